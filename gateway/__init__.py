@@ -1,0 +1,1 @@
+"""Composes protocols and models: listeners, exchanges, dialects, workers."""

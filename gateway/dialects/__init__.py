@@ -1,0 +1,1 @@
+"""Dialects: the bytes of an exchange become the messages of a session."""

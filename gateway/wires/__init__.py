@@ -1,0 +1,1 @@
+"""Transport drivers: a machine and a socket become exchanges."""

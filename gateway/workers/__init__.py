@@ -1,0 +1,1 @@
+"""Model workers and the rules by which they are restarted."""

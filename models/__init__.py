@@ -1,0 +1,1 @@
+"""What a model author sees: messages, sessions, adapters and a small library of models."""

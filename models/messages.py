@@ -1,0 +1,186 @@
+"""What models receive and send, in three families: text, tensors and opaque parts."""
+
+from __future__ import annotations
+
+import enum
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from types import MappingProxyType
+from typing import Any, TypeAlias, final
+
+import numpy as np
+import numpy.typing as npt
+
+Parameter: TypeAlias = str | int | float | bool
+_NONE: Mapping[str, Any] = MappingProxyType({})
+
+
+class Family(enum.Enum):
+    """Which messages a model speaks."""
+
+    TEXT = "text"
+    """Prompt in; Token ... and one Finish out."""
+    TENSOR = "tensor"
+    """InferRequest in, InferResponse out."""
+    PARTS = "parts"
+    """Part in, Part out."""
+
+
+class FinishReason(enum.Enum):
+    """Why a generation ended."""
+
+    LENGTH = "length"
+    EOS_TOKEN = "eos_token"
+    STOP_SEQUENCE = "stop_sequence"
+
+
+@final
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GenerationParameters:
+    """How to generate: the LMI common table with its defaults, and `extra` for whatever the schema does not know.
+
+    `seed` None means: choose one. `top_k` 0 is off. `max_new_tokens` counts the end-of-sequence token too.
+    """
+
+    do_sample: bool = False
+    seed: int | None = None
+    temperature: float = 1.0
+    repetition_penalty: float = 1.0
+    top_k: int = 0
+    top_p: float = 1.0
+    max_new_tokens: int = 30
+    details: bool = False
+    return_full_text: bool = False
+    stop_sequences: tuple[str, ...] = ()
+    decoder_input_details: bool = False
+    extra: Mapping[str, Any] = field(default=_NONE)
+
+
+@final
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Prompt:
+    """A text to continue."""
+
+    text: str
+    parameters: GenerationParameters = field(default_factory=GenerationParameters)
+
+
+@final
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Token:
+    """One generated token: `text` is what it adds to the output (possibly nothing), `log_prob` natural, at most 0.
+
+    `prefill` marks a token of the prompt, reported when `decoder_input_details` asks for it; its `log_prob` is None
+    for the first. `special` marks one that is not text (end of sequence). `finish` on the last token says why it is
+    the last; a model that knows it only afterwards sends Finish.
+    """
+
+    text: str
+    id: int = 0
+    log_prob: float | None = 0.0
+    special: bool = False
+    prefill: bool = False
+    finish: FinishReason | None = None
+
+
+@final
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Finish:
+    """The generation is complete. Optional: a model that just returns has finished with LENGTH if it produced
+    `max_new_tokens` tokens and EOS_TOKEN otherwise."""
+
+    reason: FinishReason
+
+
+@final
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class Tensor:
+    """A named array. `datatype` is the v2 name (BOOL, UINT8 ... FP64, BF16, BYTES) and decides what `data` holds.
+
+    `data` is a read-only view of the bytes received where it came from a wire: copy before writing. BF16 is
+    `ml_dtypes.bfloat16`, BYTES an object array of `bytes`. A tensor that is sent must not change until `send` has
+    returned and the reply is written.
+    """
+
+    name: str
+    data: npt.NDArray[Any]
+    datatype: str = ""
+    parameters: Mapping[str, Parameter] = field(default=_NONE)
+
+    def __post_init__(self) -> None:
+        if not self.datatype:
+            object.__setattr__(self, "datatype", datatype_of(self.data.dtype))
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        return self.data.shape
+
+
+_DATATYPES = {
+    "b1": "BOOL", "u1": "UINT8", "u2": "UINT16", "u4": "UINT32", "u8": "UINT64",
+    "i1": "INT8", "i2": "INT16", "i4": "INT32", "i8": "INT64", "f2": "FP16", "f4": "FP32", "f8": "FP64",
+}  # fmt: skip
+
+
+def datatype_of(dtype: np.dtype[Any]) -> str:
+    """The v2 name of a numpy dtype; TypeError for one that v2 cannot carry (complex, datetime, structured)."""
+    if dtype.name == "bfloat16":
+        return "BF16"
+    if dtype.kind in "OSU":
+        return "BYTES"
+    name = _DATATYPES.get(f"{dtype.kind}{dtype.itemsize}")
+    if name is None:
+        raise TypeError(f"no v2 datatype for numpy dtype {dtype}: cast to a bool, integer, float, bfloat16 or bytes array")
+    return name
+
+
+@final
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class InferRequest:
+    """One inference: inputs in the order sent, and the names of the outputs asked for (empty: all)."""
+
+    inputs: Sequence[Tensor]
+    id: str = ""
+    parameters: Mapping[str, Parameter] = field(default=_NONE)
+    outputs: Sequence[str] = ()
+
+    def __getitem__(self, name: str) -> npt.NDArray[Any]:
+        for tensor in self.inputs:
+            if tensor.name == name:
+                return tensor.data
+        raise KeyError(f"no input {name!r}; there are: {', '.join(t.name for t in self.inputs)}")
+
+
+@final
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class InferResponse:
+    """The outputs of one inference. `id` is filled in from the request where it is empty."""
+
+    outputs: Sequence[Tensor]
+    id: str = ""
+    parameters: Mapping[str, Parameter] = field(default=_NONE)
+
+
+class PartKind(enum.Enum):
+    """What the bytes of a part claim to be. Nobody inspects them: UTF8 may be invalid."""
+
+    UTF8 = "UTF8"
+    BINARY = "BINARY"
+
+
+@final
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Part:
+    """A fragment of a message of bytes: one event on BiDi, one frame on WebSocket, never merged and never split.
+
+    `last` is False for a fragment that further parts continue (CompletionState PARTIAL, FIN clear).
+    """
+
+    data: bytes | bytearray | memoryview
+    kind: PartKind = PartKind.BINARY
+    last: bool = True
+
+
+Inbound: TypeAlias = Prompt | InferRequest | Part
+Outbound: TypeAlias = Token | Finish | InferResponse | Part
+Message: TypeAlias = Inbound | Outbound

@@ -1,0 +1,98 @@
+"""A model's conversation with one client: receive, send, and what is known about the call."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Mapping
+from dataclasses import dataclass, field
+from types import MappingProxyType
+from typing import Any, Generic, Protocol, TypeVar, final
+
+import trio
+
+In = TypeVar("In")
+Out = TypeVar("Out")
+In_co = TypeVar("In_co", covariant=True)
+Out_contra = TypeVar("Out_contra", contravariant=True)
+
+
+@final
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Call:
+    """How the client asked: fixed for the whole session. Header names are lower-case; the query is as it was sent."""
+
+    id: str = ""
+    model: str = ""
+    version: str = ""
+    dialect: str = ""
+    path: str = ""
+    query: str = ""
+    headers: Mapping[str, str] = field(default=MappingProxyType({}))
+    parameters: Mapping[str, Any] = field(default=MappingProxyType({}))
+
+
+class Channel(Protocol[In_co, Out_contra]):
+    """What a session stands on: a wire's dialect, a converter, or memory. `receive` raises trio.EndOfChannel at the
+    end of input; both follow the cancel rules of Session."""
+
+    async def receive(self) -> In_co: ...
+    async def send(self, message: Out_contra, /) -> None: ...
+
+
+@final
+class Session(Generic[In, Out]):
+    """One call of a model.
+
+    `receive` takes the client's next message and gives the wire its window back for the bytes taken; at the end of
+    input it raises `trio.EndOfChannel`, again and again. A cancelled `receive` loses nothing: the next one returns
+    that message. `send` returns when the message has room in the wire's queue, so a client that stops reading stops
+    the model here; a cancelled `send` has sent nothing, a returned one is whole. One task may receive while another
+    sends; a second receiver or sender gets `trio.BusyResourceError`.
+
+    When the client leaves, the deadline passes or the server drains, the model is cancelled where it waits: let
+    `trio.Cancelled` pass.
+    """
+
+    __slots__ = ("_channel", "_receiving", "_sending", "call", "deadline")
+
+    def __init__(self, channel: Channel[In, Out], call: Call | None = None, *, deadline: float = float("inf")) -> None:
+        self._channel = channel
+        self._receiving = self._sending = False
+        self.call = call or Call()
+        self.deadline = deadline
+        """On Trio's clock; infinite when there is none."""
+
+    @property
+    def id(self) -> str:
+        """The id that the log and the client's `x-request-id` carry."""
+        return self.call.id
+
+    async def receive(self) -> In:
+        """The client's next message. Raises trio.EndOfChannel when there are no more, trio.BusyResourceError if
+        another task is receiving."""
+        if self._receiving:
+            raise trio.BusyResourceError("another task is receiving from this session")
+        self._receiving = True
+        try:
+            return await self._channel.receive()
+        finally:
+            self._receiving = False
+
+    async def send(self, message: Out) -> None:
+        """Sends one message whole, once it has room. Raises trio.BusyResourceError if another task is sending,
+        TypeError for a message of another family, trio.ClosedResourceError after the session's end."""
+        if self._sending:
+            raise trio.BusyResourceError("another task is sending on this session")
+        self._sending = True
+        try:
+            await self._channel.send(message)
+        finally:
+            self._sending = False
+
+    def __aiter__(self) -> AsyncIterator[In]:
+        return self
+
+    async def __anext__(self) -> In:
+        try:
+            return await self.receive()
+        except trio.EndOfChannel:
+            raise StopAsyncIteration from None

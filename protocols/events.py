@@ -1,0 +1,173 @@
+"""The vocabulary of the transport machines: what they report and what they are told to send, in either role."""
+
+from __future__ import annotations
+
+import enum
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import TypeAlias, final
+
+Buffer: TypeAlias = bytes | bytearray | memoryview
+Headers: TypeAlias = Sequence[tuple[bytes, bytes]]
+
+
+class Signal(enum.Enum):
+    """What `next_event` says when there is no event to give."""
+
+    NEED_DATA = enum.auto()
+    """Feed more bytes with `receive_data` (or `receive_eof`)."""
+
+    PAUSED = enum.auto()
+    """Bytes are waiting, but they belong to a message that may not start yet (HTTP/1.1: our answer to the
+    previous request is not complete). Sending makes progress possible again."""
+
+
+NEED_DATA = Signal.NEED_DATA
+PAUSED = Signal.PAUSED
+
+
+@final
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Request:
+    """A request head. `headers` have lower-case names, keep their order, hold no pseudo-header and no connection
+    field; `target` is origin-form, path and query as sent; `content_length` is None where the head does not tell."""
+
+    stream: int
+    method: bytes
+    target: bytes
+    headers: Headers = ()
+    authority: bytes = b""
+    scheme: bytes = b"http"
+    version: bytes = b"1.1"
+    content_length: int | None = None
+    expects_continue: bool = False
+    upgrade: bytes = b""
+    """The lower-case protocol of a well-formed HTTP/1.1 Upgrade, such as b"websocket"; else empty."""
+
+
+@final
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Response:
+    """A response head; a 1xx status is an interim one. Framing follows `content-length` in `headers`: present means
+    that many bytes, absent means chunked (HTTP/1.1) or until END_STREAM (HTTP/2)."""
+
+    stream: int
+    status: int
+    headers: Headers = ()
+
+
+@final
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Data:
+    """A piece of a body. Received: one buffer. Sent: any number, written in order as one piece (one HTTP/1.1 chunk)
+    and by reference: their memory must not change until it is written."""
+
+    stream: int
+    buffers: tuple[Buffer, ...]
+
+    @property
+    def nbytes(self) -> int:
+        return sum(memoryview(b).nbytes for b in self.buffers)
+
+
+@final
+@dataclass(frozen=True, slots=True, kw_only=True)
+class End:
+    """The body is complete. Every message ends with exactly one, also one without a body."""
+
+    stream: int
+    trailers: Headers = ()
+
+
+@final
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Reset:
+    """One stream ends abruptly; `code` is an HTTP/2 error code. HTTP/1.1 has no such thing: there the connection ends."""
+
+    stream: int
+    code: int = 0
+
+
+@final
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Refused:
+    """Received only: a request that must not reach a handler, but that can be answered: send a Response with `status`."""
+
+    stream: int
+    status: int
+    message: str
+
+
+@final
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GoAway:
+    """No new requests. Received: the peer opens no more. Sent: streams above `last_stream` are refused, the others finish."""
+
+    code: int = 0
+    last_stream: int = 2**31 - 1
+    debug: bytes = b""
+
+
+@final
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ConnectionEnd:
+    """Received only: the peer closed its side, in order; nothing more will be received."""
+
+
+class Opcode(enum.IntEnum):
+    """RFC 6455 section 5.2, the data opcodes."""
+
+    CONTINUATION = 0
+    TEXT = 1
+    BINARY = 2
+
+
+@final
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Frame:
+    """One WebSocket data frame, byte for byte as it is on the wire: never merged, never split, never re-encoded."""
+
+    opcode: Opcode
+    fin: bool
+    data: Buffer
+
+
+@final
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Close:
+    """A WebSocket Close frame; `code` is None for one without a body."""
+
+    code: int | None = 1000
+    reason: str = ""
+
+
+@final
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Ping:
+    """A WebSocket Ping. A received one is answered by the machine itself."""
+
+    data: bytes = b""
+
+
+@final
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Pong:
+    """A WebSocket Pong, as received."""
+
+    data: bytes = b""
+
+
+Event: TypeAlias = Request | Response | Data | End | Reset | Refused | GoAway | ConnectionEnd
+FrameEvent: TypeAlias = Frame | Close | Ping | Pong
+
+
+@final
+@dataclass(slots=True)
+class Sent:
+    """What leaving bytes have changed: `data_sent` returns it once the buffers of `data_to_send` are with the kernel."""
+
+    room: list[int] = field(default_factory=list)
+    """Streams whose queue became shorter."""
+
+    ended: list[int] = field(default_factory=list)
+    """Streams of which the last byte of our ending (END_STREAM, last chunk, RST_STREAM) is written."""
