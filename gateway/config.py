@@ -19,11 +19,13 @@ class ListenConfig:
     """Where the data plane listens. HTTP/1.1, HTTP/2 and WebSocket share each port."""
 
     host: str = "127.0.0.1"
+    """A name or an address; 0.0.0.0 for every IPv4 address, :: for IPv6 too."""
     port: int = 8080
     """In clear; 0 asks the kernel for a free port, -1 opens none."""
     tls_port: int = 8443
     """Opened where TLS is on."""
     backlog: int = 2048
+    """Connections that the kernel holds until they are accepted."""
 
 
 @final
@@ -32,7 +34,9 @@ class TLSConfig:
     """TLS 1.2 and 1.3, ALPN h2 and http/1.1. On where `cert` is set or `dev` is true."""
 
     cert: str = ""
+    """A PEM file: the server's certificate, then those between it and the root."""
     key: str = ""
+    """A PEM file: the private key of that certificate, without a passphrase."""
     dev: bool = False
     """Make a development certificate for localhost, 127.0.0.1 and ::1, signed by a CA of its own."""
     dev_dir: str = ""
@@ -45,25 +49,41 @@ class LimitsConfig:
     """Bounds on what a peer may make the server hold or wait for. Bytes and seconds."""
 
     request_line: int = 8 * KiB
+    """HTTP/1.1; a longer one is answered 414."""
     head: int = 32 * KiB
+    """Request line and header fields together; more is answered 431."""
     fields: int = 100
+    """Header fields; more are answered 431."""
     head_timeout: float = 10.0
+    """From the first byte of a request to the end of its head."""
     tls_handshake_timeout: float = 10.0
+    """From the accepted connection to the end of its handshake."""
     body: int = 1 * GiB
+    """One request body; more is answered 413, before it is read where its length is declared."""
     total_bytes: int = field(default_factory=_quarter_of_memory)
     """The byte budget: all bodies, queues and windows together."""
     json: int = 64 * MiB
+    """A JSON body, or the JSON head of a binary one."""
     json_depth: int = 64
+    """Arrays and objects inside one another."""
     tensors: int = 256
+    """Inputs of one request."""
     tensor_dims: int = 16
+    """Dimensions of one tensor."""
     body_silence: float = 30.0
     """A unary upload whose window is open and that sends less than `body_rate` bytes a second over this time ends."""
     body_rate: int = 1 * KiB
+    """A second; see `body_silence`."""
     chunk_line: int = 256
+    """HTTP/1.1: the line that begins a chunk."""
     chunk_extensions: int = 16 * KiB
+    """HTTP/1.1: all chunk extensions of one body."""
     trailers: int = 4 * KiB
+    """All trailer fields of one message."""
     trailer_fields: int = 20
+    """Trailer fields of one message."""
     keep_alive: float = 75.0
+    """How long a connection without a request stays open; longer than a load balancer's 60 s."""
     requests_per_connection: int = 10_000
     """HTTP/1.1 only."""
     read_ahead: int = 256 * KiB
@@ -71,15 +91,23 @@ class LimitsConfig:
     send_buffer: int = 64 * KiB
     """Bytes queued for one stream before its model waits."""
     connection_send_buffer: int = 256 * KiB
+    """HTTP/2: bytes queued for all streams of one connection."""
     write_stall: float = 30.0
     """A peer that takes none of the bytes queued for it for this long ends; 0: never."""
     connections: int = 10_000
+    """Open at once."""
     descriptors_reserved: int = 64
+    """File descriptors kept free: accepting pauses when only these are left."""
     part: int = 16 * MiB
+    """One event of an event stream, such as a BiDi payload part."""
     event_headers: int = 128 * KiB
+    """All headers of one event."""
     event_fields: int = 64
+    """Headers of one event."""
     checkpoint_events: int = 64
+    """What one connection may do before the others get their turn."""
     checkpoint_bytes: int = 64 * KiB
+    """As `checkpoint_events`, in bytes."""
 
 
 @final
@@ -88,11 +116,17 @@ class HTTP2Config:
     """RFC 9113: what we advertise and bound. The rates are counted now; acting on the floods comes with them."""
 
     streams: int = 1000
+    """Open at once on one connection. The AWS SDK opens no second connection: it waits."""
     initial_window: int = 64 * KiB
+    """What a stream may send before its model reads."""
     max_window: int = 256 * KiB
+    """The largest window that a stream is given."""
     frame_size: int = 16 * KiB
+    """The largest frame that is accepted."""
     continuations: int = 8
+    """CONTINUATION frames of one header block."""
     settings_entries: int = 32
+    """Entries of one SETTINGS frame."""
 
 
 @final
@@ -103,9 +137,13 @@ class WebSocketConfig:
     path: str = "/invocations-bidirectional-stream"
     """Further paths: any path the model invocation path rules allow reaches the same model."""
     part: int = 16 * MiB
+    """One frame."""
     ping_interval: float = 20.0
+    """How long a peer may be silent before it is sent a Ping; 0: no Pings."""
     ping_timeout: float = 20.0
+    """How long it may take to answer."""
     close_timeout: float = 5.0
+    """How long it may take to answer a Close."""
 
 
 @final
@@ -114,7 +152,9 @@ class DrainConfig:
     """What SIGTERM means: readiness off, listeners closed after `delay`, live streams until `timeout`, the rest ended."""
 
     delay: float = 0.0
+    """How long the listeners stay open, so that a load balancer sees that readiness is off."""
     timeout: float = 30.0
+    """How long live streams may go on."""
 
 
 @final
@@ -123,7 +163,9 @@ class LMIConfig:
     """Text generation at /invocations and /predictions/{model}."""
 
     default_model: str = ""
+    """The model where the request names none; empty: the only model that fits."""
     output_formatter: Literal["", "json", "jsonlines", "sse"] = ""
+    """The form of an answer where the request does not say."""
 
 
 @final
@@ -132,6 +174,7 @@ class V2Config:
     """The Open Inference Protocol at /v2."""
 
     default_model: str = ""
+    """The model where the request names none; empty: the only model that fits."""
 
 
 @final
@@ -142,7 +185,9 @@ class BidiConfig:
     default_model: str = ""
     """The model behind the container's WebSocket, and behind endpoints that no model is named after."""
     variant: str = "AllTraffic"
+    """The name of our production variant: answers carry it in `x-amzn-invoked-production-variant`."""
     session_timeout: float = 1800.0
+    """How long a session may last."""
 
 
 @final
@@ -151,9 +196,13 @@ class RestartConfig:
     """OTP's rule: more than `intensity` crashes within `period` seconds and the model, alone, is given up."""
 
     intensity: int = 3
+    """Crashes."""
     period: float = 10.0
+    """The time in which they are counted."""
     backoff: float = 0.1
+    """The wait before the first restart; it doubles with each crash in the period."""
     backoff_max: float = 5.0
+    """The longest wait."""
 
 
 @final
@@ -172,6 +221,7 @@ class ModelConfig:
     timeout: float = 0.0
     """Seconds a session may last; 0: no limit."""
     load_timeout: float = 240.0
+    """How long loading may take."""
     restart: RestartConfig = field(default_factory=RestartConfig)
 
 
@@ -181,7 +231,9 @@ class LogConfig:
     """The structured log: one line an exchange, with its one ending."""
 
     level: Literal["debug", "info", "warning", "error"] = "info"
+    """The least severity that is logged."""
     format: Literal["json", "text"] = "json"
+    """One JSON object a line, or text to read."""
 
 
 @final

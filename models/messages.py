@@ -12,7 +12,13 @@ import numpy as np
 import numpy.typing as npt
 
 Parameter: TypeAlias = str | int | float | bool
-_NONE: Mapping[str, Any] = MappingProxyType({})
+
+
+def _none() -> Mapping[str, Any]:
+    return _EMPTY
+
+
+_EMPTY: Mapping[str, Any] = MappingProxyType({})
 
 
 class Family(enum.Enum):
@@ -53,7 +59,7 @@ class GenerationParameters:
     return_full_text: bool = False
     stop_sequences: tuple[str, ...] = ()
     decoder_input_details: bool = False
-    extra: Mapping[str, Any] = field(default=_NONE)
+    extra: Mapping[str, Any] = field(default_factory=_none)
 
 
 @final
@@ -105,7 +111,7 @@ class Tensor:
     name: str
     data: npt.NDArray[Any]
     datatype: str = ""
-    parameters: Mapping[str, Parameter] = field(default=_NONE)
+    parameters: Mapping[str, Parameter] = field(default_factory=_none)
 
     def __post_init__(self) -> None:
         if not self.datatype:
@@ -141,7 +147,7 @@ class InferRequest:
 
     inputs: Sequence[Tensor]
     id: str = ""
-    parameters: Mapping[str, Parameter] = field(default=_NONE)
+    parameters: Mapping[str, Parameter] = field(default_factory=_none)
     outputs: Sequence[str] = ()
 
     def __getitem__(self, name: str) -> npt.NDArray[Any]:
@@ -158,7 +164,7 @@ class InferResponse:
 
     outputs: Sequence[Tensor]
     id: str = ""
-    parameters: Mapping[str, Parameter] = field(default=_NONE)
+    parameters: Mapping[str, Parameter] = field(default_factory=_none)
 
 
 class PartKind(enum.Enum):

@@ -26,8 +26,8 @@ class Call:
     dialect: str = ""
     path: str = ""
     query: str = ""
-    headers: Mapping[str, str] = field(default=MappingProxyType({}))
-    parameters: Mapping[str, Any] = field(default=MappingProxyType({}))
+    headers: Mapping[str, str] = field(default_factory=lambda: MappingProxyType({}))
+    parameters: Mapping[str, Any] = field(default_factory=lambda: MappingProxyType({}))
 
 
 class Channel(Protocol[In_co, Out_contra]):
@@ -52,10 +52,11 @@ class Session(Generic[In, Out]):
     `trio.Cancelled` pass.
     """
 
-    __slots__ = ("_channel", "_receiving", "_sending", "call", "deadline")
+    __slots__ = ("_receiving", "_sending", "call", "channel", "deadline")
 
     def __init__(self, channel: Channel[In, Out], call: Call | None = None, *, deadline: float = float("inf")) -> None:
-        self._channel = channel
+        self.channel = channel
+        """What the session stands on. Models use `receive` and `send`."""
         self._receiving = self._sending = False
         self.call = call or Call()
         self.deadline = deadline
@@ -73,7 +74,7 @@ class Session(Generic[In, Out]):
             raise trio.BusyResourceError("another task is receiving from this session")
         self._receiving = True
         try:
-            return await self._channel.receive()
+            return await self.channel.receive()
         finally:
             self._receiving = False
 
@@ -84,7 +85,7 @@ class Session(Generic[In, Out]):
             raise trio.BusyResourceError("another task is sending on this session")
         self._sending = True
         try:
-            await self._channel.send(message)
+            await self.channel.send(message)
         finally:
             self._sending = False
 

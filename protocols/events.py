@@ -101,7 +101,7 @@ class Refused:
 @final
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GoAway:
-    """No new requests. Received: the peer opens no more. Sent: streams above `last_stream` are refused, the others finish."""
+    """No new requests. Received: the peer opens no more. Sent: streams above `last_stream` are refused, others finish."""
 
     code: int = 0
     last_stream: int = 2**31 - 1

@@ -1,0 +1,5 @@
+"""`python -m gateway`: the command line."""
+
+from gateway.cli import main
+
+main()

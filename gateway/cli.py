@@ -1,0 +1,301 @@
+"""The command line: `everywire`, or `python -m gateway`."""
+
+from __future__ import annotations
+
+import importlib.metadata
+import logging
+import os
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from importlib.machinery import PathFinder
+from pathlib import Path
+from typing import Any, NoReturn, TypeVar, final
+
+import click
+
+from gateway import logging_setup
+from gateway.config import TLSConfig
+from gateway.settings import PREFIX, SETTINGS, ConfigError, Resolved, Unit, dotted, resolve, to_toml, written
+
+# Nothing of `models` or of the server is imported before `check_shadowing` has looked.
+
+F = TypeVar("F", bound=Callable[..., Any])
+_log = logging.getLogger("gateway.cli")
+
+PACKAGES = ("gateway", "models", "protocols")
+
+
+@final
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Flag:
+    """A flag that is short for `--set KEY=VALUE`."""
+
+    name: str
+    key: str
+    metavar: str
+    help: str
+
+
+_FLAGS = (
+    _Flag(name="--host", key="listen.host", metavar="HOST", help="Address to listen on; 0.0.0.0 for every one."),
+    _Flag(name="--port", key="listen.port", metavar="PORT", help="Port in clear; 0 for a free one, -1 for none."),
+    _Flag(name="--tls-port", key="listen.tls_port", metavar="PORT", help="Port for TLS, opened where TLS is on."),
+    _Flag(name="--tls-cert", key="tls.cert", metavar="FILE", help="PEM certificate chain: turns TLS on."),
+    _Flag(name="--tls-key", key="tls.key", metavar="FILE", help="PEM private key of the certificate."),
+    _Flag(name="--tls-dev", key="tls.dev", metavar="", help="TLS with a certificate made for localhost."),
+    _Flag(name="--log-level", key="log.level", metavar="LEVEL", help="Least severity that is logged"),
+    _Flag(name="--log-format", key="log.format", metavar="FORMAT", help="Form of the log"),
+)
+
+_EPILOG = f"""
+\b
+Examples:
+  everywire                                   serve the library models on port 8080
+  everywire --model chat=app:generate         serve the function `generate` of app.py as "chat"
+  everywire --config everywire.toml --port 0  a file, and a flag that overrides it
+  everywire --tls-dev                         HTTP/2 over TLS on port 8443, for localhost
+  everywire --set limits.body=64MiB           any setting there is
+  everywire --config everywire.toml config    what is in force, and where each value was set
+  everywire demo --once                       a tour of the wires, then exit
+
+\b
+A later source overrides an earlier one:
+  defaults, the file, {PREFIX}SECTION__KEY=VALUE, flags.
+"""
+
+
+@final
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Given:
+    """What the flags before the command said."""
+
+    file: Path | None
+    overrides: Mapping[str, str]
+    flags: Mapping[str, str]
+
+    def resolve(self) -> Resolved:
+        return resolve(file=self.file, environ=os.environ, overrides=self.overrides, flags=self.flags)
+
+
+@final
+class _Failure(click.ClickException):
+    exit_code = 2
+
+
+@final
+class _Program(click.Group):
+    """A group whose errors are one line and the exit status 2."""
+
+    def make_context(self, *args: Any, **kwargs: Any) -> click.Context:
+        return _in_one_line(lambda: super(_Program, self).make_context(*args, **kwargs))
+
+    def invoke(self, ctx: click.Context) -> Any:
+        return _in_one_line(lambda: super(_Program, self).invoke(ctx))
+
+
+T = TypeVar("T")
+
+
+def _in_one_line(call: Callable[[], T]) -> T:
+    try:
+        return call()
+    except ConfigError as error:
+        raise _Failure(str(error)) from None
+    except BaseExceptionGroup as group:
+        raise _only_configuration(group) from None
+    except click.UsageError as error:
+        # With its context it would be preceded by the usage.
+        error.ctx = None
+        raise
+
+
+def _only_configuration(group: BaseExceptionGroup[BaseException]) -> BaseException:
+    """A server's nurseries wrap what it finds wrong with its configuration; anything else in there stays as it is."""
+    first: BaseException = group
+    while isinstance(first, BaseExceptionGroup):
+        first = first.exceptions[0]
+    return _Failure(str(first)) if isinstance(first, ConfigError) and group.split(ConfigError)[1] is None else group
+
+
+def _flags(function: F) -> F:
+    for flag in reversed(_FLAGS):
+        setting = SETTINGS[tuple(flag.key.split("."))]
+        if setting.unit is Unit.FLAG:
+            function = click.option(flag.name, is_flag=True, help=flag.help)(function)
+            continue
+        text = f"{flag.help}: {', '.join(setting.choices)}." if setting.choices else flag.help
+        default = f"  [default: {str(written(setting.unit, setting.default)).strip(chr(34)) or 'none'}]"
+        function = click.option(flag.name, metavar=flag.metavar, help=text + default)(function)
+    return function
+
+
+def _version() -> str:
+    try:
+        return importlib.metadata.version("everywire")
+    except importlib.metadata.PackageNotFoundError:
+        return "(not installed: run from its sources)"
+
+
+@click.group(
+    cls=_Program,
+    invoke_without_command=True,
+    epilog=_EPILOG,
+    context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100},
+)
+@click.option("--config", "file", type=click.Path(path_type=Path), metavar="FILE", help="TOML file with settings.")
+@_flags
+@click.option("--model", "models", multiple=True, metavar="NAME=MODULE:ATTR", help="Serve a model; may be repeated.")
+@click.option("--set", "settings", multiple=True, metavar="SECTION.KEY=VALUE", help="Any setting; may be repeated.")
+@click.version_option(_version(), prog_name="everywire")
+@click.pass_context
+def program(
+    context: click.Context, /, file: Path | None, models: tuple[str, ...], settings: tuple[str, ...], **flags: Any
+) -> None:
+    """Serve models over HTTP/1.1, HTTP/2 and WebSocket: SageMaker, KServe/Triton v2, LMI and OpenAI, with
+    backpressure from the socket to the model.
+
+    Without a command it serves. Without a model of yours it serves those of its library: echo, identity, add_sub, lm and
+    speech.
+    """
+    context.obj = _given(file, models, settings, flags)
+    if context.invoked_subcommand is None:
+        _serve(context)
+
+
+def _given(file: Path | None, models: tuple[str, ...], settings: tuple[str, ...], flags: Mapping[str, Any]) -> _Given:
+    pairs: list[tuple[str, str, str]] = []
+    for flag in _FLAGS:
+        value = flags[flag.name[2:].replace("-", "_")]
+        if value not in (None, False):
+            pairs.append((flag.key, "true" if value is True else value, flag.name))
+    for text in models:
+        name, found, factory = text.partition("=")
+        if not (name and found):
+            raise click.UsageError(f"--model takes NAME=MODULE:ATTR, such as chat=app:generate, not {text[:100]!r}")
+        pairs.append((dotted(("models", name, "factory")), factory, f"--model {name}"))
+    for text in settings:
+        key, found, value = text.partition("=")
+        if not found:
+            raise click.UsageError(f"--set takes SECTION.KEY=VALUE, such as limits.body=64MiB, not {text[:100]!r}")
+        pairs.append((key.strip(), value.strip(), f"--set {key.strip()}"))
+    overrides: dict[str, str] = {}
+    sources: dict[str, str] = {}
+    for key, value, source in pairs:
+        if key in overrides:
+            raise click.UsageError(f"{key} is set twice: by {sources[key]} and by {source}")
+        overrides[key], sources[key] = value, source
+    return _Given(file=file, overrides=overrides, flags=sources)
+
+
+@program.command(short_help="Serve; the same as no command.")
+@click.pass_context
+def serve(context: click.Context) -> None:
+    """Serve until SIGTERM or SIGINT, then drain. The same as no command."""
+    _serve(context)
+
+
+@program.command(short_help="Take a tour of the wires.")
+@click.option("--once", is_flag=True, help="Exit after the tour instead of serving on.")
+@click.option("--port", type=click.IntRange(0, 65535), default=0, show_default="a free one", help="Port to listen on.")
+@click.pass_obj
+def demo(given: _Given, once: bool, port: int) -> None:
+    """Start a gateway with the library models and call each of them over every wire."""
+    if given.overrides or given.file:
+        raise click.UsageError("demo takes only its own options, after its name: see `everywire demo --help`")
+    _check_directory()
+    from gateway.demo import run
+
+    click.get_current_context().exit(run(once=once, port=port, echo=click.echo))
+
+
+@program.command(short_help="Print every setting, and where it was set.")
+@click.pass_obj
+def config(given: _Given) -> None:
+    """Print every setting as TOML, and where each that is not a default was set."""
+    resolved = given.resolve()
+    if not resolved.config.models:
+        click.echo("# No model is configured: those of the library are served.\n")
+    click.echo(to_toml(resolved), nl=False)
+
+
+@program.command(short_help="List the models there are.")
+@click.pass_obj
+def models(given: _Given) -> None:
+    """List the configured models and those of the library, with the messages that each speaks."""
+    _check_directory()
+    from gateway.loading import library_specs, load_spec
+
+    rows = [("NAME", "FAMILY", "CAPACITY", "FROM")]
+    broken: list[str] = []
+    for name, model in given.resolve().config.models.items():
+        try:
+            family = load_spec(name, model).family.value
+        except Exception as error:  # the import runs the user's own code, which may raise anything
+            broken.append(_reason(name, error))
+            family = "-"
+        rows.append((name, family, str(model.capacity), model.factory))
+    rows += [(spec.name, spec.family.value, str(spec.capacity), "the library") for spec in library_specs()]
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    for row in rows:
+        click.echo("  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip())
+    if broken:
+        raise ConfigError("; ".join(broken))
+
+
+def _reason(name: str, error: Exception) -> str:
+    text = (str(error).splitlines() or ["no reason given"])[0][:200]
+    if isinstance(error, ConfigError):
+        return text
+    return f"{dotted(('models', name))} cannot be loaded: {type(error).__name__}: {text}"
+
+
+def _serve(context: click.Context) -> NoReturn:
+    _check_directory()
+    given: _Given = context.obj
+    chosen = given.resolve().config
+    if chosen.tls.dev:
+        logging_setup.configure(chosen.log)
+        _announce_certificate(chosen.tls)
+    from gateway.standalone import run
+
+    context.exit(run(chosen))
+
+
+def _announce_certificate(tls: TLSConfig) -> None:
+    from gateway.tls_context import development_certificate
+
+    made = development_certificate(tls)
+    extra = {"SSL_CERT_FILE": str(made.ca.absolute()), "expires": made.expires.isoformat()}
+    _log.info("TLS has a development certificate: clients trust it by SSL_CERT_FILE", extra=extra)
+
+
+def _check_directory() -> None:
+    message = check_shadowing(Path.cwd(), Path(__file__).resolve().parent.parent)
+    if message:
+        raise ConfigError(message)
+
+
+def check_shadowing(cwd: Path, package_dir: Path) -> str | None:
+    """What to rename where Python code in `cwd` has the name of one of our packages, which live in `package_dir`: one of
+    the two would be imported in place of the other. None where nothing is in the way; a folder without Python code,
+    such as one of weights, is not."""
+    if cwd.resolve() == package_dir.resolve():
+        return None
+    for name in PACKAGES:
+        spec = PathFinder.find_spec(name, [str(cwd)])
+        if spec is None:
+            continue
+        file = cwd / f"{name}.py"
+        if spec.origin is None and not any((cwd / name).glob("*.py")):
+            continue
+        theirs = file if spec.origin == str(file) else cwd / name
+        return (
+            f"{theirs}{'' if theirs == file else os.sep} and everywire's own package {name!r} have the same name, so that "
+            "one would be imported in place of the other: rename yours, or start in another directory"
+        )
+    return None
+
+
+def main() -> None:
+    """The program: it ends the process."""
+    program()

@@ -1,0 +1,173 @@
+"""A small client over the same machines and transports: for the demo, for tests, and for whoever wants full control.
+
+Nothing is read unless it is asked for, so that a slow or a silent client is simply one that does not ask.
+"""
+
+from __future__ import annotations
+
+import secrets
+import ssl
+from collections.abc import AsyncIterator, Sequence
+from contextlib import asynccontextmanager
+from typing import Any, Protocol, final
+
+import trio
+
+from gateway.errors import TransportLost
+from gateway.transport import SocketTransport, Transport
+from gateway.wires.tls import TLSTransport
+from protocols.events import Buffer, ConnectionEnd, Data, End, Headers, Request, Reset, Response, Sent, Signal
+from protocols.http1 import HTTP1Connection
+from protocols.http2 import HTTP2Connection
+from protocols.roles import Role
+from protocols.websocket import WebSocketConnection
+from protocols.websocket_handshake import check_response, request_headers
+
+
+class Machine(Protocol):
+    """What the three transport machines have in common."""
+
+    def receive_data(self, data: Buffer) -> None: ...
+    def receive_eof(self) -> None: ...
+    def next_event(self) -> Any: ...
+    def send(self, event: Any) -> None: ...
+    def data_to_send(self, at_most: int) -> list[Buffer]: ...
+    def data_sent(self) -> Sent: ...
+
+
+@final
+class Peer:
+    """One client connection: a machine and a transport.
+
+    `send` queues and writes; `next_event` gives the machine's next event and reads only when it has none. One task may
+    send while another receives.
+    """
+
+    def __init__(self, transport: Transport, machine: Machine) -> None:
+        self.transport, self.machine = transport, machine
+        self._buffer = memoryview(bytearray(65536))
+        self._writing = trio.Lock()
+
+    async def send(self, *events: Any) -> None:
+        """Queues the events and writes what the peer's windows allow."""
+        for event in events:
+            self.machine.send(event)
+        await self.flush()
+
+    async def flush(self) -> None:
+        """Writes what the machine has ready."""
+        async with self._writing:
+            while buffers := self.machine.data_to_send(65536):
+                rest = memoryview(b"".join(buffers))
+                while rest or self.transport.pending:
+                    n = self.transport.try_send([rest] if rest else [])
+                    rest = rest[n:]
+                    if not n:
+                        await self.transport.wait_writable()
+                self.machine.data_sent()
+
+    async def next_event(self) -> Any:
+        """The next event; ConnectionEnd at the end of the stream."""
+        while isinstance(event := self.machine.next_event(), Signal):
+            await self.flush()
+            n = self.transport.try_receive_into(self._buffer)
+            if n is None:
+                await self.transport.wait_readable()
+            elif n == 0:
+                self.machine.receive_eof()
+            else:
+                self.machine.receive_data(self._buffer[:n])
+        return event
+
+    def credit(self, data: Data) -> None:
+        """The data was consumed: its window goes back with the next write."""
+        self.machine.credit(data.stream, data.nbytes)  # type: ignore[attr-defined]
+
+    async def read_answer(self, stream: int) -> tuple[int, dict[bytes, bytes], bytes]:
+        """Status, headers and whole body of the answer on one stream; TransportLost if it is cut off."""
+        status, headers, body = 0, {}, bytearray()
+        while True:
+            event = await self.next_event()
+            match event:
+                case Response() if event.stream == stream and event.status >= 200:
+                    status, headers = event.status, dict(event.headers)
+                case Data():
+                    self.credit(event)
+                    if event.stream == stream:
+                        body += event.buffers[0]
+                case End() if event.stream == stream:
+                    return status, headers, bytes(body)
+                case Reset() if event.stream == stream:
+                    raise TransportLost(f"the stream was reset with code {event.code}")
+                case ConnectionEnd():
+                    raise TransportLost("the connection ended before the answer was complete")
+
+    def close(self) -> None:
+        """Leaves: FIN, whatever is under way."""
+        self.transport.close()
+
+
+def http1(transport: Transport) -> Peer:
+    """A client of HTTP/1.1."""
+    return Peer(transport, HTTP1Connection(Role.CLIENT))
+
+
+def http2(transport: Transport) -> Peer:
+    """A client of HTTP/2; over clear text it has prior knowledge."""
+    return Peer(transport, HTTP2Connection(Role.CLIENT))
+
+
+async def websocket(transport: Transport, path: str, *, authority: bytes = b"localhost") -> Peer:
+    """A client of a WebSocket, its handshake done; TransportLost if it is refused."""
+    handshake, key = http1(transport), secrets.token_bytes(16)
+    await handshake.send(
+        Request(stream=1, method=b"GET", target=path.encode(), authority=authority, headers=request_headers(key)),
+        End(stream=1),
+    )
+    response = await handshake.next_event()
+    if not isinstance(response, Response) or response.status != 101:
+        raise TransportLost(f"the upgrade was refused: {getattr(response, 'status', response)}")
+    check_response(key, response)
+    assert isinstance(handshake.machine, HTTP1Connection)
+    machine = WebSocketConnection(Role.CLIENT, mask=lambda: secrets.token_bytes(4))
+    machine.receive_data(handshake.machine.switch())
+    return Peer(transport, machine)
+
+
+def post(
+    stream: int, path: str, body: bytes | None, headers: Headers = (), *, authority: bytes = b"localhost"
+) -> Sequence[Any]:
+    """The events of a POST: head, body and end; only the head where `body` is None."""
+    head = Request(
+        stream=stream,
+        method=b"POST",
+        target=path.encode(),
+        authority=authority,
+        headers=[*headers, *([(b"content-length", b"%d" % len(body))] if body is not None else [])],
+        content_length=len(body) if body is not None else None,
+    )
+    if body is None:
+        return [head]
+    return [head, *([Data(stream=stream, buffers=(body,))] if body else []), End(stream=stream)]
+
+
+@asynccontextmanager
+async def connect(host: str, port: int, *, tls: ssl.SSLContext | None = None) -> AsyncIterator[Transport]:
+    """A TCP connection, with TLS where a context is given; closed at the end of the block."""
+    stream = await trio.open_tcp_stream(host, port)
+    # the stdlib socket below trio's: our transports wait with trio.lowlevel themselves
+    transport: Transport = SocketTransport(_detached(stream))
+    try:
+        if tls is not None:
+            secure = TLSTransport(transport, tls, server_side=False, hostname=host)
+            transport = secure
+            await secure.handshake()
+        yield transport
+    finally:
+        transport.close()
+
+
+def _detached(stream: trio.SocketStream) -> Any:
+    import socket
+
+    return socket.socket(fileno=stream.socket.detach())

@@ -1,0 +1,68 @@
+"""What every dialect needs: the models, which of them answers, and the call's metadata."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from types import MappingProxyType
+from typing import Any, final
+
+from gateway.config import Config
+from gateway.errors import BadRequest, NotFound
+from gateway.exchange import Exchange
+from gateway.workers.worker import Worker
+from models.convert import convertible
+from models.messages import Family
+from models.session import Call
+
+
+@final
+class Models:
+    """The models in service, by name; and the rule that picks one where a route names none."""
+
+    def __init__(self, config: Config, workers: Mapping[str, Worker]) -> None:
+        self.config, self.workers = config, workers
+
+    def named(self, name: str, family: Family, dialect: str) -> Worker:
+        """The model a request names. NotFound if there is none, BadRequest if it cannot answer this dialect."""
+        worker = self.workers.get(name)
+        if worker is None:
+            raise NotFound(f"no model {name[:100]!r}; there are: {', '.join(sorted(self.workers)) or 'none'}")
+        if not convertible(worker.spec.family, family):
+            raise BadRequest(
+                f"model {name!r} speaks {worker.spec.family.value} and cannot answer {dialect}, which speaks {family.value}"
+            )
+        return worker
+
+    def unnamed(self, default: str, family: Family, dialect: str) -> Worker:
+        """The model for a request that names none: the dialect's default, else the only one that fits."""
+        if default:
+            return self.named(default, family, dialect)
+        speakers = [w for w in self.workers.values() if w.spec.family is family]
+        fitting = speakers or [w for w in self.workers.values() if convertible(w.spec.family, family)]
+        if len(fitting) == 1:
+            return fitting[0]
+        names = ", ".join(sorted(w.name for w in fitting))
+        raise BadRequest(
+            f"the request names no model and {len(fitting)} could answer: {names or 'none'}; "
+            f"name one in the request or set {dialect}.default_model"
+        )
+
+
+def call_of(exchange: Exchange, worker: Worker, *, query: str = "", path: str = "", **parameters: Any) -> Call:
+    """The metadata a model sees."""
+    return Call(
+        id=exchange.id,
+        model=worker.name,
+        version=worker.spec.version,
+        dialect=exchange.dialect,
+        path=path or exchange.path.decode("latin-1"),
+        query=query or exchange.query.decode("latin-1"),
+        headers=MappingProxyType({k.decode("latin-1"): v.decode("latin-1") for k, v in exchange.request.headers}),
+        parameters=MappingProxyType(parameters),
+    )
+
+
+def text_header(exchange: Exchange, name: bytes) -> str:
+    """A header's value, empty where it is absent."""
+    value = exchange.header(name)
+    return "" if value is None else value.decode("latin-1")

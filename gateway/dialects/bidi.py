@@ -1,0 +1,232 @@
+"""SageMaker bidirectional streaming: the event stream over HTTP/2, and the container's WebSocket."""
+
+from __future__ import annotations
+
+from typing import final
+from urllib.parse import unquote
+
+import trio
+
+from gateway.dialects.base import Models, call_of
+from gateway.dialects.lmi import read_prompt
+from gateway.errors import (
+    BadRequest,
+    DeadlineExceeded,
+    Drained,
+    Ending,
+    GatewayError,
+    ModelCrashed,
+    ModelFailed,
+    NotFound,
+    Overloaded,
+    Unavailable,
+)
+from gateway.exchange import Exchange
+from gateway.workers.worker import Worker
+from models.messages import Family, Part, PartKind
+from models.session import Channel, Session
+from protocols import bidi, eventstream, websocket_handshake
+from protocols.errors import RemoteProtocolError
+from protocols.events import Frame, Opcode
+
+_DATA_TYPE = {PartKind.UTF8: bidi.DataType.UTF8, PartKind.BINARY: bidi.DataType.BINARY}
+_KIND = {v: k for k, v in _DATA_TYPE.items()}
+_OPCODE = {PartKind.UTF8: Opcode.TEXT, PartKind.BINARY: Opcode.BINARY}
+# RFC 6455 section 7.4.1 and the IANA registry
+_GOING_AWAY, _INVALID, _INTERNAL, _TRY_AGAIN = 1001, 1007, 1011, 1013
+_SMALL = 64 * 1024
+
+
+@final
+class BidiDialect:
+    """Serves models of parts to the AWS SDK and to whatever speaks to a container."""
+
+    def __init__(self, models: Models) -> None:
+        self._models = models
+
+    def _worker(self, name: str) -> Worker:
+        models = self._models
+        if name in models.workers or not models.config.bidi.default_model:
+            return models.named(name, Family.PARTS, "bidi")
+        return models.named(models.config.bidi.default_model, Family.PARTS, "bidi")
+
+    async def event_stream(self, exchange: Exchange, endpoint: str) -> None:
+        """POST /endpoints/{endpoint}/invocations-bidirectional-stream over HTTP/2, GA event-stream form."""
+        exchange.dialect = "bidi"
+        exchange.fail = lambda error: _refuse(exchange, error)
+        if exchange.wire.name != "http/2":
+            raise BadRequest("bidirectional streaming needs HTTP/2: connect with ALPN h2, or by prior knowledge in clear")
+        headers = {k.decode("latin-1"): v.decode("latin-1") for k, v in exchange.request.headers}
+        try:
+            asked = bidi.validate_request(unquote(endpoint), headers)
+        except bidi.BidiInputError as e:
+            raise BadRequest(str(e)) from None
+        content_type = headers.get("content-type", bidi.CONTENT_TYPE)
+        if content_type.partition(";")[0].strip().lower() != bidi.CONTENT_TYPE:
+            raise BadRequest(f"content-type must be {bidi.CONTENT_TYPE}, got {content_type[:100]!r}")
+        worker = self._worker(asked.endpoint)
+        exchange.model = worker.name
+        async with worker.slot(exchange):
+            channel = _EventStreamChannel(exchange, self._models)
+            # the head goes out at once: clients wait for it before their first part
+            exchange.start(
+                200,
+                [
+                    (b"content-type", bidi.CONTENT_TYPE.encode()),
+                    (b"x-amzn-invoked-production-variant", self._models.config.bidi.variant.encode()),
+                    (b"x-amzn-requestid", exchange.id.encode()),
+                ],
+            )
+            exchange.fail = channel.fail
+            self._limit(exchange, worker)
+            call = call_of(exchange, worker, query=asked.query_string or "", path=asked.invocation_path or "")
+            await worker.call(Session(channel, call), exchange, Family.PARTS, read_prompt)
+        exchange.finish()
+
+    async def container(self, exchange: Exchange, name: str = "") -> None:
+        """The container's WebSocket: a frame for each part, byte for byte."""
+        exchange.dialect = "websocket"
+        models = self._models
+        if name:
+            worker = models.named(name, Family.PARTS, "bidi")
+        else:
+            worker = models.unnamed(models.config.bidi.default_model, Family.PARTS, "bidi")
+        exchange.model = worker.name
+        try:
+            headers = websocket_handshake.accept_headers(exchange.request)
+        except RemoteProtocolError as e:
+            exchange.respond(e.status, websocket_handshake.refusal_headers(e), str(e).encode(), ending=Ending.REFUSED)
+            return
+        async with worker.slot(exchange):
+            channel = _FrameChannel(exchange)
+            exchange.start(101, headers)
+            exchange.fail = channel.fail
+            self._limit(exchange, worker)
+            call = call_of(exchange, worker)
+            await worker.call(Session(channel, call), exchange, Family.PARTS, read_prompt)
+        exchange.finish()
+
+    def _limit(self, exchange: Exchange, worker: Worker) -> None:
+        if not worker.spec.timeout:
+            exchange.work.deadline = trio.current_time() + self._models.config.bidi.session_timeout
+
+
+@final
+class _EventStreamChannel(Channel[Part, Part]):
+    """Parts from the request's events, parts to the response's."""
+
+    def __init__(self, exchange: Exchange, models: Models) -> None:
+        limits = models.config.limits
+        self._exchange = exchange
+        self._decoder = bidi.PartDecoder(limits.part, max_headers=limits.event_headers, max_fields=limits.event_fields)
+        self._ended = False
+
+    async def receive(self) -> Part:
+        decoder, exchange = self._decoder, self._exchange
+        try:
+            while True:
+                part = decoder.next_part()
+                if isinstance(part, bidi.PayloadPart):
+                    exchange.assembled()
+                    return Part(
+                        data=part.data,
+                        kind=_KIND[part.data_type],
+                        last=part.completion is bidi.Completion.COMPLETE,
+                    )
+                if self._ended:
+                    raise trio.EndOfChannel
+                if decoder.need > _SMALL:
+                    exchange.assembling(decoder.need)
+                data = await exchange.receive()
+                if data is None:
+                    self._ended = True
+                    decoder.receive_eof()
+                else:
+                    assert not isinstance(data, Frame)
+                    decoder.receive_data(data)
+        except RemoteProtocolError as e:
+            raise BadRequest(f"bad event stream: {e}") from None
+
+    async def send(self, message: Part, /) -> None:
+        if not isinstance(message, Part):
+            raise TypeError(f"a call of parts is answered with Part, not {type(message).__name__}")
+        size = memoryview(message.data).nbytes
+        if size > eventstream.MAX_PAYLOAD:
+            raise ValueError(
+                f"a part holds at most {eventstream.MAX_PAYLOAD} bytes, this one has {size}: send it in fragments"
+            )
+        completion = bidi.Completion.COMPLETE if message.last else bidi.Completion.PARTIAL
+        buffers = bidi.encode_part(message.data, _DATA_TYPE[message.kind], completion)
+        await self._exchange.wait_room(size)
+        self._exchange.push(*buffers)
+
+    def fail(self, error: GatewayError) -> None:
+        """An exception event, then a whole end of the stream: a bare reset reads as a clean end in the SDK."""
+        match error:
+            case ModelFailed() | ModelCrashed() | DeadlineExceeded():
+                event = bidi.encode_model_stream_error(error.message, error.code)
+            case _:
+                event = bidi.encode_internal_stream_failure(error.message)
+        self._exchange.push(*event)
+        self._exchange.finish(error.ending)
+
+
+def _refuse(exchange: Exchange, error: GatewayError) -> None:
+    match error:
+        case BadRequest() | NotFound():
+            status, headers, body = bidi.error_body(bidi.ErrorType.INPUT_VALIDATION_ERROR, error.message)
+        case ModelFailed():
+            status, headers, body = bidi.error_body(
+                bidi.ErrorType.MODEL_ERROR,
+                error.message,
+                code=error.code,
+                original_status=error.status,
+                original_message=error.message,
+            )
+        case Overloaded() | Unavailable() | Drained():
+            status, headers, body = bidi.error_body(bidi.ErrorType.SERVICE_UNAVAILABLE_ERROR, error.message)
+        case _:
+            status, headers, body = bidi.error_body(bidi.ErrorType.INTERNAL_SERVER_ERROR, error.message)
+    named = [*headers, (b"x-amzn-requestid", exchange.id.encode())]
+    exchange.respond(status, [h for h in named if h[0] != b"content-length"], body, ending=error.ending)
+
+
+@final
+class _FrameChannel(Channel[Part, Part]):
+    """A frame for each part and a part for each frame: opcode and FIN carry kind and last, continuations have no kind."""
+
+    def __init__(self, exchange: Exchange) -> None:
+        self._exchange = exchange
+        self._kind = PartKind.BINARY
+        self._continuing = False
+
+    async def receive(self) -> Part:
+        frame = await self._exchange.receive()
+        if frame is None:
+            raise trio.EndOfChannel
+        assert isinstance(frame, Frame)
+        if frame.opcode is not Opcode.CONTINUATION:
+            self._kind = PartKind.UTF8 if frame.opcode is Opcode.TEXT else PartKind.BINARY
+        return Part(data=frame.data, kind=self._kind, last=frame.fin)
+
+    async def send(self, message: Part, /) -> None:
+        if not isinstance(message, Part):
+            raise TypeError(f"a call of parts is answered with Part, not {type(message).__name__}")
+        await self._exchange.wait_room(memoryview(message.data).nbytes)
+        opcode = Opcode.CONTINUATION if self._continuing else _OPCODE[message.kind]
+        self._exchange.push_frame(opcode, message.last, message.data)
+        self._continuing = not message.last
+
+    def fail(self, error: GatewayError) -> None:
+        """A Close whose code says whose fault it was and whose reason is the message, cut to what a Close holds."""
+        match error:
+            case Drained():
+                code = _GOING_AWAY
+            case Overloaded() | Unavailable():
+                code = _TRY_AGAIN
+            case BadRequest():
+                code = _INVALID
+            case _:
+                code = _INTERNAL
+        reason = error.message.encode()[:123].decode(errors="ignore")  # RFC 6455 section 5.5: 125 bytes with the code
+        self._exchange.finish(error.ending, code=code, reason=reason)

@@ -1,0 +1,191 @@
+"""LMI text generation at /invocations and /predictions/{model}: json, jsonlines and SSE."""
+
+from __future__ import annotations
+
+from typing import Any, final
+
+import trio
+
+from gateway.dialects.base import Models, call_of, text_header
+from gateway.errors import Ending, GatewayError, ModelCrashed, ModelFailed
+from gateway.exchange import Exchange
+from models.messages import Family, Finish, FinishReason, GenerationParameters, Prompt, Token
+from models.session import Channel, Session
+from protocols import lmi
+
+_JSON = (b"content-type", b"application/json")
+# An estimate of a token's line beside its text: keys, numbers and framing.
+_LINE = 96
+
+
+@final
+class LMIDialect:
+    """Serves text generation as LMI's rolling batch does."""
+
+    def __init__(self, models: Models) -> None:
+        self._models = models
+        name = models.config.lmi.output_formatter
+        self._formatter = lmi.Formatter(name) if name else None
+
+    async def invocations(self, exchange: Exchange) -> None:
+        """POST /invocations: the model is `?model_name=`, the default, or the only one that fits."""
+        name = _query_value(exchange.query, b"model_name")
+        await self.predictions(exchange, name)
+
+    async def predictions(self, exchange: Exchange, name: str) -> None:
+        """POST /predictions/{name}, or any model where the name is empty."""
+        exchange.dialect, exchange.fail = "lmi", _refuse(exchange)
+        models, limits = self._models, self._models.config.limits
+        if name:
+            worker = models.named(name, Family.TEXT, "lmi")
+        else:
+            worker = models.unnamed(models.config.lmi.default_model, Family.TEXT, "lmi")
+        exchange.model = worker.name
+        worker.check_ready()
+        body = await exchange.receive_body(min(limits.json, limits.body), setting="limits.json")
+        try:
+            request = lmi.parse_request(
+                body,
+                text_header(exchange, b"content-type"),
+                configured=self._formatter,
+                json_limit=limits.json,
+                depth=limits.json_depth,
+            )
+        except lmi.LMIError as e:
+            exchange.respond(e.status, [_JSON, *lmi.response_headers()], e.body(), ending=Ending.REFUSED)
+            return
+        channel = _TextChannel(exchange, request)
+        exchange.fail = channel.fail
+        async with worker.slot(exchange):
+            await worker.call(Session(channel, call_of(exchange, worker)), exchange, Family.TEXT)
+        channel.finish()
+
+
+def read_prompt(data: bytes) -> Prompt:
+    """A prompt as a part carries it: an LMI request object, or the plain text itself."""
+    from models.errors import ModelError
+
+    try:
+        kind = "application/json" if data.lstrip()[:1] == b"{" else "text/plain"
+        return prompt_of(lmi.parse_request(data, kind))
+    except lmi.LMIError as e:
+        raise ModelError(e.message, code="BadPrompt", status=400) from None
+
+
+def prompt_of(request: lmi.TextRequest) -> Prompt:
+    """The model's view of a request."""
+    p = request.parameters
+    return Prompt(
+        text=request.inputs,
+        parameters=GenerationParameters(
+            do_sample=p.do_sample,
+            seed=p.seed,
+            temperature=p.temperature,
+            repetition_penalty=p.repetition_penalty,
+            top_k=p.top_k,
+            top_p=p.top_p,
+            max_new_tokens=p.max_new_tokens,
+            details=p.details,
+            return_full_text=p.return_full_text,
+            stop_sequences=p.stop_sequences,
+            decoder_input_details=p.decoder_input_details,
+            extra=p.extra,
+        ),
+    )
+
+
+@final
+class _TextChannel(Channel[Prompt, Any]):
+    """One prompt in; tokens out, each its own line or event, the first one carrying the head."""
+
+    def __init__(self, exchange: Exchange, request: lmi.TextRequest) -> None:
+        self._exchange, self._request = exchange, request
+        self._encoder = lmi.TextEncoder(request)
+        self._taken = False
+        self._reason: FinishReason | None = None
+        self.complete = False
+
+    async def receive(self) -> Prompt:
+        await trio.lowlevel.checkpoint()
+        if self._taken:
+            raise trio.EndOfChannel
+        self._taken = True
+        return prompt_of(self._request)
+
+    async def send(self, message: Token | Finish, /) -> None:
+        exchange, encoder = self._exchange, self._encoder
+        if self.complete:
+            raise trio.ClosedResourceError("the answer is complete")
+        if isinstance(message, Finish):
+            self._reason = message.reason
+            self.complete = True
+            return
+        if not isinstance(message, Token):
+            raise TypeError(f"a text call is answered with Token and Finish, not {type(message).__name__}")
+        await exchange.wait_room(len(message.text) + _LINE if encoder.streaming else 0)
+        try:
+            if message.prefill:
+                encoder.prefill(message.id, message.text, message.log_prob)
+                return
+            finish = message.finish
+            line = encoder.token(
+                message.id, message.text, message.log_prob, message.special, finish.value if finish is not None else None
+            )
+        except lmi.LMIError as e:
+            raise ModelFailed(e.message, code="TooLong", status=e.status) from None
+        if line:
+            if not exchange.status:
+                self._start()
+            exchange.push(line)
+        if encoder.finished:
+            self.complete = True
+            if encoder.streaming:
+                exchange.finish()
+
+    def _start(self) -> None:
+        self._exchange.start(200, [(b"content-type", self._encoder.content_type.encode()), *lmi.response_headers()])
+
+    def finish(self) -> None:
+        """The model has returned: the document, or the last line where it is not out yet."""
+        exchange, encoder = self._exchange, self._encoder
+        if exchange.finishing is not None:
+            return
+        line = encoder.finish((self._reason or FinishReason.EOS_TOKEN).value)
+        if encoder.streaming:
+            if not exchange.status:
+                self._start()
+            exchange.push(line)
+            exchange.finish()
+        else:
+            exchange.respond(200, [_JSON, *lmi.response_headers()], line)
+
+    def fail(self, error: GatewayError) -> None:
+        """Before the head: an HTTP status. In mid-stream: the schema's last line, then a whole end of the body."""
+        if self._exchange.status:
+            self._exchange.push(self._encoder.error(error.message))
+            self._exchange.finish(error.ending)
+        else:
+            _refuse(self._exchange)(error)
+
+
+def _refuse(exchange: Exchange) -> Any:
+    def refuse(error: GatewayError) -> None:
+        if isinstance(error, ModelFailed | ModelCrashed):
+            status = error.status if isinstance(error, ModelFailed) else 424
+            body = lmi.generation_error_body(error.message)
+        else:
+            status, body = error.status, lmi.error_body(error.message, error.status)
+        headers = [_JSON, *lmi.response_headers()]
+        if status == 503:
+            headers.append((b"retry-after", b"1"))
+        exchange.respond(status, headers, body, ending=error.ending)
+
+    return refuse
+
+
+def _query_value(query: bytes, name: bytes) -> str:
+    from urllib.parse import parse_qs
+
+    if name not in query:
+        return ""
+    return parse_qs(query.decode("latin-1")).get(name.decode(), [""])[0]

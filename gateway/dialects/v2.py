@@ -1,0 +1,170 @@
+"""The Open Inference Protocol, v2: health, metadata and infer, with JSON and binary tensors."""
+
+from __future__ import annotations
+
+from typing import final
+
+import trio
+
+from gateway.dialects.base import Models, call_of
+from gateway.dialects.management import ManagementDialect
+from gateway.errors import Ending, GatewayError, ModelFailed, NotFound
+from gateway.exchange import Exchange
+from gateway.workers.worker import Worker
+from models.messages import Family, InferRequest, InferResponse, Tensor
+from models.session import Channel, Session
+from models.spec import TensorSpec
+from protocols import v2
+from protocols.events import Headers
+
+_JSON = (b"content-type", b"application/json")
+_EXTENSIONS = ("binary_tensor_data", "parameters")
+
+
+@final
+class V2Dialect:
+    """Serves tensors to tritonclient, KServe's client, perf_analyzer and curl."""
+
+    def __init__(self, models: Models, management: ManagementDialect, *, name: str, version: str) -> None:
+        self._models, self._management = models, management
+        self._metadata = v2.server_metadata(name, version, _EXTENSIONS)
+        self._signatures = {w.name: _signature(w) for w in models.workers.values()}
+        limits = models.config.limits
+        self._limits = v2.V2Limits(
+            json=limits.json, depth=limits.json_depth, tensors=limits.tensors, dims=limits.tensor_dims
+        )
+
+    async def live(self, exchange: Exchange) -> None:
+        """GET /v2/health/live: true while the process answers."""
+        self._reply(exchange, 200, v2.live_body(True))
+
+    async def ready(self, exchange: Exchange) -> None:
+        """GET /v2/health/ready: 503 while models load and from the first moment of a drain."""
+        ready = self._management.ready
+        self._reply(exchange, 200 if ready else 503, v2.ready_body(ready))
+
+    async def server(self, exchange: Exchange) -> None:
+        """GET /v2."""
+        self._reply(exchange, 200, self._metadata)
+
+    async def model(self, exchange: Exchange, name: str, version: str = "") -> None:
+        """GET /v2/models/{name}[/versions/{version}]."""
+        worker = self._worker(exchange, name, version)
+        self._reply(exchange, 200, v2.model_metadata(self._signatures[worker.name]))
+
+    async def model_ready(self, exchange: Exchange, name: str, version: str = "") -> None:
+        """GET /v2/models/{name}[/versions/{version}]/ready."""
+        worker = self._worker(exchange, name, version)
+        ready = worker.ready and not self._management.draining
+        self._reply(exchange, 200 if ready else 503, v2.model_ready(worker.name, ready))
+
+    async def infer(self, exchange: Exchange, name: str, version: str = "") -> None:
+        """POST /v2/models/{name}[/versions/{version}]/infer."""
+        worker = self._worker(exchange, name, version)
+        worker = self._models.named(name, Family.TENSOR, "v2")
+        worker.check_ready()
+        signature, limits = self._signatures[worker.name], self._models.config.limits
+        try:
+            header_length = v2.parse_header_length(exchange.header_values(b"inference-header-content-length"))
+            body = await exchange.receive_body(limits.body, setting="limits.body")
+            request = v2.parse_infer(body, header_length, signature, self._limits)
+        except v2.V2Error as e:
+            self._refuse(exchange, e)
+            return
+        channel = _InferChannel(request)
+        async with worker.slot(exchange):
+            call = call_of(exchange, worker, **request.parameters)
+            await worker.call(Session(channel, call), exchange, Family.TENSOR)
+        response = channel.response
+        if response is None:
+            raise ModelFailed(f"model {worker.name!r} returned without an answer", code="NoAnswer", status=500)
+        try:
+            reply = v2.render_infer(
+                worker.name,
+                worker.spec.version,
+                tuple(
+                    v2.V2Tensor(name=t.name, datatype=t.datatype, array=t.data, parameters=dict(t.parameters))
+                    for t in response.outputs
+                ),
+                request,
+                response.id,
+                dict(response.parameters),
+                signature,
+            )
+        except v2.V2Error as e:
+            self._refuse(exchange, e)
+            return
+        exchange.respond(200, [h for h in reply.headers if h[0] != b"content-length"], *reply.buffers)
+
+    def _worker(self, exchange: Exchange, name: str, version: str) -> Worker:
+        exchange.dialect, exchange.fail = "v2", lambda error: self._fail(exchange, error)
+        worker = self._models.workers.get(name)
+        if worker is None:
+            raise NotFound(f"unknown model {name[:100]!r}; there are: {', '.join(sorted(self._models.workers)) or 'none'}")
+        if version and version != worker.spec.version:
+            raise NotFound(f"model {name!r} has no version {version[:20]!r}, only {worker.spec.version!r}")
+        exchange.model = worker.name
+        return worker
+
+    def _reply(self, exchange: Exchange, status: int, body: bytes) -> None:
+        exchange.dialect = "v2"
+        exchange.respond(status, [_JSON], body)
+
+    def _refuse(self, exchange: Exchange, error: v2.V2Error) -> None:
+        exchange.respond(error.status, [_JSON], error.error_body(), ending=Ending.REFUSED)
+
+    def _fail(self, exchange: Exchange, error: GatewayError) -> None:
+        headers: Headers = [_JSON, (b"retry-after", b"1")] if error.retryable else [_JSON]
+        exchange.respond(error.status, headers, v2.V2Error(error.message).error_body(), ending=error.ending)
+
+
+def _signature(worker: Worker) -> v2.ModelSignature:
+    spec = worker.spec
+    return v2.ModelSignature(
+        name=spec.name,
+        versions=(spec.version,),
+        platform=spec.platform,
+        inputs=_declared(spec.inputs),
+        outputs=_declared(spec.outputs),
+    )
+
+
+def _declared(tensors: tuple[TensorSpec, ...] | None) -> tuple[v2.TensorSpec, ...] | None:
+    if tensors is None:
+        return None
+    return tuple(v2.TensorSpec(name=t.name, datatype=t.datatype, shape=t.shape) for t in tensors)
+
+
+@final
+class _InferChannel(Channel[InferRequest, InferResponse]):
+    """One request in, one response out; the response completes the call."""
+
+    def __init__(self, request: v2.V2Request) -> None:
+        self._request: v2.V2Request | None = request
+        self.response: InferResponse | None = None
+
+    @property
+    def complete(self) -> bool:
+        return self.response is not None
+
+    async def receive(self) -> InferRequest:
+        await trio.lowlevel.checkpoint()
+        request, self._request = self._request, None
+        if request is None:
+            raise trio.EndOfChannel
+        return InferRequest(
+            inputs=tuple(
+                Tensor(name=t.name, datatype=t.datatype, data=t.array, parameters=t.parameters) for t in request.inputs
+            ),
+            id=request.id,
+            parameters=request.parameters,
+            outputs=tuple(o.name for o in request.outputs),
+        )
+
+    async def send(self, message: InferResponse, /) -> None:
+        if not isinstance(message, InferResponse):
+            raise TypeError(f"an infer call is answered with InferResponse, not {type(message).__name__}")
+        if self.response is not None:
+            raise trio.ClosedResourceError("an infer call has one response")
+        await trio.lowlevel.checkpoint()
+        self.response = message

@@ -1,0 +1,153 @@
+"""What can go wrong in an exchange, with the status and the text that the client may see."""
+
+from __future__ import annotations
+
+import enum
+from typing import ClassVar, final
+
+
+class Ending(enum.Enum):
+    """The one terminal event of an exchange."""
+
+    COMPLETE = "complete"
+    MODEL_ERROR = "model-error"
+    REFUSED = "refused"
+    CANCELLED = "cancelled-by-client"
+    DEADLINE = "deadline"
+    DRAINED = "drained"
+    LOST = "transport-lost"
+
+
+class GatewayError(Exception):
+    """Base of the errors that end an exchange.
+
+    `message` is public: it names the limit or field, the value and the setting that changes it, and never holds
+    user data at length. `status` is used where no head was sent yet; `retryable` says whether the same request may
+    succeed later.
+    """
+
+    status: int = 500
+    retryable: ClassVar[bool] = False
+    ending: ClassVar[Ending] = Ending.REFUSED
+    code: str = "InternalFailure"
+
+    def __init__(self, message: str, *, status: int | None = None) -> None:
+        super().__init__(message)
+        self.message = message
+        if status is not None:
+            self.status = status
+
+
+@final
+class BadRequest(GatewayError):
+    """The client's mistake; nothing reached a model."""
+
+    status = 400
+    code = "ValidationError"
+
+
+@final
+class NotFound(GatewayError):
+    """No such path, model or version."""
+
+    status = 404
+    code = "NotFound"
+
+
+@final
+class MethodNotAllowed(GatewayError):
+    """The path exists; `allow` is the value of the Allow header."""
+
+    status = 405
+    code = "MethodNotAllowed"
+
+    def __init__(self, message: str, *, allow: str) -> None:
+        super().__init__(message)
+        self.allow = allow
+
+
+@final
+class TooLarge(GatewayError):
+    """A body over its limit."""
+
+    status = 413
+    code = "PayloadTooLarge"
+
+
+@final
+class Overloaded(GatewayError):
+    """No slot, no queue place or no bytes left; try again later."""
+
+    status = 503
+    retryable = True
+    code = "ServiceUnavailable"
+
+
+@final
+class Unavailable(GatewayError):
+    """The model is loading, restarting or given up, or the server is draining: nothing was started."""
+
+    status = 503
+    retryable = True
+    code = "ServiceUnavailable"
+
+
+@final
+class Drained(GatewayError):
+    """The server is shutting down and the drain deadline has passed."""
+
+    status = 503
+    retryable = True
+    ending = Ending.DRAINED
+    code = "ServiceUnavailable"
+
+
+@final
+class DeadlineExceeded(GatewayError):
+    """The session's time is over."""
+
+    status = 504
+    ending = Ending.DEADLINE
+    code = "ModelInvocationTimeExceeded"
+
+
+@final
+class WorkerLost(GatewayError):
+    """The model's worker ended under the session: not this session's fault."""
+
+    status = 503
+    retryable = True
+    ending = Ending.MODEL_ERROR
+    code = "WorkerLost"
+
+
+@final
+class ModelFailed(GatewayError):
+    """The model raised ModelError: its text, code and status are the client's to see."""
+
+    ending = Ending.MODEL_ERROR
+
+    def __init__(self, message: str, *, code: str, status: int) -> None:
+        super().__init__(message, status=status)
+        self.code = code
+
+
+@final
+class ModelCrashed(GatewayError):
+    """The model raised something else: the client sees an id that the log explains."""
+
+    status = 500
+    ending = Ending.MODEL_ERROR
+    code = "ModelError"
+
+
+@final
+class SlowUpload(GatewayError):
+    """A unary upload that stopped arriving."""
+
+    status = 408
+    code = "RequestTimeout"
+
+
+class TransportLost(Exception):
+    """The connection under us failed; the peer is gone. Never shown to anyone: there is nobody to show it to."""

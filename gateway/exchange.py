@@ -1,0 +1,438 @@
+"""One request and its answer, whatever the wire: bytes with credit, reserve then commit, and exactly one ending."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Protocol, final
+
+import msgspec
+import numpy as np
+import trio
+
+from gateway.doorbell import Doorbell
+from gateway.errors import DeadlineExceeded, Ending, GatewayError, MethodNotAllowed, Overloaded, TooLarge
+from protocols.events import Buffer, Frame, Headers, Opcode, Request
+
+if TYPE_CHECKING:
+    from gateway.config import LimitsConfig
+    from protocols.buffers import ByteBudget
+
+# A model that never waits still meets cancellation and lets others run after this many messages or bytes.
+_TURN_MESSAGES = 16
+_TURN_BYTES = 65536
+
+
+class Wire(Protocol):
+    """What an exchange asks of its connection. Every call is synchronous and commits; none may fail for a peer's
+    reason: when the peer is gone they do nothing, and the exchange has been told."""
+
+    name: str
+    windowed: bool
+    """Whether the wire has a receive window per stream, paid from the budget by its machine."""
+
+    def credit(self, exchange: Exchange, n: int) -> None: ...
+    def proceed(self, exchange: Exchange) -> None: ...
+    def has_room(self, exchange: Exchange, n: int) -> bool: ...
+    def start(self, exchange: Exchange, status: int, headers: Headers) -> None: ...
+    def push(self, exchange: Exchange, buffers: Sequence[Buffer]) -> None: ...
+    def push_frame(self, exchange: Exchange, opcode: Opcode, fin: bool, buffers: Sequence[Buffer]) -> None: ...
+    def finish(self, exchange: Exchange, code: int, reason: str) -> None: ...
+    def reset(self, exchange: Exchange) -> None: ...
+    def land(self, exchange: Exchange, buffer: memoryview) -> bool: ...
+    def release(self, exchange: Exchange) -> None: ...
+
+
+class Owner(Protocol):
+    """Who keeps count of exchanges."""
+
+    limits: LimitsConfig
+    budget: ByteBudget
+
+    def exchange_closed(self, exchange: Exchange) -> None: ...
+
+
+@final
+class Exchange:
+    """A request, its body as it arrives, and the answer as it leaves.
+
+    Inbound: `receive` takes a piece and gives its credit back; a cancelled `receive` has taken nothing.
+    Outbound: `await wait_room(n)` first, then `start`, `push` and `finish`, which are synchronous and cannot be
+    cancelled between each other. `finish` names the ending the last byte stands for; the ending is decided when that
+    byte is with the kernel, or earlier by whatever cuts the exchange off. The first decision stays.
+
+    Two scopes surround the work: `scope` is cancelled when the client is gone and nothing can be said to it, `work`
+    when the exchange is interrupted (deadline, drain, a lost worker) and an ending must still be said.
+    """
+
+    __slots__ = (
+        "_assembly",
+        "_body_error",
+        "_bytes_turn",
+        "_charged",
+        "_filled",
+        "_growing",
+        "_held",
+        "_inbox",
+        "_input",
+        "_input_ended",
+        "_landed",
+        "_limit",
+        "_messages_turn",
+        "_reserved",
+        "_returned",
+        "_room",
+        "_sink",
+        "arrived_at",
+        "bytes_in",
+        "bytes_out",
+        "dialect",
+        "ending",
+        "fail",
+        "finishing",
+        "gone",
+        "id",
+        "incident",
+        "interruption",
+        "model",
+        "moved_at",
+        "owner",
+        "request",
+        "scope",
+        "started_at",
+        "status",
+        "stream",
+        "wire",
+        "work",
+    )  # fmt: skip
+
+    def __init__(self, owner: Owner, wire: Wire, request: Request, *, id: str, now: float) -> None:
+        self.owner, self.wire, self.request, self.id = owner, wire, request, id
+        self.stream = request.stream
+        self.scope, self.work = trio.CancelScope(), trio.CancelScope()
+        self.ending: Ending | None = None
+        self.finishing: Ending | None = None
+        self.interruption: GatewayError | None = None
+        self.status = 0
+        self.fail: Callable[[GatewayError], None] = self.refuse
+        """How the dialect says an error; it commits and finishes the exchange."""
+        self.model = self.dialect = self.incident = ""
+        self.bytes_in = self.bytes_out = 0
+        self.started_at = self.arrived_at = self.moved_at = now
+        self._inbox: deque[Buffer | Frame] = deque()
+        self._held = 0  # bytes in the inbox, paid from the budget on wires without windows
+        self._input_ended = self.gone = self._returned = False
+        self._input, self._room = Doorbell(), Doorbell()
+        self._sink: memoryview | None = None
+        self._growing: bytearray | None = None
+        self._limit = 0
+        self._filled = 0
+        self._landed = False
+        self._reserved = 0  # the whole body, paid from the budget
+        self._charged = 0  # a message larger than the send buffer, likewise
+        self._assembly = 0  # a message under way in a decoder, likewise
+        self._body_error: GatewayError | None = None
+        self._messages_turn = self._bytes_turn = 0
+
+    # -- what the request says -----------------------------------------------------------------------------------
+
+    @property
+    def path(self) -> bytes:
+        return self.request.target.partition(b"?")[0]
+
+    @property
+    def query(self) -> bytes:
+        return self.request.target.partition(b"?")[2]
+
+    def header(self, name: bytes) -> bytes | None:
+        """The first field of that (lower-case) name."""
+        for key, value in self.request.headers:
+            if key == name:
+                return value
+        return None
+
+    def header_values(self, name: bytes) -> list[bytes]:
+        return [value for key, value in self.request.headers if key == name]
+
+    # -- inbound: called by the wire -------------------------------------------------------------------------------
+
+    def feed(self, item: Buffer | Frame, n: int, now: float) -> None:
+        """A piece of the body, n bytes that the wire wants credit for."""
+        self.bytes_in += n
+        self.arrived_at = now
+        if self._returned or self._body_error is not None:
+            self.wire.credit(self, n)
+        elif self._sink is not None or self._growing is not None:
+            assert not isinstance(item, Frame)
+            self._collect(item, n)
+        else:
+            if not self.wire.windowed:
+                if not self.owner.budget.try_reserve(n):
+                    self.wire.credit(self, n)
+                    self.interrupt(_no_bytes(self.owner.budget, n))
+                    return
+                self._held += n
+            self._inbox.append(item)
+            self._input.ring()
+
+    def feed_end(self) -> None:
+        """The body is complete."""
+        self._input_ended = True
+        self._input.ring()
+
+    def room_changed(self) -> None:
+        """Bytes of this exchange have left."""
+        self.moved_at = trio.current_time()
+        if self._charged and self.wire.has_room(self, self.owner.limits.send_buffer):
+            self.owner.budget.release(self._charged)
+            self._charged = 0
+        if self._room.waiting:
+            self._room.ring()
+
+    def ended(self) -> None:
+        """The last byte of our ending is with the kernel."""
+        self._settle(self.finishing or Ending.COMPLETE)
+
+    def cut(self, ending: Ending) -> None:
+        """The client is gone, or the connection: nothing more can be said. Cancels the model at once."""
+        self.gone = True
+        self._settle(ending)
+        self.scope.cancel()
+
+    def interrupt(self, error: GatewayError) -> None:
+        """Stops the work; the error becomes the exchange's honest ending. The first interruption stays."""
+        if self.interruption is None and self.finishing is None and self.ending is None:
+            self.interruption = error
+            self.work.cancel()
+
+    # -- inbound: called by the exchange's own task ----------------------------------------------------------------
+
+    async def receive(self) -> Buffer | Frame | None:
+        """The next piece of the body, None at its end (again and again). Its credit goes back to the peer with the
+        return: call this when the consumer wants bytes, not before."""
+        if self.request.expects_continue and not self.bytes_in and not self.status:
+            self.wire.proceed(self)
+        await self._turn(0)
+        while not self._inbox:
+            if self._input_ended:
+                return None
+            await self._input.wait()
+        item = self._inbox.popleft()
+        n = len(item.data) if isinstance(item, Frame) else len(item)
+        self._credit(n)
+        self._bytes_turn += n
+        return item
+
+    def _credit(self, n: int) -> None:
+        if not self.wire.windowed:
+            self._held -= n
+            self.owner.budget.release(n)
+        self.wire.credit(self, n)
+
+    async def receive_body(self, limit: int, *, setting: str) -> memoryview:
+        """The whole body in one buffer: its memory is reserved before it is taken and its credit returned as the
+        bytes land there.
+
+        Raises TooLarge before reading where Content-Length says so, at the limit otherwise, and Overloaded where the
+        byte budget has no room. One call for an exchange, instead of `receive`.
+        """
+        length = self.request.content_length
+        if length is not None:
+            if length > limit:
+                raise _too_large(length, limit, setting)
+            if len(self._inbox) == 1 and self._input_ended:
+                whole = await self.receive()
+                assert whole is not None
+                assert not isinstance(whole, Frame)
+                return memoryview(whole)
+            if length:
+                self._reserve(length)
+                self._sink = memoryview(np.empty(length, np.uint8))
+        else:
+            self._growing = bytearray()
+        self._limit = limit
+        while self._inbox:
+            item = self._inbox.popleft()
+            assert not isinstance(item, Frame)
+            if not self.wire.windowed:
+                self._held -= len(item)
+                self.owner.budget.release(len(item))
+            self._collect(item, len(item))
+        if self._sink is not None and self._filled < len(self._sink):
+            self._landed = self.wire.land(self, self._sink[self._filled :])
+        if self.request.expects_continue and not self.bytes_in and not self.status:
+            self.wire.proceed(self)
+        await self._turn(0)
+        while not self._input_ended and self._body_error is None:
+            await self._input.wait()
+        if self._body_error is not None:
+            raise self._body_error
+        body = self._sink if self._sink is not None else memoryview(self._growing or b"")
+        self._sink = self._growing = None
+        return body
+
+    def _collect(self, item: Buffer, n: int) -> None:
+        if self._sink is not None:
+            if not self._landed:
+                self._sink[self._filled : self._filled + n] = item
+            self._filled += n
+        else:
+            growing = self._growing
+            assert growing is not None
+            if len(growing) + n > self._limit:
+                self._refuse_body(_too_large(len(growing) + n, self._limit, "limits.body"))
+            elif not self.owner.budget.try_reserve(n):
+                self._refuse_body(_no_bytes(self.owner.budget, n))
+            else:
+                self._reserved += n
+                growing += item
+        self.wire.credit(self, n)
+
+    def _refuse_body(self, error: GatewayError) -> None:
+        self._body_error = error
+        self._input.ring()
+
+    @property
+    def uploading(self) -> bool:
+        """Whether a whole body is being waited for (the silence rule applies to that alone)."""
+        return not self._input_ended and not self._returned and (self._sink is not None or self._growing is not None)
+
+    def _reserve(self, n: int) -> None:
+        if not self.owner.budget.try_reserve(n):
+            raise _no_bytes(self.owner.budget, n)
+        self._reserved += n
+
+    # -- outbound --------------------------------------------------------------------------------------------------
+
+    async def wait_room(self, n: int = 1) -> None:
+        """Returns when n bytes may be pushed: they fit, or the queue is empty and takes one large message whole.
+        Changes nothing; what is pushed next cannot be cancelled. One task at a time."""
+        await self._turn(n)
+        while not self.wire.has_room(self, n):
+            await self._room.wait()
+        if n > self.owner.limits.send_buffer:
+            if not self.owner.budget.try_reserve(n):
+                raise _no_bytes(self.owner.budget, n)
+            self._charged += n
+
+    async def _turn(self, n: int) -> None:
+        self._messages_turn += 1
+        self._bytes_turn += n
+        if self._messages_turn >= _TURN_MESSAGES or self._bytes_turn >= _TURN_BYTES:
+            self._messages_turn = self._bytes_turn = 0
+            await trio.lowlevel.checkpoint()
+
+    def start(self, status: int, headers: Headers) -> None:
+        """Queues the head. `x-request-id` is added."""
+        self._check_open()
+        self.status = status
+        self.wire.start(self, status, [*headers, (b"x-request-id", self.id.encode())])
+
+    def push(self, *buffers: Buffer) -> None:
+        """Queues one piece of the body: by reference, so its memory must not change until it is written."""
+        self._check_open()
+        self.bytes_out += sum(map(len, buffers))
+        self.wire.push(self, buffers)
+
+    def push_frame(self, opcode: Opcode, fin: bool, *buffers: Buffer) -> None:
+        """Queues one WebSocket frame."""
+        self._check_open()
+        self.bytes_out += sum(map(len, buffers))
+        self.wire.push_frame(self, opcode, fin, buffers)
+
+    def finish(self, ending: Ending = Ending.COMPLETE, *, code: int = 1000, reason: str = "") -> None:
+        """Queues the end of the answer (`code` and `reason` are a WebSocket's). Input that was not read is dropped."""
+        self._check_open()
+        self.finishing = ending
+        self.wire.finish(self, code, reason)
+
+    def respond(self, status: int, headers: Headers, *buffers: Buffer, ending: Ending = Ending.COMPLETE) -> None:
+        """A whole answer of known length."""
+        length = sum(map(len, buffers))
+        self.start(status, [*headers, (b"content-length", b"%d" % length)])
+        if length and self.request.method != b"HEAD":
+            self.push(*buffers)
+        self.finish(ending)
+
+    def refuse(self, error: GatewayError) -> None:
+        """The plain answer to an error, for exchanges that no dialect has taken."""
+        headers = [(b"content-type", b"application/json")]
+        if isinstance(error, MethodNotAllowed):
+            headers.append((b"allow", error.allow.encode()))
+        self.respond(error.status, headers, msgspec.json.encode({"error": error.message}), ending=error.ending)
+
+    def assembling(self, n: int) -> None:
+        """A message of n bytes is being put together from pieces: its memory is reserved once, before it is taken.
+        Overloaded where the budget has no room."""
+        if n > self._assembly:
+            extra = n - self._assembly
+            if not self.owner.budget.try_reserve(extra):
+                raise _no_bytes(self.owner.budget, extra)
+            self._assembly = n
+
+    def assembled(self) -> None:
+        """That message was taken."""
+        if self._assembly:
+            self.owner.budget.release(self._assembly)
+            self._assembly = 0
+
+    def abort(self, ending: Ending) -> None:
+        """Ends the exchange where no honest in-band ending is possible any more: RST_STREAM, or the connection's end."""
+        if self.ending is None and self.finishing is None:
+            self.finishing = ending
+            self.wire.reset(self)
+
+    def _check_open(self) -> None:
+        if self.finishing is not None or self.gone:
+            raise trio.ClosedResourceError("the exchange has ended")
+
+    # -- the end ---------------------------------------------------------------------------------------------------
+
+    @property
+    def interruption_or_deadline(self) -> GatewayError:
+        return self.interruption or DeadlineExceeded("the session's time is over: raise models.NAME.timeout for longer ones")
+
+    def returned(self) -> None:
+        """The exchange's task is done with it: unread input is credited and dropped, what was held is given back."""
+        if self._returned:
+            return
+        self._returned = True
+        budget = self.owner.budget
+        unread = 0
+        while self._inbox:
+            item = self._inbox.popleft()
+            unread += len(item.data) if isinstance(item, Frame) else len(item)
+        if not self.wire.windowed:
+            budget.release(self._held)
+            self._held = 0
+        if unread:
+            self.wire.credit(self, unread)
+        self._sink = self._growing = None
+        self.assembled()
+        self.wire.release(self)
+        self._close_if_over()
+
+    def _settle(self, ending: Ending) -> None:
+        if self.ending is None:
+            self.ending = ending
+            if self._charged:
+                self.owner.budget.release(self._charged)
+                self._charged = 0
+            self._close_if_over()
+
+    def _close_if_over(self) -> None:
+        if self._returned and self.ending is not None:
+            # the body's memory counts until the answer, which may be views of it, is written
+            self.owner.budget.release(self._reserved)
+            self._reserved = 0
+            self.owner.exchange_closed(self)
+
+
+def _too_large(n: int, limit: int, setting: str) -> TooLarge:
+    return TooLarge(f"the body of {n} bytes is over the limit of {limit} bytes ({setting})")
+
+
+def _no_bytes(budget: ByteBudget, n: int) -> Overloaded:
+    return Overloaded(
+        f"no memory for {n} bytes: {budget.used} of {budget.limit} bytes are in use (limits.total_bytes); try again later"
+    )

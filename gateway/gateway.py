@@ -1,0 +1,340 @@
+"""The gateway: models behind listeners, as a library."""
+
+from __future__ import annotations
+
+import importlib.metadata
+import itertools
+import logging
+import secrets
+import socket
+import ssl
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+from typing import Any, final
+from uuid import uuid4
+
+import trio
+
+from gateway.config import Config
+from gateway.dialects.base import Models
+from gateway.dialects.bidi import BidiDialect
+from gateway.dialects.lmi import LMIDialect
+from gateway.dialects.management import ManagementDialect
+from gateway.dialects.v2 import V2Dialect
+from gateway.doorbell import Doorbell
+from gateway.errors import Drained, Ending, GatewayError, ModelCrashed, TransportLost
+from gateway.exchange import Exchange
+from gateway.listeners import Listener
+from gateway.loading import configured_specs
+from gateway.observe import Observer
+from gateway.routing import Router
+from gateway.tls_context import server_context
+from gateway.transport import SocketTransport, StreamTransport, Transport
+from gateway.wires.connection import Connection
+from gateway.wires.sniff import sniff
+from gateway.wires.tls import TLSTransport
+from gateway.workers.supervisor import Supervisor
+from models.adapt import spec_of
+from models.spec import ModelSpec
+from protocols.buffers import ByteBudget
+
+log = logging.getLogger("gateway")
+
+_TICK = 1.0
+# What an interrupted exchange has for its goodbye, and a cancelled model for its clean-up, before the server stops.
+_GRACE = 5.0
+
+
+@final
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DrainReport:
+    """What became of the exchanges that were live when the drain began: how many had each ending."""
+
+    live: int
+    endings: dict[str, int]
+    seconds: float
+    clean: bool
+    """Whether all of them ended by themselves before the deadline."""
+
+
+@final
+@dataclass(slots=True)
+class Counts:
+    """Exchanges by their one ending, and what is live; read at any time."""
+
+    connections: int = 0
+    exchanges: int = 0
+    endings: dict[str, int] = field(default_factory=dict)
+    bytes_reserved: int = 0
+    slots_in_use: int = 0
+
+
+@final
+class Gateway:
+    """Serves models on every wire.
+
+        async with trio.open_nursery() as nursery:
+            await nursery.start(gateway.serve)
+
+    `models` are what `models.adapt.spec_of` takes (functions, generators, ModelSpec), added to those that `config`
+    names. `serve` returns after `drain`, or is cancelled: cancelling ends every exchange at once. No signal handler,
+    no logging set-up and no global state: an embedder has as many gateways as it likes, one `serve` each.
+    """
+
+    def __init__(self, config: Config | None = None, models: Iterable[Any] = ()) -> None:
+        self.config = config or Config()
+        self.limits = self.config.limits
+        self.budget = ByteBudget(self.limits.total_bytes)
+        self.scratch = memoryview(bytearray(64 * 1024))
+        self.port = self.tls_port = 0
+        """Where it listens, once `serve` has started; 0 where it does not."""
+        specs: list[ModelSpec] = [*configured_specs(self.config), *(spec_of(m) for m in models)]
+        self.supervisor = Supervisor(specs)
+        self._observer = Observer()
+        self._connections: set[Connection] = set()
+        self._open = 0
+        self._boot, self._numbers = secrets.token_hex(4), itertools.count(1)
+        self._stop = trio.Event()
+        self._drain_bell, self._hurrying = Doorbell(), False
+        self._report: DrainReport | None = None
+        self._over = trio.Event()
+        self._connection_nursery: trio.Nursery | None = None
+        self._route(Models(self.config, self.supervisor.workers))
+
+    def _route(self, models: Models) -> None:
+        self._management = management = ManagementDialect(models)
+        lmi, bidi = LMIDialect(models), BidiDialect(models)
+        v2 = V2Dialect(models, management, name="everywire", version=importlib.metadata.version("everywire"))
+        router = self._router = Router()
+        router.add("GET", "/ping", management.ping)
+        router.add("POST", "/invocations", lmi.invocations)
+        router.add("POST", "/predictions/{name}", lmi.predictions)
+        router.add("POST", "/endpoints/{endpoint}/invocations-bidirectional-stream", bidi.event_stream)
+        router.add("GET", "/v2/health/live", v2.live)
+        router.add("GET", "/v2/health/ready", v2.ready)
+        router.add("GET", "/v2", v2.server)
+        for version in ("", "/versions/{version}"):
+            router.add("GET", "/v2/models/{name}" + version, v2.model)
+            router.add("GET", "/v2/models/{name}" + version + "/ready", v2.model_ready)
+            router.add("POST", "/v2/models/{name}" + version + "/infer", v2.infer)
+        router.upgrade(self.config.websocket.path, bidi.container)
+        router.upgrade("/models/{name}" + self.config.websocket.path, bidi.container)
+
+    # -- what connections ask ----------------------------------------------------------------------------------------
+
+    @property
+    def draining(self) -> bool:
+        return self._management.draining
+
+    def new_id(self) -> str:
+        return f"{self._boot}-{next(self._numbers):x}"
+
+    def exchange_opened(self, exchange: Exchange) -> None:
+        self._observer.opened(exchange)
+
+    def exchange_closed(self, exchange: Exchange) -> None:
+        self._observer.closed(exchange, trio.current_time())
+
+    async def handle(self, exchange: Exchange) -> None:
+        """Runs one exchange to its end. Whatever goes wrong becomes its one honest ending; only Cancelled comes out."""
+        error: GatewayError | None = None
+        try:
+            with exchange.work:
+                if self.draining:
+                    raise Drained("the server is shutting down; try another")
+                handler, arguments = self._router.find(exchange)
+                await handler(exchange, **arguments)
+            if exchange.work.cancelled_caught:
+                error = exchange.interruption_or_deadline
+        except GatewayError as e:
+            error = e
+        except Exception:
+            exchange.incident = uuid4().hex[:12]
+            log.exception("exchange failed", extra={"id": exchange.id, "incident": exchange.incident})
+            error = ModelCrashed(f"internal error; incident {exchange.incident} in the server's log")
+        if exchange.finishing is None and not exchange.gone:
+            self._say(exchange, error)
+
+    def _say(self, exchange: Exchange, error: GatewayError | None) -> None:
+        try:
+            exchange.fail(error or ModelCrashed("the exchange ended without an answer"))
+        except Exception:
+            log.exception("an error could not be said", extra={"id": exchange.id})
+            exchange.abort(Ending.MODEL_ERROR)
+
+    # -- serving -------------------------------------------------------------------------------------------------------
+
+    async def serve(self, *, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
+        """Loads the models, listens, and serves until `drain` or cancellation. Started once every model's first load
+        is decided; listeners answer (with 503 where a model is needed) from before that. One call for a gateway."""
+        tls = self._tls_context()
+        listeners = self._listen(tls)
+        try:
+            async with trio.open_nursery() as nursery:
+                async with trio.open_nursery() as connections:
+                    self._connection_nursery = connections
+                    accepting = trio.CancelScope()
+                    connections.start_soon(self._accept_all, listeners, accepting)
+                    connections.start_soon(self._tick)
+                    await nursery.start(self.supervisor.run)
+                    task_status.started()
+                    await self._stop.wait()
+                    await self._drain(listeners, accepting, connections)
+                await self.supervisor.stop()
+        finally:
+            self._connection_nursery = None
+            for listener, _ in listeners:
+                listener.close()
+            self._over.set()
+
+    def _tls_context(self) -> ssl.SSLContext | None:
+        tls = self.config.tls
+        return server_context(tls) if tls.cert or tls.dev else None
+
+    def _listen(self, tls: ssl.SSLContext | None) -> list[tuple[Listener, ssl.SSLContext | None]]:
+        listen = self.config.listen
+        listeners: list[tuple[Listener, ssl.SSLContext | None]] = []
+        try:
+            if listen.port >= 0:
+                listeners.append((Listener(listen.host, listen.port, backlog=listen.backlog), None))
+                self.port = listeners[-1][0].port
+            if tls is not None and listen.tls_port >= 0:
+                listeners.append((Listener(listen.host, listen.tls_port, backlog=listen.backlog), tls))
+                self.tls_port = listeners[-1][0].port
+        except BaseException:
+            for listener, _ in listeners:
+                listener.close()
+            raise
+        return listeners
+
+    async def _accept_all(self, listeners: list[tuple[Listener, ssl.SSLContext | None]], scope: trio.CancelScope) -> None:
+        with scope:
+            async with trio.open_nursery() as nursery:
+                for listener, tls in listeners:
+                    nursery.start_soon(self._accept, listener, tls)
+
+    async def _accept(self, listener: Listener, tls: ssl.SSLContext | None) -> None:
+        def serve(sock: socket.socket) -> None:
+            assert self._connection_nursery is not None
+            self._connection_nursery.start_soon(self._serve_socket, sock, tls)
+
+        await listener.accept(serve, lambda: self._open < self.limits.connections)
+
+    async def _serve_socket(self, sock: socket.socket, tls: ssl.SSLContext | None) -> None:
+        try:
+            transport: Transport = SocketTransport(sock)
+        except OSError:
+            sock.close()
+            return  # reset before it was served
+        await self.serve_transport(transport, tls)
+
+    async def serve_stream(self, stream: trio.abc.Stream) -> None:
+        """Serves one connection that the embedder accepted (and decrypted) itself; closes the stream at its end.
+        `serve` must be running: it owns the models and the timers."""
+        transport = StreamTransport(stream)
+        try:
+            await self.serve_transport(transport, None)
+        finally:
+            await transport.aclose()
+
+    async def serve_transport(self, transport: Transport, tls: ssl.SSLContext | None = None) -> None:
+        """Serves one connection over a transport of ours; closes it at its end. `serve` must be running."""
+        self._open += 1
+        try:
+            with trio.move_on_after(self.limits.head_timeout) as handshake:
+                if tls is not None:
+                    secure = TLSTransport(transport, tls)
+                    transport = secure
+                    with trio.move_on_after(self.limits.tls_handshake_timeout):
+                        await secure.handshake()
+                make_wire, received = await sniff(transport, secure=tls is not None)
+            if handshake.cancelled_caught:
+                return
+            connection = Connection(self, transport, make_wire)
+            self._connections.add(connection)
+            try:
+                await connection.run(received)
+            finally:
+                self._connections.discard(connection)
+                self._drain_bell.ring()
+        except TransportLost:
+            pass  # gone before its first request: there is no exchange to end
+        except Exception:
+            log.exception("connection failed", extra={"peer": transport.peer})
+        finally:
+            self._open -= 1
+            transport.close()
+
+    async def _tick(self) -> None:
+        """The one coarse timer: every connection looks at its stamps once a second."""
+        while True:
+            await trio.sleep(_TICK)
+            now = trio.current_time()
+            for connection in list(self._connections):
+                connection.tick(now)
+
+    # -- the end -------------------------------------------------------------------------------------------------------
+
+    async def drain(self) -> DrainReport:
+        """Stops serving with honesty: readiness off, listeners closed after `drain.delay`, goodbye on every wire, live
+        exchanges finish until `drain.timeout`, the rest get their ending. Returns when `serve` has."""
+        self.begin_drain()
+        await self._over.wait()
+        assert self._report is not None, "serve was cancelled"
+        return self._report
+
+    def begin_drain(self) -> None:
+        """Starts what `drain` waits for. Idempotent."""
+        self._stop.set()
+
+    async def stopped(self) -> None:
+        """Returns when `serve` has ended."""
+        await self._over.wait()
+
+    def hurry(self) -> None:
+        """During a drain: the deadline is now."""
+        self._hurrying = True
+        self._drain_bell.ring()
+
+    async def _drain(self, listeners: Any, accepting: trio.CancelScope, connections: trio.Nursery) -> None:
+        drain, began = self.config.drain, trio.current_time()
+        self._management.draining = True
+        before, live = dict(self._observer.endings), len(self._observer.live)
+        log.info("draining", extra={"live": live, "delay": drain.delay, "timeout": drain.timeout})
+        with trio.move_on_after(drain.delay):
+            while not self._hurrying:
+                await self._drain_bell.wait()
+        accepting.cancel()
+        for listener, _ in listeners:
+            listener.close()
+        for connection in list(self._connections):
+            connection.drain()
+        with trio.move_on_after(drain.timeout):
+            await self._quiet(or_hurry=True)
+        clean = not self._observer.live
+        for connection in list(self._connections):
+            connection.drain_now()
+        with trio.move_on_after(_GRACE):
+            await self._quiet(or_hurry=False)
+        connections.cancel_scope.cancel()
+        after = self._observer.endings
+        endings = {e.value: n - before.get(e, 0) for e, n in after.items() if n > before.get(e, 0)}
+        self._report = DrainReport(live=live, endings=endings, seconds=trio.current_time() - began, clean=clean)
+        log.info("drained", extra={"live": live, "endings": endings, "seconds": round(self._report.seconds, 3)})
+
+    async def _quiet(self, *, or_hurry: bool) -> None:
+        """Returns when no connection is left: all that was to be said is written."""
+        while self._connections and not (or_hurry and self._hurrying):
+            await self._drain_bell.wait()
+
+    # -- what is there -------------------------------------------------------------------------------------------------
+
+    def counts(self) -> Counts:
+        """What is live now, and how exchanges have ended so far."""
+        return Counts(
+            connections=len(self._connections),
+            exchanges=len(self._observer.live),
+            endings={e.value: n for e, n in self._observer.endings.items()},
+            bytes_reserved=self.budget.used,
+            slots_in_use=sum(w.slots_in_use for w in self.supervisor.workers.values()),
+        )

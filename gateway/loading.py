@@ -1,0 +1,120 @@
+"""From `module:attribute` and the configuration to a ModelSpec; and the library models by name."""
+
+from __future__ import annotations
+
+import importlib
+import inspect
+import sys
+from collections.abc import AsyncIterator, Mapping
+from contextlib import asynccontextmanager
+from dataclasses import replace
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import trio
+
+from gateway.config import Config, ModelConfig
+from gateway.settings import ConfigError
+from models.adapt import adapt, is_loader, made_family, partial_loader, spec_of
+from models.spec import Model, ModelSpec, RestartPolicy
+
+
+def load_spec(name: str, config: ModelConfig) -> ModelSpec:
+    """The spec of a configured model. ConfigError says which module or attribute is missing, or why it is no model.
+
+    The attribute may be what `models.adapt.spec_of` takes, or a factory of it: a class, or a function that can be called
+    with the options alone. A factory runs in a thread, in the worker, anew at each start.
+    """
+    thing = _attribute(name, config.factory)
+    try:
+        spec = _spec(name, thing, config.options)
+    except (TypeError, ValueError) as e:
+        raise ConfigError(f"models.{name}: {config.factory}: {e}") from e
+    policy = RestartPolicy(
+        intensity=config.restart.intensity,
+        period=config.restart.period,
+        backoff=config.restart.backoff,
+        backoff_max=config.restart.backoff_max,
+    )
+    return replace(
+        spec,
+        capacity=config.capacity,
+        queue=config.queue,
+        timeout=config.timeout,
+        load_timeout=config.load_timeout,
+        restart=policy,
+    )
+
+
+def _spec(name: str, thing: Any, options: dict[str, Any]) -> ModelSpec:
+    if isinstance(thing, ModelSpec):
+        if options:
+            raise TypeError("a ModelSpec takes no options")
+        return spec_of(thing, name)
+    if is_loader(thing):
+        return spec_of(partial_loader(thing, options), name) if options else spec_of(thing, name)
+    if not options and not inspect.isclass(thing) and _needs_arguments(thing):
+        return spec_of(thing, name)
+    try:
+        inspect.signature(thing).bind(**options)
+    except TypeError as e:
+        raise TypeError(f"options do not fit: {e}; its parameters are {inspect.signature(thing)}") from None
+    make = partial(thing, **options)
+    family = made_family(thing)
+    if family is None:  # its annotations do not say: the product must
+        made = make()
+        return spec_of(made, name)
+
+    @asynccontextmanager
+    async def load() -> AsyncIterator[Model]:
+        yield adapt(await trio.to_thread.run_sync(make), family=family)[0]
+
+    return ModelSpec(name=name, family=family, load=load)
+
+
+def _needs_arguments(thing: Any) -> bool:
+    try:
+        inspect.signature(thing).bind()
+    except TypeError:
+        return True
+    return False
+
+
+def _attribute(name: str, path: str) -> Any:
+    module_name, _, attribute = path.partition(":")
+    if not attribute:
+        raise ConfigError(f"models.{name}.factory must be module:attribute, got {path!r}")
+    if str(Path.cwd()) not in sys.path:
+        sys.path.insert(0, str(Path.cwd()))
+    try:
+        thing: Any = importlib.import_module(module_name)
+    except ImportError as e:
+        raise ConfigError(f"models.{name}.factory: cannot import {module_name!r}: {e}") from e
+    for part in attribute.split("."):
+        try:
+            thing = getattr(thing, part)
+        except AttributeError:
+            there = ", ".join(n for n in vars(thing) if not n.startswith("_"))[:200]
+            raise ConfigError(f"models.{name}.factory: {module_name!r} has no {attribute!r}; it has: {there}") from None
+    return thing
+
+
+def configured_specs(config: Config) -> list[ModelSpec]:
+    """The specs of all models that the configuration names."""
+    return [load_spec(name, model) for name, model in config.models.items()]
+
+
+LIBRARY: Mapping[str, ModelConfig] = {
+    "echo": ModelConfig(factory="models.library.echo:Echo", capacity=4096),
+    "identity": ModelConfig(factory="models.library.tensors:identity", capacity=4096),
+    "add_sub": ModelConfig(factory="models.library.tensors:add_sub", capacity=4096),
+    "lm": ModelConfig(factory="models.library.lm:LanguageModel.load", capacity=256),
+    "speech": ModelConfig(factory="models.library.speech:SpeechSegmenter", capacity=1024),
+}
+"""The models that come with the gateway, served where none is configured."""
+
+
+def library_specs() -> list[ModelSpec]:
+    """The specs of the library models."""
+    return [load_spec(name, config) for name, config in LIBRARY.items()]

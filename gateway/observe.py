@@ -1,0 +1,48 @@
+"""What an operator sees of exchanges: one structured line for each, with its one ending, and counts."""
+
+from __future__ import annotations
+
+import logging
+from collections import Counter
+from typing import final
+
+from gateway.errors import Ending
+from gateway.exchange import Exchange
+
+log = logging.getLogger("gateway.exchange")
+
+
+@final
+class Observer:
+    """Counts exchanges and writes their lines. Headers, bodies and query values are never in it."""
+
+    def __init__(self) -> None:
+        self.live: set[Exchange] = set()
+        self.endings: Counter[Ending] = Counter()
+
+    def opened(self, exchange: Exchange) -> None:
+        self.live.add(exchange)
+
+    def closed(self, exchange: Exchange, now: float) -> None:
+        """Called once for each exchange, when its ending is decided and its task is done."""
+        assert exchange.ending is not None
+        self.live.remove(exchange)
+        self.endings[exchange.ending] += 1
+        if log.isEnabledFor(logging.INFO):
+            request = exchange.request
+            fields = {
+                "id": exchange.id,
+                "wire": exchange.wire.name,
+                "dialect": exchange.dialect,
+                "model": exchange.model,
+                "method": request.method.decode("latin-1"),
+                "path": exchange.path.decode("latin-1")[:200],
+                "status": exchange.status,
+                "ending": exchange.ending.value,
+                "ms": round((now - exchange.started_at) * 1000, 1),
+                "bytes_in": exchange.bytes_in,
+                "bytes_out": exchange.bytes_out,
+            }
+            if exchange.incident:
+                fields["incident"] = exchange.incident
+            log.info("exchange", extra=fields)

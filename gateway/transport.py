@@ -1,0 +1,273 @@
+"""The bytes below every wire: try to receive, try to send, and the two waits between tries."""
+
+from __future__ import annotations
+
+import select
+import socket
+from collections import deque
+from collections.abc import Sequence
+from typing import Protocol, final
+
+import trio
+
+from gateway.doorbell import Doorbell
+from gateway.errors import TransportLost
+from protocols.events import Buffer
+
+_IOV_MAX = 512
+
+
+class Transport(Protocol):
+    """A byte stream that is tried first and waited for only when it would block.
+
+    One task receives and one task sends; neither `try_` call ever waits. Every failure of the connection is
+    TransportLost. `close` may be called at any time and any number of times, also by a cancelled task.
+    """
+
+    peer: str
+    alpn: str
+
+    @property
+    def pending(self) -> bool:
+        """Accepted bytes that have not reached the kernel yet; `wait_writable` then `try_send(())` moves them on."""
+        ...
+
+    def try_receive_into(self, buffer: memoryview) -> int | None:
+        """Bytes received, 0 at the peer's end of stream, None if it would block."""
+        ...
+
+    def try_send(self, buffers: Sequence[Buffer]) -> int:
+        """Bytes taken from the front of the buffers; 0 if it would block."""
+        ...
+
+    async def wait_readable(self) -> None: ...
+
+    async def wait_writable(self) -> None: ...
+
+    def hung_up(self) -> bool:
+        """Whether the peer has closed or reset, seen without reading what it sent before."""
+        ...
+
+    def send_eof(self) -> None:
+        """Closes our direction in order, where the transport can."""
+        ...
+
+    def close(self) -> None: ...
+
+
+@final
+class SocketTransport:
+    """A connected, non-blocking TCP or Unix socket that we own."""
+
+    def __init__(self, sock: socket.socket) -> None:
+        sock.setblocking(False)
+        if sock.family in (socket.AF_INET, socket.AF_INET6):
+            sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        self._sock = sock
+        self._closed = False
+        self.peer = _address(sock)
+        self.alpn = ""
+        self.pending = False
+
+    def try_receive_into(self, buffer: memoryview) -> int | None:
+        try:
+            return self._sock.recv_into(buffer)
+        except (BlockingIOError, InterruptedError):
+            return None
+        except OSError as e:
+            raise TransportLost(str(e)) from e
+
+    def try_send(self, buffers: Sequence[Buffer]) -> int:
+        if not buffers:
+            return 0
+        try:
+            if len(buffers) == 1:
+                return self._sock.send(buffers[0])
+            return self._sock.sendmsg(buffers[:_IOV_MAX])
+        except (BlockingIOError, InterruptedError):
+            return 0
+        except OSError as e:
+            raise TransportLost(str(e)) from e
+
+    async def wait_readable(self) -> None:
+        await self._wait(trio.lowlevel.wait_readable)
+
+    async def wait_writable(self) -> None:
+        await self._wait(trio.lowlevel.wait_writable)
+
+    async def _wait(self, wait: object) -> None:
+        try:
+            await wait(self._sock)  # type: ignore[operator]
+        except (trio.ClosedResourceError, OSError, ValueError) as e:
+            raise TransportLost(str(e)) from e
+
+    def hung_up(self) -> bool:
+        if self._closed:
+            return True
+        poll = select.poll()
+        poll.register(self._sock, select.POLLHUP | select.POLLERR | getattr(select, "POLLRDHUP", 0))
+        return bool(poll.poll(0))
+
+    def send_eof(self) -> None:
+        try:
+            self._sock.shutdown(socket.SHUT_WR)
+        except OSError:
+            return  # already gone: the end of stream says so by itself
+
+    def close(self) -> None:
+        if not self._closed:
+            self._closed = True
+            trio.lowlevel.notify_closing(self._sock)
+            self._sock.close()
+
+
+def _address(sock: socket.socket) -> str:
+    try:
+        name = sock.getpeername()
+    except OSError:
+        return ""
+    return f"{name[0]}:{name[1]}" if isinstance(name, tuple) else str(name or "unix")
+
+
+@final
+class MemoryTransport:
+    """One end of an in-memory connection with a bounded buffer in each direction; see `memory_pair`."""
+
+    def __init__(self, capacity: int) -> None:
+        self._capacity = capacity
+        self._inbox: deque[bytes] = deque()
+        self._held = 0
+        self._eof = self._reset = self._closed = False
+        self._readable, self._writable = Doorbell(), Doorbell()
+        self._other: MemoryTransport
+        self.peer, self.alpn, self.pending = "memory", "", False
+
+    def try_receive_into(self, buffer: memoryview) -> int | None:
+        if self._closed or self._reset:
+            raise TransportLost("reset" if self._reset else "closed")
+        if not self._inbox:
+            return 0 if self._eof else None
+        piece = self._inbox.popleft()
+        n = min(len(piece), len(buffer))
+        buffer[:n] = piece[:n]
+        if n < len(piece):
+            self._inbox.appendleft(piece[n:])
+        self._held -= n
+        self._other._writable.ring()
+        return n
+
+    def try_send(self, buffers: Sequence[Buffer]) -> int:
+        if self._closed or self._reset or self._other._closed:
+            raise TransportLost("the peer is gone")
+        room = self._other._capacity - self._other._held
+        data = b"".join(buffers)[: max(room, 0)]
+        if data:
+            self._other._inbox.append(data)
+            self._other._held += len(data)
+            self._other._readable.ring()
+        return len(data)
+
+    async def wait_readable(self) -> None:
+        while not (self._inbox or self._eof or self._reset or self._closed):
+            await self._readable.wait()
+
+    async def wait_writable(self) -> None:
+        while not (self._closed or self._reset or self._other._closed) and self._other._held >= self._other._capacity:
+            await self._writable.wait()
+
+    def hung_up(self) -> bool:
+        return self._eof or self._reset or self._closed
+
+    def send_eof(self) -> None:
+        if not self._closed:
+            self._other._eof = True
+            self._other._readable.ring()
+
+    def reset(self) -> None:
+        """Ends both directions at once and discards what is under way, as a TCP RST does."""
+        for end in (self, self._other):
+            end._reset = True
+            end._inbox.clear()
+            end._held = 0
+            end._readable.ring()
+            end._writable.ring()
+
+    def close(self) -> None:
+        if not self._closed:
+            self.send_eof()
+            self._closed = True
+            for bell in (self._readable, self._writable, self._other._writable):
+                bell.ring()
+
+
+def memory_pair(capacity: int = 65536) -> tuple[MemoryTransport, MemoryTransport]:
+    """Two connected ends; each direction holds at most `capacity` bytes, like a kernel's socket buffers."""
+    a, b = MemoryTransport(capacity), MemoryTransport(capacity)
+    a._other, b._other = b, a
+    return a, b
+
+
+@final
+class StreamTransport:
+    """Any trio Stream, for embedders who own their listener; costs one copy a direction.
+
+    The waits do the stream's own receiving and sending, so they may only be cancelled when the connection ends.
+    """
+
+    def __init__(self, stream: trio.abc.Stream, *, chunk: int = 65536) -> None:
+        self._stream = stream
+        self._chunk = chunk
+        self._received: bytes | bytearray | None = None
+        self._unsent = b""
+        self._closed = False
+        self.peer, self.alpn = "stream", ""
+
+    @property
+    def pending(self) -> bool:
+        return bool(self._unsent)
+
+    def try_receive_into(self, buffer: memoryview) -> int | None:
+        data = self._received
+        if data is None:
+            return None
+        n = min(len(data), len(buffer))
+        buffer[:n] = data[:n]
+        if data:
+            self._received = data[n:] or None
+        return n
+
+    def try_send(self, buffers: Sequence[Buffer]) -> int:
+        if self._closed:
+            raise TransportLost("closed")
+        if self._unsent or not buffers:
+            return 0
+        self._unsent = b"".join(buffers)[: self._chunk]
+        return len(self._unsent)
+
+    async def wait_readable(self) -> None:
+        if self._received is None:
+            try:
+                self._received = await self._stream.receive_some(self._chunk)
+            except (trio.BrokenResourceError, trio.ClosedResourceError) as e:
+                raise TransportLost(str(e)) from e
+
+    async def wait_writable(self) -> None:
+        if self._unsent:
+            try:
+                await self._stream.send_all(self._unsent)
+            except (trio.BrokenResourceError, trio.ClosedResourceError) as e:
+                raise TransportLost(str(e)) from e
+            self._unsent = b""
+
+    def hung_up(self) -> bool:
+        return self._closed
+
+    def send_eof(self) -> None:
+        return  # a Stream cannot end its direction without waiting; close does
+
+    def close(self) -> None:
+        self._closed = True
+
+    async def aclose(self) -> None:
+        """Closes the stream itself; the embedder's `serve_stream` does it when the connection is over."""
+        await trio.aclose_forcefully(self._stream)

@@ -1,0 +1,304 @@
+"""One connection: its reader, its writer, its exchanges, and the edge that no exception crosses."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Awaitable, Callable, Sequence
+from typing import TYPE_CHECKING, Protocol, final
+
+import trio
+
+from gateway.doorbell import Doorbell
+from gateway.errors import Drained, Ending, TransportLost
+from gateway.exchange import Exchange, Wire
+from protocols.errors import RemoteProtocolError
+from protocols.events import Buffer, Request, Sent
+
+if TYPE_CHECKING:
+    from gateway.config import Config, LimitsConfig
+    from gateway.transport import Transport
+    from protocols.buffers import ByteBudget
+
+log = logging.getLogger("gateway.connection")
+
+_WRITE_AT_MOST = 256 * 1024
+# After our last byte an unread upload must be swallowed for a moment: closing over unread bytes makes the kernel
+# send RST, which can destroy the answer before the client reads it (RFC 9112 section 9.6).
+_LINGER_SECONDS = 2.0
+_LINGER_BYTES = 4 * 1024 * 1024
+
+
+class ConnectionWire(Wire, Protocol):
+    """A machine with its driver's rules; what a connection needs beyond what its exchanges need."""
+
+    def may_read(self) -> bool: ...
+    def get_buffer(self) -> memoryview | None: ...
+    def buffer_updated(self, n: int) -> None: ...
+    def receive_data(self, data: memoryview) -> None: ...
+    def receive_eof(self) -> None: ...
+    def pump(self) -> None:
+        """Takes every event the machine has and hands it on. Raises RemoteProtocolError."""
+        ...
+
+    def protocol_error(self, error: RemoteProtocolError) -> None:
+        """Says goodbye as the wire does; the connection closes when that is written."""
+        ...
+
+    def data_to_send(self, at_most: int) -> list[Buffer]: ...
+    def data_sent(self) -> Sent: ...
+    @property
+    def over(self) -> bool:
+        """Nothing will be written any more: the connection may close once its output is out."""
+        ...
+
+    def tick(self, now: float) -> None: ...
+    def drain(self) -> None: ...
+
+
+class Server(Protocol):
+    """What a connection needs from the server it belongs to."""
+
+    config: Config
+    limits: LimitsConfig
+    budget: ByteBudget
+    scratch: memoryview
+
+    @property
+    def draining(self) -> bool: ...
+
+    def new_id(self) -> str: ...
+    async def handle(self, exchange: Exchange) -> None: ...
+    def exchange_opened(self, exchange: Exchange) -> None: ...
+    def exchange_closed(self, exchange: Exchange) -> None: ...
+
+
+@final
+class Connection:
+    """Drives one wire over one transport.
+
+    One task reads, one writes, and each exchange has one; none of the first two ever waits for a model. The
+    connection is over when the wire says so, when the transport fails, or when the server cancels it; its exchanges
+    then have their endings and everything they held is given back.
+    """
+
+    def __init__(self, server: Server, transport: Transport, make_wire: Callable[[Connection], ConnectionWire]) -> None:
+        self.server, self.transport = server, transport
+        self.limits, self.budget = server.limits, server.budget
+        self.exchanges: dict[int, Exchange] = {}
+        self.nursery: trio.Nursery
+        self.eof = False
+        self.opened_at = self.last_received = trio.current_time()
+        self.requests = 0
+        self._read_bell, self._write_bell = Doorbell(), Doorbell()
+        self._reading, self._read_over = trio.CancelScope(), trio.Event()
+        self.reading_paused = False
+        self._blocked_since: float | None = None
+        self._over = False
+        self.wire = make_wire(self)
+
+    # -- life ------------------------------------------------------------------------------------------------------
+
+    async def run(self, received: bytes = b"") -> None:
+        """Serves the connection to its end; `received` was read from it already. Raises nothing of its own."""
+        try:
+            async with trio.open_nursery() as self.nursery:
+                if received:
+                    self.wire.receive_data(memoryview(received))
+                    self.pump()
+                self.nursery.start_soon(self._guard, self._read)
+                self.nursery.start_soon(self._guard, self._write)
+        finally:
+            self._cut_all(Ending.LOST)
+            self.transport.close()
+
+    async def _guard(self, loop: Callable[[], Awaitable[None]]) -> None:
+        try:
+            await loop()
+        except TransportLost as e:
+            log.debug("transport lost", extra={"peer": self.transport.peer, "reason": str(e)})
+            self.lost(Ending.CANCELLED if self.eof else Ending.LOST)
+        except Exception:
+            log.exception("connection failed", extra={"peer": self.transport.peer})
+            self.lost(Ending.LOST)
+
+    def lost(self, ending: Ending) -> None:
+        """The transport is gone: every exchange ends, then the connection."""
+        self._cut_all(ending)
+        self.nursery.cancel_scope.cancel()
+
+    def _cut_all(self, ending: Ending) -> None:
+        for exchange in list(self.exchanges.values()):
+            exchange.cut(ending)
+
+    # -- reading ---------------------------------------------------------------------------------------------------
+
+    async def _read(self) -> None:
+        try:
+            with self._reading:
+                await self._read_loop()
+        finally:
+            self._read_over.set()
+
+    async def _read_loop(self) -> None:
+        transport, scratch = self.transport, self.server.scratch
+        while True:
+            if not self.wire.may_read():
+                self.reading_paused = True
+                await self._read_bell.wait()
+                self.reading_paused = False
+                continue
+            target = self.wire.get_buffer()
+            n = transport.try_receive_into(scratch if target is None else target)
+            if n is None:
+                await transport.wait_readable()
+                continue
+            self.last_received = trio.current_time()
+            if n == 0:
+                self.eof = True
+                self.wire.receive_eof()
+            elif target is None:
+                self.wire.receive_data(scratch[:n])
+            else:
+                self.wire.buffer_updated(n)
+            self.pump()
+            if self.eof:
+                return
+            await trio.lowlevel.checkpoint()
+
+    def pump(self) -> None:
+        try:
+            self.wire.pump()
+        except RemoteProtocolError as e:
+            log.info("protocol error", extra={"peer": self.transport.peer, "wire": self.wire.name, "reason": str(e)[:300]})
+            self.wire.protocol_error(e)
+        self._write_bell.ring()
+
+    def read_more(self) -> None:
+        """Something was consumed: a reader that had stopped looks again."""
+        if self.reading_paused:
+            self._read_bell.ring()
+
+    # -- writing ---------------------------------------------------------------------------------------------------
+
+    def output_ready(self) -> None:
+        """The machine has bytes: a writer that sleeps looks again."""
+        self._write_bell.ring()
+
+    async def _write_loop(self) -> None:
+        while True:
+            buffers = self.wire.data_to_send(_WRITE_AT_MOST)
+            if buffers:
+                await self._send(buffers)
+                self._sent(self.wire.data_sent())
+                await trio.lowlevel.checkpoint()
+            elif self.wire.over:
+                return
+            else:
+                await self._write_bell.wait()
+
+    async def _write(self) -> None:
+        await self._write_loop()
+        self._reading.cancel()
+        await self._read_over.wait()
+        await self._linger()
+        self.nursery.cancel_scope.cancel()
+
+    async def _send(self, buffers: Sequence[Buffer]) -> None:
+        transport = self.transport
+        rest = list(buffers)
+        while rest or transport.pending:
+            n = transport.try_send(rest)
+            if n:
+                self._blocked_since = None
+                rest = _after(rest, n)
+            else:
+                if self._blocked_since is None:
+                    self._blocked_since = trio.current_time()
+                await transport.wait_writable()
+        self._blocked_since = None
+
+    def _sent(self, sent: Sent) -> None:
+        for stream in sent.room:
+            exchange = self.exchanges.get(stream)
+            if exchange is not None:
+                exchange.room_changed()
+        for stream in sent.ended:
+            exchange = self.exchanges.get(stream)
+            if exchange is not None:
+                exchange.ended()
+        if sent.ended:
+            self.pump()
+
+    async def _linger(self) -> None:
+        if self.eof:
+            return
+        self.transport.send_eof()
+        swallowed = 0
+        with trio.move_on_after(_LINGER_SECONDS):
+            while swallowed < _LINGER_BYTES:
+                n = self.transport.try_receive_into(self.server.scratch)
+                if n == 0:
+                    return
+                if n is None:
+                    await self.transport.wait_readable()
+                else:
+                    swallowed += n
+                    await trio.lowlevel.checkpoint()
+
+    # -- exchanges -------------------------------------------------------------------------------------------------
+
+    def open_exchange(self, request: Request) -> Exchange:
+        """A request head has arrived: its exchange starts in a task of its own."""
+        self.requests += 1
+        exchange = Exchange(self, self.wire, request, id=self.server.new_id(), now=trio.current_time())
+        self.exchanges[exchange.stream] = exchange
+        self.server.exchange_opened(exchange)
+        self.nursery.start_soon(self._run_exchange, exchange)
+        return exchange
+
+    async def _run_exchange(self, exchange: Exchange) -> None:
+        try:
+            with exchange.scope:
+                await self.server.handle(exchange)
+        finally:
+            exchange.returned()
+
+    def exchange_closed(self, exchange: Exchange) -> None:
+        """The exchange has its ending and its task is done."""
+        if self.exchanges.get(exchange.stream) is exchange:
+            del self.exchanges[exchange.stream]
+        self.server.exchange_closed(exchange)
+        self.output_ready()
+
+    # -- time ------------------------------------------------------------------------------------------------------
+
+    def tick(self, now: float) -> None:
+        """The server's coarse timer looks at the stamps: stalls, silence, hang-ups, and the wire's own times."""
+        stall = self.limits.write_stall
+        if stall and self._blocked_since is not None and now - self._blocked_since > stall:
+            log.info("write stalled", extra={"peer": self.transport.peer, "seconds": stall, "setting": "limits.write_stall"})
+            self.lost(Ending.LOST)
+        elif self.reading_paused and self.exchanges and self.transport.hung_up():
+            self.lost(Ending.CANCELLED)
+        else:
+            self.wire.tick(now)
+
+    def drain(self) -> None:
+        """Says goodbye: no new requests, live exchanges go on."""
+        self.wire.drain()
+        self._write_bell.ring()
+
+    def drain_now(self) -> None:
+        """The drain deadline has passed: what still runs gets its ending."""
+        for exchange in list(self.exchanges.values()):
+            exchange.interrupt(Drained("the server is shutting down and its drain deadline (drain.timeout) has passed"))
+
+
+def _after(buffers: list[Buffer], n: int) -> list[Buffer]:
+    """What is left of the buffers once their first n bytes are gone."""
+    for i, buffer in enumerate(buffers):
+        size = len(buffer)
+        if n < size:
+            return [memoryview(buffer)[n:], *buffers[i + 1 :]]
+        n -= size
+    return []

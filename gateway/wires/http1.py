@@ -1,0 +1,229 @@
+"""HTTP/1.1 as a wire: one exchange at a time, no window, and a FIN that means the client has left."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, final
+
+import msgspec
+import trio
+
+from gateway.errors import BadRequest, Ending, SlowUpload
+from gateway.exchange import Exchange
+from gateway.wires.websocket import WebSocketWire
+from protocols.errors import RemoteProtocolError
+from protocols.events import (
+    NEED_DATA,
+    PAUSED,
+    Buffer,
+    ConnectionEnd,
+    Data,
+    End,
+    Headers,
+    Opcode,
+    Request,
+    Response,
+    Sent,
+)
+from protocols.http1 import HTTP1Connection, HTTP1Limits
+from protocols.roles import Role
+
+if TYPE_CHECKING:
+    from gateway.wires.connection import Connection
+
+_REASONS = {
+    400: b"Bad Request", 414: b"URI Too Long", 417: b"Expectation Failed",
+    431: b"Request Header Fields Too Large", 501: b"Not Implemented", 505: b"HTTP Version Not Supported",
+}  # fmt: skip
+
+
+@final
+class HTTP1Wire:
+    """Serves HTTP/1.0 and 1.1 on one connection, pipelined requests in turn."""
+
+    name = "http/1.1"
+    windowed = False
+
+    def __init__(self, connection: Connection, *, scheme: bytes) -> None:
+        limits = connection.limits
+        self._connection = connection
+        self._machine = HTTP1Connection(
+            Role.SERVER,
+            HTTP1Limits(
+                request_line=limits.request_line,
+                head=limits.head,
+                fields=limits.fields,
+                chunk_line=limits.chunk_line,
+                chunk_extensions=limits.chunk_extensions,
+                trailers=limits.trailers,
+                trailer_fields=limits.trailer_fields,
+                send_buffer=limits.send_buffer,
+            ),
+            scheme=scheme,
+        )
+        self._current: Exchange | None = None
+        self._farewell: bytes = b""  # an answer to a head that could not be parsed
+        self._failed = False
+        self._gone = False
+        self._idle_since = trio.current_time()
+
+    # -- receiving -------------------------------------------------------------------------------------------------
+
+    def may_read(self) -> bool:
+        machine = self._machine
+        return machine.get_buffer() is not None or machine.unread + machine.unconsumed < self._connection.limits.read_ahead
+
+    def get_buffer(self) -> memoryview | None:
+        return self._machine.get_buffer()
+
+    def buffer_updated(self, n: int) -> None:
+        self._machine.buffer_updated(n)
+
+    def receive_data(self, data: memoryview) -> None:
+        self._machine.receive_data(data)
+
+    def receive_eof(self) -> None:
+        self._machine.receive_eof()
+
+    def pump(self) -> None:
+        if self._failed:
+            return
+        connection, current = self._connection, self._current
+        while True:
+            event = self._machine.next_event()
+            match event:
+                case Data():
+                    if current is not None:
+                        current.feed(event.buffers[0], len(event.buffers[0]), connection.last_received)
+                case End():
+                    # an upgrade's input goes on in another protocol
+                    if current is not None and not current.request.upgrade:
+                        current.feed_end()
+                case Request():
+                    if connection.requests + 1 >= connection.limits.requests_per_connection or connection.server.draining:
+                        self._machine.close_after_response()
+                    current = self._current = connection.open_exchange(event)
+                case ConnectionEnd():
+                    self._leave()
+                    return
+                case _:
+                    assert event is NEED_DATA or event is PAUSED
+                    if event is PAUSED and connection.eof:
+                        self._leave()
+                    return
+
+    def _leave(self) -> None:
+        # RFC 9112 section 9.6 lets a client half-close after its request; every real client that does so while it
+        # waits for an answer has given up, and nothing else tells a leaving client from a waiting one.
+        self._gone = True
+        if self._current is not None and self._current.ending is None:
+            self._current.cut(Ending.CANCELLED)
+
+    def protocol_error(self, error: RemoteProtocolError) -> None:
+        self._failed = True
+        current = self._current
+        if self._connection.eof:
+            self._leave()
+        elif current is not None and current.ending is None:
+            if current.status or current.finishing:
+                current.cut(Ending.REFUSED)
+            else:
+                current.interrupt(BadRequest(str(error), status=error.status))
+                current.feed_end()
+        else:
+            body = msgspec.json.encode({"error": str(error)[:400]})
+            self._farewell = (
+                b"HTTP/1.1 %d %s\r\ncontent-type: application/json\r\ncontent-length: %d\r\nconnection: close\r\n\r\n%s"
+                % (
+                    error.status,
+                    _REASONS.get(error.status, b"Bad Request"),
+                    len(body),
+                    body,
+                )
+            )
+
+    # -- sending ---------------------------------------------------------------------------------------------------
+
+    def data_to_send(self, at_most: int) -> list[Buffer]:
+        buffers = self._machine.data_to_send(at_most)
+        if not buffers and self._farewell:
+            buffers, self._farewell = [self._farewell], b""
+        return buffers
+
+    def data_sent(self) -> Sent:
+        return self._machine.data_sent()
+
+    @property
+    def over(self) -> bool:
+        if self._current is not None and self._current.ending is None:
+            return False
+        return self._gone or self._failed or self._machine.must_close
+
+    def credit(self, exchange: Exchange, n: int) -> None:
+        self._machine.credit(exchange.stream, n)
+        self._connection.read_more()
+
+    def proceed(self, exchange: Exchange) -> None:
+        if not self._gone:
+            self._machine.send(Response(stream=exchange.stream, status=100))
+            self._connection.output_ready()
+
+    def has_room(self, exchange: Exchange, n: int) -> bool:
+        room = self._machine.room(exchange.stream)
+        return n <= room or room >= self._connection.limits.send_buffer
+
+    def start(self, exchange: Exchange, status: int, headers: Headers) -> None:
+        self._machine.send(Response(stream=exchange.stream, status=status, headers=headers))
+        if status == 101:
+            self._connection.wire = WebSocketWire(self._connection, self, exchange, self._machine)
+            exchange.wire = self._connection.wire
+            return
+        self._connection.output_ready()
+
+    def push(self, exchange: Exchange, buffers: Sequence[Buffer]) -> None:
+        self._machine.send(Data(stream=exchange.stream, buffers=tuple(buffers)))
+        self._connection.output_ready()
+
+    def push_frame(self, exchange: Exchange, opcode: Opcode, fin: bool, buffers: Sequence[Buffer]) -> None:
+        raise AssertionError("frames need a WebSocket")
+
+    def finish(self, exchange: Exchange, code: int, reason: str) -> None:
+        self._machine.send(End(stream=exchange.stream))
+        self._connection.output_ready()
+
+    def reset(self, exchange: Exchange) -> None:
+        # HTTP/1.1 can only say "not complete" by ending the connection before the last chunk or byte
+        self._connection.lost(exchange.finishing or Ending.LOST)
+
+    def land(self, exchange: Exchange, buffer: memoryview) -> bool:
+        self._machine.land(exchange.stream, buffer)
+        self._connection.read_more()
+        return True
+
+    def release(self, exchange: Exchange) -> None:
+        self._idle_since = trio.current_time()
+        self._connection.read_more()
+        self._connection.output_ready()
+
+    # -- time ------------------------------------------------------------------------------------------------------
+
+    def tick(self, now: float) -> None:
+        connection, limits, current = self._connection, self._connection.limits, self._current
+        if current is not None and current.ending is None:
+            waited = now - current.arrived_at
+            if current.uploading and waited > limits.body_silence:
+                current.interrupt(
+                    SlowUpload(f"no byte of the body for {waited:.0f} s (limits.body_silence is {limits.body_silence:g} s)")
+                )
+        elif self._machine.unread or not connection.requests:
+            if now - max(self._idle_since, connection.opened_at) > limits.head_timeout:
+                self._failed = True
+        elif now - self._idle_since > limits.keep_alive:
+            self._failed = True
+        if self._failed:
+            connection.output_ready()
+
+    def drain(self) -> None:
+        self._machine.close_after_response()
+        if self._current is None or self._current.ending is not None:
+            self._gone = True

@@ -1,0 +1,228 @@
+"""HTTP/2 as a wire: many exchanges on one connection, each with its own window and its own queue."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, final
+
+import msgspec
+import trio
+
+from gateway.errors import Ending, SlowUpload
+from gateway.exchange import Exchange
+from protocols.errors import RemoteProtocolError
+from protocols.events import (
+    NEED_DATA,
+    Buffer,
+    ConnectionEnd,
+    Data,
+    End,
+    GoAway,
+    Headers,
+    Opcode,
+    Refused,
+    Request,
+    Reset,
+    Response,
+    Sent,
+)
+from protocols.http2 import HTTP2Connection, HTTP2Limits
+from protocols.roles import Role
+
+if TYPE_CHECKING:
+    from gateway.wires.connection import Connection
+
+_INTERNAL_ERROR, _CANCEL = 2, 8  # RFC 9113 section 7
+
+
+@final
+class HTTP2Wire:
+    """Serves HTTP/2. A stream whose model does not read closes its own window; the connection and its other streams go
+    on. END_STREAM is a half-close; RST_STREAM is leaving."""
+
+    name = "http/2"
+    windowed = True
+
+    def __init__(self, connection: Connection, *, scheme: bytes) -> None:
+        limits, http2 = connection.limits, connection.server.config.http2
+        self._connection = connection
+        self._machine = HTTP2Connection(
+            Role.SERVER,
+            HTTP2Limits(
+                streams=http2.streams,
+                initial_window=http2.initial_window,
+                max_window=http2.max_window,
+                frame_size=http2.frame_size,
+                continuations=http2.continuations,
+                settings_entries=http2.settings_entries,
+                head=limits.head,
+                fields=limits.fields,
+                send_buffer=limits.send_buffer,
+                connection_send_buffer=limits.connection_send_buffer,
+            ),
+            budget=connection.budget,
+            scheme=scheme,
+        )
+        self._failed = self._gone = False
+        self._idle_since = trio.current_time()
+        self._draining_since: float | None = None
+        connection.output_ready()
+
+    # -- receiving -------------------------------------------------------------------------------------------------
+
+    def may_read(self) -> bool:
+        return not self._machine.choked  # windows bound the rest
+
+    def get_buffer(self) -> memoryview | None:
+        return None
+
+    def buffer_updated(self, n: int) -> None:
+        raise AssertionError("HTTP/2 bodies do not land")
+
+    def receive_data(self, data: memoryview) -> None:
+        self._machine.receive_data(data)
+
+    def receive_eof(self) -> None:
+        self._machine.receive_eof()
+
+    def pump(self) -> None:
+        if self._failed:
+            return
+        connection = self._connection
+        while True:
+            event = self._machine.next_event()
+            match event:
+                case Data():
+                    exchange = connection.exchanges.get(event.stream)
+                    n = len(event.buffers[0])
+                    if exchange is None:
+                        self._machine.credit(event.stream, n)
+                    else:
+                        exchange.feed(event.buffers[0], n, connection.last_received)
+                case End():
+                    exchange = connection.exchanges.get(event.stream)
+                    if exchange is not None:
+                        exchange.feed_end()
+                case Request():
+                    connection.open_exchange(event)
+                case Reset():
+                    exchange = connection.exchanges.get(event.stream)
+                    if exchange is not None:
+                        exchange.cut(Ending.CANCELLED)
+                case Refused():
+                    self._refuse(event)
+                case GoAway():
+                    pass  # RFC 9113 section 6.8: streams that are open go on
+                case ConnectionEnd():
+                    self._gone = True
+                    for exchange in list(connection.exchanges.values()):
+                        exchange.cut(Ending.CANCELLED)
+                    return
+                case _:
+                    assert event is NEED_DATA
+                    return
+
+    def _refuse(self, event: Refused) -> None:
+        body = msgspec.json.encode({"error": event.message[:400]})
+        headers = [(b"content-type", b"application/json"), (b"content-length", b"%d" % len(body))]
+        self._machine.send(Response(stream=event.stream, status=event.status, headers=headers))
+        self._machine.send(Data(stream=event.stream, buffers=(body,)))
+        self._machine.send(End(stream=event.stream))
+        self._machine.drop(event.stream)
+
+    def protocol_error(self, error: RemoteProtocolError) -> None:
+        self._failed = True
+        for exchange in list(self._connection.exchanges.values()):
+            exchange.cut(Ending.CANCELLED if self._connection.eof else Ending.LOST)
+
+    # -- sending ---------------------------------------------------------------------------------------------------
+
+    def data_to_send(self, at_most: int) -> list[Buffer]:
+        return self._machine.data_to_send(at_most)
+
+    def data_sent(self) -> Sent:
+        sent = self._machine.data_sent()
+        self._connection.read_more()
+        return sent
+
+    @property
+    def over(self) -> bool:
+        return self._gone or self._failed or (self._machine.must_close and not self._connection.exchanges)
+
+    def credit(self, exchange: Exchange, n: int) -> None:
+        self._machine.credit(exchange.stream, n)
+        self._connection.output_ready()
+
+    def proceed(self, exchange: Exchange) -> None:
+        if self._machine.is_open(exchange.stream):
+            self._machine.send(Response(stream=exchange.stream, status=100))
+            self._connection.output_ready()
+
+    def has_room(self, exchange: Exchange, n: int) -> bool:
+        room = self._machine.room(exchange.stream)
+        return n <= room or room >= self._connection.limits.send_buffer
+
+    def start(self, exchange: Exchange, status: int, headers: Headers) -> None:
+        if self._machine.is_open(exchange.stream):
+            self._machine.send(Response(stream=exchange.stream, status=status, headers=headers))
+            self._connection.output_ready()
+
+    def push(self, exchange: Exchange, buffers: Sequence[Buffer]) -> None:
+        if self._machine.is_open(exchange.stream):
+            self._machine.send(Data(stream=exchange.stream, buffers=tuple(buffers)))
+            self._connection.output_ready()
+
+    def push_frame(self, exchange: Exchange, opcode: Opcode, fin: bool, buffers: Sequence[Buffer]) -> None:
+        raise AssertionError("frames need a WebSocket")
+
+    def finish(self, exchange: Exchange, code: int, reason: str) -> None:
+        if self._machine.is_open(exchange.stream):
+            self._machine.send(End(stream=exchange.stream))
+            self._connection.output_ready()
+
+    def reset(self, exchange: Exchange) -> None:
+        code = _CANCEL if exchange.finishing in (Ending.CANCELLED, Ending.DRAINED, Ending.DEADLINE) else _INTERNAL_ERROR
+        if self._machine.is_open(exchange.stream):
+            self._machine.send(Reset(stream=exchange.stream, code=code))
+            self._connection.output_ready()
+
+    def land(self, exchange: Exchange, buffer: memoryview) -> bool:
+        return False
+
+    def release(self, exchange: Exchange) -> None:
+        self._idle_since = trio.current_time()
+        self._machine.drop(exchange.stream)
+        self._connection.output_ready()
+
+    # -- time ------------------------------------------------------------------------------------------------------
+
+    def tick(self, now: float) -> None:
+        connection, limits = self._connection, self._connection.limits
+        for exchange in list(connection.exchanges.values()):
+            if exchange.uploading and now - exchange.arrived_at > limits.body_silence:
+                exchange.interrupt(
+                    SlowUpload(f"the body stopped arriving (limits.body_silence is {limits.body_silence:g} s)")
+                )
+            elif limits.write_stall and self._stalled(exchange, now):
+                exchange.cut(Ending.LOST)
+                if self._machine.is_open(exchange.stream):
+                    self._machine.send(Reset(stream=exchange.stream, code=_CANCEL))
+                connection.output_ready()
+        if self._draining_since is not None and now > self._draining_since:
+            self._draining_since = None
+            self._machine.shutdown(last=True)
+            connection.output_ready()
+        if not connection.exchanges and now - max(self._idle_since, connection.last_received) > limits.keep_alive:
+            self._failed = True
+            connection.output_ready()
+
+    def _stalled(self, exchange: Exchange, now: float) -> bool:
+        """Bytes are queued for a peer that has taken none for limits.write_stall."""
+        if self._machine.room(exchange.stream) >= self._connection.limits.send_buffer or exchange.ending is not None:
+            exchange.moved_at = now
+        return now - exchange.moved_at > self._connection.limits.write_stall
+
+    def drain(self) -> None:
+        """Two GOAWAYs: the first says "no more", the second, a tick later, which requests were still taken."""
+        self._machine.shutdown(last=False)
+        self._draining_since = trio.current_time()

@@ -1,0 +1,41 @@
+"""Which wire a new connection speaks: ALPN over TLS, the HTTP/2 preface in clear, HTTP/1.1 otherwise."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import trio
+
+from gateway.errors import TransportLost
+from gateway.transport import Transport
+from gateway.wires.connection import Connection, ConnectionWire
+from gateway.wires.http1 import HTTP1Wire
+from gateway.wires.http2 import HTTP2Wire
+
+# RFC 9113 section 3.4
+_PREFACE = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n"
+
+
+async def sniff(transport: Transport, *, secure: bool) -> tuple[Callable[[Connection], ConnectionWire], bytes]:
+    """The wire to drive the connection with, and the bytes that were read to find out. TransportLost if the peer
+    leaves first."""
+    scheme = b"https" if secure else b"http"
+    if transport.alpn == "h2":
+        return lambda connection: HTTP2Wire(connection, scheme=scheme), b""
+    if transport.alpn:
+        return lambda connection: HTTP1Wire(connection, scheme=scheme), b""
+    received = b""
+    buffer = memoryview(bytearray(4096))
+    while True:
+        n = transport.try_receive_into(buffer)
+        if n is None:
+            await transport.wait_readable()
+            continue
+        if n == 0:
+            raise TransportLost("the peer left before its first request")
+        received += bytes(buffer[:n])
+        if not _PREFACE.startswith(received[: len(_PREFACE)]):
+            return lambda connection: HTTP1Wire(connection, scheme=scheme), received
+        if len(received) >= len(_PREFACE):
+            return lambda connection: HTTP2Wire(connection, scheme=scheme), received
+        await trio.lowlevel.checkpoint()

@@ -1,0 +1,205 @@
+"""WebSocket as a wire: one exchange for the connection's life, frames byte for byte, Ping, Pong and Close."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, final
+
+import trio
+
+from gateway.errors import Ending
+from gateway.exchange import Exchange
+from protocols.errors import LocalProtocolError, RemoteProtocolError
+from protocols.events import Buffer, Close, ConnectionEnd, Frame, Headers, Opcode, Ping, Pong, Sent
+from protocols.roles import Role
+from protocols.websocket import WebSocketConnection, WebSocketLimits
+
+if TYPE_CHECKING:
+    from gateway.wires.connection import Connection
+    from gateway.wires.http1 import HTTP1Wire
+    from protocols.http1 import HTTP1Connection
+
+
+@final
+class WebSocketWire:
+    """Takes over a connection whose upgrade was accepted.
+
+    The client's Close, like its FIN, is leaving: the model is cancelled and the Close is answered. Ours goes out
+    when the exchange finishes; the peer then has `websocket.close_timeout` to answer.
+    """
+
+    name = "websocket"
+    windowed = False
+
+    def __init__(self, connection: Connection, before: HTTP1Wire, exchange: Exchange, machine: HTTP1Connection) -> None:
+        self._connection, self._exchange = connection, exchange
+        self._config = connection.server.config.websocket
+        self._before: HTTP1Wire | None = before  # until its 101 is written
+        self._large = 0  # of the one large frame under way, paid from the budget
+        self._machine = WebSocketConnection(
+            Role.SERVER,
+            WebSocketLimits(part=self._config.part, send_buffer=connection.limits.send_buffer),
+            allocate=self._allocate,
+        )
+        self._gone = False
+        self._failed = False
+        self._closing_since: float | None = None
+        self._ping_at = trio.current_time()
+        self._pong_due: float | None = None
+        unread = machine.switch()
+        if unread:
+            self._machine.receive_data(unread)
+        connection.output_ready()
+
+    def _allocate(self, n: int) -> bytearray | None:
+        if not self._connection.budget.try_reserve(n):
+            return None
+        self._large = n
+        return bytearray(n)
+
+    def _free(self) -> None:
+        self._connection.budget.release(self._large)
+        self._large = 0
+
+    # -- receiving -------------------------------------------------------------------------------------------------
+
+    def may_read(self) -> bool:
+        machine = self._machine
+        return machine.get_buffer() is not None or machine.unread + machine.unconsumed < self._connection.limits.read_ahead
+
+    def get_buffer(self) -> memoryview | None:
+        return self._machine.get_buffer()
+
+    def buffer_updated(self, n: int) -> None:
+        self._machine.buffer_updated(n)
+
+    def receive_data(self, data: memoryview) -> None:
+        self._machine.receive_data(data)
+
+    def receive_eof(self) -> None:
+        self._machine.receive_eof()
+
+    def pump(self) -> None:
+        if self._failed:
+            return
+        exchange, now = self._exchange, self._connection.last_received
+        while True:
+            event = self._machine.next_event()
+            match event:
+                case Frame():
+                    self._free()  # the exchange's inbox pays for it now
+                    exchange.feed(event, len(event.data), now)
+                case Close():
+                    self._leave()
+                case ConnectionEnd():
+                    self._gone = True
+                    self._leave()
+                    return
+                case Ping():
+                    pass  # the machine has answered
+                case Pong():
+                    self._pong_due = None
+                case _:
+                    return
+
+    def _leave(self) -> None:
+        exchange = self._exchange
+        if exchange.finishing is not None:
+            exchange.ended()  # our Close crossed theirs: the answer was whole
+        elif exchange.ending is None:
+            exchange.cut(Ending.CANCELLED)
+
+    def protocol_error(self, error: RemoteProtocolError) -> None:
+        self._failed = True
+        self._exchange.cut(Ending.CANCELLED if self._connection.eof else Ending.REFUSED)
+
+    # -- sending ---------------------------------------------------------------------------------------------------
+
+    def data_to_send(self, at_most: int) -> list[Buffer]:
+        if self._before is not None:
+            buffers = self._before.data_to_send(at_most)
+            if buffers:
+                return buffers
+            self._before = None
+            self._connection.nursery.start_soon(self._first_pump)
+        return self._machine.data_to_send(at_most)
+
+    async def _first_pump(self) -> None:
+        """Frames that came with the handshake."""
+        self._connection.pump()
+
+    def data_sent(self) -> Sent:
+        if self._before is not None:
+            return self._before.data_sent()
+        sent = self._machine.data_sent()
+        stream = self._exchange.stream
+        return Sent(room=[stream] if sent.room else [], ended=[stream] if sent.ended and self._exchange.finishing else [])
+
+    @property
+    def over(self) -> bool:
+        return self._gone or self._failed or self._machine.closed
+
+    def credit(self, exchange: Exchange, n: int) -> None:
+        self._machine.credit(n)
+        self._connection.read_more()
+
+    def proceed(self, exchange: Exchange) -> None:
+        raise AssertionError("an accepted upgrade has no Expect")
+
+    def has_room(self, exchange: Exchange, n: int) -> bool:
+        room = self._machine.room()
+        return n <= room or room >= self._connection.limits.send_buffer
+
+    def start(self, exchange: Exchange, status: int, headers: Headers) -> None:
+        raise AssertionError("the handshake is over")
+
+    def push(self, exchange: Exchange, buffers: Sequence[Buffer]) -> None:
+        self.push_frame(exchange, Opcode.BINARY, True, buffers)
+
+    def push_frame(self, exchange: Exchange, opcode: Opcode, fin: bool, buffers: Sequence[Buffer]) -> None:
+        self._machine.send_frame(opcode, fin, buffers)
+        self._connection.output_ready()
+
+    def finish(self, exchange: Exchange, code: int, reason: str) -> None:
+        self._close(code, reason)
+
+    def _close(self, code: int, reason: str) -> None:
+        try:
+            self._machine.send(Close(code=code, reason=reason))
+        except LocalProtocolError:
+            return  # a Close is out already: the peer's, answered by the machine
+        self._closing_since = trio.current_time()
+        self._connection.output_ready()
+
+    def reset(self, exchange: Exchange) -> None:
+        self._close(1011, "")
+
+    def land(self, exchange: Exchange, buffer: memoryview) -> bool:
+        raise AssertionError("a WebSocket has no body")
+
+    def release(self, exchange: Exchange) -> None:
+        self._free()
+        self._connection.read_more()
+        self._connection.output_ready()
+
+    # -- time ------------------------------------------------------------------------------------------------------
+
+    def tick(self, now: float) -> None:
+        config = self._config
+        if self._closing_since is not None:
+            if now - self._closing_since > config.close_timeout:
+                self._failed = True
+                self._connection.output_ready()
+        elif self._pong_due is not None:
+            # bytes that arrive are as good as a pong: a reader paused by a slow model must not kill its client
+            if self._connection.last_received >= self._ping_at or self._connection.reading_paused:
+                self._pong_due = None
+            elif now > self._pong_due:
+                self._connection.lost(Ending.LOST)
+        elif now - max(self._ping_at, self._connection.last_received) > config.ping_interval and self._machine.is_open:
+            self._machine.send(Ping())
+            self._ping_at, self._pong_due = now, now + config.ping_timeout
+            self._connection.output_ready()
+
+    def drain(self) -> None:
+        return  # a session's goodbye is its Close, 1001, at the drain deadline: the protocol has no earlier word

@@ -1,0 +1,103 @@
+"""The two classic tensor models: identity, and add_sub, which Triton's examples call "simple"."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Final, final
+
+import numpy as np
+
+from models.errors import ModelError
+from models.messages import InferRequest, InferResponse, Tensor
+from models.session import Session
+
+
+@final
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TensorSignature:
+    """What metadata says of one tensor: the v2 `datatypes` it may have (the usual one first), and the shape, where -1
+    is any size; these models take every number of dimensions."""
+
+    name: str
+    datatypes: tuple[str, ...]
+    shape: tuple[int, ...]
+
+
+NUMERIC: Final = (
+    "INT32", "FP32", "INT8", "INT16", "INT64", "UINT8", "UINT16", "UINT32", "UINT64", "FP16", "FP64", "BF16",
+)  # fmt: skip
+
+ANY: Final = (*NUMERIC, "BOOL", "BYTES")
+
+IDENTITY_INPUTS: Final = (TensorSignature(name="INPUT0", datatypes=ANY, shape=(-1,)),)
+IDENTITY_OUTPUTS: Final = (TensorSignature(name="OUTPUT0", datatypes=ANY, shape=(-1,)),)
+ADD_SUB_INPUTS: Final = tuple(TensorSignature(name=f"INPUT{n}", datatypes=NUMERIC, shape=(-1,)) for n in range(2))
+ADD_SUB_OUTPUTS: Final = tuple(TensorSignature(name=f"OUTPUT{n}", datatypes=NUMERIC, shape=(-1,)) for n in range(2))
+
+
+async def identity(session: Session[InferRequest, InferResponse]) -> None:
+    """Answers each input with its own memory: INPUT0 comes back as OUTPUT0, INPUT1 as OUTPUT1, and a tensor of any
+    other name under that name. Any datatype and shape; one response a request, until the end of input. ModelError with
+    status 400 where two inputs would come back under one name."""
+    async for request in session:
+        outputs = [
+            Tensor(name=output_name(tensor.name), data=tensor.data, datatype=tensor.datatype) for tensor in request.inputs
+        ]
+        names = [tensor.name for tensor in outputs]
+        if len(set(names)) < len(names):
+            raise _refused(f"inputs: expected one input for each output, got outputs {', '.join(names)[:100]}")
+        await session.send(InferResponse(outputs=requested(request, outputs), id=request.id))
+
+
+async def add_sub(session: Session[InferRequest, InferResponse]) -> None:
+    """OUTPUT0 = INPUT0 + INPUT1 and OUTPUT1 = INPUT0 - INPUT1, elementwise; integers wrap around.
+
+    Both inputs have the same shape and the same numeric datatype, which the outputs share; anything else is a
+    ModelError with status 400. One response a request, until the end of input.
+    """
+    async for request in session:
+        first, second = operands(request.inputs)
+        outputs = []
+        for name, operation in (("OUTPUT0", np.add), ("OUTPUT1", np.subtract)):
+            data = np.empty_like(first.data)
+            with np.errstate(all="ignore"):  # an overflow gives infinity, as IEEE 754 says, not a warning
+                operation(first.data, second.data, out=data)
+            outputs.append(Tensor(name=name, data=data, datatype=first.datatype))
+        await session.send(InferResponse(outputs=requested(request, outputs), id=request.id))
+
+
+def output_name(name: str) -> str:
+    """OUTPUTn for INPUTn, else the name itself."""
+    number = name.removeprefix("INPUT")
+    return f"OUTPUT{number}" if number != name and number.isdecimal() else name
+
+
+def operands(inputs: Sequence[Tensor]) -> tuple[Tensor, Tensor]:
+    """INPUT0 and INPUT1, checked."""
+    names = sorted(tensor.name for tensor in inputs)
+    if names != ["INPUT0", "INPUT1"]:
+        raise _refused(f"inputs: expected INPUT0 and INPUT1, got {', '.join(names)[:100] or 'none'}")
+    first, second = sorted(inputs, key=lambda tensor: tensor.name)
+    if first.datatype not in NUMERIC:
+        raise _refused(f"INPUT0 datatype: expected one of {', '.join(NUMERIC)}, got {first.datatype}")
+    if second.datatype != first.datatype:
+        raise _refused(f"INPUT1 datatype: expected {first.datatype} as INPUT0 has, got {second.datatype}")
+    if second.shape != first.shape:
+        raise _refused(f"INPUT1 shape: expected {list(first.shape)} as INPUT0 has, got {list(second.shape)}")
+    return first, second
+
+
+def requested(request: InferRequest, outputs: Sequence[Tensor]) -> Sequence[Tensor]:
+    """The outputs that the request asks for, in its order; all where it names none."""
+    if not request.outputs:
+        return outputs
+    by_name = {tensor.name: tensor for tensor in outputs}
+    for name in request.outputs:
+        if name not in by_name:
+            raise _refused(f"outputs: expected some of {', '.join(by_name)[:80]}, got {name[:80]}")
+    return [by_name[name] for name in request.outputs]
+
+
+def _refused(message: str) -> ModelError:
+    return ModelError(message, code="InvalidArgument", status=400)

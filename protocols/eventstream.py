@@ -1,0 +1,429 @@
+"""AWS event-stream messages (application/vnd.amazon.eventstream): framing, checksums and typed headers, both ways."""
+
+from __future__ import annotations
+
+import struct
+import uuid
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from functools import lru_cache
+from types import MappingProxyType
+from typing import ClassVar, Final, Literal, NamedTuple, TypeAlias, final
+from zlib import crc32
+
+import numpy as np
+
+from protocols.errors import LocalProtocolError, RemoteProtocolError
+from protocols.events import Buffer, Signal
+
+# A message is: u32 total length, u32 headers length, u32 CRC-32 of those 8 bytes, headers, payload, u32 CRC-32 of
+# everything before it. All big-endian.
+OVERHEAD: Final = 16
+"""Bytes of a message that are neither headers nor payload."""
+MAX_PAYLOAD: Final = 16 * 2**20
+"""What AWS clients take as a payload (smithy-python: 16 MiB, encoding and decoding)."""
+MAX_HEADERS: Final = 128 * 2**10
+"""What AWS clients take as a header block."""
+MAX_VALUE: Final = 32767
+"""Bytes of one header value: the length field could say 65535, the AWS codecs stop here."""
+MAX_FIELDS: Final = 64
+"""Header fields of one message. AWS knows no such bound; its own messages have five."""
+
+_LARGE = 16 * 2**10
+"""Below: payloads are copied, which costs less than keeping their neighbours alive. Above: by reference."""
+_CACHED = 256
+"""Header blocks up to this size are remembered. Those of one dialect are few and short."""
+
+_PRELUDE = struct.Struct(">III")
+_LENGTHS = struct.Struct(">II")
+_CRC = struct.Struct(">I")
+
+NeedData: TypeAlias = Literal[Signal.NEED_DATA]
+
+
+@dataclass(frozen=True, slots=True)
+class _Signed:
+    value: int
+    size: ClassVar[int] = 0
+
+    def __post_init__(self) -> None:
+        if not -(1 << 8 * self.size - 1) <= self.value < 1 << 8 * self.size - 1:
+            raise ValueError(f"{type(self).__name__} holds {8 * self.size} bits and a sign, {self.value} does not fit")
+
+
+@final
+class Byte(_Signed):
+    """Header type 2: a signed 8-bit `value`. ValueError if it does not fit, as for its wider siblings."""
+
+    __slots__ = ()
+    size = 1
+
+
+@final
+class Short(_Signed):
+    """Header type 3: a signed 16-bit `value`."""
+
+    __slots__ = ()
+    size = 2
+
+
+@final
+class Integer(_Signed):
+    """Header type 4: a signed 32-bit `value`."""
+
+    __slots__ = ()
+    size = 4
+
+
+@final
+class Long(_Signed):
+    """Header type 5: a signed 64-bit `value`."""
+
+    __slots__ = ()
+    size = 8
+
+
+@final
+class Timestamp(_Signed):
+    """Header type 8: `value` is milliseconds since 1970-01-01T00:00Z."""
+
+    __slots__ = ()
+    size = 8
+
+
+HeaderValue: TypeAlias = bool | Byte | Short | Integer | Long | bytes | str | Timestamp | uuid.UUID
+"""One Python type for each wire type (true and false are types 0 and 1), so that a value goes out as it came in."""
+
+_SIGNED: dict[int, type[Byte | Short | Integer | Long | Timestamp]] = {2: Byte, 3: Short, 4: Integer, 5: Long, 8: Timestamp}
+_SIGNED_KINDS = {kind: bytes((number,)) for number, kind in _SIGNED.items()}
+
+
+@final
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Message:
+    """One message. `headers` keep their order and have unique names; a received `payload` is `bytes` up to 16 KiB and
+    a read-only memoryview above."""
+
+    headers: Mapping[str, HeaderValue] = field(default_factory=dict)
+    payload: Buffer = b""
+
+
+@final
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Limits:
+    """What a decoder takes, in bytes and fields. The default lets through whatever `encode` can make."""
+
+    message: int = MAX_PAYLOAD + MAX_HEADERS + OVERHEAD
+    """The total length, the one bound on memory."""
+    headers: int = MAX_HEADERS
+    fields: int = MAX_FIELDS
+
+
+class Raw(NamedTuple):
+    """A message whose checksums hold and whose header block is not read yet."""
+
+    headers: bytes
+    payload: Buffer
+
+
+# ---- writing
+
+
+def encode_headers(headers: Mapping[str, HeaderValue]) -> bytes:
+    """The header block of these headers, in their order. LocalProtocolError if one cannot be written: a name that is
+    not 1 to 255 bytes of UTF-8, a value over 32767 bytes or of another type (a plain int has no wire type), more than
+    64 fields or 128 KiB in all."""
+    if len(headers) > MAX_FIELDS:
+        raise LocalProtocolError(f"a message has at most {MAX_FIELDS} header fields, not {len(headers)}")
+    block = b"".join([_encode_name(name) + _encode_value(name, value) for name, value in headers.items()])
+    if len(block) > MAX_HEADERS:
+        raise LocalProtocolError(f"headers take at most {MAX_HEADERS} bytes, these take {len(block)}")
+    return block
+
+
+def _encode_name(name: str) -> bytes:
+    raw = name.encode("utf-8", "replace")
+    if not 1 <= len(raw) <= 255:
+        raise LocalProtocolError(f"a header name has 1 to 255 bytes, not {len(raw)}: {name[:64]!r}")
+    return bytes((len(raw),)) + raw
+
+
+def _encode_value(name: str, value: HeaderValue) -> bytes:
+    match value:
+        case bool():
+            return b"\0" if value else b"\1"
+        case Byte() | Short() | Integer() | Long() | Timestamp():
+            return _SIGNED_KINDS[type(value)] + value.value.to_bytes(value.size, "big", signed=True)
+        case bytes():
+            return b"\6" + _with_length(name, value)
+        case str():
+            return b"\7" + _with_length(name, value.encode("utf-8", "replace"))
+        case uuid.UUID():
+            return b"\x09" + value.bytes
+    raise LocalProtocolError(f"header {name[:64]!r}: no event-stream type for a value of type {type(value).__name__}")
+
+
+def _with_length(name: str, raw: bytes) -> bytes:
+    if len(raw) > MAX_VALUE:
+        raise LocalProtocolError(f"header {name[:64]!r}: a value has at most {MAX_VALUE} bytes, not {len(raw)}")
+    return len(raw).to_bytes(2, "big") + raw
+
+
+def encode_block(block: bytes, payload: Buffer = b"") -> list[Buffer]:
+    """A message from a header block made by `encode_headers`: one buffer if the payload is under 16 KiB, else head,
+    payload by reference (contiguous, unchanged until written) and tail. LocalProtocolError for a payload over 16 MiB."""
+    size = memoryview(payload).nbytes if isinstance(payload, memoryview) else len(payload)
+    if size > MAX_PAYLOAD:
+        raise LocalProtocolError(f"an event-stream payload has at most {MAX_PAYLOAD} bytes, not {size}")
+    lengths = _LENGTHS.pack(OVERHEAD + len(block) + size, len(block))
+    head = lengths + _CRC.pack(crc32(lengths)) + block
+    tail = _CRC.pack(crc32(payload, crc32(head)))
+    return [b"".join((head, payload, tail))] if size < _LARGE else [head, payload, tail]
+
+
+def encode_buffers(headers: Mapping[str, HeaderValue], payload: Buffer = b"") -> list[Buffer]:
+    """A message as the buffers to write, in order; rules and errors of `encode_headers` and `encode_block`."""
+    return encode_block(encode_headers(headers), payload)
+
+
+def encode(message: Message) -> bytes:
+    """A message as one `bytes`; rules and errors of `encode_headers` and `encode_block`."""
+    return b"".join(encode_buffers(message.headers, message.payload))
+
+
+# ---- reading
+
+
+def decode_headers(block: bytes, fields: int = MAX_FIELDS) -> Mapping[str, HeaderValue]:
+    """The headers of a block, read-only. RemoteProtocolError if they break the format: a name that is empty, not UTF-8
+    or there twice, an unknown type, a value that is cut off, over 32767 bytes or not UTF-8 where it is a string, or more
+    than `fields`."""
+    return _decode_remembered(block, fields) if len(block) <= _CACHED else _decode_headers(block, fields)
+
+
+def _decode_headers(block: bytes, fields: int) -> Mapping[str, HeaderValue]:
+    headers: dict[str, HeaderValue] = {}
+    at = 0
+    while at < len(block):
+        if len(headers) == fields:
+            raise RemoteProtocolError(f"event-stream message with more than {fields} header fields")
+        name_end = at + 1 + block[at]
+        name = _text(block, at + 1, name_end, "header name")
+        if not name:
+            raise RemoteProtocolError(f"event-stream header name is empty, at byte {at} of the headers")
+        if name in headers:
+            raise RemoteProtocolError(f"event-stream header {name[:64]!r} is there twice")
+        headers[name], at = _decode_value(block, name_end, name)
+    return MappingProxyType(headers)
+
+
+_decode_remembered = lru_cache(maxsize=256)(_decode_headers)
+
+
+def _decode_value(block: bytes, at: int, name: str) -> tuple[HeaderValue, int]:
+    """The value whose type byte is at `at`, and where it ends."""
+    what = f"header {name[:64]!r}"
+    match _slice(block, at, at + 1, what)[0]:
+        case 0:
+            return True, at + 1
+        case 1:
+            return False, at + 1
+        case 2 | 3 | 4 | 5 | 8 as number:
+            kind = _SIGNED[number]
+            end = at + 1 + kind.size
+            return kind(int.from_bytes(_slice(block, at + 1, end, what), "big", signed=True)), end
+        case 6 | 7 as number:
+            size = int.from_bytes(_slice(block, at + 1, at + 3, what), "big")
+            if size > MAX_VALUE:
+                raise RemoteProtocolError(f"event-stream {what}: value of {size} bytes, at most {MAX_VALUE}")
+            end = at + 3 + size
+            return _slice(block, at + 3, end, what) if number == 6 else _text(block, at + 3, end, what), end
+        case 9:
+            return uuid.UUID(bytes=_slice(block, at + 1, at + 17, what)), at + 17
+        case number:
+            raise RemoteProtocolError(f"event-stream {what}: type {number}, there are 0 to 9")
+
+
+def _slice(block: bytes, start: int, end: int, what: str) -> bytes:
+    if end > len(block):
+        raise RemoteProtocolError(f"event-stream {what} needs {end - start} bytes, {len(block) - start} are left")
+    return block[start:end]
+
+
+def _text(block: bytes, start: int, end: int, what: str) -> str:
+    try:
+        return _slice(block, start, end, what).decode()
+    except UnicodeDecodeError:
+        raise RemoteProtocolError(f"event-stream {what} is not UTF-8") from None
+
+
+def _read_prelude(buffer: Buffer, at: int, limits: Limits) -> tuple[int, int, int]:
+    """Total length, headers length and the CRC of the eight bytes that hold them; believed only once that CRC holds."""
+    total, headers, stored = _PRELUDE.unpack_from(buffer, at)
+    crc = crc32(buffer[at : at + 8])
+    if crc != stored:
+        raise RemoteProtocolError(f"event-stream prelude CRC is {stored:#010x}, its bytes have {crc:#010x}")
+    if headers > limits.headers:
+        raise RemoteProtocolError(f"event-stream headers of {headers} bytes, the limit is {limits.headers}")
+    if total > limits.message:
+        raise RemoteProtocolError(f"event-stream message of {total} bytes, the limit is {limits.message}")
+    if total < OVERHEAD + headers:
+        raise RemoteProtocolError(
+            f"event-stream message of {total} bytes cannot hold headers of {headers} and {OVERHEAD} more"
+        )
+    return total, headers, crc
+
+
+def _raw(buffer: Buffer, at: int, total: int, headers: int, crc: int) -> Raw:
+    """The parts of the message at `at`, whose bytes before its own CRC have `crc`."""
+    payload_at, end = at + _PRELUDE.size + headers, at + total - 4
+    (stored,) = _CRC.unpack_from(buffer, end)
+    if crc != stored:
+        raise RemoteProtocolError(f"event-stream message CRC is {stored:#010x}, its bytes have {crc:#010x}")
+    block = bytes(buffer[at + _PRELUDE.size : payload_at])
+    if end - payload_at < _LARGE:
+        return Raw(block, bytes(buffer[payload_at:end]))
+    return Raw(block, memoryview(buffer)[payload_at:end].toreadonly())
+
+
+def split(buffer: Buffer, limits: Limits) -> Raw:
+    """Opens the one message that fills `buffer` exactly: an event inside an envelope. A large payload is a view of
+    `buffer`. RemoteProtocolError as from a Decoder, also for bytes missing or left over."""
+    if len(buffer) < _PRELUDE.size:
+        raise RemoteProtocolError(f"event-stream message of {len(buffer)} bytes, at least {OVERHEAD} are needed")
+    total, headers, crc = _read_prelude(buffer, 0, limits)
+    if total != len(buffer):
+        raise RemoteProtocolError(f"event-stream message of {total} bytes where {len(buffer)} bytes were announced for it")
+    return _raw(buffer, 0, total, headers, crc32(memoryview(buffer)[8 : total - 4], crc))
+
+
+@final
+class Decoder:
+    """Reads a run of messages out of bytes that arrive in any pieces.
+
+    Feed `receive_data`, pull `next_message` until it says NEED_DATA, feed again; `receive_eof` when the bytes end.
+    RemoteProtocolError is final: bytes fed afterwards are dropped and every pull raises it again.
+
+    Memory: `buffered` bytes are held; they stay below 12 while no message has begun. Once a message's prelude has
+    arrived and its checksum and limits hold, `need` is the message's total length; reserve that much before the next
+    `receive_data`, which takes the memory. A message above 16 KiB is then assembled in place, each byte copied once.
+    """
+
+    __slots__ = ("_at", "_buffer", "_crc", "_eof", "_error", "_filled", "_limits", "_target", "need")
+
+    def __init__(self, limits: Limits | None = None) -> None:
+        self._limits = limits or Limits()
+        self._buffer: bytes | bytearray = b""  # `bytes` while it is being read, so that views of it are safe
+        self._at = 0
+        self._target: memoryview | None = None  # the memory of one large message
+        self._filled = 0
+        self._crc = 0  # of what is filled, without the last four bytes
+        self._eof = False
+        self._error: RemoteProtocolError | None = None
+        self.need = 0
+        """The total length of the message that is being assembled; 0 while there is none."""
+
+    @property
+    def buffered(self) -> int:
+        """Received bytes that the decoder still holds."""
+        return self._filled + len(self._buffer) - self._at
+
+    def receive_data(self, data: Buffer) -> None:
+        """Takes bytes; `data` may be reused once this returns. Never raises for what the bytes say."""
+        if self._error is not None:
+            return
+        if self.need > _LARGE:
+            data = self._fill(data)
+            if not data:
+                return
+        if len(self._buffer) == self._at:
+            self._buffer = bytes(data)
+            self._at = 0
+            return
+        if isinstance(self._buffer, bytes):
+            self._buffer = bytearray(memoryview(self._buffer)[self._at :])
+            self._at = 0
+        self._buffer += data
+
+    def receive_eof(self) -> None:
+        """No more bytes will come. RemoteProtocolError if a message is cut off; whole ones can still be pulled."""
+        self._eof = True
+        if self._error is None and 0 < self.buffered < (self.need or _PRELUDE.size):
+            raise self.fail(self._truncated())
+
+    def next_message(self) -> Message | NeedData:
+        """The next whole message, or NEED_DATA."""
+        raw = self.next_raw()
+        if raw is Signal.NEED_DATA:
+            return raw
+        try:
+            return Message(headers=decode_headers(raw.headers, self._limits.fields), payload=raw.payload)
+        except RemoteProtocolError as error:
+            raise self.fail(error) from None
+
+    def next_raw(self) -> Raw | NeedData:
+        """As `next_message`, but the header block is left as it is: for a dialect that knows its blocks by heart."""
+        if self._error is not None:
+            raise self._error
+        try:
+            return self._next()
+        except RemoteProtocolError as error:
+            raise self.fail(error) from None
+
+    def fail(self, error: RemoteProtocolError) -> RemoteProtocolError:
+        """Ends the decoder with an error that a dialect found in a message; gives it back, to be raised."""
+        self._error = error
+        self._buffer, self._at, self._target, self._filled, self.need = b"", 0, None, 0, 0
+        return error
+
+    def _next(self) -> Raw | NeedData:
+        held = self.buffered
+        if held < (self.need or _PRELUDE.size):
+            if held and self._eof:
+                raise self._truncated()
+            return Signal.NEED_DATA
+        if self._target is not None:
+            return self._assembled(self._target)
+        if isinstance(self._buffer, bytearray):
+            self._buffer = bytes(self._buffer)
+        buffer, at = self._buffer, self._at
+        total, headers, crc = _read_prelude(buffer, at, self._limits)
+        if held < total:
+            self.need = total
+            if self._eof:
+                raise self._truncated()
+            return Signal.NEED_DATA
+        raw = _raw(buffer, at, total, headers, crc32(memoryview(buffer)[at + 8 : at + total - 4], crc))
+        self.need = 0
+        if held == total:
+            self._buffer, self._at = b"", 0
+        else:
+            self._at = at + total
+        return raw
+
+    def _fill(self, data: Buffer) -> memoryview:
+        """Copies into the large message what belongs to it; the rest of `data`."""
+        if self._target is None:
+            # Not zeroed, so a length that no bytes follow costs address space alone.
+            self._target = memoryview(np.empty(self.need, np.uint8))
+            begun, self._buffer, self._at, self._crc = memoryview(self._buffer)[self._at :], b"", 0, 0
+            self._append(self._target, begun)
+        view = memoryview(data).cast("B")
+        n = min(len(view), self.need - self._filled)
+        self._append(self._target, view[:n])
+        return view[n:]
+
+    def _append(self, target: memoryview, view: memoryview) -> None:
+        target[self._filled : self._filled + len(view)] = view
+        self._crc = crc32(view[: max(0, self.need - 4 - self._filled)], self._crc)
+        self._filled += len(view)
+
+    def _assembled(self, target: memoryview) -> Raw:
+        total, headers, _ = _PRELUDE.unpack_from(target)
+        raw = _raw(target, 0, total, headers, self._crc)
+        self._target, self._filled, self.need = None, 0, 0
+        return raw
+
+    def _truncated(self) -> RemoteProtocolError:
+        needed = f"of {self.need} bytes" if self.need else "whose length is not known yet"
+        return RemoteProtocolError(f"event stream ends inside a message {needed}, after {self.buffered} bytes of it")

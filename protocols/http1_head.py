@@ -1,0 +1,372 @@
+"""HTTP/1.1 heads and trailers: what may pass for one, and how one is written (RFC 9112 sections 2 to 7)."""
+
+from __future__ import annotations
+
+import http
+import re
+import string
+from typing import NamedTuple, final
+
+import httptools
+
+from protocols.errors import LocalProtocolError, RemoteProtocolError
+from protocols.events import Headers
+
+_TOKEN = (string.digits + string.ascii_letters + "!#$%&'*+-.^_`|~").encode()  # RFC 9110 section 5.6.2
+_VISIBLE = bytes(c for c in range(0x21, 0x7F) if c != ord("#"))  # a request target has no fragment (RFC 9112 section 3.2)
+# Invalid in a value (RFC 9110 section 5.5).
+_CONTROLS = bytes(c for c in range(0x20) if c != 0x09) + b"\x7f"
+
+_LENGTH_LIMIT = 2**63
+_REG_NAME = (
+    rb"(?:[0-9A-Za-z._~!$&'()*+,;=-]|%[0-9A-Fa-f]{2})+"  # RFC 3986 section 3.2.2; empty is refused: RFC 9110 section 4.2.1
+)
+_HOST = re.compile(rb"(?:" + _REG_NAME + rb"|\[[0-9A-Fa-f:.]{2,45}\])(?::[0-9]{0,5})?")
+_ABSOLUTE = re.compile(rb"[Hh][Tt][Tt][Pp][Ss]?://([^/?]*)(.*)")
+_TRAILER = re.compile(rb"([0-9A-Za-z!#$%&'*+.^_`|~-]+):([\t -~\x80-\xff]*)")
+# The parser library is shown only what passes these: no control character, no bare CR or LF (RFC 9112 section 2.2), no
+# folded line (section 5.2), one space between the parts of a request line (section 3).
+_LINE_ENDS = rb"\r\n(?![\t ])(?:[\t -~\x80-\xff]++\r\n(?![\t ]))*+\r\n"
+_LINES = re.compile(rb"(?:[\t -~\x80-\xff]*+\r\n)*+")
+_REQUEST = re.compile(rb"([!-~]++) ([!-~]++) HTTP/([0-9]\.[0-9])" + _LINE_ENDS)
+_RESPONSE = re.compile(rb"HTTP/1\.([01]) ([1-5][0-9]{2})(?: [\t -~\x80-\xff]*+)?" + _LINE_ENDS)
+
+# What the machine itself must know of a head, and what of it the event does not show.
+_SPECIAL = frozenset(
+    b"connection content-length expect host keep-alive proxy-connection te transfer-encoding upgrade".split()
+)
+_SHOWN = frozenset((b"content-length", b"expect"))
+# Keep-alive is said with `connection` alone; host comes from the authority; framing is the machine's.
+_NOT_TO_SEND = (b"host", b"transfer-encoding", b"keep-alive", b"proxy-connection")
+
+# RFC 9110 section 6.5.1: framing, routing, request modifiers, authentication, content processing.
+FORBIDDEN_TRAILERS = frozenset(
+    b"authorization cache-control connection content-encoding content-length content-range content-type cookie expect host "
+    b"if-match if-modified-since if-none-match if-range if-unmodified-since keep-alive max-forwards pragma "
+    b"proxy-authenticate proxy-authorization proxy-connection range set-cookie te trailer transfer-encoding upgrade "
+    b"www-authenticate".split()
+)
+
+# The names of RFC 9110; Python's own table had older ones for three of them before 3.13.
+_PHRASES = {s.value: s.phrase for s in http.HTTPStatus} | {
+    413: "Content Too Large", 416: "Range Not Satisfiable", 422: "Unprocessable Content",
+}  # fmt: skip
+_STATUS_LINES = {status: f"HTTP/1.1 {status} {phrase}\r\n".encode() for status, phrase in _PHRASES.items()}
+
+
+class RequestHead(NamedTuple):
+    """A request head that has passed every check. A named tuple: one is made for each request."""
+
+    method: bytes
+    target: bytes
+    authority: bytes
+    headers: Headers
+    version: bytes
+    keep_alive: bool
+    length: int | None
+    """The declared one; None without Content-Length."""
+    chunked: bool
+    expects_continue: bool
+    upgrade: bytes
+
+
+class ResponseHead(NamedTuple):
+    """A response head that has passed every check; `length` and `chunked` are what it says, whatever its status."""
+
+    status: int
+    headers: Headers
+    keep_alive: bool
+    length: int | None
+    chunked: bool
+    upgrade: bytes
+
+
+class Outgoing(NamedTuple):
+    """Fields ready to be written, without those that the machine writes itself: these are in `special`."""
+
+    block: bytes
+    special: dict[bytes, list[bytes]]
+
+    @property
+    def length(self) -> int | None:
+        """The declared content-length. Raises LocalProtocolError for one that is no length."""
+        values = self.special.get(b"content-length")
+        if values is None:
+            return None
+        length = _length(values)
+        if length is None:
+            raise LocalProtocolError(
+                f"content-length: expected one decimal number below 2**63, got {b', '.join(values)[:80]!r}"
+            )
+        return length
+
+    @property
+    def upgrade(self) -> bytes:
+        return b", ".join(self.special.get(b"upgrade", ()))
+
+    @property
+    def connection(self) -> list[bytes]:
+        return _tokens(self.special.get(b"connection", ()))
+
+
+@final
+class _Fields:
+    """What the parser library finds in a head, sorted as it comes."""
+
+    __slots__ = ("headers", "special")
+
+    def __init__(self) -> None:
+        self.headers: list[tuple[bytes, bytes]] = []
+        self.special: dict[bytes, list[bytes]] = {}
+
+    def on_header(self, name: bytes, value: bytes) -> None:
+        name, value = name.lower(), value.strip()
+        if name in _SPECIAL:
+            self.special.setdefault(name, []).append(value)
+            if name not in _SHOWN:
+                return
+        self.headers.append((name, value))
+
+
+def read_request(head: bytes, *, max_fields: int) -> RequestHead:
+    """Reads a head, its empty line included. Raises RemoteProtocolError with the status to refuse it with."""
+    _check_count(head, max_fields, 431)
+    match = _REQUEST.fullmatch(head)
+    if match is None:
+        raise RemoteProtocolError(
+            f"request head: expected lines of text that end in CRLF, the first a request line: {head[:80]!r}"
+        )
+    method, target, version = match.groups()
+    if version != b"1.1" and version != b"1.0":
+        raise RemoteProtocolError(f"version: expected HTTP/1.0 or HTTP/1.1, got HTTP/{version.decode()}", status=505)
+    if method == b"CONNECT":
+        raise RemoteProtocolError("CONNECT: this is no proxy", status=501)
+    target, named = _origin(method, target)
+    modern = version == b"1.1"
+    fields = _Fields()
+    try:
+        httptools.HttpRequestParser(fields).feed_data(head)
+    except httptools.HttpParserUpgrade:
+        pass  # the head is complete; what an upgrade is, is decided below
+    except httptools.HttpParserInvalidMethodError:
+        # RFC 9110 section 9.1; a method is case-sensitive, so `get` is unknown and not wrong
+        status = 400 if method.translate(None, _TOKEN) else 501
+        raise RemoteProtocolError(f"method: unknown: {method[:40]!r}", status=status) from None
+    except httptools.HttpParserError as e:
+        raise _unparsed(head, modern, e) from None
+    special = fields.special
+    length, chunked = _framing(special, modern, 400, 501)
+    connection = _tokens(special.get(b"connection", ()))
+    has_body = bool(length or chunked)
+    return RequestHead(
+        method,
+        target,
+        _authority(special.get(b"host", ()), named, modern),
+        tuple(fields.headers),
+        version,
+        b"close" not in connection and (modern or b"keep-alive" in connection),
+        length,
+        chunked,
+        # an HTTP/1.0 client cannot expect, nor one that sends nothing (RFC 9110 section 10.1.1)
+        modern and b"expect" in special and _expects_continue(special[b"expect"]) and has_body,
+        _upgrade(special) if modern and not has_body and method == b"GET" and b"upgrade" in connection else b"",
+    )
+
+
+def read_response(head: bytes, *, max_fields: int) -> ResponseHead:
+    """Reads a head, its empty line included. Raises RemoteProtocolError with status 502."""
+    _check_count(head, max_fields, 502)
+    match = _RESPONSE.fullmatch(head)
+    if match is None:
+        raise RemoteProtocolError(
+            f"response head: expected lines of text that end in CRLF, the first a status line of HTTP/1.x: {head[:80]!r}",
+            status=502,
+        )
+    fields = _Fields()
+    try:
+        httptools.HttpResponseParser(fields).feed_data(head)
+    except httptools.HttpParserUpgrade:
+        pass
+    except httptools.HttpParserError as e:
+        raise RemoteProtocolError(f"response head: {e}", status=502) from None
+    modern = match[1] == b"1"
+    length, chunked = _framing(fields.special, modern, 502, 502)
+    connection = _tokens(fields.special.get(b"connection", ()))
+    return ResponseHead(
+        int(match[2]),
+        tuple(fields.headers),
+        b"close" not in connection and (modern or b"keep-alive" in connection),
+        length,
+        chunked,
+        _upgrade(fields.special) if modern and b"upgrade" in connection else b"",
+    )
+
+
+def read_trailer(line: bytes, status: int) -> tuple[bytes, bytes] | None:
+    """One line of a trailer section without its CRLF; None for a field that may not be one, which is dropped.
+    Raises RemoteProtocolError with `status` for what is no field."""
+    match = _TRAILER.fullmatch(line)
+    if match is None:
+        raise RemoteProtocolError(f"trailer: no field: {line[:80]!r}", status=status)
+    name = match[1].lower()
+    return None if name in FORBIDDEN_TRAILERS else (name, match[2].strip(b" \t"))
+
+
+def write_fields(headers: Headers) -> Outgoing:
+    """Checks and writes the fields of a head. Raises LocalProtocolError for names that are no token, for values with
+    control characters, and for fields that are the machine's to write."""
+    parts: list[bytes] = []
+    special: dict[bytes, list[bytes]] = {}
+    for name, value in headers:
+        lower = name.lower()
+        if lower in _SPECIAL:
+            special.setdefault(lower, []).append(value)
+            if lower in _NOT_TO_SEND:
+                raise LocalProtocolError(f"{lower.decode()}: is the machine's to write")
+            if lower == b"connection" or lower == b"upgrade":
+                if value.translate(None, _CONTROLS) != value:
+                    raise LocalProtocolError(f"{lower.decode()}: control characters in its value")
+                continue
+        elif not name or name.translate(None, _TOKEN):
+            raise LocalProtocolError(f"field name: expected a token, got {name[:80]!r}")
+        parts += (name, b": ", value, b"\r\n")
+    block = b"".join(parts)
+    if _LINES.fullmatch(block) is None or 4 * block.count(b"\n") != len(parts):
+        bad = next(name for name, value in headers if value.translate(None, _CONTROLS) != value)
+        raise LocalProtocolError(f"{bad[:80]!r}: control characters in a field value")
+    return Outgoing(block, special)
+
+
+def write_trailers(trailers: Headers) -> bytes:
+    """Checks and writes the fields of a trailer section; LocalProtocolError also for those that may not be there."""
+    for name, _ in trailers:
+        if name.lower() in FORBIDDEN_TRAILERS:
+            raise LocalProtocolError(f"{name[:80]!r}: may not be sent as a trailer (RFC 9110 section 6.5.1)")
+    return write_fields(trailers).block
+
+
+def status_line(status: int) -> bytes:
+    """With the standard phrase, or none where there is no standard one: the space stays (RFC 9112 section 4)."""
+    return _STATUS_LINES.get(status) or b"HTTP/1.1 %d \r\n" % status
+
+
+def request_line(method: bytes, target: bytes) -> bytes:
+    """Raises LocalProtocolError for what `read_request` would not take back as origin-form."""
+    if not method or method.translate(None, _TOKEN) or method == b"CONNECT":
+        raise LocalProtocolError(f"method: expected a token other than CONNECT, got {method[:80]!r}")
+    if target.translate(None, _VISIBLE) or not (target.startswith(b"/") or (target == b"*" and method == b"OPTIONS")):
+        raise LocalProtocolError(f"target: expected a path of visible ASCII, got {target[:80]!r}")
+    return b"%b %b HTTP/1.1\r\n" % (method, target)
+
+
+def is_authority(value: bytes) -> bool:
+    """Whether it is a host, name or address, with or without a port, and nothing else."""
+    return _HOST.fullmatch(value) is not None
+
+
+def _check_count(head: bytes, max_fields: int, status: int) -> None:
+    fields = head.count(b"\n") - 2
+    if fields > max_fields:
+        raise RemoteProtocolError(f"head: {fields} fields, the limit (fields) is {max_fields}", status=status)
+
+
+def _origin(method: bytes, target: bytes) -> tuple[bytes, bytes | None]:
+    """The target in origin-form, and the authority that an absolute-form named (RFC 9112 section 3.2)."""
+    if b"#" in target:
+        raise RemoteProtocolError(f"target: expected no fragment, got {target[:80]!r}")
+    if target.startswith(b"/") or (target == b"*" and method == b"OPTIONS"):
+        return target, None
+    match = _ABSOLUTE.fullmatch(target)
+    if match is None:
+        raise RemoteProtocolError(f"target: expected a path or an http(s) URI, got {target[:80]!r}")
+    path = match[2]
+    if not path:
+        return (b"*" if method == b"OPTIONS" else b"/"), match[1]  # RFC 9112 section 3.2.4
+    return (path if path.startswith(b"/") else b"/" + path), match[1]
+
+
+def _authority(hosts: list[bytes] | tuple[()], named: bytes | None, modern: bool) -> bytes:
+    """RFC 9112 section 3.2: exactly one valid Host, and an absolute-form may not say another."""
+    if len(hosts) > 1:
+        raise RemoteProtocolError(f"host: expected one, got {len(hosts)}")
+    if not hosts:
+        if modern:
+            raise RemoteProtocolError("host: missing")
+        if named is not None and not is_authority(named):
+            raise RemoteProtocolError(f"target: no host: {named[:80]!r}")
+        return named or b""
+    host = hosts[0]
+    if not is_authority(host):
+        raise RemoteProtocolError(f"host: expected a host and perhaps a port, got {host[:80]!r}")
+    if named is not None and named.lower() != host.lower():
+        raise RemoteProtocolError(f"host: {host[:80]!r} is not the authority of the target, {named[:80]!r}")
+    return host
+
+
+def _framing(special: dict[bytes, list[bytes]], modern: bool, status: int, unknown: int) -> tuple[int | None, bool]:
+    """The declared length, and whether the body is chunked. RFC 9112 section 6: what two readers could take for two
+    different lengths is refused and never repaired."""
+    lengths, codings = special.get(b"content-length"), special.get(b"transfer-encoding")
+    if codings is None:
+        if lengths is None:
+            return None, False
+        length = _length(lengths)
+        if length is None:
+            raise RemoteProtocolError(
+                f"content-length: expected one decimal number below 2**63, got {b' and '.join(lengths)[:80]!r}",
+                status=status,
+            )
+        return length, False
+    if lengths is not None:
+        raise RemoteProtocolError("content-length and transfer-encoding in one head", status=status)  # section 6.3, rule 3
+    if not modern:
+        raise RemoteProtocolError("transfer-encoding in HTTP/1.0", status=status)  # section 6.1
+    if len(codings) != 1 or codings[0].lower() != b"chunked":
+        raise RemoteProtocolError(
+            f"transfer-encoding: expected chunked, got {b', '.join(codings)[:80]!r}", status=unknown
+        )  # section 6.1
+    return None, True
+
+
+def _length(values: list[bytes]) -> int | None:
+    """One Content-Length of digits alone. A second one is refused also when equal, as a list is (RFC 9110 section 8.6)."""
+    if len(values) != 1 or not values[0].isdigit():
+        return None
+    digits = values[0].lstrip(b"0")
+    if len(digits) > 19:  # before int(): its time is quadratic
+        return None
+    length = int(digits or b"0")
+    return length if length < _LENGTH_LIMIT else None
+
+
+def _tokens(values: list[bytes] | tuple[()]) -> list[bytes]:
+    if not values:
+        return []
+    return [token for value in values for part in value.lower().split(b",") if (token := part.strip(b" \t"))]
+
+
+def _expects_continue(values: list[bytes]) -> bool:
+    if len(values) != 1 or values[0].lower() != b"100-continue":
+        raise RemoteProtocolError(f"expect: only 100-continue can be met, got {b', '.join(values)[:80]!r}", status=417)
+    return True
+
+
+def _upgrade(special: dict[bytes, list[bytes]]) -> bytes:
+    """The one protocol asked for; a choice of several is an offer that we may ignore (RFC 9110 section 7.8)."""
+    values = _tokens(special.get(b"upgrade", ()))
+    if len(values) != 1 or values[0].translate(None, _TOKEN + b"/"):
+        return b""
+    return values[0]
+
+
+def _unparsed(head: bytes, modern: bool, error: Exception) -> RemoteProtocolError:
+    """The library's own refusal, unless what it stumbled over was the framing: its verdict on that differs by version."""
+    special: dict[bytes, list[bytes]] = {}
+    for line in head.split(b"\r\n")[1:]:
+        name, _, value = line.partition(b":")
+        special.setdefault(name.lower(), []).append(value.strip())
+    try:
+        _framing(special, modern, 400, 501)
+    except RemoteProtocolError as own:
+        return own
+    return RemoteProtocolError(f"request head: {error}")

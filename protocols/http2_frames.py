@@ -1,0 +1,198 @@
+"""HTTP/2 frames as bytes: the splitter that cuts whole ones out of what arrives, and the few that are written by hand."""
+
+from __future__ import annotations
+
+import enum
+import struct
+from typing import NamedTuple, final
+
+from protocols.errors import RemoteProtocolError
+from protocols.events import Buffer
+
+PREFACE = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n"
+HEAD = 9
+"""Bytes of a frame head (RFC 9113 section 4.1)."""
+END_STREAM = 0x1
+ACK = 0x1
+END_HEADERS = 0x4
+PADDED = 0x8
+LARGEST_ID = 2**31 - 1
+
+
+class Kind(enum.IntEnum):
+    """The frame types of RFC 9113 section 6. Anything above CONTINUATION is an extension and may be ignored."""
+
+    DATA = 0
+    HEADERS = 1
+    PRIORITY = 2
+    RST_STREAM = 3
+    SETTINGS = 4
+    PUSH_PROMISE = 5
+    PING = 6
+    GOAWAY = 7
+    WINDOW_UPDATE = 8
+    CONTINUATION = 9
+
+
+class Code(enum.IntEnum):
+    """The error codes of RFC 9113 section 7 that we send ourselves."""
+
+    NO_ERROR = 0
+    PROTOCOL_ERROR = 1
+    STREAM_CLOSED = 5
+    FRAME_SIZE_ERROR = 6
+    REFUSED_STREAM = 7
+    ENHANCE_YOUR_CALM = 11
+
+
+@final
+class Frame(NamedTuple):
+    """One whole frame: `kind` is a plain number because extensions have no name, `head` its nine bytes."""
+
+    kind: int
+    flags: int
+    stream: int
+    head: bytes
+    payload: bytes
+
+
+def data_head(length: int, *, end: bool, stream: int) -> bytes:
+    """The nine bytes before `length` bytes of DATA."""
+    return struct.pack(">IBI", length << 8 | Kind.DATA, END_STREAM if end else 0, stream)
+
+
+def rst_stream(stream: int, code: int) -> bytes:
+    """A whole RST_STREAM frame."""
+    return struct.pack(">IBII", 4 << 8 | Kind.RST_STREAM, 0, stream, code)
+
+
+def goaway(code: int, last_stream: int, debug: bytes) -> bytes:
+    """A whole GOAWAY frame."""
+    return struct.pack(">IBIII", (8 + len(debug)) << 8 | Kind.GOAWAY, 0, 0, last_stream, code) + debug
+
+
+def settings(values: dict[int, int]) -> bytes:
+    """A whole SETTINGS frame."""
+    body = b"".join(struct.pack(">HI", setting, value) for setting, value in values.items())
+    return struct.pack(">IBI", len(body) << 8 | Kind.SETTINGS, 0, 0) + body
+
+
+def unpad(frame: Frame) -> bytes | None:
+    """The payload of a DATA frame without its padding; None where the padding is longer than the frame (section 6.1)."""
+    if not frame.flags & PADDED:
+        return frame.payload
+    if not frame.payload or frame.payload[0] >= len(frame.payload):
+        return None
+    return frame.payload[1 : len(frame.payload) - frame.payload[0]]
+
+
+@final
+class FrameSplitter:
+    """Cuts the byte stream into whole frames, and refuses the ones that are too large before they are buffered.
+
+    It holds at most what `receive` was given and one incomplete frame. After it has raised RemoteProtocolError it is
+    of no more use; `pending_head` then still shows the head of the frame that it refused.
+    """
+
+    def __init__(self, *, preface: bool, frame_size: int, continuations: int, block: int, settings_entries: int) -> None:
+        self.frame_size = frame_size
+        """The longest payload that may arrive; it may be raised when the peer has acknowledged a larger one."""
+        self.block_stream = 0
+        """The stream whose header block is open: HEADERS or PUSH_PROMISE came without END_HEADERS. 0 for none."""
+        self._buffer = bytearray()
+        self._preface = PREFACE if preface else b""
+        self._first = True
+        self._continuations = continuations
+        self._continued = 0
+        self._block = block
+        self._blocked = 0
+        self._settings_entries = settings_entries
+
+    def receive(self, data: Buffer) -> None:
+        """Stores a copy of `data`."""
+        self._buffer += data
+
+    def clear(self) -> None:
+        """Forgets what is buffered."""
+        self._buffer.clear()
+
+    @property
+    def at_boundary(self) -> bool:
+        """Whether everything that arrived was cut into whole frames and complete header blocks."""
+        whole_preface = not self._preface or self._preface is PREFACE
+        return not self._buffer and not self.block_stream and whole_preface
+
+    @property
+    def pending_head(self) -> bytes:
+        """The head of the frame that waits at the front."""
+        return bytes(self._buffer[:HEAD])
+
+    def next_frame(self) -> Frame | None:
+        """The next whole frame, or None until more bytes are there.
+
+        Raises RemoteProtocolError for a wrong preface, a first frame that is not SETTINGS (section 3.4), a frame above
+        `frame_size`, and for header blocks or SETTINGS that are larger than any honest peer makes them.
+        """
+        if self._preface:
+            self._take_preface()
+        buffer = self._buffer
+        if self._preface or len(buffer) < HEAD:
+            return None
+        length = int.from_bytes(buffer[:3])
+        kind, flags, stream = buffer[3], buffer[4], int.from_bytes(buffer[5:HEAD]) & LARGEST_ID
+        self._check(kind, flags, length)
+        size = HEAD + length
+        if len(buffer) < size:
+            return None
+        with memoryview(buffer) as view:
+            frame = Frame(kind, flags, stream, bytes(view[:HEAD]), bytes(view[HEAD:size]))
+        del buffer[:size]
+        self._first = False
+        self._note_block(kind, flags, stream, length)
+        return frame
+
+    def _take_preface(self) -> None:
+        n = min(len(self._preface), len(self._buffer))
+        if self._buffer[:n] != self._preface[:n]:
+            raise RemoteProtocolError("the connection does not begin with the HTTP/2 preface", wire_code=Code.PROTOCOL_ERROR)
+        if n:
+            self._preface = self._preface[n:]
+            del self._buffer[:n]
+
+    def _check(self, kind: int, flags: int, length: int) -> None:
+        if self._first and (kind != Kind.SETTINGS or flags & ACK):
+            raise RemoteProtocolError("the first frame is not SETTINGS", wire_code=Code.PROTOCOL_ERROR)
+        if length > self.frame_size:
+            raise RemoteProtocolError(
+                f"a frame of {length} bytes; MAX_FRAME_SIZE is {self.frame_size}", wire_code=Code.FRAME_SIZE_ERROR
+            )
+        if kind == Kind.SETTINGS and length > 6 * self._settings_entries:
+            raise RemoteProtocolError(
+                f"SETTINGS with {length // 6} entries; the limit is {self._settings_entries}",
+                wire_code=Code.ENHANCE_YOUR_CALM,
+            )
+        if kind in (Kind.HEADERS, Kind.PUSH_PROMISE) and not self.block_stream:
+            self._check_block(0, length)
+        elif kind == Kind.CONTINUATION:
+            self._check_block(self._continued + 1, self._blocked + length)
+
+    def _check_block(self, continued: int, size: int) -> None:
+        if continued > self._continuations:
+            raise RemoteProtocolError(
+                f"a header block with more than {self._continuations} CONTINUATION frames", wire_code=Code.ENHANCE_YOUR_CALM
+            )
+        if size > self._block:
+            raise RemoteProtocolError(
+                f"a header block of {size} bytes before decoding; the limit is {self._block}",
+                wire_code=Code.ENHANCE_YOUR_CALM,
+            )
+
+    def _note_block(self, kind: int, flags: int, stream: int, length: int) -> None:
+        if kind == Kind.CONTINUATION:
+            self._continued += 1
+            self._blocked += length
+        elif kind in (Kind.HEADERS, Kind.PUSH_PROMISE):
+            self._continued, self._blocked = 0, length
+        else:
+            return
+        self.block_stream = 0 if flags & END_HEADERS else stream

@@ -1,0 +1,124 @@
+"""Server-Sent Events: events out as a server, and a decoder for the client's side (WHATWG HTML section 9.2)."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+from typing import final
+
+from protocols.errors import RemoteProtocolError
+from protocols.events import NEED_DATA, Buffer, Signal
+
+MAX_EVENT = 32 * 1024 * 1024
+"""The decoder's default bound: twice the text that one generation may have (16 MiB), which the last event repeats."""
+
+_LINE_END = re.compile(rb"\r\n|\n|\r")
+_BOM = b"\xef\xbb\xbf"
+
+
+def encode_event(data: bytes) -> bytes:
+    """One event: `data: `, the data, a blank line. Data of several lines becomes as many `data:` lines, which the
+    client joins with LF again. There is nothing to escape: any bytes may be sent, though clients read UTF-8."""
+    if b"\n" in data or b"\r" in data:
+        data = b"\ndata: ".join(_LINE_END.split(data))
+    return b"data: " + data + b"\n\n"
+
+
+@final
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ServerSentEvent:
+    """One event. `data` is as it came, its lines joined with LF; `event` is "message" where the server named none;
+    `id` is the last one the stream has set, which an event without an id inherits."""
+
+    data: bytes
+    event: str = "message"
+    id: str = ""
+
+
+@final
+class SSEDecoder:
+    """The events of a `text/event-stream` body, whatever pieces it arrives in.
+
+    Lines end with CR, LF or CRLF, and an event is given out at its blank line, without waiting for what follows; one
+    that the body ends without completing is dropped, as the standard says. Comments, `retry` and unknown fields are
+    skipped, and so is a byte order mark at the start. A line, or the data of an event, above `max_event` bytes
+    raises RemoteProtocolError, from then on at each call.
+    """
+
+    __slots__ = ("_after_cr", "_at", "_buffer", "_data", "_error", "_first", "_id", "_max", "_scanned", "_type")
+
+    def __init__(self, *, max_event: int = MAX_EVENT) -> None:
+        self._max = max_event
+        self._buffer = bytearray()
+        self._at = 0  # where the next line starts
+        self._scanned = 0  # up to where no line end was found
+        self._after_cr = False
+        self._first = True
+        self._data = bytearray()
+        self._type = b""
+        self._id = ""
+        self._error: RemoteProtocolError | None = None
+
+    def receive_data(self, data: Buffer) -> None:
+        """Stores bytes. Call `next_event` until NEED_DATA before storing more: that is what bounds the memory."""
+        self._buffer += data
+
+    def next_event(self) -> ServerSentEvent | Signal:
+        """The next event, or NEED_DATA."""
+        if self._error is not None:
+            raise self._error
+        while (line := self._line()) is not None:
+            if line:
+                self._field(line)
+            elif self._data:
+                return self._dispatch()
+            else:
+                self._type = b""
+        return NEED_DATA
+
+    def _line(self) -> bytes | None:
+        buffer = self._buffer
+        if self._after_cr and self._at < len(buffer):
+            self._after_cr = False
+            self._at += buffer[self._at] == 0x0A  # the second half of a CRLF
+        end = _LINE_END.search(buffer, max(self._at, self._scanned))
+        if end is None:
+            del buffer[: self._at]
+            self._at, self._scanned = 0, len(buffer)
+            self._check("line", len(buffer))
+            return None
+        start, stop = self._at, end.start()
+        self._check("line", stop - start)
+        self._at, self._after_cr = stop + 1, buffer[stop] == 0x0D
+        line = bytes(buffer[start:stop])
+        if self._first:
+            self._first = False
+            line = line.removeprefix(_BOM)
+        return line
+
+    def _field(self, line: bytes) -> None:
+        name, _, value = line.partition(b":")
+        value = value.removeprefix(b" ")
+        match name:
+            case b"data":
+                self._check("data", len(self._data) + len(value))
+                self._data += value
+                self._data += b"\n"
+            case b"event":
+                self._type = value
+            case b"id" if b"\0" not in value:
+                self._id = value.decode("utf-8", "replace")
+
+    def _dispatch(self) -> ServerSentEvent:
+        event = self._type.decode("utf-8", "replace") or "message"
+        data = bytes(self._data[:-1])
+        self._data.clear()
+        self._type = b""
+        return ServerSentEvent(data=data, event=event, id=self._id)
+
+    def _check(self, what: str, size: int) -> None:
+        if size > self._max:
+            self._error = RemoteProtocolError(
+                f"the {what} of a server-sent event is at most {self._max} bytes (max_event), got {size}"
+            )
+            raise self._error

@@ -1,0 +1,44 @@
+"""The Open Inference Protocol (v2, also KServe's and Triton's) over HTTP: everything a server or client of it calls."""
+
+from __future__ import annotations
+
+from protocols.tensors import V2Error, V2Tensor
+from protocols.v2_body import IHCL, V2Limits, parse_header_length
+from protocols.v2_metadata import (
+    EXTENSIONS,
+    ModelSignature,
+    TensorSpec,
+    live_body,
+    model_config,
+    model_metadata,
+    model_ready,
+    ready_body,
+    server_metadata,
+)
+from protocols.v2_request import RequestedOutput, V2Request, encode_infer_request, parse_infer
+from protocols.v2_response import V2Answer, V2Reply, decode_infer_reply, render_infer
+
+__all__ = [
+    "EXTENSIONS",
+    "IHCL",
+    "ModelSignature",
+    "RequestedOutput",
+    "TensorSpec",
+    "V2Answer",
+    "V2Error",
+    "V2Limits",
+    "V2Reply",
+    "V2Request",
+    "V2Tensor",
+    "decode_infer_reply",
+    "encode_infer_request",
+    "live_body",
+    "model_config",
+    "model_metadata",
+    "model_ready",
+    "parse_header_length",
+    "parse_infer",
+    "ready_body",
+    "render_infer",
+    "server_metadata",
+]

@@ -1,0 +1,124 @@
+"""Inference replies of the Open Inference Protocol (v2), written by a server and read by a client."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, final
+
+from protocols.events import Buffer, Headers
+from protocols.tensors import V2Error, V2Tensor, show
+from protocols.v2_body import (
+    DEFAULT_LIMITS,
+    IHCL,
+    NO_PARAMETERS,
+    Parameters,
+    V2Limits,
+    join_body,
+    parse_header_length,
+    read_entries,
+    read_parameters,
+    read_string,
+    read_tensors,
+    split_body,
+    write_tensor,
+)
+from protocols.v2_metadata import ModelSignature
+from protocols.v2_request import V2Request
+
+
+@final
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class V2Reply:
+    """The head fields and the body of a reply with status 200. The buffers are written in order; those after the
+    first may be the model's own memory, which must not change until they are written."""
+
+    headers: list[tuple[bytes, bytes]]
+    buffers: list[Buffer]
+
+
+def render_infer(
+    model_name: str,
+    model_version: str,
+    outputs: Sequence[V2Tensor],
+    request: V2Request,
+    response_id: str = "",
+    parameters: Parameters = NO_PARAMETERS,
+    signature: ModelSignature | None = None,
+) -> V2Reply:
+    """The reply to `request` with what the model gave.
+
+    Requested outputs come in the order requested, else all in the model's order. An output is binary where its
+    request says so, else where the request's `binary_data_output` does. The id is that of the request, or
+    `response_id` where the model chose one; without either there is none. V2Error 400 for a requested output that
+    does not exist and for BYTES that JSON cannot carry, 500 if the model broke its own declaration.
+    """
+    chosen = _choose(outputs, request, signature) if request.outputs else [(out, request.binary_default) for out in outputs]
+    head: dict[str, Any] = {"model_name": model_name}
+    if model_version:
+        head["model_version"] = model_version
+    if id := response_id or request.id:
+        head["id"] = id
+    if parameters:
+        head["parameters"] = parameters
+    entries = head["outputs"] = []
+    data: list[Buffer] = []
+    for tensor, binary in chosen:
+        entry, buffers = write_tensor(tensor, binary=binary)
+        entries.append(entry)
+        data += buffers
+    headers, body = join_body(head, data)
+    return V2Reply(headers=headers, buffers=body)
+
+
+def _choose(
+    outputs: Sequence[V2Tensor], request: V2Request, signature: ModelSignature | None
+) -> list[tuple[V2Tensor, bool]]:
+    given = {tensor.name: tensor for tensor in outputs}
+    chosen = []
+    for wanted in request.outputs:
+        if wanted.name not in given:
+            # A declared one has passed the check of the request: then the model owes it.
+            declared = signature is not None and signature.outputs is not None
+            gives = ", ".join(map(show, given)) or "none"
+            raise V2Error(f"unknown output {show(wanted.name)}: the model gave {gives}", status=500 if declared else 400)
+        binary = request.binary_default if wanted.binary is None else wanted.binary
+        chosen.append((given[wanted.name], binary))
+    return chosen
+
+
+@final
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class V2Answer:
+    """A reply as its client reads it. KServe gives no version, and Triton no id where the request had none: empty."""
+
+    model_name: str = ""
+    model_version: str = ""
+    id: str = ""
+    parameters: Parameters = NO_PARAMETERS
+    outputs: tuple[V2Tensor, ...] = ()
+
+    def __getitem__(self, name: str) -> V2Tensor:
+        for tensor in self.outputs:
+            if tensor.name == name:
+                return tensor
+        raise KeyError(f"no output {name!r}; there are: {', '.join(t.name for t in self.outputs)}")
+
+
+def decode_infer_reply(headers: Headers, body: Buffer, *, status: int = 200, limits: V2Limits = DEFAULT_LIMITS) -> V2Answer:
+    """The reply in a complete body. Binary outputs are read-only views of it.
+
+    `headers` have lower-case names. V2Error for what is not a v2 reply, and for a status other than 200, which it then
+    carries, with the server's text.
+    """
+    header_length = parse_header_length([value for name, value in headers if name == IHCL])
+    head, rest = split_body(body, header_length, limits, "the reply")
+    if status != 200:
+        raise V2Error(read_string(head, "error"), status=status)
+    return V2Answer(
+        model_name=read_string(head, "model_name"),
+        model_version=read_string(head, "model_version"),
+        id=read_string(head, "id"),
+        parameters=read_parameters(head, "the reply"),
+        outputs=read_tensors(read_entries(head, "outputs", limits), rest, header_length, limits, "output"),
+    )

@@ -1,0 +1,100 @@
+"""The WebSocket opening handshake over heads that an HTTP/1.1 machine has read: RFC 6455 section 4."""
+
+from __future__ import annotations
+
+import base64
+import binascii
+from collections.abc import Sequence
+
+from wsproto.utilities import generate_accept_token
+
+from protocols.errors import LocalProtocolError, RemoteProtocolError
+from protocols.events import Headers, Request, Response
+
+VERSION = b"13"
+
+
+def accept_headers(request: Request, *, subprotocols: Sequence[bytes] = ()) -> list[tuple[bytes, bytes]]:
+    """The headers of the 101 that accepts `request`; no extension is ever taken up.
+
+    `subprotocols` are ours, the most wanted first; the first that the client offers is chosen, and none if it offers
+    none of them. Raises RemoteProtocolError for a request that is no WebSocket handshake: `status` 400, or 426 where
+    only its version is another; `refusal_headers` says what the answer must carry.
+    """
+    if request.method != b"GET" or request.upgrade != b"websocket":
+        raise RemoteProtocolError("a WebSocket handshake is a GET with upgrade: websocket")
+    version = _only(request.headers, b"sec-websocket-version")
+    if version != VERSION:
+        raise RemoteProtocolError(f"sec-websocket-version: expected 13, got {version[:20]!r}", status=426)
+    key = _only(request.headers, b"sec-websocket-key")
+    if not _is_nonce(key):
+        raise RemoteProtocolError("sec-websocket-key: expected 16 bytes in base64")
+    headers = [
+        (b"upgrade", b"websocket"),
+        (b"connection", b"Upgrade"),
+        (b"sec-websocket-accept", generate_accept_token(key)),
+    ]
+    offered = {
+        token.strip(b" \t")
+        for name, value in request.headers
+        if name == b"sec-websocket-protocol"
+        for token in value.split(b",")
+    }
+    chosen = next((name for name in subprotocols if name in offered), None)
+    return headers if chosen is None else [*headers, (b"sec-websocket-protocol", chosen)]
+
+
+def refusal_headers(error: RemoteProtocolError) -> list[tuple[bytes, bytes]]:
+    """What the answer to a refused handshake carries besides its status: the version we speak, RFC 6455 section 4.4."""
+    return [(b"sec-websocket-version", VERSION)] if error.status == 426 else []
+
+
+def request_headers(key: bytes, *, subprotocols: Sequence[bytes] = ()) -> list[tuple[bytes, bytes]]:
+    """The headers of a client's GET. `key` is 16 random bytes, new for each connection; `subprotocols` are offered in
+    this order. The same arguments go to `check_response`."""
+    headers = [
+        (b"upgrade", b"websocket"),
+        (b"connection", b"Upgrade"),
+        (b"sec-websocket-key", _encoded(key)),
+        (b"sec-websocket-version", VERSION),
+    ]
+    return [*headers, (b"sec-websocket-protocol", b", ".join(subprotocols))] if subprotocols else headers
+
+
+def check_response(key: bytes, response: Response, *, subprotocols: Sequence[bytes] = ()) -> bytes | None:
+    """The subprotocol that the server chose, or None, after which frames follow. Raises RemoteProtocolError where
+    `response` does not accept the handshake made with `key`: another status, a wrong or missing
+    sec-websocket-accept, an extension, a subprotocol that was not offered (RFC 6455 section 4.1)."""
+    if response.status != 101:
+        raise RemoteProtocolError(f"WebSocket handshake: expected status 101, got {response.status}")
+    if _only(response.headers, b"sec-websocket-accept") != generate_accept_token(_encoded(key)):
+        raise RemoteProtocolError("sec-websocket-accept: not the answer to our key")
+    names = [name for name, _ in response.headers]
+    if b"sec-websocket-extensions" in names:
+        raise RemoteProtocolError("sec-websocket-extensions: expected none, as none was offered")
+    if b"sec-websocket-protocol" not in names:
+        return None
+    chosen = _only(response.headers, b"sec-websocket-protocol")
+    if chosen not in subprotocols:
+        raise RemoteProtocolError(f"sec-websocket-protocol: {chosen[:50]!r} was not offered")
+    return chosen
+
+
+def _only(headers: Headers, wanted: bytes) -> bytes:
+    values = [value for name, value in headers if name == wanted]
+    if len(values) != 1:
+        raise RemoteProtocolError(f"{wanted.decode()}: expected exactly one, got {len(values)}")
+    return values[0]
+
+
+def _is_nonce(key: bytes) -> bool:
+    try:
+        return len(base64.b64decode(key, validate=True)) == 16
+    except binascii.Error:
+        return False
+
+
+def _encoded(key: bytes) -> bytes:
+    if len(key) != 16:
+        raise LocalProtocolError(f"key: expected 16 random bytes, got {len(key)}")
+    return base64.b64encode(key)

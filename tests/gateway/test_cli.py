@@ -1,0 +1,391 @@
+"""The command line teaches, fails in one line, and hands a configuration to the server."""
+
+from __future__ import annotations
+
+import importlib
+import json
+import logging
+import os
+import subprocess
+import sys
+import tomllib
+from collections.abc import Iterator
+from pathlib import Path
+from types import ModuleType, SimpleNamespace
+from typing import Any
+
+import pytest
+from click.testing import CliRunner, Result
+
+from gateway import cli
+from gateway.cli import check_shadowing, program
+from gateway.config import Config, ModelConfig
+from gateway.settings import PREFIX, ConfigError
+from models.messages import Family
+
+ROOT = Path(__file__).resolve().parents[2]
+
+
+@pytest.fixture(autouse=True)
+def _as_before(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """A working directory and an environment without anything of ours, and logging put back."""
+    monkeypatch.chdir(tmp_path)
+    for name in [name for name in os.environ if name.startswith(PREFIX) or name == "SAGEMAKER_BIND_TO_PORT"]:
+        monkeypatch.delenv(name)
+    root, ours = logging.getLogger(), logging.getLogger("gateway")
+    handlers, level = list(root.handlers), ours.level
+    yield
+    root.handlers[:] = handlers
+    ours.setLevel(level)
+
+
+class Served:
+    """Stands for the server: keeps what it was asked to serve."""
+
+    def __init__(self) -> None:
+        self.configs: list[Config] = []
+        self.status = 0
+        self.error: Exception | None = None
+
+    def run(self, config: Config) -> int:
+        self.configs.append(config)
+        if self.error:
+            raise self.error
+        return self.status
+
+
+@pytest.fixture
+def served(monkeypatch: pytest.MonkeyPatch) -> Served:
+    server = Served()
+    replace_module(monkeypatch, "gateway.standalone", run=server.run)
+    return server
+
+
+def replace_module(monkeypatch: pytest.MonkeyPatch, name: str, **attributes: Any) -> None:
+    module = ModuleType(name)
+    vars(module).update(attributes)
+    monkeypatch.setitem(sys.modules, name, module)
+
+
+def run(*arguments: str, **environ: str) -> Result:
+    return CliRunner().invoke(program, list(arguments), env=environ)
+
+
+def failure(*arguments: str, **environ: str) -> str:
+    result = run(*arguments, **environ)
+    assert result.exit_code == 2, result.output
+    assert isinstance(result.exception, SystemExit)
+    (line,) = result.output.splitlines()
+    return line.removeprefix("Error: ")
+
+
+# ---- serving ----
+
+
+@pytest.mark.parametrize("command", [[], ["serve"]])
+def test_it_serves_with_or_without_the_command(served: Served, command: list[str]) -> None:
+    result = run("--port", "9000", "--model", "lm=app:lm", *command)
+    assert result.exit_code == 0, result.output
+    (config,) = served.configs
+    assert config.listen.port == 9000
+    assert config.models == {"lm": ModelConfig(factory="app:lm")}
+
+
+def test_the_exit_status_is_the_servers(served: Served) -> None:
+    served.status = 3
+    assert run().exit_code == 3
+
+
+def test_every_flag_reaches_its_setting(served: Served) -> None:
+    run(
+        *("--host", "0.0.0.0", "--port", "1", "--tls-port", "2", "--tls-cert", "c.pem", "--tls-key", "k.pem"),
+        *("--log-level", "error", "--log-format", "text", "--set", "limits.body=64 MiB", "--set", "lmi.default_model=a"),
+        *("--model", "a=m:a", "--model", "llama-3.1=m:b", "--set", 'models."llama-3.1".options.equation=x=y'),
+    )
+    (config,) = served.configs
+    assert (config.listen.host, config.listen.port, config.listen.tls_port) == ("0.0.0.0", 1, 2)
+    assert (config.tls.cert, config.tls.key, config.tls.dev) == ("c.pem", "k.pem", False)
+    assert (config.log.level, config.log.format) == ("error", "text")
+    assert (config.limits.body, config.lmi.default_model) == (64 * 2**20, "a")
+    assert config.models["llama-3.1"] == ModelConfig(factory="m:b", options={"equation": "x=y"})
+
+
+def test_flags_override_the_environment_and_the_environment_the_file(served: Served, tmp_path: Path) -> None:
+    (tmp_path / "everywire.toml").write_text("[listen]\nport = 1\nbacklog = 1\nhost = '::1'\n")
+    run(
+        *("--config", "everywire.toml", "--port", "3"),
+        EVERYWIRE_LISTEN__PORT="2",
+        EVERYWIRE_LISTEN__BACKLOG="2",
+        SAGEMAKER_BIND_TO_PORT="4",
+    )
+    listen = served.configs[0].listen
+    assert (listen.port, listen.backlog, listen.host) == (3, 2, "::1")
+
+
+def test_the_development_certificate_is_made_and_its_ca_is_named_in_the_log(served: Served, tmp_path: Path) -> None:
+    result = run("--tls-dev", "--set", "tls.dev_dir=tls", "--model", "a=m:a")
+    assert served.configs[0].tls.dev
+    line = json.loads(result.output)
+    assert line["SSL_CERT_FILE"] == f"{tmp_path}/tls/ca.pem"
+    assert (tmp_path / "tls" / "ca.pem").exists()
+
+
+# ---- errors ----
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["--port", "http"], "--port: listen.port must be a whole number from -1 to 65535, not 'http'"),
+        (["--log-level", "loud"], "--log-level: log.level must be one of debug, info, warning, error, not 'loud'"),
+        (["--set", "limits.haed=1"], "--set limits.haed: limits.haed is not a setting: did you mean limits.head?"),
+        (["--set", "limits.head"], "--set takes SECTION.KEY=VALUE, such as limits.body=64MiB, not 'limits.head'"),
+        (["--model", "app:f"], "--model takes NAME=MODULE:ATTR, such as chat=app:generate, not 'app:f'"),
+        (["--model", "=app:f"], "--model takes NAME=MODULE:ATTR, such as chat=app:generate, not '=app:f'"),
+        (["--model", "a=app.py"], "--model a: models.a.factory must be \"module:attribute\", not 'app.py'"),
+        (
+            ["--model", "a b=m:f"],
+            "--model a b: 'a b' cannot be the name of a model: 1 to 128 letters, digits, '.', '_' and '-', "
+            "beginning with a letter, a digit or '_'",
+        ),
+        (["--port", "1", "--set", "listen.port=2"], "listen.port is set twice: by --port and by --set listen.port"),
+        (["--model", "a=m:f", "--model", "a=m:g"], "models.a.factory is set twice: by --model a and by --model a"),
+        (["--config", "missing.toml"], "missing.toml: cannot be read: No such file or directory"),
+        (["--tls-cert", "c.pem"], "tls.cert (--tls-cert) is set and tls.key is not: a certificate needs its key"),
+    ],
+)
+def test_a_wrong_setting_is_one_clear_line_and_nothing_is_served(served: Served, arguments: list[str], message: str) -> None:
+    assert failure(*arguments) == message
+    assert served.configs == []
+
+
+def test_a_wrong_variable_is_one_clear_line(served: Served) -> None:
+    assert failure(EVERYWIRE_LISTEN__PORT="x").startswith("EVERYWIRE_LISTEN__PORT: listen.port must be")
+
+
+@pytest.mark.parametrize("arguments", [["--prot", "1"], ["sevre"], ["serve", "--port", "1"], ["demo", "--port", "x"]])
+def test_a_wrong_command_line_is_one_line_without_the_usage(served: Served, arguments: list[str]) -> None:
+    assert arguments[-2 if len(arguments) > 1 else 0] in failure(*arguments)
+
+
+@pytest.mark.parametrize("depth", [0, 1, 3])
+def test_what_the_server_finds_wrong_with_the_configuration_is_one_line_too(served: Served, depth: int) -> None:
+    served.error = ConfigError("models.a: app has no attribute 'f'")
+    for _ in range(depth):
+        served.error = ExceptionGroup("of a nursery", [served.error])
+    assert failure("--model", "a=app:f") == "models.a: app has no attribute 'f'"
+
+
+@pytest.mark.parametrize("others", [[ValueError("ours")], [ConfigError("theirs"), ValueError("ours")]])
+def test_a_bug_of_the_server_is_not_taken_for_a_configuration_error(served: Served, others: list[Exception]) -> None:
+    served.error = ExceptionGroup("of a nursery", others)
+    result = run()
+    assert result.exit_code == 1
+    assert result.exception is served.error
+
+
+# ---- help ----
+
+
+def test_help_teaches_by_example_and_shows_defaults() -> None:
+    result = run("--help")
+    assert result.exit_code == 0
+    text = " ".join(result.output.split())
+    for shown in (
+        "[default: 8080]",
+        "[default: 127.0.0.1]",
+        "[default: info]",
+        "everywire --model chat=app:generate",
+        "EVERYWIRE_SECTION__KEY=VALUE",
+    ):
+        assert shown in text
+    assert max(map(len, result.output.splitlines())) <= 100
+    assert "..." not in text.partition("Options:")[2]
+
+
+def test_every_command_has_help() -> None:
+    for command in ("serve", "demo", "config", "models"):
+        assert run(command, "--help").exit_code == 0
+        assert f"  {command} " in run("-h").output
+
+
+def test_the_version_is_that_of_the_installed_package(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert run("--version").output.startswith("everywire, version ")
+    monkeypatch.setattr("importlib.metadata.version", lambda name: f"1.2.3 of {name}")
+    assert cli._version() == "1.2.3 of everywire"
+
+    def absent(name: str) -> str:
+        raise importlib.metadata.PackageNotFoundError(name)
+
+    monkeypatch.setattr("importlib.metadata.version", absent)
+    assert cli._version() == "(not installed: run from its sources)"
+
+
+# ---- config ----
+
+
+def test_config_prints_what_is_in_force_and_where_it_was_set(tmp_path: Path) -> None:
+    (tmp_path / "everywire.toml").write_text('[models.lm]\nfactory = "app:lm"\n')
+    result = run("--config", "everywire.toml", "--port", "9000", "config", EVERYWIRE_LIMITS__HEAD="16 KiB")
+    assert result.exit_code == 0
+    assert "port = 9000  # --port\n" in result.output
+    assert 'head = "16 KiB"  # EVERYWIRE_LIMITS__HEAD\n' in result.output
+    assert 'factory = "app:lm"  # everywire.toml\n' in result.output
+    assert tomllib.loads(result.output)["listen"] == {"host": "127.0.0.1", "port": 9000, "tls_port": 8443, "backlog": 2048}
+
+
+def test_config_says_that_the_library_is_served_where_nothing_else_is() -> None:
+    first = run("config").output.splitlines()[0]
+    assert first == "# No model is configured: those of the library are served."
+
+
+def test_config_fails_as_serving_would() -> None:
+    assert failure("--port", "x", "config").startswith("--port: listen.port must be")
+
+
+# ---- models ----
+
+
+LIBRARY = ["echo", "identity", "add_sub", "lm", "speech"]
+
+
+def load_spec(name: str, config: ModelConfig) -> SimpleNamespace:
+    match config.factory:
+        case "app:broken":
+            raise ZeroDivisionError("division by zero\nand more")
+        case "app:silent":
+            raise AssertionError
+        case "app:missing":
+            raise ConfigError("models.missing.factory: cannot import 'app'")
+    return SimpleNamespace(family=Family.TENSOR)
+
+
+@pytest.fixture
+def _loading(monkeypatch: pytest.MonkeyPatch) -> None:
+    library = [SimpleNamespace(name=name, family=Family.TEXT, capacity=9) for name in LIBRARY]
+    replace_module(monkeypatch, "gateway.loading", load_spec=load_spec, library_specs=lambda: library)
+
+
+@pytest.mark.usefixtures("_loading")
+def test_models_lists_those_configured_and_those_of_the_library() -> None:
+    result = run("--model", "mine=app:f", "--set", "models.mine.capacity=2", "models")
+    assert result.exit_code == 0, result.output
+    rows = [line.split() for line in result.output.splitlines()]
+    assert rows[0] == ["NAME", "FAMILY", "CAPACITY", "FROM"]
+    assert rows[1] == ["mine", "tensor", "2", "app:f"]
+    assert rows[2:] == [[name, "text", "9", "the", "library"] for name in LIBRARY]
+
+
+@pytest.mark.usefixtures("_loading")
+def test_models_names_each_that_cannot_be_loaded_and_why() -> None:
+    names = {"bad": "app:broken", "worse": "app:silent", "missing": "app:missing"}
+    result = run(*(f"--model={name}={factory}" for name, factory in names.items()), "models")
+    assert result.exit_code == 2
+    assert result.output.splitlines()[-1] == (
+        "Error: models.bad cannot be loaded: ZeroDivisionError: division by zero; "
+        "models.worse cannot be loaded: AssertionError: no reason given; models.missing.factory: cannot import 'app'"
+    )
+    assert "bad       -       64        app:broken" in result.output
+
+
+def test_help_names_the_models_of_the_library() -> None:
+    from gateway.loading import library_specs
+
+    assert [spec.name for spec in library_specs()] == LIBRARY
+    assert "echo, identity, add_sub, lm and speech" in " ".join(run("--help").output.split())
+
+
+# ---- demo ----
+
+
+def test_demo_hands_its_options_on_and_exits_with_its_status(monkeypatch: pytest.MonkeyPatch) -> None:
+    calls: list[tuple[bool, int]] = []
+
+    def demo(*, once: bool, port: int, echo: Any) -> int:
+        calls.append((once, port))
+        echo("hello")
+        return 4
+
+    replace_module(monkeypatch, "gateway.demo", run=demo)
+    result = run("demo", "--once", "--port", "9000")
+    assert (result.exit_code, result.output) == (4, "hello\n")
+    run("demo")
+    assert calls == [(True, 9000), (False, 0)]
+
+
+def test_demo_refuses_the_flags_that_it_would_not_use() -> None:
+    assert failure("--port", "1", "demo") == "demo takes only its own options, after its name: see `everywire demo --help`"
+
+
+# ---- shadowing ----
+
+
+def packages(directory: Path) -> Path:
+    for name in cli.PACKAGES:
+        (directory / name).mkdir(parents=True)
+        (directory / name / "__init__.py").touch()
+    return directory
+
+
+def test_an_ordinary_directory_shadows_nothing(tmp_path: Path) -> None:
+    ours = packages(tmp_path / "ours")
+    (tmp_path / "app.py").touch()
+    assert check_shadowing(tmp_path, ours) is None
+    assert check_shadowing(ours, ours) is None
+    assert check_shadowing(ROOT, ROOT) is None
+
+
+@pytest.mark.parametrize(
+    ("made", "named"),
+    [
+        ("models/__init__.py", "models/"),
+        ("models/mine.py", "models/"),
+        ("models.py", "models.py"),
+        ("gateway/__init__.py", "gateway/"),
+        ("protocols.py", "protocols.py"),
+    ],
+)
+def test_python_code_under_one_of_our_names_is_to_be_renamed(tmp_path: Path, made: str, named: str) -> None:
+    ours = packages(tmp_path / "ours")
+    theirs = tmp_path / "theirs"
+    (theirs / made).parent.mkdir(parents=True)
+    (theirs / made).touch()
+    message = check_shadowing(theirs, ours)
+    assert message is not None
+    assert message.startswith(f"{theirs}/{named} and everywire's own package")
+    assert "rename yours, or start in another directory" in message
+
+
+def test_a_folder_of_weights_shadows_nothing(tmp_path: Path) -> None:
+    ours = packages(tmp_path / "ours")
+    theirs = tmp_path / "theirs"
+    (theirs / "models" / "llama").mkdir(parents=True)
+    (theirs / "models" / "llama.bin").touch()
+    assert check_shadowing(theirs, ours) is None
+
+
+@pytest.mark.parametrize("command", [[], ["serve"], ["demo"], ["models"]])
+def test_a_shadow_stops_the_start(served: Served, tmp_path: Path, command: list[str]) -> None:
+    (tmp_path / "models.py").touch()
+    assert failure(*command).startswith(f"{tmp_path}/models.py and everywire's own package 'models' have the same name")
+    assert served.configs == []
+
+
+# ---- as a process ----
+
+
+def test_a_folder_that_python_would_import_in_place_of_ours_is_named_without_a_traceback(tmp_path: Path) -> None:
+    (tmp_path / "models").mkdir()
+    (tmp_path / "models" / "__init__.py").write_text("raise RuntimeError('mine')")
+    done = subprocess.run(
+        [sys.executable, "-m", "gateway"],
+        cwd=tmp_path,
+        env={**os.environ, "PYTHONPATH": str(ROOT)},
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+    )
+    assert (done.returncode, done.stdout) == (2, "")
+    (line,) = done.stderr.splitlines()
+    assert line.startswith(f"Error: {tmp_path}/models/ and everywire's own package 'models' have the same name")

@@ -1,0 +1,606 @@
+"""Settings come from a file, the environment and flags, and a wrong one says where it is and what it should be."""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import importlib.util
+import math
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from gateway.config import Config
+from gateway.settings import (
+    SETTINGS,
+    ConfigError,
+    Resolved,
+    Unit,
+    load,
+    parse_duration,
+    parse_size,
+    resolve,
+    to_toml,
+)
+
+ROOT = Path(__file__).resolve().parents[2]
+
+
+@pytest.fixture
+def directory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.chdir(tmp_path)
+    return tmp_path
+
+
+def from_file(text: str, environ: Mapping[str, str] | None = None, **overrides: Any) -> Config:
+    file = Path("everywire.toml")
+    file.write_text(text, encoding="utf-8")
+    return load(file=file, environ=environ or {}, overrides=overrides)
+
+
+def from_environment(**environ: str) -> Config:
+    return load(file=None, environ=environ, overrides={})
+
+
+def from_flags(overrides: Mapping[str, Any]) -> Config:
+    return load(file=None, environ={}, overrides=overrides)
+
+
+def complaint(
+    *, file: str = "", environ: Mapping[str, str] | None = None, overrides: Mapping[str, Any] | None = None
+) -> str:
+    path = None
+    if file:
+        path = Path("everywire.toml")
+        path.write_text(file, encoding="utf-8")
+    with pytest.raises(ConfigError) as caught:
+        load(file=path, environ=environ or {}, overrides=overrides or {})
+    assert "\n" not in str(caught.value)
+    return str(caught.value)
+
+
+# ---- precedence ----
+
+
+def test_without_any_source_everything_is_a_default() -> None:
+    resolved = resolve(file=None, environ={"HOME": "/root", "PATH": "/bin"}, overrides={})
+    assert resolved == Resolved(config=Config(), sources={})
+
+
+def test_a_file_overrides_defaults_the_environment_the_file_and_a_flag_the_environment(directory: Path) -> None:
+    file = directory / "everywire.toml"
+    file.write_text("[listen]\nhost = '::1'\nport = 1\nbacklog = 1\n")
+    environ = {"EVERYWIRE_LISTEN__PORT": "2", "EVERYWIRE_LISTEN__BACKLOG": "2"}
+    resolved = resolve(file=file, environ=environ, overrides={"listen.backlog": "3"}, flags={"listen.backlog": "--backlog"})
+    listen = resolved.config.listen
+    assert (listen.host, listen.port, listen.backlog, listen.tls_port) == ("::1", 2, 3, 8443)
+    assert resolved.sources == {
+        "listen.host": str(file),
+        "listen.port": "EVERYWIRE_LISTEN__PORT",
+        "listen.backlog": "--backlog",
+    }
+
+
+def test_an_override_without_a_flag_of_its_own_was_made_by_set() -> None:
+    resolved = resolve(file=None, environ={}, overrides={"listen.port": 9})
+    assert resolved.sources == {"listen.port": "--set listen.port"}
+
+
+def test_the_port_of_sagemaker_is_used_where_nothing_else_sets_one(directory: Path) -> None:
+    sagemaker = {"SAGEMAKER_BIND_TO_PORT": "8099"}
+    resolved = resolve(file=None, environ=sagemaker, overrides={})
+    assert resolved.config.listen.port == 8099
+    assert resolved.sources == {"listen.port": "SAGEMAKER_BIND_TO_PORT"}
+    assert from_file("[listen]\nport = 1", sagemaker).listen.port == 1
+    assert from_environment(EVERYWIRE_LISTEN__PORT="2", **sagemaker).listen.port == 2
+    assert load(file=None, environ=sagemaker, overrides={"listen.port": 3}).listen.port == 3
+    assert from_environment(SAGEMAKER_BIND_TO_PORT="").listen.port == 8080
+
+
+def test_a_wrong_port_of_sagemaker_is_named() -> None:
+    assert complaint(environ={"SAGEMAKER_BIND_TO_PORT": "http"}) == (
+        "SAGEMAKER_BIND_TO_PORT: listen.port must be a whole number from -1 to 65535, not 'http'"
+    )
+
+
+# ---- the file ----
+
+
+def test_every_section_of_a_file_reaches_its_place(directory: Path) -> None:
+    config = from_file(
+        """
+        [limits]
+        head_timeout = 5
+        body = "64 MiB"
+        json = 1024
+        [log]
+        level = "debug"
+        format = "text"
+        [models.lm]
+        factory = "models.library.lm:LanguageModel"
+        capacity = 4
+        restart = { intensity = 0, period = "1min" }
+        [models.lm.options]
+        seed = 7
+        table = { deep = [1, { x = 2 }] }
+        ["models"."llama-3.1"]
+        factory = "app:nets.llama"
+        """
+    )
+    assert (config.limits.head_timeout, config.limits.body, config.limits.json) == (5.0, 64 * 2**20, 1024)
+    assert isinstance(config.limits.head_timeout, float)
+    assert (config.log.level, config.log.format) == ("debug", "text")
+    lm = config.models["lm"]
+    assert (lm.capacity, lm.queue, lm.restart.intensity, lm.restart.period) == (4, 1000, 0, 60.0)
+    assert lm.options == {"seed": 7, "table": {"deep": [1, {"x": 2}]}}
+    assert config.models["llama-3.1"].factory == "app:nets.llama"
+
+
+def test_empty_sections_change_nothing(directory: Path) -> None:
+    assert from_file("[listen]\n[models]\n[limits]\n") == Config()
+
+
+def test_the_options_of_a_model_join_over_the_sources(directory: Path) -> None:
+    config = from_file(
+        '[models.lm]\nfactory = "a:b"\noptions = { x = 1, y = 1, z = 1 }',
+        {"EVERYWIRE_MODELS__lm__OPTIONS__y": "2", "EVERYWIRE_MODELS__lm__OPTIONS__Name": "two words"},
+        **{"models.lm.options": "{ z = 3 }"},
+    )
+    assert config.models["lm"].options == {"x": 1, "y": 2, "z": 3, "Name": "two words"}
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("[limits]\nhaed_timeout = 5", "limits.haed_timeout is not a setting: did you mean limits.head_timeout?"),
+        ("[limit]\nhead = 5", "limit.head is not a setting: did you mean limits.head?"),
+        ("[http]\nstreams = 5", "http.streams is not a setting: did you mean http2.streams?"),
+        ("[server]\nkeep_alive = 5", "server.keep_alive is not a setting: did you mean limits.keep_alive?"),
+        ("port = 5", "port is not a setting: did you mean listen.port?"),
+        ("[server]\nfoo = 5", "server.foo is not a setting; `everywire config` prints all there are"),
+        ("[server]", "server is not a setting; `everywire config` prints all there are"),
+        ("[listen.port]\nx = 1", "listen.port.x is not a setting: did you mean listen.port?"),
+        ("[models.lm]\nfactry = 'a:b'", "models.lm.factry is not a setting: did you mean models.lm.factory?"),
+        (
+            "[models.lm.restart]\ncount = 1",
+            "models.lm.restart.count is not a setting; `everywire config` prints all there are",
+        ),
+        ("[model.lm]\nfactory = 'a:b'", "model.lm.factory is not a setting: did you mean models.NAME.factory?"),
+        ('["\\u0007"]\nx = 1', '"\\u0007".x is not a setting; `everywire config` prints all there are'),
+    ],
+)
+def test_a_key_that_is_no_setting_names_the_file_and_the_nearest_setting(directory: Path, text: str, message: str) -> None:
+    assert complaint(file=text) == f"everywire.toml: {message}"
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ('[listen]\nport = "9000"', "listen.port must be a whole number from -1 to 65535, not '9000'"),
+        ("[listen]\nport = 65536", "listen.port must be a whole number from -1 to 65535, not 65536"),
+        ("[listen]\nport = -2", "listen.port must be a whole number from -1 to 65535, not -2"),
+        ("[listen]\nport = true", "listen.port must be a whole number from -1 to 65535, not true"),
+        ("[listen]\nport = 1.5", "listen.port must be a whole number from -1 to 65535, not 1.5"),
+        (
+            "[listen]\nhost = ''",
+            'listen.host must be an address or a host name ("0.0.0.0" for every IPv4 address, "::" for IPv6 too), not \'\'',
+        ),
+        ("[tls]\ndev = 'yes'", "tls.dev must be true or false, not 'yes'"),
+        ("[tls]\ndev = 1", "tls.dev must be true or false, not 1"),
+        ("[tls]\ncert = 1", "tls.cert must be a string, not 1"),
+        (
+            "[limits]\nbody = '64 KB/s'",
+            'limits.body must be a number of bytes, at least 1, such as 65536, "64 KiB" or "1GiB", not \'64 KB/s\'',
+        ),
+        (
+            "[limits]\nbody = 0",
+            'limits.body must be a number of bytes, at least 1, such as 65536, "64 KiB" or "1GiB", not 0',
+        ),
+        ("[limits]\nfields = 0", "limits.fields must be a whole number, at least 1, not 0"),
+        (
+            "[limits]\nhead_timeout = 0",
+            'limits.head_timeout must be a duration above 0, such as 30, "500ms" or "5min", not 0',
+        ),
+        (
+            "[limits]\nwrite_stall = -1",
+            'limits.write_stall must be a duration, at least 0, such as 30, "500ms" or "5min", not -1',
+        ),
+        (
+            "[limits]\nkeep_alive = inf",
+            'limits.keep_alive must be a duration above 0, such as 30, "500ms" or "5min", not inf',
+        ),
+        (
+            "[limits]\nkeep_alive = nan",
+            'limits.keep_alive must be a duration above 0, such as 30, "500ms" or "5min", not nan',
+        ),
+        (
+            "[http2]\nframe_size = 16383",
+            'http2.frame_size must be a number of bytes from 16384 to 16777215, such as 65536, "64 KiB" or "1GiB", not 16383',
+        ),
+        ("[websocket]\npath = 'ws'", "websocket.path must be a path that begins with /, not 'ws'"),
+        ("[log]\nlevel = 'verbose'", "log.level must be one of debug, info, warning, error, not 'verbose'"),
+        ("[lmi]\noutput_formatter = 'xml'", "lmi.output_formatter must be one of \"\", json, jsonlines, sse, not 'xml'"),
+        ("[models.lm]\nfactory = 'app.py'", "models.lm.factory must be \"module:attribute\", not 'app.py'"),
+        ("[models.lm]\nfactory = 'a:b'\noptions = 3", "models.lm.options must be a table, not 3"),
+        ("[models.lm]\nfactory = 'a:b'\ncapacity = 0", "models.lm.capacity must be a whole number, at least 1, not 0"),
+        ("listen = 5", "listen is a section, and cannot be 5: set listen.host and so on"),
+        ("[models]\nlm = 'a:b'", "models.lm is a section, and cannot be 'a:b': set models.lm.factory and so on"),
+        ("models = 5", 'models is a section, and cannot be 5: set models.NAME.factory = "module:attribute"'),
+        ("[models.lm]", 'models.lm has no factory = "module:attribute"'),
+        (
+            "[models.'a b']\nfactory = 'a:b'",
+            "'a b' cannot be the name of a model: 1 to 128 letters, digits, '.', '_' and '-', beginning with a letter, "
+            "a digit or '_'",
+        ),
+    ],
+)
+def test_a_wrong_value_names_the_file_the_key_what_was_expected_and_what_came(
+    directory: Path, text: str, message: str
+) -> None:
+    assert complaint(file=text) == f"everywire.toml: {message}"
+
+
+def test_what_came_is_not_echoed_at_length(directory: Path) -> None:
+    message = complaint(file=f"[listen]\nport = '{'x' * 5000}'")
+    assert message.endswith("x...")
+    assert len(message) < 250
+    assert len(complaint(file=f"{'x' * 5000} = 1")) < 250
+
+
+def test_a_number_beyond_any_machine_is_a_wrong_value(directory: Path) -> None:
+    for setting in ("limits.fields", "limits.body", "limits.keep_alive"):
+        assert f"everywire.toml: {setting} must be" in complaint(file=f"{setting} = {'9' * 400}")
+
+
+def test_a_file_that_is_not_toml_says_where(directory: Path) -> None:
+    assert complaint(file="[listen]\nport 5").startswith("everywire.toml: is not TOML: ")
+    assert "line 2" in complaint(file="[listen]\nport 5")
+    assert complaint(file=f"x = {'[' * 5000}").startswith("everywire.toml: is not TOML: ")
+
+
+def test_a_file_that_cannot_be_read_says_why(directory: Path) -> None:
+    (directory / "latin.toml").write_bytes(b"# caf\xe9")
+    for name, why in [
+        ("missing.toml", "cannot be read: No such file or directory"),
+        (".", "cannot be read: Is a directory"),
+        ("latin.toml", "is not UTF-8 text (at byte 5)"),
+    ]:
+        with pytest.raises(ConfigError) as caught:
+            load(file=Path(name), environ={}, overrides={})
+        assert str(caught.value) == f"{name}: {why}"
+
+
+# ---- the environment ----
+
+
+def test_the_environment_sets_any_type_from_text() -> None:
+    config = from_environment(
+        EVERYWIRE_LISTEN__PORT="9000",
+        EVERYWIRE_TLS__DEV="true",
+        EVERYWIRE_LIMITS__BODY="64 KiB",
+        EVERYWIRE_LIMITS__JSON="100",
+        EVERYWIRE_LIMITS__HEAD_TIMEOUT="500ms",
+        EVERYWIRE_LOG__LEVEL="warning",
+        EVERYWIRE_MODELS__lm__FACTORY="app:lm",
+        EVERYWIRE_MODELS__lm__CAPACITY="4",
+        EVERYWIRE_MODELS__lm__RESTART__BACKOFF="0",
+        EVERYWIRE_MODELS__lm__OPTIONS="{ seed = 3 }",
+    )
+    assert config.listen.port == 9000
+    assert config.tls.dev is True
+    assert (config.limits.body, config.limits.json, config.limits.head_timeout) == (65536, 100, 0.5)
+    assert config.log.level == "warning"
+    lm = config.models["lm"]
+    assert (lm.factory, lm.capacity, lm.restart.backoff, lm.options) == ("app:lm", 4, 0.0, {"seed": 3})
+
+
+@pytest.mark.parametrize(
+    ("text", "value"),
+    [
+        ("3", 3),
+        ("true", True),
+        ("[1, 2]", [1, 2]),
+        ('"3"', "3"),
+        ("three", "three"),
+        ("a = 1", "a = 1"),
+        ("", ""),
+        ("1\nb=2", "1\nb=2"),
+    ],
+)
+def test_an_option_from_text_is_toml_where_it_can_be(text: str, value: object) -> None:
+    config = from_environment(EVERYWIRE_MODELS__lm__FACTORY="a:b", EVERYWIRE_MODELS__lm__OPTIONS__x=text)
+    assert config.models["lm"].options == {"x": value}
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "message"),
+    [
+        (
+            "EVERYWIRE_LIMITS__HAED_TIMEOUT",
+            "5",
+            "EVERYWIRE_LIMITS__HAED_TIMEOUT: limits.haed_timeout is not a setting: did you mean limits.head_timeout?",
+        ),
+        (
+            "EVERYWIRE_LISTEN_PORT",
+            "9000",
+            "EVERYWIRE_LISTEN_PORT is not a setting: did you mean EVERYWIRE_LISTEN__PORT?",
+        ),
+        ("EVERYWIRE_DEBUG", "1", "EVERYWIRE_DEBUG is not a setting: settings are named EVERYWIRE_SECTION__KEY"),
+        ("EVERYWIRE_LISTEN", "9000", "EVERYWIRE_LISTEN is not a setting: settings are named EVERYWIRE_SECTION__KEY"),
+        (
+            "EVERYWIRE_LISTEN__PORT",
+            "http",
+            "EVERYWIRE_LISTEN__PORT: listen.port must be a whole number from -1 to 65535, not 'http'",
+        ),
+        (
+            "EVERYWIRE_LISTEN__PORT",
+            "",
+            "EVERYWIRE_LISTEN__PORT: listen.port must be a whole number from -1 to 65535, not ''",
+        ),
+        ("EVERYWIRE_TLS__DEV", "yes", "EVERYWIRE_TLS__DEV: tls.dev must be true or false, not 'yes'"),
+        (
+            "EVERYWIRE_LISTEN__HOST",
+            "caf\udce9",
+            "EVERYWIRE_LISTEN__HOST: listen.host must be UTF-8 text, not 'caf\\udce9'",
+        ),
+        (
+            "EVERYWIRE_MODELS__lm",
+            "app:lm",
+            "EVERYWIRE_MODELS__lm: models.lm is a section, and cannot be 'app:lm': set models.lm.factory and so on",
+        ),
+        (
+            "EVERYWIRE_MODELS__lm__OPTIONS",
+            "3",
+            "EVERYWIRE_MODELS__lm__OPTIONS: models.lm.options must be a table, not '3'",
+        ),
+    ],
+)
+def test_a_wrong_variable_is_named(name: str, value: str, message: str) -> None:
+    assert complaint(environ={name: value}) == message
+
+
+def test_a_model_in_capitals_that_is_not_configured_points_to_the_one_that_is(directory: Path) -> None:
+    message = complaint(file='[models.lm]\nfactory = "a:b"', environ={"EVERYWIRE_MODELS__LM__CAPACITY": "4"})
+    assert message == (
+        'EVERYWIRE_MODELS__LM__CAPACITY: models.LM has no factory = "module:attribute": did you mean models.lm?'
+    )
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        ("EVERYWIRE_PORT", "tcp://10.0.0.1:8080"),
+        ("EVERYWIRE_PORT_8080_TCP", "tcp://10.0.0.1:8080"),
+        ("EVERYWIRE_PORT_8080_TCP_ADDR", "10.0.0.1"),
+        ("EVERYWIRE_SERVICE_HOST", "10.0.0.1"),
+        ("EVERYWIRE_SERVICE_PORT", "8080"),
+        ("EVERYWIRE_SERVICE_PORT_HTTP", "8080"),
+        ("EVERYWIRE_LISTEN_PORT", "tcp://10.0.0.1:8080"),
+    ],
+)
+def test_what_kubernetes_sets_for_a_service_named_everywire_is_left_alone(name: str, value: str) -> None:
+    assert from_environment(**{name: value}) == Config()
+
+
+# ---- overrides ----
+
+
+def test_overrides_take_values_or_text_under_quoted_keys() -> None:
+    config = from_flags({"listen.port": 1, "limits.head": "1 KiB", 'models."llama-3.1".factory': "a:b"})
+    assert (config.listen.port, config.limits.head, config.models["llama-3.1"].factory) == (1, 1024, "a:b")
+
+
+@pytest.mark.parametrize("key", ["", "limits head", "limits.", "a = 1\nb", "x = {}\n[y]\nz", f"x = {'[' * 9000}"])
+def test_an_override_needs_a_key(key: str) -> None:
+    assert complaint(overrides={key: "1"}).endswith("is not a key such as limits.head")
+
+
+def test_an_unknown_override_names_the_flag_and_the_nearest_setting() -> None:
+    assert complaint(overrides={"limits.haed": "1"}) == (
+        "--set limits.haed: limits.haed is not a setting: did you mean limits.head?"
+    )
+
+
+def test_an_option_inside_an_option_is_set_with_the_whole_option() -> None:
+    assert "models.lm.options.a.b is not a setting" in complaint(overrides={"models.lm.options.a.b": "1"})
+
+
+# ---- quantities ----
+
+
+@pytest.mark.parametrize(
+    ("text", "size"),
+    [("0", 0), ("65536", 65536), ("64 KiB", 65536), ("64KiB", 65536), ("1GiB", 2**30), ("1.5 MiB", 3 * 2**19), ("1tib", 2**40),
+     ("2 kB", 2000), ("2KB", 2000), ("7 B", 7), (" 7 ", 7), ("1MB", 10**6), ("1GB", 10**9), ("1TB", 10**12)],
+)  # fmt: skip
+def test_sizes_are_read_with_their_units(text: str, size: int) -> None:
+    assert parse_size(text) == size
+
+
+@pytest.mark.parametrize(
+    "text", ["", "KiB", "-1", "1.5", "0.3 KiB", "1 K", "1  KiB", "64 KiB/s", "0x10", "1_000", "１", "9" * 16]
+)
+def test_what_is_no_size_is_refused(text: str) -> None:
+    with pytest.raises(ValueError):
+        parse_size(text)
+
+
+@pytest.mark.parametrize(
+    ("text", "seconds"),
+    [
+        ("30", 30.0),
+        ("0.1", 0.1),
+        ("30s", 30.0),
+        ("500ms", 0.5),
+        ("5min", 300.0),
+        ("1 h", 3600.0),
+        ("1.5 S", 1.5),
+        ("0", 0.0),
+    ],
+)
+def test_durations_are_read_with_their_units(text: str, seconds: float) -> None:
+    assert parse_duration(text) == seconds
+
+
+@pytest.mark.parametrize("text", ["", "s", "-1s", "5m", "1e3", "inf", "nan", "1:30", "5 minutes"])
+def test_what_is_no_duration_is_refused(text: str) -> None:
+    with pytest.raises(ValueError):
+        parse_duration(text)
+
+
+@given(st.text(max_size=20))
+def test_no_text_breaks_the_quantities(text: str) -> None:
+    for parse in (parse_size, parse_duration):
+        with contextlib.suppress(ValueError):
+            assert parse(text) >= 0
+
+
+@given(st.text(max_size=30), st.text(max_size=30))
+def test_no_override_ends_in_anything_but_a_configuration_or_its_error(key: str, value: str) -> None:
+    for overrides in ({key: value}, {f"models.lm.options.{key}": value, "models.lm.factory": "a:b"}):
+        message = ""
+        try:
+            from_flags(overrides)
+        except ConfigError as error:
+            message = str(error)
+        assert "\n" not in message
+        assert len(message) < 500
+
+
+# ---- agreement ----
+
+
+@pytest.mark.parametrize(
+    ("overrides", "message"),
+    [
+        ({"tls.cert": "a.pem"}, "tls.cert (--set tls.cert) is set and tls.key is not: a certificate needs its key"),
+        ({"tls.key": "a.pem"}, "tls.key (--set tls.key) is set and tls.cert is not: a certificate needs its key"),
+        (
+            {"tls.dev": True, "tls.cert": "a", "tls.key": "b"},
+            "tls.dev (--set tls.dev) and tls.cert (--set tls.cert) are both set: choose one certificate",
+        ),
+        (
+            {"tls.dev": True, "listen.port": 8443},
+            "listen.port (--set listen.port) and listen.tls_port are both 8443: TLS needs a port of its own",
+        ),
+        (
+            {"listen.port": -1},
+            "listen.port (--set listen.port) is -1 and TLS opens no port either: nothing would be served",
+        ),
+        (
+            {"listen.port": -1, "tls.dev": True, "listen.tls_port": -1},
+            "listen.port (--set listen.port) is -1 and TLS opens no port either: nothing would be served",
+        ),
+        (
+            {"http2.initial_window": "1 MiB"},
+            "http2.initial_window (--set http2.initial_window) is 1048576, more than http2.max_window, which is 262144",
+        ),
+        (
+            {"limits.connection_send_buffer": 1024},
+            "limits.send_buffer is 65536, more than limits.connection_send_buffer (--set limits.connection_send_buffer), "
+            "which is 1024",
+        ),
+        (
+            {"models.lm.factory": "a:b", "models.lm.restart.backoff": "6s"},
+            "models.lm.restart.backoff (--set models.lm.restart.backoff) is 6.0, more than models.lm.restart.backoff_max, "
+            "which is 5.0",
+        ),
+    ],
+)
+def test_values_that_contradict_one_another_are_named_with_their_sources(overrides: dict[str, Any], message: str) -> None:
+    assert complaint(overrides=overrides) == message
+
+
+def test_two_free_ports_or_tls_alone_are_no_contradiction() -> None:
+    assert from_flags({"tls.dev": True, "listen.port": 0, "listen.tls_port": 0}).tls.dev
+    assert from_flags({"tls.dev": True, "listen.port": -1}).listen.port == -1
+    assert from_flags({"listen.port": 8443}).listen.port == 8443
+
+
+# ---- the schema ----
+
+
+def test_every_default_is_a_value_that_its_setting_allows() -> None:
+    for setting in SETTINGS.values():
+        if setting.default is not None and setting.path[0] != "models" and setting.key != "tls.dev":
+            config = from_flags({setting.key: setting.default})
+            assert config == Config(), setting.key
+
+
+def test_every_duration_is_a_float_and_every_number_has_a_unit() -> None:
+    for setting in SETTINGS.values():
+        assert (setting.unit is Unit.SECONDS) == isinstance(setting.default, float), setting.key
+        assert (setting.unit in (Unit.COUNT, Unit.BYTES)) == (type(setting.default) is int), setting.key
+
+
+def test_the_bounds_of_a_setting_are_allowed_and_what_is_beyond_is_not() -> None:
+    for setting in SETTINGS.values():
+        if setting.unit in (Unit.COUNT, Unit.BYTES):
+            key = setting.key.replace("*", "lm")
+            for outside in (setting.low - 1, setting.high + 1):
+                assert f"{key} must be" in complaint(overrides={"models.lm.factory": "a:b", key: int(outside)})
+
+
+# ---- printing ----
+
+
+def test_the_printed_configuration_reads_back_as_the_same(directory: Path) -> None:
+    options = "{ a = 1, b = 'quo\"te', c = [true, 1.5, {x = 2024-01-01T00:00:00Z}], 'd e' = '', e = inf, f = 07:30:00 }"
+    overrides = {
+        "listen.host": "::1",
+        "limits.body": 1000,
+        "limits.write_stall": 0,
+        'models."llama-3.1".factory': "a:b",
+        'models."llama-3.1".options': options,
+        "models.lm.factory": "c:d",
+        "models.lm.options.control": "\x00\x07\n\x7f\u2028é",
+    }
+    resolved = resolve(file=None, environ={}, overrides=overrides)
+    assert resolved.config.models["lm"].options == {"control": "\x00\x07\n\x7f\u2028é"}
+    file = directory / "printed.toml"
+    file.write_text(to_toml(resolved), encoding="utf-8")
+    assert load(file=file, environ={}, overrides={}) == resolved.config
+
+
+def test_what_was_set_is_printed_with_its_source_and_defaults_without_one() -> None:
+    environ = {"EVERYWIRE_LISTEN__PORT": "9000", "EVERYWIRE_MODELS__lm__OPTIONS__x": "1"}
+    overrides = {"limits.head": "1 KiB", "models.lm.factory": "a:b"}
+    lines = to_toml(resolve(file=None, environ=environ, overrides=overrides)).splitlines()
+    assert "port = 9000  # EVERYWIRE_LISTEN__PORT" in lines
+    assert "tls_port = 8443" in lines
+    assert 'head = "1 KiB"  # --set limits.head' in lines
+    assert lines[lines.index("[models.lm.options]") + 1] == "x = 1  # EVERYWIRE_MODELS__lm__OPTIONS__x"
+
+
+def test_a_source_cannot_leave_its_comment(directory: Path) -> None:
+    file = directory / "a\nb = 1"
+    file.write_text("[listen]\nport = 1")
+    printed = to_toml(resolve(file=file, environ={}, overrides={}))
+    assert "b = 1\n" not in printed.replace("\\nb = 1", "")
+
+
+# ---- the page ----
+
+
+def test_the_reference_page_is_current_and_explains_every_setting() -> None:
+    spec = importlib.util.spec_from_file_location("reference", ROOT / "scripts" / "write_configuration_reference.py")
+    assert spec is not None
+    assert spec.loader is not None
+    script = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(script)
+    page = script.page()
+    assert (ROOT / "docs/reference/configuration.md").read_text(encoding="utf-8") == page, (
+        "run scripts/write_configuration_reference.py"
+    )
+    assert "|  |" not in page
+    assert page.count("\n| `") == len(SETTINGS)
+
+
+def test_a_setting_is_a_value() -> None:
+    port = SETTINGS["listen", "port"]
+    assert port.expected == "a whole number from -1 to 65535"
+    assert dataclasses.replace(port, high=math.inf).expected == "a whole number, at least -1"

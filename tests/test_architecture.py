@@ -1,0 +1,81 @@
+"""The import rule: protocols know nobody, models know nobody of ours, the gateway composes both."""
+
+import ast
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parent.parent
+PACKAGES = ("protocols", "models", "gateway")
+
+# What each package may import beside itself. The standard library is allowed except for what would be I/O, time or
+# chance in a sans-IO machine.
+THIRD_PARTY = {
+    "protocols": {"h2", "hpack", "hyperframe", "httptools", "wsproto", "numpy", "ml_dtypes", "msgspec"},
+    "models": {"trio", "numpy", "ml_dtypes"},
+    "gateway": {
+        "protocols", "models", "trio", "numpy", "ml_dtypes", "msgspec", "click", "cryptography", "pythonjsonlogger",
+        "hypercorn", "trio_websocket",
+    },
+}  # fmt: skip
+FORBIDDEN_STDLIB = {
+    "protocols": {
+        "socket",
+        "ssl",
+        "os",
+        "select",
+        "selectors",
+        "time",
+        "random",
+        "secrets",
+        "threading",
+        "asyncio",
+        "subprocess",
+    },
+    "models": {"socket", "ssl", "select", "asyncio", "subprocess"},
+    "gateway": {"asyncio"},
+}
+FILES = sorted(p for package in PACKAGES for p in (ROOT / package).rglob("*.py"))
+
+
+def imported(path: Path) -> set[str]:
+    names: set[str] = set()
+    for node in ast.walk(ast.parse(path.read_text())):
+        if isinstance(node, ast.Import):
+            names |= {alias.name for alias in node.names}
+        elif isinstance(node, ast.ImportFrom):
+            assert node.level == 0, f"{path}: relative import"
+            names.add(node.module or "")
+    return names
+
+
+def violations(package: str, names: set[str]) -> list[str]:
+    roots = {name.partition(".")[0] for name in names} - {package}
+    return sorted(
+        root
+        for root in roots
+        if (root in sys.stdlib_module_names and root in FORBIDDEN_STDLIB[package])
+        or (root not in sys.stdlib_module_names and root not in THIRD_PARTY[package])
+    )
+
+
+@pytest.mark.parametrize("path", FILES, ids=lambda p: str(p.relative_to(ROOT)))
+def test_every_file_imports_only_what_its_package_may(path: Path) -> None:
+    package = path.relative_to(ROOT).parts[0]
+    assert violations(package, imported(path)) == []
+
+
+def test_the_rule_can_fail() -> None:
+    assert violations("protocols", {"trio", "gateway.exchange", "os", "numpy"}) == ["gateway", "os", "trio"]
+    assert violations("models", {"protocols.v2", "trio"}) == ["protocols"]
+
+
+@pytest.mark.parametrize("path", FILES, ids=lambda p: str(p.relative_to(ROOT)))
+def test_every_file_states_its_purpose_in_its_first_line(path: Path) -> None:
+    assert path.read_text().startswith('"""')
+
+
+def test_trio_websocket_is_only_ever_a_client() -> None:
+    users = {p.name for p in FILES if any(n.startswith("trio_websocket") for n in imported(p))}
+    assert users <= {"demo.py"}
