@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.metadata
 import logging
 import os
 from collections.abc import Callable, Mapping
@@ -16,6 +15,7 @@ import click
 from gateway import logging_setup
 from gateway.config import TLSConfig
 from gateway.settings import PREFIX, SETTINGS, ConfigError, Resolved, Unit, dotted, resolve, to_toml, written
+from gateway.version import version
 
 # Nothing of `models` or of the server is imported before `check_shadowing` has looked.
 
@@ -129,13 +129,6 @@ def _flags(function: F) -> F:
     return function
 
 
-def _version() -> str:
-    try:
-        return importlib.metadata.version("everywire")
-    except importlib.metadata.PackageNotFoundError:
-        return "(not installed: run from its sources)"
-
-
 @click.group(
     cls=_Program,
     invoke_without_command=True,
@@ -146,7 +139,7 @@ def _version() -> str:
 @_flags
 @click.option("--model", "models", multiple=True, metavar="NAME=MODULE:ATTR", help="Serve a model; may be repeated.")
 @click.option("--set", "settings", multiple=True, metavar="SECTION.KEY=VALUE", help="Any setting; may be repeated.")
-@click.version_option(_version(), prog_name="everywire")
+@click.version_option(version(), prog_name="everywire")
 @click.pass_context
 def program(
     context: click.Context, /, file: Path | None, models: tuple[str, ...], settings: tuple[str, ...], **flags: Any

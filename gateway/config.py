@@ -183,7 +183,7 @@ class BidiConfig:
     """SageMaker bidirectional streaming over HTTP/2, and its container side over WebSocket."""
 
     default_model: str = ""
-    """The model behind the container's WebSocket, and behind endpoints that no model is named after."""
+    """The model behind the container's WebSocket path; an endpoint names its model itself."""
     variant: str = "AllTraffic"
     """The name of our production variant: answers carry it in `x-amzn-invoked-production-variant`."""
     session_timeout: float = 1800.0

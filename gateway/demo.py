@@ -237,7 +237,7 @@ class Tour:
         async with self._http1() as peer:
             for stream, (model, arrays) in enumerate(calls.items(), 1):
                 tensors = tuple(v2.V2Tensor(name=k, datatype=_DATATYPE[x.dtype.str], array=x) for k, x in arrays.items())
-                headers, buffers = v2.encode_infer_request(tensors)
+                headers, buffers = v2.encode_infer_request(tensors, binary_data_output=True)
                 began = time.perf_counter()
                 await peer.send(*client.post(stream, f"/v2/models/{model}/infer", b"".join(buffers), _no_length(headers)))
                 status, reply_headers, body = await peer.read_answer(stream)

@@ -150,4 +150,11 @@ class SlowUpload(GatewayError):
 
 
 class TransportLost(Exception):
-    """The connection under us failed; the peer is gone. Never shown to anyone: there is nobody to show it to."""
+    """The connection under us is gone. Never shown to anyone: there is nobody to show it to.
+
+    `left` says that the peer ended it (a FIN, an RST, a broken pipe), which is leaving; otherwise it failed.
+    """
+
+    def __init__(self, reason: str = "", *, left: bool = False) -> None:
+        super().__init__(reason)
+        self.left = left

@@ -46,6 +46,8 @@ class Wire(Protocol):
 class Owner(Protocol):
     """Who keeps count of exchanges."""
 
+    peer: str
+
     limits: LimitsConfig
     budget: ByteBudget
 

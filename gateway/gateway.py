@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.metadata
 import itertools
 import logging
 import secrets
@@ -30,6 +29,7 @@ from gateway.observe import Observer
 from gateway.routing import Router
 from gateway.tls_context import server_context
 from gateway.transport import SocketTransport, StreamTransport, Transport
+from gateway.version import version
 from gateway.wires.connection import Connection
 from gateway.wires.sniff import sniff
 from gateway.wires.tls import TLSTransport
@@ -104,7 +104,7 @@ class Gateway:
     def _route(self, models: Models) -> None:
         self._management = management = ManagementDialect(models)
         lmi, bidi = LMIDialect(models), BidiDialect(models)
-        v2 = V2Dialect(models, management, name="everywire", version=importlib.metadata.version("everywire"))
+        v2 = V2Dialect(models, management, name="everywire", version=version())
         router = self._router = Router()
         router.add("GET", "/ping", management.ping)
         router.add("POST", "/invocations", lmi.invocations)
@@ -113,10 +113,10 @@ class Gateway:
         router.add("GET", "/v2/health/live", v2.live)
         router.add("GET", "/v2/health/ready", v2.ready)
         router.add("GET", "/v2", v2.server)
-        for version in ("", "/versions/{version}"):
-            router.add("GET", "/v2/models/{name}" + version, v2.model)
-            router.add("GET", "/v2/models/{name}" + version + "/ready", v2.model_ready)
-            router.add("POST", "/v2/models/{name}" + version + "/infer", v2.infer)
+        for at in ("", "/versions/{version}"):
+            router.add("GET", "/v2/models/{name}" + at, v2.model)
+            router.add("GET", "/v2/models/{name}" + at + "/ready", v2.model_ready)
+            router.add("POST", "/v2/models/{name}" + at + "/infer", v2.infer)
         router.upgrade(self.config.websocket.path, bidi.container)
         router.upgrade("/models/{name}" + self.config.websocket.path, bidi.container)
 

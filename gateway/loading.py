@@ -86,7 +86,7 @@ def _attribute(name: str, path: str) -> Any:
     if not attribute:
         raise ConfigError(f"models.{name}.factory must be module:attribute, got {path!r}")
     if str(Path.cwd()) not in sys.path:
-        sys.path.insert(0, str(Path.cwd()))
+        sys.path.append(str(Path.cwd()))
     try:
         thing: Any = importlib.import_module(module_name)
     except ImportError as e:

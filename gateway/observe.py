@@ -42,6 +42,7 @@ class Observer:
                 "ms": round((now - exchange.started_at) * 1000, 1),
                 "bytes_in": exchange.bytes_in,
                 "bytes_out": exchange.bytes_out,
+                "peer": exchange.owner.peer,
             }
             if exchange.incident:
                 fields["incident"] = exchange.incident

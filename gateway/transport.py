@@ -75,7 +75,7 @@ class SocketTransport:
         except (BlockingIOError, InterruptedError):
             return None
         except OSError as e:
-            raise TransportLost(str(e)) from e
+            raise _lost(e) from e
 
     def try_send(self, buffers: Sequence[Buffer]) -> int:
         if not buffers:
@@ -87,7 +87,7 @@ class SocketTransport:
         except (BlockingIOError, InterruptedError):
             return 0
         except OSError as e:
-            raise TransportLost(str(e)) from e
+            raise _lost(e) from e
 
     async def wait_readable(self) -> None:
         await self._wait(trio.lowlevel.wait_readable)
@@ -121,6 +121,10 @@ class SocketTransport:
             self._sock.close()
 
 
+def _lost(error: OSError) -> TransportLost:
+    return TransportLost(str(error), left=isinstance(error, ConnectionError))
+
+
 def _address(sock: socket.socket) -> str:
     try:
         name = sock.getpeername()
@@ -144,7 +148,7 @@ class MemoryTransport:
 
     def try_receive_into(self, buffer: memoryview) -> int | None:
         if self._closed or self._reset:
-            raise TransportLost("reset" if self._reset else "closed")
+            raise TransportLost("reset" if self._reset else "closed", left=self._reset)
         if not self._inbox:
             return 0 if self._eof else None
         piece = self._inbox.popleft()
@@ -158,7 +162,7 @@ class MemoryTransport:
 
     def try_send(self, buffers: Sequence[Buffer]) -> int:
         if self._closed or self._reset or self._other._closed:
-            raise TransportLost("the peer is gone")
+            raise TransportLost("the peer is gone", left=not self._closed)
         room = self._other._capacity - self._other._held
         data = b"".join(buffers)[: max(room, 0)]
         if data:
@@ -249,14 +253,14 @@ class StreamTransport:
             try:
                 self._received = await self._stream.receive_some(self._chunk)
             except (trio.BrokenResourceError, trio.ClosedResourceError) as e:
-                raise TransportLost(str(e)) from e
+                raise TransportLost(str(e), left=isinstance(e, trio.BrokenResourceError)) from e
 
     async def wait_writable(self) -> None:
         if self._unsent:
             try:
                 await self._stream.send_all(self._unsent)
             except (trio.BrokenResourceError, trio.ClosedResourceError) as e:
-                raise TransportLost(str(e)) from e
+                raise TransportLost(str(e), left=isinstance(e, trio.BrokenResourceError)) from e
             self._unsent = b""
 
     def hung_up(self) -> bool:

@@ -229,7 +229,7 @@ class HTTP1Connection:
         elif reading in _IN_CHUNKS:
             event = self._read_chunked()
         elif reading is _Reading.UNTIL_EOF:
-            event = self._data(self._take(self._unread))
+            event = self._read_until_eof()
         return self._starved() if event is None else event
 
     def _starved(self) -> Event | Signal:
@@ -281,9 +281,8 @@ class HTTP1Connection:
                 # RFC 9112 section 2.2: a server should ignore at least one empty line before a request
                 if self._blank_line:
                     raise self._remote("request line: empty")
+                self._end_head(2)
                 self._blank_line = True
-                self._unread -= 2
-                self._forward(2)
                 continue
             end = self._in.find(b"\r\n\r\n", start + max(0, self._scanned - 3), start + limit)
             if end >= 0:
@@ -296,11 +295,13 @@ class HTTP1Connection:
         if self._in.find(b"\r\n", start, start + line_limit + 2) < 0:
             raise self._long_line(line_limit)
         head = self._in[start : end + 4]
-        self._unread -= len(head)
-        self._forward(len(head))
+        self._end_head(len(head))
+        return head
+
+    def _end_head(self, size: int) -> None:
+        self._skip(size)
         self._scanned = 0
         self._blank_line = False
-        return head
 
     def _check_partial(self, line_limit: int) -> None:
         size = len(self._in) - self._pos
@@ -317,15 +318,17 @@ class HTTP1Connection:
         self._scanned = size
 
     def _long_line(self, limit: int) -> RemoteProtocolError:
-        return self._remote(f"request line: over {limit} bytes, the limit (request_line)", 414)
+        return self._remote(f"first line: over {limit} bytes, the limit (request_line)", 414)
 
     def _read_request(self) -> Request | None:
-        head = self._cut_head(self._limits.request_line)
-        if head is None:
-            return None
-        if self._known is not None and self._known[0] == head:
-            parsed = self._known[1]
+        known = self._known
+        if known is not None and self._in.startswith(known[0], self._pos):
+            parsed = known[1]
+            self._end_head(len(known[0]))
         else:
+            head = self._cut_head(self._limits.request_line)
+            if head is None:
+                return None
             parsed = read_request(head, max_fields=self._limits.fields)
             self._known = (head, parsed) if len(head) <= _REMEMBERED else None
         self.stream += 1
@@ -388,6 +391,10 @@ class HTTP1Connection:
         if self._pos == len(self._in):  # an idle connection must not hold what it last received
             self._in, self._pos = self._more.popleft() if self._more else b"", 0
 
+    def _skip(self, n: int) -> None:
+        self._unread -= n
+        self._forward(n)
+
     def _take(self, at_most: int) -> Buffer | None:
         """The next bytes of a body, a view of what was received where they are many; None if there are none."""
         data, start = self._in, self._pos
@@ -403,7 +410,8 @@ class HTTP1Connection:
             return data[start:stop]  # of the whole, bytes makes no copy
         return memoryview(data)[start:stop]
 
-    def _data(self, piece: Buffer | None) -> Data | None:
+    def _read_until_eof(self) -> Data | None:
+        piece = self._take(self._unread)
         return None if piece is None else Data(stream=self.stream, buffers=(piece,))
 
     def _read_length(self) -> Data | None:
@@ -445,7 +453,9 @@ class HTTP1Connection:
                         self._reading = _Reading.CHUNK_END
                     return Data(stream=self.stream, buffers=(piece,))
                 case _Reading.CHUNK_END:
-                    if self._line(0, "chunk: data longer than its size") is None:
+                    if not self._carry and self._in.startswith(b"\r\n", self._pos):
+                        self._skip(2)
+                    elif self._line(0, "chunk: data longer than its size") is None:
                         return None
                     self._reading = _Reading.CHUNK_LINE
                 case _:
@@ -454,8 +464,7 @@ class HTTP1Connection:
     def _chunk_size(self) -> int | None:
         match = _PLAIN_CHUNK.match(self._in, self._pos)
         if match is not None and not self._carry:
-            self._unread -= match.end() - self._pos
-            self._forward(match.end() - self._pos)
+            self._skip(match.end() - self._pos)
         else:
             limit = self._limits.chunk_line
             line = self._line(limit, f"chunk line: over {limit} bytes, the limit (chunk_line)")

@@ -352,7 +352,6 @@ class HTTP2Connection:
         if n:
             found = self._streams[stream]
             self._return_credit(found, grow=not found.dropped)
-            self._settle(found)
 
     def drop(self, stream: int) -> int:
         """Nobody will read the stream any more: what is unread is credited (the answer says how many bytes), and what
@@ -364,7 +363,6 @@ class HTTP2Connection:
         unread = self._windows.unread_on(stream)
         self._windows.consumed(stream, unread)
         self._return_credit(found, grow=False)
-        self._settle(found)
         return unread
 
     def _next_frame(self) -> Frame | None:
@@ -606,13 +604,13 @@ class HTTP2Connection:
     # Credit.
 
     def _return_credit(self, stream: _Stream, *, grow: bool) -> None:
-        if self._over:
-            return
         if stream.receiving:
             increment = self._windows.stream_increment(stream.id, grow=grow)
             if increment:
                 self._h2.increment_flow_control_window(increment, stream.id)
-        self._return_connection_credit()
+        self._settle(stream)
+        if not self._over:
+            self._return_connection_credit()
 
     def _return_connection_credit(self) -> None:
         increment = self._windows.connection_increment()

@@ -153,7 +153,7 @@ def _check_keys(text: bytes | bytearray, what: str) -> None:
         seen = set()
         for key, _ in pairs:
             if key in seen:
-                raise JSONError(f"{what} has an object with two members {key[:80]!r}")
+                raise JSONError(f"{what} has an object with two members {key[:60]!r:.100}")
             seen.add(key)
 
     json.loads(text.decode(), object_pairs_hook=check)

@@ -20,6 +20,11 @@ from protocols.events import Buffer
 
 Array: TypeAlias = npt.NDArray[Any]
 
+Parameters: TypeAlias = Mapping[str, Any]
+"""Names to strings, numbers and booleans."""
+
+NO_PARAMETERS: Parameters = MappingProxyType({})
+
 MAX_DIMS = 16
 """Dimensions of one tensor. numpy itself ends at 32 or 64, depending on its version."""
 
@@ -38,7 +43,6 @@ _RANGES = {name: (int(info.min), int(info.max)) for name, info in _INTEGERS.item
 _LARGEST = {"FP16": "65504", "BF16": "3.38953139e+38", "FP32": "3.40282347e+38", "FP64": "1.79769313e+308"}
 _BEYOND_FP64 = 2**1024 - 2**970  # the first integer that rounds to infinity
 _LENGTH = struct.Struct("<I")
-_NO_PARAMETERS: Mapping[str, Any] = MappingProxyType({})
 
 
 @final
@@ -65,7 +69,7 @@ class V2Tensor:
     name: str
     datatype: str
     array: Array
-    parameters: Mapping[str, Any] = field(default=_NO_PARAMETERS)
+    parameters: Parameters = field(default_factory=lambda: NO_PARAMETERS)
 
 
 def show(value: object) -> str:
@@ -204,9 +208,7 @@ def _check_dtype(array: Array, datatype: str) -> None:
     if dtype is None:
         raise V2Error(f"there is no datatype {show(datatype)}, only {', '.join(DATATYPES)}", status=500)
     if array.dtype != dtype and array.dtype.name != dtype.name:  # the name is the same in either byte order
-        raise V2Error(
-            f"datatype {datatype} holds {dtype.name}, got an array of {array.dtype.name}", status=500
-        )
+        raise V2Error(f"datatype {datatype} holds {dtype.name}, got an array of {array.dtype.name}", status=500)
 
 
 def _bytes_items(array: Array) -> list[bytes]:
@@ -247,7 +249,7 @@ def _shortest(values: Array) -> npt.NDArray[np.float64]:
     """
     values = values.astype(_FP32, copy=False)
     if values.size <= _SMALL:
-        return values.astype("S16").astype(_FP64)
+        return values.astype("S24").astype(_FP64)
     wide = values.astype(_FP64)
     size = np.abs(wide)
     ordinary = (size >= 1e-12) & (size < 1e5)
@@ -261,7 +263,7 @@ def _shortest(values: Array) -> npt.NDArray[np.float64]:
         wide[todo[good]] = decimal[good]
         todo, magnitude = todo[~good], magnitude[~good]
     for left in (rest, todo):
-        wide[left] = values[left].astype("S16").astype(_FP64)
+        wide[left] = values[left].astype("S24").astype(_FP64)
     return wide
 
 

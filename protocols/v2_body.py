@@ -5,8 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from types import MappingProxyType
-from typing import Any, TypeAlias, final
+from typing import Any, final
 
 import msgspec
 import numpy as np
@@ -29,11 +28,6 @@ from protocols.tensors import (
 
 IHCL = b"inference-header-content-length"
 _MAX_HEADER_LENGTH = 2**31 - 1  # Triton and its clients read it as an int32
-
-Parameters: TypeAlias = Mapping[str, Any]
-"""Names to strings, numbers and booleans."""
-
-NO_PARAMETERS: Parameters = MappingProxyType({})
 
 # Extensions of Triton that do not exist here. To ignore one would answer something else than what was asked.
 _UNSUPPORTED = frozenset(("shared_memory_region", "shared_memory_byte_size", "shared_memory_offset", "classification"))

@@ -4,17 +4,15 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, final
 
 import numpy as np
 
 from protocols.events import Buffer
-from protocols.tensors import DATATYPES, Array, V2Error, V2Tensor, decode_binary, show, show_shape
+from protocols.tensors import DATATYPES, NO_PARAMETERS, Array, Parameters, V2Error, V2Tensor, decode_binary, show, show_shape
 from protocols.v2_body import (
     DEFAULT_LIMITS,
-    NO_PARAMETERS,
-    Parameters,
     V2Limits,
     join_body,
     read_entries,
@@ -44,7 +42,7 @@ class V2Request:
     `binary_data_output`, which is `binary_default`; `outputs` empty asks for all of them."""
 
     id: str = ""
-    parameters: Parameters = NO_PARAMETERS
+    parameters: Parameters = field(default_factory=lambda: NO_PARAMETERS)
     inputs: tuple[V2Tensor, ...] = ()
     outputs: tuple[RequestedOutput, ...] = ()
     binary_default: bool = False

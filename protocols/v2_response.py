@@ -3,16 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, final
 
 from protocols.events import Buffer, Headers
-from protocols.tensors import V2Error, V2Tensor, show
+from protocols.tensors import NO_PARAMETERS, Parameters, V2Error, V2Tensor, show
 from protocols.v2_body import (
     DEFAULT_LIMITS,
     IHCL,
-    NO_PARAMETERS,
-    Parameters,
     V2Limits,
     join_body,
     parse_header_length,
@@ -95,7 +93,7 @@ class V2Answer:
     model_name: str = ""
     model_version: str = ""
     id: str = ""
-    parameters: Parameters = NO_PARAMETERS
+    parameters: Parameters = field(default_factory=lambda: NO_PARAMETERS)
     outputs: tuple[V2Tensor, ...] = ()
 
     def __getitem__(self, name: str) -> V2Tensor:

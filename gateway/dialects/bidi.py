@@ -44,12 +44,6 @@ class BidiDialect:
     def __init__(self, models: Models) -> None:
         self._models = models
 
-    def _worker(self, name: str) -> Worker:
-        models = self._models
-        if name in models.workers or not models.config.bidi.default_model:
-            return models.named(name, Family.PARTS, "bidi")
-        return models.named(models.config.bidi.default_model, Family.PARTS, "bidi")
-
     async def event_stream(self, exchange: Exchange, endpoint: str) -> None:
         """POST /endpoints/{endpoint}/invocations-bidirectional-stream over HTTP/2, GA event-stream form."""
         exchange.dialect = "bidi"
@@ -64,7 +58,7 @@ class BidiDialect:
         content_type = headers.get("content-type", bidi.CONTENT_TYPE)
         if content_type.partition(";")[0].strip().lower() != bidi.CONTENT_TYPE:
             raise BadRequest(f"content-type must be {bidi.CONTENT_TYPE}, got {content_type[:100]!r}")
-        worker = self._worker(asked.endpoint)
+        worker = self._models.named(asked.endpoint, Family.PARTS, "bidi")
         exchange.model = worker.name
         async with worker.slot(exchange):
             channel = _EventStreamChannel(exchange, self._models)

@@ -84,6 +84,7 @@ class Connection:
     def __init__(self, server: Server, transport: Transport, make_wire: Callable[[Connection], ConnectionWire]) -> None:
         self.server, self.transport = server, transport
         self.limits, self.budget = server.limits, server.budget
+        self.peer = transport.peer
         self.exchanges: dict[int, Exchange] = {}
         self.nursery: trio.Nursery
         self.eof = False
@@ -115,10 +116,10 @@ class Connection:
         try:
             await loop()
         except TransportLost as e:
-            log.debug("transport lost", extra={"peer": self.transport.peer, "reason": str(e)})
-            self.lost(Ending.CANCELLED if self.eof else Ending.LOST)
+            log.debug("transport lost", extra={"peer": self.peer, "reason": str(e)})
+            self.lost(Ending.CANCELLED if e.left or self.eof else Ending.LOST)
         except Exception:
-            log.exception("connection failed", extra={"peer": self.transport.peer})
+            log.exception("connection failed", extra={"peer": self.peer})
             self.lost(Ending.LOST)
 
     def lost(self, ending: Ending) -> None:
@@ -169,7 +170,7 @@ class Connection:
         try:
             self.wire.pump()
         except RemoteProtocolError as e:
-            log.info("protocol error", extra={"peer": self.transport.peer, "wire": self.wire.name, "reason": str(e)[:300]})
+            log.info("protocol error", extra={"peer": self.peer, "wire": self.wire.name, "reason": str(e)[:300]})
             self.wire.protocol_error(e)
         self._write_bell.ring()
 
@@ -276,7 +277,7 @@ class Connection:
         """The server's coarse timer looks at the stamps: stalls, silence, hang-ups, and the wire's own times."""
         stall = self.limits.write_stall
         if stall and self._blocked_since is not None and now - self._blocked_since > stall:
-            log.info("write stalled", extra={"peer": self.transport.peer, "seconds": stall, "setting": "limits.write_stall"})
+            log.info("write stalled", extra={"peer": self.peer, "seconds": stall, "setting": "limits.write_stall"})
             self.lost(Ending.LOST)
         elif self.reading_paused and self.exchanges and self.transport.hung_up():
             self.lost(Ending.CANCELLED)

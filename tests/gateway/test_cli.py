@@ -212,7 +212,7 @@ def test_every_command_has_help() -> None:
 def test_the_version_is_that_of_the_installed_package(monkeypatch: pytest.MonkeyPatch) -> None:
     assert run("--version").output.startswith("everywire, version ")
     monkeypatch.setattr("importlib.metadata.version", lambda name: f"1.2.3 of {name}")
-    assert cli._version() == "1.2.3 of everywire"
+    assert cli.version() == "1.2.3 of everywire"
 
     def absent(name: str) -> str:
         raise importlib.metadata.PackageNotFoundError(name)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from library_session import Tape, converse, stalled
+from tests.models.library_session import Tape, converse, stalled
 
 from models.library.echo import Echo
 from models.messages import Part, PartKind

@@ -12,7 +12,7 @@ import pytest
 import trio.testing
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from library_session import Tape, converse, stalled
+from tests.models.library_session import Tape, converse, stalled
 
 from models.errors import ModelError
 from models.library.lm import TABLES, LanguageModel

@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from library_session import Tape, converse, stalled
+from tests.models.library_session import Tape, converse, stalled
 
 import models.library
 from models.errors import ModelError

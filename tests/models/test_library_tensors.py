@@ -7,7 +7,7 @@ from typing import Any
 import ml_dtypes
 import numpy as np
 import pytest
-from library_session import converse
+from tests.models.library_session import converse
 
 from models.errors import ModelError
 from models.library.tensors import (

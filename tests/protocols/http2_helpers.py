@@ -4,15 +4,17 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 
+import pytest
 from hpack import Decoder, Encoder
 
 from protocols.buffers import ByteBudget
 from protocols.errors import RemoteProtocolError
-from protocols.events import NEED_DATA, ConnectionEnd, Data, End, Event, Request, Response, Sent
+from protocols.events import ConnectionEnd, Data, End, Event, Request, Response, Sent, Signal
 from protocols.http2 import HTTP2Connection, HTTP2Limits
 from protocols.http2_frames import PREFACE, Frame, FrameSplitter, Kind
 from protocols.roles import Role
 
+DEFAULT = HTTP2Limits()
 END_STREAM, END_HEADERS, PADDED, WITH_PRIORITY = 0x1, 0x4, 0x8, 0x20
 GET = ((b":method", b"GET"), (b":scheme", b"https"), (b":authority", b"example"), (b":path", b"/"))
 POST = ((b":method", b"POST"), *GET[1:])
@@ -33,8 +35,7 @@ def check(machine: HTTP2Connection) -> None:
 def pull(machine: HTTP2Connection) -> list[Event]:
     """Every event that is there."""
     events: list[Event] = []
-    while (event := machine.next_event()) is not NEED_DATA:
-        assert not isinstance(event, type(NEED_DATA))
+    while not isinstance(event := machine.next_event(), Signal):
         check(machine)
         events.append(event)
         if isinstance(event, ConnectionEnd):
@@ -108,7 +109,7 @@ def settings(values: dict[int, int] | None = None) -> bytes:
 class ByHand:
     """A server machine and a client that writes its frames by hand, legal or not."""
 
-    def __init__(self, limits: HTTP2Limits = HTTP2Limits(), *, budget: ByteBudget | None = None, ready: bool = True) -> None:
+    def __init__(self, limits: HTTP2Limits = DEFAULT, *, budget: ByteBudget | None = None, ready: bool = True) -> None:
         self.server = HTTP2Connection(Role.SERVER, limits, budget=budget)
         self.encoder = Encoder()
         self.decoder = Decoder()
@@ -130,14 +131,12 @@ class ByHand:
 
     def fails(self, *written: bytes) -> int | None:
         """The error code of the connection error that these bytes make; the GOAWAY must say the same."""
-        try:
+        with pytest.raises(RemoteProtocolError) as caught:
             self.says(*written)
-        except RemoteProtocolError as error:
-            last = frames(output(self.server))[-1]
-            assert last.kind == Kind.GOAWAY
-            assert int.from_bytes(last.payload[4:8]) == error.wire_code
-            return error.wire_code
-        return None
+        last = frames(output(self.server))[-1]
+        assert last.kind == Kind.GOAWAY
+        assert int.from_bytes(last.payload[4:8]) == caught.value.wire_code
+        return caught.value.wire_code
 
 
 class Pair:
@@ -145,8 +144,8 @@ class Pair:
 
     def __init__(
         self,
-        client: HTTP2Limits = HTTP2Limits(),
-        server: HTTP2Limits = HTTP2Limits(),
+        client: HTTP2Limits = DEFAULT,
+        server: HTTP2Limits = DEFAULT,
         *,
         budget: ByteBudget | None = None,
         ready: bool = True,

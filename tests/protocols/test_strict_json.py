@@ -163,6 +163,7 @@ def test_the_last_of_equal_keys_wins_unless_they_are_refused() -> None:
         b'{"x": "colons: : : {", "y": 1, "y": 2}',
         b'{"x": [1, 2, 3, {"y": 1, "y": 1}], "z": {}}',
         b'{"n": NaN, "n": NaN}',
+        b'{"first": {"k": 1}, "a": 1, "a": 2}',
     ],
 )
 def test_equal_keys_are_found_however_they_hide(text: bytes) -> None:
@@ -170,8 +171,9 @@ def test_equal_keys_are_found_however_they_hide(text: bytes) -> None:
 
 
 def test_a_long_duplicate_key_is_echoed_shortened() -> None:
-    key = b'"' + b"k" * 10_000 + b'"'
-    assert len(refusal(b"{" + key + b":1," + key + b":2}", duplicates=False)) < 200
+    for letter in (b"k", "\U000e0001".encode()):
+        key = b'"' + letter * 10_000 + b'"'
+        assert len(refusal(b"{" + key + b":1," + key + b":2}", duplicates=False)) < 200
 
 
 def test_equal_keys_of_different_objects_are_fine() -> None:

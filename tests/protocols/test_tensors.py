@@ -181,6 +181,14 @@ def test_arrays_of_text_leave_as_bytes(array: Array) -> None:
     assert json.loads(to_json(array, "BYTES")) == ["a", "é", ""]
 
 
+def test_an_element_is_shorter_than_its_length_field_can_say() -> None:
+    class Huge(bytes):
+        def __len__(self) -> int:
+            return 2**32
+
+    assert "got 4294967296" in refusal(encode_binary, np.array([Huge()], object), "BYTES", status=500)
+
+
 def test_an_array_of_another_type_is_not_cast() -> None:
     for write in (encode_binary, to_json):
         assert refusal(write, np.zeros(2), "FP32", status=500) == "datatype FP32 holds float32, got an array of float64"
@@ -334,7 +342,7 @@ def test_singles_of_every_magnitude_are_written_as_numpy_writes_them() -> None:
     for array in (bits, near.view(np.float32), decimals, -ordinary):
         finite = array[np.isfinite(array)]
         data = json.loads(to_json(finite, "FP32"))
-        assert data == [float(text) for text in finite.astype("S16")]
+        assert data == [float(text) for text in finite.astype("S24")]
         assert same(from_json("FP32", finite.shape, data, "x"), finite)
 
 

@@ -1,0 +1,1 @@
+"""What the performance page quotes: programs anyone can run."""

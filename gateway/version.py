@@ -1,0 +1,13 @@
+"""The version of the installed distribution."""
+
+from __future__ import annotations
+
+import importlib.metadata
+
+
+def version() -> str:
+    """Such as 0.1.0; "0+source" where the packages run from their sources without being installed."""
+    try:
+        return importlib.metadata.version("everywire")
+    except importlib.metadata.PackageNotFoundError:
+        return "0+source"
