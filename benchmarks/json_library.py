@@ -1,6 +1,6 @@
 """Which JSON library the codecs stand on: CPU microseconds to read and write what the gateway's requests look like.
 
-    python benchmarks/json_library.py
+    python -m benchmarks.json_library
 
 Measures msgspec, the standard library and, where it is installed, orjson; and our own strict reader, which is msgspec
 plus what RFC 8259 leaves open (depth, length of numbers, repeated keys). Best of several rounds, in process CPU time.
@@ -12,6 +12,7 @@ import importlib.util
 import json
 import time
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import msgspec
@@ -56,15 +57,19 @@ def cost(call: Callable[[], object]) -> float:
     return best * 1e6
 
 
+def write_with_json(value: Any) -> bytes:
+    return json.dumps(value, separators=(",", ":")).encode()
+
+
 def libraries() -> dict[str, tuple[Callable[[bytes], object], Callable[[Any], bytes]]]:
     found: dict[str, tuple[Callable[[bytes], object], Callable[[Any], bytes]]] = {
         "msgspec": (msgspec.json.decode, msgspec.json.encode),
-        "json": (json.loads, lambda value: json.dumps(value, separators=(",", ":")).encode()),
+        "json": (json.loads, write_with_json),
     }
     if importlib.util.find_spec("orjson"):
         orjson = importlib.import_module("orjson")
         found["orjson"] = (orjson.loads, orjson.dumps)
-    found["strict_json"] = (lambda text: strict_json.loads(text, duplicates=False), msgspec.json.encode)
+    found["strict_json"] = (partial(strict_json.loads, duplicates=False), msgspec.json.encode)
     return found
 
 
@@ -73,14 +78,14 @@ def main() -> None:
     for name, value in TEXTS.items():
         text = msgspec.json.encode(value)
         for library, (read, write) in libraries().items():
-            reading = cost(lambda read=read, text=text: read(text))  # type: ignore[misc]
-            writing = cost(lambda write=write, value=value: write(value))  # type: ignore[misc]
+            reading = cost(partial(read, text))
+            writing = cost(partial(write, value))
             print(f"{name:>13} {len(text):>9} {library:>12} {reading:>10.2f} {writing:>10.2f}")
     for count in (16, 100_000):
         data = TEXTS["16 numbers" if count == 16 else "100k numbers"]["inputs"][0]["data"]
         array = from_json("FP32", (1, count), data, "x")
-        to_array = cost(lambda data=data, count=count: from_json("FP32", (1, count), data, "x"))  # type: ignore[misc]
-        to_text = cost(lambda array=array: to_json(array, "FP32"))  # type: ignore[misc]
+        to_array = cost(partial(from_json, "FP32", (1, count), data, "x"))
+        to_text = cost(partial(to_json, array, "FP32"))
         print(f"{f'{count} floats':>13} {'':>9} {'tensors':>12} {to_array:>10.2f} {to_text:>10.2f}")
 
 

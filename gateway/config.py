@@ -62,6 +62,10 @@ class LimitsConfig:
     """One request body; more is answered 413, before it is read where its length is declared."""
     total_bytes: int = field(default_factory=_quarter_of_memory)
     """The byte budget: all bodies, queues and windows together."""
+    memory_refuse: int = 75
+    """Percent of the byte budget in use above which new exchanges are refused with 503."""
+    memory_reset: int = 90
+    """Percent of the byte budget in use above which the exchange that holds most is ended, one a second."""
     json: int = 64 * MiB
     """A JSON body, or the JSON head of a binary one."""
     json_depth: int = 64
@@ -170,15 +174,6 @@ class LMIConfig:
 
 @final
 @dataclass(frozen=True, slots=True, kw_only=True)
-class V2Config:
-    """The Open Inference Protocol at /v2."""
-
-    default_model: str = ""
-    """The model where the request names none; empty: the only model that fits."""
-
-
-@final
-@dataclass(frozen=True, slots=True, kw_only=True)
 class BidiConfig:
     """SageMaker bidirectional streaming over HTTP/2, and its container side over WebSocket."""
 
@@ -248,7 +243,6 @@ class Config:
     websocket: WebSocketConfig = field(default_factory=WebSocketConfig)
     drain: DrainConfig = field(default_factory=DrainConfig)
     lmi: LMIConfig = field(default_factory=LMIConfig)
-    v2: V2Config = field(default_factory=V2Config)
     bidi: BidiConfig = field(default_factory=BidiConfig)
     log: LogConfig = field(default_factory=LogConfig)
     models: dict[str, ModelConfig] = field(default_factory=dict)

@@ -142,6 +142,14 @@ class ModelCrashed(GatewayError):
 
 
 @final
+class UnsupportedEncoding(GatewayError):
+    """A Content-Encoding that this route does not take."""
+
+    status = 415
+    code = "UnsupportedMediaType"
+
+
+@final
 class SlowUpload(GatewayError):
     """A unary upload that stopped arriving."""
 

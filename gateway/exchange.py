@@ -11,16 +11,25 @@ import numpy as np
 import trio
 
 from gateway.doorbell import Doorbell
-from gateway.errors import DeadlineExceeded, Ending, GatewayError, MethodNotAllowed, Overloaded, TooLarge
+from gateway.errors import (
+    DeadlineExceeded,
+    Ending,
+    GatewayError,
+    MethodNotAllowed,
+    Overloaded,
+    SlowUpload,
+    TooLarge,
+    UnsupportedEncoding,
+)
 from protocols.events import Buffer, Frame, Headers, Opcode, Request
 
 if TYPE_CHECKING:
     from gateway.config import LimitsConfig
     from protocols.buffers import ByteBudget
 
-# A model that never waits still meets cancellation and lets others run after this many messages or bytes.
+# A model that never waits still meets cancellation and lets others run after this many messages, or after
+# `limits.checkpoint_bytes`.
 _TURN_MESSAGES = 16
-_TURN_BYTES = 65536
 
 
 class Wire(Protocol):
@@ -238,6 +247,11 @@ class Exchange:
         Raises TooLarge before reading where Content-Length says so, at the limit otherwise, and Overloaded where the
         byte budget has no room. One call for an exchange, instead of `receive`.
         """
+        encoding = self.header(b"content-encoding")
+        if encoding is not None and encoding.strip().lower() not in (b"", b"identity"):
+            raise UnsupportedEncoding(
+                f"content-encoding {encoding[:40].decode('latin-1')!r} is not accepted: send the body as it is"
+            )
         length = self.request.content_length
         if length is not None:
             if length > limit:
@@ -294,10 +308,23 @@ class Exchange:
         self._body_error = error
         self._input.ring()
 
+    def check_upload(self, now: float) -> None:
+        """Interrupts a whole body that fell silent, or that stays slower than `limits.body_rate`. Parts of a stream may
+        be as slow as they like."""
+        if self._input_ended or self._returned or (self._sink is None and self._growing is None):
+            return
+        limits, waited, lasted = self.owner.limits, now - self.arrived_at, now - self.started_at
+        if waited > limits.body_silence:
+            self.interrupt(SlowUpload(f"no byte of the body for {waited:.0f} s (limits.body_silence)"))
+        elif lasted > limits.body_silence and self.bytes_in < limits.body_rate * lasted:
+            self.interrupt(
+                SlowUpload(f"{self.bytes_in} bytes of the body in {lasted:.0f} s: less than limits.body_rate allows")
+            )
+
     @property
-    def uploading(self) -> bool:
-        """Whether a whole body is being waited for (the silence rule applies to that alone)."""
-        return not self._input_ended and not self._returned and (self._sink is not None or self._growing is not None)
+    def held(self) -> int:
+        """Bytes of the budget that this exchange holds."""
+        return self._held + self._reserved + self._charged + self._assembly
 
     def _reserve(self, n: int) -> None:
         if not self.owner.budget.try_reserve(n):
@@ -320,7 +347,7 @@ class Exchange:
     async def _turn(self, n: int) -> None:
         self._messages_turn += 1
         self._bytes_turn += n
-        if self._messages_turn >= _TURN_MESSAGES or self._bytes_turn >= _TURN_BYTES:
+        if self._messages_turn >= _TURN_MESSAGES or self._bytes_turn >= self.owner.limits.checkpoint_bytes:
             self._messages_turn = self._bytes_turn = 0
             await trio.lowlevel.checkpoint()
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import logging
+import resource
 import secrets
 import socket
 import ssl
@@ -21,7 +22,7 @@ from gateway.dialects.lmi import LMIDialect
 from gateway.dialects.management import ManagementDialect
 from gateway.dialects.v2 import V2Dialect
 from gateway.doorbell import Doorbell
-from gateway.errors import Drained, Ending, GatewayError, ModelCrashed, TransportLost
+from gateway.errors import Ending, GatewayError, ModelCrashed, Overloaded, TransportLost, Unavailable
 from gateway.exchange import Exchange
 from gateway.listeners import Listener
 from gateway.loading import configured_specs
@@ -99,7 +100,9 @@ class Gateway:
         self._report: DrainReport | None = None
         self._over = trio.Event()
         self._connection_nursery: trio.Nursery | None = None
-        self._route(Models(self.config, self.supervisor.workers))
+        served = Models(self.config, self.supervisor.workers)
+        served.check_defaults()
+        self._route(served)
 
     def _route(self, models: Models) -> None:
         self._management = management = ManagementDialect(models)
@@ -140,8 +143,7 @@ class Gateway:
         error: GatewayError | None = None
         try:
             with exchange.work:
-                if self.draining:
-                    raise Drained("the server is shutting down; try another")
+                self._admit()
                 handler, arguments = self._router.find(exchange)
                 await handler(exchange, **arguments)
             if exchange.work.cancelled_caught:
@@ -154,6 +156,23 @@ class Gateway:
             error = ModelCrashed(f"internal error; incident {exchange.incident} in the server's log")
         if exchange.finishing is None and not exchange.gone:
             self._say(exchange, error)
+
+    def _admit(self) -> None:
+        if self.draining:
+            raise Unavailable("the server is shutting down; try another")
+        budget, percent = self.budget, self.limits.memory_refuse
+        if budget.used * 100 > percent * budget.limit:
+            raise Overloaded(
+                f"{budget.used} of {budget.limit} bytes are in use (limits.total_bytes): above {percent} percent "
+                "(limits.memory_refuse) nothing new begins; try again later"
+            )
+
+    def _shed(self) -> None:
+        """Memory runs out: the exchange that holds most makes room for the others."""
+        budget = self.budget
+        if budget.used * 100 > self.limits.memory_reset * budget.limit and self._observer.live:
+            largest = max(self._observer.live, key=lambda exchange: exchange.held)
+            largest.interrupt(Overloaded("the server is short of memory (limits.memory_reset); try again later"))
 
     def _say(self, exchange: Exchange, error: GatewayError | None) -> None:
         try:
@@ -218,7 +237,11 @@ class Gateway:
             assert self._connection_nursery is not None
             self._connection_nursery.start_soon(self._serve_socket, sock, tls)
 
-        await listener.accept(serve, lambda: self._open < self.limits.connections)
+        most = self.limits.connections
+        descriptors, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
+        if descriptors != resource.RLIM_INFINITY:
+            most = min(most, max(descriptors - self.limits.descriptors_reserved, 1))
+        await listener.accept(serve, lambda: self._open < most)
 
     async def _serve_socket(self, sock: socket.socket, tls: ssl.SSLContext | None) -> None:
         try:
@@ -272,6 +295,7 @@ class Gateway:
             now = trio.current_time()
             for connection in list(self._connections):
                 connection.tick(now)
+            self._shed()
 
     # -- the end -------------------------------------------------------------------------------------------------------
 

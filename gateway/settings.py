@@ -129,6 +129,8 @@ _RANGES = {
     "http2.max_window": (1, 2**31 - 1),
     "http2.frame_size": (2**14, 2**24 - 1),
     "http2.streams": (1, 2**31 - 1),
+    "limits.memory_refuse": (1, 100),
+    "limits.memory_reset": (1, 100),
 }
 _PATTERNS = {
     "listen.host": (r"\S+", 'an address or a host name ("0.0.0.0" for every IPv4 address, "::" for IPv6 too)'),

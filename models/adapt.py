@@ -5,15 +5,15 @@ from __future__ import annotations
 import functools
 import inspect
 import typing
-from collections.abc import AsyncGenerator, AsyncIterator, Callable, Generator, Mapping
-from contextlib import AbstractAsyncContextManager, aclosing, asynccontextmanager
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Iterable, Mapping
+from contextlib import AbstractAsyncContextManager, aclosing, asynccontextmanager, closing
 from dataclasses import replace
 from typing import Any, TypeVar, final
 
 import numpy as np
 import trio
 
-from models.blocking import run_step
+from models.blocking import iterate_steps, run_step
 from models.errors import ModelError
 from models.messages import (
     Family,
@@ -30,7 +30,6 @@ from models.session import Session
 from models.spec import Load, Model, ModelSpec, TensorSpec
 
 F = TypeVar("F", bound=Callable[..., Any])
-_END = object()
 
 _FAMILY_OF: dict[Any, Family] = {
     Prompt: Family.TEXT,
@@ -60,50 +59,49 @@ def spec_of(thing: Any, name: str = "", *, family: Family | None = None, **overr
 
     `thing` may be a ModelSpec; a function, async function, generator or async generator of one message (annotate its
     first parameter: Prompt or str, InferRequest or numpy arrays by name, Part or bytes); an async function of a
-    Session (duplex); an object whose `__call__` is one of these; or an async context manager function that yields one
-    of these (loading and unloading around it). `overrides` are ModelSpec's fields. TypeError says what is missing.
+    Session (duplex); an object whose `__call__` is one of these; a functools.partial of one; or an async context manager
+    function that yields one of these (loading and unloading around it). `overrides` are ModelSpec's fields. TypeError
+    says what is missing.
     """
     if isinstance(thing, ModelSpec):
-        changes = {k: v for k, v in {"name": name, "family": family, **overrides}.items() if v}
-        return replace(thing, **changes)
-    declared: dict[str, Any] = dict(getattr(thing, "__model_spec__", {}))
-    name = name or declared.pop("name", "") or getattr(thing, "__name__", type(thing).__name__)
-    family = family or declared.pop("family", None)
+        return replace(thing, name=name or thing.name, family=family or thing.family, **overrides)
+    name = name or getattr(_unbound(thing), "__name__", type(thing).__name__)
     if is_loader(thing):
-        if family is None:
-            family = _loader_family(thing)
-        return ModelSpec(name=name, family=family, load=_adapting(thing, family), **{**declared, **overrides})
+        family = family or _loader_family(thing)
+        return ModelSpec(name=name, family=family, load=_adapting(thing, family), **overrides)
     model, found = adapt(thing, family=family)
     signature = _declared_tensors(thing) if found is Family.TENSOR else {}
-    return ModelSpec(name=name, family=found, load=_constant(model), **{**signature, **declared, **overrides})
+    return ModelSpec(name=name, family=found, load=_constant(model), **{**signature, **overrides})
 
 
 def adapt(thing: Any, *, family: Family | None = None) -> tuple[Model, Family]:
     """The model that a callable stands for, and its family."""
     if not callable(thing) or inspect.isclass(thing):
-        raise TypeError(f"{thing!r} is no model: give a function, a generator, or an object with __call__")
-    fn = thing if inspect.isroutine(thing) else type(thing).__call__
+        raise TypeError(f"{repr(thing)[:200]} is no model: give a function, a generator, or an object with __call__")
+    name, fn = _name(thing), _function(thing)
     parameters = _parameters(thing)
-    if not parameters:
-        raise TypeError(f"{_name(thing)} takes no argument: a model takes a Session or one message")
-    hints = _hints(fn)
-    first = hints.get(parameters[0].name)
-    origin = typing.get_origin(first) or first
-    if origin is Session or (first is None and parameters[0].name == "session"):
+    first = _hints(fn).get(parameters[0])
+    takes = typing.get_origin(first) or first
+    if takes is Session or (first is None and parameters[0] == "session"):
         if not inspect.iscoroutinefunction(fn):
-            raise TypeError(f"{_name(thing)} takes a Session, so it must be an async function")
-        found = family or _family_of(*typing.get_args(first))
+            raise TypeError(f"{name} takes a Session, so it must be an async function")
+        found = _agreed(name, _family_in(first), family)
         if found is None:
-            raise TypeError(f"{_name(thing)}: say which messages it speaks, such as Session[Prompt, Token] or family=")
+            raise TypeError(f"{name}: say which messages it speaks, such as Session[Prompt, Token] or family=")
+        if len(parameters) > 1:
+            raise TypeError(f"{name}: a model takes a Session alone; give {_listed(parameters[1:])} a default")
         return thing, found
-    found = family or _family_of(origin)
+    found = _agreed(name, _FAMILY_OF.get(takes), family)
     if found is None:
         raise TypeError(
-            f"{_name(thing)}: annotate {parameters[0].name!r} with Prompt, str, InferRequest, numpy.ndarray, Part, bytes "
-            "or Session, or give family="
+            f"{name}: annotate {parameters[0]!r} with Prompt, str, InferRequest, numpy.ndarray, Part, bytes or Session, "
+            "or give family="
         )
-    arrays = [p.name for p in parameters] if found is Family.TENSOR and origin is not InferRequest else None
-    return _PerMessage(thing, fn, found, origin, arrays), found
+    if found is Family.TENSOR and takes is not InferRequest:
+        return _PerMessage(thing, fn, found, takes, parameters), found
+    if len(parameters) > 1:
+        raise TypeError(f"{name}: a model takes one message; give {_listed(parameters[1:])} a default")
+    return _PerMessage(thing, fn, found, takes, None), found
 
 
 @final
@@ -119,64 +117,45 @@ class _PerMessage:
             else self._function
         )  # fmt: skip
         self._threads = bool(getattr(fn, "__model_blocking__", getattr(thing, "__model_blocking__", True)))
-        self._limiter: trio.CapacityLimiter | None = None
+        self._limiter = trio.CapacityLimiter(64)
 
     async def __call__(self, session: Session[Any, Any]) -> None:
         async for message in session:
             sender = _Sender(session, self._family)
-            args, kwargs = self._arguments(message)
-            await self._kind(sender, args, kwargs)
+            await self._kind(sender, self._arguments(message))
 
-    def _arguments(self, message: Any) -> tuple[tuple[Any, ...], dict[str, Any]]:
+    def _arguments(self, message: Any) -> tuple[Any, ...]:
         if self._takes is str:
-            return (message.text,), {}
+            return (message.text,)
         if self._takes is bytes:
-            return (bytes(message.data),), {}
-        if self._arrays is not None:
-            given = {t.name: t.data for t in message.inputs}
-            missing = [n for n in self._arrays if n not in given]
-            if missing or len(given) != len(self._arrays):
-                raise ModelError(f"expected inputs {self._arrays}, got {list(given)}", code="BadInputs", status=400)
-            return (), given
-        return (message,), {}
+            return (bytes(message.data),)
+        if self._arrays is None:
+            return (message,)
+        given = {t.name: t.data for t in message.inputs}
+        if sorted(given) != sorted(self._arrays):
+            text = f"expected inputs {_listed(self._arrays)}; got {_listed(given)}"
+            raise ModelError(text[:200], code="BadInputs", status=400)
+        return tuple(given[name] for name in self._arrays)
 
-    async def _coroutine(self, sender: _Sender, args: Any, kwargs: Any) -> None:
-        await sender.last(await self._call(*args, **kwargs))
+    async def _coroutine(self, sender: _Sender, args: tuple[Any, ...]) -> None:
+        await sender.last(await self._call(*args))
 
-    async def _async_generator(self, sender: _Sender, args: Any, kwargs: Any) -> None:
-        generator: AsyncGenerator[Any, None] = self._call(*args, **kwargs)
-        async with aclosing(generator):
-            async for item in generator:
+    async def _async_generator(self, sender: _Sender, args: tuple[Any, ...]) -> None:
+        await sender.all(self._call(*args))
+
+    async def _function(self, sender: _Sender, args: tuple[Any, ...]) -> None:
+        if self._threads:
+            await sender.last(await run_step(lambda: self._call(*args), limiter=self._limiter))
+        else:
+            await sender.last(self._call(*args))
+
+    async def _generator(self, sender: _Sender, args: tuple[Any, ...]) -> None:
+        if self._threads:
+            await sender.all(iterate_steps(self._call(*args), limiter=self._limiter))
+            return
+        with closing(self._call(*args)) as generator:
+            for item in generator:
                 await sender.send(item)
-
-    async def _function(self, sender: _Sender, args: Any, kwargs: Any) -> None:
-        await sender.last(await self._step(lambda: self._call(*args, **kwargs)))
-
-    async def _generator(self, sender: _Sender, args: Any, kwargs: Any) -> None:
-        generator: Generator[Any, None, None] = self._call(*args, **kwargs)
-        busy = False
-
-        def step() -> Any:
-            nonlocal busy
-            busy = True
-            try:
-                return next(generator, _END)
-            finally:
-                busy = False
-
-        try:
-            while (item := await self._step(step)) is not _END:
-                await sender.send(item)
-        finally:
-            if not busy:  # an abandoned step still runs in it; it is closed when that thread drops it
-                generator.close()
-
-    async def _step(self, fn: Callable[[], Any]) -> Any:
-        if not self._threads:
-            return fn()
-        if self._limiter is None:
-            self._limiter = trio.CapacityLimiter(64)
-        return await run_step(fn, limiter=self._limiter)
 
 
 @final
@@ -194,6 +173,11 @@ class _Sender:
         if item is not None:
             await self.send(item)
 
+    async def all(self, items: AsyncGenerator[Any, None]) -> None:
+        async with aclosing(items):
+            async for item in items:
+                await self.send(item)
+
     def _message(self, item: Any) -> Any:
         match self._family:
             case Family.TEXT:
@@ -206,9 +190,9 @@ class _Sender:
                 if isinstance(item, InferResponse):
                     return item
                 if isinstance(item, np.ndarray):
-                    return InferResponse(outputs=(Tensor(name="OUTPUT0", data=item),))
+                    return InferResponse(outputs=(_tensor("OUTPUT0", item),))
                 if isinstance(item, Mapping):
-                    return InferResponse(outputs=tuple(Tensor(name=k, data=np.asarray(v)) for k, v in item.items()))
+                    return InferResponse(outputs=tuple(_tensor(k, v) for k, v in item.items()))
             case Family.PARTS:
                 if isinstance(item, Part):
                     return item
@@ -216,32 +200,89 @@ class _Sender:
                     return Part(data=item.encode(), kind=PartKind.UTF8)
                 if isinstance(item, bytes | bytearray | memoryview):
                     return Part(data=item)
-        raise TypeError(f"a {self._family.value} model cannot answer with {type(item).__name__}")
+        raise TypeError(
+            f"a {self._family.value} model answers with {_ANSWERS[self._family]}, and a generator yields them; "
+            f"this one gave {type(item).__name__}"
+        )
 
 
-def _family_of(*hints: Any) -> Family | None:
-    for hint in hints:
-        for one in typing.get_args(hint) or (hint,):
-            found = _FAMILY_OF.get(typing.get_origin(one) or one)
-            if found is not None:
-                return found
-    return None
+_ANSWERS = {
+    Family.TEXT: "str, Token or Finish",
+    Family.TENSOR: "InferResponse, a numpy array or a dict of arrays",
+    Family.PARTS: "Part, bytes or str",
+}
 
 
-def _parameters(thing: Any) -> list[inspect.Parameter]:
-    kinds = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
-    return [p for p in inspect.signature(thing).parameters.values() if p.kind in kinds and p.default is p.empty]
+def _tensor(name: str, value: Any) -> Tensor:
+    data = np.asarray(value)
+    if data.dtype.kind == "U":
+        data = np.char.encode(data, "utf-8")
+    if data.dtype.kind == "S":
+        data = data.astype(object)  # the form of BYTES
+    return Tensor(name=name, data=data)
+
+
+def _agreed(name: str, annotated: Family | None, given: Family | None) -> Family | None:
+    if annotated and given and annotated is not given:
+        raise TypeError(f"{name}: its annotation says {annotated.value} and family= says {given.value}; change one of them")
+    return annotated or given
+
+
+def _family_in(hint: Any) -> Family | None:
+    """The family that an annotation tells of, however deep: a message, a Session or Callable of messages, a class that
+    is called with them."""
+    inner = hint if isinstance(hint, list) else typing.get_args(hint)
+    kind = typing.get_origin(hint) or hint
+    if inspect.isclass(kind):
+        if kind in _FAMILY_OF:
+            return _FAMILY_OF[kind]
+        call = getattr(kind, "__call__", None)  # noqa: B004  # its annotations are wanted, not whether it is there
+        if inspect.isfunction(call):
+            inner = (*(v for k, v in _hints(call).items() if k != "return"), *inner)
+    return next((found for one in inner if (found := _family_in(one))), None)
+
+
+def _parameters(thing: Any) -> list[str]:
+    """The names of the arguments that have to be given, by position."""
+    try:
+        required = [p for p in inspect.signature(thing).parameters.values() if p.default is p.empty]
+    except ValueError:
+        raise TypeError(f"{_name(thing)} does not tell its parameters: wrap it in a function that does") from None
+    if named := [p.name for p in required if p.kind is p.KEYWORD_ONLY]:
+        raise TypeError(f"{_name(thing)}: arguments are given by position; give {_listed(named)} a default")
+    found = [p.name for p in required if p.kind in (p.POSITIONAL_ONLY, p.POSITIONAL_OR_KEYWORD)]
+    if not found:
+        raise TypeError(f"{_name(thing)} takes no argument: a model takes a Session or one message")
+    return found
+
+
+def _listed(names: Iterable[str]) -> str:
+    return ", ".join(names) or "none"
 
 
 def _hints(fn: Any) -> dict[str, Any]:
     try:
         return typing.get_type_hints(fn)
-    except NameError as e:
-        raise TypeError(f"{_name(fn)}: an annotation cannot be resolved: {e}") from e
+    except (NameError, AttributeError) as e:
+        raise TypeError(
+            f"{_name(fn)}: an annotation cannot be resolved: {e}; import it at run time, not under TYPE_CHECKING"
+        ) from e
+
+
+def _unbound(thing: Any) -> Any:
+    while isinstance(thing, functools.partial):
+        thing = thing.func
+    return thing
+
+
+def _function(thing: Any) -> Any:
+    """What is run when a callable is called: it tells annotations, and whether it is async or a generator."""
+    inner = _unbound(thing)
+    return inner if inspect.isroutine(inner) else type(inner).__call__
 
 
 def _name(thing: Any) -> str:
-    return getattr(thing, "__qualname__", None) or type(thing).__name__
+    return getattr(_unbound(thing), "__qualname__", None) or type(thing).__name__
 
 
 def _declared_tensors(thing: Any) -> dict[str, tuple[TensorSpec, ...]]:
@@ -252,14 +293,7 @@ def _declared_tensors(thing: Any) -> dict[str, tuple[TensorSpec, ...]]:
 def made_family(factory: Any) -> Family | None:
     """The family of what a class or a factory function makes, as its annotations say it; None where they do not."""
     made = factory if inspect.isclass(factory) else _hints(factory).get("return")
-    call = made.__dict__.get("__call__") if inspect.isclass(made) else None
-    if call is None:
-        return None
-    parameters = list(inspect.signature(call).parameters)[1:]
-    if not parameters:
-        return None
-    first = _hints(call).get(parameters[0])
-    return _family_of(*(typing.get_args(first) if typing.get_origin(first) is Session else (first,)))
+    return _family_in(made) if inspect.isclass(made) else None
 
 
 def partial_loader(loader: Any, options: Mapping[str, Any]) -> Any:
@@ -274,20 +308,18 @@ def partial_loader(loader: Any, options: Mapping[str, Any]) -> Any:
 
 
 def is_loader(thing: Any) -> bool:
-    """A function decorated with asynccontextmanager."""
-    inner = getattr(thing, "__wrapped__", None)
-    return inspect.isfunction(thing) and inner is not None and inspect.isasyncgenfunction(inner)
+    """A function or method decorated with asynccontextmanager."""
+    return inspect.isroutine(thing) and inspect.isasyncgenfunction(getattr(thing, "__wrapped__", None))
 
 
 def _loader_family(thing: Any) -> Family:
-    returned = _hints(thing.__wrapped__).get("return")
-    for hint in typing.get_args(returned):
-        for inner in (hint, *typing.get_args(hint)):
-            nested = [a for a in typing.get_args(inner) if a] or [inner]
-            found = _family_of(*[x for n in nested for x in (typing.get_args(n) or (n,)) if not isinstance(x, list)])
-            if found is not None:
-                return found
-    raise TypeError(f"{_name(thing)}: give family=, or yield a Callable[[Session[Prompt, Token]], Awaitable[None]]")
+    found = _family_in(_hints(thing.__wrapped__).get("return"))
+    if found is None:
+        raise TypeError(
+            f"{_name(thing)}: say what it yields, such as "
+            "AsyncIterator[Callable[[Session[Prompt, Token]], Awaitable[None]]], or give family="
+        )
+    return found
 
 
 def _adapting(loader: Callable[[], AbstractAsyncContextManager[Any]], family: Family) -> Load:

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import contextlib
 import contextvars
+import inspect
 import threading
-from collections.abc import Callable
+from collections.abc import AsyncGenerator, Callable, Generator
 from typing import Protocol, TypeVar, final
 
 import trio
@@ -47,6 +48,15 @@ class StepHolder(Protocol):
     def release(self) -> None: ...
 
 
+@final
+class _NoHolder:
+    def hold(self) -> None:
+        return
+
+    def release(self) -> None:
+        return
+
+
 _token: contextvars.ContextVar[CancelToken | None] = contextvars.ContextVar("models_cancel_token", default=None)
 _holder: contextvars.ContextVar[StepHolder | None] = contextvars.ContextVar("models_step_holder", default=None)
 
@@ -65,18 +75,19 @@ def reset_step_holder(token: contextvars.Token[StepHolder | None]) -> None:
     _holder.reset(token)
 
 
-async def run_step(fn: Callable[[], T], *, limiter: trio.CapacityLimiter | None = None) -> T:
+async def run_step(
+    fn: Callable[[], T], *, limiter: trio.CapacityLimiter | None = None, token: CancelToken | None = None
+) -> T:
     """Runs one blocking step in a thread and returns its result.
 
-    On cancel the caller goes on at once with trio.Cancelled and the step's token is cancelled; the thread ends at
-    the end of its step (Python cannot stop it), and until then the session's slot stays occupied. What the abandoned
-    step returns or raises is dropped.
+    On cancel the caller goes on at once with trio.Cancelled and the token (the step's own, unless one is given) is
+    cancelled; the thread ends at the end of its step (Python cannot stop it), and until then the session's slot stays
+    occupied. What the abandoned step returns or raises is dropped.
     """
-    token = CancelToken()
-    holder = _holder.get()
+    token = token or CancelToken()
+    holder = _holder.get() or _NoHolder()
     loop = trio.lowlevel.current_trio_token()
-    if holder is not None:
-        holder.hold()
+    holder.hold()
     # A cancel may come while the step waits for its thread: then either the thread or the loop owns the hold, and the
     # lock decides which, once.
     lock, begun, abandoned = threading.Lock(), False, False
@@ -91,15 +102,65 @@ async def run_step(fn: Callable[[], T], *, limiter: trio.CapacityLimiter | None 
         try:
             return fn()
         finally:
-            if holder is not None:
-                with contextlib.suppress(trio.RunFinishedError):  # the whole run is over: no slot is left to free
-                    loop.run_sync_soon(holder.release)
+            with contextlib.suppress(trio.RunFinishedError):  # the whole run is over: no slot is left to free
+                loop.run_sync_soon(holder.release)
 
     try:
         return await trio.to_thread.run_sync(step, abandon_on_cancel=True, limiter=limiter)
-    finally:
+    except trio.Cancelled:
         token.cancel()
+        raise
+    finally:
         with lock:
             abandoned = not begun
-        if abandoned and holder is not None:
+        if abandoned:
             holder.release()
+
+
+_END = object()
+
+
+async def iterate_steps(
+    generator: Generator[T, None, None], *, limiter: trio.CapacityLimiter | None = None
+) -> AsyncGenerator[T, None]:
+    """What a synchronous generator yields, each step of it a `run_step` and all with one token. For contextlib.aclosing.
+
+    The generator is closed in a thread, never while a step runs in it, and nobody waits for that; the session's slot
+    stays occupied until it is closed.
+    """
+    token, one_at_a_time = CancelToken(), threading.Lock()
+
+    def step() -> T | object:
+        with one_at_a_time:
+            return next(generator, _END)
+
+    def close() -> None:
+        with one_at_a_time:  # after the step that was abandoned
+            generator.close()
+
+    try:
+        while (item := await run_step(step, limiter=limiter, token=token)) is not _END:
+            yield item  # type: ignore[misc]  # not _END, so a T
+    finally:
+        if inspect.getgeneratorstate(generator) != inspect.GEN_CLOSED:  # not exhausted, nor dead of an exception
+            token.cancel()
+            _run_last_step(close, token)
+
+
+def _run_last_step(fn: Callable[[], None], token: CancelToken) -> None:
+    """A step that nobody waits for: the clean-up of a session that is over. What it raises is dropped."""
+    holder = _holder.get() or _NoHolder()
+    loop = trio.lowlevel.current_trio_token()
+    context = contextvars.copy_context()
+    context.run(_token.set, token)
+
+    def done(_: object) -> None:
+        with contextlib.suppress(trio.RunFinishedError):
+            loop.run_sync_soon(holder.release)
+
+    holder.hold()
+    try:
+        trio.lowlevel.start_thread_soon(lambda: context.run(fn), done)
+    except BaseException:
+        holder.release()
+        raise

@@ -360,7 +360,7 @@ class HTTP1Connection:
         status = parsed.status
         if status == 101:
             if not self._upgrade or parsed.upgrade != self._upgrade:
-                raise self._remote(f"status 101: expected a switch to {self._upgrade!r}, got {parsed.upgrade[:80]!r}")
+                raise self._remote(f"status 101: expected a switch to {self._upgrade!r}, got {parsed.upgrade[:40]!r}")
             self._reading = _Reading.SWITCHED
             self._writing = _Writing.DONE
         elif status >= 200:
@@ -472,7 +472,7 @@ class HTTP1Connection:
                 return None
             match = _CHUNK.fullmatch(line)
             if match is None:
-                raise self._remote(f"chunk line: expected a size in hexadecimal and perhaps extensions, got {line[:80]!r}")
+                raise self._remote(f"chunk line: expected a size in hexadecimal and perhaps extensions, got {line[:40]!r}")
             self._extensions += len(match[2])
             if self._extensions > self._limits.chunk_extensions:
                 raise self._remote(
@@ -700,7 +700,7 @@ class HTTP1Connection:
             raise LocalProtocolError(f"send: expected stream {self.stream + 1}, got {event.stream}")
         line = request_line(event.method, event.target)
         if not is_authority(event.authority):
-            raise LocalProtocolError(f"authority: expected a host and perhaps a port, got {event.authority[:80]!r}")
+            raise LocalProtocolError(f"authority: expected a host and perhaps a port, got {event.authority[:40]!r}")
         fields = write_fields(event.headers)
         length, own = fields.length, b""
         if event.content_length is not None:

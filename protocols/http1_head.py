@@ -96,7 +96,7 @@ class Outgoing(NamedTuple):
         length = _length(values)
         if length is None:
             raise LocalProtocolError(
-                f"content-length: expected one decimal number below 2**63, got {b', '.join(values)[:80]!r}"
+                f"content-length: expected one decimal number below 2**63, got {b', '.join(values)[:40]!r}"
             )
         return length
 
@@ -134,7 +134,7 @@ def read_request(head: bytes, *, max_fields: int) -> RequestHead:
     match = _REQUEST.fullmatch(head)
     if match is None:
         raise RemoteProtocolError(
-            f"request head: expected lines of text that end in CRLF, the first a request line: {head[:80]!r}"
+            f"request head: expected lines of text that end in CRLF, the first a request line: {head[:40]!r}"
         )
     method, target, version = match.groups()
     if version != b"1.1" and version != b"1.0":
@@ -179,7 +179,7 @@ def read_response(head: bytes, *, max_fields: int) -> ResponseHead:
     match = _RESPONSE.fullmatch(head)
     if match is None:
         raise RemoteProtocolError(
-            f"response head: expected lines of text that end in CRLF, the first a status line of HTTP/1.x: {head[:80]!r}",
+            f"response head: expected lines of text that end in CRLF, the first a status line of HTTP/1.x: {head[:40]!r}",
             status=502,
         )
     fields = _Fields()
@@ -207,7 +207,7 @@ def read_trailer(line: bytes, status: int) -> tuple[bytes, bytes] | None:
     Raises RemoteProtocolError with `status` for what is no field."""
     match = _TRAILER.fullmatch(line)
     if match is None:
-        raise RemoteProtocolError(f"trailer: no field: {line[:80]!r}", status=status)
+        raise RemoteProtocolError(f"trailer: no field: {line[:40]!r}", status=status)
     name = match[1].lower()
     return None if name in FORBIDDEN_TRAILERS else (name, match[2].strip(b" \t"))
 
@@ -228,12 +228,12 @@ def write_fields(headers: Headers) -> Outgoing:
                     raise LocalProtocolError(f"{lower.decode()}: control characters in its value")
                 continue
         elif not name or name.translate(None, _TOKEN):
-            raise LocalProtocolError(f"field name: expected a token, got {name[:80]!r}")
+            raise LocalProtocolError(f"field name: expected a token, got {name[:40]!r}")
         parts += (name, b": ", value, b"\r\n")
     block = b"".join(parts)
     if _LINES.fullmatch(block) is None or 4 * block.count(b"\n") != len(parts):
         bad = next(name for name, value in headers if value.translate(None, _CONTROLS) != value)
-        raise LocalProtocolError(f"{bad[:80]!r}: control characters in a field value")
+        raise LocalProtocolError(f"{bad[:40]!r}: control characters in a field value")
     return Outgoing(block, special)
 
 
@@ -241,7 +241,7 @@ def write_trailers(trailers: Headers) -> bytes:
     """Checks and writes the fields of a trailer section; LocalProtocolError also for those that may not be there."""
     for name, _ in trailers:
         if name.lower() in FORBIDDEN_TRAILERS:
-            raise LocalProtocolError(f"{name[:80]!r}: may not be sent as a trailer (RFC 9110 section 6.5.1)")
+            raise LocalProtocolError(f"{name[:40]!r}: may not be sent as a trailer (RFC 9110 section 6.5.1)")
     return write_fields(trailers).block
 
 
@@ -253,9 +253,9 @@ def status_line(status: int) -> bytes:
 def request_line(method: bytes, target: bytes) -> bytes:
     """Raises LocalProtocolError for what `read_request` would not take back as origin-form."""
     if not method or method.translate(None, _TOKEN) or method == b"CONNECT":
-        raise LocalProtocolError(f"method: expected a token other than CONNECT, got {method[:80]!r}")
+        raise LocalProtocolError(f"method: expected a token other than CONNECT, got {method[:40]!r}")
     if target.translate(None, _VISIBLE) or not (target.startswith(b"/") or (target == b"*" and method == b"OPTIONS")):
-        raise LocalProtocolError(f"target: expected a path of visible ASCII, got {target[:80]!r}")
+        raise LocalProtocolError(f"target: expected a path of visible ASCII, got {target[:40]!r}")
     return b"%b %b HTTP/1.1\r\n" % (method, target)
 
 
@@ -273,12 +273,12 @@ def _check_count(head: bytes, max_fields: int, status: int) -> None:
 def _origin(method: bytes, target: bytes) -> tuple[bytes, bytes | None]:
     """The target in origin-form, and the authority that an absolute-form named (RFC 9112 section 3.2)."""
     if b"#" in target:
-        raise RemoteProtocolError(f"target: expected no fragment, got {target[:80]!r}")
+        raise RemoteProtocolError(f"target: expected no fragment, got {target[:40]!r}")
     if target.startswith(b"/") or (target == b"*" and method == b"OPTIONS"):
         return target, None
     match = _ABSOLUTE.fullmatch(target)
     if match is None:
-        raise RemoteProtocolError(f"target: expected a path or an http(s) URI, got {target[:80]!r}")
+        raise RemoteProtocolError(f"target: expected a path or an http(s) URI, got {target[:40]!r}")
     path = match[2]
     if not path:
         return (b"*" if method == b"OPTIONS" else b"/"), match[1]  # RFC 9112 section 3.2.4
@@ -293,13 +293,13 @@ def _authority(hosts: list[bytes] | tuple[()], named: bytes | None, modern: bool
         if modern:
             raise RemoteProtocolError("host: missing")
         if named is not None and not is_authority(named):
-            raise RemoteProtocolError(f"target: no host: {named[:80]!r}")
+            raise RemoteProtocolError(f"target: no host: {named[:40]!r}")
         return named or b""
     host = hosts[0]
     if not is_authority(host):
-        raise RemoteProtocolError(f"host: expected a host and perhaps a port, got {host[:80]!r}")
+        raise RemoteProtocolError(f"host: expected a host and perhaps a port, got {host[:40]!r}")
     if named is not None and named.lower() != host.lower():
-        raise RemoteProtocolError(f"host: {host[:80]!r} is not the authority of the target, {named[:80]!r}")
+        raise RemoteProtocolError(f"host: {host[:40]!r} is not the authority of the target, {named[:40]!r}")
     return host
 
 
@@ -313,7 +313,7 @@ def _framing(special: dict[bytes, list[bytes]], modern: bool, status: int, unkno
         length = _length(lengths)
         if length is None:
             raise RemoteProtocolError(
-                f"content-length: expected one decimal number below 2**63, got {b' and '.join(lengths)[:80]!r}",
+                f"content-length: expected one decimal number below 2**63, got {b' and '.join(lengths)[:40]!r}",
                 status=status,
             )
         return length, False
@@ -323,7 +323,7 @@ def _framing(special: dict[bytes, list[bytes]], modern: bool, status: int, unkno
         raise RemoteProtocolError("transfer-encoding in HTTP/1.0", status=status)  # section 6.1
     if len(codings) != 1 or codings[0].lower() != b"chunked":
         raise RemoteProtocolError(
-            f"transfer-encoding: expected chunked, got {b', '.join(codings)[:80]!r}", status=unknown
+            f"transfer-encoding: expected chunked, got {b', '.join(codings)[:40]!r}", status=unknown
         )  # section 6.1
     return None, True
 
@@ -347,7 +347,7 @@ def _tokens(values: list[bytes] | tuple[()]) -> list[bytes]:
 
 def _expects_continue(values: list[bytes]) -> bool:
     if len(values) != 1 or values[0].lower() != b"100-continue":
-        raise RemoteProtocolError(f"expect: only 100-continue can be met, got {b', '.join(values)[:80]!r}", status=417)
+        raise RemoteProtocolError(f"expect: only 100-continue can be met, got {b', '.join(values)[:40]!r}", status=417)
     return True
 
 

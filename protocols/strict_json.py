@@ -7,6 +7,8 @@ from collections import deque
 from typing import Any, final
 
 import msgspec
+import numpy as np
+import numpy.typing as npt
 
 from protocols.events import Buffer
 
@@ -21,6 +23,8 @@ _STEP = 7  # of a run of 401 characters every seventh is 57 in a row, wherever t
 _LONG_SAMPLE = _TOO_LONG[::_STEP][:-1]
 _TO_SQUARE = bytes.maketrans(b"{}", b"[]")
 _NOT_BRACKETS = bytes(byte for byte in range(256) if byte not in b"[]{}")
+_NO_STRUCTURE = _NOT_BRACKETS.replace(b'"', b"")
+_CHUNK = 2**16  # brackets whose depths are looked at together
 
 
 @final
@@ -42,7 +46,8 @@ def loads(
     surrogate without its pair. `NaN`, `Infinity` and `-Infinity`, which RFC 8259 does not know, are read only with
     `allow_nonfinite`. With `duplicates` the last of several equal keys of an object wins; without, they are an error.
 
-    The text is copied once if it is a memoryview; what it costs beyond its values is a few passes at memory speed.
+    The text is copied once if it is a memoryview; what it costs beyond its values is a few passes
+    and, for what looks suspicious, a few times its own length of memory for their duration.
     """
     text = bytes(data) if isinstance(data, memoryview) else data
     if text.startswith(_BOM):
@@ -90,40 +95,46 @@ def _reason(text: bytes | bytearray, error: msgspec.DecodeError) -> str:
 
 
 def _decode_nonfinite(text: bytes | bytearray, what: str) -> Any:
-    """The standard library reads the three literals, but also what we refuse. So the same text with `null` in their
-    place must be good first."""
-    pieces = _split_strings(text)
-    for name in (b"-Infinity", b"Infinity", b"NaN"):
-        pieces[::2] = [piece.replace(name, b"null") for piece in pieces[::2]]
-    _decode(b'"'.join(pieces), what, allow_nonfinite=False)
+    """The standard library reads the three literals, but also what is refused here. So the same text with a number of
+    their length in their place must be good first; the spaces keep it from growing together with what stands beside."""
+    plain = text.replace(b"-Infinity", b"    0    ").replace(b"Infinity", b"   0    ").replace(b"NaN", b" 0 ")
+    _decode(np.where(_inside_strings(text), _codes(text), _codes(plain)).tobytes(), what, allow_nonfinite=False)
     return json.loads(text.decode())
 
 
-def _split_strings(text: bytes | bytearray) -> list[bytes]:
-    """The text cut at the quotes that open and close strings: what is outside at even places, inside at odd ones.
+def _codes(text: bytes | bytearray) -> npt.NDArray[np.uint8]:
+    return np.frombuffer(text, np.uint8)
 
-    Backslashes stand in runs; with the pairs of each run replaced, one that is left escapes what follows it. The
-    replacements are strings of other characters that stay valid inside a string, so that the cut text still reads.
+
+def _inside_strings(text: bytes | bytearray) -> npt.NDArray[np.uint8]:
+    """1 for each byte from an opening quote to the last before the closing one, 0 for the others.
+
+    Backslashes stand in runs; with the pairs of each run gone, one that is left escapes what follows it. Where a text
+    has backslashes outside of strings this is wrong from the first of them on, which is where its decoder stops.
     """
     if b"\\" in text:
-        text = text.replace(b"\\\\", b"\\u005c").replace(b'\\"', b"\\u0022")
-    return bytes(text).split(b'"')
+        text = text.replace(b"\\\\", b"..").replace(b'\\"', b"..")
+    quotes = np.cumsum(_codes(text) == ord('"'), dtype=np.uint8)  # it wraps around, and stays odd or even
+    return quotes & 1
 
 
 def _outside_strings(text: bytes | bytearray) -> bytes:
-    return b'""'.join(_split_strings(text)[::2])
+    """The text without its strings; of each its closing quote is left, and keeps what stood beside it apart."""
+    return _codes(text)[_inside_strings(text) == 0].tobytes()
 
 
 def _deeper_than(text: bytes | bytearray, depth: int) -> bool:
-    """Brackets alone are left, and each pass takes away the innermost pairs: one level."""
     if b"\\" not in text:  # so that runs of backslashes cannot grow together
-        text = text.translate(None, _NOT_BRACKETS.replace(b'"', b""))
+        text = text.translate(None, _NO_STRUCTURE)
     brackets = _outside_strings(text).translate(_TO_SQUARE, _NOT_BRACKETS)
-    for _ in range(depth):
-        if b"[]" not in brackets:
-            break
-        brackets = brackets.replace(b"[]", b"")
-    return b"[]" in brackets or brackets.count(b"[") > depth
+    steps = np.array(ord("\\"), np.int8) - _codes(brackets).view(np.int8)  # 1 for [ and -1 for ]: it stands between
+    level = 0
+    for start in range(0, len(steps), _CHUNK):
+        levels = np.cumsum(steps[start : start + _CHUNK], dtype=np.int64) + level
+        if levels.max() > depth:
+            return True
+        level = int(levels[-1])
+    return False
 
 
 def _count_pairs(value: Any, objects: int) -> int:

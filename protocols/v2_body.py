@@ -76,7 +76,7 @@ def split_body(body: Buffer, header_length: int | None, limits: V2Limits, what: 
     if size > view.nbytes:
         raise V2Error(f"Inference-Header-Content-Length is {size}, but the body has {view.nbytes} bytes")
     if size > limits.json:
-        raise V2Error(f"the JSON of {what} is at most {limits.json} bytes, got {size}", status=413)
+        raise V2Error(f"the JSON of {what} is at most {limits.json} bytes (limits.json), got {size}", status=413)
     data = body if size == view.nbytes else view[:size]
     try:
         head = strict_json.loads(data, depth=limits.depth, what=what, allow_nonfinite=True, duplicates=False)
@@ -138,7 +138,7 @@ def read_entries(head: dict[str, Any], member: str, limits: V2Limits, *, optiona
     if type(entries) is not list:
         raise V2Error(f"{member} must be an array, got {show(entries) if member in head else 'nothing'}")
     if len(entries) > limits.tensors:
-        raise V2Error(f"{member} has at most {limits.tensors} entries, got {len(entries)}")
+        raise V2Error(f"{member} has at most {limits.tensors} entries (limits.tensors), got {len(entries)}")
     names = set()
     for index, entry in enumerate(entries):
         name = entry.get("name") if type(entry) is dict else None

@@ -7,8 +7,9 @@ from types import MappingProxyType
 from typing import Any, final
 
 from gateway.config import Config
-from gateway.errors import BadRequest, NotFound
+from gateway.errors import BadRequest, GatewayError, NotFound
 from gateway.exchange import Exchange
+from gateway.settings import ConfigError
 from gateway.workers.worker import Worker
 from models.convert import convertible
 from models.messages import Family
@@ -21,6 +22,19 @@ class Models:
 
     def __init__(self, config: Config, workers: Mapping[str, Worker]) -> None:
         self.config, self.workers = config, workers
+
+    def check_defaults(self) -> None:
+        """ConfigError for a default model that is not there or cannot answer its dialect: a mistake of the operator's,
+        found before any client does."""
+        for setting, name, family in (
+            ("lmi.default_model", self.config.lmi.default_model, Family.TEXT),
+            ("bidi.default_model", self.config.bidi.default_model, Family.PARTS),
+        ):
+            if name:
+                try:
+                    self.named(name, family, setting.partition(".")[0])
+                except GatewayError as e:
+                    raise ConfigError(f"{setting}: {e.message}") from None
 
     def named(self, name: str, family: Family, dialect: str) -> Worker:
         """The model a request names. NotFound if there is none, BadRequest if it cannot answer this dialect."""

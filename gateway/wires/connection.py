@@ -36,8 +36,8 @@ class ConnectionWire(Wire, Protocol):
     def buffer_updated(self, n: int) -> None: ...
     def receive_data(self, data: memoryview) -> None: ...
     def receive_eof(self) -> None: ...
-    def pump(self) -> None:
-        """Takes every event the machine has and hands it on. Raises RemoteProtocolError."""
+    def pump(self, at_most: int) -> bool:
+        """Takes events from the machine and hands them on; True when it has no more. Raises RemoteProtocolError."""
         ...
 
     def protocol_error(self, error: RemoteProtocolError) -> None:
@@ -92,7 +92,7 @@ class Connection:
         self.requests = 0
         self._read_bell, self._write_bell = Doorbell(), Doorbell()
         self._reading, self._read_over = trio.CancelScope(), trio.Event()
-        self.reading_paused = False
+        self.reading_paused = self._behind = False
         self._blocked_since: float | None = None
         self._over = False
         self.wire = make_wire(self)
@@ -143,7 +143,7 @@ class Connection:
     async def _read_loop(self) -> None:
         transport, scratch = self.transport, self.server.scratch
         while True:
-            if not self.wire.may_read():
+            if self._behind or not self.wire.may_read():
                 self.reading_paused = True
                 await self._read_bell.wait()
                 self.reading_paused = False
@@ -167,12 +167,26 @@ class Connection:
             await trio.lowlevel.checkpoint()
 
     def pump(self) -> None:
+        """Hands on what the machine has: `limits.checkpoint_events` at once, the rest when others had their turn."""
+        if not self._behind and not self._pump_some():
+            self._behind = True
+            self.nursery.start_soon(self._guard, self._catch_up)
+
+    def _pump_some(self) -> bool:
+        self._write_bell.ring()
         try:
-            self.wire.pump()
+            return self.wire.pump(self.limits.checkpoint_events)
         except RemoteProtocolError as e:
             log.info("protocol error", extra={"peer": self.peer, "wire": self.wire.name, "reason": str(e)[:300]})
             self.wire.protocol_error(e)
-        self._write_bell.ring()
+            return True
+
+    async def _catch_up(self) -> None:
+        await trio.lowlevel.checkpoint()
+        while not self._pump_some():
+            await trio.lowlevel.checkpoint()
+        self._behind = False
+        self.read_more()
 
     def read_more(self) -> None:
         """Something was consumed: a reader that had stopped looks again."""

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, final
 import msgspec
 import trio
 
-from gateway.errors import BadRequest, Ending, SlowUpload
+from gateway.errors import BadRequest, Ending
 from gateway.exchange import Exchange
 from gateway.wires.websocket import WebSocketWire
 from protocols.errors import RemoteProtocolError
@@ -85,11 +85,11 @@ class HTTP1Wire:
     def receive_eof(self) -> None:
         self._machine.receive_eof()
 
-    def pump(self) -> None:
+    def pump(self, at_most: int) -> bool:
         if self._failed:
-            return
+            return True
         connection, current = self._connection, self._current
-        while True:
+        for _ in range(at_most):
             event = self._machine.next_event()
             match event:
                 case Data():
@@ -97,7 +97,7 @@ class HTTP1Wire:
                         current.feed(event.buffers[0], len(event.buffers[0]), connection.last_received)
                 case End():
                     # an upgrade's input goes on in another protocol
-                    if current is not None and not current.request.upgrade:
+                    if current is not None and current.request.upgrade != b"websocket":
                         current.feed_end()
                 case Request():
                     if connection.requests + 1 >= connection.limits.requests_per_connection or connection.server.draining:
@@ -105,12 +105,13 @@ class HTTP1Wire:
                     current = self._current = connection.open_exchange(event)
                 case ConnectionEnd():
                     self._leave()
-                    return
+                    return True
                 case _:
                     assert event is NEED_DATA or event is PAUSED
                     if event is PAUSED and connection.eof:
                         self._leave()
-                    return
+                    return True
+        return False
 
     def _leave(self) -> None:
         # RFC 9112 section 9.6 lets a client half-close after its request; every real client that does so while it
@@ -210,11 +211,7 @@ class HTTP1Wire:
     def tick(self, now: float) -> None:
         connection, limits, current = self._connection, self._connection.limits, self._current
         if current is not None and current.ending is None:
-            waited = now - current.arrived_at
-            if current.uploading and waited > limits.body_silence:
-                current.interrupt(
-                    SlowUpload(f"no byte of the body for {waited:.0f} s (limits.body_silence is {limits.body_silence:g} s)")
-                )
+            current.check_upload(now)
         elif self._machine.unread or not connection.requests:
             if now - max(self._idle_since, connection.opened_at) > limits.head_timeout:
                 self._failed = True

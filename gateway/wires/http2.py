@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, final
 import msgspec
 import trio
 
-from gateway.errors import Ending, SlowUpload
+from gateway.errors import Ending
 from gateway.exchange import Exchange
 from protocols.errors import RemoteProtocolError
 from protocols.events import (
@@ -85,11 +85,11 @@ class HTTP2Wire:
     def receive_eof(self) -> None:
         self._machine.receive_eof()
 
-    def pump(self) -> None:
+    def pump(self, at_most: int) -> bool:
         if self._failed:
-            return
+            return True
         connection = self._connection
-        while True:
+        for _ in range(at_most):
             event = self._machine.next_event()
             match event:
                 case Data():
@@ -117,10 +117,11 @@ class HTTP2Wire:
                     self._gone = True
                     for exchange in list(connection.exchanges.values()):
                         exchange.cut(Ending.CANCELLED)
-                    return
+                    return True
                 case _:
                     assert event is NEED_DATA
-                    return
+                    return True
+        return False
 
     def _refuse(self, event: Refused) -> None:
         body = msgspec.json.encode({"error": event.message[:400]})
@@ -199,11 +200,8 @@ class HTTP2Wire:
     def tick(self, now: float) -> None:
         connection, limits = self._connection, self._connection.limits
         for exchange in list(connection.exchanges.values()):
-            if exchange.uploading and now - exchange.arrived_at > limits.body_silence:
-                exchange.interrupt(
-                    SlowUpload(f"the body stopped arriving (limits.body_silence is {limits.body_silence:g} s)")
-                )
-            elif limits.write_stall and self._stalled(exchange, now):
+            exchange.check_upload(now)
+            if limits.write_stall and self._stalled(exchange, now):
                 exchange.cut(Ending.LOST)
                 if self._machine.is_open(exchange.stream):
                     self._machine.send(Reset(stream=exchange.stream, code=_CANCEL))

@@ -79,11 +79,11 @@ class WebSocketWire:
     def receive_eof(self) -> None:
         self._machine.receive_eof()
 
-    def pump(self) -> None:
+    def pump(self, at_most: int) -> bool:
         if self._failed:
-            return
+            return True
         exchange, now = self._exchange, self._connection.last_received
-        while True:
+        for _ in range(at_most):
             event = self._machine.next_event()
             match event:
                 case Frame():
@@ -94,13 +94,14 @@ class WebSocketWire:
                 case ConnectionEnd():
                     self._gone = True
                     self._leave()
-                    return
+                    return True
                 case Ping():
                     pass  # the machine has answered
                 case Pong():
                     self._pong_due = None
                 case _:
-                    return
+                    return True
+        return False
 
     def _leave(self) -> None:
         exchange = self._exchange

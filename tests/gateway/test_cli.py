@@ -218,7 +218,7 @@ def test_the_version_is_that_of_the_installed_package(monkeypatch: pytest.Monkey
         raise importlib.metadata.PackageNotFoundError(name)
 
     monkeypatch.setattr("importlib.metadata.version", absent)
-    assert cli._version() == "(not installed: run from its sources)"
+    assert cli.version() == "0+source"
 
 
 # ---- config ----

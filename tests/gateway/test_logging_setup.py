@@ -41,6 +41,9 @@ def _as_before() -> Iterator[None]:
 
 def configured(level: str = "info", format: str = "json") -> io.StringIO:
     stream = io.StringIO()
+    root = logging.getLogger()
+    # pytest's own would put what is no UTF-8 into its report
+    root.handlers[:] = [handler for handler in root.handlers if not type(handler).__module__.startswith("_pytest")]
     configure(LogConfig(level=level, format=format), stream=stream)  # type: ignore[arg-type]
     return stream
 

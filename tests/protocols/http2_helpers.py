@@ -127,7 +127,11 @@ class ByHand:
         return bytes(self.encoder.encode(list(headers)))
 
     def head(self, stream: int, headers: Sequence[tuple[bytes, bytes]] = POST, flags: int = 0) -> bytes:
-        return frame(Kind.HEADERS, END_HEADERS | flags, stream, self.block(headers))
+        block = self.block(headers)
+        first, rest = block[:16_384], block[16_384:]
+        if not rest:
+            return frame(Kind.HEADERS, END_HEADERS | flags, stream, first)
+        return frame(Kind.HEADERS, flags, stream, first) + frame(Kind.CONTINUATION, END_HEADERS, stream, rest)
 
     def fails(self, *written: bytes) -> int | None:
         """The error code of the connection error that these bytes make; the GOAWAY must say the same."""

@@ -507,7 +507,7 @@ def test_json_limit_is_exact_and_413() -> None:
     head = request(entry(data=[1, 2]))
     for length in (None, len(head)):
         assert parse_infer(head, length, ANY, V2Limits(json=len(head))).inputs
-        with pytest.raises(V2Error, match=f"at most {len(head) - 1} bytes, got {len(head)}") as caught:
+        with pytest.raises(V2Error, match=rf"at most {len(head) - 1} bytes \(limits.json\), got {len(head)}") as caught:
             parse_infer(head, length, ANY, V2Limits(json=len(head) - 1))
         assert caught.value.status == 413
     big = request(binary(4000, shape=(1000,)))
@@ -519,10 +519,12 @@ def test_tensor_and_dimension_limits_are_exact() -> None:
         return request(*(entry("INT8", [1], str(n), data=[0]) for n in range(count)))
 
     assert len(parse(inputs(256)).inputs) == 256
-    assert refusal(inputs(257)) == "inputs has at most 256 entries, got 257"
+    assert refusal(inputs(257)) == "inputs has at most 256 entries (limits.tensors), got 257"
     outputs = [{"name": str(n)} for n in range(257)]
     assert len(parse(request(entry(data=[1, 2]), outputs=outputs[:256])).outputs) == 256
-    assert refusal(request(entry(data=[1, 2]), outputs=outputs)) == "outputs has at most 256 entries, got 257"
+    assert (
+        refusal(request(entry(data=[1, 2]), outputs=outputs)) == "outputs has at most 256 entries (limits.tensors), got 257"
+    )
     assert parse(request(entry(shape=[1] * 16, data=[0]))).inputs[0].array.ndim == 16
     assert "at most 16 dimensions, got 17" in refusal(request(entry(shape=[1] * 17, data=[0])))
 
