@@ -7,8 +7,8 @@ from __future__ import annotations
 
 import secrets
 import ssl
-from collections.abc import AsyncIterator, Sequence
-from contextlib import asynccontextmanager
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from contextlib import asynccontextmanager, suppress
 from typing import Any, Protocol, final
 
 import trio
@@ -47,6 +47,8 @@ class Peer:
         self.transport, self.machine = transport, machine
         self._buffer = memoryview(bytearray(65536))
         self._writing = trio.Lock()
+        self._rest = memoryview(b"")  # of what the machine gave out last
+        self._given = False
 
     async def send(self, *events: Any) -> None:
         """Queues the events and writes what the peer's windows allow."""
@@ -55,29 +57,54 @@ class Peer:
         await self.flush()
 
     async def flush(self) -> None:
-        """Writes what the machine has ready."""
+        """Writes what the machine has ready. One that is cancelled loses nothing: the next goes on where it stopped."""
         async with self._writing:
-            while buffers := self.machine.data_to_send(65536):
-                rest = memoryview(b"".join(buffers))
-                while rest or self.transport.pending:
-                    n = self.transport.try_send([rest] if rest else [])
-                    rest = rest[n:]
-                    if not n:
-                        await self.transport.wait_writable()
-                self.machine.data_sent()
+            while not self._write():
+                await self.transport.wait_writable()
+
+    def _write(self) -> bool:
+        """Writes what needs no waiting; whether that was all."""
+        while True:
+            if not self._rest and not self.transport.pending:
+                if self._given:
+                    self.machine.data_sent()
+                buffers = self.machine.data_to_send(65536)
+                self._rest, self._given = memoryview(b"".join(buffers)), bool(buffers)
+                if not buffers:
+                    return True
+            n = self.transport.try_send([self._rest] if self._rest else [])
+            self._rest = self._rest[n:]
+            if not n and (self._rest or self.transport.pending):
+                return False
 
     async def next_event(self) -> Any:
-        """The next event; ConnectionEnd at the end of the stream."""
+        """The next event; ConnectionEnd at the end of the stream. It writes what is ready and never waits for that
+        alone, so that two ends with full buffers cannot wait for each other; and a server that takes no more may still
+        have said why."""
         while isinstance(event := self.machine.next_event(), Signal):
-            await self.flush()
+            try:
+                written = self._writing.locked() or self._write()
+            except TransportLost:
+                written = True
             n = self.transport.try_receive_into(self._buffer)
             if n is None:
-                await self.transport.wait_readable()
+                await (self.transport.wait_readable() if written else self._wait_either())
             elif n == 0:
                 self.machine.receive_eof()
             else:
                 self.machine.receive_data(self._buffer[:n])
         return event
+
+    async def _wait_either(self) -> None:
+        async with self._writing, trio.open_nursery() as nursery:
+
+            async def one(wait: Callable[[], Awaitable[None]]) -> None:
+                with suppress(TransportLost):  # the next try says so
+                    await wait()
+                nursery.cancel_scope.cancel()
+
+            nursery.start_soon(one, self.transport.wait_readable)
+            nursery.start_soon(one, self.transport.wait_writable)
 
     def credit(self, data: Data) -> None:
         """The data was consumed: its window goes back with the next write."""

@@ -96,11 +96,9 @@ async def _main(once: bool, port: int, echo: Echo) -> None:
             with trio.fail_after(30):
                 await step()
             echo(f"     done in {_since(step_began)}")
-        report = gateway.counts()
-        echo(
-            f"\nall {len(tour.steps)} steps worked in {_since(began)}; the server saw {sum(report.endings.values())} exchanges end: "
-        )
-        echo("  " + ", ".join(f"{n} {ending}" for ending, n in sorted(report.endings.items())))
+        endings = gateway.counts().endings
+        echo(f"\nall {len(tour.steps)} steps worked in {_since(began)}; how the exchanges ended, as the server saw it:")
+        echo("  " + ", ".join(f"{n} {ending}" for ending, n in sorted(endings.items())))
         if not once:
             echo(_try_it(gateway.port))
             await trio.sleep_forever()
@@ -315,8 +313,8 @@ def _try_it(port: int) -> str:
     return f"""
 The server stays up; Ctrl-C ends it. Try:
 
-  curl -N {at}/invocations -d '{{"inputs": "The file is", "parameters": {{"max_new_tokens": 40, "delay_ms": 50}}, "stream": true}}'
-  curl -N {at}/predictions/lm -d '{{"inputs": "The file is", "parameters": {{"output_formatter": "sse", "do_sample": true}}}}'
+  curl -N {at}/invocations -d '{{"inputs": "The file", "stream": true, "parameters": {{"delay_ms": 50}}}}'
+  curl -N {at}/predictions/lm -d '{{"inputs": "The", "parameters": {{"output_formatter": "sse", "do_sample": true}}}}'
   curl {at}/v2/models/add_sub/infer -d '{{"inputs": [
       {{"name": "INPUT0", "datatype": "INT32", "shape": [1, 4], "data": [1, 2, 3, 4]}},
       {{"name": "INPUT1", "datatype": "INT32", "shape": [1, 4], "data": [5, 6, 7, 8]}}]}}'

@@ -42,7 +42,8 @@ class Wire(Protocol):
 
     def credit(self, exchange: Exchange, n: int) -> None: ...
     def proceed(self, exchange: Exchange) -> None: ...
-    def has_room(self, exchange: Exchange, n: int) -> bool: ...
+    def room(self, exchange: Exchange) -> int: ...
+    def empty(self, exchange: Exchange) -> bool: ...
     def start(self, exchange: Exchange, status: int, headers: Headers) -> None: ...
     def push(self, exchange: Exchange, buffers: Sequence[Buffer]) -> None: ...
     def push_frame(self, exchange: Exchange, opcode: Opcode, fin: bool, buffers: Sequence[Buffer]) -> None: ...
@@ -93,6 +94,7 @@ class Exchange:
         "_reserved",
         "_returned",
         "_room",
+        "_setting",
         "_sink",
         "arrived_at",
         "bytes_in",
@@ -136,7 +138,7 @@ class Exchange:
         self._input, self._room = Doorbell(), Doorbell()
         self._sink: memoryview | None = None
         self._growing: bytearray | None = None
-        self._limit = 0
+        self._limit, self._setting = 0, ""
         self._filled = 0
         self._landed = False
         self._reserved = 0  # the whole body, paid from the budget
@@ -194,7 +196,7 @@ class Exchange:
     def room_changed(self) -> None:
         """Bytes of this exchange have left."""
         self.moved_at = trio.current_time()
-        if self._charged and self.wire.has_room(self, self.owner.limits.send_buffer):
+        if self._charged and self.wire.empty(self):
             self.owner.budget.release(self._charged)
             self._charged = 0
         if self._room.waiting:
@@ -252,6 +254,7 @@ class Exchange:
             raise UnsupportedEncoding(
                 f"content-encoding {encoding[:40].decode('latin-1')!r} is not accepted: send the body as it is"
             )
+        await self._turn(0)
         length = self.request.content_length
         if length is not None:
             if length > limit:
@@ -260,13 +263,14 @@ class Exchange:
                 whole = await self.receive()
                 assert whole is not None
                 assert not isinstance(whole, Frame)
+                self._reserve(len(whole))
                 return memoryview(whole)
             if length:
                 self._reserve(length)
                 self._sink = memoryview(np.empty(length, np.uint8))
         else:
             self._growing = bytearray()
-        self._limit = limit
+        self._limit, self._setting = limit, setting
         while self._inbox:
             item = self._inbox.popleft()
             assert not isinstance(item, Frame)
@@ -278,7 +282,6 @@ class Exchange:
             self._landed = self.wire.land(self, self._sink[self._filled :])
         if self.request.expects_continue and not self.bytes_in and not self.status:
             self.wire.proceed(self)
-        await self._turn(0)
         while not self._input_ended and self._body_error is None:
             await self._input.wait()
         if self._body_error is not None:
@@ -296,7 +299,7 @@ class Exchange:
             growing = self._growing
             assert growing is not None
             if len(growing) + n > self._limit:
-                self._refuse_body(_too_large(len(growing) + n, self._limit, "limits.body"))
+                self._refuse_body(_too_large(len(growing) + n, self._limit, self._setting))
             elif not self.owner.budget.try_reserve(n):
                 self._refuse_body(_no_bytes(self.owner.budget, n))
             else:
@@ -337,9 +340,12 @@ class Exchange:
         """Returns when n bytes may be pushed: they fit, or the queue is empty and takes one large message whole.
         Changes nothing; what is pushed next cannot be cancelled. One task at a time."""
         await self._turn(n)
-        while not self.wire.has_room(self, n):
+        while n > (room := self.wire.room(self)) and not self.wire.empty(self):
             await self._room.wait()
-        if n > self.owner.limits.send_buffer:
+        if self.gone:
+            await trio.lowlevel.checkpoint()  # our own cancellation, unless the model has shielded itself from it
+            raise trio.ClosedResourceError("the client is gone")
+        if n > room:
             if not self.owner.budget.try_reserve(n):
                 raise _no_bytes(self.owner.budget, n)
             self._charged += n
@@ -347,31 +353,35 @@ class Exchange:
     async def _turn(self, n: int) -> None:
         self._messages_turn += 1
         self._bytes_turn += n
-        if self._messages_turn >= _TURN_MESSAGES or self._bytes_turn >= self.owner.limits.checkpoint_bytes:
+        if self.gone or self._messages_turn >= _TURN_MESSAGES or self._bytes_turn >= self.owner.limits.checkpoint_bytes:
             self._messages_turn = self._bytes_turn = 0
             await trio.lowlevel.checkpoint()
 
     def start(self, status: int, headers: Headers) -> None:
         """Queues the head. `x-request-id` is added."""
-        self._check_open()
+        if not self._open():
+            return
         self.status = status
         self.wire.start(self, status, [*headers, (b"x-request-id", self.id.encode())])
 
     def push(self, *buffers: Buffer) -> None:
         """Queues one piece of the body: by reference, so its memory must not change until it is written."""
-        self._check_open()
+        if not self._open():
+            return
         self.bytes_out += sum(map(len, buffers))
         self.wire.push(self, buffers)
 
     def push_frame(self, opcode: Opcode, fin: bool, *buffers: Buffer) -> None:
         """Queues one WebSocket frame."""
-        self._check_open()
+        if not self._open():
+            return
         self.bytes_out += sum(map(len, buffers))
         self.wire.push_frame(self, opcode, fin, buffers)
 
     def finish(self, ending: Ending = Ending.COMPLETE, *, code: int = 1000, reason: str = "") -> None:
         """Queues the end of the answer (`code` and `reason` are a WebSocket's). Input that was not read is dropped."""
-        self._check_open()
+        if not self._open():
+            return
         self.finishing = ending
         self.wire.finish(self, code, reason)
 
@@ -411,9 +421,11 @@ class Exchange:
             self.finishing = ending
             self.wire.reset(self)
 
-    def _check_open(self) -> None:
-        if self.finishing is not None or self.gone:
+    def _open(self) -> bool:
+        """False once the client is gone: what is said to nobody is no error, and cancellation is under way."""
+        if self.finishing is not None:
             raise trio.ClosedResourceError("the exchange has ended")
+        return not self.gone
 
     # -- the end ---------------------------------------------------------------------------------------------------
 

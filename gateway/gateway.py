@@ -8,6 +8,7 @@ import resource
 import secrets
 import socket
 import ssl
+from collections import Counter
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import Any, final
@@ -93,7 +94,8 @@ class Gateway:
         self.supervisor = Supervisor(specs)
         self._observer = Observer()
         self._connections: set[Connection] = set()
-        self._open = 0
+        self._open: set[trio.CancelScope] = set()
+        """One for each connection, also for those that an embedder's tasks serve."""
         self._boot, self._numbers = secrets.token_hex(4), itertools.count(1)
         self._stop = trio.Event()
         self._drain_bell, self._hurrying = Doorbell(), False
@@ -146,14 +148,14 @@ class Gateway:
                 self._admit()
                 handler, arguments = self._router.find(exchange)
                 await handler(exchange, **arguments)
-            if exchange.work.cancelled_caught:
-                error = exchange.interruption_or_deadline
         except GatewayError as e:
             error = e
         except Exception:
             exchange.incident = uuid4().hex[:12]
             log.exception("exchange failed", extra={"id": exchange.id, "incident": exchange.incident})
             error = ModelCrashed(f"internal error; incident {exchange.incident} in the server's log")
+        if exchange.work.cancel_called:
+            error = exchange.interruption_or_deadline  # whatever the model raised on its way out
         if exchange.finishing is None and not exchange.gone:
             self._say(exchange, error)
 
@@ -198,10 +200,13 @@ class Gateway:
                     await nursery.start(self.supervisor.run)
                     task_status.started()
                     await self._stop.wait()
-                    await self._drain(listeners, accepting, connections)
+                    began, live, clean = await self._drain(listeners, accepting, connections)
+                await self._disconnected()
+                self._conclude(began, live, clean)
                 await self.supervisor.stop()
         finally:
             self._connection_nursery = None
+            self._disconnect()
             for listener, _ in listeners:
                 listener.close()
             self._over.set()
@@ -241,7 +246,7 @@ class Gateway:
         descriptors, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
         if descriptors != resource.RLIM_INFINITY:
             most = min(most, max(descriptors - self.limits.descriptors_reserved, 1))
-        await listener.accept(serve, lambda: self._open < most)
+        await listener.accept(serve, lambda: len(self._open) < most)
 
     async def _serve_socket(self, sock: socket.socket, tls: ssl.SSLContext | None) -> None:
         try:
@@ -253,7 +258,7 @@ class Gateway:
 
     async def serve_stream(self, stream: trio.abc.Stream) -> None:
         """Serves one connection that the embedder accepted (and decrypted) itself; closes the stream at its end.
-        `serve` must be running: it owns the models and the timers."""
+        `serve` must be running: it owns the models and the timers, and when it ends, so does this."""
         transport = StreamTransport(stream)
         try:
             await self.serve_transport(transport, None)
@@ -261,8 +266,17 @@ class Gateway:
             await transport.aclose()
 
     async def serve_transport(self, transport: Transport, tls: ssl.SSLContext | None = None) -> None:
-        """Serves one connection over a transport of ours; closes it at its end. `serve` must be running."""
-        self._open += 1
+        """Serves one connection over a transport of ours; closes it at its end. As `serve_stream`."""
+        with trio.CancelScope() as scope:
+            self._open.add(scope)
+            try:
+                await self._serve_open(transport, tls)
+            finally:
+                self._open.remove(scope)
+                self._drain_bell.ring()
+                transport.close()
+
+    async def _serve_open(self, transport: Transport, tls: ssl.SSLContext | None) -> None:
         try:
             with trio.move_on_after(self.limits.head_timeout) as handshake:
                 if tls is not None:
@@ -284,9 +298,17 @@ class Gateway:
             pass  # gone before its first request: there is no exchange to end
         except Exception:
             log.exception("connection failed", extra={"peer": transport.peer})
-        finally:
-            self._open -= 1
-            transport.close()
+
+    def _disconnect(self) -> None:
+        """Ends what is still connected, at once."""
+        for scope in self._open:
+            scope.cancel()
+
+    async def _disconnected(self) -> None:
+        """The same, and waits for it."""
+        self._disconnect()
+        while self._open:
+            await self._drain_bell.wait()
 
     async def _tick(self) -> None:
         """The one coarse timer: every connection looks at its stamps once a second."""
@@ -320,11 +342,13 @@ class Gateway:
         self._hurrying = True
         self._drain_bell.ring()
 
-    async def _drain(self, listeners: Any, accepting: trio.CancelScope, connections: trio.Nursery) -> None:
+    async def _drain(
+        self, listeners: Any, accepting: trio.CancelScope, connections: trio.Nursery
+    ) -> tuple[float, list[Exchange], bool]:
         drain, began = self.config.drain, trio.current_time()
         self._management.draining = True
-        before, live = dict(self._observer.endings), len(self._observer.live)
-        log.info("draining", extra={"live": live, "delay": drain.delay, "timeout": drain.timeout})
+        live = list(self._observer.live)
+        log.info("draining", extra={"live": len(live), "delay": drain.delay, "timeout": drain.timeout})
         with trio.move_on_after(drain.delay):
             while not self._hurrying:
                 await self._drain_bell.wait()
@@ -341,10 +365,13 @@ class Gateway:
         with trio.move_on_after(_GRACE):
             await self._quiet(or_hurry=False)
         connections.cancel_scope.cancel()
-        after = self._observer.endings
-        endings = {e.value: n - before.get(e, 0) for e, n in after.items() if n > before.get(e, 0)}
-        self._report = DrainReport(live=live, endings=endings, seconds=trio.current_time() - began, clean=clean)
-        log.info("drained", extra={"live": live, "endings": endings, "seconds": round(self._report.seconds, 3)})
+        return began, live, clean
+
+    def _conclude(self, began: float, live: list[Exchange], clean: bool) -> None:
+        """Every connection is closed, so every exchange has its ending."""
+        endings = dict(Counter(exchange.ending.value for exchange in live if exchange.ending is not None))
+        self._report = DrainReport(live=len(live), endings=endings, seconds=trio.current_time() - began, clean=clean)
+        log.info("drained", extra={"live": len(live), "endings": endings, "seconds": round(self._report.seconds, 3)})
 
     async def _quiet(self, *, or_hurry: bool) -> None:
         """Returns when no connection is left: all that was to be said is written."""

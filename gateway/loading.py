@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib
 import inspect
 import sys
+import traceback
 from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager
 from dataclasses import replace
@@ -53,24 +54,39 @@ def _spec(name: str, thing: Any, options: dict[str, Any]) -> ModelSpec:
             raise TypeError("a ModelSpec takes no options")
         return spec_of(thing, name)
     if is_loader(thing):
+        _check_options(thing, options)
         return spec_of(partial_loader(thing, options), name) if options else spec_of(thing, name)
     if not options and not inspect.isclass(thing) and _needs_arguments(thing):
         return spec_of(thing, name)
-    try:
-        inspect.signature(thing).bind(**options)
-    except TypeError as e:
-        raise TypeError(f"options do not fit: {e}; its parameters are {inspect.signature(thing)}") from None
+    _check_options(thing, options)
     make = partial(thing, **options)
     family = made_family(thing)
     if family is None:  # its annotations do not say: the product must
-        made = make()
-        return spec_of(made, name)
+        try:
+            made = make()
+        except Exception as e:  # the user's own code, which may raise anything
+            raise TypeError(f"calling it raised {_told(e)}") from e
+        try:
+            return spec_of(made, name)
+        except TypeError as e:
+            said = str(e) if inspect.isclass(thing) else f"it was called to make a model: {e}"
+            raise TypeError(said) from None
 
     @asynccontextmanager
     async def load() -> AsyncIterator[Model]:
         yield adapt(await trio.to_thread.run_sync(make), family=family)[0]
 
     return ModelSpec(name=name, family=family, load=load)
+
+
+def _check_options(thing: Any, options: dict[str, Any]) -> None:
+    """TypeError where a class, a factory or a loader cannot be called with these options."""
+    signature = inspect.signature(thing)
+    try:
+        signature.bind(**options)
+    except TypeError as e:
+        given = ", ".join(options) or "none"
+        raise TypeError(f"{e}: its parameters are {str(signature)[:200]}, its options are {given[:200]}") from None
 
 
 def _needs_arguments(thing: Any) -> bool:
@@ -89,15 +105,31 @@ def _attribute(name: str, path: str) -> Any:
         sys.path.append(str(Path.cwd()))
     try:
         thing: Any = importlib.import_module(module_name)
-    except ImportError as e:
-        raise ConfigError(f"models.{name}.factory: cannot import {module_name!r}: {e}") from e
+    except ModuleNotFoundError as e:
+        where = f" in {Path.cwd()} or among the installed packages" if e.name == module_name else ""
+        raise ConfigError(f"models.{name}.factory: cannot import {module_name!r}: {e}{where}") from e
+    except Exception as e:  # the user's own code, which may raise anything
+        raise ConfigError(f"models.{name}.factory: cannot import {module_name!r}: {_told(e)}") from e
     for part in attribute.split("."):
         try:
             thing = getattr(thing, part)
         except AttributeError:
-            there = ", ".join(n for n in vars(thing) if not n.startswith("_"))[:200]
-            raise ConfigError(f"models.{name}.factory: {module_name!r} has no {attribute!r}; it has: {there}") from None
+            own = [
+                n for n, v in getattr(thing, "__dict__", {}).items() if getattr(v, "__module__", module_name) == module_name
+            ]
+            there = ", ".join(n for n in own if not n.startswith("_"))[:200]
+            has = f"; it has: {there}" if there else ""
+            raise ConfigError(f"models.{name}.factory: {module_name!r} has no {attribute!r}{has}") from None
     return thing
+
+
+def _told(error: Exception) -> str:
+    """The error in one line: its type, its text, and where it was raised."""
+    text = f"{type(error).__name__}: {error}"[:300]
+    if isinstance(error, SyntaxError):
+        return text  # its text has the place
+    last = traceback.extract_tb(error.__traceback__)[-1]
+    return f"{text} ({last.filename}, line {last.lineno})"
 
 
 def configured_specs(config: Config) -> list[ModelSpec]:

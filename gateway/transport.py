@@ -5,7 +5,8 @@ from __future__ import annotations
 import select
 import socket
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from typing import Protocol, final
 
 import trio
@@ -21,7 +22,8 @@ class Transport(Protocol):
     """A byte stream that is tried first and waited for only when it would block.
 
     One task receives and one task sends; neither `try_` call ever waits. Every failure of the connection is
-    TransportLost. `close` may be called at any time and any number of times, also by a cancelled task.
+    TransportLost. `close` may be called at any time and any number of times, also by a cancelled task; whoever waits
+    goes on, and finds the connection gone.
     """
 
     peer: str
@@ -33,11 +35,12 @@ class Transport(Protocol):
         ...
 
     def try_receive_into(self, buffer: memoryview) -> int | None:
-        """Bytes received, 0 at the peer's end of stream, None if it would block."""
+        """Bytes received, 0 at the peer's end of stream (again and again), None if it would block. The buffer has room
+        for at least one."""
         ...
 
     def try_send(self, buffers: Sequence[Buffer]) -> int:
-        """Bytes taken from the front of the buffers; 0 if it would block."""
+        """Bytes taken from the front of the buffers; 0 if it would block. There is a byte in them, or there are none."""
         ...
 
     async def wait_readable(self) -> None: ...
@@ -161,10 +164,11 @@ class MemoryTransport:
         return n
 
     def try_send(self, buffers: Sequence[Buffer]) -> int:
-        if self._closed or self._reset or self._other._closed:
-            raise TransportLost("the peer is gone", left=not self._closed)
-        room = self._other._capacity - self._other._held
-        data = b"".join(buffers)[: max(room, 0)]
+        if self._other._eof or self._reset:
+            raise TransportLost("our direction is closed", left=self._reset)
+        if self._other._closed:
+            raise TransportLost("the peer is gone", left=True)
+        data = b"".join(front(buffers, self._other._capacity - self._other._held))
         if data:
             self._other._inbox.append(data)
             self._other._held += len(data)
@@ -176,16 +180,16 @@ class MemoryTransport:
             await self._readable.wait()
 
     async def wait_writable(self) -> None:
-        while not (self._closed or self._reset or self._other._closed) and self._other._held >= self._other._capacity:
+        other = self._other
+        while not (other._eof or other._reset or other._closed) and other._held >= other._capacity:
             await self._writable.wait()
 
     def hung_up(self) -> bool:
         return self._eof or self._reset or self._closed
 
     def send_eof(self) -> None:
-        if not self._closed:
-            self._other._eof = True
-            self._other._readable.ring()
+        self._other._eof = True
+        self._other._readable.ring()
 
     def reset(self) -> None:
         """Ends both directions at once and discards what is under way, as a TCP RST does."""
@@ -197,11 +201,10 @@ class MemoryTransport:
             end._writable.ring()
 
     def close(self) -> None:
-        if not self._closed:
-            self.send_eof()
-            self._closed = True
-            for bell in (self._readable, self._writable, self._other._writable):
-                bell.ring()
+        self.send_eof()
+        self._closed = True
+        for bell in (self._readable, self._writable, self._other._writable):
+            bell.ring()
 
 
 def memory_pair(capacity: int = 65536) -> tuple[MemoryTransport, MemoryTransport]:
@@ -215,7 +218,9 @@ def memory_pair(capacity: int = 65536) -> tuple[MemoryTransport, MemoryTransport
 class StreamTransport:
     """Any trio Stream, for embedders who own their listener; costs one copy a direction.
 
-    The waits do the stream's own receiving and sending, so they may only be cancelled when the connection ends.
+    The waits do the stream's own receiving and sending, so they may only be cancelled when the connection ends. The
+    stream's end is seen by reading up to it, and `send_eof` does nothing: a Stream cannot end its direction without
+    waiting.
     """
 
     def __init__(self, stream: trio.abc.Stream, *, chunk: int = 65536) -> None:
@@ -224,6 +229,7 @@ class StreamTransport:
         self._received: bytes | bytearray | None = None
         self._unsent = b""
         self._closed = False
+        self._waits: set[trio.CancelScope] = set()
         self.peer, self.alpn = "stream", ""
 
     @property
@@ -231,6 +237,8 @@ class StreamTransport:
         return bool(self._unsent)
 
     def try_receive_into(self, buffer: memoryview) -> int | None:
+        if self._closed:
+            raise TransportLost("closed")
         data = self._received
         if data is None:
             return None
@@ -245,33 +253,57 @@ class StreamTransport:
             raise TransportLost("closed")
         if self._unsent or not buffers:
             return 0
-        self._unsent = b"".join(buffers)[: self._chunk]
+        self._unsent = b"".join(front(buffers, self._chunk))
         return len(self._unsent)
 
     async def wait_readable(self) -> None:
         if self._received is None:
-            try:
+            with self._until_closed():
                 self._received = await self._stream.receive_some(self._chunk)
-            except (trio.BrokenResourceError, trio.ClosedResourceError) as e:
-                raise TransportLost(str(e), left=isinstance(e, trio.BrokenResourceError)) from e
 
     async def wait_writable(self) -> None:
         if self._unsent:
-            try:
+            with self._until_closed():
                 await self._stream.send_all(self._unsent)
-            except (trio.BrokenResourceError, trio.ClosedResourceError) as e:
-                raise TransportLost(str(e), left=isinstance(e, trio.BrokenResourceError)) from e
             self._unsent = b""
 
+    @contextmanager
+    def _until_closed(self) -> Iterator[None]:
+        if self._closed:
+            raise TransportLost("closed")
+        with trio.CancelScope() as scope:
+            self._waits.add(scope)
+            try:
+                yield
+            except (trio.BrokenResourceError, trio.ClosedResourceError) as e:
+                raise TransportLost(str(e), left=isinstance(e, trio.BrokenResourceError)) from e
+            finally:
+                self._waits.remove(scope)
+        if scope.cancelled_caught:
+            raise TransportLost("closed")
+
     def hung_up(self) -> bool:
-        return self._closed
+        return self._closed or self._received == b""
 
     def send_eof(self) -> None:
-        return  # a Stream cannot end its direction without waiting; close does
+        return
 
     def close(self) -> None:
         self._closed = True
+        for scope in self._waits:
+            scope.cancel()
 
     async def aclose(self) -> None:
         """Closes the stream itself; the embedder's `serve_stream` does it when the connection is over."""
         await trio.aclose_forcefully(self._stream)
+
+
+def front(buffers: Sequence[Buffer], n: int) -> list[Buffer]:
+    """The first n bytes of the buffers, by reference."""
+    pieces: list[Buffer] = []
+    for buffer in buffers:
+        if n <= 0:
+            break
+        pieces.append(memoryview(buffer)[:n] if len(buffer) > n else buffer)
+        n -= len(buffer)
+    return pieces

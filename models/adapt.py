@@ -78,9 +78,9 @@ def adapt(thing: Any, *, family: Family | None = None) -> tuple[Model, Family]:
     """The model that a callable stands for, and its family."""
     if not callable(thing) or inspect.isclass(thing):
         raise TypeError(f"{repr(thing)[:200]} is no model: give a function, a generator, or an object with __call__")
-    name, fn = _name(thing), _function(thing)
+    name, fn = _name(thing), _code_of(thing)
     parameters = _parameters(thing)
-    first = _hints(fn).get(parameters[0])
+    first = _unaliased(_hints(fn).get(parameters[0]))
     takes = typing.get_origin(first) or first
     if takes is Session or (first is None and parameters[0] == "session"):
         if not inspect.iscoroutinefunction(fn):
@@ -231,6 +231,7 @@ def _agreed(name: str, annotated: Family | None, given: Family | None) -> Family
 def _family_in(hint: Any) -> Family | None:
     """The family that an annotation tells of, however deep: a message, a Session or Callable of messages, a class that
     is called with them."""
+    hint = _unaliased(hint)
     inner = hint if isinstance(hint, list) else typing.get_args(hint)
     kind = typing.get_origin(hint) or hint
     if inspect.isclass(kind):
@@ -240,6 +241,13 @@ def _family_in(hint: Any) -> Family | None:
         if inspect.isfunction(call):
             inner = (*(v for k, v in _hints(call).items() if k != "return"), *inner)
     return next((found for one in inner if (found := _family_in(one))), None)
+
+
+def _unaliased(hint: Any) -> Any:
+    """What an alias made by a `type` statement stands for; numpy's NDArray is one."""
+    while (value := getattr(typing.get_origin(hint) or hint, "__value__", None)) is not None:
+        hint = value
+    return hint
 
 
 def _parameters(thing: Any) -> list[str]:
@@ -275,7 +283,7 @@ def _unbound(thing: Any) -> Any:
     return thing
 
 
-def _function(thing: Any) -> Any:
+def _code_of(thing: Any) -> Any:
     """What is run when a callable is called: it tells annotations, and whether it is async or a generator."""
     inner = _unbound(thing)
     return inner if inspect.isroutine(inner) else type(inner).__call__
@@ -293,7 +301,7 @@ def _declared_tensors(thing: Any) -> dict[str, tuple[TensorSpec, ...]]:
 def made_family(factory: Any) -> Family | None:
     """The family of what a class or a factory function makes, as its annotations say it; None where they do not."""
     made = factory if inspect.isclass(factory) else _hints(factory).get("return")
-    return _family_in(made) if inspect.isclass(made) else None
+    return _family_in(made) if inspect.isfunction(getattr(made, "__call__", None)) else None  # noqa: B004  # a class, called
 
 
 def partial_loader(loader: Any, options: Mapping[str, Any]) -> Any:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import codecs
+import contextlib
 from collections.abc import Callable
 from typing import Any, final
 
@@ -23,9 +24,9 @@ def convert(model: Model, family: Family, wire: Family, *, read_prompt: Callable
     """The model as the wire's family sees it; the model itself where they are the same.
 
     TEXT for PARTS: each whole message (its fragments joined, at most 1 MiB) is a prompt, read by `read_prompt` or taken
-    as text; each token leaves as one UTF8 part, and an empty UTF8 part closes each answer. PARTS for TEXT: the prompt is
-    one UTF8 part and the end of input; each part that comes back is one token, its bytes decoded as UTF-8 over part
-    boundaries. TypeError for families that do not convert.
+    as text; each token that has text leaves as one UTF8 part, and an empty UTF8 part closes each answer. PARTS for TEXT:
+    the prompt is one UTF8 part and the end of input; each part that comes back is one token, its bytes decoded as UTF-8
+    over part boundaries. TypeError for families that do not convert.
     """
     if family is wire:
         return model
@@ -43,13 +44,26 @@ def _plain(data: bytes) -> Prompt:
         raise ModelError(f"a prompt is UTF-8 text: {e.reason} at byte {e.start}", code="BadPrompt", status=400) from None
 
 
+def _only(error: Exception, *kinds: type[Exception]) -> bool:
+    """Whether an error is nothing but these, also where nurseries have wrapped them in groups."""
+    if isinstance(error, ExceptionGroup):
+        return error.split(kinds)[1] is None
+    return isinstance(error, kinds)
+
+
 @final
 class _TextFromParts:
     def __init__(self, model: Model) -> None:
         self._model = model
 
     async def __call__(self, session: Session[Prompt, Any]) -> None:
-        await self._model(Session(_PromptAsParts(session), session.call, deadline=session.deadline))
+        channel = _PromptAsParts(session)
+        try:
+            await self._model(Session(channel, session.call, deadline=session.deadline))
+        except Exception as e:
+            if not _only(e, trio.EndOfChannel):
+                raise
+        await channel.complete()
 
 
 @final
@@ -64,14 +78,22 @@ class _PromptAsParts(Channel[Part, Part]):
         return Part(data=prompt.text.encode("utf-8", "surrogatepass"), kind=PartKind.UTF8)
 
     async def send(self, part: Part, /) -> None:
+        if not isinstance(part, Part):
+            raise TypeError(f"a model of parts answers with Part, not {type(part).__name__}")
         before = self._decoder.getstate()
-        text = self._decoder.decode(bytes(part.data), final=part.last)
+        text = self._decoder.decode(bytes(part.data))
         try:
             await self._session.send(Token(text=text, id=self._sent))
-        except trio.Cancelled:
-            self._decoder.setstate(before)  # a cancelled send has sent nothing
+        except BaseException:
+            self._decoder.setstate(before)  # a send that raises has sent nothing
             raise
         self._sent += 1
+
+    async def complete(self) -> None:
+        """Sends what is left of a character that was never completed."""
+        if text := self._decoder.decode(b"", final=True):
+            with contextlib.suppress(trio.ClosedResourceError):  # the answer was complete without it
+                await self._session.send(Token(text=text, id=self._sent))
 
 
 @final
@@ -86,8 +108,9 @@ class _PartsFromText:
             one = _OnePrompt(prompt, session)
             try:
                 await self._model(Session(one, session.call, deadline=session.deadline))
-            except trio.ClosedResourceError:
-                if not one.closed:
+            except Exception as e:
+                # it asked for a second prompt, or sent on after its answer was complete: how many loops end
+                if not _only(e, trio.EndOfChannel, *((trio.ClosedResourceError,) if one.closed else ())):
                     raise
             if not one.taken:
                 return
@@ -110,6 +133,8 @@ class _PartsAsPrompts:
             message += part.data
             if part.last:
                 return self._read(bytes(message))
+        if message:
+            raise ModelError(f"the input ended inside a prompt, after {len(message)} bytes", code="BadPrompt", status=400)
         return None
 
 
@@ -131,12 +156,18 @@ class _OnePrompt(Channel[Prompt, Any]):
         return self._prompt
 
     async def send(self, message: Token | Finish, /) -> None:
+        if not isinstance(message, Token | Finish):
+            raise TypeError(f"a text model answers with Token and Finish, not {type(message).__name__}")
         if self.closed:
             raise trio.ClosedResourceError("the answer is complete")
+        text = "" if isinstance(message, Finish) or message.prefill else message.text
+        if text:
+            await self._session.send(Part(data=text.encode("utf-8", "replace"), kind=PartKind.UTF8))
+        else:  # an empty part would close the answer
+            await trio.lowlevel.checkpoint()
         if isinstance(message, Finish):
             self.closed = True
         elif not message.prefill:
-            await self._session.send(Part(data=message.text.encode("utf-8", "replace"), kind=PartKind.UTF8))
             self._left -= 1
             self.closed = message.finish is not None or self._left <= 0
 

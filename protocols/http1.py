@@ -4,71 +4,35 @@ from __future__ import annotations
 
 import contextlib
 import enum
-import re
-from collections import deque
-from dataclasses import dataclass
 from typing import final
 
 from protocols.errors import LocalProtocolError, RemoteProtocolError
 from protocols.events import NEED_DATA, PAUSED, Buffer, ConnectionEnd, Data, End, Event, Request, Response, Sent, Signal
+from protocols.http1_chunks import Chunks
 from protocols.http1_head import (
     Outgoing,
     RequestHead,
     is_authority,
+    is_protocol,
     read_request,
     read_response,
-    read_trailer,
     request_line,
     status_line,
     write_fields,
     write_trailers,
 )
+from protocols.http1_input import LARGE, Input
+from protocols.http1_limits import HTTP1Limits
+from protocols.http1_output import Output, bytes_view
 from protocols.roles import Role
 
-# Smaller buffers are copied together, larger ones travel by reference: about here a copy costs what one more
-# element of a sendmsg costs.
-_BY_REFERENCE = 16 * 1024
-# Received crumbs are stored together up to this size, so that a peer who sends single bytes costs no object for each.
-_CRUMBS = 4 * 1024
+__all__ = ["HTTP1Connection", "HTTP1Limits"]
+
 # A client that repeats itself sends the same head again and again; up to this size the last one is not read twice.
 _REMEMBERED = 1024
-
-_OWS_TOKEN = rb"[ \t]*[0-9A-Za-z!#$%&'*+.^_`|~-]+"
-_QUOTED = rb'[ \t]*"(?:[\t !#-\[\]-~\x80-\xff]|\\[\t -~\x80-\xff])*"'
-# RFC 9112 section 7.1, with 16 digits at most; the first is the usual line, found whole in the buffer.
-_PLAIN_CHUNK = re.compile(rb"([0-9A-Fa-f]{1,16})\r\n")
-_CHUNK = re.compile(
-    rb"([0-9A-Fa-f]{1,16})((?:[ \t]*;" + _OWS_TOKEN + rb"(?:[ \t]*=(?:" + _OWS_TOKEN + rb"|" + _QUOTED + rb"))?)*)"
-)
-_CHUNK_SIZE_LIMIT = 2**63
 _BODY_METHODS = (b"POST", b"PUT", b"PATCH")
-
-_CONNECTION_END = ConnectionEnd()
-
-
-@final
-@dataclass(frozen=True, slots=True, kw_only=True)
-class HTTP1Limits:
-    """What one connection may cost, in bytes, and in fields where it says so. Each bound is the largest value admitted."""
-
-    request_line: int = 8192
-    """Without its CRLF; beyond it 414. A status line has no bound of its own."""
-    head: int = 32768
-    """From the first byte through the empty line; beyond it 431."""
-    fields: int = 100
-    """Fields of a head; beyond it 431."""
-    chunk_line: int = 256
-    """Size and extensions of one chunk, without the CRLF."""
-    chunk_extensions: int = 16384
-    """Of all chunks of one body."""
-    trailers: int = 4096
-    """The trailer section, each line with its CRLF."""
-    trailer_fields: int = 20
-    send_buffer: int = 65536
-    """What `room` starts from."""
-
-
 _DEFAULT_LIMITS = HTTP1Limits()
+_CONNECTION_END = ConnectionEnd()
 
 
 class _Reading(enum.Enum):
@@ -76,10 +40,7 @@ class _Reading(enum.Enum):
 
     HEAD = enum.auto()
     LENGTH = enum.auto()
-    CHUNK_LINE = enum.auto()
-    CHUNK_DATA = enum.auto()
-    CHUNK_END = enum.auto()
-    TRAILERS = enum.auto()
+    CHUNKED = enum.auto()
     UNTIL_EOF = enum.auto()
     END = enum.auto()  # no byte any more: End is due
     DONE = enum.auto()  # the peer's message is given out; nothing of the next may be read yet
@@ -98,9 +59,6 @@ class _Writing(enum.Enum):
     DONE = enum.auto()
 
 
-_IN_CHUNKS = (_Reading.CHUNK_LINE, _Reading.CHUNK_DATA, _Reading.CHUNK_END, _Reading.TRAILERS)
-
-
 @final
 class HTTP1Connection:
     """One HTTP/1.1 connection as seen by a server or a client, without any input or output of its own.
@@ -115,11 +73,9 @@ class HTTP1Connection:
     """
 
     __slots__ = (
-        "_blank_line", "_carry", "_client", "_closing", "_continue_due", "_ends", "_eof", "_error", "_extensions",
-        "_flight", "_head_request", "_http10", "_in", "_known", "_landed", "_landing", "_ledger", "_limits",
-        "_more", "_must_close", "_out", "_pos", "_queued", "_reading", "_rest", "_retired", "_scanned",
-        "_scheme", "_sent", "_to_send", "_told", "_trailers", "_trailers_count", "_trailers_size", "_unread",
-        "_upgrade", "_writing", "stream",
+        "_chunks", "_client", "_closing", "_continue_due", "_eof", "_error", "_head_request", "_http10", "_input",
+        "_known", "_landed", "_landing", "_ledger", "_limits", "_must_close", "_output", "_reading", "_rest", "_retired",
+        "_scheme", "_to_send", "_told", "_upgrade", "_writing", "stream",
     )  # fmt: skip
 
     def __init__(self, role: Role, limits: HTTP1Limits = _DEFAULT_LIMITS, *, scheme: bytes = b"http") -> None:
@@ -134,21 +90,12 @@ class HTTP1Connection:
         self._must_close = False
         self._closing = False  # the next head we write says close
 
-        # received: the rest of _in from _pos on, then _more
-        self._in = b""
-        self._pos = 0
-        self._more: deque[bytes] = deque()
-        self._unread = 0
+        self._input = Input()
         self._eof = False
         self._reading = _Reading.DONE if self._client else _Reading.HEAD
-        self._scanned = 0  # bytes of an incomplete head that were searched already
-        self._blank_line = False  # an empty line was skipped before this head
-        self._carry = b""  # the start of a line that the next buffer continues
         self._known: tuple[bytes, RequestHead] | None = None
-        self._rest = 0  # body bytes, or bytes of this chunk, still to give out
-        self._extensions = 0
-        self._trailers: list[tuple[bytes, bytes]] = []
-        self._trailers_size = self._trailers_count = 0
+        self._rest = 0  # what is left of the declared length, not given out
+        self._chunks: Chunks | None = None
         self._landing: memoryview | None = None
         self._landed = self._told = 0  # bytes in it, and how many of them were given out
         self._ledger: dict[int, int] = {}
@@ -159,39 +106,26 @@ class HTTP1Connection:
         self._continue_due = False
         self._upgrade = b""
 
-        # sending
+        self._output = Output()
         self._writing = _Writing.HEAD if self._client else _Writing.WAITING
-        self._to_send = 0  # what is left of the declared length
-        self._out: deque[Buffer] = deque()
-        self._queued = 0  # bytes in _out and in flight
-        self._flight = 0
-        self._sent = 0  # bytes the kernel has, ever
-        self._ends: deque[tuple[int, int]] = deque()  # (where its last byte is, stream)
+        self._to_send = 0  # what is left of the declared length, not sent
 
     # -- receiving -------------------------------------------------------------------------------------------------
 
     @property
     def unread(self) -> int:
         """Bytes received and not given out as events yet, landed ones included."""
-        return self._unread + self._landed - self._told
+        return self._input.unread + self._landed - self._told
 
     def receive_data(self, data: Buffer) -> None:
         """Stores a copy of what is worth keeping; the memory may be reused at once. After an error, or when the
         connection cannot carry another message, nothing is."""
         if self._retired or self._eof:
             raise LocalProtocolError("data after the end of the connection" if self._eof else "data for a retired machine")
-        if self._reading is _Reading.OVER:
-            return
         if self._landing is not None:
-            data = self._land(self._landing, _bytes_view(memoryview(data)))
-        chunk = bytes(data)
-        self._unread += len(chunk)
-        if not self._in:
-            self._in = chunk
-        elif self._more and len(self._more[-1]) + len(chunk) <= _CRUMBS:
-            self._more[-1] += chunk
-        else:
-            self._more.append(chunk)
+            data = self._land(self._landing, bytes_view(memoryview(data)))
+        if self._reading is not _Reading.OVER:
+            self._input.feed(data)
 
     def receive_eof(self) -> None:
         """The peer closed its side. `next_event` first gives out what came before."""
@@ -217,42 +151,41 @@ class HTTP1Connection:
         return event
 
     def _pull(self) -> Event | Signal:
-        reading = self._reading
         event: Event | None = None
-        if reading is _Reading.HEAD:
-            event = self._read_response() if self._client else self._read_request()
-        elif reading is _Reading.LENGTH:
-            event = self._read_landed() if self._landing is not None else self._read_length()
-        elif reading is _Reading.END:
-            self._reading = _Reading.DONE
-            event = End(stream=self.stream)
-        elif reading in _IN_CHUNKS:
-            event = self._read_chunked()
-        elif reading is _Reading.UNTIL_EOF:
-            event = self._read_until_eof()
+        match self._reading:
+            case _Reading.HEAD:
+                event = self._read_response() if self._client else self._read_request()
+            case _Reading.LENGTH:
+                event = self._read_length() if self._landing is None else self._read_landed(self._landing)
+            case _Reading.END:
+                self._reading = _Reading.DONE
+                return End(stream=self.stream)
+            case _Reading.CHUNKED:
+                event = self._read_chunked()
+            case _Reading.UNTIL_EOF:
+                event = self._read_until_eof()
         return self._starved() if event is None else event
 
     def _starved(self) -> Event | Signal:
         """What to say when the bytes at hand make no event."""
         reading = self._reading
         between = reading in (_Reading.DONE, _Reading.SWITCHED, _Reading.OVER)
-        if between and self._unread:
+        if between and self._input.unread:
             if self._client and reading is _Reading.DONE:
-                raise self._remote("bytes that no request asked for")  # RFC 9112 section 9.2
+                raise RemoteProtocolError("bytes that no request asked for")  # RFC 9112 section 9.2
             return PAUSED
         if not self._eof:
             return NEED_DATA
-        if between or (reading is _Reading.HEAD and not self._client and not self._unread):
+        if between or (reading is _Reading.HEAD and not self._client and not self._input.unread):
             return _CONNECTION_END
         if reading is _Reading.UNTIL_EOF:  # RFC 9112 section 6.3, rule 8
             self._reading = _Reading.DONE
             return End(stream=self.stream)
-        raise self._remote("the connection ended in the middle of a message")  # RFC 9112 section 8
-
-    def _remote(self, message: str, status: int = 400) -> RemoteProtocolError:
-        return RemoteProtocolError(message, status=502 if self._client else status)
+        raise RemoteProtocolError("the connection ended in the middle of a message")  # RFC 9112 section 8
 
     def _fail(self, error: RemoteProtocolError) -> None:
+        if self._client:
+            error.status = 502
         if self._writing is _Writing.WAITING:  # a head that was none is answered all the same
             self.stream += 1
             self._writing = _Writing.HEAD
@@ -265,71 +198,20 @@ class HTTP1Connection:
     def _close_reading(self) -> None:
         self._must_close = True
         self._reading = _Reading.OVER
-        self._in, self._pos, self._carry = b"", 0, b""
-        self._more.clear()
-        self._unread = 0
+        self._input.clear()
         self._end_landing()
 
     # -- heads -----------------------------------------------------------------------------------------------------
 
-    def _cut_head(self, line_limit: int) -> bytes | None:
-        """The next head with its empty line, or None. Nothing is parsed that is not within the limits."""
-        limit = self._limits.head
-        while True:
-            start = self._pos
-            if self._in.startswith(b"\r\n", start) and not self._client:
-                # RFC 9112 section 2.2: a server should ignore at least one empty line before a request
-                if self._blank_line:
-                    raise self._remote("request line: empty")
-                self._end_head(2)
-                self._blank_line = True
-                continue
-            end = self._in.find(b"\r\n\r\n", start + max(0, self._scanned - 3), start + limit)
-            if end >= 0:
-                break
-            if not self._more:
-                self._check_partial(line_limit)
-                return None
-            self._in, self._pos = b"".join((self._in[start:], *self._more)), 0
-            self._more.clear()
-        if self._in.find(b"\r\n", start, start + line_limit + 2) < 0:
-            raise self._long_line(line_limit)
-        head = self._in[start : end + 4]
-        self._end_head(len(head))
-        return head
-
-    def _end_head(self, size: int) -> None:
-        self._skip(size)
-        self._scanned = 0
-        self._blank_line = False
-
-    def _check_partial(self, line_limit: int) -> None:
-        size = len(self._in) - self._pos
-        if size > line_limit + 1 and self._in.find(b"\r\n", self._pos, self._pos + line_limit + 2) < 0:
-            raise self._long_line(line_limit)
-        if size >= self._limits.head:
-            raise self._remote(f"head: over {self._limits.head} bytes, the limit (head)", 431)
-        start = self._pos + self._scanned
-        if start > self._pos and self._in[start - 1] == 0x0D:
-            start -= 1
-        # it could wait for the whole head, but a peer that ends its lines with LF alone would never complete one
-        if self._in.count(b"\n", start) != self._in.count(b"\r\n", start):
-            raise self._remote("head: a LF without its CR")
-        self._scanned = size
-
-    def _long_line(self, limit: int) -> RemoteProtocolError:
-        return self._remote(f"first line: over {limit} bytes, the limit (request_line)", 414)
-
     def _read_request(self) -> Request | None:
-        known = self._known
-        if known is not None and self._in.startswith(known[0], self._pos):
+        known, limits = self._known, self._limits
+        if known is not None and self._input.accept(known[0]):
             parsed = known[1]
-            self._end_head(len(known[0]))
         else:
-            head = self._cut_head(self._limits.request_line)
+            head = self._input.head(limits.head, limits.request_line, blank_line=True)
             if head is None:
                 return None
-            parsed = read_request(head, max_fields=self._limits.fields)
+            parsed = read_request(head, max_fields=limits.fields)
             self._known = (head, parsed) if len(head) <= _REMEMBERED else None
         self.stream += 1
         self._writing = _Writing.HEAD
@@ -353,14 +235,15 @@ class HTTP1Connection:
         )
 
     def _read_response(self) -> Response | None:
-        head = self._cut_head(self._limits.head)
+        limits = self._limits
+        head = self._input.head(limits.head, limits.head, blank_line=False)
         if head is None:
             return None
-        parsed = read_response(head, max_fields=self._limits.fields)
+        parsed = read_response(head, max_fields=limits.fields)
         status = parsed.status
         if status == 101:
             if not self._upgrade or parsed.upgrade != self._upgrade:
-                raise self._remote(f"status 101: expected a switch to {self._upgrade!r}, got {parsed.upgrade[:40]!r}")
+                raise RemoteProtocolError(f"status 101: expected a switch to {self._upgrade!r}, got {parsed.upgrade[:40]!r}")
             self._reading = _Reading.SWITCHED
             self._writing = _Writing.DONE
         elif status >= 200:
@@ -380,42 +263,17 @@ class HTTP1Connection:
     def _start_body(self, length: int, chunked: bool) -> None:
         self._rest = length
         if chunked:
-            self._reading = _Reading.CHUNK_LINE
-            self._extensions = self._trailers_size = self._trailers_count = 0
-            self._trailers = []
+            self._chunks = Chunks(self._input, self._limits)
+            self._reading = _Reading.CHUNKED
         else:
             self._reading = _Reading.LENGTH if length else _Reading.END
 
-    def _forward(self, n: int) -> None:
-        self._pos += n
-        if self._pos == len(self._in):  # an idle connection must not hold what it last received
-            self._in, self._pos = self._more.popleft() if self._more else b"", 0
-
-    def _skip(self, n: int) -> None:
-        self._unread -= n
-        self._forward(n)
-
-    def _take(self, at_most: int) -> Buffer | None:
-        """The next bytes of a body, a view of what was received where they are many; None if there are none."""
-        data, start = self._in, self._pos
-        size = len(data) - start
-        if size > at_most:
-            size = at_most
-        if not size:
-            return None
-        stop = start + size
-        self._unread -= size
-        self._forward(size)
-        if size < _BY_REFERENCE or size == len(data):
-            return data[start:stop]  # of the whole, bytes makes no copy
-        return memoryview(data)[start:stop]
-
     def _read_until_eof(self) -> Data | None:
-        piece = self._take(self._unread)
+        piece = self._input.take(self._input.unread)
         return None if piece is None else Data(stream=self.stream, buffers=(piece,))
 
     def _read_length(self) -> Data | None:
-        piece = self._take(self._rest)
+        piece = self._input.take(self._rest)
         if piece is None:
             return None
         self._rest -= len(piece)
@@ -423,105 +281,26 @@ class HTTP1Connection:
             self._reading = _Reading.END
         return Data(stream=self.stream, buffers=(piece,))
 
-    def _read_landed(self) -> Data | None:
-        assert self._landing is not None
+    def _read_chunked(self) -> Data | End | None:
+        assert self._chunks is not None
+        piece = self._chunks.read()
+        if piece is None:
+            return None
+        if not isinstance(piece, tuple):
+            return Data(stream=self.stream, buffers=(piece,))
+        self._reading, self._chunks = _Reading.DONE, None
+        return End(stream=self.stream, trailers=piece)
+
+    def _read_landed(self, landing: memoryview) -> Data | None:
         if self._told == self._landed:
             return None
-        piece = self._landing[self._told : self._landed]
+        piece = landing[self._told : self._landed]
         self._rest -= len(piece)
         self._told = self._landed
         if not self._rest:
             self._reading = _Reading.END
             self._end_landing()
         return Data(stream=self.stream, buffers=(piece,))
-
-    def _read_chunked(self) -> Event | None:
-        while True:
-            match self._reading:
-                case _Reading.CHUNK_LINE:
-                    size = self._chunk_size()
-                    if size is None:
-                        return None
-                    self._rest = size
-                    self._reading = _Reading.CHUNK_DATA if size else _Reading.TRAILERS
-                case _Reading.CHUNK_DATA:
-                    piece = self._take(self._rest)
-                    if piece is None:
-                        return None
-                    self._rest -= len(piece)
-                    if not self._rest:
-                        self._reading = _Reading.CHUNK_END
-                    return Data(stream=self.stream, buffers=(piece,))
-                case _Reading.CHUNK_END:
-                    if not self._carry and self._in.startswith(b"\r\n", self._pos):
-                        self._skip(2)
-                    elif self._line(0, "chunk: data longer than its size") is None:
-                        return None
-                    self._reading = _Reading.CHUNK_LINE
-                case _:
-                    return self._read_trailers()
-
-    def _chunk_size(self) -> int | None:
-        match = _PLAIN_CHUNK.match(self._in, self._pos)
-        if match is not None and not self._carry:
-            self._skip(match.end() - self._pos)
-        else:
-            limit = self._limits.chunk_line
-            line = self._line(limit, f"chunk line: over {limit} bytes, the limit (chunk_line)")
-            if line is None:
-                return None
-            match = _CHUNK.fullmatch(line)
-            if match is None:
-                raise self._remote(f"chunk line: expected a size in hexadecimal and perhaps extensions, got {line[:40]!r}")
-            self._extensions += len(match[2])
-            if self._extensions > self._limits.chunk_extensions:
-                raise self._remote(
-                    f"chunk extensions: over {self._limits.chunk_extensions} bytes, the limit (chunk_extensions)"
-                )
-        size = int(match[1], 16)
-        if size >= _CHUNK_SIZE_LIMIT:
-            raise self._remote(f"chunk size: expected less than 2**63, got {match[1]!r}")
-        return size
-
-    def _line(self, limit: int, too_long: str) -> bytes | None:
-        """The next line without its CRLF, at most `limit` bytes; None until it is here. Its start is carried over when
-        a buffer ends in it, so that the buffer that follows need not be copied."""
-        while True:
-            start = self._pos
-            stop = min(start + limit + 2 - len(self._carry), len(self._in))
-            end = self._in.find(b"\n", start, stop)
-            line = self._carry + self._in[start : stop if end < 0 else end + 1]
-            if end >= 0:
-                if not line.endswith(b"\r\n"):
-                    raise self._remote("a LF without its CR in the framing of chunks")
-                self._carry = b""
-                self._unread -= len(line)
-                self._forward(end + 1 - start)
-                return line[:-2]
-            if len(line) > limit + (1 if line.endswith(b"\r") else 0):
-                raise self._remote(too_long)
-            self._carry = line
-            self._forward(stop - start)
-            if not self._in:
-                return None
-
-    def _read_trailers(self) -> End | None:
-        limits = self._limits
-        while True:
-            room = limits.trailers - self._trailers_size - 2
-            line = self._line(max(room, 0), f"trailers: over {limits.trailers} bytes, the limit (trailers)")
-            if line is None:
-                return None
-            if not line:
-                self._reading = _Reading.DONE
-                return End(stream=self.stream, trailers=tuple(self._trailers))
-            self._trailers_size += len(line) + 2
-            self._trailers_count += 1
-            if self._trailers_count > limits.trailer_fields:
-                raise self._remote(f"trailers: over {limits.trailer_fields} fields, the limit (trailer_fields)")
-            trailer = read_trailer(line, 502 if self._client else 400)
-            if trailer is not None:
-                self._trailers.append(trailer)
 
     def _skip_body(self) -> None:
         """Our answer is complete and its request is not given out to its end: what is here of it is dropped."""
@@ -546,14 +325,14 @@ class HTTP1Connection:
             )
         if self._reading is _Reading.END:
             return 0
-        view = _bytes_view(buffer)
+        view = bytes_view(buffer)
         if view.readonly or len(view) < self._rest:
             raise LocalProtocolError(
                 f"land: expected {self._rest} writable bytes, got {len(view)}{' read-only' * view.readonly}"
             )
         view = view[: self._rest]
         n = 0
-        while (piece := self._take(self._rest - n)) is not None:
+        while (piece := self._input.take(self._rest - n)) is not None:
             view[n : n + len(piece)] = piece
             n += len(piece)
         self._landing, self._landed, self._told = view, n, 0
@@ -627,7 +406,7 @@ class HTTP1Connection:
     def room(self, stream: int) -> int:
         """`send_buffer` less the bytes queued and not written, of all streams: they share the queue. Negative where a
         larger message was admitted whole; nothing enforces it here."""
-        return self._limits.send_buffer - self._queued
+        return self._limits.send_buffer - self._output.queued
 
     def _send_response(self, event: Response) -> None:
         status = event.status
@@ -653,7 +432,7 @@ class HTTP1Connection:
         self._closing = False
         self._to_send = length or 0
         self._writing = _Writing.CHUNKED if chunked else _Writing.UNTIL_CLOSE if until_close else _Writing.LENGTH
-        self._queue(
+        self._output.put(
             b"%b%b%b%b\r\n"
             % (
                 status_line(status),
@@ -675,7 +454,7 @@ class HTTP1Connection:
                 raise LocalProtocolError("send: status 101 for a request that asks for no upgrade")
             own = b"connection: upgrade\r\nupgrade: %b\r\n" % (fields.upgrade or self._upgrade)
             self._reading, self._writing = _Reading.SWITCHED, _Writing.DONE
-        self._queue(b"%b%b%b\r\n" % (status_line(status), fields.block, own))
+        self._output.put(b"%b%b%b\r\n" % (status_line(status), fields.block, own))
 
     def _connection_fields(self, asked: list[bytes], upgrade: bytes) -> bytes:
         """Our own word on the connection, with what else the caller lists there."""
@@ -694,7 +473,7 @@ class HTTP1Connection:
     def _send_request(self, event: Request) -> None:
         if not self._client or self._writing is not _Writing.HEAD:
             raise LocalProtocolError("send: no request may be sent here")
-        if self._must_close or self._eof or self._unread:
+        if self._must_close or self._eof or self._input.unread:
             raise LocalProtocolError("send: this connection takes no further request")
         if event.stream != self.stream + 1:
             raise LocalProtocolError(f"send: expected stream {self.stream + 1}, got {event.stream}")
@@ -715,17 +494,20 @@ class HTTP1Connection:
             own = b"transfer-encoding: chunked\r\n"
         if event.expects_continue and b"expect" not in fields.special:
             own += b"expect: 100-continue\r\n"
+        upgrade = event.upgrade or fields.upgrade.lower()
+        if upgrade and not is_protocol(upgrade):
+            raise LocalProtocolError(f"upgrade: expected one protocol, got {upgrade[:40]!r}")
         asked = fields.connection
         self._must_close = self._closing or b"close" in asked
         self._closing = False
-        self._upgrade = event.upgrade or fields.upgrade.lower()
+        self._upgrade = upgrade
         self._head_request = event.method == b"HEAD"
         self._to_send = length or 0
         self._writing = _Writing.CHUNKED if chunked else _Writing.LENGTH
         self._reading = _Reading.HEAD
         self.stream += 1
         connection = self._connection_fields(asked, self._upgrade)
-        self._queue(b"%bhost: %b\r\n%b%b%b\r\n" % (line, event.authority, fields.block, connection, own))
+        self._output.put(b"%bhost: %b\r\n%b%b%b\r\n" % (line, event.authority, fields.block, connection, own))
 
     def _send_data(self, event: Data) -> None:
         buffers = [buffer for given in event.buffers if (buffer := _flat(given))]
@@ -741,17 +523,17 @@ class HTTP1Connection:
             return  # RFC 9112 section 7.1: an empty chunk would be the last
         if writing is _Writing.CHUNKED:
             head = b"%x\r\n" % size
-            if size < _BY_REFERENCE:
-                self._queue(b"".join((head, *buffers, b"\r\n")))
+            if size < LARGE:
+                self._output.put(b"".join((head, *buffers, b"\r\n")))
                 return
             buffers = [head, *buffers, b"\r\n"]
         for buffer in buffers:
-            self._queue(buffer)
+            self._output.put(buffer)
 
     def _send_end(self, event: End) -> None:
         if self._writing is _Writing.CHUNKED:
             last = b"0\r\n%b\r\n" % (write_trailers(event.trailers) if event.trailers else b"")
-            self._queue(last)
+            self._output.put(last)
         elif self._writing is not _Writing.LENGTH and self._writing is not _Writing.UNTIL_CLOSE:
             raise LocalProtocolError("send: nothing is under way that could end")
         elif self._to_send:
@@ -759,66 +541,20 @@ class HTTP1Connection:
         elif event.trailers:
             raise LocalProtocolError("send: trailers need a chunked body")
         self._writing = _Writing.DONE
-        self._ends.append((self._sent + self._queued, self.stream))
+        self._output.end(self.stream)
         self._turn()
-
-    def _queue(self, buffer: Buffer) -> None:
-        self._out.append(buffer)
-        self._queued += len(buffer)
 
     # -- output ----------------------------------------------------------------------------------------------------
 
     def data_to_send(self, at_most: int) -> list[Buffer]:
         """The next buffers to write, about `at_most` bytes: small ones are joined and never cut. [] when there are
         none. What it gave must be confirmed with `data_sent` before it may be called again."""
-        if self._flight:
-            raise LocalProtocolError("data_to_send: what it gave last was not confirmed with data_sent")
-        out = self._out
-        if self._queued < _BY_REFERENCE and self._queued <= at_most:  # a small answer, whole
-            self._flight = self._queued
-            crumbs = list(out)
-            out.clear()
-            return [b"".join(crumbs)] if len(crumbs) > 1 else crumbs
-        buffers: list[Buffer] = []
-        crumbs = []
-        left = at_most
-        while out and left > 0:
-            buffer = out.popleft()
-            if len(buffer) < _BY_REFERENCE:
-                crumbs.append(buffer)
-            else:
-                _join(crumbs, buffers)
-                if len(buffer) > left:
-                    view = memoryview(buffer)
-                    out.appendleft(view[left:])
-                    buffer = view[:left]
-                buffers.append(buffer)
-            left -= len(buffer)
-        _join(crumbs, buffers)
-        self._flight = at_most - left
-        return buffers
+        return self._output.take(at_most)
 
     def data_sent(self) -> Sent:
         """What `data_to_send` gave is with the kernel. Call it also when that was []: an End that adds no bytes of its
         own (declared length, or a body that ends with the connection) after all others were written shows only here."""
-        sent = Sent()
-        start, now = self._sent, self._sent + self._flight
-        while self._ends:
-            end, stream = self._ends[0]
-            if start < end and start < now:
-                sent.room.append(stream)
-            if end > now:
-                break
-            sent.ended.append(stream)
-            self._ends.popleft()
-            start = end
-        else:
-            if start < now:
-                sent.room.append(self.stream)
-        self._sent = now
-        self._queued -= self._flight
-        self._flight = 0
-        return sent
+        return self._output.confirm(self.stream)
 
     # -- the connection --------------------------------------------------------------------------------------------
 
@@ -832,18 +568,15 @@ class HTTP1Connection:
     def idle(self) -> bool:
         """No message is under way, nothing is unread, nothing is queued."""
         at_rest = self._writing is _Writing.HEAD if self._client else self._reading is _Reading.HEAD
-        return at_rest and not self._unread and not self._queued
+        return at_rest and not self._input.unread and not self._output.queued
 
     def switch(self) -> bytes:
         """After a 101, sent or received, what was received for the other protocol. The machine only gives out what it
         still has to send then."""
         if self._reading is not _Reading.SWITCHED or self._retired:
             raise LocalProtocolError("switch: no 101 was sent or received")
-        unread = b"".join((self._in[self._pos :], *self._more))
         self._retired = True
-        self._in, self._pos, self._unread = b"", 0, 0
-        self._more.clear()
-        return unread
+        return self._input.clear()
 
     def _turn(self) -> None:
         """One of the two messages is complete. When both are, the connection turns to the next or is over."""
@@ -861,20 +594,6 @@ class HTTP1Connection:
             self._reading, self._writing = _Reading.HEAD, _Writing.WAITING
 
 
-def _bytes_view(buffer: memoryview) -> memoryview:
-    if not buffer.c_contiguous:
-        raise LocalProtocolError("buffer: expected contiguous memory")
-    if buffer.ndim == 1 and buffer.itemsize == 1:
-        return buffer
-    return buffer.cast("B") if buffer.nbytes else memoryview(b"")
-
-
 def _flat(buffer: Buffer) -> Buffer:
     """The same memory, with a len() that counts bytes."""
-    return _bytes_view(buffer) if type(buffer) is memoryview else buffer
-
-
-def _join(crumbs: list[Buffer], buffers: list[Buffer]) -> None:
-    if crumbs:
-        buffers.append(crumbs[0] if len(crumbs) == 1 else b"".join(crumbs))
-        crumbs.clear()
+    return bytes_view(buffer) if type(buffer) is memoryview else buffer

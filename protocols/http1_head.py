@@ -130,7 +130,7 @@ class _Fields:
 
 def read_request(head: bytes, *, max_fields: int) -> RequestHead:
     """Reads a head, its empty line included. Raises RemoteProtocolError with the status to refuse it with."""
-    _check_count(head, max_fields, 431)
+    _check_count(head, max_fields)
     match = _REQUEST.fullmatch(head)
     if match is None:
         raise RemoteProtocolError(
@@ -155,7 +155,7 @@ def read_request(head: bytes, *, max_fields: int) -> RequestHead:
     except httptools.HttpParserError as e:
         raise _unparsed(head, modern, e) from None
     special = fields.special
-    length, chunked = _framing(special, modern, 400, 501)
+    length, chunked = _framing(special, modern)
     connection = _tokens(special.get(b"connection", ()))
     has_body = bool(length or chunked)
     return RequestHead(
@@ -174,13 +174,12 @@ def read_request(head: bytes, *, max_fields: int) -> RequestHead:
 
 
 def read_response(head: bytes, *, max_fields: int) -> ResponseHead:
-    """Reads a head, its empty line included. Raises RemoteProtocolError with status 502."""
-    _check_count(head, max_fields, 502)
+    """Reads a head, its empty line included. Raises RemoteProtocolError."""
+    _check_count(head, max_fields)
     match = _RESPONSE.fullmatch(head)
     if match is None:
         raise RemoteProtocolError(
-            f"response head: expected lines of text that end in CRLF, the first a status line of HTTP/1.x: {head[:40]!r}",
-            status=502,
+            f"response head: expected lines of text that end in CRLF, the first a status line of HTTP/1.x: {head[:40]!r}"
         )
     fields = _Fields()
     try:
@@ -188,9 +187,9 @@ def read_response(head: bytes, *, max_fields: int) -> ResponseHead:
     except httptools.HttpParserUpgrade:
         pass
     except httptools.HttpParserError as e:
-        raise RemoteProtocolError(f"response head: {e}", status=502) from None
+        raise RemoteProtocolError(f"response head: {e}") from None
     modern = match[1] == b"1"
-    length, chunked = _framing(fields.special, modern, 502, 502)
+    length, chunked = _framing(fields.special, modern)
     connection = _tokens(fields.special.get(b"connection", ()))
     return ResponseHead(
         int(match[2]),
@@ -202,12 +201,12 @@ def read_response(head: bytes, *, max_fields: int) -> ResponseHead:
     )
 
 
-def read_trailer(line: bytes, status: int) -> tuple[bytes, bytes] | None:
+def read_trailer(line: bytes) -> tuple[bytes, bytes] | None:
     """One line of a trailer section without its CRLF; None for a field that may not be one, which is dropped.
-    Raises RemoteProtocolError with `status` for what is no field."""
+    Raises RemoteProtocolError for what is no field."""
     match = _TRAILER.fullmatch(line)
     if match is None:
-        raise RemoteProtocolError(f"trailer: no field: {line[:40]!r}", status=status)
+        raise RemoteProtocolError(f"trailer: no field: {line[:40]!r}")
     name = match[1].lower()
     return None if name in FORBIDDEN_TRAILERS else (name, match[2].strip(b" \t"))
 
@@ -264,10 +263,15 @@ def is_authority(value: bytes) -> bool:
     return _HOST.fullmatch(value) is not None
 
 
-def _check_count(head: bytes, max_fields: int, status: int) -> None:
+def is_protocol(value: bytes) -> bool:
+    """Whether it names one protocol, with or without a version (RFC 9110 section 7.8)."""
+    return bool(value) and not value.translate(None, _TOKEN + b"/")
+
+
+def _check_count(head: bytes, max_fields: int) -> None:
     fields = head.count(b"\n") - 2
     if fields > max_fields:
-        raise RemoteProtocolError(f"head: {fields} fields, the limit (fields) is {max_fields}", status=status)
+        raise RemoteProtocolError(f"head: {fields} fields, the limit (fields) is {max_fields}", status=431)
 
 
 def _origin(method: bytes, target: bytes) -> tuple[bytes, bytes | None]:
@@ -303,7 +307,7 @@ def _authority(hosts: list[bytes] | tuple[()], named: bytes | None, modern: bool
     return host
 
 
-def _framing(special: dict[bytes, list[bytes]], modern: bool, status: int, unknown: int) -> tuple[int | None, bool]:
+def _framing(special: dict[bytes, list[bytes]], modern: bool) -> tuple[int | None, bool]:
     """The declared length, and whether the body is chunked. RFC 9112 section 6: what two readers could take for two
     different lengths is refused and never repaired."""
     lengths, codings = special.get(b"content-length"), special.get(b"transfer-encoding")
@@ -314,16 +318,15 @@ def _framing(special: dict[bytes, list[bytes]], modern: bool, status: int, unkno
         if length is None:
             raise RemoteProtocolError(
                 f"content-length: expected one decimal number below 2**63, got {b' and '.join(lengths)[:40]!r}",
-                status=status,
             )
         return length, False
     if lengths is not None:
-        raise RemoteProtocolError("content-length and transfer-encoding in one head", status=status)  # section 6.3, rule 3
+        raise RemoteProtocolError("content-length and transfer-encoding in one head")  # section 6.3, rule 3
     if not modern:
-        raise RemoteProtocolError("transfer-encoding in HTTP/1.0", status=status)  # section 6.1
+        raise RemoteProtocolError("transfer-encoding in HTTP/1.0")  # section 6.1
     if len(codings) != 1 or codings[0].lower() != b"chunked":
         raise RemoteProtocolError(
-            f"transfer-encoding: expected chunked, got {b', '.join(codings)[:40]!r}", status=unknown
+            f"transfer-encoding: expected chunked, got {b', '.join(codings)[:40]!r}", status=501
         )  # section 6.1
     return None, True
 
@@ -354,9 +357,7 @@ def _expects_continue(values: list[bytes]) -> bool:
 def _upgrade(special: dict[bytes, list[bytes]]) -> bytes:
     """The one protocol asked for; a choice of several is an offer that we may ignore (RFC 9110 section 7.8)."""
     values = _tokens(special.get(b"upgrade", ()))
-    if len(values) != 1 or values[0].translate(None, _TOKEN + b"/"):
-        return b""
-    return values[0]
+    return values[0] if len(values) == 1 and is_protocol(values[0]) else b""
 
 
 def _unparsed(head: bytes, modern: bool, error: Exception) -> RemoteProtocolError:
@@ -366,7 +367,7 @@ def _unparsed(head: bytes, modern: bool, error: Exception) -> RemoteProtocolErro
         name, _, value = line.partition(b":")
         special.setdefault(name.lower(), []).append(value.strip())
     try:
-        _framing(special, modern, 400, 501)
+        _framing(special, modern)
     except RemoteProtocolError as own:
         return own
     return RemoteProtocolError(f"request head: {error}")

@@ -185,7 +185,8 @@ class HTTP2Connection:
     **Receiving.** Bytes that came with Data events are the consumer's until it says `credit`, and nothing else gives
     window back; whoever will read no more says `drop`. Both are owed also for a stream that was reset: its
     bytes belong to the connection's window. Data and End of a stream no longer come after `drop`, after Refused, nor
-    after a server's End; a Reset always comes. A Reset may name a stream that was never announced (its head was malformed).
+    after a server's End; a Reset always comes. A Reset may name a stream that was never announced (its head was
+    malformed), and one with code 0 may follow the End of a response: the server needs no more of the request.
 
     **Sending.** `send` never blocks and takes any size: who wants bounds asks `room` first. A server's End while the
     peer still sends is followed by RST_STREAM(NO_ERROR) once it is written, as section 8.1 allows and as clients
@@ -318,10 +319,10 @@ class HTTP2Connection:
     # Receiving.
 
     def receive_data(self, data: Buffer) -> None:
-        """Stores a copy of `data`, to be pulled with `next_event`. After a protocol error it is not even stored."""
+        """Stores a copy of `data`, to be pulled with `next_event`. After a protocol error or `close` it is ignored."""
         if self._eof:
             raise LocalProtocolError("data after receive_eof")
-        if self._error is None:
+        if not self._over:
             self._splitter.receive(data)
 
     def receive_eof(self) -> None:
@@ -385,7 +386,8 @@ class HTTP2Connection:
             self._give_library(frame)
         elif frame.kind == Kind.DATA:
             self._receive_payload(frame)
-        elif frame.kind == Kind.GOAWAY:
+        elif frame.kind == Kind.GOAWAY and not frame.stream and len(frame.payload) >= 8:
+            # h2 takes any GOAWAY for the end of the connection; only one that it cannot read is its business.
             self._receive_goaway(frame)
         elif frame.kind == Kind.PRIORITY:
             # RFC 9113 section 5.3.2: deprecated, to be ignored.
@@ -505,11 +507,13 @@ class HTTP2Connection:
             self._receive_late_payload(frame)
             return
         data = unpad(frame)
-        n = len(frame.payload)
-        if data is None or self._overflows(n, found.library.inbound_flow_control_window):
+        if data is None or self._overflows(len(frame.payload), found.library.inbound_flow_control_window):
             self._give_library(frame)
-            return
-        ended = bool(frame.flags & END_STREAM)
+        else:
+            self._accept_payload(found, data, len(frame.payload), ended=bool(frame.flags & END_STREAM))
+
+    def _accept_payload(self, found: _Stream, data: bytes, n: int, *, ended: bool) -> None:
+        """`data` came in a frame of n flow-controlled bytes."""
         self._h2.consume(found.library, n)
         self._windows.received(found.id, n)
         found.received += len(data)
@@ -520,13 +524,15 @@ class HTTP2Connection:
             self._stream_error(found.id, Code.PROTOCOL_ERROR)
             self._return_connection_credit()
             return
-        self._windows.consumed(found.id, n if found.dropped else n - len(data))
         if data and not found.dropped:
             self._events.append(Data(stream=found.id, buffers=(data,)))
         if ended:
             self._h2.end_received(found.library)
             self._receive_end(found, ())
-        self._return_credit(found, grow=False)
+        unused = n if found.dropped else n - len(data)
+        if unused:
+            self._windows.consumed(found.id, unused)
+            self._return_credit(found, grow=False)
 
     def _receive_late_payload(self, frame: Frame) -> None:
         """DATA on a stream whose peer may not send: legal while our RST_STREAM is under way, else an error."""
@@ -535,7 +541,10 @@ class HTTP2Connection:
         idle = not 0 < frame.stream <= highest
         if idle or self._overflows(len(frame.payload), LARGEST_WINDOW):
             self._give_library(frame)
-            return
+        else:
+            self._discard_payload(frame)
+
+    def _discard_payload(self, frame: Frame) -> None:
         self._h2.consume(None, len(frame.payload))
         self._windows.discarded(len(frame.payload))
         if not frame.payload:
@@ -565,14 +574,13 @@ class HTTP2Connection:
 
     def _receive_reset(self, event: StreamReset) -> None:
         code = int(event.error_code)
-        found = self._streams.get(event.stream_id)
+        found = self._streams[event.stream_id]
         if not event.remote_reset:
             self.counters.resets += 1
-            self._remember_reset(event.stream_id)
-            self._drain(event.stream_id)
-        if found is not None:
-            self._lose(found)
-            self._events.append(Reset(stream=found.id, code=code))
+            self._remember_reset(found.id)
+            self._drain(found.id)
+        self._lose(found)
+        self._events.append(Reset(stream=found.id, code=code))
 
     def _receive_acknowledgement(self, event: SettingsAcknowledged) -> None:
         self._splitter.frame_size = self._h2.max_inbound_frame_size
@@ -585,10 +593,6 @@ class HTTP2Connection:
                 self._return_connection_credit()
 
     def _receive_goaway(self, frame: Frame) -> None:
-        # h2 takes any GOAWAY for the end of the connection; only one it cannot read is its business.
-        if frame.stream or len(frame.payload) < 8:
-            self._give_library(frame)
-            return
         last = int.from_bytes(frame.payload[:4]) & LARGEST_ID
         self._peer_leaves = True
         self._events.append(GoAway(code=int.from_bytes(frame.payload[4:8]), last_stream=last, debug=frame.payload[8:]))
@@ -599,7 +603,7 @@ class HTTP2Connection:
                 self._h2.data_to_send()
                 self._remember_reset(found.id)
                 self._lose(found)
-                self._events.append(Reset(stream=found.id, code=Code.REFUSED_STREAM))
+                self._events.append(Reset(stream=found.id, code=int(Code.REFUSED_STREAM)))
 
     # Credit.
 
@@ -608,6 +612,7 @@ class HTTP2Connection:
             increment = self._windows.stream_increment(stream.id, grow=grow)
             if increment:
                 self._h2.increment_flow_control_window(increment, stream.id)
+                self._drain()
         self._settle(stream)
         if not self._over:
             self._return_connection_credit()
@@ -616,7 +621,7 @@ class HTTP2Connection:
         increment = self._windows.connection_increment()
         if increment:
             self._h2.increment_flow_control_window(increment)
-        self._drain()
+            self._drain()
 
     # Sending.
 
@@ -659,6 +664,11 @@ class HTTP2Connection:
         own = self.limits.send_buffer - held
         shared = self.limits.connection_send_buffer - self._queued
         return max(0, min(own, max(SHARE - held, shared)))
+
+    def queued(self, stream: int) -> int:
+        """Bytes of the stream's payload that are not written yet."""
+        found = self._streams.get(stream)
+        return 0 if found is None else found.queue.nbytes + found.queue.leaving
 
     def shutdown(self, last: bool) -> None:
         """A graceful end in two steps (RFC 9113 section 6.8). The first says GOAWAY with the largest number: open no more
@@ -882,7 +892,7 @@ class HTTP2Connection:
             self._reset_in_library(stream, code)
         if stream in self._streams:
             self._lose(self._streams[stream])
-        self._events.append(Reset(stream=stream, code=code))
+        self._events.append(Reset(stream=stream, code=int(code)))
 
     def _reset_in_library(self, stream: int, code: int) -> None:
         self._h2.reset_stream(stream, code)

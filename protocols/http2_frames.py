@@ -17,6 +17,8 @@ ACK = 0x1
 END_HEADERS = 0x4
 PADDED = 0x8
 LARGEST_ID = 2**31 - 1
+_HEAD = struct.Struct(">IBI")
+"""Length and kind in one number, flags, stream with the reserved bit."""
 
 
 class Kind(enum.IntEnum):
@@ -58,7 +60,7 @@ class Frame(NamedTuple):
 
 def data_head(length: int, *, end: bool, stream: int) -> bytes:
     """The nine bytes before `length` bytes of DATA."""
-    return struct.pack(">IBI", length << 8 | Kind.DATA, END_STREAM if end else 0, stream)
+    return _HEAD.pack(length << 8, END_STREAM if end else 0, stream)
 
 
 def rst_stream(stream: int, code: int) -> bytes:
@@ -74,7 +76,7 @@ def goaway(code: int, last_stream: int, debug: bytes) -> bytes:
 def settings(values: dict[int, int]) -> bytes:
     """A whole SETTINGS frame."""
     body = b"".join(struct.pack(">HI", setting, value) for setting, value in values.items())
-    return struct.pack(">IBI", len(body) << 8 | Kind.SETTINGS, 0, 0) + body
+    return _HEAD.pack(len(body) << 8 | Kind.SETTINGS, 0, 0) + body
 
 
 def unpad(frame: Frame) -> bytes | None:
@@ -138,17 +140,18 @@ class FrameSplitter:
         buffer = self._buffer
         if self._preface or len(buffer) < HEAD:
             return None
-        length = int.from_bytes(buffer[:3])
-        kind, flags, stream = buffer[3], buffer[4], int.from_bytes(buffer[5:HEAD]) & LARGEST_ID
+        length_and_kind, flags, stream = _HEAD.unpack_from(buffer)
+        length, kind = length_and_kind >> 8, length_and_kind & 0xFF
         self._check(kind, flags, length)
         size = HEAD + length
         if len(buffer) < size:
             return None
         with memoryview(buffer) as view:
-            frame = Frame(kind, flags, stream, bytes(view[:HEAD]), bytes(view[HEAD:size]))
+            frame = Frame(kind, flags, stream & LARGEST_ID, bytes(view[:HEAD]), bytes(view[HEAD:size]))
         del buffer[:size]
         self._first = False
-        self._note_block(kind, flags, stream, length)
+        if kind:
+            self._note_block(kind, flags, frame.stream, length)
         return frame
 
     def _take_preface(self) -> None:
@@ -166,6 +169,8 @@ class FrameSplitter:
             raise RemoteProtocolError(
                 f"a frame of {length} bytes; MAX_FRAME_SIZE is {self.frame_size}", wire_code=Code.FRAME_SIZE_ERROR
             )
+        if kind == Kind.DATA:
+            return
         if kind == Kind.SETTINGS and length > 6 * self._settings_entries:
             raise RemoteProtocolError(
                 f"SETTINGS with {length // 6} entries; the limit is {self._settings_entries}",

@@ -63,6 +63,7 @@ class ReceiveWindows:
         self._budget = budget
         self._streams: dict[int, _Window] = {}
         self._sum = 0
+        self._target = FIRST_CONNECTION_WINDOW
         self._connection = _Window(FIRST_CONNECTION_WINDOW, 0)
 
     @property
@@ -80,21 +81,21 @@ class ReceiveWindows:
         if not self._reserve(reserved):
             return False
         self._streams[stream] = _Window(granted, reserved)
-        self._sum += granted
+        self._change(granted)
         return True
 
     def forget(self, stream: int) -> None:
         """The stream is closed and everything is read: its reservation ends."""
         window = self._streams.pop(stream)
         assert not window.unread, f"stream {stream} is forgotten with {window.unread} bytes unread"
-        self._sum -= window.granted
+        self._change(-window.granted)
         if self._budget is not None:
             self._budget.release(window.reserved)
 
     def adjust(self, stream: int, delta: int) -> None:
         """The peer acknowledged another initial window, which changes the windows of the streams that exist."""
         self._streams[stream].granted += delta
-        self._sum += delta
+        self._change(delta)
 
     def received(self, stream: int, n: int) -> None:
         """The peer sent n flow-controlled bytes on the stream."""
@@ -134,17 +135,17 @@ class ReceiveWindows:
         increment = window.owed + growth
         window.owed = 0
         window.granted += growth
-        self._sum += growth
+        self._change(growth)
         return increment
 
     def connection_increment(self) -> int:
         """What a WINDOW_UPDATE on the connection shall give now, which counts as given; 0 for none."""
         window = self._connection
-        target = min(max(FIRST_CONNECTION_WINDOW, self._sum + self._initial), LARGEST_WINDOW)
-        withheld = max(0, min(window.owed, window.granted - target))
-        window.owed -= withheld
-        window.granted -= withheld
-        growth = max(0, target - window.granted)
+        if window.granted > self._target:
+            withheld = min(window.owed, window.granted - self._target)
+            window.owed -= withheld
+            window.granted -= withheld
+        growth = max(0, self._target - window.granted)
         if not growth and (not window.owed or 4 * window.owed < self._initial):
             return 0
         increment = window.owed + growth
@@ -156,6 +157,10 @@ class ReceiveWindows:
         """The state of one window, of the connection's for stream 0, beside what h2 counts."""
         window = self._streams[stream] if stream else self._connection
         return Ledger(window.granted, window.unread, window.owed, library)
+
+    def _change(self, delta: int) -> None:
+        self._sum += delta
+        self._target = min(max(FIRST_CONNECTION_WINDOW, self._sum + self._initial), LARGEST_WINDOW)
 
     def _growth(self, window: _Window) -> int:
         growth = min(window.granted, self._maximum - window.granted)

@@ -47,6 +47,11 @@ class V2Request:
     outputs: tuple[RequestedOutput, ...] = ()
     binary_default: bool = False
 
+    def wants_binary(self, output: str) -> bool:
+        """Whether that output is asked for as binary data: `binary_data` on it outranks `binary_data_output`."""
+        asked = next((o.binary for o in self.outputs if o.name == output), None)
+        return self.binary_default if asked is None else asked
+
 
 def parse_infer(
     body: Buffer, header_length: int | None, signature: ModelSignature, limits: V2Limits = DEFAULT_LIMITS

@@ -80,8 +80,7 @@ def _choose(
             declared = signature is not None and signature.outputs is not None
             gives = ", ".join(map(show, given)) or "none"
             raise V2Error(f"unknown output {show(wanted.name)}: the model gave {gives}", status=500 if declared else 400)
-        binary = request.binary_default if wanted.binary is None else wanted.binary
-        chosen.append((given[wanted.name], binary))
+        chosen.append((given[wanted.name], request.wants_binary(wanted.name)))
     return chosen
 
 

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from types import MappingProxyType
-from typing import Any, final
+from typing import Any, TypeVar, final
+
+import trio
 
 from gateway.config import Config
 from gateway.errors import BadRequest, GatewayError, NotFound
@@ -14,6 +16,8 @@ from gateway.workers.worker import Worker
 from models.convert import convertible
 from models.messages import Family
 from models.session import Call
+
+T = TypeVar("T")
 
 
 @final
@@ -74,6 +78,17 @@ def call_of(exchange: Exchange, worker: Worker, *, query: str = "", path: str = 
         headers=MappingProxyType({k.decode("latin-1"): v.decode("latin-1") for k, v in exchange.request.headers}),
         parameters=MappingProxyType(parameters),
     )
+
+
+# Above this many bytes or numbers a codec takes longer than others should wait for their turn.
+_LONG = 256 * 1024
+
+
+async def codec(size: int, call: Callable[[], T]) -> T:
+    """Runs a pure codec step over `size` bytes or elements: here if it is short, in a thread if the loop would feel it."""
+    if size <= _LONG:
+        return call()
+    return await trio.to_thread.run_sync(call, abandon_on_cancel=True)
 
 
 def text_header(exchange: Exchange, name: bytes) -> str:

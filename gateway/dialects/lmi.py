@@ -6,7 +6,7 @@ from typing import Any, final
 
 import trio
 
-from gateway.dialects.base import Models, call_of, text_header
+from gateway.dialects.base import Models, call_of, codec, text_header
 from gateway.errors import Ending, GatewayError, ModelCrashed, ModelFailed
 from gateway.exchange import Exchange
 from models.messages import Family, Finish, FinishReason, GenerationParameters, Prompt, Token
@@ -44,12 +44,15 @@ class LMIDialect:
         worker.check_ready()
         body = await exchange.receive_body(min(limits.json, limits.body), setting="limits.json")
         try:
-            request = lmi.parse_request(
-                body,
-                text_header(exchange, b"content-type"),
-                configured=self._formatter,
-                json_limit=limits.json,
-                depth=limits.json_depth,
+            request = await codec(
+                len(body),
+                lambda: lmi.parse_request(
+                    body,
+                    text_header(exchange, b"content-type"),
+                    configured=self._formatter,
+                    json_limit=limits.json,
+                    depth=limits.json_depth,
+                ),
             )
         except lmi.LMIError as e:
             exchange.respond(e.status, [_JSON, *lmi.response_headers()], e.body(), ending=Ending.REFUSED)

@@ -6,7 +6,7 @@ from typing import final
 
 import trio
 
-from gateway.dialects.base import Models, call_of
+from gateway.dialects.base import Models, call_of, codec
 from gateway.dialects.management import ManagementDialect
 from gateway.errors import Ending, GatewayError, ModelFailed, NotFound
 from gateway.exchange import Exchange
@@ -67,7 +67,9 @@ class V2Dialect:
         try:
             header_length = v2.parse_header_length(exchange.header_values(b"inference-header-content-length"))
             body = await exchange.receive_body(limits.body, setting="limits.body")
-            request = v2.parse_infer(body, header_length, signature, self._limits)
+            # binary numbers are views of the body; JSON and BYTES are read element by element
+            size = len(body) if header_length is None or b'"BYTES"' in body[:header_length].tobytes() else header_length
+            request = await codec(size, lambda: v2.parse_infer(body, header_length, signature, self._limits))
         except v2.V2Error as e:
             self._refuse(exchange, e)
             return
@@ -79,17 +81,22 @@ class V2Dialect:
         if response is None:
             raise ModelFailed(f"model {worker.name!r} returned without an answer", code="NoAnswer", status=500)
         try:
-            reply = v2.render_infer(
-                worker.name,
-                worker.spec.version,
-                tuple(
-                    v2.V2Tensor(name=t.name, datatype=t.datatype, array=t.data, parameters=dict(t.parameters))
-                    for t in response.outputs
+            outputs = tuple(
+                v2.V2Tensor(name=t.name, datatype=t.datatype, array=t.data, parameters=dict(t.parameters))
+                for t in response.outputs
+            )
+            written = sum(t.array.size for t in outputs if t.datatype == "BYTES" or not request.wants_binary(t.name))
+            reply = await codec(
+                written,
+                lambda: v2.render_infer(
+                    worker.name,
+                    worker.spec.version,
+                    outputs,
+                    request,
+                    response.id,
+                    dict(response.parameters),
+                    signature,
                 ),
-                request,
-                response.id,
-                dict(response.parameters),
-                signature,
             )
         except v2.V2Error as e:
             self._refuse(exchange, e)

@@ -53,6 +53,9 @@ class ConnectionWire(Wire, Protocol):
 
     def tick(self, now: float) -> None: ...
     def drain(self) -> None: ...
+    def close(self) -> None:
+        """The transport is gone and no exchange runs any more: what the machine still holds of the budget goes back."""
+        ...
 
 
 class Server(Protocol):
@@ -109,7 +112,8 @@ class Connection:
                 self.nursery.start_soon(self._guard, self._read)
                 self.nursery.start_soon(self._guard, self._write)
         finally:
-            self._cut_all(Ending.LOST)
+            self._cut_all(Ending.CANCELLED if self.eof else Ending.LOST)
+            self.wire.close()
             self.transport.close()
 
     async def _guard(self, loop: Callable[[], Awaitable[None]]) -> None:
@@ -202,13 +206,14 @@ class Connection:
     async def _write_loop(self) -> None:
         while True:
             buffers = self.wire.data_to_send(_WRITE_AT_MOST)
+            await self._send(buffers)
+            # also when there was nothing: an end without bytes of its own, such as a declared length that is met, shows here
+            ended = self._sent(self.wire.data_sent())
             if buffers:
-                await self._send(buffers)
-                self._sent(self.wire.data_sent())
                 await trio.lowlevel.checkpoint()
             elif self.wire.over:
                 return
-            else:
+            elif not ended:
                 await self._write_bell.wait()
 
     async def _write(self) -> None:
@@ -232,7 +237,7 @@ class Connection:
                 await transport.wait_writable()
         self._blocked_since = None
 
-    def _sent(self, sent: Sent) -> None:
+    def _sent(self, sent: Sent) -> bool:
         for stream in sent.room:
             exchange = self.exchanges.get(stream)
             if exchange is not None:
@@ -243,6 +248,7 @@ class Connection:
                 exchange.ended()
         if sent.ended:
             self.pump()
+        return bool(sent.ended)
 
     async def _linger(self) -> None:
         if self.eof:
@@ -289,6 +295,22 @@ class Connection:
 
     def tick(self, now: float) -> None:
         """The server's coarse timer looks at the stamps: stalls, silence, hang-ups, and the wire's own times."""
+        self._contain(self._look_at_stamps, now)
+
+    def drain(self) -> None:
+        """Says goodbye: no new requests, live exchanges go on."""
+        self._contain(self.wire.drain)
+        self._write_bell.ring()
+
+    def _contain(self, act: Callable[..., None], *arguments: float) -> None:
+        """The server's tasks come in here: what goes wrong ends this connection and not them."""
+        try:
+            act(*arguments)
+        except Exception:
+            log.exception("connection failed", extra={"peer": self.peer})
+            self.nursery.cancel_scope.cancel()
+
+    def _look_at_stamps(self, now: float) -> None:
         stall = self.limits.write_stall
         if stall and self._blocked_since is not None and now - self._blocked_since > stall:
             log.info("write stalled", extra={"peer": self.peer, "seconds": stall, "setting": "limits.write_stall"})
@@ -297,11 +319,6 @@ class Connection:
             self.lost(Ending.CANCELLED)
         else:
             self.wire.tick(now)
-
-    def drain(self) -> None:
-        """Says goodbye: no new requests, live exchanges go on."""
-        self.wire.drain()
-        self._write_bell.ring()
 
     def drain_now(self) -> None:
         """The drain deadline has passed: what still runs gets its ending."""

@@ -31,11 +31,6 @@ from protocols.roles import Role
 if TYPE_CHECKING:
     from gateway.wires.connection import Connection
 
-_REASONS = {
-    400: b"Bad Request", 414: b"URI Too Long", 417: b"Expectation Failed",
-    431: b"Request Header Fields Too Large", 501: b"Not Implemented", 505: b"HTTP Version Not Supported",
-}  # fmt: skip
-
 
 @final
 class HTTP1Wire:
@@ -62,10 +57,8 @@ class HTTP1Wire:
             scheme=scheme,
         )
         self._current: Exchange | None = None
-        self._farewell: bytes = b""  # an answer to a head that could not be parsed
-        self._failed = False
-        self._gone = False
-        self._idle_since = trio.current_time()
+        self._failed = self._gone = self._draining = False
+        self._idle_since = self._head_since = trio.current_time()
 
     # -- receiving -------------------------------------------------------------------------------------------------
 
@@ -80,6 +73,8 @@ class HTTP1Wire:
         self._machine.buffer_updated(n)
 
     def receive_data(self, data: memoryview) -> None:
+        if not self._machine.unread:
+            self._head_since = self._connection.last_received
         self._machine.receive_data(data)
 
     def receive_eof(self) -> None:
@@ -116,49 +111,47 @@ class HTTP1Wire:
     def _leave(self) -> None:
         # RFC 9112 section 9.6 lets a client half-close after its request; every real client that does so while it
         # waits for an answer has given up, and nothing else tells a leaving client from a waiting one.
+        # An answer that is whole still goes out.
         self._gone = True
-        if self._current is not None and self._current.ending is None:
-            self._current.cut(Ending.CANCELLED)
+        if self._current is not None and self._current.ending is None and self._current.finishing is None:
+            self._connection.lost(Ending.CANCELLED)
 
     def protocol_error(self, error: RemoteProtocolError) -> None:
         self._failed = True
         current = self._current
         if self._connection.eof:
             self._leave()
-        elif current is not None and current.ending is None:
-            if current.status or current.finishing:
+        elif current is not None and current.ending is None and current.finishing is None:
+            if current.status:
                 current.cut(Ending.REFUSED)
             else:
                 current.interrupt(BadRequest(str(error), status=error.status))
-                current.feed_end()
         else:
             body = msgspec.json.encode({"error": str(error)[:400]})
-            self._farewell = (
-                b"HTTP/1.1 %d %s\r\ncontent-type: application/json\r\ncontent-length: %d\r\nconnection: close\r\n\r\n%s"
-                % (
-                    error.status,
-                    _REASONS.get(error.status, b"Bad Request"),
-                    len(body),
-                    body,
-                )
-            )
+            headers = [(b"content-type", b"application/json"), (b"content-length", b"%d" % len(body))]
+            stream = self._machine.stream
+            self._machine.send(Response(stream=stream, status=error.status, headers=headers))
+            self._machine.send(Data(stream=stream, buffers=(body,)))
+            self._machine.send(End(stream=stream))
 
     # -- sending ---------------------------------------------------------------------------------------------------
 
     def data_to_send(self, at_most: int) -> list[Buffer]:
-        buffers = self._machine.data_to_send(at_most)
-        if not buffers and self._farewell:
-            buffers, self._farewell = [self._farewell], b""
-        return buffers
+        return self._machine.data_to_send(at_most)
 
     def data_sent(self) -> Sent:
-        return self._machine.data_sent()
+        sent, current = self._machine.data_sent(), self._current
+        if sent.ended:
+            self._idle_since = trio.current_time()
+            if current is not None and current.stream not in sent.ended:
+                sent.room.append(current.stream)  # it shares the queue with the answer that has left
+        return sent
 
     @property
     def over(self) -> bool:
         if self._current is not None and self._current.ending is None:
             return False
-        return self._gone or self._failed or self._machine.must_close
+        return self._gone or self._failed or self._draining or self._machine.must_close
 
     def credit(self, exchange: Exchange, n: int) -> None:
         self._machine.credit(exchange.stream, n)
@@ -169,9 +162,11 @@ class HTTP1Wire:
             self._machine.send(Response(stream=exchange.stream, status=100))
             self._connection.output_ready()
 
-    def has_room(self, exchange: Exchange, n: int) -> bool:
-        room = self._machine.room(exchange.stream)
-        return n <= room or room >= self._connection.limits.send_buffer
+    def room(self, exchange: Exchange) -> int:
+        return self._machine.room(exchange.stream)
+
+    def empty(self, exchange: Exchange) -> bool:
+        return self._machine.room(exchange.stream) >= self._connection.limits.send_buffer
 
     def start(self, exchange: Exchange, status: int, headers: Headers) -> None:
         self._machine.send(Response(stream=exchange.stream, status=status, headers=headers))
@@ -213,14 +208,16 @@ class HTTP1Wire:
         if current is not None and current.ending is None:
             current.check_upload(now)
         elif self._machine.unread or not connection.requests:
-            if now - max(self._idle_since, connection.opened_at) > limits.head_timeout:
+            if now - max(self._idle_since, self._head_since) > limits.head_timeout:
                 self._failed = True
-        elif now - self._idle_since > limits.keep_alive:
+        elif now - self._idle_since > limits.keep_alive and not connection.exchanges:
             self._failed = True
         if self._failed:
             connection.output_ready()
 
+    def close(self) -> None:
+        return
+
     def drain(self) -> None:
         self._machine.close_after_response()
-        if self._current is None or self._current.ending is not None:
-            self._gone = True
+        self._draining = True

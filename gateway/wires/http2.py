@@ -63,10 +63,12 @@ class HTTP2Wire:
             budget=connection.budget,
             scheme=scheme,
         )
-        self._failed = self._gone = False
+        self._failed = self._gone = self._written = False
         self._idle_since = trio.current_time()
         self._draining_since: float | None = None
         connection.output_ready()
+        if connection.server.draining:
+            self.drain()
 
     # -- receiving -------------------------------------------------------------------------------------------------
 
@@ -114,9 +116,7 @@ class HTTP2Wire:
                 case GoAway():
                     pass  # RFC 9113 section 6.8: streams that are open go on
                 case ConnectionEnd():
-                    self._gone = True
-                    for exchange in list(connection.exchanges.values()):
-                        exchange.cut(Ending.CANCELLED)
+                    self._leave()
                     return True
                 case _:
                     assert event is NEED_DATA
@@ -131,17 +131,38 @@ class HTTP2Wire:
         self._machine.send(End(stream=event.stream))
         self._machine.drop(event.stream)
 
+    def _leave(self) -> None:
+        """The client sends no more, so it has left: answers that are whole still go out as far as their windows let
+        them, everything else ends."""
+        self._gone = True
+        exchanges = [e for e in self._connection.exchanges.values() if e.ending is None]
+        for exchange in exchanges:
+            if exchange.finishing is None:
+                self._cut(exchange, Ending.CANCELLED)
+        if all(exchange.finishing is None for exchange in exchanges):
+            self._connection.lost(Ending.CANCELLED)
+
+    def _cut(self, exchange: Exchange, ending: Ending) -> None:
+        exchange.cut(ending)
+        if self._machine.is_open(exchange.stream):
+            self._machine.send(Reset(stream=exchange.stream, code=_CANCEL))
+            self._connection.output_ready()
+
     def protocol_error(self, error: RemoteProtocolError) -> None:
         self._failed = True
         for exchange in list(self._connection.exchanges.values()):
-            exchange.cut(Ending.CANCELLED if self._connection.eof else Ending.LOST)
+            exchange.cut(Ending.CANCELLED if self._connection.eof else Ending.REFUSED)
 
     # -- sending ---------------------------------------------------------------------------------------------------
 
     def data_to_send(self, at_most: int) -> list[Buffer]:
-        return self._machine.data_to_send(at_most)
+        buffers = self._machine.data_to_send(at_most)
+        self._written = bool(buffers)
+        return buffers
 
     def data_sent(self) -> Sent:
+        if not self._written:
+            return Sent()
         sent = self._machine.data_sent()
         self._connection.read_more()
         return sent
@@ -159,9 +180,11 @@ class HTTP2Wire:
             self._machine.send(Response(stream=exchange.stream, status=100))
             self._connection.output_ready()
 
-    def has_room(self, exchange: Exchange, n: int) -> bool:
-        room = self._machine.room(exchange.stream)
-        return n <= room or room >= self._connection.limits.send_buffer
+    def room(self, exchange: Exchange) -> int:
+        return self._machine.room(exchange.stream)
+
+    def empty(self, exchange: Exchange) -> bool:
+        return not self._machine.queued(exchange.stream)
 
     def start(self, exchange: Exchange, status: int, headers: Headers) -> None:
         if self._machine.is_open(exchange.stream):
@@ -202,23 +225,23 @@ class HTTP2Wire:
         for exchange in list(connection.exchanges.values()):
             exchange.check_upload(now)
             if limits.write_stall and self._stalled(exchange, now):
-                exchange.cut(Ending.LOST)
-                if self._machine.is_open(exchange.stream):
-                    self._machine.send(Reset(stream=exchange.stream, code=_CANCEL))
-                connection.output_ready()
+                self._cut(exchange, Ending.LOST)
         if self._draining_since is not None and now > self._draining_since:
             self._draining_since = None
             self._machine.shutdown(last=True)
             connection.output_ready()
         if not connection.exchanges and now - max(self._idle_since, connection.last_received) > limits.keep_alive:
-            self._failed = True
+            self._machine.shutdown(last=True)
             connection.output_ready()
 
     def _stalled(self, exchange: Exchange, now: float) -> bool:
         """Bytes are queued for a peer that has taken none for limits.write_stall."""
-        if self._machine.room(exchange.stream) >= self._connection.limits.send_buffer or exchange.ending is not None:
+        if self.empty(exchange) or exchange.ending is not None:
             exchange.moved_at = now
         return now - exchange.moved_at > self._connection.limits.write_stall
+
+    def close(self) -> None:
+        self._machine.close()
 
     def drain(self) -> None:
         """Two GOAWAYs: the first says "no more", the second, a tick later, which requests were still taken."""

@@ -10,7 +10,7 @@ from typing import final
 import trio
 
 from gateway.errors import TransportLost
-from gateway.transport import Transport
+from gateway.transport import Transport, front
 from protocols.events import Buffer
 
 _CHUNK = 65536
@@ -33,8 +33,9 @@ class TLSTransport:
         self._tls = context.wrap_bio(self._incoming, self._outgoing, server_side=server_side, server_hostname=hostname)
         self._scratch = memoryview(bytearray(_CHUNK))
         self._unsent: memoryview = memoryview(b"")
+        self._ahead: memoryview = memoryview(b"")  # received before `send_eof`
         self._maybe_more = False
-        self._below_eof = False
+        self._below_eof = self._ending = False
         self.peer = below.peer
         self.alpn = ""
 
@@ -59,8 +60,10 @@ class TLSTransport:
         self._maybe_more = True
 
     async def _flush(self) -> None:
-        while not self._push():
+        self._push()
+        while self.pending:
             await self._below.wait_writable()
+            self._push()
 
     def _pull(self) -> bool:
         """Moves what has arrived into the TLS object; whether anything did."""
@@ -70,8 +73,8 @@ class TLSTransport:
         if n is None:
             return False
         if n == 0:
+            # without a close_notify too: truncation is not hidden, every wire above frames its own end
             self._below_eof = True
-            self._incoming.write_eof()
             return False
         self._incoming.write(self._scratch[:n])
         return True
@@ -82,6 +85,9 @@ class TLSTransport:
             if not self._unsent and self._outgoing.pending:
                 self._unsent = memoryview(self._outgoing.read())
             if not self._unsent:
+                if self._ending:
+                    self._ending = False
+                    self._below.send_eof()
                 return True
             n = self._below.try_send([self._unsent])
             if not n:
@@ -90,22 +96,26 @@ class TLSTransport:
 
     @property
     def pending(self) -> bool:
-        return bool(self._unsent) or self._outgoing.pending > 0
+        return bool(self._unsent) or self._outgoing.pending > 0 or self._below.pending
 
     def try_receive_into(self, buffer: memoryview) -> int | None:
+        if self._ahead:
+            n = min(len(self._ahead), len(buffer))
+            buffer[:n] = self._ahead[:n]
+            self._ahead = self._ahead[n:]
+            return n
         while True:
             try:
-                n: int = self._tls.read(len(buffer), buffer)  # type: ignore[assignment]  # typeshed: an int with a buffer
+                n = self._tls.read(len(buffer), buffer)  # type: ignore[assignment]  # typeshed: an int with a buffer
             except ssl.SSLWantReadError:
                 if self._pull():
                     continue
                 self._maybe_more = False
                 if self._below_eof:
                     return 0
-                self._push()  # an answer of TLS itself, such as a key update's
+                self._push()
                 return None
-            except (ssl.SSLZeroReturnError, ssl.SSLEOFError):
-                # Truncation is not hidden: every wire above frames its own end.
+            except ssl.SSLZeroReturnError:
                 return 0
             except ssl.SSLError as e:
                 self._push()
@@ -120,20 +130,17 @@ class TLSTransport:
             return 0
         try:
             if len(buffers) > 1 and len(buffers[0]) < _RECORD:
-                data = b"".join(_front(buffers, 4 * _RECORD))
+                data = b"".join(front(buffers, 4 * _RECORD))
                 n = self._tls.write(data)
             else:
                 n = self._tls.write(memoryview(buffers[0])[: 4 * _RECORD])
-        except ssl.SSLWantReadError:
-            return 0
         except ssl.SSLError as e:
             raise TransportLost(f"TLS failed: {e.reason}") from e
         self._push()
         return n
 
     async def wait_readable(self) -> None:
-        if self._maybe_more or self._below_eof:
-            self._maybe_more = False
+        if self._ahead or self._maybe_more or self._below_eof:
             await trio.lowlevel.checkpoint()
         else:
             await self._below.wait_readable()
@@ -145,23 +152,20 @@ class TLSTransport:
         return self._below.hung_up()
 
     def send_eof(self) -> None:
-        with contextlib.suppress(ssl.SSLError, ValueError):  # our close_notify is what counts, the peer's is not waited for
+        with contextlib.suppress(ssl.SSLError):  # our close_notify is what counts, the peer's is not waited for
+            self._read_ahead()
             self._tls.unwrap()
-        try:
+        self._ending = True
+        with contextlib.suppress(TransportLost):
             self._push()
-        except TransportLost:
-            return
-        self._below.send_eof()
+
+    def _read_ahead(self) -> None:
+        # unwrap over data that was not read fails, and so does every read after it (OpenSSL 3.0)
+        ahead = bytearray(self._ahead)
+        with contextlib.suppress(ssl.SSLWantReadError):
+            while data := self._tls.read(_CHUNK):
+                ahead += data
+        self._ahead = memoryview(ahead)
 
     def close(self) -> None:
         self._below.close()
-
-
-def _front(buffers: Sequence[Buffer], n: int) -> list[Buffer]:
-    front: list[Buffer] = []
-    for buffer in buffers:
-        if n <= 0:
-            break
-        front.append(memoryview(buffer)[:n] if len(buffer) > n else buffer)
-        n -= len(buffer)
-    return front

@@ -25,7 +25,8 @@ class WebSocketWire:
     """Takes over a connection whose upgrade was accepted.
 
     The client's Close, like its FIN, is leaving: the model is cancelled and the Close is answered. Ours goes out
-    when the exchange finishes; the peer then has `websocket.close_timeout` to answer.
+    when the exchange finishes; the peer then has `websocket.close_timeout` to answer. An answer that is whole, Close
+    included, is written also to a client that has said Close.
     """
 
     name = "websocket"
@@ -90,10 +91,12 @@ class WebSocketWire:
                     self._free()  # the exchange's inbox pays for it now
                     exchange.feed(event, len(event.data), now)
                 case Close():
-                    self._leave()
+                    if exchange.finishing is None:
+                        exchange.cut(Ending.CANCELLED)
                 case ConnectionEnd():
                     self._gone = True
-                    self._leave()
+                    if exchange.finishing is None:
+                        self._connection.lost(Ending.CANCELLED)
                     return True
                 case Ping():
                     pass  # the machine has answered
@@ -102,13 +105,6 @@ class WebSocketWire:
                 case _:
                     return True
         return False
-
-    def _leave(self) -> None:
-        exchange = self._exchange
-        if exchange.finishing is not None:
-            exchange.ended()  # our Close crossed theirs: the answer was whole
-        elif exchange.ending is None:
-            exchange.cut(Ending.CANCELLED)
 
     def protocol_error(self, error: RemoteProtocolError) -> None:
         self._failed = True
@@ -147,9 +143,11 @@ class WebSocketWire:
     def proceed(self, exchange: Exchange) -> None:
         raise AssertionError("an accepted upgrade has no Expect")
 
-    def has_room(self, exchange: Exchange, n: int) -> bool:
-        room = self._machine.room()
-        return n <= room or room >= self._connection.limits.send_buffer
+    def room(self, exchange: Exchange) -> int:
+        return self._machine.room()
+
+    def empty(self, exchange: Exchange) -> bool:
+        return self._machine.room() >= self._connection.limits.send_buffer
 
     def start(self, exchange: Exchange, status: int, headers: Headers) -> None:
         raise AssertionError("the handshake is over")
@@ -197,10 +195,17 @@ class WebSocketWire:
                 self._pong_due = None
             elif now > self._pong_due:
                 self._connection.lost(Ending.LOST)
-        elif now - max(self._ping_at, self._connection.last_received) > config.ping_interval and self._machine.is_open:
+        elif config.ping_interval and self._machine.is_open and now - self._heard > config.ping_interval:
             self._machine.send(Ping())
             self._ping_at, self._pong_due = now, now + config.ping_timeout
             self._connection.output_ready()
+
+    @property
+    def _heard(self) -> float:
+        return max(self._ping_at, self._connection.last_received)
+
+    def close(self) -> None:
+        self._free()
 
     def drain(self) -> None:
         return  # a session's goodbye is its Close, 1001, at the drain deadline: the protocol has no earlier word

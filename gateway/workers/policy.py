@@ -6,6 +6,8 @@ from collections.abc import Sequence
 
 from models.spec import RestartPolicy
 
+_DOUBLINGS = 64  # more than any wait needs, and no overflow
+
 
 def decide(policy: RestartPolicy, crashes: Sequence[float], now: float) -> float | None:
     """Seconds to wait before the next start, or None to give the model up.
@@ -14,7 +16,12 @@ def decide(policy: RestartPolicy, crashes: Sequence[float], now: float) -> float
     of them within `period` seconds is too many (OTP's supervisor rule); below that the wait doubles from `backoff`
     with each crash in the period, up to `backoff_max`.
     """
-    recent = sum(1 for t in crashes if now - t <= policy.period)
+    recent = len(within_period(policy, crashes, now))
     if recent > policy.intensity:
         return None
-    return min(policy.backoff * 2.0 ** max(recent - 1, 0), policy.backoff_max)
+    return min(policy.backoff * 2.0 ** min(recent - 1, _DOUBLINGS), policy.backoff_max)
+
+
+def within_period(policy: RestartPolicy, crashes: Sequence[float], now: float) -> list[float]:
+    """The crashes that still count: `period` seconds old or less."""
+    return [t for t in crashes if now - t <= policy.period]

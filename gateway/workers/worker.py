@@ -11,9 +11,10 @@ from uuid import uuid4
 
 import trio
 
+from gateway.doorbell import Doorbell
 from gateway.errors import GatewayError, ModelCrashed, ModelFailed, NotFound, Overloaded, Unavailable, WorkerLost
 from gateway.exchange import Exchange
-from gateway.workers.policy import decide
+from gateway.workers.policy import decide, within_period
 from models.blocking import reset_step_holder, set_step_holder
 from models.convert import convert
 from models.errors import ModelError
@@ -53,7 +54,7 @@ class Slot:
     def release(self) -> None:
         self._holds -= 1
         if self._holds == 0:
-            self._worker.slots.release()
+            self._worker.slot_released()
 
 
 @final
@@ -72,7 +73,10 @@ class Worker:
         self.crashes: list[float] = []
         self.slots = trio.Semaphore(spec.capacity, max_value=spec.capacity)
         self.live: set[Exchange] = set()
+        """Exchanges inside `slot`, those that wait for theirs too."""
+        self._left = Doorbell()
         self._model: Model | None = None
+        self._loading = trio.CancelScope()
         self._stop = trio.Event()
         self._settled = trio.Event()
         self.stopped = trio.Event()
@@ -97,16 +101,16 @@ class Worker:
 
     async def run(self) -> None:
         """Loads the model and keeps it loaded until `stop`. Raises nothing: a model that cannot be kept up is FAILED."""
+        policy = self.spec.restart
         try:
             while not self._stop.is_set():
                 crash = await self._one_life()
                 if crash is None:
                     break
                 now = trio.current_time()
-                self.crashes = [*self.crashes[-99:], now]
+                self.crashes = [*within_period(policy, self.crashes, now), now]
                 self.reason = f"{type(crash).__name__}: {crash}"[:300]
-                self._lose_sessions()
-                wait = decide(self.spec.restart, self.crashes, now)
+                wait = decide(policy, self.crashes, now)
                 log.error(
                     "model crashed" if wait is not None else "model given up",
                     extra={"model": self.name, "reason": self.reason, "restart_in": wait},
@@ -117,19 +121,21 @@ class Worker:
                 with trio.move_on_after(float("inf") if wait is None else wait):
                     await self._stop.wait()
         finally:
-            self._model = None
             self.state = State.STOPPED
             self._settled.set()
-            self._lose_sessions()
             self.stopped.set()
 
     async def _one_life(self) -> Exception | None:
         """One load and its life; the exception that ended it, None when it was asked to stop."""
         self.state = State.LOADING
         began = trio.current_time()
+        error: Exception | None
+        self._loading = scope = trio.CancelScope(deadline=began + self.spec.load_timeout)
         try:
-            with trio.CancelScope(deadline=began + self.spec.load_timeout) as scope:
+            with scope:
                 async with self.spec.load() as model:
+                    # it may be too late, or not wanted any more, though load() did not notice
+                    await trio.lowlevel.checkpoint_if_cancelled()
                     scope.deadline = float("inf")
                     self._model = model
                     self.state, self.reason = State.READY, ""
@@ -137,32 +143,50 @@ class Worker:
                     self._settled.set()
                     try:
                         await self._stop.wait()
+                        self._lose_sessions()
+                        with trio.move_on_after(_SHUTDOWN_SECONDS):
+                            while self.slots_in_use:  # sessions and their threads go first
+                                await self._left.wait()
                     finally:
-                        # a crash in the background cancels us here: sessions learn of it before the clean-up runs
                         self._model = None
                         if not self._stop.is_set():
+                            # a crash in the background cancels us: sessions learn of it before the clean-up runs
                             self.state = State.RESTARTING
                             self._lose_sessions()
-                        else:
-                            scope.deadline = trio.current_time() + _SHUTDOWN_SECONDS
+                        scope.deadline = trio.current_time() + _SHUTDOWN_SECONDS
         except Exception as e:
-            return _one_of(e)
-        if not scope.cancelled_caught:
+            error = _one_of(e)
+        else:
+            error = self._silent_end(timed_out=scope.cancelled_caught)
+        if error is not None and self._stop.is_set():
+            log.warning("model did not unload", extra={"model": self.name, "reason": str(error)[:300]}, exc_info=error)
             return None
-        if self._stop.is_set():
-            log.warning("model did not unload in time", extra={"model": self.name, "seconds": _SHUTDOWN_SECONDS})
-            return None
-        return TimeoutError(f"loading took longer than {self.spec.load_timeout:g} s (models.{self.name}.load_timeout)")
+        return error
+
+    def _silent_end(self, *, timed_out: bool) -> Exception | None:
+        """Why a life is over that raised nothing: None for the one good reason."""
+        match self.state:
+            case State.LOADING if not self._stop.is_set():
+                return TimeoutError(
+                    f"loading took longer than {self.spec.load_timeout:g} s (models.{self.name}.load_timeout)"
+                )
+            case State.RESTARTING if not timed_out:
+                return RuntimeError("load() ended its context, though nobody had asked it to")
+            case State.DRAINING | State.RESTARTING if timed_out:
+                return TimeoutError(f"unloading took longer than {_SHUTDOWN_SECONDS:g} s")
+            case _:
+                return None
 
     def _lose_sessions(self) -> None:
         for exchange in list(self.live):
             exchange.interrupt(WorkerLost(f"the worker of model {self.name!r} ended; try again"))
 
     def stop(self) -> None:
-        """Unloads the model; sessions that are still live get their ending."""
+        """Unloads the model, or gives up loading it; sessions that are still live get their ending. Idempotent."""
         if self.state is State.READY:
             self.state = State.DRAINING
-        self._lose_sessions()
+        elif self.state is State.LOADING:
+            self._loading.cancel()
         self._stop.set()
 
     # -- calls -------------------------------------------------------------------------------------------------------
@@ -183,6 +207,23 @@ class Worker:
     async def slot(self, exchange: Exchange) -> AsyncIterator[None]:
         """A place in the capacity, waited for in order; Overloaded at once when the queue is full."""
         self.check_ready()
+        self.live.add(exchange)
+        try:
+            await self._acquire()
+            slot = Slot(self)
+            holder = set_step_holder(slot)
+            try:
+                self.check_ready()
+                if self.spec.timeout:
+                    exchange.work.deadline = trio.current_time() + self.spec.timeout
+                yield
+            finally:
+                reset_step_holder(holder)
+                slot.release()
+        finally:
+            self.live.discard(exchange)
+
+    async def _acquire(self) -> None:
         try:
             self.slots.acquire_nowait()
         except trio.WouldBlock:
@@ -193,47 +234,60 @@ class Worker:
                     f"(models.{self.name}.capacity, models.{self.name}.queue); try again later"
                 ) from None
             await self.slots.acquire()
-        slot = Slot(self)
-        holder = set_step_holder(slot)
-        self.live.add(exchange)
-        try:
-            self.check_ready()
-            if self.spec.timeout:
-                exchange.work.deadline = trio.current_time() + self.spec.timeout
-            yield
-        finally:
-            self.live.discard(exchange)
-            reset_step_holder(holder)
-            slot.release()
+
+    def slot_released(self) -> None:
+        """A session and every step of it are over."""
+        self.slots.release()
+        self._left.ring()
 
     async def call(self, session: Session[Any, Any], exchange: Exchange, wire: Family, read_prompt: Any = None) -> None:
         """Runs the model for one session, inside `slot`. Returns when the model has; what it raised comes out as ModelFailed
         (its own ModelError) or ModelCrashed (anything else, logged under the exchange's incident id)."""
+        self.check_ready()
         model = self._model
-        if model is None:
-            self.check_ready()
-            raise Unavailable(f"model {self.name!r} is restarting; try again")
+        assert model is not None
         if self.spec.family is not wire:
             model = convert(model, self.spec.family, wire, read_prompt=read_prompt)
         try:
             await model(session)
-        except Exception as e:
-            error = _one_of(e)
-            if isinstance(error, GatewayError):
-                raise error from None
-            if isinstance(error, ModelError):
-                raise ModelFailed(error.message, code=error.code, status=error.status) from e
-            if isinstance(error, trio.EndOfChannel):
-                return  # it read on past the end of input: that is how many loops end
-            if isinstance(error, trio.ClosedResourceError) and exchange_closed(session):
-                return  # it sent on after its answer was complete; the answer stands
+        except (Exception, BaseExceptionGroup) as e:
+            self._let_cancelled_pass(e, exchange)
+            errors = _leaves(e)
+            for error in errors:
+                if isinstance(error, GatewayError):
+                    raise error from None
+                if isinstance(error, ModelError):
+                    raise ModelFailed(error.message, code=error.code, status=error.status) from e
+            if all(_ends_normally(error, session) for error in errors):
+                return
             exchange.incident = uuid4().hex[:12]
             log.error(
                 "model raised",
                 extra={"model": self.name, "id": exchange.id, "incident": exchange.incident},
-                exc_info=error,
+                exc_info=errors[0] if len(errors) == 1 else e,
             )
             raise ModelCrashed(f"the model failed; incident {exchange.incident} in the server's log") from e
+
+    def _let_cancelled_pass(self, error: BaseException, exchange: Exchange) -> None:
+        """An exchange that was cancelled ends as such, whatever else its tasks raised on their way out."""
+        if not isinstance(error, BaseExceptionGroup) or isinstance(error, ExceptionGroup):
+            return
+        cancelled, rest = error.split(trio.Cancelled)
+        if cancelled is None or not isinstance(rest, ExceptionGroup | None):
+            raise error
+        if rest is not None:
+            log.warning("model raised while cancelled", extra={"model": self.name, "id": exchange.id}, exc_info=rest)
+        raise cancelled
+
+
+def _ends_normally(error: BaseException, session: Session[Any, Any]) -> bool:
+    match error:
+        case trio.EndOfChannel():
+            return True  # it read on past the end of input: that is how many loops end
+        case trio.ClosedResourceError():
+            return exchange_closed(session)  # it sent on after its answer was complete; the answer stands
+        case _:
+            return False
 
 
 def exchange_closed(session: Session[Any, Any]) -> bool:
@@ -241,20 +295,15 @@ def exchange_closed(session: Session[Any, Any]) -> bool:
     return bool(getattr(session.channel, "complete", False))
 
 
+def _leaves(error: BaseException) -> list[BaseException]:
+    """The exceptions in a group, however deep: nurseries wrap what their tasks raise."""
+    if isinstance(error, BaseExceptionGroup):
+        return [leaf for inner in error.exceptions for leaf in _leaves(inner)]
+    return [error]
+
+
 def _one_of(error: Exception) -> Exception:
-    """The exception that a group of one stands for: nurseries wrap what their tasks raise."""
+    """The exception that a group of one stands for."""
     while isinstance(error, ExceptionGroup) and len(error.exceptions) == 1:
         error = error.exceptions[0]
-    if isinstance(error, ExceptionGroup):
-        told = error.subgroup(ModelError)
-        if told is not None:
-            return _one_of(told) if len(told.exceptions) == 1 else _first(told)
-    return error
-
-
-def _first(group: BaseExceptionGroup[Any]) -> Exception:
-    error: Any = group
-    while isinstance(error, BaseExceptionGroup):
-        error = error.exceptions[0]
-    assert isinstance(error, Exception)
     return error

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import sys
+from typing import Any
+
 import pytest
 
 from protocols.errors import LocalProtocolError, RemoteProtocolError
 from protocols.events import NEED_DATA, Data, End, Request
 from protocols.http1 import HTTP1Connection
-from tests.protocols.http1_helpers import answer, append, body, cuts, pull, request, server
+from tests.protocols.http1_helpers import answer, append, body, cuts, pull, request, server, written
 
 CHUNKED = request(b"POST", fields=b"transfer-encoding: chunked\r\n")
 
@@ -33,7 +36,7 @@ def refusal(framing: bytes, **limits: int) -> int:
 def chunked(framing: bytes, **limits: int) -> tuple[bytes, End]:
     results = []
     for pieces in [*cuts(framing)] if len(framing) < 200 else [(framing,), (framing[:100], framing[100:])]:
-        machine, events = server(CHUNKED, **limits), []
+        machine, events = server(CHUNKED, **limits), list[Any]()
         for piece in pieces:
             machine.receive_data(piece)
             for event in pull(machine):
@@ -59,7 +62,7 @@ def chunked(framing: bytes, **limits: int) -> tuple[bytes, End]:
         (b"1;x\r\na\r\n1;x=y;z=\"\\\"; \"\r\nb\r\n1 ; x = y\r\nc\r\n0;last\r\n\r\n", b"abc"),
     ],
 )  # fmt: skip
-def test_chunks_are_put_together(framing, content):
+def test_chunks_are_put_together(framing: bytes, content: bytes) -> None:
     assert chunked(framing) == (content, End(stream=1))
 
 
@@ -102,29 +105,29 @@ def test_chunks_are_put_together(framing, content):
         b"0\r\n\n",
     ],
 )
-def test_framing_of_chunks_that_another_reader_might_see_otherwise_is_refused(framing):
+def test_framing_of_chunks_that_another_reader_might_see_otherwise_is_refused(framing: bytes) -> None:
     assert refusal(framing) == 400
 
 
-def test_the_largest_chunk_size_is_below_2_to_the_63():
+def test_the_largest_chunk_size_is_below_2_to_the_63() -> None:
     machine = server(CHUNKED + b"7fffffffffffffff\r\nx")
     assert body(pull(machine)) == b"x"
 
 
-def test_a_chunk_line_may_be_as_long_as_its_limit():
+def test_a_chunk_line_may_be_as_long_as_its_limit() -> None:
     line = b"1;" + b"x" * 254
     assert chunked(line + b"\r\na\r\n0\r\n\r\n")[0] == b"a"
     assert refusal(line + b"x\r\na\r\n0\r\n\r\n") == 400
     assert refusal(b"1;" + b"x" * 300) == 400  # without waiting for its end
 
 
-def test_chunk_extensions_are_bounded_over_a_body():
+def test_chunk_extensions_are_bounded_over_a_body() -> None:
     framing = b"1;xxx\r\na\r\n" * 5 + b"0\r\n\r\n"
     assert chunked(framing, chunk_extensions=20)[0] == b"aaaaa"
     assert refusal(framing, chunk_extensions=19) == 400
 
 
-def test_the_bound_on_extensions_starts_anew_with_each_body():
+def test_the_bound_on_extensions_starts_anew_with_each_body() -> None:
     machine = server(chunk_extensions=8, trailers=8, trailer_fields=1)
     for stream in (1, 2, 3):
         machine.receive_data(CHUNKED + b"1;xxx\r\na\r\n0;yyy\r\nx: y\r\n\r\n")
@@ -132,17 +135,19 @@ def test_the_bound_on_extensions_starts_anew_with_each_body():
         answer(machine)
 
 
-def test_trailers_come_with_the_end_in_lower_case():
+def test_trailers_come_with_the_end_in_lower_case() -> None:
     framing = b"0\r\nX-Sum:  1 \r\nx-sum:2\r\nEmpty:\r\n\r\n"
     assert chunked(framing)[1].trailers == ((b"x-sum", b"1"), (b"x-sum", b"2"), (b"empty", b""))
 
 
-def test_trailers_that_would_change_the_message_are_dropped():
-    framing = b"0\r\nContent-Length: 5\r\nHost: b\r\nx: y\r\nAuthorization: z\r\ntransfer-encoding: chunked\r\nCookie: c\r\n\r\n"
+def test_trailers_that_would_change_the_message_are_dropped() -> None:
+    framing = (
+        b"0\r\nContent-Length: 5\r\nHost: b\r\nx: y\r\nAuthorization: z\r\ntransfer-encoding: chunked\r\nCookie: c\r\n\r\n"
+    )
     assert chunked(framing)[1].trailers == ((b"x", b"y"),)
 
 
-def test_trailers_are_bounded_in_bytes_and_fields():
+def test_trailers_are_bounded_in_bytes_and_fields() -> None:
     framing = b"0\r\n" + b"x: y\r\n" * 4 + b"\r\n"
     assert len(chunked(framing, trailers=24, trailer_fields=4)[1].trailers) == 4
     assert refusal(framing, trailers=23) == 400
@@ -151,9 +156,9 @@ def test_trailers_are_bounded_in_bytes_and_fields():
     assert refusal(b"0\r\nx: " + b"y" * 5000) == 400
 
 
-def test_a_pipelined_request_follows_the_last_chunk():
+def test_a_pipelined_request_follows_the_last_chunk() -> None:
     for pieces in cuts(CHUNKED + b"1\r\na\r\n0\r\n\r\n" + request(target=b"/next")):
-        machine, events = server(), []
+        machine, events = server(), list[Any]()
         for piece in pieces:
             machine.receive_data(piece)
             while new := pull(machine):
@@ -164,10 +169,22 @@ def test_a_pipelined_request_follows_the_last_chunk():
         assert [type(e) for e in events] == [Request, Data, End, Request, End]
 
 
+def test_all_of_a_body_may_be_received_before_it_is_pulled() -> None:
+    data = CHUNKED + b"5;x\r\nhello\r\n6\r\n world\r\n0\r\nx: y\r\n\r\n"
+    for i in range(len(data)):
+        for j in range(i, len(data)):
+            machine = server(data[:i])
+            machine.receive_data(data[i:j])
+            machine.receive_data(data[j:])
+            events = pull(machine)
+            assert body(events) == b"hello world"
+            assert events[-1] == End(stream=1, trailers=((b"x", b"y"),))
+
+
 # -- memory ------------------------------------------------------------------------------------------------------------
 
 
-def test_a_large_piece_is_copied_once_and_given_out_as_it_is():
+def test_a_large_piece_is_copied_once_and_given_out_as_it_is() -> None:
     machine = server(sized(3_000_000))
     pull(machine)
     piece = bytes(1_000_000)
@@ -177,7 +194,7 @@ def test_a_large_piece_is_copied_once_and_given_out_as_it_is():
     assert event.buffers[0] is piece
 
 
-def test_a_large_part_of_what_was_received_is_a_view_and_a_small_one_a_copy():
+def test_a_large_part_of_what_was_received_is_a_view_and_a_small_one_a_copy() -> None:
     machine = server(sized(50_000, bytes(50_000)) + b"GET")
     machine.next_event()
     large = machine.next_event()
@@ -190,7 +207,7 @@ def test_a_large_part_of_what_was_received_is_a_view_and_a_small_one_a_copy():
     assert isinstance(small.buffers[0], bytes)
 
 
-def test_unread_counts_what_was_not_given_out():
+def test_unread_counts_what_was_not_given_out() -> None:
     machine = server()
     data = sized(10, b"0123456789") + b"GET /"
     for i in range(len(data)):
@@ -202,7 +219,7 @@ def test_unread_counts_what_was_not_given_out():
     assert machine.unread == 5
 
 
-def test_crumbs_received_ahead_are_kept_in_few_objects():
+def test_crumbs_received_ahead_are_kept_in_few_objects() -> None:
     machine = server(sized(20_000))
     machine.next_event()
     for _ in range(20_000):
@@ -214,18 +231,22 @@ def test_crumbs_received_ahead_are_kept_in_few_objects():
     assert len(pieces) < 10
 
 
-def test_an_idle_connection_holds_nothing_of_what_it_received():
-    machine = server(sized(3, b"abc"))
-    pull(machine)
-    answer(machine)
-    assert machine.unread == 0
-    assert all(not getattr(machine, name) for name in ("_in", "_more", "_carry"))
+def test_an_idle_connection_holds_nothing_of_what_it_received() -> None:
+    for data in (sized(30_000, bytes(30_000)), CHUNKED + b"5\r\nhello\r\n0\r\n\r\n"):
+        machine = server()
+        before = sys.getrefcount(data)
+        machine.receive_data(data)
+        pull(machine)
+        answer(machine)
+        written(machine)
+        assert machine.idle
+        assert sys.getrefcount(data) == before
 
 
 # -- the ledger --------------------------------------------------------------------------------------------------------
 
 
-def test_the_ledger_is_what_was_given_out_less_what_was_credited():
+def test_the_ledger_is_what_was_given_out_less_what_was_credited() -> None:
     machine = server(sized(10, b"0123456789"))
     machine.next_event()
     with pytest.raises(LocalProtocolError):
@@ -243,7 +264,7 @@ def test_the_ledger_is_what_was_given_out_less_what_was_credited():
     machine.credit(1, 0)
 
 
-def test_credit_of_one_request_may_come_during_the_next():
+def test_credit_of_one_request_may_come_during_the_next() -> None:
     machine = server(sized(3, b"abc") + sized(4, b"defg"))
     pull(machine)
     answer(machine)
@@ -272,7 +293,7 @@ def receive(machine: HTTP1Connection, data: bytes, step: int) -> None:
         data = data[n:]
 
 
-def test_a_body_lands_wherever_landing_begins_and_however_it_arrives():
+def test_a_body_lands_wherever_landing_begins_and_however_it_arrives() -> None:
     content = b"0123456789abcdef"
     for given in range(len(content) + 1):  # bytes given out as Data before
         for here in range(given, len(content) + 1):  # bytes received before
@@ -298,7 +319,7 @@ def test_a_body_lands_wherever_landing_begins_and_however_it_arrives():
                 assert event.target == b"/next"
 
 
-def test_landed_data_is_a_view_of_the_memory_given():
+def test_landed_data_is_a_view_of_the_memory_given() -> None:
     machine = server(sized(6, b"ab"))
     machine.next_event()
     memory = bytearray(6)
@@ -322,7 +343,7 @@ def test_landed_data_is_a_view_of_the_memory_given():
     assert machine.unconsumed == 5
 
 
-def test_received_data_lands_too_and_what_follows_the_body_does_not():
+def test_received_data_lands_too_and_what_follows_the_body_does_not() -> None:
     machine = server(sized(4))
     machine.next_event()
     memory = bytearray(4)
@@ -336,7 +357,7 @@ def test_received_data_lands_too_and_what_follows_the_body_does_not():
     assert machine.unread == 5
 
 
-def test_the_memory_may_have_any_shape_that_is_contiguous():
+def test_the_memory_may_have_any_shape_that_is_contiguous() -> None:
     machine = server(sized(4))
     machine.next_event()
     memory = memoryview(bytearray(4)).cast("B", (2, 2))
@@ -351,7 +372,7 @@ def test_the_memory_may_have_any_shape_that_is_contiguous():
     assert machine.land(1, memoryview(bytearray(4))) == 0
 
 
-def test_an_empty_body_lands_in_no_memory():
+def test_an_empty_body_lands_in_no_memory() -> None:
     for data in (sized(0), request()):
         machine = server(data)
         machine.next_event()
@@ -360,7 +381,7 @@ def test_an_empty_body_lands_in_no_memory():
         assert machine.next_event() == End(stream=1)
 
 
-def test_only_a_body_of_known_length_under_way_lands_and_once():
+def test_only_a_body_of_known_length_under_way_lands_and_once() -> None:
     memory = memoryview(bytearray(4))
     for data, stream in ((b"", 0), (CHUNKED, 1), (sized(4), 2)):
         machine = server(data)
@@ -378,7 +399,7 @@ def test_only_a_body_of_known_length_under_way_lands_and_once():
         machine.land(1, memory)
 
 
-def test_an_update_must_fit_the_buffer_given():
+def test_an_update_must_fit_the_buffer_given() -> None:
     machine = server(sized(4))
     with pytest.raises(LocalProtocolError):
         machine.buffer_updated(1)
@@ -392,7 +413,7 @@ def test_an_update_must_fit_the_buffer_given():
         machine.buffer_updated(1)
 
 
-def test_the_peers_end_while_a_body_lands_is_an_error_after_what_landed():
+def test_the_peers_end_while_a_body_lands_is_an_error_after_what_landed() -> None:
     machine = server(sized(4))
     machine.next_event()
     machine.land(1, memoryview(bytearray(4)))

@@ -21,7 +21,7 @@ def one(data: bytes) -> Request:
     return event
 
 
-def test_a_request_is_read_as_it_was_sent_without_its_connection_fields():
+def test_a_request_is_read_as_it_was_sent_without_its_connection_fields() -> None:
     data = (
         b"POST /v2/models/m/infer?x=%20y HTTP/1.1\r\nHost: A.example:8080\r\nX-One:  1 \t\r\nConnection: Keep-Alive, X-One\r\n"
         b"Keep-Alive: timeout=5\r\nProxy-Connection: keep-alive\r\nTE: trailers\r\nX-Two:\r\nx-one: \xe9\r\nContent-Length: 0\r\n\r\n"
@@ -43,9 +43,21 @@ def test_a_request_is_read_as_it_was_sent_without_its_connection_fields():
 @pytest.mark.parametrize(
     ("what", "data", "status"),
     [
-        ("content-length and transfer-encoding", request(b"POST", fields=b"content-length: 3\r\ntransfer-encoding: chunked\r\n"), 400),
-        ("the same, the other way round", request(b"POST", fields=b"transfer-encoding: chunked\r\ncontent-length: 3\r\n"), 400),
-        ("content-length and another coding", request(b"POST", fields=b"transfer-encoding: gzip\r\ncontent-length: 3\r\n"), 400),
+        (
+            "content-length and transfer-encoding",
+            request(b"POST", fields=b"content-length: 3\r\ntransfer-encoding: chunked\r\n"),
+            400,
+        ),
+        (
+            "the same, the other way round",
+            request(b"POST", fields=b"transfer-encoding: chunked\r\ncontent-length: 3\r\n"),
+            400,
+        ),
+        (
+            "content-length and another coding",
+            request(b"POST", fields=b"transfer-encoding: gzip\r\ncontent-length: 3\r\n"),
+            400,
+        ),
         ("two lengths that differ", request(b"POST", fields=b"content-length: 3\r\ncontent-length: 4\r\n"), 400),
         ("two lengths that agree", request(b"POST", fields=b"content-length: 3\r\ncontent-length: 3\r\n"), 400),
         ("a list of lengths", request(b"POST", fields=b"content-length: 5, 5\r\n"), 400),
@@ -122,12 +134,12 @@ def test_a_request_is_read_as_it_was_sent_without_its_connection_fields():
         ("a TLS hello", b"\x16\x03\x01\x02\x00\x01\x00\x01\xfc\x03\x03\r\n\r\n", 400),
     ],
 )
-def test_what_could_be_read_in_two_ways_is_refused(what, data, status):
+def test_what_could_be_read_in_two_ways_is_refused(what: str, data: bytes, status: int) -> None:
     assert refusal(data) == status
 
 
 @pytest.mark.parametrize("data", [request(host=b"host: a/b\r\n"), request(version=b"2.0"), request(b"FROB"), b"GET /\n\n"])
-def test_a_refusal_is_the_same_wherever_the_input_is_cut(data):
+def test_a_refusal_is_the_same_wherever_the_input_is_cut(data: bytes) -> None:
     whole = refusal(data)
     for pieces in cuts(data):
         machine = server()
@@ -138,7 +150,7 @@ def test_a_refusal_is_the_same_wherever_the_input_is_cut(data):
         assert caught.value.status == whole
 
 
-def test_an_error_is_raised_for_ever_and_nothing_more_is_read():
+def test_an_error_is_raised_for_ever_and_nothing_more_is_read() -> None:
     machine = server(request(version=b"3.0"))
     errors = []
     for _ in range(3):
@@ -151,7 +163,7 @@ def test_an_error_is_raised_for_ever_and_nothing_more_is_read():
     assert machine.must_close
 
 
-def test_a_refused_head_can_still_be_answered_and_the_answer_closes():
+def test_a_refused_head_can_still_be_answered_and_the_answer_closes() -> None:
     machine = server(request() + request(version=b"2.0"))
     pull(machine)
     answer(machine)
@@ -165,7 +177,7 @@ def test_a_refused_head_can_still_be_answered_and_the_answer_closes():
     )
 
 
-def test_one_empty_line_before_each_request_is_ignored():
+def test_one_empty_line_before_each_request_is_ignored() -> None:
     data = b"\r\n" + request()
     for pieces in cuts(data + data):
         machine, events = server(), []
@@ -177,7 +189,7 @@ def test_one_empty_line_before_each_request_is_ignored():
         assert [type(e) for e in events] == [Request, End, Request, End]
 
 
-def test_an_empty_line_alone_is_no_message_under_way():
+def test_an_empty_line_alone_is_no_message_under_way() -> None:
     machine = server(b"\r\n")
     assert not machine.idle
     assert machine.next_event() is NEED_DATA
@@ -195,29 +207,29 @@ def test_an_empty_line_alone_is_no_message_under_way():
         (b"//double", b"GET", b"//double"),
     ],
 )
-def test_targets_come_out_in_origin_form(target, method, seen):
+def test_targets_come_out_in_origin_form(target: bytes, method: bytes, seen: bytes) -> None:
     event = one(request(method, target))
     assert (event.target, event.authority, event.scheme) == (seen, b"a.example", b"http")
 
 
 @pytest.mark.parametrize("host", [b"a", b"a.b:1", b"a.b:", b"127.0.0.1:8080", b"[::1]:8080", b"[fe80::1]", b"x_y~%41"])
-def test_hosts_of_every_form_are_taken(host):
+def test_hosts_of_every_form_are_taken(host: bytes) -> None:
     assert one(request(host=b"Host: " + host + b"\r\n")).authority == host
 
 
-def test_http_10_needs_no_host_and_names_one_by_an_absolute_target():
+def test_http_10_needs_no_host_and_names_one_by_an_absolute_target() -> None:
     assert one(request(version=b"1.0", host=b"")).authority == b""
     assert one(request(target=b"http://b.example/", version=b"1.0", host=b"")).authority == b"b.example"
 
 
 @pytest.mark.parametrize("value", [b"0", b"00000000000000000000000000000005", b"%d" % (2**63 - 1)])
-def test_lengths_are_any_decimal_number_below_2_to_the_63(value):
+def test_lengths_are_any_decimal_number_below_2_to_the_63(value: bytes) -> None:
     event = one(request(b"POST", fields=b"content-length: " + value + b"\r\n"))
     assert event.content_length == int(value)
     assert event.headers == ((b"content-length", value),)
 
 
-def test_expect_is_met_by_a_flag_where_a_body_follows_in_http_11():
+def test_expect_is_met_by_a_flag_where_a_body_follows_in_http_11() -> None:
     fields = b"Expect: 100-Continue\r\n"
     assert one(request(b"POST", fields=fields + b"content-length: 1\r\n")).expects_continue
     assert one(request(b"POST", fields=fields + b"transfer-encoding: chunked\r\n")).expects_continue
@@ -239,20 +251,20 @@ def test_expect_is_met_by_a_flag_where_a_body_follows_in_http_11():
         (b"connection: upgrade\r\nupgrade: websocket\r\ntransfer-encoding: chunked\r\n", b""),
     ],
 )
-def test_an_upgrade_is_shown_where_it_is_well_formed(fields, upgrade):
+def test_an_upgrade_is_shown_where_it_is_well_formed(fields: bytes, upgrade: bytes) -> None:
     event = one(request(fields=fields + b"sec-websocket-key: k\r\n"))
     assert event.upgrade == upgrade
     assert (b"sec-websocket-key", b"k") in event.headers
     assert b"upgrade" not in dict(event.headers)
 
 
-def test_only_get_in_http_11_can_upgrade():
+def test_only_get_in_http_11_can_upgrade() -> None:
     fields = b"connection: upgrade\r\nupgrade: websocket\r\n"
     assert one(request(b"POST", fields=fields)).upgrade == b""
     assert one(request(fields=fields, version=b"1.0")).upgrade == b""
 
 
-def test_limits_of_a_head_are_exact():
+def test_limits_of_a_head_are_exact() -> None:
     line = b"GET /" + b"x" * (100 - len(b"GET / HTTP/1.1")) + b" HTTP/1.1\r\n"
     assert one(line + HOST + b"\r\n").method == b"GET"
     assert refusal(line + HOST + b"\r\n", request_line=99) == 414
@@ -263,7 +275,7 @@ def test_limits_of_a_head_are_exact():
     assert refusal(request(fields=b"x: y\r\n" * 5), fields=5) == 431
 
 
-def test_limits_of_a_head_hold_before_it_is_complete():
+def test_limits_of_a_head_hold_before_it_is_complete() -> None:
     machine = server(b"G" * 101, request_line=100)
     assert machine.next_event() is NEED_DATA  # the 101st byte could have been the CR
     machine.receive_data(b"\r")
@@ -275,7 +287,7 @@ def test_limits_of_a_head_hold_before_it_is_complete():
     assert refusal(half, head=len(half)) == 431
 
 
-def test_limits_of_a_head_do_not_depend_on_where_it_is_cut():
+def test_limits_of_a_head_do_not_depend_on_where_it_is_cut() -> None:
     head = request(fields=b"x: y\r\n")
     for pieces in cuts(head):
         machine, events = server(request_line=14, head=len(head), fields=2), []
@@ -285,7 +297,7 @@ def test_limits_of_a_head_do_not_depend_on_where_it_is_cut():
         assert [type(e) for e in events] == [Request, End]
 
 
-def test_a_head_sent_again_is_read_the_same_and_belongs_to_the_next_stream():
+def test_a_head_sent_again_is_read_the_same_and_belongs_to_the_next_stream() -> None:
     head = request(b"POST", b"/p", b"content-length: 2\r\nx: y\r\n")
     machine = server(head + b"ab" + head + b"cd")
     first = pull(machine)
@@ -296,7 +308,7 @@ def test_a_head_sent_again_is_read_the_same_and_belongs_to_the_next_stream():
     assert (first[0].headers, first[0].target, first[0].content_length) == (second[0].headers, second[0].target, 2)
 
 
-def test_a_head_that_begins_as_the_last_one_did_is_another():
+def test_a_head_that_begins_as_the_last_one_did_is_another() -> None:
     machine = server(request())
     pull(machine)
     answer(machine)
@@ -304,8 +316,12 @@ def test_a_head_that_begins_as_the_last_one_did_is_another():
     assert pull(machine)[0].headers == ((b"x", b"y"),)
 
 
-def test_messages_never_echo_much_of_what_came():
-    for data in (request(target=b"/#" + b"x" * 5000), request(host=b"host: /" + b"x" * 5000 + b"\r\n"), b"\x01" * 5000 + b"\r\n\r\n"):
+def test_messages_never_echo_much_of_what_came() -> None:
+    for data in (
+        request(target=b"/#" + b"x" * 5000),
+        request(host=b"host: /" + b"x" * 5000 + b"\r\n"),
+        b"\x01" * 5000 + b"\r\n\r\n",
+    ):
         with pytest.raises(RemoteProtocolError) as caught:
             pull(server(data))
         assert len(str(caught.value)) < 300

@@ -277,6 +277,18 @@ def test_a_smaller_first_window_holds_from_the_acknowledgement_on() -> None:
     check(client.server)
 
 
+def test_the_acknowledgement_changes_no_stream_that_h2_has_forgotten() -> None:
+    client = ByHand(HTTP2Limits(initial_window=1000, max_window=1000), ready=False)
+    client.says(PREFACE, settings(), client.head(1), data(1, bytes(10_000)))
+    client.server.send(Reset(stream=1, code=8))
+    client.says(*(client.head(stream) for stream in range(3, 203, 2)))
+    assert 1 not in client.server._h2.streams
+    client.says(frame(Kind.SETTINGS, 0x1))
+    check(client.server)
+    assert client.server.drop(1) == 10_000
+    check(client.server)
+
+
 def test_an_end_without_bytes_is_legal_in_a_negative_window() -> None:
     client = ByHand(HTTP2Limits(initial_window=1000, max_window=1000), ready=False)
     client.says(PREFACE, settings(), client.head(1), data(1, bytes(10_000)), frame(Kind.SETTINGS, 0x1))

@@ -75,7 +75,26 @@ def test_an_answer_without_payload_is_ended_and_reset_at_once() -> None:
     output(client.server)
     client.server.send(Response(stream=1, status=401))
     client.server.send(End(stream=1))
-    assert kinds(output(client.server)) == [(Kind.HEADERS, 1), (Kind.DATA, 1), (Kind.RST_STREAM, 1)]
+    written, ended = b"", []
+    while client.server.has_output:
+        piece, sent = take(client.server, 1)
+        written += piece
+        ended.append(sent.ended)
+    assert kinds(written) == [(Kind.HEADERS, 1), (Kind.DATA, 1), (Kind.RST_STREAM, 1)]
+    assert ended == [[]] * (len(written) - 1) + [[1]]
+
+
+def test_only_so_many_closed_streams_are_remembered() -> None:
+    client = ByHand()
+    for stream in range(1, 3001, 2):
+        client.says(client.head(stream))
+        client.server.send(Reset(stream=stream, code=8))
+    assert len(client.server._reset_by_us) == 1024
+    assert len(client.server._h2._closed_streams) <= 1024
+    assert client.says(data(2999, b"late")) == []
+    output(client.server)
+    assert client.says(data(1, b"very late")) == []
+    assert kinds(output(client.server)) == [(Kind.RST_STREAM, 1)]
 
 
 def test_no_reset_follows_when_the_request_became_whole_in_time() -> None:
@@ -338,5 +357,6 @@ def test_after_a_protocol_error_goaway_can_still_be_written_and_streams_are_over
         server.send(End(stream=1))
     server.credit(1, 1)
     server.receive_data(bytes(1000))
+    assert server._splitter.at_boundary, "what comes now is not even stored"
     assert server.drop(1) == 2
     assert budget.used == 0

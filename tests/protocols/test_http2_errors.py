@@ -30,6 +30,7 @@ from tests.protocols.http2_helpers import (
     frames,
     output,
     pull,
+    take,
 )
 
 PROTOCOL_ERROR, FLOW_CONTROL_ERROR, STREAM_CLOSED, FRAME_SIZE_ERROR, CALM = 1, 3, 5, 6, 11
@@ -158,6 +159,7 @@ def test_content_length_is_checked_wherever_a_body_ends() -> None:
         assert events[-1] == Reset(stream=stream, code=error[0].code)
         assert len(events) <= given_before + 1
         assert not client.server.is_open(stream)
+        assert client.server.unconsumed == len(body(events, stream)), "what was not given out is not owed"
         client.server.drop(stream)
     assert client.server.unconsumed == 0
     assert set(client.server.windows()) == {0}
@@ -343,6 +345,14 @@ def test_a_header_bomb_ends_the_connection() -> None:
     assert client.fails(frame(Kind.HEADERS, END_HEADERS, 3, client.block(POST) + b"\xbe" * 1000)) == CALM
 
 
+def test_a_head_up_to_twice_the_limit_is_answered() -> None:
+    client = ByHand(HTTP2Limits(head=1000))
+    (event,) = client.says(client.head(1, [*POST, (b"x", b"y" * 1500)]))
+    assert isinstance(event, Refused)
+    assert event.status == 431
+    assert client.fails(client.head(3, [*POST, (b"x", b"y" * 2000)])) == CALM
+
+
 def test_settings_at_the_limit_are_taken() -> None:
     client = ByHand()
     assert client.says(wire.settings(dict.fromkeys(range(100, 132), 0))) == []
@@ -380,6 +390,7 @@ def test_a_stream_window_that_overflows_ends_the_stream() -> None:
     ]
     assert not client.server.is_open(1)
     assert client.server.counters.resets == 1
+    assert take(client.server)[1].ended == [1]
 
 
 def test_frames_that_cost_us_more_than_the_peer_are_counted() -> None:

@@ -138,6 +138,8 @@ def test_room_comes_back_when_bytes_are_written_and_not_when_they_are_handed_out
     assert server.room(1) == 25_536
     assert server.data_sent() == Sent(room=[1])
     assert server.room(1) == 25_536 + 16_384
+    assert server.queued(1) == 40_000 - 16_384
+    assert server.queued(99) == 0
 
 
 def test_a_message_larger_than_the_room_is_taken_whole() -> None:

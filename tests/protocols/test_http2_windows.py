@@ -126,6 +126,8 @@ def test_a_window_grows_only_as_far_as_the_budget_has_room() -> None:
         client.server.credit(1, window)
     assert client.server.windows()[1].granted == 2000
     assert budget.used == 2000
+    client.server.send(Reset(stream=1, code=8))
+    assert budget.used == 0
 
 
 def test_a_stream_without_budget_is_refused_without_an_event() -> None:

@@ -113,6 +113,13 @@ def test_many_flat_brackets_are_not_deep() -> None:
     assert loads(b"[" + b",".join([b'{"a":[1]}'] * 100) + b"]", depth=3) == [{"a": [1]}] * 100
 
 
+def test_depth_is_carried_past_any_number_of_brackets() -> None:
+    flat = b",".join([b"[]"] * 70_000)
+    assert loads(nested(3, flat), depth=4) is not None
+    refusal(nested(4, flat), depth=4)
+    refusal(nested(3, flat + b",[[]]"), depth=4)
+
+
 def test_brackets_in_strings_do_not_count_either_way() -> None:
     opening = rb'"[[[[[[[[[[\"{{{{\\"'
     assert loads(nested(5, opening), depth=5) == [[[[[json.loads(opening)]]]]]
@@ -159,6 +166,8 @@ def test_the_last_of_equal_keys_wins_unless_they_are_refused() -> None:
     "text",
     [
         rb'{"a": 1, "\u0061": 2}',
+        b'{"a": ":", "b" :1, "b"\n:2}',
+        b'{"urn:x": "y:z", "urn:x":"y:z"}',
         b'[1, [2, [{"k": [], "k": []}]]]',
         b'{"x": "colons: : : {", "y": 1, "y": 2}',
         b'{"x": [1, 2, 3, {"y": 1, "y": 1}], "z": {}}',
@@ -177,8 +186,12 @@ def test_a_long_duplicate_key_is_echoed_shortened() -> None:
 
 
 def test_equal_keys_of_different_objects_are_fine() -> None:
-    text = b'[{"a": 1}, {"a": {"a": ":", ":": "a"}}]'
-    assert loads(text, duplicates=False) == json.loads(text)
+    for text in (
+        b'[{"a": 1}, {"a": {"a": ":", ":": "a"}}]',
+        b'{"id": "urn:x", "a" : {"a" :1}}',
+        rb'{"a": "\":\\", "b": " :"}',
+    ):
+        assert loads(text, duplicates=False) == json.loads(text)
 
 
 def reference(text: bytes, *, depth: int, allow_nonfinite: bool, duplicates: bool) -> Any:

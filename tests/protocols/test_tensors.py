@@ -32,6 +32,7 @@ def decode(datatype: str, shape: tuple[int, ...], data: bytes | bytearray) -> Ar
     return decode_binary(datatype, shape, memoryview(data), "x")
 
 
+@np.errstate(invalid="ignore")  # signalling NaN
 def same(left: Array, right: Array) -> bool:
     """Equal to the bit, but for NaN, which is equal to NaN."""
     if left.shape != right.shape or left.dtype != right.dtype:

@@ -1,0 +1,551 @@
+"""Short words for the promises: models that keep count, callers that stop, leave or lie, and the ledger of what is left."""
+
+from __future__ import annotations
+
+import itertools
+import json
+from collections import deque
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
+from contextlib import asynccontextmanager, contextmanager
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+import trio
+from trio.testing import wait_all_tasks_blocked
+
+from gateway import client
+from gateway.client import Peer
+from gateway.config import Config, LimitsConfig
+from gateway.errors import TransportLost
+from gateway.testing import MemoryGateway, memory_gateway
+from gateway.transport import MemoryTransport
+from gateway.wires.http2 import HTTP2Wire
+from models.adapt import spec_of
+from models.messages import Family, InferResponse, Part, Tensor, Token
+from models.session import Session
+from models.spec import ModelSpec
+from protocols import bidi
+from protocols.errors import RemoteProtocolError
+from protocols.events import Close, ConnectionEnd, Data, End, Frame, GoAway, Opcode, Ping, Pong, Request, Reset, Response
+from protocols.http2_frames import Kind
+from protocols.lmi import parse_stream_line
+
+KiB = 1024
+PAYLOAD = 1000
+"""Bytes of a numbered message, as its model makes it."""
+
+STREAMS = ("lmi-http1", "lmi-http2", "bidi", "websocket")
+UNARY = ("json-http1", "json-http2", "v2-http1", "v2-http2")
+WIRES = (*STREAMS, *UNARY)
+CANCELLED = {"cancelled-by-client": 1}
+
+
+def family_of(wire: str) -> Family:
+    """The family that a wire's dialect speaks."""
+    return {"lmi": Family.TEXT, "json": Family.TEXT, "v2": Family.TENSOR}.get(wire.partition("-")[0], Family.PARTS)
+
+
+# -- models ----------------------------------------------------------------------------------------------------------
+
+
+class Probe:
+    """A model that runs a script and keeps count of what became of it."""
+
+    def __init__(self, script: Callable[[Probe, Session[Any, Any]], Awaitable[None]], name: str = "probe") -> None:
+        self.script, self.name = script, name
+        self.family = Family.PARTS
+        self.calls = self.live = self.stopped = self.returned = self.sent = 0
+        self.received: list[int] = []
+        self.go = trio.Event()
+
+    async def __call__(self, session: Session[Any, Any]) -> None:
+        self.calls += 1
+        self.live += 1
+        try:
+            await self.script(self, session)
+            self.returned += 1
+        finally:
+            self.live -= 1
+            self.stopped += 1
+
+    def spec(self, wire: str, **options: Any) -> ModelSpec:
+        """The model in the family of a wire."""
+        self.family = family_of(wire)
+        return spec_of(self, self.name, family=self.family, **options)
+
+    def message(self, number: int) -> Any:
+        text = f"{number:08d}".ljust(PAYLOAD, ".")
+        match self.family:
+            case Family.TEXT:
+                return Token(text=text, id=number)
+            case Family.PARTS:
+                return Part(data=text.encode())
+            case Family.TENSOR:
+                return InferResponse(outputs=(Tensor(name="y", data=np.array([number], np.int64)),))
+
+    async def take(self, session: Session[Any, Any]) -> None:
+        """The request, where the wire has one before the answer."""
+        if self.family is not Family.PARTS:
+            await session.receive()
+
+    async def say(self, session: Session[Any, Any], times: int = 1) -> None:
+        """The next numbers."""
+        for _ in range(times):
+            await session.send(self.message(self.sent))
+            self.sent += 1
+
+    async def hear(self, session: Session[Any, Any]) -> int:
+        """The number of the next part."""
+        number = int(bytes((await session.receive()).data[:8]))
+        self.received.append(number)
+        return number
+
+
+async def counting(probe: Probe, session: Session[Any, Any]) -> None:
+    """Counts for ever, as fast as there is room."""
+    await probe.take(session)
+    while True:
+        await probe.say(session)
+
+
+async def silent(probe: Probe, session: Session[Any, Any]) -> None:
+    """Takes the request and never answers."""
+    await probe.take(session)
+    await trio.sleep_forever()
+
+
+async def pausing(probe: Probe, session: Session[Any, Any]) -> None:
+    """Says three numbers, waits for `go`, says three more."""
+    await probe.take(session)
+    await probe.say(session, 3)
+    await probe.go.wait()
+    await probe.say(session, 3)
+
+
+async def answering(probe: Probe, session: Session[Any, Any]) -> None:
+    """Says one number when told to `go`."""
+    await probe.take(session)
+    await probe.go.wait()
+    await probe.say(session)
+
+
+async def deaf(probe: Probe, session: Session[Any, Any]) -> None:
+    """Reads nothing until told to `go`, then everything."""
+    await probe.go.wait()
+    async for part in session:
+        probe.received.append(int(bytes(part.data[:8])))
+
+
+async def echoing(probe: Probe, session: Session[Any, Any]) -> None:
+    """Answers each part with the next number."""
+    async for part in session:
+        probe.received.append(int(bytes(part.data[:8])))
+        await probe.say(session)
+
+
+# -- the house and its ledger ----------------------------------------------------------------------------------------
+
+
+class House:
+    """A gateway in memory, and what is left in it."""
+
+    def __init__(self, memory: MemoryGateway) -> None:
+        self.memory, self.gateway = memory, memory.gateway
+        self.lines: list[Line] = []
+        self._tasks = 0
+
+    def line(self, kind: str) -> Line:
+        """A new client connection, "http1" or "http2"."""
+        transport = Tap(self.memory.connect())
+        peer = client.http1(transport) if kind == "http1" else client.http2(transport)
+        return self._keep(Line(peer, transport))
+
+    async def call(self, wire: str, model: str = "probe", line: Line | None = None, **options: Any) -> Call:
+        """A call of a model over a wire, on a connection of its own where none is given; its request is written."""
+        dialect, _, transport = wire.partition("-")
+        if dialect == "websocket":
+            tap = Tap(self.memory.connect())
+            peer = await client.websocket(tap, f"/models/{model}/invocations-bidirectional-stream")
+            return SocketCall(self._keep(Line(peer, tap)), 1)
+        line = line or self.line(transport or "http2")
+        call = {"lmi": LinesCall, "json": JSONCall, "v2": InferCall, "bidi": EventsCall}[dialect](line, line.next_stream())
+        await call.open(model, **options)
+        return call
+
+    def _keep(self, line: Line) -> Line:
+        self.lines.append(line)
+        return line
+
+    @property
+    def endings(self) -> dict[str, int]:
+        """How exchanges have ended so far."""
+        return self.gateway.counts().endings
+
+    @property
+    def connections(self) -> int:
+        return self.gateway.counts().connections
+
+    async def still(self) -> None:
+        """Everything has run as far as it can without time or a client."""
+        await wait_all_tasks_blocked()
+
+    async def opened(self) -> None:
+        self._tasks = await tasks()
+
+    def check_ledger(self) -> None:
+        """No exchange is live, so nothing is held: no byte, no slot, no credit, on connections that stay open."""
+        counts = self.gateway.counts()
+        assert (counts.exchanges, counts.bytes_reserved, counts.slots_in_use) == (0, 0, 0)
+        for connection in self.gateway._connections:
+            assert not connection.exchanges
+            if isinstance(connection.wire, HTTP2Wire):
+                machine = connection.wire._machine
+                assert (machine.open_streams, machine.unconsumed) == (0, 0)
+                assert all(ledger.available == ledger.library for ledger in machine.windows().values())
+
+    async def closed(self) -> None:
+        """The clients leave: neither connection nor task outlives them."""
+        await self.still()
+        self.check_ledger()
+        for line in self.lines:
+            line.peer.close()
+        await self.still()
+        counts = self.gateway.counts()
+        assert (counts.connections, counts.exchanges, counts.bytes_reserved, counts.slots_in_use) == (0, 0, 0, 0)
+        assert await tasks() == self._tasks
+
+
+async def tasks() -> int:
+    """Tasks that live when everything stands still."""
+    await wait_all_tasks_blocked()
+    return trio.lowlevel.current_statistics().tasks_living
+
+
+@asynccontextmanager
+async def serving(*specs: ModelSpec, config: Config | None = None, capacity: int = 64 * KiB) -> AsyncIterator[House]:
+    """A house for one story. At its end the clients leave and nothing may be left: the ledger is checked twice, with
+    the connections open and with them closed. What hangs fails after 1,000 s of the (mocked) clock."""
+    failure: Exception | None = None
+    with trio.move_on_after(1000) as patience:
+        async with memory_gateway(specs, config, capacity=capacity) as memory:
+            house = House(memory)
+            await house.opened()
+            try:
+                yield house
+                await house.closed()
+            except Exception as e:
+                failure = e  # raised outside of the nursery, which would wrap it
+    if failure is not None:
+        raise failure
+    assert not patience.cancelled_caught, "nothing moves any more"
+
+
+@contextmanager
+def at_once() -> Iterator[None]:
+    """On a mocked clock: what happens inside waits for no timer."""
+    began = trio.current_time()
+    yield
+    assert trio.current_time() == began
+
+
+def limits(**changes: Any) -> Config:
+    """A configuration with other limits."""
+    return Config(limits=replace(LimitsConfig(), **changes))
+
+
+# -- clients ---------------------------------------------------------------------------------------------------------
+
+
+class Tap:
+    """A transport that remembers what the client has read."""
+
+    def __init__(self, below: MemoryTransport) -> None:
+        self.below, self.read = below, bytearray()
+        self.peer, self.alpn, self.pending = below.peer, below.alpn, False
+        self.try_send, self.wait_readable, self.wait_writable = below.try_send, below.wait_readable, below.wait_writable
+        self.hung_up, self.send_eof, self.close = below.hung_up, below.send_eof, below.close
+
+    def try_receive_into(self, buffer: memoryview) -> int | None:
+        n = self.below.try_receive_into(buffer)
+        self.read += buffer[: n or 0]
+        return n
+
+
+class Line:
+    """A client's connection, read for one stream at a time: what comes for others is kept for them."""
+
+    def __init__(self, peer: Peer, transport: Tap) -> None:
+        self.peer, self.transport, self.machine = peer, transport, peer.machine
+        self._kept: dict[int, deque[Any]] = {}
+        self._streams = itertools.count(1, 1 if "HTTP1" in type(peer.machine).__name__ else 2)
+        self.ended = False
+        self.goaways: list[GoAway] = []
+
+    @property
+    def http2(self) -> bool:
+        return "HTTP2" in type(self.machine).__name__
+
+    def next_stream(self) -> int:
+        return next(self._streams)
+
+    async def send(self, *events: Any) -> None:
+        await self.peer.send(*events)
+
+    async def event(self, stream: int) -> Any:
+        """The next event of a stream, or ConnectionEnd."""
+        kept = self._kept.setdefault(stream, deque())
+        while not kept:
+            if self.ended:
+                return ConnectionEnd()
+            self._sort(await self._next())
+        return kept.popleft()
+
+    async def _next(self) -> Any:
+        try:
+            return await self.peer.next_event()
+        except (TransportLost, RemoteProtocolError):
+            return ConnectionEnd()
+
+    def _sort(self, event: Any) -> None:
+        if isinstance(event, ConnectionEnd):
+            self.ended = True
+        elif isinstance(event, GoAway):
+            self.goaways.append(event)
+        else:
+            self._kept.setdefault(getattr(event, "stream", 1), deque()).append(event)
+
+    async def read(self) -> None:
+        """Takes what is there from the transport, credits nothing, and waits for nothing."""
+        with trio.CancelScope() as scope:
+            async with trio.open_nursery() as nursery:
+                nursery.start_soon(self._read_all)
+                await wait_all_tasks_blocked()
+                scope.cancel()
+
+    async def _read_all(self) -> None:
+        while not self.ended:
+            self._sort(await self._next())
+
+    async def over(self) -> None:
+        """Reads to the end of the connection."""
+        await self._read_all()
+
+    async def ping(self) -> None:
+        """An HTTP/2 PING; it must be answered at once, whatever the streams do."""
+        data = b"at once!"
+        answer = bytes((0, 0, 8, Kind.PING, 1, 0, 0, 0, 0)) + data
+        before = self.transport.read.count(answer)
+        with at_once():
+            await self.send(Ping(data=data))
+            await self.read()
+            assert self.transport.read.count(answer) == before + 1
+
+    def reset(self) -> None:
+        """TCP RST."""
+        self.transport.below.reset()
+
+
+@dataclass(frozen=True)
+class Over:
+    """The end of an answer: "complete", "error" (in-band), "refused" (an HTTP status) or "cut" (no end at all)."""
+
+    how: str
+    text: str = ""
+    code: str = ""
+
+
+class Call:
+    """One call. `next` gives the next number of the answer, or Over, again and again."""
+
+    def __init__(self, line: Line, stream: int) -> None:
+        self.line, self.stream = line, stream
+        self.status = 0
+        self.headers: dict[bytes, bytes] = {}
+        self.over: Over | None = None
+        self._numbers: deque[int] = deque()
+        self._failure: Over | None = None
+
+    async def open(self, model: str) -> None:
+        raise NotImplementedError
+
+    async def next(self) -> int | Over:
+        while not self._numbers:
+            if self.over is not None:
+                return self.over
+            await self._step()
+        return self._numbers.popleft()
+
+    async def rest(self) -> tuple[list[int], Over]:
+        """The numbers that are still to come, and how it ended."""
+        numbers: list[int] = []
+        while isinstance(number := await self.next(), int):
+            numbers.append(number)
+        return numbers, number
+
+    async def take(self, n: int) -> list[int]:
+        numbers = [await self.next() for _ in range(n)]
+        assert all(isinstance(number, int) for number in numbers), numbers
+        return numbers  # type: ignore[return-value]
+
+    async def _step(self) -> None:
+        event = await self.line.event(self.stream)
+        match event:
+            case Response() if event.status >= 200:
+                self.status, self.headers = event.status, dict(event.headers)
+                self._body = bytearray()
+            case Data():
+                self.line.peer.credit(event)
+                self.feed(bytes(event.buffers[0]))
+            case End():
+                self.over = self.ended()
+            case Reset() | ConnectionEnd():
+                self.over = Over("cut", code=str(getattr(event, "code", "")))
+
+    def feed(self, data: bytes) -> None:
+        self._body += data
+
+    def ended(self) -> Over:
+        text = self._body.decode(errors="replace")
+        return Over("complete" if self.status == 200 else "refused", text, str(self.status))
+
+    async def leave(self, how: str) -> None:
+        """The client goes away: "fin", "half-close" (of the transport), "rst", "reset" (RST_STREAM), "goaway", "close"
+        (a WebSocket Close)."""
+        line = self.line
+        match how:
+            case "fin":
+                line.peer.close()
+            case "half-close":
+                line.transport.send_eof()
+            case "rst":
+                line.reset()
+            case "reset":
+                await line.send(Reset(stream=self.stream, code=8))
+            case "goaway":
+                await line.send(GoAway())
+                line.peer.close()
+            case "close":
+                await line.send(Close(code=1000))
+
+
+class LinesCall(Call):
+    """LMI, jsonlines."""
+
+    async def open(self, model: str, *, upto: int = 2**31 - 1, body: bytes | None = None) -> None:
+        asked = {"inputs": "x", "stream": True, "parameters": {"max_new_tokens": upto}}
+        self._whole = False
+        await self.line.send(*client.post(self.stream, f"/predictions/{model}", body or json.dumps(asked).encode()))
+
+    def feed(self, data: bytes) -> None:
+        self._body += data
+        while self.status == 200 and b"\n" in self._body:
+            line, _, rest = bytes(self._body).partition(b"\n")
+            self._body[:] = rest
+            document = parse_stream_line(line)
+            token = document["token"]
+            if "error_msg" in token:
+                self._failure = Over("error", token["error_msg"])
+            elif not token.get("special_token"):
+                self._numbers.append(token["id"])
+            self._whole |= "generated_text" in document
+
+    def ended(self) -> Over:
+        if self.status != 200:
+            return super().ended()
+        return self._failure or (Over("complete") if self._whole else Over("cut", "no last line"))
+
+
+class JSONCall(LinesCall):
+    """LMI, one JSON document."""
+
+    async def open(self, model: str, *, upto: int = 1000, body: bytes | None = None) -> None:
+        asked = {"inputs": "x", "parameters": {"max_new_tokens": upto}}
+        await self.line.send(*client.post(self.stream, f"/predictions/{model}", body or json.dumps(asked).encode()))
+
+    feed, ended = Call.feed, Call.ended
+
+
+class InferCall(Call):
+    """v2 infer."""
+
+    async def open(self, model: str) -> None:
+        tensor = {"name": "x", "shape": [1], "datatype": "INT64", "data": [1]}
+        body = json.dumps({"inputs": [tensor]}).encode()
+        await self.line.send(*client.post(self.stream, f"/v2/models/{model}/infer", body))
+
+
+class EventsCall(Call):
+    """BiDi over HTTP/2."""
+
+    _said = 0
+
+    async def open(self, model: str) -> None:
+        self._decoder = bidi.ResponseDecoder()
+        head = [(b"content-type", bidi.CONTENT_TYPE.encode())]
+        await self.line.send(*client.post(self.stream, f"/endpoints/{model}/invocations-bidirectional-stream", None, head))
+
+    def part(self, size: int = PAYLOAD) -> Data:
+        """The next numbered part, as the SDK frames it."""
+        data = f"{self._said:08d}".encode().ljust(size, b".")
+        self._said += 1
+        return Data(stream=self.stream, buffers=tuple(bidi.encode_request_part(data, date_ms=0)))
+
+    async def say(self, size: int = PAYLOAD) -> None:
+        await self.line.send(self.part(size))
+
+    async def hush(self) -> None:
+        """The input is complete."""
+        end = Data(stream=self.stream, buffers=tuple(bidi.encode_request_end(date_ms=0)))
+        await self.line.send(end, End(stream=self.stream))
+
+    def feed(self, data: bytes) -> None:
+        if self.status != 200:
+            self._body += data
+            return
+        self._decoder.receive_data(data)
+        while True:
+            match self._decoder.next_event():
+                case bidi.PayloadPart(data=part):
+                    self._numbers.append(int(bytes(part[:8])))
+                case bidi.StreamFailure() as failure:
+                    self._failure = Over("error", failure.message, failure.exception_type)
+                case _:
+                    return
+
+    def ended(self) -> Over:
+        if self.status != 200:
+            return super().ended()
+        self._decoder.receive_eof()
+        return self._failure or Over("complete")
+
+
+class SocketCall(Call):
+    """The container's WebSocket."""
+
+    _said = 0
+
+    def part(self, size: int = PAYLOAD) -> Frame:
+        data = f"{self._said:08d}".encode().ljust(size, b".")
+        self._said += 1
+        return Frame(opcode=Opcode.BINARY, fin=True, data=data)
+
+    async def say(self, size: int = PAYLOAD) -> None:
+        await self.line.send(self.part(size))
+
+    async def _step(self) -> None:
+        match await self.line.event(1):
+            case Frame(data=data):
+                self._numbers.append(int(bytes(data[:8])))
+            case Close(code=code, reason=reason):
+                await self.line.peer.flush()  # the machine has answered
+                self.over = Over("complete" if code == 1000 else "error", reason, str(code))
+            case ConnectionEnd():
+                self.over = Over("cut")
+            case Ping() | Pong():
+                pass
+
+
+def raw(stream: int, method: bytes, path: str, **options: Any) -> Request:
+    """A request head by hand."""
+    return Request(stream=stream, method=method, target=path.encode(), authority=b"localhost", **options)

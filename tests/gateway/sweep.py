@@ -1,0 +1,582 @@
+"""The cancel sweep: every scenario is interrupted at each of its steps, and after every run the invariants must hold.
+
+`python -m tests.gateway.sweep --seeds N` runs all of it; a failure prints how to run that one again.
+"""
+
+from __future__ import annotations
+
+import argparse
+import logging
+import sys
+import time
+import warnings
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from typing import Any, final
+
+import outcome
+import trio
+import trio.testing
+from trio._core import _run
+
+from gateway.errors import DeadlineExceeded, Ending
+from gateway.exchange import Exchange
+from gateway.gateway import Gateway
+from gateway.observe import Observer
+from gateway.transport import MemoryTransport, memory_pair
+from gateway.wires.connection import Connection
+from gateway.wires.http2 import HTTP2Wire
+from gateway.workers.worker import State
+from protocols.http2 import HTTP2Connection
+from tests.gateway.sweep_scenarios import FRESH, SCENARIOS, VICTIM, Boom, Scenario, Stage, Talk, View, serve
+
+_END = 30.0
+"""Virtual seconds after which a run counts as hanging."""
+_STEP_SECONDS = 0.0023
+"""What a blocking step takes."""
+
+
+@final
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Target:
+    """What is cancelled, and what may become of whom."""
+
+    name: str
+    ready: Callable[[Run], bool]
+    """Whether there is something to cancel: only such steps are counted."""
+    fire: Callable[[Run], None]
+    spares: Callable[[Run, Talk], bool]
+    """Whether an exchange must not notice."""
+    endings: frozenset[Ending]
+    """What may become of the victim, besides COMPLETE."""
+    wires: frozenset[str] = frozenset({"http/1.1", "http/2", "websocket"})
+    embedded: bool = False
+    """The connections are tasks of an embedder, not of the gateway."""
+    fatal: bool = False
+    """The gateway ends with it."""
+    within: float = 1.0
+    """Virtual seconds in which everything must be over."""
+    logs: frozenset[str] = frozenset()
+    """Errors that the log may name."""
+
+
+@final
+class Recorder:
+    """The gateway's observer, with a count of each exchange's endings."""
+
+    def __init__(self, observer: Observer) -> None:
+        self._observer = observer
+        self.opened_ids: list[str] = []
+        self.endings_of: dict[str, list[Ending]] = {}
+        """By exchange id."""
+        self.by_talk: dict[str, Exchange] = {}
+        self.closed_at: dict[str, float] = {}
+
+    @property
+    def live(self) -> set[Exchange]:
+        return self._observer.live
+
+    @property
+    def endings(self) -> Any:
+        return self._observer.endings
+
+    def opened(self, exchange: Exchange) -> None:
+        self._observer.opened(exchange)
+        self.opened_ids.append(exchange.id)
+        self.endings_of[exchange.id] = []
+        self.by_talk[exchange.query.decode().removeprefix("talk=")] = exchange
+
+    def closed(self, exchange: Exchange, now: float) -> None:
+        assert exchange.ending is not None
+        self.endings_of[exchange.id].append(exchange.ending)
+        self.closed_at[exchange.query.decode().removeprefix("talk=")] = now
+        if len(self.endings_of[exchange.id]) == 1:
+            self._observer.closed(exchange, now)
+
+    def ending(self, talk: Talk) -> Ending | None:
+        exchange = self.by_talk.get(talk.name)
+        return None if exchange is None else exchange.ending
+
+
+@final
+class Run(trio.abc.Instrument):
+    """One scenario, interrupted once or not at all."""
+
+    def __init__(self, scenario: Scenario, target: Target, step: int, *, trace: bool = False) -> None:
+        self.scenario, self.target, self.step = scenario, target, step
+        self.problems: list[str] = []
+        self.trace: list[tuple[str, float, int]] | None = [] if trace else None
+        self.steps = 0
+        self.fired_at: float | None = None
+        self.stage = Stage(self.connect)
+        self.stage.rude = scenario.rude
+        self.gateway = Gateway(
+            scenario.config, serve(self.stage, scenario.model(self.stage), scenario.family, capacity=scenario.capacity)
+        )
+        self.recorder = Recorder(self.gateway._observer)
+        self.gateway._observer = self.recorder  # type: ignore[assignment]
+        self.serving = trio.CancelScope()
+        self.ours: dict[str, MemoryTransport] = {}
+        self.theirs: dict[str, MemoryTransport] = {}
+        self.tasks: set[trio.lowlevel.Task] = set()
+        self._root: trio.Nursery
+        self._playing = False
+
+    # -- connections -----------------------------------------------------------------------------------------------
+
+    def connect(self, line: str) -> MemoryTransport:
+        """A client's end of a new connection; a closed one where the gateway takes none any more."""
+        ours, theirs = self.ours[line], self.theirs[line] = memory_pair(self.scenario.buffer)
+        nursery = self._root if self.target.embedded else self.gateway._connection_nursery
+        if nursery is None or self.serving.cancel_called or self.gateway._stop.is_set():
+            theirs.close()
+        else:
+            nursery.start_soon(self.gateway.serve_transport, theirs)
+        return ours
+
+    def connection(self, line: str) -> Connection | None:
+        """The server's side of it, while it is served."""
+        theirs = self.theirs.get(line)
+        return next((c for c in self.gateway._connections if c.transport is theirs), None)
+
+    @property
+    def victim(self) -> Talk | None:
+        return self.stage.talks.get(VICTIM)
+
+    @property
+    def exchange(self) -> Exchange | None:
+        """The victim's, while it is live."""
+        exchange = self.recorder.by_talk.get(VICTIM)
+        return exchange if exchange is not None and exchange in self.recorder.live else None
+
+    # -- the instrument --------------------------------------------------------------------------------------------
+
+    def task_spawned(self, task: trio.lowlevel.Task) -> None:
+        self.tasks.add(task)
+
+    def task_exited(self, task: trio.lowlevel.Task) -> None:
+        self.tasks.discard(task)
+
+    def before_task_step(self, task: trio.lowlevel.Task) -> None:
+        if self.trace is not None:
+            self.trace.append((task.name, round(trio.current_time(), 6), len(self.recorder.opened_ids)))
+        if self._playing and self.fired_at is None and self.step and self.target.ready(self):
+            self.steps += 1
+            if self.steps == self.step:
+                self.fired_at = trio.current_time()
+                try:
+                    self.target.fire(self)
+                except Exception as e:
+                    self.problems.append(f"the target could not be cancelled: {e!r}")
+
+    def after_task_step(self, task: trio.lowlevel.Task) -> None:
+        if self._playing and len(self.problems) < 5:
+            for connection in self.gateway._connections:
+                if isinstance(connection.wire, HTTP2Wire):
+                    self._check_windows(connection.wire._machine, task)
+
+    def _check_windows(self, machine: HTTP2Connection, task: trio.lowlevel.Task) -> None:
+        for stream, ledger in machine.windows().items():
+            if ledger.available != ledger.library or ledger.unread < 0 or ledger.owed < 0:
+                self.problems.append(f"4: window of stream {stream} is {ledger} after a step of {task.name}")
+
+    # -- the run ---------------------------------------------------------------------------------------------------
+
+    async def main(self) -> None:
+        """Plays the scenario, then looks whether everything is as it was before."""
+        with trio.move_on_after(_END) as scope:
+            async with trio.open_nursery() as self._root:
+                await self._root.start(self._serve)
+                before = set(self.tasks)
+                await self._play()
+                if self.fired_at is None or not self.target.fatal:
+                    await self._play_again()
+                await self._until_quiet(before)
+                self.serving.cancel()
+        if scope.cancelled_caught:
+            live = [(e.query.decode(), e.ending, e.finishing) for e in self.recorder.live]
+            self.problems.append(f"11: it hangs; live: {live}, tasks: {sorted(t.name for t in self.tasks)}")
+
+    async def _serve(self, *, task_status: trio.TaskStatus[None]) -> None:
+        with self.serving:
+            await self.gateway.serve(task_status=task_status)
+
+    async def _play(self) -> None:
+        self._playing = True
+        await self.scenario.play(self.stage)
+        self._playing = False
+
+    async def _play_again(self) -> None:
+        """The worker is there and answers."""
+        await trio.testing.wait_all_tasks_blocked()
+        worker = self.gateway.supervisor.workers["m"]
+        with trio.move_on_after(1.0):
+            while worker.state is not State.READY:
+                await trio.sleep(0.01)
+        if worker.state is not State.READY:
+            self.problems.append(f"the worker is {worker.state} afterwards")
+        self.stage.rude, self.stage.raise_at = False, 0
+        await self.scenario.again(self.stage)
+
+    async def _until_quiet(self, before: set[trio.lowlevel.Task]) -> None:
+        began = trio.current_time()
+        with trio.move_on_after(self.target.within):
+            while not self._quiet(before):
+                await trio.sleep(0.01)
+        left = [t.name.rpartition(".")[2] for t in self._left(before)]
+        counts = self.gateway.counts()
+        expected = (0, 0, 0, 0)
+        found = (counts.connections, counts.exchanges, counts.bytes_reserved, counts.slots_in_use)
+        if found != expected or left:
+            self.problems.append(
+                f"3: {trio.current_time() - began:.2f} s after the last client left there are {found[0]} connections, "
+                f"{found[1]} exchanges, {found[2]} bytes reserved, {found[3]} slots in use, tasks {left}"
+            )
+
+    def _quiet(self, before: set[trio.lowlevel.Task]) -> bool:
+        counts = self.gateway.counts()
+        busy = counts.connections or counts.exchanges or counts.bytes_reserved or counts.slots_in_use
+        return not busy and not self._left(before)
+
+    def _left(self, before: set[trio.lowlevel.Task]) -> list[trio.lowlevel.Task]:
+        """Tasks that were not there before, without those of a worker that has restarted."""
+        return [t for t in self.tasks - before if not t.name.endswith("load.<locals>.crash")]
+
+    # -- the invariants --------------------------------------------------------------------------------------------
+
+    def check(self) -> None:
+        """What must hold when the run is over. The numbers are those of the fault model."""
+        problem = self.problems.append
+        for talk in self.stage.talks.values():
+            self._check_talk(talk)
+        for id, endings in self.recorder.endings_of.items():
+            if len(endings) != 1:
+                problem(f"2: exchange {id} ended {len(endings)} times: {endings}")
+        used, high = self.gateway.budget.used, self.gateway.budget.high_water
+        if used:
+            problem(f"3: {used} bytes of the budget are still in use")
+        if high > self.scenario.memory:
+            problem(f"5: {high} bytes were in use, {self.scenario.memory} are the sum of the bounds")
+
+    def _check_talk(self, talk: Talk) -> None:
+        ending, problem = self.recorder.ending(talk), self.problems.append
+        if talk.taken != talk.asked[: len(talk.taken)]:
+            problem(f"1: {talk.name}: the model took {_short(talk.taken)} of {_short(talk.asked)}")
+        if talk.heard != talk.said[: len(talk.heard)]:
+            problem(f"1: {talk.name}: the client heard {_short(talk.heard)} of {_short(talk.said)}")
+        if talk.begun > 1 or talk.begun != talk.over:
+            problem(f"3: {talk.name}: the model was called {talk.begun} times and ended {talk.over} times")
+        if not _agree(ending, talk):
+            problem(f"2: {talk.name}: the exchange's ending is {ending}, the client's view is {talk.view}, left={talk.left}")
+        if ending is Ending.COMPLETE and talk.view is View.COMPLETE and talk.heard != talk.said:
+            problem(f"1: {talk.name}: complete, and the client heard {_short(talk.heard)} of {_short(talk.said)}")
+        fired = self.fired_at
+        if fired is None or talk.name == FRESH or (talk.name != VICTIM and self.target.spares(self, talk)):
+            if ending is not Ending.COMPLETE and talk.asked:
+                problem(f"7: {talk.name}: ended with {ending}, and nothing had been done to it")
+        elif talk.name == VICTIM:
+            if ending not in (None, Ending.COMPLETE, *self.target.endings):
+                problem(f"2: {talk.name}: ended with {ending}")
+            late = self.recorder.closed_at.get(VICTIM, fired) - fired
+            if late > self.target.within:
+                problem(f"11: the victim ended {late:.2f} s after it was interrupted")
+
+
+def _agree(ending: Ending | None, talk: Talk) -> bool:
+    """Whether the wire's end says what the exchange's ending says."""
+    match ending, talk.view:
+        case _, View.PENDING:
+            return ending is None
+        case None, view:
+            return view is View.CUT
+        case Ending.COMPLETE, view:
+            return view is View.COMPLETE or talk.left
+        case Ending.LOST, view:
+            return view is View.CUT
+        case Ending.CANCELLED, view:
+            return talk.left and view is not View.COMPLETE
+        case _, view:
+            return view is View.ERROR or talk.left
+
+
+def _short(messages: list[bytes]) -> str:
+    return repr([m[:12] for m in messages])
+
+
+# -- targets -------------------------------------------------------------------------------------------------------
+
+
+def _victim_talks(run: Run) -> bool:
+    return run.victim is not None and run.victim.view is View.PENDING and VICTIM in run.ours
+
+
+def _always(run: Run) -> bool:
+    return True
+
+
+def _other_line(run: Run, talk: Talk) -> bool:
+    return talk.line != VICTIM
+
+
+def _others(run: Run, talk: Talk) -> bool:
+    return True
+
+
+def _nobody(run: Run, talk: Talk) -> bool:
+    return False
+
+
+def _leave(how: Callable[[MemoryTransport], None]) -> Callable[[Run], None]:
+    def fire(run: Run) -> None:
+        for talk in run.stage.talks.values():
+            if talk.line == VICTIM:
+                talk.left = True
+        how(run.ours[VICTIM])
+
+    return fire
+
+
+def _cancel_connection(run: Run) -> None:
+    connection = run.connection(VICTIM)
+    assert connection is not None
+    connection.nursery.cancel_scope.cancel()
+
+
+def _interrupt(run: Run) -> None:
+    assert run.exchange is not None
+    run.exchange.interrupt(DeadlineExceeded("the sweep says so"))
+
+
+def _deadline(run: Run) -> None:
+    assert run.exchange is not None
+    run.exchange.work.deadline = trio.current_time()
+
+
+def _drain(run: Run) -> None:
+    run.gateway.begin_drain()
+    run.gateway.hurry()
+
+
+def _is_live(run: Run) -> bool:
+    return run.exchange is not None
+
+
+_LEFT = frozenset({Ending.CANCELLED})
+_LOST = frozenset({Ending.LOST})
+
+TARGETS: dict[str, Target] = {
+    target.name: target
+    for target in (
+        Target(
+            name="close", ready=_victim_talks, fire=_leave(MemoryTransport.close), spares=_other_line, endings=_LEFT
+        ),
+        Target(
+            name="abort", ready=_victim_talks, fire=_leave(MemoryTransport.reset), spares=_other_line, endings=_LEFT
+        ),
+        Target(
+            name="half-close", ready=_victim_talks, fire=_leave(MemoryTransport.send_eof), spares=_other_line, endings=_LEFT
+        ),
+        Target(
+            name="reset",
+            ready=lambda run: run.stage.can_leave and _victim_talks(run),
+            fire=lambda run: run.stage.leave.ring(),
+            spares=_others,
+            endings=_LEFT,
+            wires=frozenset({"http/2", "websocket"}),
+        ),
+        Target(
+            name="serve", ready=_always, fire=lambda run: run.serving.cancel(), spares=_nobody,
+            endings=_LOST | {Ending.MODEL_ERROR}, fatal=True,
+        ),
+        Target(
+            name="serve-embedded", ready=_always, fire=lambda run: run.serving.cancel(), spares=_nobody,
+            endings=_LOST | {Ending.MODEL_ERROR}, fatal=True, embedded=True,
+        ),
+        Target(
+            name="connection", ready=lambda run: run.connection(VICTIM) is not None, fire=_cancel_connection,
+            spares=_other_line, endings=_LOST,
+        ),
+        Target(
+            name="interrupt", ready=_is_live, fire=_interrupt, spares=_others, endings=frozenset({Ending.DEADLINE})
+        ),
+        Target(name="deadline", ready=_is_live, fire=_deadline, spares=_others, endings=frozenset({Ending.DEADLINE})),
+        Target(
+            name="drain", ready=_always, fire=_drain, spares=_nobody, fatal=True, within=2.5,
+            endings=frozenset({Ending.DRAINED, Ending.REFUSED}),
+        ),
+        Target(
+            name="drain-embedded", ready=_always, fire=_drain, spares=_nobody, fatal=True, within=2.5, embedded=True,
+            endings=frozenset({Ending.DRAINED, Ending.REFUSED}),
+        ),
+        Target(
+            name="worker", ready=_always, fire=lambda run: run.stage.crash.ring(),
+            spares=lambda run, talk: talk.model != "m", endings=frozenset({Ending.MODEL_ERROR, Ending.REFUSED}),
+            logs=frozenset({"model crashed"}),
+        ),
+        Target(
+            name="raise", ready=lambda run: False, fire=lambda run: None, spares=_others,
+            endings=frozenset({Ending.MODEL_ERROR}), logs=frozenset({"model raised"}),
+        ),
+    )
+}  # fmt: skip
+
+
+def applies(scenario: Scenario, target: Target) -> bool:
+    """Whether a wire knows such an end, and a model such a place."""
+    return scenario.wire in target.wires
+
+
+# -- running -------------------------------------------------------------------------------------------------------
+
+
+@final
+class _Log(logging.Handler):
+    """Errors that the gateway logs, beside those that are expected."""
+
+    def __init__(self) -> None:
+        super().__init__(logging.ERROR)
+        self.records: list[logging.LogRecord] = []
+
+    def emit(self, record: logging.LogRecord) -> None:
+        self.records.append(record)
+
+
+@contextmanager
+def _surroundings(seed: int) -> Iterator[_Log]:
+    """A seeded scheduler, threads that are tasks, and the gateway's log caught; afterwards all is as it was."""
+    log, logger = _Log(), logging.getLogger("gateway")
+    before = (logger.level, logger.propagate, _run._ALLOW_DETERMINISTIC_SCHEDULING, _run._r.getstate())
+    threads = trio._threads.start_thread_soon, trio.lowlevel.start_thread_soon
+    logger.setLevel(logging.ERROR)
+    logger.propagate = False
+    logger.addHandler(log)
+    _run._ALLOW_DETERMINISTIC_SCHEDULING = True  # type: ignore[misc]
+    _run._r.seed(seed)
+    trio._threads.start_thread_soon = trio.lowlevel.start_thread_soon = _start_task_soon  # type: ignore[assignment]
+    try:
+        yield log
+    finally:
+        trio._threads.start_thread_soon, trio.lowlevel.start_thread_soon = threads
+        _run._r.setstate(before[3])
+        _run._ALLOW_DETERMINISTIC_SCHEDULING = before[2]  # type: ignore[misc]
+        logger.removeHandler(log)
+        logger.level, logger.propagate = before[0], before[1]
+
+
+def _start_task_soon(fn: Callable[[], Any], deliver: Callable[[outcome.Outcome[Any]], object], name: str = "") -> None:
+    """In place of a thread, which no seed can schedule: a task that takes virtual time."""
+
+    async def thread() -> None:
+        await trio.sleep(_STEP_SECONDS)
+        deliver(outcome.capture(fn))
+
+    trio.lowlevel.spawn_system_task(thread, name="thread")
+
+
+@final
+@dataclass(slots=True)
+class Result:
+    """What one run gave."""
+
+    fired: bool
+    problems: list[str]
+    trace: list[tuple[str, float, int]] | None
+
+
+def run_once(scenario: Scenario, target: Target, seed: int, step: int, *, trace: bool = False) -> Result:
+    """One run, interrupted at that step; step 0 is never."""
+    with _surroundings(seed) as log, warnings.catch_warnings(record=True) as warned:
+        warnings.simplefilter("always")
+        run = Run(scenario, target, step, trace=trace)
+        if target.name == "raise":
+            run.stage.raise_at = step
+            run.step = 0
+        try:
+            trio.run(run.main, clock=trio.testing.MockClock(autojump_threshold=0), instruments=[run])
+        except BaseException as e:
+            if isinstance(e, KeyboardInterrupt):
+                raise
+            run.problems.append(f"8: {_flat(e)} came out")
+        if target.name == "raise" and run.stage.points >= step > 0:
+            run.fired_at = 0.0
+        run.check()
+    expected = target.logs | ({"model raised"} if scenario.rude else frozenset())
+    for record in log.records:
+        if record.getMessage() not in expected:
+            error = record.exc_info[1] if record.exc_info else None
+            run.problems.append(f"8: logged: {record.getMessage()}: {_flat(error) if error else ''}")
+    run.problems += [f"warning: {w.message}" for w in warned]
+    return Result(run.fired_at is not None, run.problems, run.trace)
+
+
+def _flat(error: BaseException) -> str:
+    if isinstance(error, BaseExceptionGroup):
+        return f"{type(error).__name__}[{', '.join(_flat(e) for e in error.exceptions)}]"
+    at = error.__traceback__
+    while at is not None and at.tb_next is not None:
+        at = at.tb_next
+    where = f" at {at.tb_frame.f_code.co_filename.rpartition('/')[2]}:{at.tb_lineno}" if at is not None else ""
+    return f"{error!r}{where}"
+
+
+@final
+@dataclass(slots=True)
+class Swept:
+    """What a sweep found."""
+
+    runs: int = 0
+    failures: list[tuple[int, list[str]]] = field(default_factory=list)
+    """Steps, and what was wrong there."""
+
+
+def sweep(scenario: Scenario, target: Target, seed: int, *, start: int = 1, stride: int = 1, most: int = 5) -> Swept:
+    """Interrupts the scenario at the steps start, start + stride ... until it ends before that step, or until there are
+    `most` failures."""
+    swept, step = Swept(), start
+    while len(swept.failures) < most:
+        result = run_once(scenario, target, seed, step)
+        swept.runs += 1
+        if result.problems:
+            swept.failures.append((step, result.problems))
+        if not result.fired:
+            break
+        step += stride
+    return swept
+
+
+def _command() -> int:
+    parser = argparse.ArgumentParser(prog="python -m tests.gateway.sweep", description=__doc__)
+    parser.add_argument("--seeds", type=int, default=1, help="how many seeds, from 0")
+    parser.add_argument("--seed", type=int, help="this seed alone")
+    parser.add_argument("--step", type=int, help="this step alone")
+    parser.add_argument("--stride", type=int, default=1)
+    parser.add_argument("--scenario", choices=SCENARIOS, action="append")
+    parser.add_argument("--target", choices=TARGETS, action="append")
+    options = parser.parse_args()
+    seeds = range(options.seeds) if options.seed is None else [options.seed]
+    runs = failed = 0
+    began = time.perf_counter()
+    for scenario in (SCENARIOS[name] for name in options.scenario or SCENARIOS):
+        for target in (TARGETS[name] for name in options.target or TARGETS):
+            if not applies(scenario, target):
+                continue
+            for seed in seeds:
+                if options.step is not None:
+                    result = run_once(scenario, target, seed, options.step)
+                    swept = Swept(1, [(options.step, result.problems)] if result.problems else [])
+                else:
+                    swept = sweep(scenario, target, seed, stride=options.stride)
+                runs += swept.runs
+                failed += len(swept.failures)
+                for step, problems in swept.failures:
+                    print(f"--scenario {scenario.name} --target {target.name} --seed {seed} --step {step}")
+                    for problem in problems:
+                        print(f"    {problem}")
+    seconds = time.perf_counter() - began
+    print(f"{runs} runs, {failed} failures, {seconds:.0f} s, {runs / seconds:.0f} runs a second")
+    return 1 if failed else 0
+
+
+if __name__ == "__main__":
+    sys.exit(_command())

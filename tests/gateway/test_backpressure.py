@@ -1,0 +1,267 @@
+"""A client that stops reading stops its model, a model that stops reading stops its client, and nobody else waits."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import trio
+
+from gateway.config import Config, HTTP2Config, LimitsConfig
+from gateway.exchange import Exchange
+from models.messages import Part
+from models.session import Session
+from protocols.events import Data, End, Frame
+from tests.gateway.promises import (
+    PAYLOAD,
+    STREAMS,
+    EventsCall,
+    House,
+    KiB,
+    Over,
+    Probe,
+    SocketCall,
+    answering,
+    at_once,
+    counting,
+    deaf,
+    echoing,
+    raw,
+    serving,
+    silent,
+)
+
+CAPACITY = 32 * KiB
+SEND_BUFFER = LimitsConfig().send_buffer
+READ_AHEAD = LimitsConfig().read_ahead
+WINDOW = HTTP2Config().initial_window
+# What a message's framing adds to its payload, at least and at most: a line's keys and a chunk's ends, an event's headers,
+# frame heads.
+FRAMING = {"lmi-http1": (60, 110), "lmi-http2": (60, 110), "bidi": (120, 180), "websocket": (4, 10)}
+
+
+def messages(wire: str, held: int) -> tuple[int, int]:
+    """How many numbered messages fill `held` bytes, at least and at most. A message is let in while a byte estimate of
+    it fits, so that one may reach beyond."""
+    least, most = FRAMING[wire]
+    return held // (PAYLOAD + most) - 1, held // (PAYLOAD + least) + 2
+
+
+@pytest.mark.parametrize("wire", STREAMS)
+async def test_a_client_that_reads_nothing_stops_its_model_within_the_bound(wire: str, autojump_clock: Any) -> None:
+    # produced <= (what the kernel's buffers hold + limits.send_buffer, which counts the write under way) / message
+    probe = Probe(counting)
+    least, most = messages(wire, SEND_BUFFER)[0], messages(wire, CAPACITY + SEND_BUFFER)[1]
+    async with serving(probe.spec(wire), capacity=CAPACITY) as house:
+        call = await house.call(wire)
+        await house.still()
+        assert least <= probe.sent <= most
+        produced = probe.sent
+        await trio.sleep(20)  # below limits.write_stall
+        assert probe.sent == produced
+
+        assert await call.take(produced + 500) == list(range(produced + 500))
+        assert probe.sent <= produced + 500 + most
+        await call.leave("fin")
+
+
+@pytest.mark.parametrize("wire", ["lmi-http2", "bidi"])
+async def test_a_client_that_gives_no_credit_stops_its_model_within_the_bound(wire: str, autojump_clock: Any) -> None:
+    # produced <= (the client's window + limits.send_buffer) / message; the connection itself is read all the time
+    probe = Probe(counting)
+    least, most = messages(wire, SEND_BUFFER)[0], messages(wire, WINDOW + SEND_BUFFER)[1]
+    async with serving(probe.spec(wire), Probe(echoing, "other").spec("bidi")) as house:
+        line = house.line("http2")
+        call = await house.call(wire, line=line)
+        await line.read()
+        assert least <= probe.sent <= most
+        await line.ping()
+        await other_streams_go_on(house, line)
+        produced = probe.sent
+
+        assert await call.take(produced + 200) == list(range(produced + 200))
+        await call.leave("reset")
+
+
+async def other_streams_go_on(house: House, line: Any) -> None:
+    with at_once():
+        other = await house.call("bidi", "other", line=line)
+        assert isinstance(other, EventsCall)
+        for number in range(3):
+            await other.say()
+            assert await other.next() == number
+        await other.hush()
+        assert await other.rest() == ([], Over("complete"))
+
+
+@pytest.mark.parametrize("stalled", [4, 8])
+async def test_stalled_streams_do_not_hold_the_large_messages_of_another(stalled: int, autojump_clock: Any) -> None:
+    # together they queue more than limits.connection_send_buffer; a message larger than the share must still get out
+    async def large(probe: Probe, session: Session[Any, Part]) -> None:
+        async for _ in session:
+            await session.send(Part(data=b"00000007" + bytes(40 * KiB)))
+
+    other = Probe(large, "other")
+    async with serving(Probe(counting).spec("bidi"), other.spec("bidi")) as house:
+        line = house.line("http2")
+        calls = [await house.call("bidi", line=line) for _ in range(stalled)]
+        await line.read()
+        with at_once():
+            lively = await house.call("bidi", "other", line=line)
+            assert isinstance(lively, EventsCall)
+            for _ in range(3):
+                await lively.say()
+                assert await lively.next() == 7
+            await lively.hush()
+            assert await lively.rest() == ([], Over("complete"))
+        for call in calls:
+            await call.leave("reset")
+
+
+async def test_a_message_larger_than_the_send_buffer_is_charged_until_it_has_left(autojump_clock: Any) -> None:
+    size = 1024 * KiB
+
+    async def one_large(probe: Probe, session: Session[Any, Part]) -> None:
+        await session.send(Part(data=bytes(size)))
+        probe.sent += 1
+        await session.send(Part(data=b"after"))
+        await probe.go.wait()
+
+    probe = Probe(one_large)
+    async with serving(probe.spec("websocket")) as house:
+        call = await house.call("websocket")
+        await house.still()
+        assert probe.sent == 1
+        assert house.gateway.budget.used == size
+        for _ in range(2):
+            await call.line.event(1)
+        await house.still()
+        assert house.gateway.budget.used == 0
+        probe.go.set()
+        assert await call.rest() == ([], Over("complete", code="1000"))
+
+
+async def test_a_model_that_reads_nothing_closes_its_own_window_and_no_other(autojump_clock: Any) -> None:
+    model = Probe(deaf)
+    async with serving(model.spec("bidi"), Probe(echoing, "other").spec("bidi")) as house:
+        line = house.line("http2")
+        call = await house.call("bidi", line=line)
+        assert isinstance(call, EventsCall)
+        await line.read()  # the server's SETTINGS
+        for _ in range(40):
+            await call.say(16 * KiB)
+        await line.read()
+        (connection,) = house.gateway._connections
+        machine = connection.wire._machine  # type: ignore[attr-defined]
+        assert machine.unconsumed == WINDOW
+        assert line.machine.queued(1) > 40 * 16 * KiB - WINDOW  # type: ignore[attr-defined]  # the rest waits in the client
+        await line.ping()
+        await other_streams_go_on(house, line)
+
+        model.go.set()
+        await call.hush()
+        assert await call.rest() == ([], Over("complete"))
+        assert model.received == list(range(40))
+
+
+async def test_a_websocket_is_read_ahead_to_its_bound_and_no_further(autojump_clock: Any) -> None:
+    model, part = Probe(deaf), 16 * KiB
+    async with serving(model.spec("websocket"), capacity=CAPACITY) as house:
+        call = await house.call("websocket")
+        assert isinstance(call, SocketCall)
+        async with trio.open_nursery() as nursery:
+
+            @nursery.start_soon
+            async def offer() -> None:
+                for _ in range(40):
+                    await call.say(part)
+
+            await house.still()
+            (connection,) = house.gateway._connections
+            machine = connection.wire._machine  # type: ignore[attr-defined]
+            held = machine.unconsumed + machine.unread
+            assert READ_AHEAD <= held < READ_AHEAD + 64 * KiB  # one read reaches beyond
+            assert house.gateway.budget.used == machine.unconsumed
+            assert connection.reading_paused
+            model.go.set()
+        await house.still()
+        assert model.received == list(range(40))
+        assert machine.unconsumed == 0
+        await call.leave("close")
+
+
+async def test_a_chunked_upload_is_read_ahead_to_its_bound_and_no_further(autojump_clock: Any) -> None:
+    go, received = trio.Event(), bytearray()
+
+    async def slow(exchange: Exchange) -> None:
+        await go.wait()
+        while (piece := await exchange.receive()) is not None:
+            assert not isinstance(piece, Frame)
+            received.extend(piece)
+        exchange.respond(200, [])
+
+    async with serving(capacity=CAPACITY) as house:
+        house.gateway._router.add("POST", "/slow", slow)
+        line = house.line("http1")
+        async with trio.open_nursery() as nursery:
+
+            @nursery.start_soon
+            async def upload() -> None:
+                await line.send(raw(1, b"POST", "/slow"))
+                for number in range(40):
+                    await line.send(Data(stream=1, buffers=(bytes((number,)) * 16 * KiB,)))
+                await line.send(End(stream=1))
+
+            await house.still()
+            (connection,) = house.gateway._connections
+            machine = connection.wire._machine  # type: ignore[attr-defined]
+            assert READ_AHEAD <= machine.unconsumed + machine.unread < READ_AHEAD + 64 * KiB
+            assert house.gateway.budget.used == machine.unconsumed
+            go.set()
+        assert (await line.peer.read_answer(1))[0] == 200
+        assert received == b"".join(bytes((number,)) * 16 * KiB for number in range(40))
+
+
+async def test_requests_pipelined_behind_a_waiting_one_are_read_to_the_bound_and_no_further(autojump_clock: Any) -> None:
+    async with serving(Probe(silent).spec("lmi-http1"), capacity=CAPACITY) as house:
+        call = await house.call("lmi-http1")
+        transport = call.line.transport
+        sent = 0
+        while (n := transport.try_send([b"GET /ping HTTP/1.1\r\nhost: x\r\n\r\n" * 100])) or sent == 0:
+            sent += n
+            await house.still()
+        assert READ_AHEAD <= sent < READ_AHEAD + 64 * KiB + CAPACITY
+        await call.leave("fin")
+        await trio.sleep(2)  # the reader had stopped: the coarse timer looks for a hang-up
+        assert house.endings == {"cancelled-by-client": 1}
+
+
+async def test_two_ends_with_full_buffers_do_not_wait_for_each_other(autojump_clock: Any) -> None:
+    # an echo whose client writes without reading stops at every bound at once, and moves on when the client reads
+    probe = Probe(echoing)
+    async with serving(probe.spec("bidi"), capacity=CAPACITY) as house:
+        call = await house.call("bidi")
+        assert isinstance(call, EventsCall)
+        async with trio.open_nursery() as nursery:
+
+            @nursery.start_soon
+            async def talk() -> None:
+                for _ in range(1000):
+                    await call.say()
+                await call.hush()
+
+            await house.still()
+            assert probe.sent < 1000
+            assert await call.rest() == (list(range(1000)), Over("complete"))
+
+
+async def test_a_slow_client_costs_its_neighbour_on_another_connection_nothing(autojump_clock: Any) -> None:
+    slow, quick = Probe(counting), Probe(answering, "quick")
+    quick.go.set()
+    async with serving(slow.spec("lmi-http1"), quick.spec("lmi-http1"), config=Config()) as house:
+        call = await house.call("lmi-http1")
+        await house.still()
+        with at_once():
+            neighbour = await house.call("lmi-http1", "quick")
+            assert await neighbour.rest() == ([0], Over("complete"))
+        await call.leave("rst")

@@ -1,0 +1,304 @@
+"""A client that leaves cancels its model at once, whatever it was doing, ends once, and leaves nothing behind."""
+
+from __future__ import annotations
+
+import threading
+from typing import Any
+
+import pytest
+import trio
+
+from gateway.config import Config
+from models.adapt import spec_of
+from models.blocking import cancel_token
+from models.messages import Part, Prompt
+from models.session import Session
+from protocols.events import Data, Frame, Opcode
+from tests.gateway.promises import (
+    CANCELLED,
+    KiB,
+    Call,
+    EventsCall,
+    House,
+    Over,
+    Probe,
+    SocketCall,
+    answering,
+    at_once,
+    counting,
+    deaf,
+    echoing,
+    pausing,
+    raw,
+    serving,
+    silent,
+)
+
+WAYS = {
+    "http1": ("fin", "half-close", "rst"),
+    "http2": ("reset", "goaway", "fin", "half-close", "rst"),
+    "websocket": ("close", "fin", "half-close", "rst"),
+}
+
+
+def transport_of(wire: str) -> str:
+    return {"bidi": "http2", "websocket": "websocket"}.get(wire) or wire.partition("-")[2]
+
+
+def each_way(*wires: str) -> list[Any]:
+    """Every wire with every way to leave it."""
+    return [pytest.param(wire, way, id=f"{wire}-{way}") for wire in wires for way in WAYS[transport_of(wire)]]
+
+
+async def leaves(house: House, call: Call, how: str, probe: Probe) -> None:
+    """The client leaves; before any time has passed its model has stopped and the one ending is counted."""
+    with at_once():
+        await call.leave(how)
+        await house.still()
+        assert (probe.live, probe.stopped, probe.returned) == (0, probe.calls, 0)
+        assert house.endings == CANCELLED
+        house.check_ledger()
+
+
+@pytest.mark.parametrize(("wire", "how"), each_way("lmi-http1", "lmi-http2", "bidi", "websocket"))
+async def test_before_the_first_byte_of_the_answer(wire: str, how: str, autojump_clock: Any) -> None:
+    probe = Probe(silent)
+    async with serving(probe.spec(wire)) as house:
+        call = await house.call(wire)
+        await house.still()
+        assert probe.live == 1
+        await leaves(house, call, how, probe)
+
+
+@pytest.mark.parametrize(("wire", "how"), each_way("json-http1", "json-http2", "v2-http1", "v2-http2"))
+async def test_during_a_unary_call(wire: str, how: str, autojump_clock: Any) -> None:
+    probe = Probe(silent)
+    async with serving(probe.spec(wire)) as house:
+        call = await house.call(wire)
+        await house.still()
+        assert probe.live == 1
+        await leaves(house, call, how, probe)
+
+
+@pytest.mark.parametrize(("wire", "how"), each_way("lmi-http1", "lmi-http2", "bidi", "websocket"))
+async def test_in_mid_stream(wire: str, how: str, autojump_clock: Any) -> None:
+    probe = Probe(pausing)
+    async with serving(probe.spec(wire)) as house:
+        call = await house.call(wire)
+        assert await call.take(3) == [0, 1, 2]
+        await leaves(house, call, how, probe)
+
+
+@pytest.mark.parametrize(("wire", "how"), each_way("lmi-http1", "lmi-http2", "bidi", "websocket"))
+async def test_while_the_model_is_blocked_in_send(wire: str, how: str, autojump_clock: Any) -> None:
+    probe = Probe(counting)
+    async with serving(probe.spec(wire)) as house:
+        call = await house.call(wire)
+        await house.still()
+        assert probe.live == 1
+        await leaves(house, call, how, probe)
+
+
+@pytest.mark.parametrize(("wire", "how"), each_way("bidi", "websocket"))
+async def test_while_the_model_is_blocked_in_receive(wire: str, how: str, autojump_clock: Any) -> None:
+    probe = Probe(echoing)
+    async with serving(probe.spec(wire)) as house:
+        call = await house.call(wire)
+        assert isinstance(call, EventsCall | SocketCall)
+        await call.say()
+        assert await call.next() == 0
+        await leaves(house, call, how, probe)
+
+
+@pytest.mark.parametrize(("wire", "how"), each_way("bidi", "websocket"))
+async def test_while_the_model_leaves_its_input_unread(wire: str, how: str, autojump_clock: Any) -> None:
+    probe = Probe(deaf)
+    async with serving(probe.spec(wire)) as house:
+        call = await house.call(wire)
+        assert isinstance(call, EventsCall | SocketCall)
+        for _ in range(20):
+            await call.say()
+        await house.still()
+        await leaves(house, call, how, probe)
+
+
+@pytest.mark.parametrize(("wire", "how"), each_way("lmi-http1", "lmi-http2", "bidi", "v2-http1", "v2-http2"))
+async def test_while_waiting_for_a_slot(wire: str, how: str, autojump_clock: Any) -> None:
+    probe = Probe(answering)
+    async with serving(probe.spec(wire, capacity=1)) as house:
+        first = await house.call(wire)
+        await house.still()
+        waiting = await house.call(wire)
+        await house.still()
+        with at_once():
+            await waiting.leave(how)
+            await house.still()
+            assert house.endings == CANCELLED
+            assert (probe.calls, probe.live) == (1, 1)
+            probe.go.set()
+            over = (await first.rest())[1]
+            assert over.how == "complete"
+
+
+@pytest.mark.parametrize("how", WAYS["http1"])
+async def test_a_websocket_while_waiting_for_a_slot(how: str, autojump_clock: Any) -> None:
+    probe = Probe(answering)
+    async with serving(probe.spec("websocket", capacity=1)) as house:
+        first = await house.call("websocket")
+        line = house.line("http1")
+        await line.send(raw(1, b"GET", "/models/probe/invocations-bidirectional-stream", headers=UPGRADE, upgrade=b"websocket"))
+        await house.still()
+        await Call(line, 1).leave(how)
+        await house.still()
+        assert house.endings == CANCELLED
+        probe.go.set()
+        assert await first.rest() == ([0], Over("complete", code="1000"))
+
+
+UPGRADE = [(b"sec-websocket-key", b"dGhlIHNhbXBsZSBub25jZQ=="), (b"sec-websocket-version", b"13")]
+
+
+@pytest.mark.parametrize("declared", [True, False], ids=["length", "chunked"])
+@pytest.mark.parametrize("path", ["/predictions/probe", "/v2/models/probe/infer"])
+@pytest.mark.parametrize(("transport", "how"), [(t, how) for t in ("http1", "http2") for how in WAYS[t]])
+async def test_in_mid_upload(transport: str, how: str, path: str, declared: bool, autojump_clock: Any) -> None:
+    probe = Probe(silent)
+    wire = "lmi-http1" if "predictions" in path else "v2-http1"
+    async with serving(probe.spec(wire)) as house:
+        line = house.line(transport)
+        length = 100 * KiB if declared else None
+        await line.send(raw(1, b"POST", path, content_length=length), Data(stream=1, buffers=(bytes(10 * KiB),)))
+        await house.still()
+        assert house.gateway.budget.used >= 10 * KiB
+        await leaves(house, Call(line, 1), how, probe)
+        assert probe.calls == 0
+
+
+@pytest.mark.parametrize("transport", ["http1", "http2"])
+async def test_a_request_whose_client_is_gone_before_it_is_looked_at(
+    transport: str, autojump_clock: Any, caplog: pytest.LogCaptureFixture
+) -> None:
+    # head, a piece of the body and FIN are read before the exchange's task runs: nothing of it is an error of ours
+    async with serving(Probe(silent).spec("v2-http1")) as house:
+        for path in ("/v2/models/probe/infer", "/ping", "/none"):
+            line = house.line(transport)
+            await line.read()
+            await line.send(raw(1, b"POST", path, content_length=100), Data(stream=1, buffers=(bytes(10),)))
+            line.peer.close()
+        await house.still()
+        assert sum(house.endings.values()) == 3
+        assert not [record for record in caplog.records if record.levelname == "ERROR"]
+
+
+@pytest.mark.parametrize(("wire", "how"), each_way("lmi-http1", "bidi", "websocket", "json-http1"))
+async def test_a_model_that_is_woken_and_left_in_the_same_moment_sees_cancellation(
+    wire: str, how: str, autojump_clock: Any, caplog: pytest.LogCaptureFixture
+) -> None:
+    # in whichever order the two tasks run: what the model still says goes nowhere, and is an error of nobody
+    probe = Probe(answering)
+    async with serving(probe.spec(wire)) as house:
+        for _ in range(5):
+            call = await house.call(wire)
+            await house.still()
+            await call.leave(how)
+            probe.go.set()
+            await house.still()
+            probe.go = trio.Event()
+        assert (probe.live, sum(house.endings.values())) == (0, 5)
+        assert set(house.endings) <= {"cancelled-by-client", "complete"}
+        assert not [record for record in caplog.records if record.levelname == "ERROR"]
+
+
+@pytest.mark.parametrize("stay", ["lmi-http2", "bidi"])
+@pytest.mark.parametrize("leave", ["lmi-http2", "bidi", "v2-http2"])
+async def test_a_reset_touches_no_neighbour_on_the_connection(leave: str, stay: str, autojump_clock: Any) -> None:
+    gone, other = Probe(silent if leave == "v2-http2" else counting), Probe(pausing, "other")
+    async with serving(gone.spec(leave), other.spec(stay)) as house:
+        line = house.line("http2")
+        neighbour = await house.call(stay, "other", line=line)
+        assert await neighbour.take(3) == [0, 1, 2]
+        for _ in range(5):
+            call = await house.call(leave, line=line)
+            await line.read()
+            await call.leave("reset")
+        await line.ping()
+        assert gone.live == 0
+        other.go.set()
+        assert await neighbour.rest() == ([3, 4, 5], Over("complete"))
+
+
+async def test_a_client_that_overfills_the_read_ahead_and_leaves_is_seen_by_the_timer(autojump_clock: Any) -> None:
+    probe = Probe(deaf)
+    async with serving(probe.spec("websocket")) as house:
+        call = await house.call("websocket")
+        with trio.move_on_after(1):
+            while True:
+                await call.line.send(Frame(opcode=Opcode.BINARY, fin=True, data=bytes(16 * KiB)))
+        call.line.peer.close()
+        await trio.sleep(2)
+        assert probe.live == 0
+        assert house.endings == CANCELLED
+
+
+@pytest.mark.parametrize(("wire", "how"), each_way("lmi-http1", "lmi-http2", "bidi", "websocket", "v2-http1"))
+async def test_a_blocking_step_holds_its_slot_until_it_returns_and_its_wire_no_longer(wire: str, how: str) -> None:
+    began, go, cancelled = threading.Event(), threading.Event(), threading.Event()
+
+    def step() -> None:
+        began.set()
+        token = cancel_token()
+        go.wait(10)
+        if token.cancelled:
+            cancelled.set()
+
+    def text(prompt: Prompt) -> str:
+        step()
+        return "too late"
+
+    def parts(part: Part) -> bytes:
+        step()
+        return b"too late"
+
+    def tensors(x: Any) -> Any:
+        step()
+        return x
+
+    fn = text if wire.startswith("lmi") else tensors if wire.startswith("v2") else parts
+    spec = spec_of(fn, "probe", family=Probe(silent).spec(wire).family, capacity=1)
+    async with serving(spec) as house:  # the clock is real: a thread works in it
+        call = await house.call(wire)
+        if isinstance(call, EventsCall | SocketCall):
+            await call.say()
+        await trio.to_thread.run_sync(began.wait, 10)
+        await call.leave(how)
+        await house.still()
+        assert house.endings == CANCELLED
+        assert (house.gateway.counts().exchanges, house.gateway.counts().slots_in_use) == (0, 1)
+        go.set()
+        with trio.fail_after(5):
+            while house.gateway.counts().slots_in_use:
+                await trio.lowlevel.checkpoint()
+        assert cancelled.is_set()
+
+
+@pytest.mark.parametrize("wire", ["bidi", "websocket"])
+async def test_a_model_with_a_nursery_of_its_own_is_cancelled_as_a_whole(wire: str, autojump_clock: Any) -> None:
+    stopped: list[str] = []
+
+    async def duplex(probe: Probe, session: Session[Any, Any]) -> None:
+        async def run(what: Any, name: str) -> None:
+            try:
+                await what(probe, session)
+            finally:
+                stopped.append(name)
+
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(run, counting, "sender")
+            nursery.start_soon(run, deaf, "receiver")
+
+    probe = Probe(duplex)
+    async with serving(probe.spec(wire), config=Config()) as house:
+        call = await house.call(wire)
+        await house.still()
+        await leaves(house, call, WAYS[transport_of(wire)][0], probe)
+        assert sorted(stopped) == ["receiver", "sender"]
