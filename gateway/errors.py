@@ -33,7 +33,8 @@ class GatewayError(Exception):
 
     def __init__(self, message: str, *, status: int | None = None) -> None:
         super().__init__(message)
-        self.message = message
+        # a lone surrogate, as in what is raised about a file's name, has no UTF-8: no wire could say it
+        self.message = message.encode("utf-8", "replace").decode()
         if status is not None:
             self.status = status
 

@@ -188,6 +188,11 @@ class Exchange:
             self._inbox.append(item)
             self._input.ring()
 
+    @property
+    def input_ended(self) -> bool:
+        """Whether the body has arrived to its end."""
+        return self._input_ended
+
     def feed_end(self) -> None:
         """The body is complete."""
         self._input_ended = True
@@ -229,6 +234,8 @@ class Exchange:
         while not self._inbox:
             if self._input_ended:
                 return None
+            if self._returned:
+                raise trio.ClosedResourceError("the exchange has ended")
             await self._input.wait()
         item = self._inbox.popleft()
         n = len(item.data) if isinstance(item, Frame) else len(item)
@@ -342,7 +349,7 @@ class Exchange:
         await self._turn(n)
         while n > (room := self.wire.room(self)) and not self.wire.empty(self):
             await self._room.wait()
-        if self.gone:
+        if not self._open():
             await trio.lowlevel.checkpoint()  # our own cancellation, unless the model has shielded itself from it
             raise trio.ClosedResourceError("the client is gone")
         if n > room:
@@ -353,7 +360,8 @@ class Exchange:
     async def _turn(self, n: int) -> None:
         self._messages_turn += 1
         self._bytes_turn += n
-        if self.gone or self._messages_turn >= _TURN_MESSAGES or self._bytes_turn >= self.owner.limits.checkpoint_bytes:
+        over = self.gone or self.interruption is not None  # then the checkpoint does not come back
+        if over or self._messages_turn >= _TURN_MESSAGES or self._bytes_turn >= self.owner.limits.checkpoint_bytes:
             self._messages_turn = self._bytes_turn = 0
             await trio.lowlevel.checkpoint()
 
@@ -382,8 +390,8 @@ class Exchange:
         """Queues the end of the answer (`code` and `reason` are a WebSocket's). Input that was not read is dropped."""
         if not self._open():
             return
-        self.finishing = ending
         self.wire.finish(self, code, reason)
+        self.finishing = ending
 
     def respond(self, status: int, headers: Headers, *buffers: Buffer, ending: Ending = Ending.COMPLETE) -> None:
         """A whole answer of known length."""
@@ -438,20 +446,24 @@ class Exchange:
         if self._returned:
             return
         self._returned = True
-        budget = self.owner.budget
+        try:
+            self._give_back()
+        finally:
+            self._close_if_over()
+
+    def _give_back(self) -> None:
         unread = 0
         while self._inbox:
             item = self._inbox.popleft()
             unread += len(item.data) if isinstance(item, Frame) else len(item)
         if not self.wire.windowed:
-            budget.release(self._held)
+            self.owner.budget.release(self._held)
             self._held = 0
-        if unread:
-            self.wire.credit(self, unread)
         self._sink = self._growing = None
         self.assembled()
+        if unread:
+            self.wire.credit(self, unread)
         self.wire.release(self)
-        self._close_if_over()
 
     def _settle(self, ending: Ending) -> None:
         if self.ending is None:

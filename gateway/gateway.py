@@ -96,6 +96,8 @@ class Gateway:
         self._connections: set[Connection] = set()
         self._open: set[trio.CancelScope] = set()
         """One for each connection, also for those that an embedder's tasks serve."""
+        self._arriving: set[trio.CancelScope] = set()
+        """One for each of them that has not said yet what it wants."""
         self._boot, self._numbers = secrets.token_hex(4), itertools.count(1)
         self._stop = trio.Event()
         self._drain_bell, self._hurrying = Doorbell(), False
@@ -197,8 +199,7 @@ class Gateway:
                     accepting = trio.CancelScope()
                     connections.start_soon(self._accept_all, listeners, accepting)
                     connections.start_soon(self._tick)
-                    await nursery.start(self.supervisor.run)
-                    task_status.started()
+                    nursery.start_soon(self._load, nursery, task_status)  # a drain does not wait for it
                     await self._stop.wait()
                     began, live, clean = await self._drain(listeners, accepting, connections)
                 await self._disconnected()
@@ -210,6 +211,10 @@ class Gateway:
             for listener, _ in listeners:
                 listener.close()
             self._over.set()
+
+    async def _load(self, nursery: trio.Nursery, task_status: trio.TaskStatus[None]) -> None:
+        await nursery.start(self.supervisor.run)
+        task_status.started()
 
     def _tls_context(self) -> ssl.SSLContext | None:
         tls = self.config.tls
@@ -269,23 +274,32 @@ class Gateway:
         """Serves one connection over a transport of ours; closes it at its end. As `serve_stream`."""
         with trio.CancelScope() as scope:
             self._open.add(scope)
+            if self._over.is_set():
+                scope.cancel()
             try:
                 await self._serve_open(transport, tls)
             finally:
                 self._open.remove(scope)
                 self._drain_bell.ring()
-                transport.close()
+                try:
+                    transport.close()
+                except Exception:
+                    log.exception("connection failed", extra={"peer": transport.peer})
 
     async def _serve_open(self, transport: Transport, tls: ssl.SSLContext | None) -> None:
         try:
-            with trio.move_on_after(self.limits.head_timeout) as handshake:
-                if tls is not None:
-                    secure = TLSTransport(transport, tls)
-                    transport = secure
-                    with trio.move_on_after(self.limits.tls_handshake_timeout):
-                        await secure.handshake()
-                make_wire, received = await sniff(transport, secure=tls is not None)
-            if handshake.cancelled_caught:
+            with trio.move_on_after(self.limits.head_timeout) as arrival:
+                self._arriving.add(arrival)
+                try:
+                    if tls is not None:
+                        secure = TLSTransport(transport, tls)
+                        transport = secure
+                        with trio.move_on_after(self.limits.tls_handshake_timeout):
+                            await secure.handshake()
+                    make_wire, received = await sniff(transport, secure=tls is not None)
+                finally:
+                    self._arriving.remove(arrival)
+            if arrival.cancelled_caught:
                 return
             connection = Connection(self, transport, make_wire)
             self._connections.add(connection)
@@ -293,7 +307,6 @@ class Gateway:
                 await connection.run(received)
             finally:
                 self._connections.discard(connection)
-                self._drain_bell.ring()
         except TransportLost:
             pass  # gone before its first request: there is no exchange to end
         except Exception:
@@ -355,6 +368,8 @@ class Gateway:
         accepting.cancel()
         for listener, _ in listeners:
             listener.close()
+        for arrival in self._arriving:
+            arrival.cancel()
         for connection in list(self._connections):
             connection.drain()
         with trio.move_on_after(drain.timeout):
@@ -375,7 +390,7 @@ class Gateway:
 
     async def _quiet(self, *, or_hurry: bool) -> None:
         """Returns when no connection is left: all that was to be said is written."""
-        while self._connections and not (or_hurry and self._hurrying):
+        while self._open and not (or_hurry and self._hurrying):
             await self._drain_bell.wait()
 
     # -- what is there -------------------------------------------------------------------------------------------------

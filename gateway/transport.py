@@ -5,7 +5,7 @@ from __future__ import annotations
 import select
 import socket
 from collections import deque
-from collections.abc import Iterator, Sequence
+from collections.abc import Awaitable, Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Protocol, final
 
@@ -75,7 +75,7 @@ class SocketTransport:
     def try_receive_into(self, buffer: memoryview) -> int | None:
         try:
             return self._sock.recv_into(buffer)
-        except (BlockingIOError, InterruptedError):
+        except BlockingIOError:
             return None
         except OSError as e:
             raise _lost(e) from e
@@ -87,7 +87,7 @@ class SocketTransport:
             if len(buffers) == 1:
                 return self._sock.send(buffers[0])
             return self._sock.sendmsg(buffers[:_IOV_MAX])
-        except (BlockingIOError, InterruptedError):
+        except BlockingIOError:
             return 0
         except OSError as e:
             raise _lost(e) from e
@@ -98,11 +98,15 @@ class SocketTransport:
     async def wait_writable(self) -> None:
         await self._wait(trio.lowlevel.wait_writable)
 
-    async def _wait(self, wait: object) -> None:
+    async def _wait(self, wait: Callable[[socket.socket], Awaitable[None]]) -> None:
+        if self._closed:  # Trio would keep descriptor -1, and find it busy ever after
+            raise TransportLost("closed")
         try:
-            await wait(self._sock)  # type: ignore[operator]
-        except (trio.ClosedResourceError, OSError, ValueError) as e:
-            raise TransportLost(str(e)) from e
+            await wait(self._sock)
+        except trio.ClosedResourceError as e:
+            raise TransportLost("closed") from e
+        except OSError as e:
+            raise _lost(e) from e
 
     def hung_up(self) -> bool:
         if self._closed:
@@ -133,7 +137,9 @@ def _address(sock: socket.socket) -> str:
         name = sock.getpeername()
     except OSError:
         return ""
-    return f"{name[0]}:{name[1]}" if isinstance(name, tuple) else str(name or "unix")
+    if not isinstance(name, tuple):
+        return str(name or "unix")
+    return f"[{name[0]}]:{name[1]}" if ":" in name[0] else f"{name[0]}:{name[1]}"
 
 
 @final

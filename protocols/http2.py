@@ -670,6 +670,11 @@ class HTTP2Connection:
         found = self._streams.get(stream)
         return 0 if found is None else found.queue.nbytes + found.queue.leaving
 
+    def leaving(self, stream: int) -> int:
+        """Those of them that `data_to_send` has handed out."""
+        found = self._streams.get(stream)
+        return 0 if found is None else found.queue.leaving
+
     def shutdown(self, last: bool) -> None:
         """A graceful end in two steps (RFC 9113 section 6.8). The first says GOAWAY with the largest number: open no more
         streams; those under way are still accepted. With `last` it names the highest accepted stream; newer ones are

@@ -91,13 +91,12 @@ class Connection:
         self.exchanges: dict[int, Exchange] = {}
         self.nursery: trio.Nursery
         self.eof = False
-        self.opened_at = self.last_received = trio.current_time()
+        self.last_received = self.last_sent = trio.current_time()
         self.requests = 0
         self._read_bell, self._write_bell = Doorbell(), Doorbell()
         self._reading, self._read_over = trio.CancelScope(), trio.Event()
         self.reading_paused = self._behind = False
         self._blocked_since: float | None = None
-        self._over = False
         self.wire = make_wire(self)
 
     # -- life ------------------------------------------------------------------------------------------------------
@@ -204,7 +203,7 @@ class Connection:
         self._write_bell.ring()
 
     async def _write_loop(self) -> None:
-        while True:
+        while not self.nursery.cancel_scope.cancel_called:  # a lost connection's endings are decided: no byte may follow
             buffers = self.wire.data_to_send(_WRITE_AT_MOST)
             await self._send(buffers)
             # also when there was nothing: an end without bytes of its own, such as a declared length that is met, shows here
@@ -229,7 +228,7 @@ class Connection:
         while rest or transport.pending:
             n = transport.try_send(rest)
             if n:
-                self._blocked_since = None
+                self._blocked_since, self.last_sent = None, trio.current_time()
                 rest = _after(rest, n)
             else:
                 if self._blocked_since is None:

@@ -113,7 +113,11 @@ class HTTP1Wire:
         # waits for an answer has given up, and nothing else tells a leaving client from a waiting one.
         # An answer that is whole still goes out.
         self._gone = True
-        if self._current is not None and self._current.ending is None and self._current.finishing is None:
+        exchanges = [e for e in self._connection.exchanges.values() if e.ending is None]
+        unfinished = [e for e in exchanges if e.finishing is None]
+        for exchange in unfinished:
+            exchange.cut(Ending.CANCELLED)
+        if unfinished and unfinished == exchanges:
             self._connection.lost(Ending.CANCELLED)
 
     def protocol_error(self, error: RemoteProtocolError) -> None:
@@ -169,6 +173,8 @@ class HTTP1Wire:
         return self._machine.room(exchange.stream) >= self._connection.limits.send_buffer
 
     def start(self, exchange: Exchange, status: int, headers: Headers) -> None:
+        if not exchange.input_ended and exchange.request.upgrade != b"websocket":
+            self._machine.close_after_response()  # so it will be, and the client should know before it asks again
         self._machine.send(Response(stream=exchange.stream, status=status, headers=headers))
         if status == 101:
             self._connection.wire = WebSocketWire(self._connection, self, exchange, self._machine)

@@ -238,10 +238,14 @@ class HTTP2Wire:
         """Bytes are queued for a peer that has taken none for limits.write_stall."""
         if self.empty(exchange) or exchange.ending is not None:
             exchange.moved_at = now
+        elif self._machine.leaving(exchange.stream):  # part of a write that the peer takes piece by piece
+            exchange.moved_at = max(exchange.moved_at, self._connection.last_sent)
         return now - exchange.moved_at > self._connection.limits.write_stall
 
     def close(self) -> None:
         self._machine.close()
+        for stream in self._machine.windows():  # what was received and reached no exchange
+            self._machine.drop(stream)
 
     def drain(self) -> None:
         """Two GOAWAYs: the first says "no more", the second, a tick later, which requests were still taken."""

@@ -196,7 +196,7 @@ class Worker:
         match self.state:
             case State.READY:
                 return
-            case State.STOPPED:
+            case State.STOPPED if self._stop.is_set():
                 raise NotFound(f"model {self.name!r} is not loaded")
             case State.FAILED:
                 raise Unavailable(f"model {self.name!r} is unavailable: it crashed too often; the log says why")

@@ -33,6 +33,8 @@ from tests.gateway.sweep_scenarios import FRESH, SCENARIOS, VICTIM, Boom, Scenar
 
 _END = 30.0
 """Virtual seconds after which a run counts as hanging."""
+_BUSY = 5000
+"""Steps without any virtual time after which a task counts as spinning."""
 _STEP_SECONDS = 0.0023
 """What a blocking step takes."""
 
@@ -55,10 +57,38 @@ class Target:
     """The connections are tasks of an embedder, not of the gateway."""
     fatal: bool = False
     """The gateway ends with it."""
+    anybody: bool = False
+    """It may hit any one exchange."""
     within: float = 1.0
     """Virtual seconds in which everything must be over."""
     logs: frozenset[str] = frozenset()
     """Errors that the log may name."""
+
+
+class Spinning(Exception):
+    """Thrown into a task that will not stop."""
+
+
+@final
+class Budget:
+    """The gateway's byte budget, which may refuse the n-th time that it is asked."""
+
+    def __init__(self, limit: int, fired: Callable[[], None]) -> None:
+        self.limit, self._fired = limit, fired
+        self.used = self.high_water = self.asked = self.refuse_at = 0
+
+    def try_reserve(self, n: int) -> bool:
+        self.asked += 1
+        if self.asked == self.refuse_at:
+            self._fired()
+            return False
+        self.used += n
+        self.high_water = max(self.high_water, self.used)
+        return True
+
+    def release(self, n: int) -> None:
+        assert 0 <= n <= self.used, f"released {n} bytes of {self.used} held"
+        self.used -= n
 
 
 @final
@@ -103,25 +133,32 @@ class Recorder:
 class Run(trio.abc.Instrument):
     """One scenario, interrupted once or not at all."""
 
-    def __init__(self, scenario: Scenario, target: Target, step: int, *, trace: bool = False) -> None:
-        self.scenario, self.target, self.step = scenario, target, step
+    def __init__(
+        self, scenario: Scenario, target: Target, step: int, *, every_task: bool = False, trace: bool = False
+    ) -> None:
+        self.scenario, self.target, self.step, self.every_task = scenario, target, step, every_task
         self.problems: list[str] = []
         self.trace: list[tuple[str, float, int]] | None = [] if trace else None
         self.steps = 0
         self.fired_at: float | None = None
-        self.stage = Stage(self.connect)
+        self.stage = Stage(self.connect, self._check_survivor, self._fire)
         self.stage.rude = scenario.rude
         self.gateway = Gateway(
             scenario.config, serve(self.stage, scenario.model(self.stage), scenario.family, capacity=scenario.capacity)
         )
+        self.budget = self.gateway.budget = Budget(self.gateway.budget.limit, self._fire)  # type: ignore[assignment]
         self.recorder = Recorder(self.gateway._observer)
         self.gateway._observer = self.recorder  # type: ignore[assignment]
         self.serving = trio.CancelScope()
         self.ours: dict[str, MemoryTransport] = {}
         self.theirs: dict[str, MemoryTransport] = {}
         self.tasks: set[trio.lowlevel.Task] = set()
+        self.own: set[trio.lowlevel.Task] = set()
+        """The server's tasks for the victim's connection."""
+        self._owning = False
         self._root: trio.Nursery
         self._playing = False
+        self._instant, self._busy = 0.0, 0
 
     # -- connections -----------------------------------------------------------------------------------------------
 
@@ -132,7 +169,9 @@ class Run(trio.abc.Instrument):
         if nursery is None or self.serving.cancel_called or self.gateway._stop.is_set():
             theirs.close()
         else:
+            self._owning = line == VICTIM
             nursery.start_soon(self.gateway.serve_transport, theirs)
+            self._owning = False
         return ours
 
     def connection(self, line: str) -> Connection | None:
@@ -154,21 +193,34 @@ class Run(trio.abc.Instrument):
 
     def task_spawned(self, task: trio.lowlevel.Task) -> None:
         self.tasks.add(task)
+        if self._owning or (task.parent_nursery is not None and task.parent_nursery.parent_task in self.own):
+            self.own.add(task)
 
     def task_exited(self, task: trio.lowlevel.Task) -> None:
         self.tasks.discard(task)
+        self.own.discard(task)
 
     def before_task_step(self, task: trio.lowlevel.Task) -> None:
         if self.trace is not None:
             self.trace.append((task.name, round(trio.current_time(), 6), len(self.recorder.opened_ids)))
-        if self._playing and self.fired_at is None and self.step and self.target.ready(self):
+        now = trio.current_time()
+        self._busy = self._busy + 1 if now == self._instant else 0
+        self._instant = now
+        if self._busy > _BUSY and task in self.own:
+            self.problems.append(f"11: {task.name} spins")
+            task._next_send_fn, task._next_send = task.coro.throw, Spinning()
+        counts = self._playing and self.step and (self.every_task or task in self.own)
+        if counts and self.fired_at is None and self.target.ready(self):
             self.steps += 1
             if self.steps == self.step:
-                self.fired_at = trio.current_time()
+                self._fire()
                 try:
                     self.target.fire(self)
                 except Exception as e:
                     self.problems.append(f"the target could not be cancelled: {e!r}")
+
+    def _fire(self) -> None:
+        self.fired_at = trio.current_time()
 
     def after_task_step(self, task: trio.lowlevel.Task) -> None:
         if self._playing and len(self.problems) < 5:
@@ -180,6 +232,21 @@ class Run(trio.abc.Instrument):
         for stream, ledger in machine.windows().items():
             if ledger.available != ledger.library or ledger.unread < 0 or ledger.owed < 0:
                 self.problems.append(f"4: window of stream {stream} is {ledger} after a step of {task.name}")
+
+    def _check_survivor(self, line: str, client: HTTP2Connection) -> None:
+        """The windows of an idle connection are whole, and its two ends agree on them."""
+        connection = self.connection(line)
+        if connection is None or not isinstance(connection.wire, HTTP2Wire):
+            return
+        server = connection.wire._machine
+        for here, there in ((server, client), (client, server)):
+            windows = here.windows()
+            if list(windows) != [0] or windows[0].unread or windows[0].available != there._h2.outbound_flow_control_window:
+                whose = "server's" if here is server else "client's"
+                self.problems.append(
+                    f"4: on {line} at rest the {whose} windows are {windows}, "
+                    f"the peer may send {there._h2.outbound_flow_control_window} bytes"
+                )
 
     # -- the run ---------------------------------------------------------------------------------------------------
 
@@ -216,7 +283,8 @@ class Run(trio.abc.Instrument):
                 await trio.sleep(0.01)
         if worker.state is not State.READY:
             self.problems.append(f"the worker is {worker.state} afterwards")
-        self.stage.rude, self.stage.raise_at = False, 0
+        self.stage.rude = False
+        self.stage.raise_at = self.budget.refuse_at = -1
         await self.scenario.again(self.stage)
 
     async def _until_quiet(self, before: set[trio.lowlevel.Task]) -> None:
@@ -250,6 +318,10 @@ class Run(trio.abc.Instrument):
         problem = self.problems.append
         for talk in self.stage.talks.values():
             self._check_talk(talk)
+        if self.target.anybody:
+            hit = [t.name for t in self.stage.talks.values() if t.view is not View.COMPLETE and t.asked]
+            if len(hit) > 1:
+                problem(f"7: {' and '.join(hit)} were hit by one fault")
         for id, endings in self.recorder.endings_of.items():
             if len(endings) != 1:
                 problem(f"2: exchange {id} ended {len(endings)} times: {endings}")
@@ -269,14 +341,20 @@ class Run(trio.abc.Instrument):
             problem(f"3: {talk.name}: the model was called {talk.begun} times and ended {talk.over} times")
         if not _agree(ending, talk):
             problem(f"2: {talk.name}: the exchange's ending is {ending}, the client's view is {talk.view}, left={talk.left}")
+        if ending is Ending.COMPLETE and self.recorder.by_talk[talk.name].finishing is not ending:
+            problem(f"2: {talk.name}: ended with {ending}, and its answer was never whole")
         if ending is Ending.COMPLETE and talk.view is View.COMPLETE and talk.heard != talk.said:
             problem(f"1: {talk.name}: complete, and the client heard {_short(talk.heard)} of {_short(talk.said)}")
         fired = self.fired_at
-        if fired is None or talk.name == FRESH or (talk.name != VICTIM and self.target.spares(self, talk)):
+        if self.target.anybody:
+            if ending is Ending.LOST:
+                problem(f"7: {talk.name}: ended with {ending}")
+        elif fired is None or talk.name == FRESH or (talk.name != VICTIM and self.target.spares(self, talk)):
             if ending is not Ending.COMPLETE and talk.asked:
                 problem(f"7: {talk.name}: ended with {ending}, and nothing had been done to it")
         elif talk.name == VICTIM:
-            if ending not in (None, Ending.COMPLETE, *self.target.endings):
+            rude = {Ending.MODEL_ERROR} if self.scenario.rude else set()
+            if ending not in {None, Ending.COMPLETE} | self.target.endings | rude:
                 problem(f"2: {talk.name}: ended with {ending}")
             late = self.recorder.closed_at.get(VICTIM, fired) - fired
             if late > self.target.within:
@@ -358,6 +436,14 @@ def _drain(run: Run) -> None:
     run.gateway.hurry()
 
 
+def _break_transport(run: Run) -> None:
+    def fail(_: object) -> int:
+        raise RuntimeError("broken by the sweep")
+
+    theirs: Any = run.theirs[VICTIM]
+    theirs.try_receive_into = theirs.try_send = fail
+
+
 def _is_live(run: Run) -> bool:
     return run.exchange is not None
 
@@ -387,15 +473,19 @@ TARGETS: dict[str, Target] = {
         ),
         Target(
             name="serve", ready=_always, fire=lambda run: run.serving.cancel(), spares=_nobody,
-            endings=_LOST | {Ending.MODEL_ERROR}, fatal=True,
+            endings=_LOST | {Ending.MODEL_ERROR, Ending.REFUSED}, fatal=True,
         ),
         Target(
             name="serve-embedded", ready=_always, fire=lambda run: run.serving.cancel(), spares=_nobody,
-            endings=_LOST | {Ending.MODEL_ERROR}, fatal=True, embedded=True,
+            endings=_LOST | {Ending.MODEL_ERROR, Ending.REFUSED}, fatal=True, embedded=True,
         ),
         Target(
             name="connection", ready=lambda run: run.connection(VICTIM) is not None, fire=_cancel_connection,
             spares=_other_line, endings=_LOST,
+        ),
+        Target(
+            name="transport", ready=lambda run: run.connection(VICTIM) is not None, fire=_break_transport,
+            spares=_other_line, endings=_LOST, logs=frozenset({"connection failed"}),
         ),
         Target(
             name="interrupt", ready=_is_live, fire=_interrupt, spares=_others, endings=frozenset({Ending.DEADLINE})
@@ -417,6 +507,10 @@ TARGETS: dict[str, Target] = {
         Target(
             name="raise", ready=lambda run: False, fire=lambda run: None, spares=_others,
             endings=frozenset({Ending.MODEL_ERROR}), logs=frozenset({"model raised"}),
+        ),
+        Target(
+            name="memory", ready=lambda run: False, fire=lambda run: None, spares=_nobody, anybody=True,
+            endings=frozenset({Ending.REFUSED}),
         ),
     )
 }  # fmt: skip
@@ -484,22 +578,24 @@ class Result:
     trace: list[tuple[str, float, int]] | None
 
 
-def run_once(scenario: Scenario, target: Target, seed: int, step: int, *, trace: bool = False) -> Result:
+def run_once(
+    scenario: Scenario, target: Target, seed: int, step: int, *, every_task: bool = False, trace: bool = False
+) -> Result:
     """One run, interrupted at that step; step 0 is never."""
     with _surroundings(seed) as log, warnings.catch_warnings(record=True) as warned:
         warnings.simplefilter("always")
-        run = Run(scenario, target, step, trace=trace)
-        if target.name == "raise":
-            run.stage.raise_at = step
-            run.step = 0
+        run = Run(scenario, target, step, every_task=every_task, trace=trace)
+        match target.name:  # two that count by themselves
+            case "raise":
+                run.stage.raise_at, run.step = step, 0
+            case "memory":
+                run.budget.refuse_at, run.step = step, 0
         try:
             trio.run(run.main, clock=trio.testing.MockClock(autojump_threshold=0), instruments=[run])
         except BaseException as e:
             if isinstance(e, KeyboardInterrupt):
                 raise
             run.problems.append(f"8: {_flat(e)} came out")
-        if target.name == "raise" and run.stage.points >= step > 0:
-            run.fired_at = 0.0
         run.check()
     expected = target.logs | ({"model raised"} if scenario.rude else frozenset())
     for record in log.records:
@@ -530,12 +626,21 @@ class Swept:
     """Steps, and what was wrong there."""
 
 
-def sweep(scenario: Scenario, target: Target, seed: int, *, start: int = 1, stride: int = 1, most: int = 5) -> Swept:
+def sweep(
+    scenario: Scenario,
+    target: Target,
+    seed: int,
+    *,
+    start: int = 1,
+    stride: int = 1,
+    every_task: bool = False,
+    most: int = 5,
+) -> Swept:
     """Interrupts the scenario at the steps start, start + stride ... until it ends before that step, or until there are
-    `most` failures."""
+    `most` failures. Steps are those of the victim's connection, or of every task."""
     swept, step = Swept(), start
     while len(swept.failures) < most:
-        result = run_once(scenario, target, seed, step)
+        result = run_once(scenario, target, seed, step, every_task=every_task)
         swept.runs += 1
         if result.problems:
             swept.failures.append((step, result.problems))
@@ -551,6 +656,7 @@ def _command() -> int:
     parser.add_argument("--seed", type=int, help="this seed alone")
     parser.add_argument("--step", type=int, help="this step alone")
     parser.add_argument("--stride", type=int, default=1)
+    parser.add_argument("--every-task", action="store_true", help="count the clients' steps and the neighbours' too")
     parser.add_argument("--scenario", choices=SCENARIOS, action="append")
     parser.add_argument("--target", choices=TARGETS, action="append")
     options = parser.parse_args()
@@ -563,10 +669,10 @@ def _command() -> int:
                 continue
             for seed in seeds:
                 if options.step is not None:
-                    result = run_once(scenario, target, seed, options.step)
+                    result = run_once(scenario, target, seed, options.step, every_task=options.every_task)
                     swept = Swept(1, [(options.step, result.problems)] if result.problems else [])
                 else:
-                    swept = sweep(scenario, target, seed, stride=options.stride)
+                    swept = sweep(scenario, target, seed, stride=options.stride, every_task=options.every_task)
                 runs += swept.runs
                 failed += len(swept.failures)
                 for step, problems in swept.failures:

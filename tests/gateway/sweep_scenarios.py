@@ -12,6 +12,7 @@ from typing import Any, Generic, TypeVar
 
 import numpy as np
 import trio
+import trio.testing
 
 from gateway import client
 from gateway.client import Peer
@@ -34,8 +35,9 @@ from protocols.lmi_response import parse_stream_line
 from protocols.roles import Role
 from protocols.websocket import WebSocketConnection
 
-VICTIM, COMPANION, NEIGHBOUR, FRESH = "victim", "companion", "neighbour", "fresh"
-"""Who is interrupted; who shares its connection; who has its own; who comes afterwards."""
+VICTIM, COMPANION, NEIGHBOUR, NEXT, FRESH = "victim", "companion", "neighbour", "next", "fresh"
+"""Who is interrupted; who shares its connection; who has its own; who comes afterwards on the same connection, and on
+a new one."""
 
 In = TypeVar("In")
 Out = TypeVar("Out")
@@ -79,9 +81,18 @@ class Boom(Exception):
 class Stage:
     """What the clients and the models of one run share."""
 
-    def __init__(self, connect: Callable[[str], MemoryTransport]) -> None:
+    def __init__(
+        self,
+        connect: Callable[[str], MemoryTransport],
+        survived: Callable[[str, HTTP2Connection], None],
+        fired: Callable[[], None],
+    ) -> None:
         self.talks: dict[str, Talk] = {}
         self.connect = connect
+        """A connection of that name."""
+        self.survived = survived
+        """Told of an HTTP/2 connection that is about to be closed by its client, and idle."""
+        self._fired = fired
         self.crash = Doorbell()
         """Rung, the first model's worker crashes."""
         self.leave = Doorbell()
@@ -101,6 +112,7 @@ class Stage:
         if talk.name == VICTIM:
             self.points += 1
             if self.points == self.raise_at:
+                self._fired()
                 raise Boom("boom") if self.points % 2 else ModelError("said so", code="SaidSo")
 
     @contextmanager
@@ -232,8 +244,20 @@ def both_ways(stage: Stage) -> Model:
     return model
 
 
+def early(stage: Stage) -> Model:
+    """Has enough after the first part."""
+
+    async def model(session: Session[Part, Part]) -> None:
+        with stage.call(session.call.query) as talk:
+            me = Watched[Part, Part](stage, session, talk)
+            await me.receive()
+            await me.send(Part(data=b"enough " * 300))
+
+    return model
+
+
 def generate(stage: Stage) -> Model:
-    """A few tokens."""
+    """A few tokens, and some work after the last of them."""
 
     async def model(session: Session[Prompt, Token]) -> None:
         with stage.call(session.call.query) as talk:
@@ -243,6 +267,7 @@ def generate(stage: Stage) -> Model:
                 if i % 3 == 1:
                     await trio.sleep(0.0007)
                 await me.send(Token(text=f" {i}" * 20, id=i))
+            await trio.sleep(0.0021)
 
     return model
 
@@ -302,6 +327,8 @@ class HTTP2Line:
                     inbox.send_nowait(event)
         except TransportLost:
             pass
+        except RemoteProtocolError as e:
+            assert "the connection ended" in str(e), e
         finally:
             for stream in list(self._inboxes):
                 self.forget(stream)
@@ -403,7 +430,7 @@ async def _or_cut(reading: Awaitable[View]) -> View:
     except TransportLost:
         return View.CUT
     except RemoteProtocolError as e:
-        assert "the connection ended" in str(e)
+        assert "the connection ended" in str(e), e
         return View.CUT
 
 
@@ -505,9 +532,15 @@ async def over_http1(
     pace: float = 0.0,
     length: int | None = None,
 ) -> None:
-    """One request and its answer on an HTTP/1.1 connection."""
+    """One request and its answer on an HTTP/1.1 connection. A chunked one says Expect, and does not wait for it."""
     head = Request(
-        stream=stream, method=b"POST", target=path.encode(), authority=b"a", headers=headers, content_length=length
+        stream=stream,
+        method=b"POST",
+        target=path.encode(),
+        authority=b"a",
+        headers=headers,
+        content_length=length,
+        expects_continue=length is None,
     )
 
     async def write() -> None:
@@ -541,6 +574,49 @@ async def over_http1(
         await trio.lowlevel.checkpoint()
         talk.view = await _or_cut(read())
         nursery.cancel_scope.cancel()
+
+
+async def pipelined(stage: Stage, *talks: Talk) -> None:
+    """Small v2 requests in one write; each answer is read by a machine of its own, a byte at a time."""
+    transport = stage.connect(VICTIM)
+    machines = [HTTP1Connection(Role.CLIENT) for _ in talks]
+    requests = bytearray()
+    for machine, talk in zip(machines, talks, strict=True):
+        body, tensor, headers = _tensor(talk, 40)
+        talk.asked.append(tensor)
+        for event in client.post(1, f"/v2/models/{talk.model}/infer{talk.query}", body, headers):
+            machine.send(event)
+        requests += b"".join(machine.data_to_send(len(body) + 4096))
+    buffer, received = memoryview(bytearray(4096)), bytearray()
+
+    async def read(machine: HTTP1Connection, parse: Parser) -> View:
+        while True:
+            match machine.next_event():
+                case Response() as head:
+                    parse.head(head)
+                case Data(buffers=(piece,)):
+                    parse.data(piece)
+                case End():
+                    return parse.end()
+                case ConnectionEnd():
+                    return View.CUT
+                case _:
+                    while not received and (n := transport.try_receive_into(buffer)) != 0:
+                        if n is None:
+                            await transport.wait_readable()
+                        else:
+                            received.extend(buffer[:n])
+                    if received:
+                        machine.receive_data(received[:1])
+                        del received[:1]
+                    else:
+                        machine.receive_eof()
+
+    with suppress(TransportLost):
+        assert transport.try_send([requests]) == len(requests)
+    for machine, talk in zip(machines, talks, strict=True):
+        talk.view = await _or_cut(read(machine, TensorParser(talk)))
+    transport.close()
 
 
 async def over_websocket(stage: Stage, talk: Talk, frames: Sequence[tuple[bytes, bool]], *, pace: float = 0.0) -> None:
@@ -728,52 +804,72 @@ async def _together(*plays: Awaitable[None]) -> None:
             nursery.start_soon(run, play)
 
 
-async def _on_line(stage: Stage, name: str, *talks: Callable[[HTTP2Line], Awaitable[None]]) -> None:
-    """Streams of one connection, and its end."""
-    line = HTTP2Line(stage, name)
+@asynccontextmanager
+async def _line(stage: Stage, name: str, **more: Any) -> AsyncIterator[HTTP2Line]:
+    """A connection, and its end."""
+    line = HTTP2Line(stage, name, **more)
     async with trio.open_nursery() as nursery:
         await nursery.start(line.run)
-        await _together(*(talk(line) for talk in talks))
+        yield line
+        await trio.testing.wait_all_tasks_blocked()
+        stage.survived(name, line.machine)
         line.peer.close()
 
 
 def _bidi_scenario(
-    name: str, model: Callable[[Stage], Model], sizes: Sequence[int], *, cut: int = 0, pace: float = 0.0004, **more: Any
+    name: str,
+    model: Callable[[Stage], Model],
+    sizes: Sequence[int],
+    *,
+    cut: int = 0,
+    window: int = 1024,
+    neighbour: bool = False,
+    **more: Any,
 ) -> Scenario:
-    """Two streams on one connection, one of them the victim, and a third on another."""
+    """Two streams at once on one connection, one of them the victim; then, if the connection lives, a third."""
 
     async def play(stage: Stage) -> None:
-        victim, companion = stage.talk(VICTIM), stage.talk(COMPANION, VICTIM)
-        neighbour = stage.talk(NEIGHBOUR, model="n")
-        few = [30, 700, 20]
-        await _together(
-            _on_line(
-                stage,
-                VICTIM,
-                lambda line: bidi_talk(line, victim, numbered(VICTIM, sizes), pace=pace, cut=cut),
-                lambda line: bidi_talk(line, companion, numbered(COMPANION, few)),
-            ),
-            _on_line(stage, NEIGHBOUR, lambda line: bidi_talk(line, neighbour, numbered(NEIGHBOUR, few))),
-        )
+        victim, companion = stage.talk(VICTIM), stage.talk(COMPANION, VICTIM, "n")
+
+        async def three() -> None:
+            async with _line(stage, VICTIM, window=window) as line:
+                await _together(
+                    bidi_talk(line, victim, numbered(VICTIM, sizes), pace=0.0004, cut=cut),
+                    bidi_talk(line, companion, numbered(COMPANION, [30, 700])),
+                )
+                if line.machine.can_open:
+                    await bidi_talk(line, stage.talk(NEXT, VICTIM, "n"), numbered(NEXT, [20]))
+
+        async def elsewhere() -> None:
+            if neighbour:
+                async with _line(stage, NEIGHBOUR) as line:
+                    await bidi_talk(line, stage.talk(NEIGHBOUR, model="n"), numbered(NEIGHBOUR, [30, 700]))
+
+        await _together(three(), elsewhere())
 
     async def again(stage: Stage) -> None:
-        talk = stage.talk(FRESH)
-        await _on_line(stage, FRESH, lambda line: bidi_talk(line, talk, numbered(FRESH, [20, 40])))
+        async with _line(stage, FRESH) as line:
+            await bidi_talk(line, stage.talk(FRESH), numbered(FRESH, [20, 40]))
 
     return Scenario(name=name, wire="http/2", model=model, family=Family.PARTS, play=play, again=again, **more)
 
 
+async def _infer_again(stage: Stage) -> None:
+    peer = client.http1(stage.connect(FRESH))
+    await infer(peer, 1, stage.talk(FRESH), elements=20, pieces=1)
+    peer.close()
+
+
 def _v2_http1() -> Scenario:
     async def play(stage: Stage) -> None:
-        victim, companion = stage.talk(VICTIM), stage.talk(COMPANION, VICTIM)
-        neighbour = stage.talk(NEIGHBOUR, model="n")
+        victim, neighbour = stage.talk(VICTIM), stage.talk(NEIGHBOUR, model="n")
 
         async def twice() -> None:
             peer = client.http1(stage.connect(VICTIM))
             await infer(peer, 1, victim, pace=0.0002)
             assert isinstance(peer.machine, HTTP1Connection)
             if victim.view in (View.COMPLETE, View.ERROR) and peer.machine.idle and not peer.machine.must_close:
-                await infer(peer, 2, companion, elements=100)
+                await infer(peer, 2, stage.talk(NEXT, VICTIM, "n"), elements=100)
             peer.close()
 
         async def once() -> None:
@@ -783,15 +879,25 @@ def _v2_http1() -> Scenario:
 
         await _together(twice(), once())
 
-    async def again(stage: Stage) -> None:
-        peer = client.http1(stage.connect(FRESH))
-        await infer(peer, 1, stage.talk(FRESH), elements=20, pieces=1)
-        peer.close()
-
     # the body, what is read ahead of it, and the answer, which is more than the send buffer; for two clients
     memory = 2 * (6200 + 4096 + 2048 + 6200)
     return Scenario(
-        name="v2", wire="http/1.1", model=double, family=Family.TENSOR, play=play, again=again, memory=memory
+        name="v2", wire="http/1.1", model=double, family=Family.TENSOR, play=play, again=_infer_again, memory=memory
+    )
+
+
+def _pipelined() -> Scenario:
+    async def play(stage: Stage) -> None:
+        await pipelined(stage, stage.talk(VICTIM), stage.talk(NEXT, VICTIM, "n"))
+
+    return Scenario(
+        name="pipelined",
+        wire="http/1.1",
+        model=double,
+        family=Family.TENSOR,
+        play=play,
+        again=_infer_again,
+        memory=2 * 4096,
     )
 
 
@@ -803,14 +909,15 @@ def _v2_http2() -> Scenario:
         await on_stream(line, talk, path, headers, content, TensorParser(talk), length=len(body), pace=pace)
 
     async def play(stage: Stage) -> None:
-        victim, companion = stage.talk(VICTIM), stage.talk(COMPANION, VICTIM)
-        await _on_line(
-            stage, VICTIM, lambda line: post(line, victim, 1500, 0.0002), lambda line: post(line, companion, 300)
-        )
+        victim, companion = stage.talk(VICTIM), stage.talk(COMPANION, VICTIM, "n")
+        async with _line(stage, VICTIM) as line:
+            await _together(post(line, victim, 1500, 0.0002), post(line, companion, 300))
+            if line.machine.can_open:
+                await post(line, stage.talk(NEXT, VICTIM, "n"), 30)
 
     async def again(stage: Stage) -> None:
-        talk = stage.talk(FRESH)
-        await _on_line(stage, FRESH, lambda line: post(line, talk, 20))
+        async with _line(stage, FRESH) as line:
+            await post(line, stage.talk(FRESH), 20)
 
     return Scenario(
         name="v2-h2",
@@ -871,7 +978,7 @@ def _websocket(name: str, sizes: Sequence[int], *, memory: int, config: Config =
     async def play(stage: Stage) -> None:
         victim, neighbour = stage.talk(VICTIM), stage.talk(NEIGHBOUR, model="n")
         await _together(
-            over_websocket(stage, victim, [*numbered(VICTIM, sizes), (b"end", True)], pace=0.0004),
+            over_websocket(stage, victim, [*numbered(VICTIM, sizes), (b"end", True)], pace=0.0021),
             over_websocket(stage, neighbour, [*numbered(NEIGHBOUR, [30, 30, 30]), (b"end", True)]),
         )
 
@@ -903,11 +1010,13 @@ SCENARIOS: dict[str, Scenario] = {
     for scenario in (
         _v2_http1(),
         _v2_http2(),
+        _pipelined(),
         _lmi("lmi", generate),
         _lmi("chunked", generate, chunked=4, prompt="victim" + " words" * 900),
         _lmi("threads", generate_in_threads, tokens=4),
         _queue(),
-        _bidi_scenario("bidi", echo, [10, 900, 2600, 5, 300], memory=3 * (_STREAM + 2600)),
+        _bidi_scenario("bidi", echo, [10, 900, 2600, 5], memory=3 * (_STREAM + 2600), neighbour=True),
+        _bidi_scenario("early", early, [10, 900, 2600, 3000, 900], memory=3 * (_STREAM + 2600)),
         _bidi_scenario("nursery", both_ways, [10, 900, 300], memory=3 * _STREAM),
         _bidi_scenario("rude", both_ways, [10, 900, 300], memory=3 * _STREAM, rude=True),
         _bidi_scenario(
@@ -915,12 +1024,13 @@ SCENARIOS: dict[str, Scenario] = {
             echo,
             [10, 70_000, 5],
             cut=16_000,
+            window=20_000,
             config=_LARGE,
             buffer=32_768,
             # the part as it is put together, and its echo until it is written
             memory=3 * (65_535 + 65_536) + 70_200 + 70_000,
         ),
-        _websocket("websocket", [10, 900, 2600, 5, 300], memory=2 * (4096 + 2048 + 2600)),
+        _websocket("websocket", [10, 900, 2600, 1800, 1500, 1700], memory=2 * (4096 + 2048 + 2600)),
         _websocket("websocket-large", [10, 70_000, 5], memory=3 * 70_000 + 4096, config=_LARGE, buffer=32_768),
     )
 }

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+import numpy as np
 import pytest
 import trio
 
@@ -11,10 +12,12 @@ from gateway.config import Config, HTTP2Config, LimitsConfig
 from gateway.exchange import Exchange
 from models.messages import Part
 from models.session import Session
+from protocols import bidi
 from protocols.events import Data, End, Frame
 from tests.gateway.promises import (
     PAYLOAD,
     STREAMS,
+    WIRES,
     EventsCall,
     House,
     KiB,
@@ -26,6 +29,7 @@ from tests.gateway.promises import (
     counting,
     deaf,
     echoing,
+    pausing,
     raw,
     serving,
     silent,
@@ -234,6 +238,65 @@ async def test_requests_pipelined_behind_a_waiting_one_are_read_to_the_bound_and
         await call.leave("fin")
         await trio.sleep(2)  # the reader had stopped: the coarse timer looks for a hang-up
         assert house.endings == {"cancelled-by-client": 1}
+
+
+@pytest.mark.parametrize("data", [np.arange(500, dtype=np.int32), np.zeros((20, 30), np.float64)], ids=["int32", "2d"])
+@pytest.mark.parametrize("wire", ["bidi", "websocket"])
+async def test_a_part_may_be_any_memory(wire: str, data: Any, autojump_clock: Any) -> None:
+    async def arrays(probe: Probe, session: Session[Any, Any]) -> None:
+        await session.send(Part(data=b"00000000" + data.tobytes()))
+        await session.send(Part(data=b""))
+        await session.send(Part(data=memoryview(data)))
+
+    async with serving(Probe(arrays).spec(wire)) as house:
+        call = await house.call(wire)
+        received: list[bytes] = []
+        if isinstance(call, EventsCall):
+            decoder = bidi.ResponseDecoder()
+            while not isinstance(event := await call.line.event(1), End):
+                if isinstance(event, Data):
+                    decoder.receive_data(event.buffers[0])
+                    while isinstance(part := decoder.next_event(), bidi.PayloadPart):
+                        received.append(bytes(part.data))
+        else:
+            while isinstance(event := await call.line.event(1), Frame):
+                received.append(bytes(event.data))
+        assert received == [b"00000000" + data.tobytes(), b"", data.tobytes()]
+
+
+@pytest.mark.parametrize("wire", WIRES)
+async def test_a_transport_that_holds_one_byte_changes_nothing(wire: str, autojump_clock: Any) -> None:
+    script = pausing if wire in STREAMS else answering
+    probe = Probe(script)
+    probe.go.set()
+    async with serving(probe.spec(wire), capacity=1) as house:
+        call = await house.call(wire)
+        numbers, over = await call.rest()
+        assert (numbers, over.how) == (list(range(6)) if wire in STREAMS else [], "complete")
+        await call.line.read()  # what follows the end
+        assert house.endings == {"complete": 1}
+
+
+@pytest.mark.parametrize("wire", ["bidi", "websocket"])
+async def test_many_sessions_at_once_are_each_whole(wire: str, autojump_clock: Any) -> None:
+    # echoes, on one connection where the wire can; each message out is the one that came in
+    async def echo(probe: Probe, session: Session[Any, Any]) -> None:
+        async for part in session:
+            await session.send(part)
+
+    async with serving(Probe(echo).spec(wire), capacity=CAPACITY) as house:
+        line = house.line("http2") if wire == "bidi" else None
+        calls = [await house.call(wire, line=line) for _ in range(50)]
+        for size in range(0, 3000, 300):
+            for call in calls:
+                assert isinstance(call, EventsCall | SocketCall)
+                await call.say(size)
+        for call in calls:
+            assert await call.take(10) == list(range(10))
+        for call in calls:
+            await call.leave("reset" if wire == "bidi" else "close")
+        await house.still()
+        assert house.endings == {"cancelled-by-client": 50}
 
 
 async def test_two_ends_with_full_buffers_do_not_wait_for_each_other(autojump_clock: Any) -> None:

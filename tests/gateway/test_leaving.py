@@ -8,18 +8,20 @@ from typing import Any
 import pytest
 import trio
 
+from gateway import client
 from gateway.config import Config
 from models.adapt import spec_of
 from models.blocking import cancel_token
 from models.messages import Part, Prompt
 from models.session import Session
+from protocols import bidi
 from protocols.events import Data, Frame, Opcode
 from tests.gateway.promises import (
     CANCELLED,
-    KiB,
     Call,
     EventsCall,
     House,
+    KiB,
     Over,
     Probe,
     SocketCall,
@@ -57,6 +59,7 @@ async def leaves(house: House, call: Call, how: str, probe: Probe) -> None:
         await house.still()
         assert (probe.live, probe.stopped, probe.returned) == (0, probe.calls, 0)
         assert house.endings == CANCELLED
+        assert house.connections == (1 if how in ("reset", "close") else 0)
         house.check_ledger()
 
 
@@ -146,7 +149,9 @@ async def test_a_websocket_while_waiting_for_a_slot(how: str, autojump_clock: An
     async with serving(probe.spec("websocket", capacity=1)) as house:
         first = await house.call("websocket")
         line = house.line("http1")
-        await line.send(raw(1, b"GET", "/models/probe/invocations-bidirectional-stream", headers=UPGRADE, upgrade=b"websocket"))
+        await line.send(
+            raw(1, b"GET", "/models/probe/invocations-bidirectional-stream", headers=UPGRADE, upgrade=b"websocket")
+        )
         await house.still()
         await Call(line, 1).leave(how)
         await house.still()
@@ -180,22 +185,28 @@ async def test_a_request_whose_client_is_gone_before_it_is_looked_at(
 ) -> None:
     # head, a piece of the body and FIN are read before the exchange's task runs: nothing of it is an error of ours
     async with serving(Probe(silent).spec("v2-http1")) as house:
-        for path in ("/v2/models/probe/infer", "/ping", "/none"):
+        paths = ("/v2/models/probe/infer", "/ping", "/none") * 5
+        for path in paths:
             line = house.line(transport)
-            await line.read()
-            await line.send(raw(1, b"POST", path, content_length=100), Data(stream=1, buffers=(bytes(10),)))
-            line.peer.close()
+            line.send_and_close(raw(1, b"POST", path, content_length=100), Data(stream=1, buffers=(bytes(10),)))
         await house.still()
-        assert sum(house.endings.values()) == 3
+        assert sum(house.endings.values()) == len(paths)
         assert not [record for record in caplog.records if record.levelname == "ERROR"]
 
 
+async def returning(probe: Probe, session: Session[Any, Any]) -> None:
+    """Returns when told to `go`."""
+    await probe.take(session)
+    await probe.go.wait()
+
+
+@pytest.mark.parametrize("script", [answering, returning])
 @pytest.mark.parametrize(("wire", "how"), each_way("lmi-http1", "bidi", "websocket", "json-http1"))
 async def test_a_model_that_is_woken_and_left_in_the_same_moment_sees_cancellation(
-    wire: str, how: str, autojump_clock: Any, caplog: pytest.LogCaptureFixture
+    wire: str, how: str, script: Any, autojump_clock: Any, caplog: pytest.LogCaptureFixture
 ) -> None:
     # in whichever order the two tasks run: what the model still says goes nowhere, and is an error of nobody
-    probe = Probe(answering)
+    probe = Probe(script)
     async with serving(probe.spec(wire)) as house:
         for _ in range(5):
             call = await house.call(wire)
@@ -207,6 +218,56 @@ async def test_a_model_that_is_woken_and_left_in_the_same_moment_sees_cancellati
         assert (probe.live, sum(house.endings.values())) == (0, 5)
         assert set(house.endings) <= {"cancelled-by-client", "complete"}
         assert not [record for record in caplog.records if record.levelname == "ERROR"]
+
+
+async def test_room_that_comes_with_the_reset_is_no_error_of_the_models(
+    autojump_clock: Any, caplog: pytest.LogCaptureFixture
+) -> None:
+    probe = Probe(counting)
+    async with serving(probe.spec("bidi")) as house:
+        line = house.line("http2")
+        for _ in range(20):
+            call = await house.call("bidi", line=line)
+            await line.read()  # up to the window
+            line.peer.credit(await line.data(call.stream))
+            await line.peer.flush()
+            await call.leave("reset")
+            await house.still()
+        assert (probe.live, house.endings) == (0, {"cancelled-by-client": 20})
+        assert not [record for record in caplog.records if record.levelname == "ERROR"]
+
+
+async def test_a_client_that_leaves_when_more_events_wait_than_one_turn_takes(autojump_clock: Any) -> None:
+    async with serving(Probe(deaf).spec("bidi")) as house:
+        for _ in range(5):
+            call = EventsCall(house.line("http2"), 1)
+            head = [(b"content-type", bidi.CONTENT_TYPE.encode())]
+            begin = client.post(1, "/endpoints/probe/invocations-bidirectional-stream", None, head)
+            call.line.send_and_close(*begin, *(Data(stream=1, buffers=(b"x",)) for _ in range(300)))
+            await house.still()
+            house.check_ledger()
+
+
+@pytest.mark.parametrize("then", ["rst", "read"])
+async def test_a_close_that_crosses_a_whole_answer_leaves_the_ending_to_its_last_byte(then: str, autojump_clock: Any) -> None:
+    async def brief(probe: Probe, session: Session[Any, Any]) -> None:
+        await probe.say(session, 20)
+
+    probe = Probe(brief)
+    async with serving(probe.spec("websocket"), capacity=4 * KiB) as house:
+        call = await house.call("websocket")
+        await house.still()
+        assert (probe.returned, house.endings) == (1, {})  # queued, and not taken yet
+        await call.leave("close")
+        await house.still()
+        assert house.endings == {}
+        if then == "rst":
+            call.line.reset()
+            await house.still()
+            assert house.endings == CANCELLED
+        else:
+            assert await call.rest() == (list(range(20)), Over("complete", code="1000"))
+            assert house.endings == {"complete": 1}
 
 
 @pytest.mark.parametrize("stay", ["lmi-http2", "bidi"])

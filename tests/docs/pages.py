@@ -1,0 +1,254 @@
+"""Reads a page as a user does: writes its files, types its commands, starts its servers, and compares what comes back."""
+
+from __future__ import annotations
+
+import doctest
+import importlib.util
+import os
+import re
+import shutil
+import signal
+import socket
+import subprocess
+import sys
+import threading
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from types import TracebackType
+from typing import Any
+
+import pytest
+
+ROOT = Path(__file__).parents[2]
+_FENCE = re.compile(r"^```(\w*)\n(.*?)^```$", re.DOTALL | re.MULTILINE)
+_NAMED = re.compile(r"# ([\w.-]+\.(?:py|toml))\n")
+# a program of ours serves until it is stopped; of the gateway's own commands only these do not
+_SERVER = re.compile(r"python -m gateway (?!(?:.* )?(?:demo|config|models) )")
+_PATIENCE = 30
+
+
+@dataclass(frozen=True, kw_only=True)
+class Block:
+    """One fenced block: its language, its text, and the heading it stands under."""
+
+    language: str
+    text: str
+    line: int
+    section: str
+
+    @property
+    def file(self) -> str:
+        """The name that its first line gives it, empty if none."""
+        named = _NAMED.match(self.text)
+        return named[1] if named else ""
+
+
+def blocks(page: str) -> list[Block]:
+    """The fenced blocks of a page, which is named as from the root of the repository."""
+    text = (ROOT / page).read_text(encoding="utf-8")
+    found = []
+    for fence in _FENCE.finditer(text):
+        headings = re.findall(r"^##? (.*)$", _FENCE.sub("", text[: fence.start()]), re.MULTILINE)
+        line = text.count("\n", 0, fence.start(2)) + 1
+        found.append(Block(language=fence[1], text=fence[2], line=line, section=headings[-1]))
+    return found
+
+
+def namespace_of(page: str) -> dict[str, Any]:
+    """All unnamed Python of the page in one namespace, compiled such that a traceback names the page's line."""
+    namespace: dict[str, Any] = {"__name__": "page"}
+    for block in blocks(page):
+        if block.language == "python" and not block.file:
+            exec(compile("\n" * (block.line - 1) + block.text, str(ROOT / page), "exec"), namespace)
+    return namespace
+
+
+def code_lines(program: str) -> list[str]:
+    """The lines of a program that are neither blank nor a comment alone."""
+    return [line for line in program.splitlines() if line.strip() and not line.strip().startswith("#")]
+
+
+def commands(session: str) -> Iterator[tuple[str, str]]:
+    """Each command of a console block with the output that the page shows below it. A command goes on where a quote is
+    open or its line ends with a backslash."""
+    command, output = "", ""
+    for line in session.splitlines():
+        if command and (command.count("'") % 2 or command.endswith("\\")):
+            command += "\n" + line
+        elif line.startswith("$ ") or line == "^C":
+            if command:
+                yield command, output
+            command, output = line.removeprefix("$ "), ""
+        else:
+            assert command, f"output without a command: {line}"
+            output += line + "\n"
+    if command:
+        yield command, output
+
+
+def lacking(section: list[Block]) -> list[str]:
+    """The programs and modules that these blocks need and that are not here."""
+    text = "\n".join(b.text for b in section if b.language == "console")
+    modules = {m for b in section if b.language == "python" for m in re.findall(r"^(?:from|import) (\w+)", b.text, re.M)}
+    own = {b.file.removesuffix(".py") for b in section}
+    missing = [m for m in sorted(modules - own) if importlib.util.find_spec(m) is None]
+    return missing + ["curl"] * ("curl " in text and shutil.which("curl") is None)
+
+
+def skip_or_fail(missing: list[str]) -> None:
+    """Skips, naming what is missing; fails where the environment was made for it."""
+    required = os.environ.get("EVERYWIRE_REQUIRE", "").split(",")
+    for name in missing:
+        if name in required or (name.startswith("aws_sdk") and "aws-sdk" in required):
+            pytest.fail(f"{name} is required here and is not installed")
+    if missing:
+        pytest.skip(f"not installed: {', '.join(missing)}")
+
+
+class Reader:
+    """Follows pages in a directory of its own, which is the home directory too.
+
+    The ports of the pages, 8080 and 8443, stand for two that are free. A server runs until the next one is started, a
+    line `^C` stops it, or the reader leaves; then it must have ended as a server does.
+    """
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self.ports = {"8080": _free_port(), "8443": _free_port()}
+        self.server: _Server | None = None
+        (folder / ".curlrc").write_text("silent\nshow-error\nmax-time = 20\n")
+        inherited = {k: v for k, v in os.environ.items() if not k.startswith(("EVERYWIRE_", "XDG_", "COV_"))}
+        paths = [str(Path(sys.executable).parent), inherited.get("PATH", "")]
+        self.environ = inherited | {
+            "HOME": str(folder),
+            "PATH": os.pathsep.join(paths),
+            "PYTHONPATH": str(ROOT),
+            "PYTHONUNBUFFERED": "1",
+            "PYTHONDONTWRITEBYTECODE": "1",
+            "EVERYWIRE_LISTEN__PORT": self.ports["8080"],
+            "EVERYWIRE_LISTEN__TLS_PORT": self.ports["8443"],
+        }
+
+    def __enter__(self) -> Reader:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+        if self.server is not None:
+            code = self.server.stop(signal.SIGTERM)
+            if kind is None:
+                assert code in (0, -signal.SIGTERM), f"the server ended with {code}:\n{self.server.output}"
+
+    def follow(self, followed: list[Block]) -> None:
+        """Does what the blocks say, in order. AssertionError, with the line of the page, where something else happens."""
+        for block in followed:
+            if block.file:
+                (self.folder / block.file).write_text(self.ported(block.text))
+            elif block.language == "console":
+                for command, output in commands(block.text):
+                    self.type(command, output, block.line)
+            elif block.language == "log":
+                assert self.server is not None, f"line {block.line}: no server has a log"
+                self.server.await_lines(block.text, self)
+            else:
+                assert block.language != "python", f"line {block.line}: Python code needs a name, such as # app.py"
+
+    def type(self, command: str, expected: str, line: int) -> None:
+        """Runs one command and compares its output."""
+        if command == "^C":
+            assert self.server is not None
+            code = self.server.stop(signal.SIGINT)
+            assert code == 0, f"line {line}: the server ended with {code}"
+            self.server.await_lines(expected, self)
+            self.server = None
+        elif self._serves(command):
+            if self.server is not None:
+                self.server.stop(signal.SIGTERM)
+            self.server = _Server(self, self.ported(command))
+            self.server.await_lines(expected, self)
+        else:
+            done = subprocess.run(
+                ["bash", "-c", self.ported(command)], cwd=self.folder, env=self.environ, timeout=_PATIENCE,
+                stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True,
+            )  # fmt: skip
+            came = self.as_printed(done.stdout)
+            place = f"line {line}: {command}\n--- expected\n{expected}\n--- came (status {done.returncode})\n{came}"
+            assert _same(expected, came), place
+            assert expected.strip() or done.returncode == 0, place
+
+    def _serves(self, command: str) -> bool:
+        program = re.search(r"\bpython (\w+\.py)", command)
+        if program is None:
+            return bool(_SERVER.search(command + " "))
+        return "gateway.serve" in (self.folder / program[1]).read_text()
+
+    def ported(self, text: str) -> str:
+        """The page's text with the ports that are free here."""
+        return re.sub(r"\b(8080|8443)\b", lambda port: self.ports[port[0]], text)
+
+    def as_printed(self, text: str) -> str:
+        """What a program here printed, with the ports of the page."""
+        for printed, used in self.ports.items():
+            text = re.sub(rf"\b{used}\b", printed, text)
+        return text
+
+
+class _Server:
+    """A program that serves, and all that it says."""
+
+    def __init__(self, reader: Reader, command: str) -> None:
+        self._changed = threading.Condition()
+        self.output, self._over = "", False
+        self._process = subprocess.Popen(
+            ["bash", "-c", "exec " + re.sub(r"^((?:\w+=\S+ )*)", r"env \1", command)], cwd=reader.folder,
+            env=reader.environ, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True,
+        )  # fmt: skip
+        threading.Thread(target=self._listen, daemon=True).start()
+        self._await(lambda: "serving" in self.output or "listening" in self.output)
+
+    def _listen(self) -> None:
+        stream = self._process.stdout
+        assert stream is not None
+        with stream:
+            for line in stream:
+                with self._changed:
+                    self.output += line
+                    self._changed.notify_all()
+        with self._changed:
+            self._over = True
+            self._changed.notify_all()
+
+    def _await(self, holds: Any) -> bool:
+        with self._changed:
+            return bool(self._changed.wait_for(lambda: holds() or self._over, _PATIENCE) and holds())
+
+    def await_lines(self, expected: str, reader: Reader) -> None:
+        """Waits until each line has been said, in this order."""
+
+        def said() -> bool:
+            lines = iter(reader.as_printed(self.output).splitlines())
+            return all(any(_same(wanted, line) for line in lines) for wanted in expected.splitlines())
+
+        assert self._await(said), f"expected\n{expected}\ncame\n{reader.as_printed(self.output)}"
+
+    def stop(self, number: signal.Signals) -> int:
+        """The exit status, after the signal; its own where it has ended before."""
+        if self._process.poll() is None:
+            self._process.send_signal(number)
+        try:
+            code = self._process.wait(_PATIENCE)
+        except subprocess.TimeoutExpired:
+            self._process.kill()
+            code = self._process.wait()
+        self._await(lambda: False)  # until all it said is read
+        return code
+
+
+def _same(expected: str, came: str) -> bool:
+    """Whether that came; `...` stands for anything, as in a doctest."""
+    return doctest.OutputChecker().check_output(f"\n{expected.strip()}\n", f"\n{came.strip()}\n", doctest.ELLIPSIS)
+
+
+def _free_port() -> str:
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        return str(listener.getsockname()[1])

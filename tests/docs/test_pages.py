@@ -1,0 +1,113 @@
+"""Every page: its code runs, its links lead somewhere, what it names is there. And the reader of pages can fail."""
+
+import re
+from pathlib import Path
+
+import pytest
+
+from gateway import errors
+from gateway.errors import Ending, GatewayError
+from tests.docs.pages import ROOT, Block, Reader, blocks, code_lines, commands, namespace_of
+
+PAGES = ["README.md", *sorted(str(p.relative_to(ROOT)) for p in (ROOT / "docs").rglob("*.md"))]
+FOLLOWED = {  # each by the test that follows it
+    "README.md", "docs/tutorial/first-model.md", "docs/howto/clients.md", "docs/howto/embed.md", "docs/howto/models.md",
+    "docs/howto/test-a-model.md", "docs/reference/websocket.md",
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("page", PAGES)
+def test_no_code_of_the_page_goes_untested(page: str) -> None:
+    for block in blocks(page):
+        assert block.language in ("python", "toml", "console", "log", "json", "text", "sh", ""), block
+        if block.file or block.language in ("console", "log"):
+            assert page in FOLLOWED, f"line {block.line}: nobody follows this page"
+        if block.language == "sh":
+            assert all(re.match(r"(python -m venv|source|pip install|mkdir|cd) ", line) for line in block.text.splitlines())
+    namespace_of(page)
+
+
+@pytest.mark.parametrize("page", PAGES)
+def test_every_link_leads_to_a_place_in_a_page(page: str) -> None:
+    text = (ROOT / page).read_text(encoding="utf-8")
+    text = re.sub(r"`[^`\n]*`|^    .*$", "", text, flags=re.MULTILINE)  # what looks like a link in code is none
+    for target in re.findall(r"\]\(([^)\s]+)\)", text):
+        if target.startswith("https://"):
+            continue
+        path, _, anchor = target.partition("#")
+        file = (ROOT / page).parent / path if path else ROOT / page
+        assert file.is_file(), f"{page}: {target}"
+        if anchor:
+            assert anchor in anchors(file), f"{page}: {target}"
+
+
+def anchors(file: Path) -> list[str]:
+    """What a heading is called in a link."""
+    headings = re.findall(r"^#+ (.*)$", file.read_text(encoding="utf-8"), re.MULTILINE)
+    return [re.sub(r"[^\w -]", "", heading.lower()).replace(" ", "-") for heading in headings]
+
+
+@pytest.mark.parametrize("page", PAGES)
+def test_every_file_of_ours_that_is_named_exists(page: str) -> None:
+    text = (ROOT / page).read_text(encoding="utf-8")
+    for name in re.findall(r"`((?:tests|gateway|models|protocols|docs|scripts|benchmarks)/[\w/.-]+\.\w+)`", text):
+        assert (ROOT / name).exists(), f"{page}: {name}"
+
+
+def test_the_index_names_every_page() -> None:
+    linked = set(re.findall(r"\]\(([^)#\s]+)\)", (ROOT / "docs" / "README.md").read_text(encoding="utf-8")))
+    assert {f"docs/{link}" for link in linked} | {"README.md", "docs/README.md"} == set(PAGES)
+
+
+def table(page: str, first: str) -> list[list[str]]:
+    """The rows, without the heading, of the table whose heading begins so."""
+    rows = (ROOT / page).read_text(encoding="utf-8").split(f"| {first} |")[1].split("\n\n")[0].splitlines()[2:]
+    return [[cell.strip().strip("`") for cell in row.strip("|").split(" | ")] for row in rows]
+
+
+def test_the_page_of_endings_has_each_as_the_log_says_it() -> None:
+    rows = table("docs/reference/endings.md", "in the log")
+    assert {(said, name) for said, name, _ in rows} == {(e.value, f"Ending.{e.name}") for e in Ending}
+
+
+def test_the_page_of_endings_has_each_error_with_its_ending_and_status() -> None:
+    kinds = {
+        k: v
+        for k, v in vars(errors).items()
+        if isinstance(v, type) and issubclass(v, GatewayError) and v is not GatewayError
+    }
+    rows = {row[0]: row for row in table("docs/reference/endings.md", "error")}
+    assert rows.keys() == kinds.keys()
+    for name, row in rows.items():
+        assert row[2] == kinds[name].ending.value
+        if name != "ModelFailed":
+            assert row[3] == str(kinds[name].status)
+
+
+def console(text: str) -> list[Block]:
+    return [Block(language="console", text=text, line=1, section="")]
+
+
+def test_a_command_goes_on_where_a_quote_is_open() -> None:
+    session = "$ echo 'one\ntwo'\none\ntwo\n$ echo \\\n  three\nthree\n"
+    assert list(commands(session)) == [("echo 'one\ntwo'", "one\ntwo\n"), ("echo \\\n  three", "three\n")]
+
+
+@pytest.mark.parametrize("session", ["$ echo one\ntwo\n", "$ echo one\n", "$ false\n", "$ printf 'a\\nb'\na ... c\n"])
+def test_a_reader_complains_of_output_that_is_not_the_pages(session: str, tmp_path: Path) -> None:
+    with Reader(tmp_path) as reader, pytest.raises(AssertionError, match="line 1"):
+        reader.follow(console(session))
+
+
+def test_a_reader_takes_what_the_page_says(tmp_path: Path) -> None:
+    with Reader(tmp_path) as reader:
+        reader.follow(console("$ echo one two three\none ... three\n$ true\n$ echo localhost:8080\nlocalhost:8080\n"))
+
+
+def test_a_reader_complains_of_code_that_it_cannot_place(tmp_path: Path) -> None:
+    with Reader(tmp_path) as reader, pytest.raises(AssertionError, match="needs a name"):
+        reader.follow([Block(language="python", text="print()\n", line=1, section="")])
+
+
+def test_blank_lines_and_comments_are_no_code() -> None:
+    assert code_lines("# app.py\n\nx = 1  # one\n    # more\n") == ["x = 1  # one"]

@@ -1,0 +1,15 @@
+"""Follows the pages that are one story each."""
+
+from pathlib import Path
+
+import pytest
+
+from tests.docs.pages import Reader, blocks, lacking, skip_or_fail
+
+
+@pytest.mark.parametrize("name", ["howto/models", "howto/embed", "howto/test-a-model", "reference/websocket"])
+def test_the_page_works_as_it_is_written(name: str, tmp_path: Path) -> None:
+    page = f"docs/{name}.md"
+    skip_or_fail(lacking(blocks(page)))
+    with Reader(tmp_path) as reader:
+        reader.follow(blocks(page))

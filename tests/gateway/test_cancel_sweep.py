@@ -1,0 +1,172 @@
+"""Whatever is cancelled at whatever step: messages stay a prefix, endings are one and honest, and nothing is left behind."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+import trio
+
+from gateway.dialects.bidi import _EventStreamChannel
+from gateway.errors import Ending
+from gateway.exchange import Exchange
+from gateway.wires.connection import Connection
+from gateway.wires.http2 import HTTP2Wire
+from gateway.workers.worker import Worker
+from models.messages import Part
+from protocols.http2_windows import ReceiveWindows
+from tests.gateway.sweep import SCENARIOS, TARGETS, applies, run_once, sweep
+
+EVERY_STEP = ("raise", "memory")
+"""Targets of few steps; of the others each takes a sample, and together they cover the steps. All of them at every step
+is what `python -m tests.gateway.sweep` does."""
+STRIDE = {"bidi": 17, "nursery": 17, "rude": 17, "v2-h2": 13, "early": 13, "bidi-large": 13}
+PAIRS = [
+    pytest.param(scenario, target, i, id=f"{scenario}-{target}")
+    for scenario in SCENARIOS
+    for i, target in enumerate(TARGETS)
+    if applies(SCENARIOS[scenario], TARGETS[target])
+]
+
+
+@pytest.mark.parametrize(("scenario", "target", "i"), PAIRS)
+def test_a_cancellation_leaves_every_promise_true(scenario: str, target: str, i: int) -> None:
+    stride = 1 if target in EVERY_STEP else STRIDE.get(scenario, 5)
+    swept = sweep(SCENARIOS[scenario], TARGETS[target], seed=0, start=1 + i % stride, stride=stride)
+    assert not swept.failures
+    assert swept.runs > 1, "there was nothing to cancel"
+
+
+@pytest.mark.parametrize("scenario", ["lmi", "queue", "pipelined"])
+@pytest.mark.parametrize("seed", [1, 2])
+def test_another_order_of_the_tasks_changes_nothing(scenario: str, seed: int) -> None:
+    assert not sweep(SCENARIOS[scenario], TARGETS["close"], seed).failures
+
+
+@pytest.mark.parametrize("scenario", SCENARIOS)
+def test_the_same_seed_gives_the_same_trace(scenario: str) -> None:
+    first, second = (run_once(SCENARIOS[scenario], TARGETS["close"], 7, 9, trace=True) for _ in range(2))
+    other = run_once(SCENARIOS[scenario], TARGETS["close"], 8, 9, trace=True)
+    assert first.trace == second.trace != other.trace
+    assert first.fired
+
+
+# -- the sweep can fail --------------------------------------------------------------------------------------------
+
+
+def unread_bytes_are_not_credited(monkeypatch: pytest.MonkeyPatch) -> None:
+    real = HTTP2Wire.credit
+
+    def credit(wire: HTTP2Wire, exchange: Exchange, n: int) -> None:
+        if not exchange._returned:
+            real(wire, exchange, n)
+
+    monkeypatch.setattr(HTTP2Wire, "credit", credit)
+    monkeypatch.setattr(HTTP2Wire, "release", lambda wire, exchange: None)
+
+
+def no_late_credit(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(ReceiveWindows, "discarded", lambda windows, n: None)
+
+
+def forgotten_body(monkeypatch: pytest.MonkeyPatch) -> None:
+    real = Exchange._close_if_over
+
+    def close(exchange: Exchange) -> None:
+        if exchange.ending is Ending.CANCELLED:
+            exchange._reserved = 0
+        real(exchange)
+
+    monkeypatch.setattr(Exchange, "_close_if_over", close)
+
+
+def swallowed_cancelled(monkeypatch: pytest.MonkeyPatch) -> None:
+    real = Exchange.receive
+
+    async def receive(exchange: Exchange) -> Any:
+        while True:
+            try:
+                return await real(exchange)
+            except trio.Cancelled:
+                continue
+
+    monkeypatch.setattr(Exchange, "receive", receive)
+
+
+def checkpoint_after_commit(monkeypatch: pytest.MonkeyPatch) -> None:
+    real = _EventStreamChannel.send
+
+    async def send(channel: _EventStreamChannel, message: Part) -> None:
+        await real(channel, message)
+        await trio.lowlevel.checkpoint()
+
+    monkeypatch.setattr(_EventStreamChannel, "send", send)
+
+
+def slot_kept_when_cancelled(monkeypatch: pytest.MonkeyPatch) -> None:
+    real = Worker.slot_released
+
+    def slot_released(worker: Worker) -> None:
+        if trio.current_effective_deadline() > -float("inf"):
+            real(worker)
+
+    monkeypatch.setattr(Worker, "slot_released", slot_released)
+
+
+def two_endings(monkeypatch: pytest.MonkeyPatch) -> None:
+    real = Exchange.ended
+
+    def ended(exchange: Exchange) -> None:
+        real(exchange)
+        exchange._close_if_over()
+
+    monkeypatch.setattr(Exchange, "ended", ended)
+
+
+def dishonest_ending(monkeypatch: pytest.MonkeyPatch) -> None:
+    real = Exchange.cut
+    monkeypatch.setattr(Exchange, "cut", lambda exchange, ending: real(exchange, Ending.COMPLETE))
+
+
+def one_reset_for_all(monkeypatch: pytest.MonkeyPatch) -> None:
+    real = Exchange.cut
+
+    def cut(exchange: Exchange, ending: Ending) -> None:
+        for other in exchange.owner.exchanges.values():  # type: ignore[attr-defined]
+            real(other, ending)
+
+    monkeypatch.setattr(Exchange, "cut", cut)
+
+
+def deaf_reader(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Connection, "read_more", lambda connection: None)
+
+
+BUGS: list[tuple[Callable[[pytest.MonkeyPatch], None], str, str, str]] = [
+    (unread_bytes_are_not_credited, "bidi", "reset", "4:"),
+    (no_late_credit, "bidi", "interrupt", "4:"),
+    (forgotten_body, "v2", "close", "3:"),
+    (swallowed_cancelled, "bidi", "interrupt", "11:"),
+    (checkpoint_after_commit, "bidi", "interrupt", "1:"),
+    (slot_kept_when_cancelled, "queue", "abort", "11:"),
+    (two_endings, "v2", "close", "2:"),
+    (dishonest_ending, "lmi", "close", "2:"),
+    (one_reset_for_all, "bidi", "reset", "7:"),
+    (deaf_reader, "websocket", "close", "11:"),
+]
+
+
+@pytest.fixture(params=[pytest.param(bug, id=bug[0].__name__) for bug in BUGS])
+def planted(request: Any, monkeypatch: pytest.MonkeyPatch) -> Iterator[tuple[str, str, str]]:
+    plant, *where = request.param
+    plant(monkeypatch)
+    yield tuple(where)
+
+
+def test_a_planted_bug_is_found_and_its_seed_and_step_find_it_again(planted: tuple[str, str, str]) -> None:
+    scenario, target, kind = planted
+    swept = sweep(SCENARIOS[scenario], TARGETS[target], seed=0, most=1)
+    step, problems = swept.failures[0]
+    assert any(p.startswith(kind) for p in problems), problems
+    assert run_once(SCENARIOS[scenario], TARGETS[target], 0, step).problems == problems

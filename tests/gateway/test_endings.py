@@ -1,0 +1,419 @@
+"""Exactly one ending, said on the wire in its own words, however a model misbehaves; and nobody else notices."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from typing import Any
+
+import pytest
+import trio
+from trio.testing import wait_all_tasks_blocked
+
+from gateway.wires.http1 import HTTP1Wire
+from models.errors import ModelError
+from models.messages import Finish, FinishReason
+from models.session import Session
+from models.spec import Model, ModelSpec
+from tests.gateway.promises import (
+    STREAMS,
+    UNARY,
+    WIRES,
+    Call,
+    EventsCall,
+    House,
+    Over,
+    Probe,
+    SocketCall,
+    answering,
+    at_once,
+    family_of,
+    pausing,
+    serving,
+    silent,
+)
+
+SECRET = "the password is swordfish"
+ERRORS = [pytest.param(ModelError("no such voice", code="Voice", status=422), id="ModelError"), RuntimeError(SECRET)]
+
+
+def said(over: Over, error: Exception, *, in_band: bool) -> None:
+    """The wire says what happened: a ModelError's own text; of any other error only where to look it up."""
+    assert over.how == ("error" if in_band else "refused")
+    if isinstance(error, ModelError):
+        assert error.message in over.text
+        assert over.code in ("422", "ModelStreamError", "1011", "")
+    else:
+        assert "incident" in over.text
+        assert SECRET not in over.text
+
+
+@asynccontextmanager
+async def with_a_neighbour(wire: str, spec: ModelSpec) -> AsyncIterator[tuple[House, Call]]:
+    """A call of the model under test, and beside it a stream of another model (on the same connection where the wire is
+    HTTP/2), which must go on as if nothing had happened."""
+    beside = "bidi" if wire in ("bidi", "v2-http2", "json-http2") else "lmi-http2" if wire == "lmi-http2" else "websocket"
+    other = Probe(pausing, "other")
+    async with serving(spec, other.spec(beside)) as house:
+        line = house.line("http2") if beside != "websocket" else None
+        neighbour = await house.call(beside, "other", line=line)
+        assert await neighbour.take(3) == [0, 1, 2]
+        call = await house.call(wire, line=line)
+        yield house, call
+        other.go.set()
+        numbers, over = await neighbour.rest()
+        assert (numbers, over.how) == ([3, 4, 5], "complete")
+
+
+@pytest.mark.parametrize("error", ERRORS)
+@pytest.mark.parametrize("wire", WIRES)
+async def test_a_model_that_raises_before_its_first_message(wire: str, error: Exception, autojump_clock: Any) -> None:
+    async def fail(probe: Probe, session: Session[Any, Any]) -> None:
+        await probe.take(session)
+        raise error
+
+    async with with_a_neighbour(wire, Probe(fail).spec(wire)) as (house, call):
+        with at_once():
+            numbers, over = await call.rest()
+        assert numbers == []
+        said(over, error, in_band=wire in ("bidi", "websocket"))
+        assert house.endings == {"model-error": 1}
+
+
+@pytest.mark.parametrize("background", [False, True], ids=["itself", "in its own nursery"])
+@pytest.mark.parametrize("error", ERRORS)
+@pytest.mark.parametrize("wire", [w for w in WIRES if not w.startswith("v2")])
+async def test_a_model_that_raises_in_mid_stream(wire: str, error: Exception, background: bool, autojump_clock: Any) -> None:
+    async def fail(probe: Probe, session: Session[Any, Any]) -> None:
+        await probe.take(session)
+        await probe.say(session, 3)
+        if not background:
+            raise error
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(explode)
+            nursery.start_soon(trio.sleep_forever)
+
+    async def explode() -> None:
+        raise error
+
+    async with with_a_neighbour(wire, Probe(fail).spec(wire)) as (house, call):
+        with at_once():
+            numbers, over = await call.rest()
+        assert numbers == ([0, 1, 2] if wire in STREAMS else [])
+        said(over, error, in_band=wire in STREAMS)
+        assert house.endings == {"model-error": 1}
+
+
+@pytest.mark.parametrize("wire", WIRES)
+async def test_a_model_whose_background_work_crashes_ends_its_own_sessions_and_starts_again(
+    wire: str, autojump_clock: Any
+) -> None:
+    script = pausing if wire in STREAMS else silent
+    probe, boom = Probe(script), [trio.Event()]
+
+    @asynccontextmanager
+    async def load() -> AsyncIterator[Model]:
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(explode)
+            yield probe
+            nursery.cancel_scope.cancel()
+
+    async def explode() -> None:
+        await boom[0].wait()
+        boom[0] = trio.Event()
+        raise RuntimeError(SECRET)
+
+    probe.family = family_of(wire)
+    spec = ModelSpec(name="probe", family=probe.family, load=load)
+    async with with_a_neighbour(wire, spec) as (house, call):
+        again = await house.call(wire)
+        for live in (call, again):
+            if wire in STREAMS:
+                await live.take(3)
+        await house.still()
+        with at_once():
+            boom[0].set()
+            for live in (call, again):
+                _, over = await live.rest()
+                assert over.how == ("error" if wire in STREAMS else "refused")
+                assert "probe" in over.text
+                assert SECRET not in over.text
+                assert over.code in ("", "503", "InternalStreamFailure", "1011", "1013")
+            await house.still()
+            assert probe.live == 0
+            assert house.endings == {"model-error": 2}
+
+        await trio.sleep(1)
+        probe.go.set()
+        probe.script = pausing if wire in STREAMS else answering
+        _, over = await (await house.call(wire)).rest()
+        assert over.how == "complete"
+
+
+@pytest.mark.parametrize("wire", WIRES)
+async def test_a_model_that_never_answers_meets_its_deadline(wire: str, autojump_clock: Any) -> None:
+    async with with_a_neighbour(wire, Probe(silent).spec(wire, timeout=5)) as (house, call):
+        began = trio.current_time()
+        _, over = await call.rest()
+        assert trio.current_time() - began == 5
+        assert over.how == ("error" if wire in ("bidi", "websocket") else "refused")
+        assert "timeout" in over.text
+        assert over.code in ("504", "ModelStreamError", "1011")
+        assert house.endings == {"deadline": 1}
+
+
+@pytest.mark.parametrize("wire", STREAMS)
+async def test_a_model_that_never_ends_meets_its_deadline_in_band(wire: str, autojump_clock: Any) -> None:
+    probe = Probe(pausing)
+    async with with_a_neighbour(wire, probe.spec(wire, timeout=5)) as (house, call):
+        numbers, over = await call.rest()
+        assert (numbers, over.how) == ([0, 1, 2], "error")
+        assert "timeout" in over.text
+        assert (probe.live, probe.returned) == (0, 0)
+        assert house.endings == {"deadline": 1}
+
+
+@pytest.mark.parametrize("wire", STREAMS)
+async def test_a_deadline_reaches_a_client_that_did_not_read(wire: str, autojump_clock: Any) -> None:
+    # the ending is queued behind what the client has not taken yet, and is whole when it does
+    async def endless(probe: Probe, session: Session[Any, Any]) -> None:
+        await probe.take(session)
+        while True:
+            await probe.say(session)
+
+    probe = Probe(endless)
+    async with serving(probe.spec(wire, timeout=5)) as house:
+        call = await house.call(wire)
+        await trio.sleep(10)
+        assert probe.live == 0
+        numbers, over = await call.rest()
+        assert (numbers, over.how) == (list(range(probe.sent)), "error")
+        assert house.endings == {"deadline": 1}
+
+
+@pytest.mark.parametrize("wire", WIRES)
+async def test_a_model_that_returns_without_an_answer(wire: str, autojump_clock: Any) -> None:
+    async def mute(probe: Probe, session: Session[Any, Any]) -> None:
+        await probe.take(session)
+
+    async with with_a_neighbour(wire, Probe(mute).spec(wire)) as (house, call):
+        numbers, over = await call.rest()
+        assert numbers == []
+        if wire.startswith("v2"):
+            assert (over.how, over.code) == ("refused", "500")
+            assert "without an answer" in over.text
+            assert house.endings == {"model-error": 1}
+        else:
+            assert over.how == "complete"
+            assert house.endings == {"complete": 1}
+
+
+@pytest.mark.parametrize("wire", ["lmi-http1", "lmi-http2", *UNARY])
+async def test_a_model_that_sends_on_after_its_answer_is_told_so(wire: str, autojump_clock: Any) -> None:
+    async def endless(probe: Probe, session: Session[Any, Any]) -> None:
+        await probe.take(session)
+        with pytest.raises(trio.ClosedResourceError):
+            await probe.say(session, 100)
+        raise RuntimeError(SECRET)  # too late for anyone
+
+    probe = Probe(endless)
+    options: dict[str, Any] = {} if wire.startswith("v2") else {"upto": 3}
+    async with serving(probe.spec(wire)) as house:
+        call = await house.call(wire, **options)
+        numbers, over = await call.rest()
+        assert probe.sent == (1 if wire.startswith("v2") else 3)
+        if wire in STREAMS:
+            assert (numbers, over) == ([0, 1, 2], Over("complete"))
+            assert house.endings == {"complete": 1}
+
+
+@pytest.mark.parametrize("wire", ["lmi-http1", "lmi-http2", "json-http1"])
+async def test_a_model_that_sends_on_after_finish_is_told_so(wire: str, autojump_clock: Any) -> None:
+    async def stubborn(probe: Probe, session: Session[Any, Any]) -> None:
+        await probe.take(session)
+        await probe.say(session, 2)
+        await session.send(Finish(reason=FinishReason.STOP_SEQUENCE))
+        await probe.say(session)
+
+    probe = Probe(stubborn)
+    async with serving(probe.spec(wire)) as house:
+        numbers, over = await (await house.call(wire)).rest()
+        assert numbers == ([0, 1] if wire in STREAMS else [])
+        assert over.how == "complete"
+        assert house.endings == {"complete": 1}
+
+
+@pytest.mark.parametrize("wire", STREAMS)
+async def test_a_session_kept_beyond_its_end_is_closed(wire: str, autojump_clock: Any) -> None:
+    kept: list[Session[Any, Any]] = []
+
+    async def keep(probe: Probe, session: Session[Any, Any]) -> None:
+        await probe.take(session)
+        await probe.say(session, 2)
+        kept.append(session)
+
+    probe = Probe(keep)
+    async with serving(probe.spec(wire)) as house:
+        call = await house.call(wire)
+        numbers, over = await call.rest()
+        assert (numbers, over.how) == ([0, 1], "complete")
+        await house.still()
+        with pytest.raises(trio.ClosedResourceError):
+            await kept[0].send(probe.message(2))
+        with at_once(), pytest.raises((trio.ClosedResourceError, trio.EndOfChannel)):
+            await kept[0].receive()
+        assert house.endings == {"complete": 1}
+
+
+@pytest.mark.parametrize("wire", WIRES)
+async def test_a_model_that_says_what_the_wire_cannot_carry(wire: str, autojump_clock: Any) -> None:
+    async def confused(probe: Probe, session: Session[Any, Any]) -> None:
+        await probe.take(session)
+        await session.send(object())
+
+    async with with_a_neighbour(wire, Probe(confused).spec(wire)) as (house, call):
+        _, over = await call.rest()
+        assert "incident" in over.text
+        assert house.endings == {"model-error": 1}
+
+
+@pytest.mark.parametrize("wire", ["bidi", "websocket"])
+async def test_two_receivers_are_one_too_many_and_the_first_goes_on(wire: str, autojump_clock: Any) -> None:
+    async def doubled(probe: Probe, session: Session[Any, Any]) -> None:
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(probe.hear, session)
+            await wait_all_tasks_blocked()
+            with pytest.raises(trio.BusyResourceError):
+                await session.receive()
+        await probe.say(session)
+
+    probe = Probe(doubled)
+    async with serving(probe.spec(wire)) as house:
+        call = await house.call(wire)
+        await house.still()
+        assert isinstance(call, EventsCall | SocketCall)
+        await call.say()
+        numbers, over = await call.rest()
+        assert (numbers, over.how, probe.received) == ([0], "complete", [0])
+
+
+@pytest.mark.parametrize("error", ERRORS)
+@pytest.mark.parametrize("wire", STREAMS)
+async def test_a_model_that_raises_while_it_is_cancelled_ends_its_session_once(
+    wire: str, error: Exception, autojump_clock: Any
+) -> None:
+    async def sore(probe: Probe, session: Session[Any, Any]) -> None:
+        await probe.take(session)
+        await probe.say(session)
+        try:
+            await trio.sleep_forever()
+        finally:
+            raise error
+
+    probe = Probe(sore)
+    async with serving(probe.spec(wire)) as house:
+        call = await house.call(wire)
+        assert await call.next() == 0
+        await call.leave("fin")
+        await house.still()
+        assert house.endings == {"cancelled-by-client": 1}
+
+
+@pytest.mark.parametrize("started", [False, True])
+@pytest.mark.parametrize("wire", WIRES)
+async def test_a_text_that_utf8_cannot_carry_still_reaches_the_client(wire: str, started: bool, autojump_clock: Any) -> None:
+    # as in the message of an exception about a file name
+    async def fail(probe: Probe, session: Session[Any, Any]) -> None:
+        await probe.take(session)
+        if started and wire in STREAMS:
+            await probe.say(session)
+        raise ModelError("no such file: caf\udce9.wav")
+
+    async with with_a_neighbour(wire, Probe(fail).spec(wire)) as (house, call):
+        _, over = await call.rest()
+        assert "no such file: caf" in over.text
+        assert house.endings == {"model-error": 1}
+
+
+@pytest.mark.parametrize("wire", WIRES)
+async def test_a_long_text_reaches_the_client_as_far_as_the_wire_carries_it(wire: str, autojump_clock: Any) -> None:
+    async def fail(probe: Probe, session: Session[Any, Any]) -> None:
+        raise ModelError("no such voice" + " é" * 100_000)
+
+    async with with_a_neighbour(wire, Probe(fail).spec(wire)) as (house, call):
+        _, over = await call.rest()
+        assert over.text.startswith("no such voice é") or "no such voice é" in over.text
+        assert house.endings == {"model-error": 1}
+
+
+# -- an exception in a connection ---------------------------------------------------------------------------------------
+
+READING = ("wire.receive_data", "wire.pump", "wire.may_read", "wire.get_buffer", "transport.try_receive_into")
+WRITING = ("wire.data_to_send", "wire.data_sent", "wire.room", "transport.try_send")
+ENDING = ("wire.finish", "wire.credit", "wire.release", "wire.close", "transport.close")
+TIMED = ("wire.tick", "wire.drain")
+
+
+@pytest.mark.parametrize("point", [*READING, *WRITING, *ENDING, *TIMED])
+@pytest.mark.parametrize("wire", STREAMS)
+async def test_an_exception_in_a_connection_ends_that_connection_alone(
+    wire: str, point: str, autojump_clock: Any, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    probe = Probe(pausing)
+    async with serving(probe.spec(wire)) as house:
+        calls = [await house.call(wire) for _ in range(3)]
+        for call in calls:
+            assert len(await call.take(3)) == 3
+        if isinstance(calls[1], EventsCall | SocketCall):
+            await calls[1].say()  # which its model leaves unread
+            await house.still()
+        broken = next(c for c in house.gateway._connections if c.transport is calls[1].line.transport.below._other)
+        where, _, name = point.partition(".")
+        target = getattr(broken, where)
+
+        def fail(self: Any, *arguments: Any) -> Any:
+            if self is target:
+                raise ZeroDivisionError(point)
+            return whole(self, *arguments)
+
+        whole = getattr(type(target), name)
+        monkeypatch.setattr(type(target), name, fail)
+        if point in READING:
+            calls[1].line.transport.try_send([b"\0"])
+        elif point in TIMED:
+            broken.drain()
+        await trio.sleep(2)
+        probe.go.set()
+        await trio.sleep(5)
+        calls[1].line.peer.close()
+        for call in (calls[0], calls[2]):
+            numbers, over = await call.rest()
+            assert (len(numbers), over.how) == (3, "complete")
+        await house.still()
+        counts = house.gateway.counts()
+        assert (counts.exchanges, counts.slots_in_use, sum(counts.endings.values())) == (0, 0, 3)
+        assert broken not in house.gateway._connections
+        if point == "wire.close":
+            monkeypatch.undo()
+            broken.wire.close()  # what it would have given back
+
+
+async def test_an_exception_at_the_end_of_an_exchange_does_not_keep_it(
+    autojump_clock: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # its ending was decided before its task was done
+    async def tidy(probe: Probe, session: Session[Any, Any]) -> None:
+        await probe.take(session)
+        await probe.say(session)
+        await trio.sleep(1)
+
+    def fail(*_: Any) -> None:
+        raise ZeroDivisionError
+
+    async with serving(Probe(tidy).spec("lmi-http1")) as house:
+        call = await house.call("lmi-http1", upto=1)
+        assert await call.rest() == ([0], Over("complete"))
+        monkeypatch.setattr(HTTP1Wire, "release", fail)
+        await trio.sleep(2)
+        counts = house.gateway.counts()
+        assert (counts.exchanges, counts.connections, counts.endings) == (0, 0, {"complete": 1})

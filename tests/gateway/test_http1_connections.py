@@ -1,0 +1,274 @@
+"""HTTP/1.1 as its connection sees it: requests in turn, reuse after errors, and early answers that can be read."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+import trio
+
+from gateway.config import Config, LimitsConfig
+from protocols.events import ConnectionEnd, Data, End
+from tests.gateway.promises import (
+    KiB,
+    Line,
+    LinesCall,
+    Over,
+    Probe,
+    answering,
+    at_once,
+    counting,
+    limits,
+    pausing,
+    raw,
+    serving,
+    silent,
+)
+
+
+def wire_bytes(path: str, body: bytes = b"", *headers: str) -> bytes:
+    """A request as its bytes."""
+    method = "POST" if body else "GET"
+    lines = [f"{method} {path} HTTP/1.1", "host: x", *headers, *([f"content-length: {len(body)}"] if body else [])]
+    return "\r\n".join([*lines, "", ""]).encode() + body
+
+
+def asks(model: str, upto: int) -> bytes:
+    """An LMI stream's request as its bytes."""
+    asked = {"inputs": "x", "stream": True, "parameters": {"max_new_tokens": upto}}
+    return wire_bytes(f"/predictions/{model}", json.dumps(asked).encode())
+
+
+async def answers(line: Line, n: int) -> list[tuple[int, bytes]]:
+    """The next n answers as a plain reader sees them: status and body."""
+    found: list[tuple[int, bytes]] = []
+    received = bytearray()
+    buffer = memoryview(bytearray(64 * KiB))
+    while len(found) < n:
+        head, separator, rest = bytes(received).partition(b"\r\n\r\n")
+        if separator:
+            fields = dict(f.lower().split(": ", 1) for f in head.decode().split("\r\n")[1:])
+            body: bytes | None = None
+            if "content-length" in fields:
+                length = int(fields["content-length"])
+                body, left = (rest[:length], rest[length:]) if len(rest) >= length else (None, b"")
+            elif b"\r\n0\r\n\r\n" in rest or rest.startswith(b"0\r\n\r\n"):
+                body, _, left = rest.partition(b"0\r\n\r\n")
+            if body is not None:
+                found.append((int(head.split()[1]), body))
+                received[:] = left
+                continue
+        received += await some(line, buffer)
+    assert not received
+    return found
+
+
+async def some(line: Line, buffer: memoryview) -> bytes:
+    while (n := line.transport.try_receive_into(buffer)) is None:
+        await line.transport.wait_readable()
+    assert n, "the connection ended"
+    return bytes(buffer[:n])
+
+
+async def test_pipelined_requests_are_answered_in_order(autojump_clock: Any) -> None:
+    slow, quick = Probe(answering, "slow"), Probe(answering, "quick")
+    quick.go.set()
+    async with serving(slow.spec("lmi-http1"), quick.spec("lmi-http1")) as house:
+        line = house.line("http1")
+        line.transport.try_send([asks("slow", 5) + wire_bytes("/ping") + asks("quick", 5) + wire_bytes("/none")])
+        await house.still()
+        assert (slow.live, quick.calls) == (1, 0)  # each in its turn
+        slow.go.set()
+        with at_once():
+            found = await answers(line, 4)
+        assert [status for status, _ in found] == [200, 200, 200, 404]
+        assert house.endings == {"complete": 3, "refused": 1}
+
+
+async def test_a_pipelined_answer_larger_than_what_is_left_of_the_queue_still_comes(autojump_clock: Any) -> None:
+    # the second answer's first message does not fit beside the first answer, which a slow client has not taken yet
+    async def large(probe: Probe, session: Any) -> None:
+        await probe.take(session)
+        await session.send(probe.message(0))
+
+    first, second = Probe(large, "first"), Probe(large, "second")
+    small = 1500
+    config = Config(limits=LimitsConfig(send_buffer=small))
+    async with serving(first.spec("lmi-http1"), second.spec("lmi-http1"), config=config, capacity=100) as house:
+        line = house.line("http1")
+        for request in (asks("first", 1), asks("second", 1)):
+            while request:
+                request = request[line.transport.try_send([request]) :]
+                await house.still()
+        assert (first.returned, second.calls) == (1, 1)
+        assert [status for status, _ in await answers(line, 2)] == [200, 200]
+        assert house.endings == {"complete": 2}
+
+
+async def test_a_garbled_request_behind_a_whole_answer_does_not_cut_it(autojump_clock: Any) -> None:
+    probe = Probe(answering)
+    probe.go.set()
+    async with serving(probe.spec("lmi-http1"), capacity=100) as house:
+        line = house.line("http1")
+        request = asks("probe", 1)
+        while request:
+            request = request[line.transport.try_send([request]) :]
+            await house.still()
+        assert probe.returned == 1
+        line.transport.try_send([b"GARBAGE\r\n\r\n"])
+        await house.still()
+        found = await answers(line, 2)
+        assert [status for status, _ in found] == [200, 400]
+        assert b"generated_text" in found[0][1]
+        assert house.endings == {"complete": 1}
+
+
+@pytest.mark.parametrize(
+    ("path", "body", "status"),
+    [
+        ("/none", b"{}", 404),
+        ("/ping", b"{}", 405),
+        ("/predictions/none", b"{}", 404),
+        ("/predictions/probe", b"{", 424),
+        ("/predictions/probe", b'{"inputs": "x", "parameters": {"temperature": -1}}', 424),
+        ("/v2/models/probe/infer", b"{}", 400),
+        ("/endpoints/probe/invocations-bidirectional-stream", b"x", 400),
+    ],
+)
+async def test_a_connection_is_used_again_after_an_error_answer(
+    path: str, body: bytes, status: int, autojump_clock: Any
+) -> None:
+    async with serving(Probe(answering).spec("lmi-http1")) as house:
+        line = house.line("http1")
+        with at_once():
+            for _ in range(3):
+                line.transport.try_send([wire_bytes(path, body)])
+                assert [status for status, _ in await answers(line, 1)] == [status]
+        line.transport.try_send([wire_bytes("/v2/health/live")])
+        assert [status for status, _ in await answers(line, 1)] == [200]
+        assert (house.connections, house.endings) == (1, {"refused": 3, "complete": 1})
+
+
+@pytest.mark.parametrize(
+    ("path", "length", "status"),
+    [
+        ("/predictions/probe", 100 * 1024 * KiB, 413),
+        ("/none", 1024 * KiB, 404),
+        ("/predictions/none", 1024 * KiB, 404),
+        ("/predictions/probe", None, 413),
+    ],
+)
+async def test_an_early_answer_is_readable_by_a_client_that_goes_on_uploading(
+    path: str, length: int | None, status: int, autojump_clock: Any
+) -> None:
+    async with serving(Probe(silent).spec("lmi-http1"), config=limits(json=100 * KiB)) as house:
+        line = house.line("http1")
+        await line.send(raw(1, b"POST", path, content_length=length))
+        for _ in range(40):  # it does not look for an answer yet
+            await line.send(Data(stream=1, buffers=(bytes(16 * KiB),)))
+        await house.still()
+        found, _, body = await line.peer.read_answer(1)
+        assert found == status
+        assert b"error" in body
+        await line.over()
+        assert house.endings == {"refused": 1}
+
+
+async def test_a_client_that_uploads_for_ever_after_its_answer_is_cut_off(autojump_clock: Any) -> None:
+    async with serving() as house:
+        line = house.line("http1")
+        await line.send(raw(1, b"POST", "/none", content_length=2**40))
+        sent = 0
+        with trio.move_on_after(60):
+            while sent < 100 * 1024 * KiB:
+                try:
+                    await line.send(Data(stream=1, buffers=(bytes(16 * KiB),)))
+                except Exception:
+                    break
+                sent += 16 * KiB
+        assert sent <= 5 * 1024 * KiB
+        assert (house.connections, house.endings) == (0, {"refused": 1})
+
+
+async def test_a_stream_ends_whole_and_its_connection_serves_the_next(autojump_clock: Any) -> None:
+    probe = Probe(pausing)
+    probe.go.set()
+    async with serving(probe.spec("lmi-http1")) as house:
+        line = house.line("http1")
+        for number in range(3):
+            call = await house.call("lmi-http1", line=line)
+            assert isinstance(call, LinesCall)
+            assert await call.rest() == ([6 * number + i for i in range(6)], Over("complete"))
+        assert (house.connections, house.endings) == (1, {"complete": 3})
+
+
+async def test_a_head_request_has_a_head_only(autojump_clock: Any) -> None:
+    async with serving() as house:
+        line = house.line("http1")
+        for stream in (1, 2):
+            await line.send(raw(stream, b"HEAD", "/v2/health/live"), End(stream=stream))
+            assert (await line.peer.read_answer(stream))[::2] == (200, b"")
+        assert house.endings == {"complete": 2}
+
+
+async def test_an_http10_client_gets_a_stream_that_ends_with_its_connection(autojump_clock: Any) -> None:
+    probe = Probe(pausing)
+    probe.go.set()
+    async with serving(probe.spec("lmi-http1")) as house:
+        line = house.line("http1")
+        line.transport.try_send([asks("probe", 6).replace(b"HTTP/1.1", b"HTTP/1.0")])
+        await line.over_raw()
+        head, _, body = bytes(line.transport.read).partition(b"\r\n\r\n")
+        assert b"connection: close" in head
+        assert body.count(b"\n") == 6
+        assert house.endings == {"complete": 1}
+
+
+async def test_a_garbled_first_request_is_answered(autojump_clock: Any) -> None:
+    async with serving() as house:
+        line = house.line("http1")
+        line.transport.try_send([b"GET / HTTP/9.9\r\n\r\n"])
+        ((status, body),) = await answers(line, 1)
+        assert (status, b"error" in body) == (505, True)
+        await line.over_raw()
+        await trio.sleep(3)  # it lingers for what the client may still be sending
+        assert house.connections == 0
+
+
+async def test_a_chunk_that_breaks_the_framing_is_a_bad_request(autojump_clock: Any) -> None:
+    async with serving(Probe(silent).spec("lmi-http1")) as house:
+        line = house.line("http1")
+        head = b"POST /predictions/probe HTTP/1.1\r\nhost: x\r\ntransfer-encoding: chunked\r\n\r\n"
+        line.transport.try_send([head + b"5\r\nhello\r\nnonsense\r\n"])
+        ((status, _),) = await answers(line, 1)
+        assert status == 400
+        await line.over_raw()
+        assert house.endings == {"refused": 1}
+
+
+async def test_the_limit_of_requests_is_said_on_the_last_one(autojump_clock: Any) -> None:
+    async with serving(config=limits(requests_per_connection=3)) as house:
+        line = house.line("http1")
+        told = []
+        for stream in (1, 2, 3):
+            await line.send(raw(stream, b"GET", "/v2/health/live"), End(stream=stream))
+            await line.peer.read_answer(stream)
+            told.append(b"connection: close" in line.transport.read)
+        assert told == [False, False, True]
+        assert isinstance(await line.event(4), ConnectionEnd)
+
+
+async def test_a_client_that_reads_nothing_does_not_hold_its_finished_model(autojump_clock: Any) -> None:
+    # the worker's slot is free when the model has returned, though the answer is not written yet
+    async def brief(probe: Probe, session: Any) -> None:
+        await probe.take(session)
+        await probe.say(session, 20)
+
+    probe = Probe(brief)
+    async with serving(probe.spec("lmi-http1", capacity=1), Probe(counting, "x").spec("bidi"), capacity=100) as house:
+        call = await house.call("lmi-http1")
+        await house.still()
+        counts = house.gateway.counts()
+        assert (counts.exchanges, counts.slots_in_use, probe.returned) == (1, 0, 1)
+        assert await call.rest() == (list(range(20)), Over("complete"))
