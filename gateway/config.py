@@ -139,7 +139,7 @@ class WebSocketConfig:
     """RFC 6455 on the container's path."""
 
     path: str = "/invocations-bidirectional-stream"
-    """Further paths: any path the model invocation path rules allow reaches the same model."""
+    """The path of `bidi.default_model`; `/models/NAME` before it reaches any other model."""
     part: int = 16 * MiB
     """One frame."""
     ping_interval: float = 20.0
@@ -227,8 +227,8 @@ class LogConfig:
 
     level: Literal["debug", "info", "warning", "error"] = "info"
     """The least severity that is logged."""
-    format: Literal["json", "text"] = "json"
-    """One JSON object a line, or text to read."""
+    format: Literal["auto", "json", "text"] = "auto"
+    """One JSON object a line, or text to read; auto is text on a terminal and JSON elsewhere."""
 
 
 @final

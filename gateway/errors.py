@@ -68,6 +68,14 @@ class MethodNotAllowed(GatewayError):
 
 
 @final
+class UpgradeRequired(GatewayError):
+    """A path that only a WebSocket can use (RFC 9110 section 15.5.22)."""
+
+    status = 426
+    code = "UpgradeRequired"
+
+
+@final
 class TooLarge(GatewayError):
     """A body over its limit."""
 

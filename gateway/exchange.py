@@ -96,7 +96,7 @@ class Exchange:
         "_room",
         "_setting",
         "_sink",
-        "arrived_at",
+        "allowed", "allowed_by", "arrived_at",
         "bytes_in",
         "bytes_out",
         "dialect",
@@ -127,6 +127,7 @@ class Exchange:
         self.finishing: Ending | None = None
         self.interruption: GatewayError | None = None
         self.status = 0
+        self.allowed, self.allowed_by = float("inf"), ""
         self.fail: Callable[[GatewayError], None] = self.refuse
         """How the dialect says an error; it commits and finishes the exchange."""
         self.model = self.dialect = self.incident = ""
@@ -216,6 +217,11 @@ class Exchange:
         self.gone = True
         self._settle(ending)
         self.scope.cancel()
+
+    def limit_time(self, seconds: float, setting: str) -> None:
+        """The exchange ends with DeadlineExceeded, which names the setting, that many seconds from now."""
+        self.allowed, self.allowed_by = seconds, setting
+        self.work.deadline = trio.current_time() + seconds
 
     def interrupt(self, error: GatewayError) -> None:
         """Stops the work; the error becomes the exchange's honest ending. The first interruption stays."""
@@ -439,7 +445,7 @@ class Exchange:
 
     @property
     def interruption_or_deadline(self) -> GatewayError:
-        return self.interruption or DeadlineExceeded("the session's time is over: raise models.NAME.timeout for longer ones")
+        return self.interruption or DeadlineExceeded(f"the session's {self.allowed:g} s are over ({self.allowed_by})")
 
     def returned(self) -> None:
         """The exchange's task is done with it: unread input is credited and dropped, what was held is given back."""

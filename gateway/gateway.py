@@ -122,6 +122,7 @@ class Gateway:
         router.add("GET", "/v2", v2.server)
         for at in ("", "/versions/{version}"):
             router.add("GET", "/v2/models/{name}" + at, v2.model)
+            router.add("GET", "/v2/models/{name}" + at + "/config", v2.config)
             router.add("GET", "/v2/models/{name}" + at + "/ready", v2.model_ready)
             router.add("POST", "/v2/models/{name}" + at + "/infer", v2.infer)
         router.upgrade(self.config.websocket.path, bidi.container)
@@ -307,8 +308,10 @@ class Gateway:
                 await connection.run(received)
             finally:
                 self._connections.discard(connection)
-        except TransportLost:
-            pass  # gone before its first request: there is no exchange to end
+        except TransportLost as e:
+            # there is no exchange to end; but a client without our CA, or with TLS on the wrong port, leaves only this
+            level = logging.DEBUG if e.left else logging.INFO
+            log.log(level, "no connection came about", extra={"peer": transport.peer, "reason": str(e)})
         except Exception:
             log.exception("connection failed", extra={"peer": transport.peer})
 

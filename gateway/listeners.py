@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import logging
+import os
 import socket
 from collections.abc import Callable
 from typing import final
@@ -27,7 +28,8 @@ class Listener:
         try:
             self._sock = socket.create_server((host, port), family=family, backlog=backlog)
         except OSError as e:
-            raise OSError(e.errno, f"cannot listen on {host} port {port}: {e.strerror}") from e
+            why = os.strerror(e.errno) if e.errno else str(e)
+            raise OSError(e.errno, f"cannot listen on {host} port {port}: {why}; listen.port or --port sets another") from e
         self._sock.setblocking(False)
         self.port: int = self._sock.getsockname()[1]
 

@@ -27,8 +27,10 @@ def configure(config: LogConfig, *, stream: IO[str] | None = None) -> None:
     `level` holds for the loggers under "gateway"; those of models and libraries show warnings and errors unless their
     own level says more. A second call replaces the first.
     """
-    handler = _Handler(stream or sys.stderr)
-    handler.setFormatter(JSONFormatter() if config.format == "json" else TextFormatter())
+    stream = stream or sys.stderr
+    text = config.format == "text" or (config.format == "auto" and stream.isatty())
+    handler = _Handler(stream)
+    handler.setFormatter(TextFormatter() if text else JSONFormatter())
     root = logging.getLogger()
     for old in [other for other in root.handlers if isinstance(other, _Handler)]:
         root.removeHandler(old)

@@ -8,10 +8,13 @@ from dataclasses import dataclass
 from typing import Any, TypeAlias, final
 from urllib.parse import unquote
 
-from gateway.errors import MethodNotAllowed, NotFound
+from gateway.errors import BadRequest, MethodNotAllowed, NotFound, UpgradeRequired
 from gateway.exchange import Exchange
 
 Handler: TypeAlias = Callable[..., Awaitable[None]]
+
+
+_UPGRADE = b"websocket"  # stands for the method in a route
 
 
 @final
@@ -30,49 +33,50 @@ class Router:
     def __init__(self) -> None:
         self._exact: dict[bytes, Route] = {}
         self._patterns: list[Route] = []
-        self._upgrades: Router | None = None
 
     def add(self, method: str, path: str, handler: Handler) -> None:
         """`{name}` in a path captures one segment. GET serves HEAD too."""
-        methods = [method.encode()] + ([b"HEAD"] if method == "GET" else [])
-        if "{" not in path:
-            route = self._exact.setdefault(path.encode(), Route({}))
-        else:
-            source = re.sub(r"\\{(\w+)\\}", r"(?P<\1>[^/]+)", re.escape(path)).encode()
-            route = next(
-                (r for r in self._patterns if r.pattern and r.pattern.pattern == source), Route({}, re.compile(source))
-            )
-            if not route.methods:
-                self._patterns.append(route)
-        for m in methods:
-            route.methods[m] = handler
+        methods = self._route(path).methods
+        methods[method.encode()] = handler
+        if method == "GET":
+            methods[b"HEAD"] = handler
 
     def upgrade(self, path: str, handler: Handler) -> None:
-        """A path that answers WebSocket upgrades, and nothing else."""
-        if self._upgrades is None:
-            self._upgrades = Router()
-        self._upgrades.add("GET", path, handler)
+        """A path that answers WebSocket upgrades."""
+        self._route(path).methods[_UPGRADE] = handler
+
+    def _route(self, path: str) -> Route:
+        if "{" not in path:
+            return self._exact.setdefault(path.encode(), Route({}))
+        source = re.sub(r"\\{(\w+)\\}", r"(?P<\1>[^/]+)", re.escape(path)).encode()
+        for route in self._patterns:
+            if route.pattern is not None and route.pattern.pattern == source:
+                return route
+        self._patterns.append(Route({}, re.compile(source)))
+        return self._patterns[-1]
 
     def find(self, exchange: Exchange) -> tuple[Handler, dict[str, Any]]:
-        """The handler and its arguments; NotFound or MethodNotAllowed."""
-        request = exchange.request
-        if request.upgrade == b"websocket" and self._upgrades is not None:
-            return self._upgrades.find(exchange)
-        path = exchange.path
+        """The handler and its arguments; NotFound, MethodNotAllowed or UpgradeRequired."""
+        route, captured = self._match(exchange.path)
+        method = _UPGRADE if exchange.request.upgrade == _UPGRADE else exchange.request.method
+        handler = route.methods.get(method)
+        if handler is not None:
+            return handler, captured
+        allowed = [m.decode() for m in route.methods if m != _UPGRADE]
+        if not allowed:
+            raise UpgradeRequired("this path is a WebSocket: connect with ws:// or wss://")
+        if method == _UPGRADE:
+            raise BadRequest("this path is no WebSocket")
+        allow = ", ".join(sorted(allowed))
+        raise MethodNotAllowed(f"{method.decode('latin-1')[:20]} is not allowed here, only {allow}", allow=allow)
+
+    def _match(self, path: bytes) -> tuple[Route, dict[str, Any]]:
         route = self._exact.get(path)
-        captured: dict[str, Any] = {}
-        if route is None:
-            for candidate in self._patterns:
-                assert candidate.pattern is not None
-                match = candidate.pattern.fullmatch(path)
-                if match is not None:
-                    route = candidate
-                    captured = {k: unquote(v.decode("latin-1")) for k, v in match.groupdict().items()}
-                    break
-        if route is None:
-            raise NotFound(f"no such path: {path.decode('latin-1')[:100]}")
-        handler = route.methods.get(request.method)
-        if handler is None:
-            allow = ", ".join(sorted(m.decode() for m in route.methods))
-            raise MethodNotAllowed(f"{request.method.decode('latin-1')[:20]} is not allowed here, only {allow}", allow=allow)
-        return handler, captured
+        if route is not None:
+            return route, {}
+        for route in self._patterns:
+            assert route.pattern is not None
+            match = route.pattern.fullmatch(path)
+            if match is not None:
+                return route, {k: unquote(v.decode("latin-1")) for k, v in match.groupdict().items()}
+        raise NotFound(f"no such path: {path.decode('latin-1')[:100]}")

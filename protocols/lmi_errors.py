@@ -37,11 +37,11 @@ def error_body(message: str, code: int = 424) -> bytes:
     return b'{"error": %b, "code": %d}' % (json_string(message), code)
 
 
-def generation_error_body(message: str) -> bytes:
+def generation_error_body(message: str, code: int = 424) -> bytes:
     """The object for bad parameter values and for a generation that failed: the schema's, plus `error` and `code`."""
     return (
         b'{"generated_text": "", "details": {"finish_reason": "error", "generated_tokens": null, "inputs": null, '
-        b'"tokens": null}, "error": %b, "code": 424}' % json_string(message)
+        b'"tokens": null}, "error": %b, "code": %d}' % (json_string(message), code)
     )
 
 

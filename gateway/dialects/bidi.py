@@ -102,7 +102,7 @@ class BidiDialect:
 
     def _limit(self, exchange: Exchange, worker: Worker) -> None:
         if not worker.spec.timeout:
-            exchange.work.deadline = trio.current_time() + self._models.config.bidi.session_timeout
+            exchange.limit_time(self._models.config.bidi.session_timeout, "bidi.session_timeout")
 
 
 @final

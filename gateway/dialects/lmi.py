@@ -175,7 +175,7 @@ def _refuse(exchange: Exchange) -> Any:
     def refuse(error: GatewayError) -> None:
         if isinstance(error, ModelFailed | ModelCrashed):
             status = error.status if isinstance(error, ModelFailed) else 424
-            body = lmi.generation_error_body(error.message)
+            body = lmi.generation_error_body(error.message, status)
         else:
             status, body = error.status, lmi.error_body(error.message, error.status)
         headers = [_JSON, *lmi.response_headers()]

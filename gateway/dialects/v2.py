@@ -52,6 +52,11 @@ class V2Dialect:
         worker = self._worker(exchange, name, version)
         self._reply(exchange, 200, v2.model_metadata(self._signatures[worker.name]))
 
+    async def config(self, exchange: Exchange, name: str, version: str = "") -> None:
+        """GET /v2/models/{name}[/versions/{version}]/config: what Triton's clients ask before they measure."""
+        worker = self._worker(exchange, name, version)
+        self._reply(exchange, 200, v2.model_config(self._signatures[worker.name]))
+
     async def model_ready(self, exchange: Exchange, name: str, version: str = "") -> None:
         """GET /v2/models/{name}[/versions/{version}]/ready."""
         worker = self._worker(exchange, name, version)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, final
 
@@ -31,6 +32,8 @@ from protocols.roles import Role
 
 if TYPE_CHECKING:
     from gateway.wires.connection import Connection
+
+log = logging.getLogger("gateway.connection")
 
 _INTERNAL_ERROR, _CANCEL = 2, 8  # RFC 9113 section 7
 
@@ -225,6 +228,8 @@ class HTTP2Wire:
         for exchange in list(connection.exchanges.values()):
             exchange.check_upload(now)
             if limits.write_stall and self._stalled(exchange, now):
+                facts = {"peer": connection.peer, "id": exchange.id, "setting": "limits.write_stall"}
+                log.info("stream stalled", extra=facts)
                 self._cut(exchange, Ending.LOST)
         if self._draining_since is not None and now > self._draining_since:
             self._draining_since = None

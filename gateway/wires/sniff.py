@@ -12,6 +12,7 @@ from gateway.wires.connection import Connection, ConnectionWire
 from gateway.wires.http1 import HTTP1Wire
 from gateway.wires.http2 import HTTP2Wire
 
+_TLS_HANDSHAKE = 22  # RFC 8446 section 5.1: the first byte of a ClientHello's record
 # RFC 9113 section 3.4
 _PREFACE = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n"
 
@@ -32,8 +33,10 @@ async def sniff(transport: Transport, *, secure: bool) -> tuple[Callable[[Connec
             await transport.wait_readable()
             continue
         if n == 0:
-            raise TransportLost("the peer left before its first request")
+            raise TransportLost("the peer left before its first request", left=True)
         received += bytes(buffer[:n])
+        if received[0] == _TLS_HANDSHAKE:
+            raise TransportLost("TLS was spoken to a port in clear")
         if not _PREFACE.startswith(received[: len(_PREFACE)]):
             return lambda connection: HTTP1Wire(connection, scheme=scheme), received
         if len(received) >= len(_PREFACE):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, final
 
@@ -18,6 +19,8 @@ if TYPE_CHECKING:
     from gateway.wires.connection import Connection
     from gateway.wires.http1 import HTTP1Wire
     from protocols.http1 import HTTP1Connection
+
+log = logging.getLogger("gateway.connection")
 
 
 @final
@@ -194,6 +197,7 @@ class WebSocketWire:
             if self._connection.last_received >= self._ping_at or self._connection.reading_paused:
                 self._pong_due = None
             elif now > self._pong_due:
+                log.info("no pong", extra={"peer": self._connection.peer, "setting": "websocket.ping_timeout"})
                 self._connection.lost(Ending.LOST)
         elif config.ping_interval and self._machine.is_open and now - self._heard > config.ping_interval:
             self._machine.send(Ping())

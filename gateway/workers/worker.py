@@ -215,7 +215,7 @@ class Worker:
             try:
                 self.check_ready()
                 if self.spec.timeout:
-                    exchange.work.deadline = trio.current_time() + self.spec.timeout
+                    exchange.limit_time(self.spec.timeout, f"models.{self.name}.timeout")
                 yield
             finally:
                 reset_step_holder(holder)

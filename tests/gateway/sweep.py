@@ -10,6 +10,7 @@ import logging
 import sys
 import time
 import warnings
+from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -29,12 +30,12 @@ from gateway.wires.connection import Connection
 from gateway.wires.http2 import HTTP2Wire
 from gateway.workers.worker import State
 from protocols.http2 import HTTP2Connection
-from tests.gateway.sweep_scenarios import FRESH, SCENARIOS, VICTIM, Boom, Scenario, Stage, Talk, View, serve
+from tests.gateway.sweep_scenarios import FRESH, SCENARIOS, VICTIM, Scenario, Stage, Talk, View, serve
 
 _END = 30.0
 """Virtual seconds after which a run counts as hanging."""
-_BUSY = 5000
-"""Steps without any virtual time after which a task counts as spinning."""
+_BUSY = 2000
+"""Steps of one task without any virtual time after which it counts as spinning."""
 _STEP_SECONDS = 0.0023
 """What a blocking step takes."""
 
@@ -97,9 +98,7 @@ class Recorder:
 
     def __init__(self, observer: Observer) -> None:
         self._observer = observer
-        self.opened_ids: list[str] = []
-        self.endings_of: dict[str, list[Ending]] = {}
-        """By exchange id."""
+        self.endings_of: dict[Exchange, list[Ending]] = {}
         self.by_talk: dict[str, Exchange] = {}
         self.closed_at: dict[str, float] = {}
 
@@ -113,15 +112,14 @@ class Recorder:
 
     def opened(self, exchange: Exchange) -> None:
         self._observer.opened(exchange)
-        self.opened_ids.append(exchange.id)
-        self.endings_of[exchange.id] = []
+        self.endings_of[exchange] = []
         self.by_talk[exchange.query.decode().removeprefix("talk=")] = exchange
 
     def closed(self, exchange: Exchange, now: float) -> None:
         assert exchange.ending is not None
-        self.endings_of[exchange.id].append(exchange.ending)
+        self.endings_of[exchange].append(exchange.ending)
         self.closed_at[exchange.query.decode().removeprefix("talk=")] = now
-        if len(self.endings_of[exchange.id]) == 1:
+        if len(self.endings_of[exchange]) == 1:
             self._observer.closed(exchange, now)
 
     def ending(self, talk: Talk) -> Ending | None:
@@ -158,7 +156,8 @@ class Run(trio.abc.Instrument):
         self._owning = False
         self._root: trio.Nursery
         self._playing = False
-        self._instant, self._busy = 0.0, 0
+        self._instant = 0.0
+        self._steps_now: Counter[trio.lowlevel.Task] = Counter()
 
     # -- connections -----------------------------------------------------------------------------------------------
 
@@ -202,13 +201,8 @@ class Run(trio.abc.Instrument):
 
     def before_task_step(self, task: trio.lowlevel.Task) -> None:
         if self.trace is not None:
-            self.trace.append((task.name, round(trio.current_time(), 6), len(self.recorder.opened_ids)))
-        now = trio.current_time()
-        self._busy = self._busy + 1 if now == self._instant else 0
-        self._instant = now
-        if self._busy > _BUSY and task in self.own:
-            self.problems.append(f"11: {task.name} spins")
-            task._next_send_fn, task._next_send = task.coro.throw, Spinning()
+            self.trace.append((task.name, round(trio.current_time(), 6), len(self.recorder.endings_of)))
+        self._stop_spinning(task)
         counts = self._playing and self.step and (self.every_task or task in self.own)
         if counts and self.fired_at is None and self.target.ready(self):
             self.steps += 1
@@ -218,6 +212,15 @@ class Run(trio.abc.Instrument):
                     self.target.fire(self)
                 except Exception as e:
                     self.problems.append(f"the target could not be cancelled: {e!r}")
+
+    def _stop_spinning(self, task: trio.lowlevel.Task) -> None:
+        if trio.current_time() > self._instant:
+            self._instant = trio.current_time()
+            self._steps_now.clear()
+        self._steps_now[task] += 1
+        if self._steps_now[task] == _BUSY:
+            self.problems.append(f"11: {task.name} spins")
+            task._next_send = outcome.Error(Spinning())
 
     def _fire(self) -> None:
         self.fired_at = trio.current_time()
@@ -322,9 +325,9 @@ class Run(trio.abc.Instrument):
             hit = [t.name for t in self.stage.talks.values() if t.view is not View.COMPLETE and t.asked]
             if len(hit) > 1:
                 problem(f"7: {' and '.join(hit)} were hit by one fault")
-        for id, endings in self.recorder.endings_of.items():
+        for exchange, endings in self.recorder.endings_of.items():
             if len(endings) != 1:
-                problem(f"2: exchange {id} ended {len(endings)} times: {endings}")
+                problem(f"2: the exchange {exchange.query.decode()} ended {len(endings)} times: {endings}")
         used, high = self.gateway.budget.used, self.gateway.budget.high_water
         if used:
             problem(f"3: {used} bytes of the budget are still in use")

@@ -1030,7 +1030,7 @@ SCENARIOS: dict[str, Scenario] = {
             # the part as it is put together, and its echo until it is written
             memory=3 * (65_535 + 65_536) + 70_200 + 70_000,
         ),
-        _websocket("websocket", [10, 900, 2600, 1800, 1500, 1700], memory=2 * (4096 + 2048 + 2600)),
+        _websocket("websocket", [10, 900, 2600, 1800, 1500, 1700, 1600, 1400], memory=2 * (4096 + 2048 + 2600)),
         _websocket("websocket-large", [10, 70_000, 5], memory=3 * 70_000 + 4096, config=_LARGE, buffer=32_768),
     )
 }

@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-from tests.models.library_session import Tape, converse, stalled
-
 from models.library.echo import Echo
 from models.messages import Part, PartKind
 from models.session import Session
+from tests.models.library_session import Tape, converse, stalled
 
 PARTS = (Part(data=b"one"), Part(data=b"\xff", kind=PartKind.UTF8, last=False), Part(data=memoryview(b"")))
 

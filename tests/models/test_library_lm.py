@@ -12,13 +12,13 @@ import pytest
 import trio.testing
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from tests.models.library_session import Tape, converse, stalled
 
 from models.errors import ModelError
 from models.library.lm import TABLES, LanguageModel
 from models.library.lm_tokenizer import EOS
 from models.messages import Finish, FinishReason, GenerationParameters, Prompt, Token
 from models.session import Session
+from tests.models.library_session import Tape, converse, stalled
 
 MODEL = LanguageModel.load()
 SERVER = MODEL.encode("The server")

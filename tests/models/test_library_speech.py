@@ -13,7 +13,6 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from tests.models.library_session import Tape, converse, stalled
 
 import models.library
 from models.errors import ModelError
@@ -32,6 +31,7 @@ from models.library.speech import (
 )
 from models.messages import Part, PartKind
 from models.session import Session
+from tests.models.library_session import Tape, converse, stalled
 
 DATA = Path(models.library.__file__).parent / "data"
 WAV = (DATA / "speech.wav").read_bytes()

@@ -7,7 +7,6 @@ from typing import Any
 import ml_dtypes
 import numpy as np
 import pytest
-from tests.models.library_session import converse
 
 from models.errors import ModelError
 from models.library.tensors import (
@@ -19,6 +18,7 @@ from models.library.tensors import (
     identity,
 )
 from models.messages import InferRequest, Tensor
+from tests.models.library_session import converse
 
 
 def request(outputs: tuple[str, ...] = (), **arrays: Any) -> InferRequest:
