@@ -295,8 +295,10 @@ class Gateway:
                     if tls is not None:
                         secure = TLSTransport(transport, tls)
                         transport = secure
-                        with trio.move_on_after(self.limits.tls_handshake_timeout):
+                        with trio.move_on_after(self.limits.tls_handshake_timeout) as handshake:
                             await secure.handshake()
+                        if handshake.cancelled_caught:
+                            raise TransportLost("the TLS handshake took too long (limits.tls_handshake_timeout)")
                     make_wire, received = await sniff(transport, secure=tls is not None)
                 finally:
                     self._arriving.remove(arrival)

@@ -15,7 +15,7 @@ from gateway.settings import ConfigError
 from gateway.workers.worker import Worker
 from models.convert import convertible
 from models.messages import Family
-from models.session import Call
+from models.session import Call, Channel, Session
 
 T = TypeVar("T")
 
@@ -66,9 +66,17 @@ class Models:
         )
 
 
-def call_of(exchange: Exchange, worker: Worker, *, query: str = "", path: str = "", **parameters: Any) -> Call:
-    """The metadata a model sees."""
-    return Call(
+def session_of(
+    exchange: Exchange,
+    worker: Worker,
+    channel: Channel[Any, Any],
+    *,
+    query: str = "",
+    path: str = "",
+    parameters: Mapping[str, Any] = MappingProxyType({}),  # noqa: B008  # immutable
+) -> Session[Any, Any]:
+    """The session a model is called with, inside its slot: the channel, the call's metadata and its deadline."""
+    call = Call(
         id=exchange.id,
         model=worker.name,
         version=worker.spec.version,
@@ -76,8 +84,9 @@ def call_of(exchange: Exchange, worker: Worker, *, query: str = "", path: str = 
         path=path or exchange.path.decode("latin-1"),
         query=query or exchange.query.decode("latin-1"),
         headers=MappingProxyType({k.decode("latin-1"): v.decode("latin-1") for k, v in exchange.request.headers}),
-        parameters=MappingProxyType(parameters),
+        parameters=parameters,
     )
+    return Session(channel, call, deadline=exchange.work.deadline)
 
 
 # Above this many bytes or numbers a codec takes longer than others should wait for their turn.

@@ -7,7 +7,7 @@ from urllib.parse import unquote
 
 import trio
 
-from gateway.dialects.base import Models, call_of
+from gateway.dialects.base import Models, session_of
 from gateway.dialects.lmi import read_prompt
 from gateway.errors import (
     BadRequest,
@@ -24,7 +24,7 @@ from gateway.errors import (
 from gateway.exchange import Exchange
 from gateway.workers.worker import Worker
 from models.messages import Family, Part, PartKind
-from models.session import Channel, Session
+from models.session import Channel
 from protocols import bidi, eventstream, websocket_handshake
 from protocols.errors import RemoteProtocolError
 from protocols.events import Frame, Opcode
@@ -73,8 +73,9 @@ class BidiDialect:
             )
             exchange.fail = channel.fail
             self._limit(exchange, worker)
-            call = call_of(exchange, worker, query=asked.query_string or "", path=asked.invocation_path or "")
-            await worker.call(Session(channel, call), exchange, Family.PARTS, read_prompt)
+            query, path = asked.query_string or "", asked.invocation_path or ""
+            session = session_of(exchange, worker, channel, query=query, path=path)
+            await worker.call(session, exchange, Family.PARTS, read_prompt)
         exchange.finish()
 
     async def container(self, exchange: Exchange, name: str = "") -> None:
@@ -96,8 +97,7 @@ class BidiDialect:
             exchange.start(101, headers)
             exchange.fail = channel.fail
             self._limit(exchange, worker)
-            call = call_of(exchange, worker)
-            await worker.call(Session(channel, call), exchange, Family.PARTS, read_prompt)
+            await worker.call(session_of(exchange, worker, channel), exchange, Family.PARTS, read_prompt)
         exchange.finish()
 
     def _limit(self, exchange: Exchange, worker: Worker) -> None:

@@ -6,11 +6,11 @@ from typing import Any, final
 
 import trio
 
-from gateway.dialects.base import Models, call_of, codec, text_header
+from gateway.dialects.base import Models, codec, session_of, text_header
 from gateway.errors import Ending, GatewayError, ModelCrashed, ModelFailed
 from gateway.exchange import Exchange
 from models.messages import Family, Finish, FinishReason, GenerationParameters, Prompt, Token
-from models.session import Channel, Session
+from models.session import Channel
 from protocols import lmi
 
 _JSON = (b"content-type", b"application/json")
@@ -60,7 +60,7 @@ class LMIDialect:
         channel = _TextChannel(exchange, request)
         exchange.fail = channel.fail
         async with worker.slot(exchange):
-            await worker.call(Session(channel, call_of(exchange, worker)), exchange, Family.TEXT)
+            await worker.call(session_of(exchange, worker, channel), exchange, Family.TEXT)
         channel.finish()
 
 

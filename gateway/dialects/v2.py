@@ -6,13 +6,13 @@ from typing import final
 
 import trio
 
-from gateway.dialects.base import Models, call_of, codec
+from gateway.dialects.base import Models, codec, session_of
 from gateway.dialects.management import ManagementDialect
 from gateway.errors import Ending, GatewayError, ModelFailed, NotFound
 from gateway.exchange import Exchange
 from gateway.workers.worker import Worker
 from models.messages import Family, InferRequest, InferResponse, Tensor
-from models.session import Channel, Session
+from models.session import Channel
 from models.spec import TensorSpec
 from protocols import v2
 from protocols.events import Headers
@@ -80,8 +80,8 @@ class V2Dialect:
             return
         channel = _InferChannel(request)
         async with worker.slot(exchange):
-            call = call_of(exchange, worker, **request.parameters)
-            await worker.call(Session(channel, call), exchange, Family.TENSOR)
+            session = session_of(exchange, worker, channel, parameters=request.parameters)
+            await worker.call(session, exchange, Family.TENSOR)
         response = channel.response
         if response is None:
             raise ModelFailed(f"model {worker.name!r} returned without an answer", code="NoAnswer", status=500)

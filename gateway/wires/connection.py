@@ -224,7 +224,7 @@ class Connection:
 
     async def _send(self, buffers: Sequence[Buffer]) -> None:
         transport = self.transport
-        rest = list(buffers)
+        rest = [b for b in buffers if len(b)]  # to a transport, nothing taken means that it would block
         while rest or transport.pending:
             n = transport.try_send(rest)
             if n:

@@ -13,12 +13,13 @@ import warnings
 from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, final
 
 import outcome
 import trio
 import trio.testing
+from trio import _threads
 from trio._core import _run
 
 from gateway.errors import DeadlineExceeded, Ending
@@ -64,6 +65,8 @@ class Target:
     """Virtual seconds in which everything must be over."""
     logs: frozenset[str] = frozenset()
     """Errors that the log may name."""
+    then: tuple[int, Target] | None = None
+    """What is cancelled so many steps later, if it is still there."""
 
 
 class Spinning(Exception):
@@ -203,15 +206,27 @@ class Run(trio.abc.Instrument):
         if self.trace is not None:
             self.trace.append((task.name, round(trio.current_time(), 6), len(self.recorder.endings_of)))
         self._stop_spinning(task)
-        counts = self._playing and self.step and (self.every_task or task in self.own)
-        if counts and self.fired_at is None and self.target.ready(self):
+        if self._playing and self.step and (self.every_task or task in self.own):
+            self._count()
+
+    def _count(self) -> None:
+        target, then = self.target, self.target.then
+        if self.fired_at is None:
+            if target.ready(self):
+                self.steps += 1
+                if self.steps == self.step:
+                    self._fire()
+                    self._cancel(target)
+        elif then is not None:
             self.steps += 1
-            if self.steps == self.step:
-                self._fire()
-                try:
-                    self.target.fire(self)
-                except Exception as e:
-                    self.problems.append(f"the target could not be cancelled: {e!r}")
+            if self.steps == self.step + then[0] and then[1].ready(self):
+                self._cancel(then[1])
+
+    def _cancel(self, target: Target) -> None:
+        try:
+            target.fire(self)
+        except Exception as e:
+            self.problems.append(f"{target.name}: {e!r}")
 
     def _stop_spinning(self, task: trio.lowlevel.Task) -> None:
         if trio.current_time() > self._instant:
@@ -282,7 +297,7 @@ class Run(trio.abc.Instrument):
         await trio.testing.wait_all_tasks_blocked()
         worker = self.gateway.supervisor.workers["m"]
         with trio.move_on_after(1.0):
-            while worker.state is not State.READY:
+            while worker.state is not State.READY:  # noqa: ASYNC110  # nothing tells when
                 await trio.sleep(0.01)
         if worker.state is not State.READY:
             self.problems.append(f"the worker is {worker.state} afterwards")
@@ -293,7 +308,7 @@ class Run(trio.abc.Instrument):
     async def _until_quiet(self, before: set[trio.lowlevel.Task]) -> None:
         began = trio.current_time()
         with trio.move_on_after(self.target.within):
-            while not self._quiet(before):
+            while not self._quiet(before):  # noqa: ASYNC110  # nothing tells when
                 await trio.sleep(0.01)
         left = [t.name.rpartition(".")[2] for t in self._left(before)]
         counts = self.gateway.counts()
@@ -376,7 +391,7 @@ def _agree(ending: Ending | None, talk: Talk) -> bool:
         case Ending.LOST, view:
             return view is View.CUT
         case Ending.CANCELLED, view:
-            return talk.left and view is not View.COMPLETE
+            return talk.left and view is View.CUT
         case _, view:
             return view is View.ERROR or talk.left
 
@@ -519,6 +534,22 @@ TARGETS: dict[str, Target] = {
 }  # fmt: skip
 
 
+def followed_by(first: Target, gap: int, second: Target) -> Target:
+    """Two cancellations in one run."""
+    return replace(
+        first,
+        name=f"{first.name}+{second.name}",
+        then=(gap, second),
+        spares=lambda run, talk: first.spares(run, talk) and second.spares(run, talk),
+        endings=first.endings | second.endings,
+        wires=first.wires & second.wires,
+        embedded=first.embedded or second.embedded,
+        fatal=first.fatal or second.fatal,
+        within=max(first.within, second.within),
+        logs=first.logs | second.logs,
+    )
+
+
 def applies(scenario: Scenario, target: Target) -> bool:
     """Whether a wire knows such an end, and a model such a place."""
     return scenario.wire in target.wires
@@ -544,17 +575,17 @@ def _surroundings(seed: int) -> Iterator[_Log]:
     """A seeded scheduler, threads that are tasks, and the gateway's log caught; afterwards all is as it was."""
     log, logger = _Log(), logging.getLogger("gateway")
     before = (logger.level, logger.propagate, _run._ALLOW_DETERMINISTIC_SCHEDULING, _run._r.getstate())
-    threads = trio._threads.start_thread_soon, trio.lowlevel.start_thread_soon
+    threads = _threads.start_thread_soon, trio.lowlevel.start_thread_soon  # type: ignore[attr-defined]
     logger.setLevel(logging.ERROR)
     logger.propagate = False
     logger.addHandler(log)
     _run._ALLOW_DETERMINISTIC_SCHEDULING = True  # type: ignore[misc]
     _run._r.seed(seed)
-    trio._threads.start_thread_soon = trio.lowlevel.start_thread_soon = _start_task_soon  # type: ignore[assignment]
+    _threads.start_thread_soon = trio.lowlevel.start_thread_soon = _start_task_soon  # type: ignore[attr-defined,assignment]
     try:
         yield log
     finally:
-        trio._threads.start_thread_soon, trio.lowlevel.start_thread_soon = threads
+        _threads.start_thread_soon, trio.lowlevel.start_thread_soon = threads  # type: ignore[attr-defined]
         _run._r.setstate(before[3])
         _run._ALLOW_DETERMINISTIC_SCHEDULING = before[2]  # type: ignore[misc]
         logger.removeHandler(log)
@@ -660,6 +691,8 @@ def _command() -> int:
     parser.add_argument("--step", type=int, help="this step alone")
     parser.add_argument("--stride", type=int, default=1)
     parser.add_argument("--every-task", action="store_true", help="count the clients' steps and the neighbours' too")
+    parser.add_argument("--then", choices=TARGETS, help="cancel this too")
+    parser.add_argument("--gap", type=int, default=3, help="so many steps later")
     parser.add_argument("--scenario", choices=SCENARIOS, action="append")
     parser.add_argument("--target", choices=TARGETS, action="append")
     options = parser.parse_args()
@@ -668,6 +701,8 @@ def _command() -> int:
     began = time.perf_counter()
     for scenario in (SCENARIOS[name] for name in options.scenario or SCENARIOS):
         for target in (TARGETS[name] for name in options.target or TARGETS):
+            if options.then is not None:
+                target = followed_by(target, options.gap, TARGETS[options.then])
             if not applies(scenario, target):
                 continue
             for seed in seeds:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -16,7 +16,8 @@ from gateway.wires.http2 import HTTP2Wire
 from gateway.workers.worker import Worker
 from models.messages import Part
 from protocols.http2_windows import ReceiveWindows
-from tests.gateway.sweep import SCENARIOS, TARGETS, applies, run_once, sweep
+from tests.gateway.sweep import TARGETS, applies, run_once, sweep
+from tests.gateway.sweep_scenarios import SCENARIOS
 
 EVERY_STEP = ("raise", "memory")
 """Targets of few steps; of the others each takes a sample, and together they cover the steps. All of them at every step
@@ -158,13 +159,13 @@ BUGS: list[tuple[Callable[[pytest.MonkeyPatch], None], str, str, str]] = [
 
 
 @pytest.fixture(params=[pytest.param(bug, id=bug[0].__name__) for bug in BUGS])
-def planted(request: Any, monkeypatch: pytest.MonkeyPatch) -> Iterator[tuple[str, str, str]]:
+def planted(request: Any, monkeypatch: pytest.MonkeyPatch) -> tuple[str, ...]:
     plant, *where = request.param
     plant(monkeypatch)
-    yield tuple(where)
+    return tuple(where)
 
 
-def test_a_planted_bug_is_found_and_its_seed_and_step_find_it_again(planted: tuple[str, str, str]) -> None:
+def test_a_planted_bug_is_found_and_its_seed_and_step_find_it_again(planted: tuple[str, ...]) -> None:
     scenario, target, kind = planted
     swept = sweep(SCENARIOS[scenario], TARGETS[target], seed=0, most=1)
     step, problems = swept.failures[0]
