@@ -73,7 +73,7 @@ def session_of(
     *,
     query: str = "",
     path: str = "",
-    parameters: Mapping[str, Any] = MappingProxyType({}),  # noqa: B008  # immutable
+    parameters: Mapping[str, Any] = MappingProxyType({}),
 ) -> Session[Any, Any]:
     """The session a model is called with, inside its slot: the channel, the call's metadata and its deadline."""
     call = Call(
