@@ -156,6 +156,8 @@ class Worker:
                         scope.deadline = trio.current_time() + _SHUTDOWN_SECONDS
         except Exception as e:
             error = _one_of(e)
+        except BaseExceptionGroup as e:  # the server was cancelled in the same moment
+            raise self._only_cancelled(e) from None
         else:
             error = self._silent_end(timed_out=scope.cancelled_caught)
         if error is not None and self._stop.is_set():
@@ -251,7 +253,8 @@ class Worker:
         try:
             await model(session)
         except (Exception, BaseExceptionGroup) as e:
-            self._let_cancelled_pass(e, exchange)
+            if isinstance(e, BaseExceptionGroup) and not isinstance(e, ExceptionGroup):
+                raise self._only_cancelled(e, exchange.id) from None
             errors = _leaves(e)
             for error in errors:
                 if isinstance(error, GatewayError):
@@ -268,16 +271,14 @@ class Worker:
             )
             raise ModelCrashed(f"the model failed; incident {exchange.incident} in the server's log") from e
 
-    def _let_cancelled_pass(self, error: BaseException, exchange: Exchange) -> None:
-        """An exchange that was cancelled ends as such, whatever else its tasks raised on their way out."""
-        if not isinstance(error, BaseExceptionGroup) or isinstance(error, ExceptionGroup):
-            return
+    def _only_cancelled(self, error: BaseExceptionGroup[Any], id: str = "") -> BaseException:
+        """What was cancelled ends as such, whatever else its tasks raised on their way out."""
         cancelled, rest = error.split(trio.Cancelled)
         if cancelled is None or not isinstance(rest, ExceptionGroup | None):
-            raise error
+            return error
         if rest is not None:
-            log.warning("model raised while cancelled", extra={"model": self.name, "id": exchange.id}, exc_info=rest)
-        raise cancelled
+            log.warning("model raised while cancelled", extra={"model": self.name, "id": id}, exc_info=rest)
+        return cancelled
 
 
 def _ends_normally(error: BaseException, session: Session[Any, Any]) -> bool:

@@ -369,7 +369,8 @@ class HTTP2Line:
             talk.left = True
             self.machine.send(Reset(stream=stream, code=8))
             self.forget(stream)
-            await self.peer.flush()
+            with suppress(TransportLost):
+                await self.peer.flush()
 
 
 async def on_stream(

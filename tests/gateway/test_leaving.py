@@ -249,7 +249,9 @@ async def test_a_client_that_leaves_when_more_events_wait_than_one_turn_takes(au
 
 
 @pytest.mark.parametrize("then", ["rst", "read"])
-async def test_a_close_that_crosses_a_whole_answer_leaves_the_ending_to_its_last_byte(then: str, autojump_clock: Any) -> None:
+async def test_a_close_that_crosses_a_whole_answer_leaves_the_ending_to_its_last_byte(
+    then: str, autojump_clock: Any
+) -> None:
     async def brief(probe: Probe, session: Session[Any, Any]) -> None:
         await probe.say(session, 20)
 

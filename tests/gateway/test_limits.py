@@ -173,12 +173,12 @@ async def test_above_the_first_watermark_nothing_new_begins(autojump_clock: Any)
         await house.still()
         assert house.gateway.budget.used == 165 * KiB
         line = house.line("http1")
-        await line.send(raw(1, b"GET", "/v2/health/ready"), End(stream=1))
+        await line.send(raw(1, b"GET", "/v2"), End(stream=1))
         status, _, body = await line.peer.read_answer(1)
         assert (status, b"limits.memory_refuse" in body) == (503, True)
         probe.go.set()
         await house.still()
-        await line.send(raw(2, b"GET", "/v2/health/ready"), End(stream=2))
+        await line.send(raw(2, b"GET", "/v2"), End(stream=2))
         assert (await line.peer.read_answer(2))[0] == 200
         await call.leave("close")
 
