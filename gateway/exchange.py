@@ -73,8 +73,8 @@ class Exchange:
     cancelled between each other. `finish` names the ending the last byte stands for; the ending is decided when that
     byte is with the kernel, or earlier by whatever cuts the exchange off. The first decision stays.
 
-    Two scopes surround the work: `scope` is cancelled when the client is gone and nothing can be said to it, `work`
-    when the exchange is interrupted (deadline, drain, a lost worker) and an ending must still be said.
+    `scope` surrounds the work. It is cancelled when the client is gone (`gone`: nothing can be said to it any more) and
+    when the exchange is interrupted (deadline, drain, a lost worker: an ending must still be said).
     """
 
     __slots__ = (
@@ -116,13 +116,12 @@ class Exchange:
         "status",
         "stream",
         "wire",
-        "work",
     )  # fmt: skip
 
     def __init__(self, owner: Owner, wire: Wire, request: Request, *, id: str, now: float) -> None:
         self.owner, self.wire, self.request, self.id = owner, wire, request, id
         self.stream = request.stream
-        self.scope, self.work = trio.CancelScope(), trio.CancelScope()
+        self.scope = trio.CancelScope()
         self.ending: Ending | None = None
         self.finishing: Ending | None = None
         self.interruption: GatewayError | None = None
@@ -221,13 +220,13 @@ class Exchange:
     def limit_time(self, seconds: float, setting: str) -> None:
         """The exchange ends with DeadlineExceeded, which names the setting, that many seconds from now."""
         self.allowed, self.allowed_by = seconds, setting
-        self.work.deadline = trio.current_time() + seconds
+        self.scope.deadline = trio.current_time() + seconds
 
     def interrupt(self, error: GatewayError) -> None:
         """Stops the work; the error becomes the exchange's honest ending. The first interruption stays."""
         if self.interruption is None and self.finishing is None and self.ending is None:
             self.interruption = error
-            self.work.cancel()
+            self.scope.cancel()
 
     # -- inbound: called by the exchange's own task ----------------------------------------------------------------
 

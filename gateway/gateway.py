@@ -43,6 +43,7 @@ from protocols.buffers import ByteBudget
 log = logging.getLogger("gateway")
 
 _TICK = 1.0
+_FLUSH_TURN = 64  # connections written before others get their turn
 # What an interrupted exchange has for its goodbye, and a cancelled model for its clean-up, before the server stops.
 _GRACE = 5.0
 
@@ -101,6 +102,8 @@ class Gateway:
         self._boot, self._numbers = secrets.token_hex(4), itertools.count(1)
         self._stop = trio.Event()
         self._drain_bell, self._hurrying = Doorbell(), False
+        self._dirty: list[Connection] = []
+        self._flush_bell = Doorbell()
         self._report: DrainReport | None = None
         self._over = trio.Event()
         self._connection_nursery: trio.Nursery | None = None
@@ -149,7 +152,7 @@ class Gateway:
         """Runs one exchange to its end. Whatever goes wrong becomes its one honest ending; only Cancelled comes out."""
         error: GatewayError | None = None
         try:
-            with exchange.work:
+            with exchange.scope:
                 handler, arguments = self._router.find(exchange)
                 if handler not in self._health:
                     self._admit()
@@ -160,10 +163,11 @@ class Gateway:
             exchange.incident = uuid4().hex[:12]
             log.exception("exchange failed", extra={"id": exchange.id, "incident": exchange.incident})
             error = ModelCrashed(f"internal error; incident {exchange.incident} in the server's log")
-        if exchange.work.cancel_called:
+        if exchange.gone or exchange.finishing is not None:
+            return
+        if exchange.scope.cancel_called:
             error = exchange.interruption_or_deadline  # whatever the model raised on its way out
-        if exchange.finishing is None and not exchange.gone:
-            self._say(exchange, error)
+        self._say(exchange, error)
 
     def _admit(self) -> None:
         if self.draining:
@@ -203,6 +207,7 @@ class Gateway:
                     accepting = trio.CancelScope()
                     connections.start_soon(self._accept_all, listeners, accepting)
                     connections.start_soon(self._tick)
+                    connections.start_soon(self._flush)
                     nursery.start_soon(self._load, nursery, task_status)  # a drain does not wait for it
                     await self._stop.wait()
                     began, live, clean = await self._drain(listeners, accepting, connections)
@@ -330,6 +335,21 @@ class Gateway:
         self._disconnect()
         while self._open:
             await self._drain_bell.wait()
+
+    def flush_soon(self, connection: Connection) -> None:
+        """The connection has bytes to write: in the flusher's next turn, with whatever became ready until then."""
+        self._dirty.append(connection)
+        self._flush_bell.ring()
+
+    async def _flush(self) -> None:
+        """The writer of every connection whose transport is not full: one task, woken once for all that are ready."""
+        while True:
+            await self._flush_bell.wait()
+            dirty, self._dirty = self._dirty, []
+            for number, connection in enumerate(dirty, 1):
+                connection.flush()
+                if number % _FLUSH_TURN == 0:
+                    await trio.lowlevel.checkpoint()
 
     async def _tick(self) -> None:
         """The one coarse timer: every connection looks at its stamps once a second."""

@@ -86,7 +86,7 @@ def session_of(
         headers=MappingProxyType({k.decode("latin-1"): v.decode("latin-1") for k, v in exchange.request.headers}),
         parameters=parameters,
     )
-    return Session(channel, call, deadline=exchange.work.deadline)
+    return Session(channel, call, deadline=exchange.scope.deadline)
 
 
 # Above this many bytes or numbers a codec takes longer than others should wait for their turn.

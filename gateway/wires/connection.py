@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable
 from typing import TYPE_CHECKING, Protocol, final
 
 import trio
@@ -70,6 +70,7 @@ class Server(Protocol):
     def draining(self) -> bool: ...
 
     def new_id(self) -> str: ...
+    def flush_soon(self, connection: Connection) -> None: ...
     async def handle(self, exchange: Exchange) -> None: ...
     def exchange_opened(self, exchange: Exchange) -> None: ...
     def exchange_closed(self, exchange: Exchange) -> None: ...
@@ -79,8 +80,8 @@ class Server(Protocol):
 class Connection:
     """Drives one wire over one transport.
 
-    One task reads, one writes, and each exchange has one; none of the first two ever waits for a model. The
-    connection is over when the wire says so, when the transport fails, or when the server cancels it; its exchanges
+    One task reads, the server's flusher writes (and a task of ours while the transport is full), and each exchange has
+    one; none of the first two ever waits for a model. The connection is over when the wire says so, when the transport fails, or when the server cancels it; its exchanges
     then have their endings and everything they held is given back.
     """
 
@@ -93,9 +94,10 @@ class Connection:
         self.eof = False
         self.last_received = self.last_sent = trio.current_time()
         self.requests = 0
-        self._read_bell, self._write_bell = Doorbell(), Doorbell()
+        self._read_bell = Doorbell()
         self._reading, self._read_over = trio.CancelScope(), trio.Event()
         self.reading_paused = self._behind = False
+        self._dirty = self._blocked = self._closing = self._ended = False
         self._blocked_since: float | None = None
         self.wire = make_wire(self)
 
@@ -108,22 +110,42 @@ class Connection:
                 if received:
                     self.wire.receive_data(memoryview(received))
                     self.pump()
-                self.nursery.start_soon(self._guard, self._read)
-                self.nursery.start_soon(self._guard, self._write)
+                await self._guard(self._read)
+                await trio.sleep_forever()  # whoever ends the connection cancels the nursery
         finally:
+            self._ended = True
             self._cut_all(Ending.CANCELLED if self.eof else Ending.LOST)
             self.wire.close()
             self.transport.close()
 
-    async def _guard(self, loop: Callable[[], Awaitable[None]]) -> None:
+    async def _guard(self, task: Callable[..., Awaitable[None]], *arguments: list[Buffer]) -> None:
         try:
-            await loop()
-        except TransportLost as e:
-            log.debug("transport lost", extra={"peer": self.peer, "reason": str(e)})
-            self.lost(Ending.CANCELLED if e.left or self.eof else Ending.LOST)
+            await task(*arguments)
+        except Exception as e:
+            self._fail(e)
+
+    def _contain(self, act: Callable[..., None], *arguments: float) -> None:
+        """The server's tasks come in here: what goes wrong ends this connection and not them."""
+        if self._ended:
+            return
+        try:
+            act(*arguments)
+        except Exception as e:
+            self._fail(e)
+
+    def _fail(self, error: Exception) -> None:
+        ending = Ending.LOST
+        if isinstance(error, TransportLost):
+            log.debug("transport lost", extra={"peer": self.peer, "reason": str(error)})
+            if error.left or self.eof:
+                ending = Ending.CANCELLED
+        else:
+            log.error("connection failed", extra={"peer": self.peer}, exc_info=error)
+        try:
+            self.lost(ending)
         except Exception:
             log.exception("connection failed", extra={"peer": self.peer})
-            self.lost(Ending.LOST)
+            self.nursery.cancel_scope.cancel()
 
     def lost(self, ending: Ending) -> None:
         """The transport is gone: every exchange ends, then the connection."""
@@ -145,16 +167,22 @@ class Connection:
 
     async def _read_loop(self) -> None:
         transport, scratch = self.transport, self.server.scratch
+        ready = True  # worth a try without a wait
         while True:
             if self._behind or not self.wire.may_read():
                 self.reading_paused = True
                 await self._read_bell.wait()
                 self.reading_paused = False
                 continue
-            target = self.wire.get_buffer()
-            n = transport.try_receive_into(scratch if target is None else target)
-            if n is None:
+            if not ready:
                 await transport.wait_readable()
+                ready = True
+                continue  # the wire may have changed its mind, or its buffer
+            target = self.wire.get_buffer()
+            buffer = scratch if target is None else target
+            n = transport.try_receive_into(buffer)
+            if n is None:
+                ready = False
                 continue
             self.last_received = trio.current_time()
             if n == 0:
@@ -164,10 +192,12 @@ class Connection:
                 self.wire.receive_data(scratch[:n])
             else:
                 self.wire.buffer_updated(n)
+            ready = n == len(buffer)
             self.pump()
             if self.eof:
                 return
-            await trio.lowlevel.checkpoint()
+            if ready:
+                await trio.lowlevel.checkpoint()
 
     def pump(self) -> None:
         """Hands on what the machine has: `limits.checkpoint_events` at once, the rest when others had their turn."""
@@ -176,13 +206,14 @@ class Connection:
             self.nursery.start_soon(self._guard, self._catch_up)
 
     def _pump_some(self) -> bool:
-        self._write_bell.ring()
         try:
-            return self.wire.pump(self.limits.checkpoint_events)
+            done = self.wire.pump(self.limits.checkpoint_events)
         except RemoteProtocolError as e:
             log.info("protocol error", extra={"peer": self.peer, "wire": self.wire.name, "reason": str(e)[:300]})
             self.wire.protocol_error(e)
-            return True
+            done = True
+        self.output_ready()
+        return done
 
     async def _catch_up(self) -> None:
         await trio.lowlevel.checkpoint()
@@ -199,42 +230,62 @@ class Connection:
     # -- writing ---------------------------------------------------------------------------------------------------
 
     def output_ready(self) -> None:
-        """The machine has bytes: a writer that sleeps looks again."""
-        self._write_bell.ring()
+        """The machine may have bytes, or be over: the server's flusher looks in its next turn, and what became ready
+        until then leaves together."""
+        if not self._dirty and not self._blocked:
+            self._dirty = True
+            self.server.flush_soon(self)
 
-    async def _write_loop(self) -> None:
+    def flush(self) -> None:
+        """Writes what is ready, as far as the transport takes it. Called by the server's flusher alone."""
+        self._dirty = False
+        if not self._blocked:
+            self._contain(self._write)
+
+    def _write(self) -> None:
+        transport, wire, written = self.transport, self.wire, 0
         while not self.nursery.cancel_scope.cancel_called:  # a lost connection's endings are decided: no byte may follow
-            buffers = self.wire.data_to_send(_WRITE_AT_MOST)
-            await self._send(buffers)
-            # also when there was nothing: an end without bytes of its own, such as a declared length that is met, shows here
-            ended = self._sent(self.wire.data_sent())
-            if buffers:
-                await trio.lowlevel.checkpoint()
-            elif self.wire.over:
+            if written >= _WRITE_AT_MOST:
+                self.output_ready()  # others have their turn first
                 return
-            elif not ended:
-                await self._write_bell.wait()
+            buffers = wire.data_to_send(_WRITE_AT_MOST)
+            rest = [b for b in buffers if len(b)]  # to a transport, nothing taken means that it would block
+            if rest:
+                n = transport.try_send(rest)
+                written += n
+                rest = _after(rest, n)
+                self.last_sent = trio.current_time()
+            if rest or transport.pending:
+                self._blocked = True
+                self.nursery.start_soon(self._guard, self._write_rest, rest)
+                return
+            # also when there was nothing: an end without bytes of its own, such as a declared length that is met, shows here
+            ended = self._sent(wire.data_sent())
+            if not buffers and not ended:
+                if wire.over and not self._closing:
+                    self._closing = True
+                    self.nursery.start_soon(self._guard, self._close)
+                return
 
-    async def _write(self) -> None:
-        await self._write_loop()
+    async def _write_rest(self, rest: list[Buffer]) -> None:
+        """The transport is full: waits for it, and is the writer until all of this is taken."""
+        transport = self.transport
+        self._blocked_since = trio.current_time()
+        while rest or transport.pending:
+            await transport.wait_writable()
+            n = transport.try_send(rest)
+            if n:
+                self._blocked_since = self.last_sent = trio.current_time()
+                rest = _after(rest, n)
+        self._blocked_since, self._blocked = None, False
+        self._sent(self.wire.data_sent())
+        self.output_ready()
+
+    async def _close(self) -> None:
         self._reading.cancel()
         await self._read_over.wait()
         await self._linger()
         self.nursery.cancel_scope.cancel()
-
-    async def _send(self, buffers: Sequence[Buffer]) -> None:
-        transport = self.transport
-        rest = [b for b in buffers if len(b)]  # to a transport, nothing taken means that it would block
-        while rest or transport.pending:
-            n = transport.try_send(rest)
-            if n:
-                self._blocked_since, self.last_sent = None, trio.current_time()
-                rest = _after(rest, n)
-            else:
-                if self._blocked_since is None:
-                    self._blocked_since = trio.current_time()
-                await transport.wait_writable()
-        self._blocked_since = None
 
     def _sent(self, sent: Sent) -> bool:
         for stream in sent.room:
@@ -278,8 +329,7 @@ class Connection:
 
     async def _run_exchange(self, exchange: Exchange) -> None:
         try:
-            with exchange.scope:
-                await self.server.handle(exchange)
+            await self.server.handle(exchange)
         finally:
             exchange.returned()
 
@@ -299,15 +349,7 @@ class Connection:
     def drain(self) -> None:
         """Says goodbye: no new requests, live exchanges go on."""
         self._contain(self.wire.drain)
-        self._write_bell.ring()
-
-    def _contain(self, act: Callable[..., None], *arguments: float) -> None:
-        """The server's tasks come in here: what goes wrong ends this connection and not them."""
-        try:
-            act(*arguments)
-        except Exception:
-            log.exception("connection failed", extra={"peer": self.peer})
-            self.nursery.cancel_scope.cancel()
+        self.output_ready()
 
     def _look_at_stamps(self, now: float) -> None:
         stall = self.limits.write_stall

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import enum
 import logging
-from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
 from typing import Any, final
 from uuid import uuid4
 
@@ -40,13 +38,40 @@ class State(enum.Enum):
 
 @final
 class Slot:
-    """One place in a worker's capacity. It is free when the session and every blocking step of it are over."""
+    """One place in a worker's capacity, as an async context manager: waited for in order, Overloaded at once when the
+    queue is full. It is free when the session and every blocking step of it are over."""
 
-    __slots__ = ("_holds", "_worker")
+    __slots__ = ("_exchange", "_holder", "_holds", "_worker")
 
-    def __init__(self, worker: Worker) -> None:
-        self._worker = worker
+    def __init__(self, worker: Worker, exchange: Exchange) -> None:
+        self._worker, self._exchange = worker, exchange
         self._holds = 1
+
+    async def __aenter__(self) -> None:
+        worker, exchange = self._worker, self._exchange
+        worker.check_ready()
+        worker.live.add(exchange)
+        try:
+            await worker.acquire()
+        except BaseException:
+            worker.live.discard(exchange)
+            raise
+        self._holder = set_step_holder(self)
+        try:
+            worker.check_ready()
+        except BaseException:
+            self._leave()
+            raise
+        if worker.spec.timeout:
+            exchange.limit_time(worker.spec.timeout, f"models.{worker.name}.timeout")
+
+    async def __aexit__(self, *exc: object) -> None:
+        self._leave()
+
+    def _leave(self) -> None:
+        reset_step_holder(self._holder)
+        self.release()
+        self._worker.live.discard(self._exchange)
 
     def hold(self) -> None:
         self._holds += 1
@@ -205,27 +230,12 @@ class Worker:
             case _:
                 raise Unavailable(f"model {self.name!r} is {self.state.value}; try again")
 
-    @asynccontextmanager
-    async def slot(self, exchange: Exchange) -> AsyncIterator[None]:
-        """A place in the capacity, waited for in order; Overloaded at once when the queue is full."""
-        self.check_ready()
-        self.live.add(exchange)
-        try:
-            await self._acquire()
-            slot = Slot(self)
-            holder = set_step_holder(slot)
-            try:
-                self.check_ready()
-                if self.spec.timeout:
-                    exchange.limit_time(self.spec.timeout, f"models.{self.name}.timeout")
-                yield
-            finally:
-                reset_step_holder(holder)
-                slot.release()
-        finally:
-            self.live.discard(exchange)
+    def slot(self, exchange: Exchange) -> Slot:
+        """A place in the capacity for one exchange."""
+        return Slot(self, exchange)
 
-    async def _acquire(self) -> None:
+    async def acquire(self) -> None:
+        """Takes a place; for Slot."""
         try:
             self.slots.acquire_nowait()
         except trio.WouldBlock:

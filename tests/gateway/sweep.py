@@ -6,8 +6,11 @@
 from __future__ import annotations
 
 import argparse
+import functools
 import logging
+import ssl
 import sys
+import tempfile
 import time
 import warnings
 from collections import Counter
@@ -22,13 +25,16 @@ import trio.testing
 from trio import _threads
 from trio._core import _run
 
-from gateway.errors import DeadlineExceeded, Ending
+from gateway.config import TLSConfig
+from gateway.errors import DeadlineExceeded, Ending, TransportLost
 from gateway.exchange import Exchange
 from gateway.gateway import Gateway
 from gateway.observe import Observer
-from gateway.transport import MemoryTransport, memory_pair
+from gateway.tls_context import client_context, development_certificate, server_context
+from gateway.transport import MemoryTransport, StreamTransport, memory_pair
 from gateway.wires.connection import Connection
 from gateway.wires.http2 import HTTP2Wire
+from gateway.wires.tls import TLSTransport
 from gateway.workers.worker import State
 from protocols.http2 import HTTP2Connection
 from tests.gateway.sweep_scenarios import FRESH, SCENARIOS, VICTIM, Scenario, Stage, Talk, View, serve
@@ -56,7 +62,7 @@ class Target:
     """What may become of the victim, besides COMPLETE."""
     wires: frozenset[str] = frozenset({"http/1.1", "http/2", "websocket"})
     embedded: bool = False
-    """The connections are tasks of an embedder, not of the gateway."""
+    """The connections are streams and tasks of an embedder, not the gateway's own."""
     fatal: bool = False
     """The gateway ends with it."""
     anybody: bool = False
@@ -93,6 +99,51 @@ class Budget:
     def release(self, n: int) -> None:
         assert 0 <= n <= self.used, f"released {n} bytes of {self.used} held"
         self.used -= n
+
+
+@final
+class AsStream(trio.abc.Stream):
+    """The server's end as an embedder's stream."""
+
+    def __init__(self, below: MemoryTransport) -> None:
+        self.below = below
+
+    async def send_all(self, data: bytes | bytearray | memoryview) -> None:
+        await trio.lowlevel.checkpoint()
+        rest = memoryview(data)
+        try:
+            while rest:
+                n = self.below.try_send([rest])
+                rest = rest[n:]
+                if rest:
+                    await self.below.wait_writable()
+        except TransportLost as e:
+            raise trio.BrokenResourceError from e
+
+    async def receive_some(self, max_bytes: int | None = None) -> bytes:
+        await trio.lowlevel.checkpoint()
+        buffer = memoryview(bytearray(max_bytes or 65536))
+        try:
+            while (n := self.below.try_receive_into(buffer)) is None:
+                await self.below.wait_readable()
+        except TransportLost as e:
+            raise trio.BrokenResourceError from e
+        return bytes(buffer[:n])
+
+    async def wait_send_all_might_not_block(self) -> None:
+        await self.below.wait_writable()
+
+    async def aclose(self) -> None:
+        self.below.close()
+        await trio.lowlevel.checkpoint()
+
+
+@functools.cache
+def tls_contexts() -> tuple[ssl.SSLContext, ssl.SSLContext]:
+    """A server's and a client's, made once."""
+    with tempfile.TemporaryDirectory() as folder:
+        config = TLSConfig(dev=True, dev_dir=folder)
+        return server_context(config), client_context(development_certificate(config).ca)
 
 
 @final
@@ -144,6 +195,8 @@ class Run(trio.abc.Instrument):
         self.fired_at: float | None = None
         self.stage = Stage(self.connect, self._check_survivor, self._fire)
         self.stage.rude = scenario.rude
+        self._tls = tls_contexts() if scenario.tls else None
+        self.stage.tls = self._tls and self._tls[1]
         self.gateway = Gateway(
             scenario.config, serve(self.stage, scenario.model(self.stage), scenario.family, capacity=scenario.capacity)
         )
@@ -167,19 +220,21 @@ class Run(trio.abc.Instrument):
     def connect(self, line: str) -> MemoryTransport:
         """A client's end of a new connection; a closed one where the gateway takes none any more."""
         ours, theirs = self.ours[line], self.theirs[line] = memory_pair(self.scenario.buffer)
-        nursery = self._root if self.target.embedded else self.gateway._connection_nursery
+        nursery = self.gateway._connection_nursery
+        self._owning = line == VICTIM
         if nursery is None or self.serving.cancel_called or self.gateway._stop.is_set():
             theirs.close()
+        elif self.target.embedded:
+            self._root.start_soon(self.gateway.serve_stream, AsStream(theirs))
         else:
-            self._owning = line == VICTIM
-            nursery.start_soon(self.gateway.serve_transport, theirs)
-            self._owning = False
+            nursery.start_soon(self.gateway.serve_transport, theirs, self._tls and self._tls[0])
+        self._owning = False
         return ours
 
     def connection(self, line: str) -> Connection | None:
         """The server's side of it, while it is served."""
         theirs = self.theirs.get(line)
-        return next((c for c in self.gateway._connections if c.transport is theirs), None)
+        return next((c for c in self.gateway._connections if _below(c) is theirs), None)
 
     @property
     def victim(self) -> Talk | None:
@@ -310,7 +365,7 @@ class Run(trio.abc.Instrument):
         with trio.move_on_after(self.target.within):
             while not self._quiet(before):  # noqa: ASYNC110  # nothing tells when
                 await trio.sleep(0.01)
-        left = [t.name.rpartition(".")[2] for t in self._left(before)]
+        left = sorted(t.name.rpartition(".")[2] for t in self._left(before))
         counts = self.gateway.counts()
         expected = (0, 0, 0, 0)
         found = (counts.connections, counts.exchanges, counts.bytes_reserved, counts.slots_in_use)
@@ -396,6 +451,17 @@ def _agree(ending: Ending | None, talk: Talk) -> bool:
             return view is View.ERROR or talk.left
 
 
+def _below(connection: Connection) -> object:
+    transport = connection.transport
+    match transport:
+        case TLSTransport():
+            return transport._below
+        case StreamTransport():
+            return transport._stream.below  # type: ignore[attr-defined]
+        case _:
+            return transport
+
+
 def _short(messages: list[bytes]) -> str:
     return repr([m[:12] for m in messages])
 
@@ -446,7 +512,7 @@ def _interrupt(run: Run) -> None:
 
 def _deadline(run: Run) -> None:
     assert run.exchange is not None
-    run.exchange.work.deadline = trio.current_time()
+    run.exchange.scope.deadline = trio.current_time()
 
 
 def _drain(run: Run) -> None:
@@ -474,6 +540,10 @@ TARGETS: dict[str, Target] = {
     for target in (
         Target(
             name="close", ready=_victim_talks, fire=_leave(MemoryTransport.close), spares=_other_line, endings=_LEFT
+        ),
+        Target(
+            name="close-embedded", ready=_victim_talks, fire=_leave(MemoryTransport.close), spares=_other_line,
+            endings=_LEFT, embedded=True,
         ),
         Target(
             name="abort", ready=_victim_talks, fire=_leave(MemoryTransport.reset), spares=_other_line, endings=_LEFT
@@ -507,6 +577,10 @@ TARGETS: dict[str, Target] = {
         ),
         Target(
             name="interrupt", ready=_is_live, fire=_interrupt, spares=_others, endings=frozenset({Ending.DEADLINE})
+        ),
+        Target(
+            name="interrupt-embedded", ready=_is_live, fire=_interrupt, spares=_others, embedded=True,
+            endings=frozenset({Ending.DEADLINE}),
         ),
         Target(name="deadline", ready=_is_live, fire=_deadline, spares=_others, endings=frozenset({Ending.DEADLINE})),
         Target(
@@ -551,8 +625,8 @@ def followed_by(first: Target, gap: int, second: Target) -> Target:
 
 
 def applies(scenario: Scenario, target: Target) -> bool:
-    """Whether a wire knows such an end, and a model such a place."""
-    return scenario.wire in target.wires
+    """Whether a wire knows such an end. An embedder's streams are decrypted already."""
+    return scenario.wire in target.wires and not (scenario.tls and target.embedded)
 
 
 # -- running -------------------------------------------------------------------------------------------------------

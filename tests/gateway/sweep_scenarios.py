@@ -5,6 +5,7 @@ from __future__ import annotations
 import enum
 import json
 import math
+import ssl
 from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Iterator, Sequence
 from contextlib import aclosing, asynccontextmanager, contextmanager, suppress
 from dataclasses import dataclass, field, replace
@@ -20,6 +21,7 @@ from gateway.config import BidiConfig, Config, HTTP2Config, LimitsConfig, Listen
 from gateway.doorbell import Doorbell
 from gateway.errors import TransportLost
 from gateway.transport import MemoryTransport
+from gateway.wires.tls import TLSTransport
 from models.adapt import adapt
 from models.blocking import cancel_token
 from models.errors import ModelError
@@ -100,6 +102,8 @@ class Stage:
         self.can_leave = False
         self.points = self.raise_at = 0
         self.rude = False
+        self.tls: ssl.SSLContext | None = None
+        """With which clients encrypt."""
         """The victim's model raises while it is cancelled."""
 
     def talk(self, name: str, line: str = "", model: str = "m") -> Talk:
@@ -314,11 +318,18 @@ class HTTP2Line:
         limits = HTTP2Limits(initial_window=window, max_window=window)
         self.machine = HTTP2Connection(Role.CLIENT, limits)
         self.peer = Peer(stage.connect(name), self.machine)
+        if stage.tls is not None:
+            self.peer.transport = TLSTransport(self.peer.transport, stage.tls, server_side=False, hostname="localhost")
         self.stage = stage
         self._inboxes: dict[int, trio.MemorySendChannel[Any]] = {}
 
     async def run(self, *, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
         """Deals events out to the streams until the connection ends."""
+        try:
+            if isinstance(self.peer.transport, TLSTransport):
+                await self.peer.transport.handshake()
+        except TransportLost:
+            self.peer.close()
         task_status.started()
         try:
             while not isinstance(event := await self.peer.next_event(), ConnectionEnd):
@@ -800,6 +811,7 @@ class Scenario:
     """Of the workers."""
     buffer: int = 1500
     """Bytes in flight in each direction of a connection, as in a kernel's socket buffers."""
+    tls: bool = False
     rude: bool = False
     """The victim's model raises while it is cancelled."""
 
@@ -1024,6 +1036,7 @@ SCENARIOS: dict[str, Scenario] = {
         _lmi("threads", generate_in_threads, tokens=4),
         _queue(),
         _bidi_scenario("bidi", echo, [10, 900, 2600, 5], memory=3 * (_STREAM + 2600), neighbour=True),
+        _bidi_scenario("tls", echo, [10, 900, 2600, 5], memory=3 * (_STREAM + 2600), tls=True),
         _bidi_scenario("early", early, [10, 900, 2600, 3000, 900], memory=3 * (_STREAM + 2600)),
         _bidi_scenario("nursery", both_ways, [10, 900, 300], memory=3 * _STREAM),
         _bidi_scenario("rude", both_ways, [10, 900, 300], memory=3 * _STREAM, rude=True),

@@ -22,7 +22,7 @@ from tests.gateway.sweep_scenarios import SCENARIOS
 EVERY_STEP = ("raise", "memory")
 """Targets of few steps; of the others each takes a sample, and together they cover the steps. All of them at every step
 is what `python -m tests.gateway.sweep` does."""
-STRIDE = {"bidi": 17, "nursery": 17, "rude": 17, "v2-h2": 13, "early": 13, "bidi-large": 13}
+STRIDE = {"bidi": 31, "tls": 31, "nursery": 31, "rude": 31, "v2-h2": 19, "early": 17, "bidi-large": 19}
 PAIRS = [
     pytest.param(scenario, target, i, id=f"{scenario}-{target}")
     for scenario in SCENARIOS
@@ -33,7 +33,7 @@ PAIRS = [
 
 @pytest.mark.parametrize(("scenario", "target", "i"), PAIRS)
 def test_a_cancellation_leaves_every_promise_true(scenario: str, target: str, i: int) -> None:
-    stride = 1 if target in EVERY_STEP else STRIDE.get(scenario, 5)
+    stride = 1 if target in EVERY_STEP else STRIDE.get(scenario, 9)
     swept = sweep(SCENARIOS[scenario], TARGETS[target], seed=0, start=1 + i % stride, stride=stride)
     assert not swept.failures
     assert swept.runs > 1, "there was nothing to cancel"
@@ -45,7 +45,7 @@ def test_another_order_of_the_tasks_changes_nothing(scenario: str, seed: int) ->
     assert not sweep(SCENARIOS[scenario], TARGETS["close"], seed).failures
 
 
-@pytest.mark.parametrize("scenario", SCENARIOS)
+@pytest.mark.parametrize("scenario", [name for name in SCENARIOS if not SCENARIOS[name].tls])
 def test_the_same_seed_gives_the_same_trace(scenario: str) -> None:
     first, second = (run_once(SCENARIOS[scenario], TARGETS["close"], 7, 9, trace=True) for _ in range(2))
     other = run_once(SCENARIOS[scenario], TARGETS["close"], 8, 9, trace=True)

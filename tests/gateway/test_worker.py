@@ -65,15 +65,13 @@ class Caller:
     async def call(self, worker: Worker, wire: Family = Family.PARTS) -> None:
         exchange = self.exchange
         try:
-            with exchange.scope, exchange.work:
+            with exchange.scope:
                 async with worker.slot(exchange):
                     self.called.set()
                     await worker.call(Session(self.channel), exchange, wire)
                 self.outcome = "complete"
-            if exchange.work.cancelled_caught:
-                self.outcome = exchange.interruption_or_deadline
-            elif exchange.scope.cancelled_caught:
-                self.outcome = "left"
+            if exchange.scope.cancelled_caught:
+                self.outcome = "left" if exchange.gone else exchange.interruption_or_deadline
         except GatewayError as e:
             self.outcome = e
         finally:
