@@ -60,6 +60,8 @@ class Owner(Protocol):
 
     limits: LimitsConfig
     budget: ByteBudget
+    last_sent: float
+    """When bytes were last taken by the transport, on Trio's clock."""
 
     def exchange_closed(self, exchange: Exchange) -> None: ...
 
@@ -200,7 +202,7 @@ class Exchange:
 
     def room_changed(self) -> None:
         """Bytes of this exchange have left."""
-        self.moved_at = trio.current_time()
+        self.moved_at = self.owner.last_sent
         if self._charged and self.wire.empty(self):
             self.owner.budget.release(self._charged)
             self._charged = 0
@@ -235,7 +237,7 @@ class Exchange:
         return: call this when the consumer wants bytes, not before."""
         if self.request.expects_continue and not self.bytes_in and not self.status:
             self.wire.proceed(self)
-        await self._turn(0)
+        await self.turn(0)
         while not self._inbox:
             if self._input_ended:
                 return None
@@ -266,7 +268,7 @@ class Exchange:
             raise UnsupportedEncoding(
                 f"content-encoding {encoding[:40].decode('latin-1')!r} is not accepted: send the body as it is"
             )
-        await self._turn(0)
+        await self.turn(0)
         length = self.request.content_length
         if length is not None:
             if length > limit:
@@ -351,7 +353,7 @@ class Exchange:
     async def wait_room(self, n: int = 1) -> None:
         """Returns when n bytes may be pushed: they fit, or the queue is empty and takes one large message whole.
         Changes nothing; what is pushed next cannot be cancelled. One task at a time."""
-        await self._turn(n)
+        await self.turn(n)
         while n > (room := self.wire.room(self)) and not self.wire.empty(self):
             await self._room.wait()
         if not self._open():
@@ -362,7 +364,9 @@ class Exchange:
                 raise _no_bytes(self.owner.budget, n)
             self._charged += n
 
-    async def _turn(self, n: int) -> None:
+    async def turn(self, n: int = 0) -> None:
+        """A checkpoint where one is due: a model that never waits still meets its cancellation and lets others run, at
+        the price of a checkpoint for each _TURN_MESSAGES messages or `limits.checkpoint_bytes` bytes."""
         self._messages_turn += 1
         self._bytes_turn += n
         over = self.gone or self.interruption is not None  # then the checkpoint does not come back

@@ -109,7 +109,7 @@ class _TextChannel(Channel[Prompt, Any]):
         self.complete = False
 
     async def receive(self) -> Prompt:
-        await trio.lowlevel.checkpoint()
+        await self._exchange.turn()
         if self._taken:
             raise trio.EndOfChannel
         self._taken = True

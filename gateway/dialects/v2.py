@@ -78,7 +78,7 @@ class V2Dialect:
         except v2.V2Error as e:
             self._refuse(exchange, e)
             return
-        channel = _InferChannel(request)
+        channel = _InferChannel(exchange, request)
         async with worker.slot(exchange):
             session = session_of(exchange, worker, channel, parameters=request.parameters)
             await worker.call(session, exchange, Family.TENSOR)
@@ -151,7 +151,8 @@ def _declared(tensors: tuple[TensorSpec, ...] | None) -> tuple[v2.TensorSpec, ..
 class _InferChannel(Channel[InferRequest, InferResponse]):
     """One request in, one response out; the response completes the call."""
 
-    def __init__(self, request: v2.V2Request) -> None:
+    def __init__(self, exchange: Exchange, request: v2.V2Request) -> None:
+        self._exchange = exchange
         self._request: v2.V2Request | None = request
         self.response: InferResponse | None = None
 
@@ -160,7 +161,7 @@ class _InferChannel(Channel[InferRequest, InferResponse]):
         return self.response is not None
 
     async def receive(self) -> InferRequest:
-        await trio.lowlevel.checkpoint()
+        await self._exchange.turn()
         request, self._request = self._request, None
         if request is None:
             raise trio.EndOfChannel
@@ -178,5 +179,5 @@ class _InferChannel(Channel[InferRequest, InferResponse]):
             raise TypeError(f"an infer call is answered with InferResponse, not {type(message).__name__}")
         if self.response is not None:
             raise trio.ClosedResourceError("an infer call has one response")
-        await trio.lowlevel.checkpoint()
+        await self._exchange.turn()
         self.response = message

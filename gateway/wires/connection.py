@@ -321,7 +321,7 @@ class Connection:
     def open_exchange(self, request: Request) -> Exchange:
         """A request head has arrived: its exchange starts in a task of its own."""
         self.requests += 1
-        exchange = Exchange(self, self.wire, request, id=self.server.new_id(), now=trio.current_time())
+        exchange = Exchange(self, self.wire, request, id=self.server.new_id(), now=self.last_received)
         self.exchanges[exchange.stream] = exchange
         self.server.exchange_opened(exchange)
         self.nursery.start_soon(self._run_exchange, exchange)

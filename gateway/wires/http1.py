@@ -146,7 +146,7 @@ class HTTP1Wire:
     def data_sent(self) -> Sent:
         sent, current = self._machine.data_sent(), self._current
         if sent.ended:
-            self._idle_since = trio.current_time()
+            self._idle_since = self._connection.last_sent
             if current is not None and current.stream not in sent.ended:
                 sent.room.append(current.stream)  # it shares the queue with the answer that has left
         return sent
