@@ -144,7 +144,7 @@ def _flags(function: F) -> F:
 def program(
     context: click.Context, /, file: Path | None, models: tuple[str, ...], settings: tuple[str, ...], **flags: Any
 ) -> None:
-    """Serve models over HTTP/1.1, HTTP/2 and WebSocket: SageMaker, KServe/Triton v2, LMI and OpenAI, with
+    """Serve models over HTTP/1.1, HTTP/2 and WebSocket: SageMaker, KServe/Triton v2 and LMI, with
     backpressure from the socket to the model.
 
     Without a command it serves. Without a model of yours it serves those of its library: echo, identity, add_sub, lm and

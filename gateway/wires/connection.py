@@ -99,6 +99,7 @@ class Connection:
         self.reading_paused = self._behind = False
         self._dirty = self._blocked = self._closing = self._ended = False
         self._blocked_since: float | None = None
+        self._lost: Ending | None = None
         self.wire = make_wire(self)
 
     # -- life ------------------------------------------------------------------------------------------------------
@@ -114,7 +115,7 @@ class Connection:
                 await trio.sleep_forever()  # whoever ends the connection cancels the nursery
         finally:
             self._ended = True
-            self._cut_all(Ending.CANCELLED if self.eof else Ending.LOST)
+            self._cut_all(self._lost or (Ending.CANCELLED if self.eof else Ending.LOST))
             self.wire.close()
             self.transport.close()
 
@@ -148,7 +149,9 @@ class Connection:
             self.nursery.cancel_scope.cancel()
 
     def lost(self, ending: Ending) -> None:
-        """The transport is gone: every exchange ends, then the connection."""
+        """The transport is gone: every exchange ends, then the connection. What is still scheduled reads and writes no
+        more: the endings are decided."""
+        self._lost = self._lost or ending
         self._cut_all(ending)
         self.nursery.cancel_scope.cancel()
 
@@ -206,6 +209,8 @@ class Connection:
             self.nursery.start_soon(self._guard, self._catch_up)
 
     def _pump_some(self) -> bool:
+        if self._lost:
+            return True
         try:
             done = self.wire.pump(self.limits.checkpoint_events)
         except RemoteProtocolError as e:
@@ -244,7 +249,7 @@ class Connection:
 
     def _write(self) -> None:
         transport, wire, written = self.transport, self.wire, 0
-        while not self.nursery.cancel_scope.cancel_called:  # a lost connection's endings are decided: no byte may follow
+        while not self.nursery.cancel_scope.cancel_called:
             if written >= _WRITE_AT_MOST:
                 self.output_ready()  # others have their turn first
                 return
@@ -273,6 +278,8 @@ class Connection:
         self._blocked_since = trio.current_time()
         while rest or transport.pending:
             await transport.wait_writable()
+            if self._lost:
+                return
             n = transport.try_send(rest)
             if n:
                 self._blocked_since = self.last_sent = trio.current_time()

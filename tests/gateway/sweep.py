@@ -204,11 +204,12 @@ class Run(trio.abc.Instrument):
         self.recorder = Recorder(self.gateway._observer)
         self.gateway._observer = self.recorder  # type: ignore[assignment]
         self.serving = trio.CancelScope()
+        self.embedder: dict[str, trio.CancelScope] = {}
         self.ours: dict[str, MemoryTransport] = {}
         self.theirs: dict[str, MemoryTransport] = {}
         self.tasks: set[trio.lowlevel.Task] = set()
         self.own: set[trio.lowlevel.Task] = set()
-        """The server's tasks for the victim's connection."""
+        """The server's tasks for the victim's connection, and the one that writes for all."""
         self._owning = False
         self._root: trio.Nursery
         self._playing = False
@@ -225,11 +226,15 @@ class Run(trio.abc.Instrument):
         if nursery is None or self.serving.cancel_called or self.gateway._stop.is_set():
             theirs.close()
         elif self.target.embedded:
-            self._root.start_soon(self.gateway.serve_stream, AsStream(theirs))
+            self._root.start_soon(self._embed, line, AsStream(theirs))
         else:
             nursery.start_soon(self.gateway.serve_transport, theirs, self._tls and self._tls[0])
         self._owning = False
         return ours
+
+    async def _embed(self, line: str, stream: AsStream) -> None:
+        with trio.CancelScope() as self.embedder[line]:
+            await self.gateway.serve_stream(stream)
 
     def connection(self, line: str) -> Connection | None:
         """The server's side of it, while it is served."""
@@ -250,7 +255,8 @@ class Run(trio.abc.Instrument):
 
     def task_spawned(self, task: trio.lowlevel.Task) -> None:
         self.tasks.add(task)
-        if self._owning or (task.parent_nursery is not None and task.parent_nursery.parent_task in self.own):
+        parent = task.parent_nursery and task.parent_nursery.parent_task
+        if self._owning or parent in self.own or task.name.endswith("Gateway._flush"):
             self.own.add(task)
 
     def task_exited(self, task: trio.lowlevel.Task) -> None:
@@ -403,6 +409,15 @@ class Run(trio.abc.Instrument):
             problem(f"3: {used} bytes of the budget are still in use")
         if high > self.scenario.memory:
             problem(f"5: {high} bytes were in use, {self.scenario.memory} are the sum of the bounds")
+
+        if self.target.fire is _drain and self.target.then is None and self.fired_at is not None:
+            self._check_report()
+
+    def _check_report(self) -> None:
+        """A drain that was let alone says what became of whom."""
+        report = self.gateway._report
+        if report is None or sum(report.endings.values()) != report.live or report.seconds > self.target.within:
+            self.problems.append(f"9: the drain reports {report}")
 
     def _check_talk(self, talk: Talk) -> None:
         ending, problem = self.recorder.ending(talk), self.problems.append
@@ -570,6 +585,10 @@ TARGETS: dict[str, Target] = {
         Target(
             name="connection", ready=lambda run: run.connection(VICTIM) is not None, fire=_cancel_connection,
             spares=_other_line, endings=_LOST,
+        ),
+        Target(
+            name="embedder", ready=lambda run: VICTIM in run.embedder, fire=lambda run: run.embedder[VICTIM].cancel(),
+            spares=_other_line, endings=_LOST, embedded=True,
         ),
         Target(
             name="transport", ready=lambda run: run.connection(VICTIM) is not None, fire=_break_transport,
