@@ -81,8 +81,8 @@ class Connection:
     """Drives one wire over one transport.
 
     One task reads, the server's flusher writes (and a task of ours while the transport is full), and each exchange has
-    one; none of the first two ever waits for a model. The connection is over when the wire says so, when the transport fails, or when the server cancels it; its exchanges
-    then have their endings and everything they held is given back.
+    one; none of the first two ever waits for a model. The connection is over when the wire says so, when the transport
+    fails, or when the server cancels it; its exchanges then have their endings and everything they held is given back.
     """
 
     def __init__(self, server: Server, transport: Transport, make_wire: Callable[[Connection], ConnectionWire]) -> None:

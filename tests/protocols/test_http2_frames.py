@@ -84,9 +84,9 @@ def test_header_blocks_are_bounded_in_pieces_and_bytes() -> None:
 
 def test_padding_is_taken_off() -> None:
     def padded(payload: bytes) -> bytes | None:
-        return unpad(Whole(Kind.DATA, PADDED, 1, b"", payload))
+        return unpad(Whole(Kind.DATA, PADDED, 1, payload))
 
-    assert unpad(Whole(Kind.DATA, 0, 1, b"", b"\x02plain")) == b"\x02plain"
+    assert unpad(Whole(Kind.DATA, 0, 1, b"\x02plain")) == b"\x02plain"
     assert padded(b"\x02abxx") == b"ab"
     assert padded(b"\x00ab") == b"ab"
     assert padded(b"\x02xx") == b""

@@ -178,8 +178,7 @@ def test_large_buffers_go_out_by_reference_behind_their_nine_bytes() -> None:
     server.send(Data(stream=1, buffers=(large, memoryview(array))))
     first, second, *_ = server.data_to_send(65_536)
     assert bytes(first) == (16_384).to_bytes(3) + bytes(5) + b"\x01"
-    assert isinstance(second, memoryview)
-    assert second.obj is large
+    assert second is large
     server.data_sent()
     buffers = server.data_to_send(65_536)
     assert buffers == [], "the window is used"
@@ -294,18 +293,19 @@ def test_frames_of_a_peer_with_larger_frames_stay_at_16_kib() -> None:
     assert [len(found.payload) for found in frames(output(server))] == [16_384, 3616]
 
 
-def test_a_peers_table_size_does_not_make_us_remember_more() -> None:
+def test_a_peer_that_makes_its_table_smaller_is_told_once_that_we_use_none() -> None:
     client = ByHand()
-    for size in (2**31, 65_536, 100, 2**20, 2000, 2000):
-        client.says(settings({1: size}))
-    assert client.server._h2.encoder.header_table_size == 2000
-    client.decoder.max_allowed_table_size = 2000
-    client.says(client.head(1, GET, END_STREAM))
-    output(client.server)
-    client.server.send(Response(stream=1, status=200, headers=((b"x", b"y"),)))
-    (head,) = frames(output(client.server))
-    assert list(client.decoder.decode(head.payload, raw=True)) == [(b":status", b"200"), (b"x", b"y")]
-    assert client.server._h2.encoder.header_table.maxsize == 2000
+    blocks = []
+    for stream, sizes in ((1, (2**31, 65_536)), (3, (100, 2**20, 2000, 2000)), (5, (0,))):
+        client.says(*(settings({1: size}) for size in sizes), client.head(stream, GET, END_STREAM))
+        output(client.server)
+        client.server.send(Response(stream=stream, status=200, headers=((b"x", b"y"),)))
+        (head,) = frames(output(client.server))
+        client.decoder.max_allowed_table_size = sizes[-1]
+        assert list(client.decoder.decode(head.payload, raw=True)) == [(b":status", b"200"), (b"x", b"y")]
+        blocks.append(head.payload)
+    assert blocks == [blocks[0], b"\x20" + blocks[0], blocks[0]]
+    assert not client.decoder.header_table.dynamic_entries
 
 
 def test_a_client_machine_writes_by_the_same_rules() -> None:
