@@ -30,6 +30,10 @@ if TYPE_CHECKING:
 # A model that never waits still meets cancellation and lets others run after this many messages, or after
 # `limits.checkpoint_bytes`.
 _TURN_MESSAGES = 16
+# ... or after this many seconds of messages: a model whose steps are slow must not take 16 of them in one turn.
+_TURN_SECONDS = 0.001
+# A body of known length is paid for as it arrives, in steps of this many bytes.
+_BODY_STEP = 1024 * 1024
 
 
 class Wire(Protocol):
@@ -98,6 +102,7 @@ class Exchange:
         "_room",
         "_setting",
         "_sink",
+        "_turn_began",
         "allowed", "allowed_by", "arrived_at",
         "bytes_in",
         "bytes_out",
@@ -148,6 +153,7 @@ class Exchange:
         self._assembly = 0  # a message under way in a decoder, likewise
         self._body_error: GatewayError | None = None
         self._messages_turn = self._bytes_turn = 0
+        self._turn_began = now
 
     # -- what the request says -----------------------------------------------------------------------------------
 
@@ -244,6 +250,7 @@ class Exchange:
             if self._returned:
                 raise trio.ClosedResourceError("the exchange has ended")
             await self._input.wait()
+            self._turn_began = trio.current_time()
         item = self._inbox.popleft()
         n = len(item.data) if isinstance(item, Frame) else len(item)
         self._credit(n)
@@ -280,7 +287,8 @@ class Exchange:
                 self._reserve(len(whole))
                 return memoryview(whole)
             if length:
-                self._reserve(length)
+                # what is only announced holds no more than a step of the budget, and no memory: np.empty touches none
+                self._reserve(min(length, _BODY_STEP))
                 self._sink = memoryview(np.empty(length, np.uint8))
         else:
             self._growing = bytearray()
@@ -309,6 +317,13 @@ class Exchange:
             if not self._landed:
                 self._sink[self._filled : self._filled + n] = item
             self._filled += n
+            missing = self._filled - self._reserved
+            if missing > 0:
+                step = max(missing, min(_BODY_STEP, len(self._sink) - self._reserved))
+                if self.owner.budget.try_reserve(step):
+                    self._reserved += step
+                else:
+                    self._refuse_body(_no_bytes(self.owner.budget, step))
         else:
             growing = self._growing
             assert growing is not None
@@ -356,6 +371,7 @@ class Exchange:
         await self.turn(n)
         while n > (room := self.wire.room(self)) and not self.wire.empty(self):
             await self._room.wait()
+            self._turn_began = trio.current_time()
         if not self._open():
             await trio.lowlevel.checkpoint()  # our own cancellation, unless the model has shielded itself from it
             raise trio.ClosedResourceError("the client is gone")
@@ -370,9 +386,15 @@ class Exchange:
         self._messages_turn += 1
         self._bytes_turn += n
         over = self.gone or self.interruption is not None  # then the checkpoint does not come back
-        if over or self._messages_turn >= _TURN_MESSAGES or self._bytes_turn >= self.owner.limits.checkpoint_bytes:
+        if (
+            over
+            or self._messages_turn >= _TURN_MESSAGES
+            or self._bytes_turn >= self.owner.limits.checkpoint_bytes
+            or trio.current_time() - self._turn_began > _TURN_SECONDS
+        ):
             self._messages_turn = self._bytes_turn = 0
             await trio.lowlevel.checkpoint()
+            self._turn_began = trio.current_time()
 
     def start(self, status: int, headers: Headers) -> None:
         """Queues the head. `x-request-id` is added."""

@@ -131,6 +131,13 @@ class HTTP1Connection:
         """The peer closed its side. `next_event` first gives out what came before."""
         self._eof = True
 
+    def close(self) -> None:
+        """The transport is gone: gives up what is held for it, in both directions, the memory of a landing body
+        included. Nothing more may be received or sent."""
+        self._eof = True
+        self._close_reading()
+        self._output.clear()
+
     def next_event(self) -> Event | Signal:
         """One event, NEED_DATA, or PAUSED: a pipelined request is here whose turn has not come. After the peer's end
         it is ConnectionEnd, again and again. Raises RemoteProtocolError, then always the same one."""

@@ -28,6 +28,12 @@ class Output:
         self._buffers.append(buffer)
         self.queued += len(buffer)
 
+    def clear(self) -> None:
+        """Forgets everything."""
+        self._buffers.clear()
+        self._ends.clear()
+        self._flight = self.queued = 0
+
     def end(self, stream: int) -> None:
         """Everything of this stream is queued."""
         self._ends.append((self._sent + self.queued, stream))

@@ -22,6 +22,7 @@ from h2.events import (
 from h2.exceptions import ProtocolError as LibraryError
 from h2.settings import SettingCodes
 from h2.stream import H2Stream
+from msgspec.structs import replace
 
 from protocols.buffers import ByteBudget
 from protocols.errors import LocalProtocolError, RemoteProtocolError
@@ -44,9 +45,11 @@ from protocols.events import (
 )
 from protocols.http2_frames import (
     ACK,
+    END_HEADERS,
     END_STREAM,
     HEAD,
     LARGEST_ID,
+    PADDED,
     Code,
     Frame,
     FrameSplitter,
@@ -59,13 +62,15 @@ from protocols.http2_frames import (
 from protocols.http2_heads import (
     MalformedHeadError,
     content_length,
+    plain_request,
     read_request,
     read_response,
     read_trailers,
     request_fields,
-    response_fields,
+    response_block,
     trailer_fields,
 )
+from protocols.http2_hpack import Block
 from protocols.http2_library import REMEMBERED, Library
 from protocols.http2_output import ControlQueue, Gather, PayloadQueue, flat_views
 from protocols.http2_windows import LARGEST_WINDOW, Ledger, ReceiveWindows
@@ -179,8 +184,8 @@ class HTTP2Connection:
     """One HTTP/2 connection (RFC 9113), server or client, over the h2 library.
 
     The caller moves bytes: `receive_data` and `next_event` inwards, `data_to_send` and `data_sent` outwards. It is
-    always pullable; only windows push back. h2 decides on everything but payload: DATA frames on open streams are
-    counted here, against h2's own windows and states, and handed on without it.
+    always pullable; only windows push back. h2 decides on everything that is not plain: DATA frames on open streams and
+    requests in one HEADERS frame are handled here, against h2's own windows and states, and handed on without it.
 
     **Receiving.** Bytes that came with Data events are the consumer's until it says `credit`, and nothing else gives
     window back; whoever will read no more says `drop`. Both are owed also for a stream that was reset: its
@@ -340,7 +345,10 @@ class HTTP2Connection:
                 raise self._error.with_traceback(None)
             if self._closed:
                 return ConnectionEnd()
-            frame = self._next_frame()
+            try:
+                frame = self._splitter.next_frame()
+            except RemoteProtocolError as error:
+                self._refuse_frame(error)
             if frame is None:
                 return self._at_end() if self._eof else NEED_DATA
             self._receive_frame(frame)
@@ -366,14 +374,11 @@ class HTTP2Connection:
         self._return_credit(found, grow=False)
         return unread
 
-    def _next_frame(self) -> Frame | None:
-        try:
-            return self._splitter.next_frame()
-        except RemoteProtocolError as error:
-            # h2 sees the head of the refused frame, so that what is wrong with the head itself is its verdict.
-            if error.wire_code == Code.FRAME_SIZE_ERROR:
-                self._ask_library(self._splitter.pending_head)
-            self._fail(error)
+    def _refuse_frame(self, error: RemoteProtocolError) -> NoReturn:
+        # h2 sees the head of the refused frame, so that what is wrong with the head itself is its verdict.
+        if error.wire_code == Code.FRAME_SIZE_ERROR:
+            self._ask_library(self._splitter.pending_head)
+        self._fail(error)
 
     def _at_end(self) -> Event:
         if not self._splitter.at_boundary:
@@ -381,11 +386,12 @@ class HTTP2Connection:
         return ConnectionEnd()
 
     def _receive_frame(self, frame: Frame) -> None:
-        in_block = self._splitter.block_stream and frame.kind not in (Kind.HEADERS, Kind.PUSH_PROMISE, Kind.CONTINUATION)
-        if in_block:
+        if self._splitter.block_stream and frame.kind not in (Kind.HEADERS, Kind.PUSH_PROMISE, Kind.CONTINUATION):
             self._give_library(frame)
         elif frame.kind == Kind.DATA:
             self._receive_payload(frame)
+        elif frame.kind == Kind.HEADERS:
+            self._receive_head(frame)
         elif frame.kind == Kind.GOAWAY and not frame.stream and len(frame.payload) >= 8:
             # h2 takes any GOAWAY for the end of the connection; only one that it cannot read is its business.
             self._receive_goaway(frame)
@@ -438,17 +444,41 @@ class HTTP2Connection:
             case WindowUpdated(stream_id=stream) if stream in self._streams:
                 self._arm(self._streams[stream])
             case RemoteSettingsChanged():
-                self._h2.bound_encoder()
                 for found in self._streams.values():
                     self._arm(found)
             case SettingsAcknowledged():
                 self._receive_acknowledgement(event)
 
+    def _receive_head(self, frame: Frame) -> None:
+        """HEADERS. A request that is in order opens its stream here; everything else goes to h2 whole."""
+        plain = frame.flags in (END_HEADERS, END_HEADERS | END_STREAM) and self._h2.opens(frame.stream)
+        block = self._h2.decoder.look(frame.payload) if plain else None
+        if block is None:
+            self._give_library(frame)
+            return
+        ended = bool(frame.flags & END_STREAM)
+        head = self._request_of(block)
+        if head is None or (ended and head.content_length) or not self._welcome(frame.stream):
+            self._h2.decoder.put_back(block)
+            self._give_library(frame)
+            return
+        library = self._h2.open_inbound(frame.stream, head.content_length, ended=ended)
+        self._open_request(replace(head, stream=frame.stream), library, ended=ended)
+
+    def _request_of(self, block: Block) -> Request | None:
+        if block.request is None:
+            block.request = plain_request(block.headers, fields=self.limits.fields, size=self.limits.head)
+        return block.request
+
+    def _welcome(self, stream: int) -> bool:
+        """Whether the peer may open this stream, by both sides' GOAWAY and the limit of open ones."""
+        too_late = self._peer_leaves or (self._last_sent is not None and stream > self._last_sent)
+        return not too_late and self._open < self.limits.streams
+
     def _receive_request(self, event: RequestReceived) -> None:
         stream = event.stream_id
         ended = event.stream_ended is not None
-        too_late = self._peer_leaves or (self._last_sent is not None and stream > self._last_sent)
-        if too_late or self._open >= self.limits.streams:
+        if not self._welcome(stream):
             self._reset_in_library(stream, Code.REFUSED_STREAM)
             return
         try:
@@ -456,7 +486,10 @@ class HTTP2Connection:
         except MalformedHeadError:
             self._stream_error(stream, Code.PROTOCOL_ERROR)
             return
-        library = self._h2.streams[stream]
+        self._open_request(head, self._h2.streams[stream], ended=ended)
+
+    def _open_request(self, head: Request | Refused, library: H2Stream, *, ended: bool) -> None:
+        stream = head.stream
         if not self._windows.open(stream, library.inbound_flow_control_window):
             self._reset_in_library(stream, Code.REFUSED_STREAM)
             return
@@ -506,20 +539,19 @@ class HTTP2Connection:
         if found is None or not found.receiving:
             self._receive_late_payload(frame)
             return
-        data = unpad(frame)
-        if data is None or self._overflows(len(frame.payload), found.library.inbound_flow_control_window):
+        data = unpad(frame) if frame.flags & PADDED else frame.payload
+        if data is None or not self._h2.consume(found.library, len(frame.payload)):
             self._give_library(frame)
         else:
             self._accept_payload(found, data, len(frame.payload), ended=bool(frame.flags & END_STREAM))
 
     def _accept_payload(self, found: _Stream, data: bytes, n: int, *, ended: bool) -> None:
-        """`data` came in a frame of n flow-controlled bytes."""
-        self._h2.consume(found.library, n)
+        """`data` came in a frame of n flow-controlled bytes, which h2 has counted."""
         self._windows.received(found.id, n)
         found.received += len(data)
         if not data and not ended:
             self.counters.empty_data += 1
-        if self._wrong_length(found, ended=ended):
+        if found.expected is not None and self._wrong_length(found, ended=ended):
             self._windows.consumed(found.id, n)
             self._stream_error(found.id, Code.PROTOCOL_ERROR)
             self._return_connection_credit()
@@ -539,13 +571,12 @@ class HTTP2Connection:
         mine = frame.stream % 2 == self._client
         highest = self._h2.highest_outbound_stream_id if mine else self._h2.highest_inbound_stream_id
         idle = not 0 < frame.stream <= highest
-        if idle or self._overflows(len(frame.payload), LARGEST_WINDOW):
+        if idle or not self._h2.consume(None, len(frame.payload)):
             self._give_library(frame)
         else:
             self._discard_payload(frame)
 
     def _discard_payload(self, frame: Frame) -> None:
-        self._h2.consume(None, len(frame.payload))
         self._windows.discarded(len(frame.payload))
         if not frame.payload:
             self.counters.empty_data += 1
@@ -555,10 +586,6 @@ class HTTP2Connection:
             self.counters.resets += 1
             self._control.put(rst_stream(frame.stream, Code.STREAM_CLOSED))
         self._return_connection_credit()
-
-    def _overflows(self, n: int, window: int) -> bool:
-        # An empty frame may always come, also while a smaller INITIAL_WINDOW_SIZE has made the window negative.
-        return n > 0 and n > min(self._h2.inbound_flow_control_window, window)
 
     def _wrong_length(self, stream: _Stream, *, ended: bool) -> bool:
         """RFC 9113 section 8.1.1. Of a body that nobody reads it does not matter, and our answer shall not suffer."""
@@ -611,17 +638,16 @@ class HTTP2Connection:
         if stream.receiving:
             increment = self._windows.stream_increment(stream.id, grow=grow)
             if increment:
-                self._h2.increment_flow_control_window(increment, stream.id)
-                self._drain()
-        self._settle(stream)
+                self._control.put(self._h2.grant(increment, stream.library))
+        else:
+            self._settle(stream)
         if not self._over:
             self._return_connection_credit()
 
     def _return_connection_credit(self) -> None:
         increment = self._windows.connection_increment()
         if increment:
-            self._h2.increment_flow_control_window(increment)
-            self._drain()
+            self._control.put(self._h2.grant(increment))
 
     # Sending.
 
@@ -726,16 +752,13 @@ class HTTP2Connection:
         found = self._sendable(event.stream)
         if found.head_sent:
             raise LocalProtocolError(f"stream {event.stream} already has its response head")
-        self._h2.send_headers(event.stream, response_fields(event))
+        block = response_block(event)
+        self._control.put(self._h2.response(found.library, block, interim=event.status < 200))
         found.head_sent = event.status >= 200
-        self._drain()
 
     def _send_data(self, event: Data) -> None:
         found = self._headed(event.stream)
-        views = flat_views(event.buffers)
-        before = found.queue.nbytes
-        found.queue.put(views)
-        self._queued += found.queue.nbytes - before
+        self._queued += found.queue.put(flat_views(event.buffers))
         self._arm(found)
 
     def _send_end(self, event: End) -> None:
@@ -781,15 +804,16 @@ class HTTP2Connection:
         header blocks must reach the peer in the order of their encoding."""
         if stream.trailers:
             self._h2.send_headers(stream.id, stream.trailers, end_stream=True)
+            frames = self._h2.data_to_send()
         else:
-            self._h2.end_stream(stream.id)
-        self._control.put(self._h2.data_to_send(), 0 if self._cuts(stream) else stream.id)
+            self._h2.end_sent(stream.library)
+            frames = data_head(0, end=True, stream=stream.id)
+        self._control.put(frames, 0 if self._cuts(stream) else stream.id)
         self._finished(stream)
 
     def _finish_with_payload(self, stream: _Stream) -> None:
-        """Our end of a stream goes out with its last DATA frame: h2 moves its state, its own empty frame is not written."""
-        self._h2.end_stream(stream.id)
-        self._h2.data_to_send()
+        """Our end of a stream goes out with its last DATA frame."""
+        self._h2.end_sent(stream.library)
         if not self._cuts(stream):
             self._ending.append(stream.id)
         self._finished(stream)
@@ -826,7 +850,7 @@ class HTTP2Connection:
                 out.add(frames)
                 if ends:
                     self._ending.append(ends)
-            elif not self._write_frame(out, at_most - out.nbytes):
+            elif not self._ring or not self._write_frame(out, at_most - out.nbytes):
                 break
         self._handed_out = out.nbytes > 0
         return out.buffers()
@@ -836,38 +860,35 @@ class HTTP2Connection:
         a stream reset after END_STREAM, when the RST_STREAM is written."""
         if not self._handed_out:
             raise LocalProtocolError("data_sent without data_to_send")
-        room: dict[int, None] = {}
         for stream, n in self._leaving:
             stream.queue.leaving -= n
             self._queued -= n
-            room[stream.id] = None
-        sent = Sent(room=list(room), ended=self._ending)
+        sent = Sent(room=list(dict.fromkeys([stream.id for stream, _ in self._leaving])), ended=self._ending)
         self._leaving, self._ending, self._handed_out = [], [], False
         return sent
 
     def _write_frame(self, out: Gather, space: int) -> bool:
-        """One DATA frame of the stream whose turn it is; False if none can or should be written."""
-        if not self._ring:
-            return False
+        """One DATA frame of the stream whose turn it is; False if it cannot or should not be written."""
         stream = next(iter(self._ring.values()))
+        library, queue = self._h2, stream.queue
         allowed = min(
-            stream.queue.nbytes,
+            queue.nbytes,
             LARGEST_DATA,
-            self._h2.max_outbound_frame_size,
-            self._h2.outbound_flow_control_window,
+            library.max_outbound_frame_size,
+            library.outbound_flow_control_window,
             stream.library.outbound_flow_control_window,
         )
         n = min(allowed, space - HEAD)
-        if n <= 0 or (out.nbytes and n < min(allowed, WORTHWHILE)):
+        if n <= 0 or (n < allowed and out.nbytes and n < WORTHWHILE):
             return False
-        views = stream.queue.take(n)
-        self._h2.outbound_flow_control_window -= n
+        pieces = queue.take(n)
+        library.outbound_flow_control_window -= n
         stream.library.outbound_flow_control_window -= n
         self._leaving.append((stream, n))
-        last = stream.ended and not stream.queue.nbytes
+        last = stream.ended and not queue.nbytes
         out.add(data_head(n, end=last and not stream.trailers, stream=stream.id))
-        for view in views:
-            out.add(view)
+        for piece in pieces:
+            out.add(piece)
         del self._ring[stream.id]
         self._arm(stream)
         if last and stream.trailers:

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import enum
 import struct
-from typing import NamedTuple, final
+from typing import final
+
+import msgspec
 
 from protocols.errors import RemoteProtocolError
 from protocols.events import Buffer
@@ -17,8 +19,11 @@ ACK = 0x1
 END_HEADERS = 0x4
 PADDED = 0x8
 LARGEST_ID = 2**31 - 1
+_WINDOW_UPDATE = struct.Struct(">IBII")
 _HEAD = struct.Struct(">IBI")
 """Length and kind in one number, flags, stream with the reserved bit."""
+_SMALL = 2048
+"""Up to here a second copy of a payload costs less than a view of it."""
 
 
 class Kind(enum.IntEnum):
@@ -48,14 +53,19 @@ class Code(enum.IntEnum):
 
 
 @final
-class Frame(NamedTuple):
-    """One whole frame: `kind` is a plain number because extensions have no name, `head` its nine bytes."""
+class Frame(msgspec.Struct, frozen=True, gc=False):
+    """One whole frame: `kind` is a plain number because extensions have no name; `reserved` is the bit before `stream`."""
 
     kind: int
     flags: int
     stream: int
-    head: bytes
     payload: bytes
+    reserved: bool = False
+
+    @property
+    def head(self) -> bytes:
+        """Its nine bytes as they came."""
+        return _HEAD.pack(len(self.payload) << 8 | self.kind, self.flags, self.stream | self.reserved << 31)
 
 
 def data_head(length: int, *, end: bool, stream: int) -> bytes:
@@ -66,6 +76,24 @@ def data_head(length: int, *, end: bool, stream: int) -> bytes:
 def rst_stream(stream: int, code: int) -> bytes:
     """A whole RST_STREAM frame."""
     return struct.pack(">IBII", 4 << 8 | Kind.RST_STREAM, 0, stream, code)
+
+
+def window_update(stream: int, increment: int) -> bytes:
+    """A whole WINDOW_UPDATE frame."""
+    return _WINDOW_UPDATE.pack(4 << 8 | Kind.WINDOW_UPDATE, 0, stream, increment)
+
+
+def headers(stream: int, block: bytes, largest: int) -> bytes:
+    """A header block that ends nothing, as HEADERS and as many CONTINUATION frames as `largest` makes of it."""
+    if len(block) <= largest:
+        return _HEAD.pack(len(block) << 8 | Kind.HEADERS, END_HEADERS, stream) + block
+    pieces = [block[at : at + largest] for at in range(0, len(block), largest)]
+    kinds = [Kind.HEADERS] + [Kind.CONTINUATION] * (len(pieces) - 1)
+    flags = [0] * (len(pieces) - 1) + [END_HEADERS]
+    return b"".join(
+        _HEAD.pack(len(piece) << 8 | kind, flag, stream) + piece
+        for piece, kind, flag in zip(pieces, kinds, flags, strict=True)
+    )
 
 
 def goaway(code: int, last_stream: int, debug: bytes) -> bytes:
@@ -142,15 +170,16 @@ class FrameSplitter:
             return None
         length_and_kind, flags, stream = _HEAD.unpack_from(buffer)
         length, kind = length_and_kind >> 8, length_and_kind & 0xFF
-        self._check(kind, flags, length)
+        if kind or self._first or length > self.frame_size:
+            self._check(kind, flags, length)
         size = HEAD + length
         if len(buffer) < size:
             return None
-        with memoryview(buffer) as view:
-            frame = Frame(kind, flags, stream & LARGEST_ID, bytes(view[:HEAD]), bytes(view[HEAD:size]))
+        payload = bytes(buffer[HEAD:size]) if length <= _SMALL else memoryview(buffer)[HEAD:size].tobytes()
+        frame = Frame(kind, flags, stream & LARGEST_ID, payload, stream > LARGEST_ID)
         del buffer[:size]
-        self._first = False
         if kind:
+            self._first = False
             self._note_block(kind, flags, frame.stream, length)
         return frame
 

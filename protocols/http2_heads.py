@@ -4,21 +4,28 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Sequence
+from functools import lru_cache
+from itertools import chain
 from typing import TypeAlias
 
 from protocols.errors import LocalProtocolError
 from protocols.events import Headers, Refused, Request, Response
-from protocols.http2_library import malformed
+from protocols.http2_hpack import encode_field, is_sensitive
+from protocols.http2_library import joined_cookies, malformed
 
 Fields: TypeAlias = list[tuple[bytes, bytes]]
 
 _TOKEN = re.compile(rb"[!#$%&'*+\-.^_`|~0-9A-Za-z]+")
 _NAME = re.compile(rb"[!#$%&'*+\-.^_`|~0-9a-z]+")
-_BAD_VALUE = re.compile(rb"[\0\r\n]|^[ \t]|[ \t]\Z")
+_BAD_VALUE = re.compile(rb"[\0\r\n]|^[ \t\v\f]|[ \t\v\f]\Z")
+_TOKEN_BYTES = b"!#$%&'*+-.^_`|~0123456789abcdefghijklmnopqrstuvwxyz"
 _TARGET = re.compile(rb"/[^\x00-\x20\x7f#]*|\*")
 _AUTHORITY = re.compile(rb"[^\x00-\x20\x7f@/?#\\]+")
 _STATUS = re.compile(rb"[1-9][0-9][0-9]")
 _CONNECTION_FIELDS = frozenset((b"connection", b"proxy-connection", b"keep-alive", b"transfer-encoding", b"upgrade"))
+_NEEDED = frozenset((b":method", b":scheme", b":path"))
+_SHORT = 64
+"""Response fields with a value up to this length are remembered with their bytes."""
 _ENTRY = 32
 """RFC 9113 section 6.5.2: what each field counts beside its name and value."""
 
@@ -36,13 +43,15 @@ def read_request(
     as section 6.5.2 counts them. Raises MalformedHeadError for the rest.
     """
     pseudo, regular = _split(headers)
-    refusal = _too_large(headers, regular, fields, size) or _unacceptable(pseudo, regular)
+    names = [name for name, _ in regular]
+    authority = _authority(pseudo, regular) if b"host" in names else pseudo.get(b":authority", b"")
+    refusal = _too_large(headers, regular, fields, size) or _unacceptable(pseudo, regular, names, authority)
     if refusal:
         return Refused(stream=stream, status=refusal[0], message=refusal[1])
-    wrong = malformed(headers)
+    wrong = "" if _certainly_fine(headers, pseudo, names) else malformed(headers)
     if wrong:
         raise MalformedHeadError(wrong)
-    length = content_length(regular)
+    length = content_length(regular) if b"content-length" in names else None
     if ended and length:
         raise MalformedHeadError(f"content-length is {length} and no body follows")
     return Request(
@@ -50,12 +59,29 @@ def read_request(
         method=pseudo[b":method"],
         target=pseudo[b":path"],
         headers=tuple(regular),
-        authority=_authority(pseudo, regular),
+        authority=authority,
         scheme=pseudo[b":scheme"],
         version=b"2",
         content_length=length,
-        expects_continue=any(name == b"expect" and value.lower() == b"100-continue" for name, value in regular),
+        expects_continue=b"expect" in names and _expects_continue(regular),
     )
+
+
+def plain_request(headers: Sequence[tuple[bytes, bytes]], *, fields: int, size: int) -> Request | None:
+    """The request, on stream 0 and with a body to come, that a header list straight from HPACK means; None where
+    anything is wrong with it, also what `read_request` leaves to h2."""
+    names = [name for name, _ in headers]
+    if b"content-length" in names:
+        length = headers[names.index(b"content-length")][1]
+        if names.count(b"content-length") > 1 or not length.isdigit() or len(length) > 18:
+            return None
+    if b"cookie" in names:
+        headers = joined_cookies(headers)
+    try:
+        head = read_request(0, headers, ended=False, fields=fields, size=size)
+    except MalformedHeadError:
+        return None
+    return head if isinstance(head, Request) else None
 
 
 def read_response(stream: int, headers: Sequence[tuple[bytes, bytes]], *, fields: int, size: int) -> Response:
@@ -113,11 +139,14 @@ def request_fields(request: Request, scheme: bytes) -> Fields:
     return pseudo + fields
 
 
-def response_fields(response: Response) -> Fields:
-    """The header list of a response to send; LocalProtocolError for what HTTP/2 cannot carry."""
-    if not 100 <= response.status <= 999 or response.status == 101:
-        raise LocalProtocolError(f"status {response.status} cannot be sent; HTTP/2 has 100 to 999 without 101")
-    return [(b":status", b"%d" % response.status), *_check(response.headers)]
+def response_block(response: Response) -> bytes:
+    """The header block of a response to send, for a StatelessEncoder; LocalProtocolError for what HTTP/2 cannot carry."""
+    return _encoded_status(response.status) + b"".join(
+        [
+            _encoded_before(name, value) if len(value) <= _SHORT and not is_sensitive(name) else _encoded(name, value)
+            for name, value in response.headers
+        ]
+    )
 
 
 def trailer_fields(trailers: Headers) -> Fields:
@@ -139,24 +168,29 @@ def _split(headers: Sequence[tuple[bytes, bytes]]) -> tuple[dict[bytes, bytes], 
 def _too_large(headers: Sequence[tuple[bytes, bytes]], regular: Fields, fields: int, size: int) -> tuple[int, str] | None:
     if len(regular) > fields:
         return 431, f"{len(regular)} header fields; the limit is {fields}"
-    total = sum(len(name) + len(value) + _ENTRY for name, value in headers)
+    total = sum(map(len, chain.from_iterable(headers))) + _ENTRY * len(headers)
     if total > size:
         return 431, f"a header list of {total} bytes; the limit is {size}"
     return None
 
 
-def _unacceptable(pseudo: dict[bytes, bytes], regular: Fields) -> tuple[int, str] | None:
+def _expects_continue(regular: Fields) -> bool:
+    return any(name == b"expect" and value.lower() == b"100-continue" for name, value in regular)
+
+
+def _unacceptable(
+    pseudo: dict[bytes, bytes], regular: Fields, names: list[bytes], authority: bytes
+) -> tuple[int, str] | None:
     method = pseudo.get(b":method", b"")
     if method == b"CONNECT":
         return 501, "CONNECT is not supported"
-    if sum(name == b"host" for name, _ in regular) > 1:
+    if names.count(b"host") > 1:
         return 400, "more than one Host field"
-    if sum(name == b"content-length" for name, _ in regular) > 1:
+    if names.count(b"content-length") > 1:
         return 400, "more than one content-length field"
-    host = next((value for name, value in regular if name == b"host"), None)
-    if host is not None and pseudo.get(b":authority", host) != host:
+    if b"host" in names and regular[names.index(b"host")][1] != authority:
         return 400, ":authority and Host disagree"
-    if not _AUTHORITY.fullmatch(_authority(pseudo, regular)):
+    if not _AUTHORITY.fullmatch(authority):
         return 400, "no valid authority: one is needed, as host and optional port"
     if method and not _TOKEN.fullmatch(method):
         return 400, ":method is not a token"
@@ -169,7 +203,41 @@ def _unacceptable(pseudo: dict[bytes, bytes], regular: Fields) -> tuple[int, str
 
 def _authority(pseudo: dict[bytes, bytes], regular: Fields) -> bytes:
     found = pseudo.get(b":authority")
-    return next((value for name, value in regular if name == b"host"), b"") if found is None else found
+    return next(value for name, value in regular if name == b"host") if found is None else found
+
+
+def _certainly_fine(headers: Sequence[tuple[bytes, bytes]], pseudo: dict[bytes, bytes], names: list[bytes]) -> bool:
+    """Whether h2 has nothing against a request that is not `_unacceptable`, told at less cost than by asking it; `names`
+    are those of the ordinary fields."""
+    values = [value for _, value in headers]
+    text = b"".join(values)
+    return (
+        len(pseudo) + len(names) == len(headers)
+        and [name for name, _ in headers[: len(pseudo)]] == list(pseudo)
+        and pseudo.keys() - {b":authority"} == _NEEDED
+        and pseudo[b":path"] != b""
+        and _CONNECTION_FIELDS.isdisjoint(names)
+        and b"te" not in names
+        and all(names)
+        and not b"".join(names).translate(None, _TOKEN_BYTES)
+        and len(text.translate(None, b"\0\r\n")) == len(text)
+        and [value.strip(b" \t") for value in values] == values
+    )
+
+
+@lru_cache(maxsize=64)
+def _encoded_status(status: int) -> bytes:
+    if not 100 <= status <= 999 or status == 101:
+        raise LocalProtocolError(f"status {status} cannot be sent; HTTP/2 has 100 to 999 without 101")
+    return encode_field(b":status", b"%d" % status)
+
+
+def _encoded(name: bytes, value: bytes) -> bytes:
+    _check(((name, value),))
+    return encode_field(name, value)
+
+
+_encoded_before = lru_cache(maxsize=1024)(_encoded)
 
 
 def _check(headers: Headers) -> Headers:

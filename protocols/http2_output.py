@@ -43,41 +43,44 @@ class ControlQueue:
 
 @final
 class PayloadQueue:
-    """The payload of one stream, as views of the caller's memory."""
+    """The payload of one stream, in pieces of the caller's memory."""
 
-    __slots__ = ("_views", "leaving", "nbytes")
+    __slots__ = ("_pieces", "leaving", "nbytes")
 
     def __init__(self) -> None:
         self.nbytes = 0
         """Bytes that wait."""
         self.leaving = 0
         """Bytes that were handed out and are not yet written."""
-        self._views: deque[memoryview] = deque()
+        self._pieces: deque[bytes | memoryview] = deque()
 
-    def put(self, views: Iterable[memoryview]) -> None:
-        """Queues flat views."""
-        for view in views:
-            self._views.append(view)
-            self.nbytes += view.nbytes
+    def put(self, pieces: Iterable[bytes | memoryview]) -> int:
+        """Queues flat pieces and says how many bytes they are."""
+        before = self.nbytes
+        for piece in pieces:
+            self._pieces.append(piece)
+            self.nbytes += len(piece)
+        return self.nbytes - before
 
-    def take(self, n: int) -> list[memoryview]:
+    def take(self, n: int) -> list[bytes | memoryview]:
         """The first n bytes, which must be there; they count as leaving from now on."""
         self.nbytes -= n
         self.leaving += n
-        taken: list[memoryview] = []
+        taken: list[bytes | memoryview] = []
         while n:
-            view = self._views.popleft()
-            if view.nbytes > n:
-                self._views.appendleft(view[n:])
-                view = view[:n]
-            taken.append(view)
-            n -= view.nbytes
+            piece = self._pieces.popleft()
+            if len(piece) > n:
+                view = memoryview(piece)
+                self._pieces.appendleft(view[n:])
+                piece = view[:n]
+            taken.append(piece)
+            n -= len(piece)
         return taken
 
     def discard(self) -> int:
         """Drops what waits and says how many bytes that were."""
         dropped, self.nbytes = self.nbytes, 0
-        self._views.clear()
+        self._pieces.clear()
         return dropped
 
 
@@ -85,16 +88,18 @@ class PayloadQueue:
 class Gather:
     """A list of buffers to write in which small neighbours are joined and large ones stay what they are."""
 
+    __slots__ = ("_buffers", "_small", "nbytes")
+
     def __init__(self) -> None:
         self.nbytes = 0
         self._buffers: list[Buffer] = []
-        self._small = bytearray()
+        self._small: list[bytes | memoryview] = []
 
     def add(self, piece: bytes | memoryview) -> None:
         """Appends a flat piece."""
         self.nbytes += len(piece)
         if len(piece) < OWN_BUFFER:
-            self._small += piece
+            self._small.append(piece)
         else:
             self._flush()
             self._buffers.append(piece)
@@ -106,14 +111,19 @@ class Gather:
 
     def _flush(self) -> None:
         if self._small:
-            self._buffers.append(bytes(self._small))
+            self._buffers.append(b"".join(self._small))
             self._small.clear()
 
 
-def flat_views(buffers: Iterable[Buffer]) -> list[memoryview]:
-    """Views of the buffers as plain bytes, without the empty ones; LocalProtocolError for memory with gaps."""
-    views = []
+def flat_views(buffers: Iterable[Buffer]) -> list[bytes | memoryview]:
+    """The buffers, bytes as they are and the rest as views of plain bytes, without the empty ones; LocalProtocolError for
+    memory with gaps."""
+    views: list[bytes | memoryview] = []
     for buffer in buffers:
+        if type(buffer) is bytes:
+            if buffer:
+                views.append(buffer)
+            continue
         view = memoryview(buffer)
         if not view.c_contiguous:
             raise LocalProtocolError("a payload buffer must be contiguous")

@@ -37,10 +37,6 @@ class _Window:
         """The least that was available since the consumer last had taken everything."""
         self.reserved = reserved
 
-    @property
-    def available(self) -> int:
-        return self.granted - self.unread - self.owed
-
 
 @final
 class ReceiveWindows:
@@ -101,7 +97,9 @@ class ReceiveWindows:
         """The peer sent n flow-controlled bytes on the stream."""
         window = self._streams[stream]
         window.unread += n
-        window.low = min(window.low, window.available)
+        available = window.granted - window.unread - window.owed
+        if available < window.low:
+            window.low = available
         self._connection.unread += n
 
     def discarded(self, n: int) -> None:
@@ -118,9 +116,11 @@ class ReceiveWindows:
         if not 0 <= n <= self.unread_on(stream):
             raise LocalProtocolError(f"credit of {n} bytes on stream {stream}, which has {self.unread_on(stream)} unread")
         if n:
-            for window in (self._streams[stream], self._connection):
-                window.unread -= n
-                window.owed += n
+            window, connection = self._streams[stream], self._connection
+            window.unread -= n
+            window.owed += n
+            connection.unread -= n
+            connection.owed += n
 
     def stream_increment(self, stream: int, *, grow: bool) -> int:
         """What a WINDOW_UPDATE on this stream shall give now, which counts as given; 0 for none."""
@@ -141,11 +141,12 @@ class ReceiveWindows:
     def connection_increment(self) -> int:
         """What a WINDOW_UPDATE on the connection shall give now, which counts as given; 0 for none."""
         window = self._connection
-        if window.granted > self._target:
-            withheld = min(window.owed, window.granted - self._target)
+        growth = self._target - window.granted
+        if growth < 0:
+            withheld = min(window.owed, -growth)
             window.owed -= withheld
             window.granted -= withheld
-        growth = max(0, self._target - window.granted)
+            growth = 0
         if not growth and (not window.owed or 4 * window.owed < self._initial):
             return 0
         increment = window.owed + growth

@@ -126,7 +126,7 @@ class WebSocketConnection:
         limits: WebSocketLimits = _DEFAULT_LIMITS,
         *,
         mask: Callable[[], bytes] | None = None,
-        allocate: Callable[[int], bytearray | None] = bytearray,
+        allocate: Callable[[int], bytearray | memoryview | None] = bytearray,
     ) -> None:
         if role is Role.CLIENT and mask is None:
             raise LocalProtocolError("mask: the client role needs a source of masking keys")
@@ -179,6 +179,14 @@ class WebSocketConnection:
             del self._inbox[: self._at]
             self._at = 0
         self._inbox += data
+
+    def close(self) -> None:
+        """The transport is gone: gives up what is held for it, in both directions, the memory of a frame under way
+        included."""
+        self.receive_eof()
+        self._landing = None
+        self._inbox, self._at = bytearray(), 0
+        self._outbox.clear()
 
     def receive_eof(self) -> None:
         """The peer closed its side of the transport. What came before is still to be pulled."""
@@ -277,7 +285,7 @@ class WebSocketConnection:
         self._landing = None
         return self._frame(landing.opcode, landing.fin, landing.buffer)
 
-    def _frame(self, opcode: Opcode, fin: bool, payload: bytes | bytearray) -> Frame:
+    def _frame(self, opcode: Opcode, fin: bool, payload: bytes | bytearray | memoryview) -> Frame:
         if self.limits.check_utf8:
             self._check_text(opcode, fin, payload)
         if fin:
@@ -288,7 +296,7 @@ class WebSocketConnection:
         self.unconsumed += len(payload)
         return Frame(opcode=opcode, fin=fin, data=payload)
 
-    def _check_text(self, opcode: Opcode, fin: bool, payload: bytes | bytearray) -> None:
+    def _check_text(self, opcode: Opcode, fin: bool, payload: bytes | bytearray | memoryview) -> None:
         if opcode is Opcode.TEXT:
             self._decoder = getincrementaldecoder("utf-8")()
         if self._decoder is None:

@@ -84,7 +84,7 @@ def mask(data: bytes | bytearray, key: bytes | bytearray) -> bytes:
     return (int.from_bytes(data, "little") ^ repeated).to_bytes(length, "little")
 
 
-def mask_in_place(buffer: bytearray, start: int, stop: int, key: bytes | bytearray) -> None:
+def mask_in_place(buffer: bytearray | memoryview, start: int, stop: int, key: bytes | bytearray) -> None:
     """Masks buffer[start:stop], whose payload begins at 0; `start` is a multiple of four."""
     words = stop - start >> 2
     if words:
@@ -111,7 +111,7 @@ class Landing:
     # Unmasked in steps that the processor's cache still holds.
     _STEP = 65536
 
-    def __init__(self, opcode: Opcode, fin: bool, key: bytes | None, buffer: bytearray) -> None:
+    def __init__(self, opcode: Opcode, fin: bool, key: bytes | None, buffer: bytearray | memoryview) -> None:
         self.opcode = opcode
         self.fin = fin
         self.buffer = buffer

@@ -222,7 +222,7 @@ class HTTP1Wire:
             connection.output_ready()
 
     def close(self) -> None:
-        return
+        self._machine.close()
 
     def drain(self) -> None:
         self._machine.close_after_response()

@@ -6,6 +6,7 @@ import logging
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, final
 
+import numpy as np
 import trio
 
 from gateway.errors import Ending
@@ -55,11 +56,11 @@ class WebSocketWire:
             self._machine.receive_data(unread)
         connection.output_ready()
 
-    def _allocate(self, n: int) -> bytearray | None:
+    def _allocate(self, n: int) -> memoryview | None:
         if not self._connection.budget.try_reserve(n):
             return None
         self._large = n
-        return bytearray(n)
+        return memoryview(np.empty(n, np.uint8))  # not zeroed: what is only announced costs no memory
 
     def _free(self) -> None:
         self._connection.budget.release(self._large)
@@ -210,6 +211,7 @@ class WebSocketWire:
 
     def close(self) -> None:
         self._free()
+        self._machine.close()
 
     def drain(self) -> None:
         return  # a session's goodbye is its Close, 1001, at the drain deadline: the protocol has no earlier word

@@ -187,12 +187,14 @@ def test_text_is_given_as_hpack_gives_it() -> None:
 
 def test_hpack_takes_over_from_the_table_as_it_was_before_the_block() -> None:
     ours, theirs = RememberingDecoder(), Decoder()
-    long_integer = b"\xff\x80\x80\x80\x00"
+    long_integer = b"\x0f\x80\x80\x80\x00" + literal(b"v")
     for update in (b"\x3f\x45", b""):  # a table of 100 bytes, so that each entry moves another out
         for n in range(3):
             entry = b"\x40\x01a" + literal(b"%d" % n * 40)
             assert meaning(ours, update + entry) == meaning(theirs, update + entry)
-            assert meaning(ours, entry + b"\xbe" + long_integer) == meaning(theirs, entry + b"\xbe" + long_integer)
+            odd = b"\x40\x01b" + literal(b"short") + b"\xbe" + long_integer
+            assert meaning(ours, odd) == meaning(theirs, odd)
+            assert theirs.decode(long_integer, raw=True) == [(b"accept-charset", b"v")]
             update = b""
 
 

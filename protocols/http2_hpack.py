@@ -1,0 +1,243 @@
+"""HPACK for our HTTP/2 machine: a decoder that remembers what blocks mean, and an encoder without a dynamic table."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from functools import lru_cache
+from typing import final
+
+from hpack import Decoder, Encoder, HeaderTuple, NeverIndexedHeaderTuple
+from hpack.exceptions import HPACKDecodingError
+from hpack.huffman_table import decode_huffman
+from hpack.table import HeaderTable
+
+from protocols.events import Request
+
+REMEMBERED_BYTES = 8192
+"""What the remembered blocks of one connection may hold, each counted as its own bytes and its list's (RFC 9113
+section 6.5.2); the longest block that is remembered takes a quarter."""
+_SHORT = 128
+"""Strings up to this length are worth remembering across connections, unless they are marked never to be indexed."""
+_ENTRY = 32
+_STATIC = len(HeaderTable.STATIC_TABLE)
+_STATIC_FIELDS = (None, *(HeaderTuple(*field) for field in HeaderTable.STATIC_TABLE))  # the first index is 1
+_STATIC_NAMES = (b"", *(name for name, _ in HeaderTable.STATIC_TABLE))
+_INDEXED, _INCREMENTAL, _UPDATE, _NEVER = 0x80, 0x40, 0x20, 0x10  # RFC 7541 section 6, the first bits of a field
+_HUFFMAN = 0x80
+
+_decode_short = lru_cache(maxsize=1024)(decode_huffman)
+
+
+class _Unusual(Exception):
+    """A block that is hpack's business."""
+
+
+@final
+class Block:
+    """What one header block means."""
+
+    __slots__ = ("headers", "request", "size")
+
+    def __init__(self, headers: list[HeaderTuple], size: int) -> None:
+        self.headers = headers
+        self.size = size
+        """The list's bytes as RFC 9113 section 6.5.2 counts them."""
+        self.request: Request | None = None
+        """The request that it is on stream 0, once that is known: checked, and of no content-length that h2 refuses."""
+
+
+@final
+class RememberingDecoder(Decoder):
+    """An hpack Decoder that reads ordinary blocks itself, and equal ones only once while the table stays as it is.
+
+    A block that adds nothing to the dynamic table means the same until some other block changes that table, so most
+    requests of a client cost one look-up. Whatever is not plain (table size updates, long integers, errors, lists too
+    large) is decoded by hpack from the same state, and has hpack's errors.
+    """
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._known: dict[bytes, Block] = {}
+        self._held = 0
+        self._read: Block | None = None
+
+    def look(self, data: bytes) -> Block | None:
+        """What a block means, with its effect on the table; None, and no effect, where hpack must decide. Then, or after
+        `put_back`, `decode` is still to be called with the block; else it is done."""
+        found = self._known.get(data)
+        if found is None:
+            return self._learn(data)
+        if found.size > self.max_header_list_size or self.header_table_size > self.max_allowed_table_size:
+            return None
+        return found
+
+    def put_back(self, block: Block) -> None:
+        """The next `decode` is for this block, which `look` has read already."""
+        self._read = block
+
+    def decode(self, data: bytes, raw: bool = False) -> list[HeaderTuple]:
+        """As hpack decodes it."""
+        block, self._read = self._read, None
+        if raw and (block or (block := self.look(data))):
+            return list(block.headers)
+        self._forget()
+        return list(super().decode(data, raw))
+
+    def _learn(self, data: bytes) -> Block | None:
+        table = self.header_table
+        before = table.dynamic_entries.copy(), table._current_size
+        try:
+            block, changes = self._fields(data)
+        except (_Unusual, IndexError, HPACKDecodingError):
+            table.dynamic_entries, table._current_size = before
+            return None
+        if changes:
+            self._forget()
+        else:
+            self._remember(data, block)
+        return block
+
+    def _remember(self, data: bytes, block: Block) -> None:
+        cost = len(data) + block.size
+        if 4 * cost <= REMEMBERED_BYTES:
+            self._known[data] = block
+            self._held += cost
+            while self._held > REMEMBERED_BYTES:
+                oldest = next(iter(self._known))
+                self._held -= len(oldest) + self._known.pop(oldest).size
+
+    def _forget(self) -> None:
+        if self._known:
+            self._known.clear()
+            self._held = 0
+
+    def _fields(self, data: bytes) -> tuple[Block, bool]:
+        """The list, and whether a field of it was for the dynamic table. Raises _Unusual, IndexError or
+        HPACKDecodingError for what is not plain; the table may have been changed then."""
+        table, changes = self.header_table, False
+        if table.maxsize > self.max_allowed_table_size:
+            raise _Unusual
+        entries, headers, size = table.dynamic_entries, list[HeaderTuple](), 0
+        at, end = 0, len(data)
+        while at < end:
+            first = data[at]
+            if first & _INDEXED:
+                index, at = (first & 0x7F, at + 1) if first != 0xFF else _integer(data, at, 0x7F)
+                field = _STATIC_FIELDS[index] if index <= _STATIC else HeaderTuple(*entries[index - _STATIC - 1])
+                if field is None:
+                    raise _Unusual
+            else:
+                if first & _INCREMENTAL:
+                    mask, never = 0x3F, False
+                elif first & _UPDATE:
+                    raise _Unusual
+                else:
+                    mask, never = 0x0F, bool(first & _NEVER)
+                index, at = _integer(data, at, mask)
+                if index:
+                    name = entries[index - _STATIC - 1][0] if index > _STATIC else _STATIC_NAMES[index]
+                else:
+                    name, at = _string(data, at, never)
+                value, at = _string(data, at, never)
+                field = NeverIndexedHeaderTuple(name, value) if never else HeaderTuple(name, value)
+                if first & _INCREMENTAL:
+                    table.add(name, value)
+                    changes = True
+            headers.append(field)
+            size += len(field[0]) + len(field[1]) + _ENTRY
+            if size > self.max_header_list_size:
+                raise _Unusual
+        return Block(headers, size), changes
+
+
+def _integer(data: bytes, at: int, mask: int) -> tuple[int, int]:
+    """The integer of RFC 7541 section 5.1 in the lower bits of a byte and up to two more, and where it ends."""
+    number = data[at] & mask
+    if number < mask:
+        return number, at + 1
+    more = data[at + 1]
+    if more < 0x80:
+        return number + more, at + 2
+    last = data[at + 2]
+    if last < 0x80:
+        return number + (more & 0x7F) + (last << 7), at + 3
+    raise _Unusual
+
+
+def _string(data: bytes, at: int, never: bool) -> tuple[bytes, int]:
+    """The string of RFC 7541 section 5.2, and where it ends."""
+    first = data[at]
+    length = first & 0x7F
+    length, at = (length, at + 1) if length < 0x7F else _integer(data, at, 0x7F)
+    text, at = data[at : at + length], at + length
+    if at > len(data):
+        raise _Unusual
+    if first & _HUFFMAN:
+        text = decode_huffman(text) if never or length > _SHORT else _decode_short(text)
+    return text, at
+
+
+@final
+class StatelessEncoder(Encoder):
+    """An encoder that refers to the static table or writes out in full, without Huffman, and never uses the dynamic one.
+
+    So a field has the same bytes on every connection. It says so only when it must: a peer whose
+    SETTINGS_HEADER_TABLE_SIZE is below 4,096, the size that both ends begin with, is told at the start of the next
+    block that the table has no size at all (RFC 7541 sections 4.2 and 6.3), which every later setting allows.
+    """
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._size = HeaderTable.DEFAULT_SIZE
+        self._update = b""
+
+    @property
+    def header_table_size(self) -> int:
+        """The size of the dynamic table as the peer has to suppose it."""
+        return self._size
+
+    @header_table_size.setter
+    def header_table_size(self, value: int) -> None:
+        if value < self._size:
+            self._size = 0
+            self._update = b"\x20"
+
+    def opening(self) -> bytes:
+        """What the next block must begin with; this counts as sent."""
+        update, self._update = self._update, b""
+        return update
+
+    def encode(self, headers: Iterable[tuple[bytes, bytes]], huffman: bool = False) -> bytes:  # type: ignore[override]
+        """The block of a header list of bytes; `huffman` changes nothing."""
+        fields = [encode_field(name, value) for name, value in headers]
+        return self.opening() + b"".join(fields)
+
+
+_SENSITIVE = frozenset((b"authorization", b"proxy-authorization", b"cookie", b"set-cookie"))
+
+
+def encode_field(name: bytes, value: bytes) -> bytes:
+    """One field as an HPACK block holds it, for StatelessEncoder's peers. Fields that hold credentials are marked never
+    to be indexed, so that no intermediary compresses them either (RFC 7541 section 7.1.3)."""
+    index, values = HeaderTable.STATIC_TABLE_MAPPING.get(name, (0, {}))
+    if value in values:
+        return bytes((_INDEXED | values[value],))
+    first = _NEVER if name in _SENSITIVE else 0
+    head = _encode_integer(index, 0x0F, first) if index else bytes((first,)) + _encode_integer(len(name), 0x7F) + name
+    return head + _encode_integer(len(value), 0x7F) + value
+
+
+def _encode_integer(number: int, mask: int, first: int = 0) -> bytes:
+    if number < mask:
+        return bytes((first | number,))
+    out, number = bytearray((first | mask,)), number - mask
+    while number >= 0x80:
+        out.append(0x80 | (number & 0x7F))
+        number >>= 7
+    out.append(number)
+    return bytes(out)
+
+
+def is_sensitive(name: bytes) -> bool:
+    """Whether a field's value is to be kept out of every table."""
+    return name in _SENSITIVE

@@ -1,0 +1,72 @@
+"""What a connection held is free when it is gone: at once, not when the garbage collector comes by."""
+
+import gc
+import weakref
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+import pytest
+import trio.testing
+
+from gateway.client import post
+from gateway.testing import memory_gateway
+from models.adapt import spec_of
+from models.library.echo import Echo
+from models.library.tensors import identity
+
+LARGE = 4 * 1024 * 1024
+
+
+@pytest.fixture
+def arrays(monkeypatch: pytest.MonkeyPatch) -> Iterator[list["weakref.ref[Any]"]]:
+    """Every buffer that is allocated while the garbage collector rests."""
+    seen: list[weakref.ref[Any]] = []
+    empty = np.empty
+
+    def noted(*arguments: Any, **named: Any) -> Any:
+        array = empty(*arguments, **named)
+        seen.append(weakref.ref(array))
+        return array
+
+    monkeypatch.setattr(np, "empty", noted)
+    gc.collect()
+    gc.disable()
+    yield seen
+    gc.enable()
+
+
+async def test_the_memory_of_a_frame_under_way_goes_with_its_connection(arrays: list["weakref.ref[Any]"]) -> None:
+    async with memory_gateway([spec_of(Echo(), "echo")]) as served:
+        peer = await served.websocket()
+        peer.transport.try_send([b"\x82\xff" + LARGE.to_bytes(8, "big") + bytes(4) + b"the first bytes"])
+        await trio.testing.wait_all_tasks_blocked()
+        assert [ref() is None for ref in arrays] == [False]
+        assert served.gateway.budget.used >= LARGE
+        peer.close()
+        await trio.testing.wait_all_tasks_blocked()
+        assert [ref() is None for ref in arrays] == [True]
+        assert served.gateway.budget.used == 0
+
+
+async def test_the_memory_of_an_upload_goes_with_its_connection(arrays: list["weakref.ref[Any]"]) -> None:
+    async with memory_gateway([spec_of(identity, "identity")]) as served:
+        peer = served.http1()
+        head, *_ = post(1, "/v2/models/identity/infer", bytes(LARGE))
+        await peer.send(head)
+        peer.transport.try_send([bytes(1000)])
+        await trio.testing.wait_all_tasks_blocked()
+        assert [ref() is None for ref in arrays] == [False]
+        peer.close()
+        await trio.testing.wait_all_tasks_blocked()
+        assert [ref() is None for ref in arrays] == [True]
+        assert served.gateway.budget.used == 0
+
+
+async def test_a_body_that_is_only_announced_holds_no_more_than_a_step_of_the_budget() -> None:
+    async with memory_gateway([spec_of(identity, "identity")]) as served:
+        peer = served.http1()
+        head, *_ = post(1, "/v2/models/identity/infer", bytes(64 * LARGE))
+        await peer.send(head)
+        await trio.testing.wait_all_tasks_blocked()
+        assert served.gateway.budget.used <= 1024 * 1024
