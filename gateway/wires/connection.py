@@ -196,6 +196,7 @@ class Connection:
             else:
                 self.wire.buffer_updated(n)
             ready = n == len(buffer)
+            del target, buffer  # a reader that waits, or that was cancelled, must not keep a body alive
             self.pump()
             if self.eof:
                 return
