@@ -289,7 +289,7 @@ class Exchange:
             if length:
                 # what is only announced holds no more than a step of the budget, and no memory: np.empty touches none
                 self._reserve(min(length, _BODY_STEP))
-                self._sink = memoryview(np.empty(length, np.uint8))
+                self._sink = np.empty(length, np.uint8).data
         else:
             self._growing = bytearray()
         self._limit, self._setting = limit, setting

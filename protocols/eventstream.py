@@ -405,7 +405,7 @@ class Decoder:
         """Copies into the large message what belongs to it; the rest of `data`."""
         if self._target is None:
             # Not zeroed, so a length that no bytes follow costs address space alone.
-            self._target = memoryview(np.empty(self.need, np.uint8))
+            self._target = np.empty(self.need, np.uint8).data
             begun, self._buffer, self._at, self._crc = memoryview(self._buffer)[self._at :], b"", 0, 0
             self._append(self._target, begun)
         view = memoryview(data).cast("B")

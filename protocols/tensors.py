@@ -183,7 +183,7 @@ def encode_binary(array: Array, datatype: str) -> list[Buffer]:
     if not array.size:
         return []
     flat = np.ascontiguousarray(array, DATATYPES[datatype]).reshape(-1)
-    return [memoryview(flat.view(_U1))]  # as bytes: bfloat16 has no format of its own in the buffer protocol
+    return [flat.view(_U1).data]  # as bytes: bfloat16 has no format of its own in the buffer protocol
 
 
 def to_json(array: Array, datatype: str) -> bytes:

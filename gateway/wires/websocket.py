@@ -60,7 +60,7 @@ class WebSocketWire:
         if not self._connection.budget.try_reserve(n):
             return None
         self._large = n
-        return memoryview(np.empty(n, np.uint8))  # not zeroed: what is only announced costs no memory
+        return np.empty(n, np.uint8).data  # not zeroed: what is only announced costs no memory
 
     def _free(self) -> None:
         self._connection.budget.release(self._large)

@@ -57,7 +57,7 @@ def level(fanout: Integers, token: npt.NDArray[np.uint16], count: Integers, disc
     context = np.repeat(np.arange(len(fanout)), fanout)
     total = np.bincount(context, weights=count, minlength=len(fanout))
     gain = (count - discounts[np.minimum(count, 3)]) / total[context]
-    rest = 1.0 - np.bincount(context, weights=gain, minlength=len(fanout))
+    rest: Floats = 1.0 - np.bincount(context, weights=gain, minlength=len(fanout)).astype(np.float64)
     return Level(start=start, token=token, gain=gain, rest=rest)
 
 
