@@ -62,6 +62,7 @@ from protocols.http2_frames import (
 from protocols.http2_heads import (
     MalformedHeadError,
     content_length,
+    lies_about_length,
     plain_request,
     read_request,
     read_response,
@@ -458,6 +459,13 @@ class HTTP2Connection:
             return
         ended = bool(frame.flags & END_STREAM)
         head = self._request_of(block)
+        if head is None and lies_about_length(block.headers) and self._welcome(frame.stream):
+            # h2 would end the connection, and its other streams with it; a malformed request is its stream's alone
+            # (RFC 9113 section 8.1.1)
+            library = self._h2.open_inbound(frame.stream, None, ended=ended)
+            refused = Refused(stream=frame.stream, status=400, message="content-length: expected one number in digits")
+            self._open_request(refused, library, ended=ended)
+            return
         if head is None or (ended and head.content_length) or not self._welcome(frame.stream):
             self._h2.decoder.put_back(block)
             self._give_library(frame)

@@ -107,6 +107,12 @@ def read_trailers(headers: Sequence[tuple[bytes, bytes]], *, fields: int, size: 
     return tuple(regular)
 
 
+def lies_about_length(headers: Iterable[tuple[bytes, bytes]]) -> bool:
+    """Whether a content-length is no number, or there are several that differ."""
+    values = {value for name, value in headers if name == b"content-length"}
+    return len(values) > 1 or any(not value.isdigit() or len(value) > 18 for value in values)
+
+
 def content_length(headers: Iterable[tuple[bytes, bytes]]) -> int | None:
     """The value of content-length, whose form is checked elsewhere (h2 for received heads, `_check` for ours)."""
     return next((int(value) for name, value in headers if name == b"content-length"), None)

@@ -133,10 +133,24 @@ def test_a_malformed_head_ends_its_stream_alone(headers: list[tuple[bytes, bytes
     check(client.server)
 
 
-@pytest.mark.parametrize("value", [b"-1", b"1x", b"", b"1, 1"])
-def test_a_content_length_that_is_no_number_ends_the_connection(value: bytes) -> None:
+@pytest.mark.parametrize("value", [b"-1", b"1x", b"", b"1, 1", b"9" * 19])
+@pytest.mark.parametrize("end", [0, END_STREAM])
+def test_a_content_length_that_is_no_number_refuses_its_request_alone(value: bytes, end: int) -> None:
     client = ByHand()
-    assert client.fails(client.head(1, [*POST, (b"content-length", value)])) == PROTOCOL_ERROR
+    client.says(client.head(1))
+    (refused,) = client.says(client.head(3, [*POST, (b"content-length", value)], end))
+    assert isinstance(refused, Refused)
+    assert (refused.stream, refused.status) == (3, 400)
+    assert body(client.says(data(1, b"the other"))) == b"the other"
+    check(client.server)
+
+
+def test_content_lengths_that_differ_refuse_their_request_alone() -> None:
+    client = ByHand()
+    client.says(client.head(1))
+    (refused,) = client.says(client.head(3, [*POST, (b"content-length", b"1"), (b"content-length", b"2")]))
+    assert isinstance(refused, Refused)
+    assert refused.status == 400
 
 
 def length(n: int) -> list[tuple[bytes, bytes]]:
@@ -431,9 +445,9 @@ def test_unknown_frames_are_ignored() -> None:
 def test_an_error_message_never_repeats_the_peer_at_length() -> None:
     client = ByHand()
     client.says(client.head(1))
-    with pytest.raises(RemoteProtocolError) as caught:
-        client.says(client.head(3, [*POST, (b"content-length", b"x" * 5000)]))
-    assert len(str(caught.value)) <= 200
+    (refused,) = client.says(client.head(3, [*POST, (b"content-length", b"x" * 5000)]))
+    assert isinstance(refused, Refused)
+    assert len(refused.message) <= 200
 
 
 def pieces() -> st.SearchStrategy[bytes]:

@@ -17,7 +17,7 @@ from protocols.errors import LocalProtocolError, RemoteProtocolError
 from protocols.events import Data, End, Event, GoAway, Refused, Request, Reset, Response
 from protocols.http2 import HTTP2Connection, HTTP2Limits
 from protocols.http2_frames import PREFACE, Kind
-from protocols.http2_heads import MalformedHeadError, plain_request, read_request, response_block
+from protocols.http2_heads import MalformedHeadError, lies_about_length, plain_request, read_request, response_block
 from protocols.http2_library import joined_cookies, malformed
 from protocols.roles import Role
 from tests.protocols.http2_helpers import END_HEADERS, END_STREAM, GET, POST, ByHand, check, data, frame, output, pull
@@ -184,6 +184,8 @@ def test_requests_beside_h2_and_through_it_are_the_same(
     for step in [opening, *steps]:
         if isinstance(step, tuple):
             _, stream, flag, headers = step
+            if lies_about_length(headers):
+                continue  # here we differ from h2 on purpose: see test_http2_errors
             block = encoder.encode([(name, value, not index) for name, value in headers])
             step = frame(Kind.HEADERS, flag, stream, block)
         if isinstance(step, bytes):
@@ -204,6 +206,8 @@ def test_requests_beside_h2_and_through_it_are_the_same(
 @pytest.mark.parametrize("index", [False, True])
 def test_odd_heads_are_judged_as_h2_judges_them(limits: HTTP2Limits, flag: int, index: bool) -> None:
     for headers in ODD:
+        if lies_about_length(headers):
+            continue
         beside, through = Twin(beside=True, limits=limits), Twin(beside=False, limits=limits)
         encoder = Encoder()
         opening = PREFACE + settings_frame() + frame(Kind.HEADERS, END_HEADERS, 1, encoder.encode(POST))
