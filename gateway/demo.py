@@ -40,18 +40,16 @@ class Counter:
 
     def __init__(self) -> None:
         self.produced = 0
-        self.running = False
         self.stopped = trio.Event()
 
     async def __call__(self, session: Session[Prompt, Token]) -> None:
         await session.receive()
-        self.produced, self.running, self.stopped = 0, True, trio.Event()
+        self.produced, self.stopped = 0, trio.Event()
         try:
             while True:
                 await session.send(Token(text=f" {self.produced}", id=self.produced))
                 self.produced += 1
         finally:
-            self.running = False
             self.stopped.set()
 
 

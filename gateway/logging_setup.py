@@ -13,9 +13,6 @@ from pythonjsonlogger.json import JsonFormatter
 
 from gateway.config import LogConfig
 
-REDACTED_HEADERS = frozenset({"authorization", "x-amz-security-token", "cookie", "set-cookie", "x-api-key"})
-"""Header names, in lower case, whose values are never logged."""
-
 _LEVELS = {"debug": logging.DEBUG, "info": logging.INFO, "warning": logging.WARNING, "error": logging.ERROR}
 _OURS = ("timestamp", "level", "logger", "event")
 _RESERVED = frozenset({*RESERVED_ATTRS, *_OURS})

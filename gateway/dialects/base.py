@@ -94,10 +94,14 @@ _LONG = 256 * 1024
 
 
 async def codec(size: int, call: Callable[[], T]) -> T:
-    """Runs a pure codec step over `size` bytes or elements: here if it is short, in a thread if the loop would feel it."""
+    """Runs a pure codec step over `size` bytes or elements: here if it is short, in a thread if the loop would feel it.
+
+    A thread is waited for also when the exchange is cancelled: until it returns it holds the body, and so must the byte
+    budget. The limits on JSON and bodies bound the step; the wire's ending does not wait for it.
+    """
     if size <= _LONG:
         return call()
-    return await trio.to_thread.run_sync(call, abandon_on_cancel=True)
+    return await trio.to_thread.run_sync(call)
 
 
 def text_header(exchange: Exchange, name: bytes) -> str:

@@ -67,8 +67,8 @@ class BidiDialect:
                 200,
                 [
                     (b"content-type", bidi.CONTENT_TYPE.encode()),
-                    (b"x-amzn-invoked-production-variant", self._models.config.bidi.variant.encode()),
-                    (b"x-amzn-requestid", exchange.id.encode()),
+                    (bidi.INVOKED_PRODUCTION_VARIANT, self._models.config.bidi.variant.encode()),
+                    (bidi.REQUEST_ID, exchange.id.encode()),
                 ],
             )
             exchange.fail = channel.fail
@@ -181,7 +181,7 @@ def _refuse(exchange: Exchange, error: GatewayError) -> None:
             status, headers, body = bidi.error_body(bidi.ErrorType.SERVICE_UNAVAILABLE_ERROR, error.message)
         case _:
             status, headers, body = bidi.error_body(bidi.ErrorType.INTERNAL_SERVER_ERROR, error.message)
-    named = [*headers, (b"x-amzn-requestid", exchange.id.encode())]
+    named = [*headers, (bidi.REQUEST_ID, exchange.id.encode())]
     exchange.respond(status, [h for h in named if h[0] != b"content-length"], body, ending=error.ending)
 
 

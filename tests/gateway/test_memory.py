@@ -1,19 +1,23 @@
 """What a connection held is free when it is gone: at once, not when the garbage collector comes by."""
 
 import gc
+import threading
 import weakref
 from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
 import pytest
+import trio
 import trio.testing
 
 from gateway.client import post
+from gateway.errors import Ending
 from gateway.testing import memory_gateway
 from models.adapt import spec_of
 from models.library.echo import Echo
 from models.library.tensors import identity
+from protocols import v2
 
 LARGE = 4 * 1024 * 1024
 
@@ -70,3 +74,28 @@ async def test_a_body_that_is_only_announced_holds_no_more_than_a_step_of_the_bu
         await peer.send(head)
         await trio.testing.wait_all_tasks_blocked()
         assert served.gateway.budget.used <= 1024 * 1024
+
+
+async def test_a_body_counts_until_the_codec_that_reads_it_is_done(monkeypatch: pytest.MonkeyPatch) -> None:
+    began, go = threading.Event(), threading.Event()
+
+    def reading(*arguments: Any) -> Any:
+        began.set()
+        go.wait(10)
+        raise v2.V2Error("read at last")
+
+    monkeypatch.setattr(v2, "parse_infer", reading)
+    async with memory_gateway([spec_of(identity, "identity")]) as served:
+        peer = served.http1()
+        await peer.send(*post(1, "/v2/models/identity/infer", bytes(LARGE)))
+        await trio.to_thread.run_sync(began.wait)
+        peer.close()
+        await trio.testing.wait_all_tasks_blocked()
+        (exchange,) = served.gateway._observer.live
+        assert exchange.ending is Ending.CANCELLED, "the ending does not wait for the thread"
+        assert served.gateway.budget.used >= LARGE
+        go.set()
+        with trio.fail_after(10):
+            while served.gateway.budget.used:
+                await trio.sleep(0)
+        assert not served.gateway._observer.live
