@@ -86,6 +86,13 @@ async def test_a_body_counts_until_the_codec_that_reads_it_is_done(monkeypatch: 
 
     monkeypatch.setattr(v2, "parse_infer", reading)
     async with memory_gateway([spec_of(identity, "identity")]) as served:
+        over, closed = trio.Event(), served.gateway.exchange_closed
+
+        def noticed(exchange: Any) -> None:
+            closed(exchange)
+            over.set()
+
+        monkeypatch.setattr(served.gateway, "exchange_closed", noticed)
         peer = served.http1()
         await peer.send(*post(1, "/v2/models/identity/infer", bytes(LARGE)))
         await trio.to_thread.run_sync(began.wait)
@@ -96,6 +103,5 @@ async def test_a_body_counts_until_the_codec_that_reads_it_is_done(monkeypatch: 
         assert served.gateway.budget.used >= LARGE
         go.set()
         with trio.fail_after(10):
-            while served.gateway.budget.used:
-                await trio.sleep(0)
-        assert not served.gateway._observer.live
+            await over.wait()
+        assert served.gateway.budget.used == 0
