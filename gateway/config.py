@@ -62,6 +62,8 @@ class LimitsConfig:
     """One request body; more is answered 413, before it is read where its length is declared."""
     total_bytes: int = field(default_factory=_quarter_of_memory)
     """The byte budget: all bodies, queues and windows together."""
+    body_pool: int = 64 * MiB
+    """Memory of bodies that is kept warm to be used again, beside `total_bytes`, for some ten seconds."""
     memory_refuse: int = 75
     """Percent of the byte budget in use above which new exchanges are refused with 503."""
     memory_reset: int = 90
@@ -94,6 +96,8 @@ class LimitsConfig:
     """What is read before the model asks, on the wires without a window of their own (HTTP/1.1, WebSocket)."""
     send_buffer: int = 64 * KiB
     """Bytes queued for one stream before its model waits."""
+    unsent: int = 128 * KiB
+    """What the kernel takes of a connection's output ahead of what its peer takes (TCP_NOTSENT_LOWAT); 0: the system's."""
     connection_send_buffer: int = 256 * KiB
     """HTTP/2: bytes queued for all streams of one connection."""
     write_stall: float = 30.0

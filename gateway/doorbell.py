@@ -6,6 +6,8 @@ from typing import final
 
 import trio
 
+_reschedule = trio.lowlevel.reschedule
+
 
 @final
 class Doorbell:
@@ -30,8 +32,15 @@ class Doorbell:
         if self._task is None:
             self._rung = True
         else:
-            task, self._task = self._task, None
-            trio.lowlevel.reschedule(task)
+            self.wake()
+
+    def wake(self) -> None:
+        """Wakes the waiting task and is forgotten where there is none: for those who look at their condition right
+        before they wait, whom a ring of the past would only wake in vain."""
+        task = self._task
+        if task is not None:
+            self._task = None
+            _reschedule(task)
 
     async def wait(self) -> None:
         """Returns after a ring. A checkpoint always; a cancelled wait leaves the bell as it was."""
@@ -41,9 +50,8 @@ class Doorbell:
             return
         assert self._task is None, "a doorbell has one waiter"
         self._task = trio.lowlevel.current_task()
+        await trio.lowlevel.wait_task_rescheduled(self._abort)
 
-        def abort(_: object) -> trio.lowlevel.Abort:
-            self._task = None
-            return trio.lowlevel.Abort.SUCCEEDED
-
-        await trio.lowlevel.wait_task_rescheduled(abort)
+    def _abort(self, _: object) -> trio.lowlevel.Abort:
+        self._task = None
+        return trio.lowlevel.Abort.SUCCEEDED

@@ -7,7 +7,6 @@ from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Protocol, final
 
 import msgspec
-import numpy as np
 import trio
 
 from gateway.doorbell import Doorbell
@@ -24,6 +23,7 @@ from gateway.errors import (
 from protocols.events import Buffer, Frame, Headers, Opcode, Request
 
 if TYPE_CHECKING:
+    from gateway.body_pool import BodyPool
     from gateway.config import LimitsConfig
     from protocols.buffers import ByteBudget
 
@@ -34,6 +34,7 @@ _TURN_MESSAGES = 16
 _TURN_SECONDS = 0.001
 # A body of known length is paid for as it arrives, in steps of this many bytes.
 _BODY_STEP = 1024 * 1024
+_FOREVER = float("inf")
 
 
 class Wire(Protocol):
@@ -52,6 +53,10 @@ class Wire(Protocol):
     def push(self, exchange: Exchange, buffers: Sequence[Buffer]) -> None: ...
     def push_frame(self, exchange: Exchange, opcode: Opcode, fin: bool, buffers: Sequence[Buffer]) -> None: ...
     def finish(self, exchange: Exchange, code: int, reason: str) -> None: ...
+    def respond(self, exchange: Exchange, status: int, headers: Headers, buffers: Sequence[Buffer]) -> None:
+        """`start`, `push` if there are buffers, and `finish`."""
+        ...
+
     def reset(self, exchange: Exchange) -> None: ...
     def land(self, exchange: Exchange, buffer: memoryview) -> bool: ...
     def release(self, exchange: Exchange) -> None: ...
@@ -64,10 +69,15 @@ class Owner(Protocol):
 
     limits: LimitsConfig
     budget: ByteBudget
+    pool: BodyPool
     last_sent: float
     """When bytes were last taken by the transport, on Trio's clock."""
 
+    def clock(self) -> float: ...
     def exchange_closed(self, exchange: Exchange) -> None: ...
+    def failed(self, error: Exception) -> None:
+        """What went wrong outside of the exchange's own work: the connection ends with it."""
+        ...
 
 
 @final
@@ -79,15 +89,18 @@ class Exchange:
     cancelled between each other. `finish` names the ending the last byte stands for; the ending is decided when that
     byte is with the kernel, or earlier by whatever cuts the exchange off. The first decision stays.
 
-    `scope` surrounds the work. It is cancelled when the client is gone (`gone`: nothing can be said to it any more) and
-    when the exchange is interrupted (deadline, drain, a lost worker: an ending must still be said).
+    A cancel scope surrounds the work, from `begin` to `leave`. It is cancelled when the client is gone (`gone`: nothing
+    can be said to it any more) and when the exchange is interrupted (deadline, drain, a lost worker: an ending must
+    still be said).
     """
 
     __slots__ = (
         "_assembly",
         "_body_error",
         "_bytes_turn",
+        "_cancelled",
         "_charged",
+        "_clock",
         "_filled",
         "_growing",
         "_held",
@@ -100,12 +113,14 @@ class Exchange:
         "_reserved",
         "_returned",
         "_room",
+        "_scope",
         "_setting",
         "_sink",
         "_turn_began",
         "allowed", "allowed_by", "arrived_at",
         "bytes_in",
         "bytes_out",
+        "deadline",
         "dialect",
         "ending",
         "fail",
@@ -117,8 +132,9 @@ class Exchange:
         "model",
         "moved_at",
         "owner",
+        "path",
+        "query",
         "request",
-        "scope",
         "started_at",
         "status",
         "stream",
@@ -128,14 +144,19 @@ class Exchange:
     def __init__(self, owner: Owner, wire: Wire, request: Request, *, id: str, now: float) -> None:
         self.owner, self.wire, self.request, self.id = owner, wire, request, id
         self.stream = request.stream
-        self.scope = trio.CancelScope()
+        self.path, _, self.query = request.target.partition(b"?")
+        self._clock = owner.clock
+        self._scope: trio.CancelScope | None = None
+        self._cancelled = False
         self.ending: Ending | None = None
         self.finishing: Ending | None = None
         self.interruption: GatewayError | None = None
         self.status = 0
-        self.allowed, self.allowed_by = float("inf"), ""
-        self.fail: Callable[[GatewayError], None] = self.refuse
-        """How the dialect says an error; it commits and finishes the exchange."""
+        self.allowed, self.allowed_by = _FOREVER, ""
+        self.deadline = _FOREVER
+        """On Trio's clock; infinite where there is none."""
+        self.fail: Callable[[GatewayError], None] | None = None
+        """How the dialect says an error; it commits and finishes the exchange. `refuse` until a dialect has taken it."""
         self.model = self.dialect = self.incident = ""
         self.bytes_in = self.bytes_out = 0
         self.started_at = self.arrived_at = self.moved_at = now
@@ -156,14 +177,6 @@ class Exchange:
         self._turn_began = now
 
     # -- what the request says -----------------------------------------------------------------------------------
-
-    @property
-    def path(self) -> bytes:
-        return self.request.target.partition(b"?")[0]
-
-    @property
-    def query(self) -> bytes:
-        return self.request.target.partition(b"?")[2]
 
     def header(self, name: bytes) -> bytes | None:
         """The first field of that (lower-case) name."""
@@ -194,7 +207,7 @@ class Exchange:
                     return
                 self._held += n
             self._inbox.append(item)
-            self._input.ring()
+            self._input.wake()
 
     @property
     def input_ended(self) -> bool:
@@ -204,7 +217,7 @@ class Exchange:
     def feed_end(self) -> None:
         """The body is complete."""
         self._input_ended = True
-        self._input.ring()
+        self._input.wake()
 
     def room_changed(self) -> None:
         """Bytes of this exchange have left."""
@@ -212,8 +225,7 @@ class Exchange:
         if self._charged and self.wire.empty(self):
             self.owner.budget.release(self._charged)
             self._charged = 0
-        if self._room.waiting:
-            self._room.ring()
+        self._room.wake()
 
     def ended(self) -> None:
         """The last byte of our ending is with the kernel."""
@@ -223,18 +235,47 @@ class Exchange:
         """The client is gone, or the connection: nothing more can be said. Cancels the model at once."""
         self.gone = True
         self._settle(ending)
-        self.scope.cancel()
+        self._cancel()
 
     def limit_time(self, seconds: float, setting: str) -> None:
         """The exchange ends with DeadlineExceeded, which names the setting, that many seconds from now."""
         self.allowed, self.allowed_by = seconds, setting
-        self.scope.deadline = trio.current_time() + seconds
+        self.deadline = trio.current_time() + seconds
+        if self._scope is not None:
+            self._scope.deadline = self.deadline
 
     def interrupt(self, error: GatewayError) -> None:
         """Stops the work; the error becomes the exchange's honest ending. The first interruption stays."""
         if self.interruption is None and self.finishing is None and self.ending is None:
             self.interruption = error
-            self.scope.cancel()
+            self._cancel()
+
+    def _cancel(self) -> None:
+        self._cancelled = True
+        if self._scope is not None:
+            self._scope.cancel()
+
+    # -- the scope around its work ---------------------------------------------------------------------------------
+
+    def begin(self, scope: trio.CancelScope) -> None:
+        """Its work begins, inside this scope, which nobody else cancels."""
+        self._scope = scope
+        self._turn_began = self._clock()
+        if self.deadline < _FOREVER:
+            scope.deadline = self.deadline
+        if self._cancelled:
+            scope.cancel()
+
+    @property
+    def cancelled(self) -> bool:
+        """Whether the work was told to stop, or its time is over."""
+        return self._cancelled or (self.deadline < _FOREVER and self._scope is not None and self._scope.cancel_called)
+
+    def leave(self) -> None:
+        """Its work is over: the scope is somebody else's."""
+        scope, self._scope = self._scope, None
+        if scope is not None and self.deadline < _FOREVER:
+            scope.deadline = _FOREVER
 
     # -- inbound: called by the exchange's own task ----------------------------------------------------------------
 
@@ -243,25 +284,25 @@ class Exchange:
         return: call this when the consumer wants bytes, not before."""
         if self.request.expects_continue and not self.bytes_in and not self.status:
             self.wire.proceed(self)
-        await self.turn(0)
-        while not self._inbox:
+        if self._turn_over(0):
+            await self._yield()
+        inbox = self._inbox
+        while not inbox:
             if self._input_ended:
                 return None
             if self._returned:
                 raise trio.ClosedResourceError("the exchange has ended")
             await self._input.wait()
-            self._turn_began = trio.current_time()
-        item = self._inbox.popleft()
-        n = len(item.data) if isinstance(item, Frame) else len(item)
-        self._credit(n)
+            self._turn_began = self._clock()
+        item = inbox.popleft()
+        n = len(item.data) if type(item) is Frame else len(item)
         self._bytes_turn += n
-        return item
-
-    def _credit(self, n: int) -> None:
-        if not self.wire.windowed:
+        wire = self.wire
+        if not wire.windowed:
             self._held -= n
             self.owner.budget.release(n)
-        self.wire.credit(self, n)
+        wire.credit(self, n)
+        return item
 
     async def receive_body(self, limit: int, *, setting: str) -> memoryview:
         """The whole body in one buffer: its memory is reserved before it is taken and its credit returned as the
@@ -275,7 +316,8 @@ class Exchange:
             raise UnsupportedEncoding(
                 f"content-encoding {encoding[:40].decode('latin-1')!r} is not accepted: send the body as it is"
             )
-        await self.turn(0)
+        if self._cancelled:
+            await trio.lowlevel.checkpoint()
         length = self.request.content_length
         if length is not None:
             if length > limit:
@@ -287,9 +329,9 @@ class Exchange:
                 self._reserve(len(whole))
                 return memoryview(whole)
             if length:
-                # what is only announced holds no more than a step of the budget, and no memory: np.empty touches none
+                # what is only announced holds no more than a step of the budget, and no memory that was not there
                 self._reserve(min(length, _BODY_STEP))
-                self._sink = np.empty(length, np.uint8).data
+                self._sink = self.owner.pool.take(length, self.started_at)
         else:
             self._growing = bytearray()
         self._limit, self._setting = limit, setting
@@ -338,7 +380,7 @@ class Exchange:
 
     def _refuse_body(self, error: GatewayError) -> None:
         self._body_error = error
-        self._input.ring()
+        self._input.wake()
 
     def check_upload(self, now: float) -> None:
         """Interrupts a whole body that fell silent, or that stays slower than `limits.body_rate`. Parts of a stream may
@@ -368,33 +410,50 @@ class Exchange:
     async def wait_room(self, n: int = 1) -> None:
         """Returns when n bytes may be pushed: they fit, or the queue is empty and takes one large message whole.
         Changes nothing; what is pushed next cannot be cancelled. One task at a time."""
-        await self.turn(n)
+        if self._turn_over(n):
+            await self._yield()
+        room = self.wire.room(self)
+        if n > room:
+            await self._wait_room(n)
+        elif self.gone or self.finishing is not None:
+            await self._refuse_room()
+
+    async def _wait_room(self, n: int) -> None:
         while n > (room := self.wire.room(self)) and not self.wire.empty(self):
             await self._room.wait()
-            self._turn_began = trio.current_time()
-        if not self._open():
-            await trio.lowlevel.checkpoint()  # our own cancellation, unless the model has shielded itself from it
-            raise trio.ClosedResourceError("the client is gone")
+            self._turn_began = self._clock()
+        if self.gone or self.finishing is not None:
+            await self._refuse_room()
         if n > room:
             if not self.owner.budget.try_reserve(n):
                 raise _no_bytes(self.owner.budget, n)
             self._charged += n
 
-    async def turn(self, n: int = 0) -> None:
+    async def _refuse_room(self) -> None:
+        if self.finishing is None:
+            await trio.lowlevel.checkpoint()  # our own cancellation, unless the model has shielded itself from it
+        raise trio.ClosedResourceError("the exchange has ended" if self.finishing is not None else "the client is gone")
+
+    async def turn(self) -> None:
         """A checkpoint where one is due: a model that never waits still meets its cancellation and lets others run, at
         the price of a checkpoint for each _TURN_MESSAGES messages or `limits.checkpoint_bytes` bytes."""
+        if self._turn_over(0):
+            await self._yield()
+
+    def _turn_over(self, n: int) -> bool:
         self._messages_turn += 1
         self._bytes_turn += n
-        over = self.gone or self.interruption is not None  # then the checkpoint does not come back
-        if (
-            over
-            or self._messages_turn >= _TURN_MESSAGES
+        return (
+            self._messages_turn >= _TURN_MESSAGES
+            or self._cancelled  # then the checkpoint does not come back
             or self._bytes_turn >= self.owner.limits.checkpoint_bytes
-            or trio.current_time() - self._turn_began > _TURN_SECONDS
-        ):
-            self._messages_turn = self._bytes_turn = 0
-            await trio.lowlevel.checkpoint()
-            self._turn_began = trio.current_time()
+            or self._clock() - self._turn_began > _TURN_SECONDS
+        )
+
+    async def _yield(self) -> None:
+        self._messages_turn = self._bytes_turn = 0
+        await trio.lowlevel.checkpoint()
+        self._turn_began = self._clock()
 
     def start(self, status: int, headers: Headers) -> None:
         """Queues the head. `x-request-id` is added."""
@@ -405,32 +464,44 @@ class Exchange:
 
     def push(self, *buffers: Buffer) -> None:
         """Queues one piece of the body: by reference, so its memory must not change until it is written."""
-        if not self._open():
-            return
-        self.bytes_out += sum(map(len, buffers))
-        self.wire.push(self, buffers)
+        if self._open():
+            self.bytes_out += len(buffers[0]) if len(buffers) == 1 else sum(map(len, buffers))
+            self.wire.push(self, buffers)
 
     def push_frame(self, opcode: Opcode, fin: bool, *buffers: Buffer) -> None:
         """Queues one WebSocket frame."""
-        if not self._open():
-            return
-        self.bytes_out += sum(map(len, buffers))
-        self.wire.push_frame(self, opcode, fin, buffers)
+        if self._open():
+            self.bytes_out += len(buffers[0]) if len(buffers) == 1 else sum(map(len, buffers))
+            self.wire.push_frame(self, opcode, fin, buffers)
 
     def finish(self, ending: Ending = Ending.COMPLETE, *, code: int = 1000, reason: str = "") -> None:
         """Queues the end of the answer (`code` and `reason` are a WebSocket's). Input that was not read is dropped."""
         if not self._open():
             return
-        self.wire.finish(self, code, reason)
-        self.finishing = ending
+        self.finishing = ending  # the wire may write the end at once
+        try:
+            self.wire.finish(self, code, reason)
+        except BaseException:
+            self.finishing = None
+            raise
 
     def respond(self, status: int, headers: Headers, *buffers: Buffer, ending: Ending = Ending.COMPLETE) -> None:
         """A whole answer of known length."""
-        length = sum(map(len, buffers))
-        self.start(status, [*headers, (b"content-length", b"%d" % length)])
-        if length and self.request.method != b"HEAD":
-            self.push(*buffers)
-        self.finish(ending)
+        if not self._open():
+            return
+        length = sum(map(len, buffers)) if len(buffers) != 1 else len(buffers[0])
+        self.status = status
+        self.finishing = ending  # the wire may write it at once
+        if not length or self.request.method == b"HEAD":
+            buffers = ()
+        else:
+            self.bytes_out += length
+        try:
+            fields = [*headers, (b"content-length", b"%d" % length), (b"x-request-id", self.id.encode())]
+            self.wire.respond(self, status, fields, buffers)
+        except BaseException:
+            self.finishing = None
+            raise
 
     def refuse(self, error: GatewayError) -> None:
         """The plain answer to an error, for exchanges that no dialect has taken."""
@@ -506,6 +577,7 @@ class Exchange:
 
     def _close_if_over(self) -> None:
         if self._returned and self.ending is not None:
+            self.fail = None  # it knows the exchange: a cycle would keep both until the collector comes by
             # the body's memory counts until the answer, which may be views of it, is written
             self.owner.budget.release(self._reserved)
             self._reserved = 0

@@ -9,13 +9,14 @@ import secrets
 import socket
 import ssl
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from typing import Any, final
 from uuid import uuid4
 
 import trio
 
+from gateway.body_pool import BodyPool
 from gateway.config import Config
 from gateway.dialects.base import Models
 from gateway.dialects.bidi import BidiDialect
@@ -25,6 +26,8 @@ from gateway.dialects.v2 import V2Dialect
 from gateway.doorbell import Doorbell
 from gateway.errors import Ending, GatewayError, ModelCrashed, Overloaded, TransportLost, Unavailable
 from gateway.exchange import Exchange
+from gateway.exchange_tasks import ExchangeTasks
+from gateway.hub import Hub
 from gateway.listeners import Listener
 from gateway.loading import configured_specs
 from gateway.observe import Observer
@@ -32,9 +35,10 @@ from gateway.routing import Router
 from gateway.tls_context import server_context
 from gateway.transport import SocketTransport, StreamTransport, Transport
 from gateway.version import version
-from gateway.wires.connection import Connection
+from gateway.wires.connection import Connection, ConnectionWire
 from gateway.wires.sniff import sniff
 from gateway.wires.tls import TLSTransport
+from gateway.wires.waiting import Waiting
 from gateway.workers.supervisor import Supervisor
 from models.adapt import spec_of
 from models.spec import ModelSpec
@@ -43,7 +47,7 @@ from protocols.buffers import ByteBudget
 log = logging.getLogger("gateway")
 
 _TICK = 1.0
-_FLUSH_TURN = 64  # connections written before others get their turn
+_TURN = 64  # connections that have their turn before tasks get theirs
 # What an interrupted exchange has for its goodbye, and a cancelled model for its clean-up, before the server stops.
 _GRACE = 5.0
 
@@ -88,6 +92,7 @@ class Gateway:
         self.config = config or Config()
         self.limits = self.config.limits
         self.budget = ByteBudget(self.limits.total_bytes)
+        self.pool = BodyPool(self.limits.body_pool)
         self.scratch = memoryview(bytearray(64 * 1024))
         self.port = self.tls_port = 0
         """Where it listens, once `serve` has started; 0 where it does not."""
@@ -95,18 +100,19 @@ class Gateway:
         self.supervisor = Supervisor(specs)
         self._observer = Observer()
         self._connections: set[Connection] = set()
-        self._open: set[trio.CancelScope] = set()
-        """One for each connection, also for those that an embedder's tasks serve."""
         self._arriving: set[trio.CancelScope] = set()
-        """One for each of them that has not said yet what it wants."""
+        """One for each connection that has not said yet what it wants."""
         self._boot, self._numbers = secrets.token_hex(4), itertools.count(1)
         self._stop = trio.Event()
         self._drain_bell, self._hurrying = Doorbell(), False
-        self._dirty: list[Connection] = []
-        self._flush_bell = Doorbell()
+        self._due: list[Connection] = []
+        self._turn_bell = Doorbell()
+        self._hub: Hub | None = None
+        self._tasks = ExchangeTasks(self._work, self._conclude)
+        self.clock: Callable[[], float] = trio.current_time
         self._report: DrainReport | None = None
         self._over = trio.Event()
-        self._connection_nursery: trio.Nursery | None = None
+        self._nursery: trio.Nursery | None = None
         served = Models(self.config, self.supervisor.workers)
         served.check_defaults()
         self._route(served)
@@ -148,26 +154,34 @@ class Gateway:
     def exchange_closed(self, exchange: Exchange) -> None:
         self._observer.closed(exchange, trio.current_time())
 
-    async def handle(self, exchange: Exchange) -> None:
-        """Runs one exchange to its end. Whatever goes wrong becomes its one honest ending; only Cancelled comes out."""
-        error: GatewayError | None = None
+    def run_exchange(self, exchange: Exchange) -> None:
+        """Starts one exchange in a task of its own."""
+        self._tasks.start(exchange)
+
+    async def _work(self, exchange: Exchange) -> GatewayError | None:
+        """Does what the exchange asks for. Whatever goes wrong becomes its one honest ending; only Cancelled comes out."""
         try:
-            with exchange.scope:
-                handler, arguments = self._router.find(exchange)
-                if handler not in self._health:
-                    self._admit()
-                await handler(exchange, **arguments)
+            handler, arguments = self._router.find(exchange)
+            if handler not in self._health:
+                self._admit()
+            await handler(exchange, **arguments)
         except GatewayError as e:
-            error = e
+            return e
         except Exception:
             exchange.incident = uuid4().hex[:12]
             log.exception("exchange failed", extra={"id": exchange.id, "incident": exchange.incident})
-            error = ModelCrashed(f"internal error; incident {exchange.incident} in the server's log")
+            return ModelCrashed(f"internal error; incident {exchange.incident} in the server's log")
+        return None
+
+    def _conclude(self, exchange: Exchange, error: GatewayError | None) -> None:
+        """Says what is still to be said: a client that has left or has its whole answer is told nothing."""
         if exchange.gone or exchange.finishing is not None:
             return
-        if exchange.scope.cancel_called:
-            error = exchange.interruption_or_deadline  # whatever the model raised on its way out
-        self._say(exchange, error)
+        try:
+            (exchange.fail or exchange.refuse)(error or ModelCrashed("the exchange ended without an answer"))
+        except Exception:
+            log.exception("an error could not be said", extra={"id": exchange.id})
+            exchange.abort(Ending.MODEL_ERROR)
 
     def _admit(self) -> None:
         if self.draining:
@@ -186,39 +200,35 @@ class Gateway:
             largest = max(self._observer.live, key=lambda exchange: exchange.held)
             largest.interrupt(Overloaded("the server is short of memory (limits.memory_reset); try again later"))
 
-    def _say(self, exchange: Exchange, error: GatewayError | None) -> None:
-        try:
-            exchange.fail(error or ModelCrashed("the exchange ended without an answer"))
-        except Exception:
-            log.exception("an error could not be said", extra={"id": exchange.id})
-            exchange.abort(Ending.MODEL_ERROR)
-
     # -- serving -------------------------------------------------------------------------------------------------------
 
     async def serve(self, *, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
         """Loads the models, listens, and serves until `drain` or cancellation. Started once every model's first load
         is decided; listeners answer (with 503 where a model is needed) from before that. One call for a gateway."""
+        self.clock = trio.lowlevel.current_clock().current_time
         tls = self._tls_context()
         listeners = self._listen(tls)
         try:
             async with trio.open_nursery() as nursery:
                 async with trio.open_nursery() as connections:
-                    self._connection_nursery = connections
+                    self._nursery = connections
                     accepting = trio.CancelScope()
                     connections.start_soon(self._accept_all, listeners, accepting)
                     connections.start_soon(self._tick)
-                    connections.start_soon(self._flush)
+                    connections.start_soon(self._turns)
+                    self._hub = Hub() if Hub.available and listeners else None
+                    self._tasks.begin(connections, self._hub)
                     nursery.start_soon(self._load, nursery, task_status)  # a drain does not wait for it
                     await self._stop.wait()
                     began, live, clean = await self._drain(listeners, accepting, connections)
                 await self._disconnected()
-                self._conclude(began, live, clean)
+                self._report_drain(began, live, clean)
                 await self.supervisor.stop()
         finally:
-            self._connection_nursery = None
-            self._disconnect()
             for listener, _ in listeners:
                 listener.close()
+            if self._hub is not None:
+                self._hub.close()
             self._over.set()
 
     async def _load(self, nursery: trio.Nursery, task_status: trio.TaskStatus[None]) -> None:
@@ -253,22 +263,41 @@ class Gateway:
 
     async def _accept(self, listener: Listener, tls: ssl.SSLContext | None) -> None:
         def serve(sock: socket.socket) -> None:
-            assert self._connection_nursery is not None
-            self._connection_nursery.start_soon(self._serve_socket, sock, tls)
+            assert self._nursery is not None
+            self._nursery.start_soon(self._serve_socket, sock, tls)
 
         most = self.limits.connections
         descriptors, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
         if descriptors != resource.RLIM_INFINITY:
             most = min(most, max(descriptors - self.limits.descriptors_reserved, 1))
-        await listener.accept(serve, lambda: len(self._open) < most)
+        await listener.accept(serve, lambda: len(self._connections) + len(self._arriving) < most)
 
     async def _serve_socket(self, sock: socket.socket, tls: ssl.SSLContext | None) -> None:
         try:
-            transport: Transport = SocketTransport(sock)
+            below = SocketTransport(sock, unsent=self.limits.unsent)
         except OSError:
             sock.close()
             return  # reset before it was served
-        await self.serve_transport(transport, tls)
+        hub = self._hub
+        if hub is None:
+            await self.serve_transport(below, tls)
+            return
+        try:
+            arrived = await self._arrive(below, tls)
+            if arrived is None:
+                below.close()
+                return
+            watched = hub.watch(below.fileno())
+            connection = Connection(self, *arrived[:2], watched)
+        except BaseException as e:
+            below.close()
+            if not isinstance(e, Exception):
+                raise
+            log.exception("connection failed", extra={"peer": below.peer})
+            return
+        self._connections.add(connection)
+        connection.begin(arrived[2])
+        watched.tell(connection)
 
     async def serve_stream(self, stream: trio.abc.Stream) -> None:
         """Serves one connection that the embedder accepted (and decrypted) itself; closes the stream at its end.
@@ -281,21 +310,31 @@ class Gateway:
 
     async def serve_transport(self, transport: Transport, tls: ssl.SSLContext | None = None) -> None:
         """Serves one connection over a transport of ours; closes it at its end. As `serve_stream`."""
-        with trio.CancelScope() as scope:
-            self._open.add(scope)
-            if self._over.is_set():
-                scope.cancel()
+        try:
+            arrived = None if self._nursery is None else await self._arrive(transport, tls)
+            if arrived is None:
+                return
+            transport, make_wire, received = arrived
+            watch = Waiting(transport)
+            connection = Connection(self, transport, make_wire, watch)
+            self._connections.add(connection)
+            connection.begin(received)
             try:
-                await self._serve_open(transport, tls)
+                await watch.run(connection)
             finally:
-                self._open.remove(scope)
-                self._drain_bell.ring()
-                try:
-                    transport.close()
-                except Exception:
-                    log.exception("connection failed", extra={"peer": transport.peer})
+                connection.lost()
+        except Exception:
+            log.exception("connection failed", extra={"peer": transport.peer})
+        finally:
+            try:
+                transport.close()
+            except Exception:
+                log.exception("connection failed", extra={"peer": transport.peer})
 
-    async def _serve_open(self, transport: Transport, tls: ssl.SSLContext | None) -> None:
+    async def _arrive(
+        self, transport: Transport, tls: ssl.SSLContext | None
+    ) -> tuple[Transport, Callable[[Connection], ConnectionWire], bytes] | None:
+        """What a new connection speaks, and what was read to find out; None if it does not come to that."""
         try:
             with trio.move_on_after(self.limits.head_timeout) as arrival:
                 self._arriving.add(arrival)
@@ -307,49 +346,54 @@ class Gateway:
                             await secure.handshake()
                         if handshake.cancelled_caught:
                             raise TransportLost("the TLS handshake took too long (limits.tls_handshake_timeout)")
-                    make_wire, received = await sniff(transport, secure=tls is not None)
+                    return transport, *await sniff(transport, secure=tls is not None)
                 finally:
                     self._arriving.remove(arrival)
-            if arrival.cancelled_caught:
-                return
-            connection = Connection(self, transport, make_wire)
-            self._connections.add(connection)
-            try:
-                await connection.run(received)
-            finally:
-                self._connections.discard(connection)
+                    self._drain_bell.ring()
         except TransportLost as e:
             # there is no exchange to end; but a client without our CA, or with TLS on the wrong port, leaves only this
             level = logging.DEBUG if e.left else logging.INFO
             log.log(level, "no connection came about", extra={"peer": transport.peer, "reason": str(e)})
-        except Exception:
-            log.exception("connection failed", extra={"peer": transport.peer})
+        return None
+
+    def connection_closed(self, connection: Connection) -> None:
+        """Everything that it held is given back."""
+        self._connections.discard(connection)
+        self._drain_bell.ring()
 
     def _disconnect(self) -> None:
         """Ends what is still connected, at once."""
-        for scope in self._open:
-            scope.cancel()
+        for arrival in self._arriving:
+            arrival.cancel()
+        for connection in list(self._connections):
+            connection.lost()
 
     async def _disconnected(self) -> None:
         """The same, and waits for it."""
         self._disconnect()
-        while self._open:
+        while self._connections or self._arriving:
             await self._drain_bell.wait()
 
-    def flush_soon(self, connection: Connection) -> None:
-        """The connection has bytes to write: in the flusher's next turn, with whatever became ready until then."""
-        self._dirty.append(connection)
-        self._flush_bell.ring()
+    def turn_soon(self, connection: Connection) -> None:
+        """The connection has its turn with all others that are due by then: what became ready until then leaves together."""
+        self._due.append(connection)
+        self._turn_bell.wake()
 
-    async def _flush(self) -> None:
-        """The writer of every connection whose transport is not full: one task, woken once for all that are ready."""
-        while True:
-            await self._flush_bell.wait()
-            dirty, self._dirty = self._dirty, []
-            for number, connection in enumerate(dirty, 1):
-                connection.flush()
-                if number % _FLUSH_TURN == 0:
-                    await trio.lowlevel.checkpoint()
+    async def _turns(self) -> None:
+        """One task, woken once for all connections that have something put off: it writes for those whose transport is
+        not full. Its end is theirs, also where an embedder's tasks would go on: nothing new can start."""
+        try:
+            while True:
+                while not self._due:
+                    await self._turn_bell.wait()
+                due, self._due = self._due, []
+                for number, connection in enumerate(due, 1):
+                    connection.turn()
+                    if number % _TURN == 0:
+                        await trio.lowlevel.checkpoint()
+        finally:
+            self._nursery = None
+            self._disconnect()
 
     async def _tick(self) -> None:
         """The one coarse timer: every connection looks at its stamps once a second."""
@@ -359,6 +403,7 @@ class Gateway:
             for connection in list(self._connections):
                 connection.tick(now)
             self._shed()
+            self.pool.tick(now)
 
     # -- the end -------------------------------------------------------------------------------------------------------
 
@@ -410,7 +455,7 @@ class Gateway:
         connections.cancel_scope.cancel()
         return began, live, clean
 
-    def _conclude(self, began: float, live: list[Exchange], clean: bool) -> None:
+    def _report_drain(self, began: float, live: list[Exchange], clean: bool) -> None:
         """Every connection is closed, so every exchange has its ending."""
         endings = dict(Counter(exchange.ending.value for exchange in live if exchange.ending is not None))
         self._report = DrainReport(live=len(live), endings=endings, seconds=trio.current_time() - began, clean=clean)
@@ -418,7 +463,7 @@ class Gateway:
 
     async def _quiet(self, *, or_hurry: bool) -> None:
         """Returns when no connection is left: all that was to be said is written."""
-        while self._open and not (or_hurry and self._hurrying):
+        while (self._connections or self._arriving) and not (or_hurry and self._hurrying):
             await self._drain_bell.wait()
 
     # -- what is there -------------------------------------------------------------------------------------------------

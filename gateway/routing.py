@@ -14,6 +14,8 @@ from gateway.exchange import Exchange
 Handler: TypeAlias = Callable[..., Awaitable[None]]
 
 
+# Clients ask for few paths again and again; what was found for them is kept, so many paths of so many bytes.
+_REMEMBERED, _REMEMBERED_LENGTH = 1024, 256
 _UPGRADE = b"websocket"  # stands for the method in a route
 
 
@@ -33,6 +35,7 @@ class Router:
     def __init__(self) -> None:
         self._exact: dict[bytes, Route] = {}
         self._patterns: list[Route] = []
+        self._found: dict[bytes, tuple[Route, dict[str, Any]]] = {}
 
     def add(self, method: str, path: str, handler: Handler) -> None:
         """`{name}` in a path captures one segment. GET serves HEAD too."""
@@ -71,6 +74,16 @@ class Router:
         raise MethodNotAllowed(f"{method.decode('latin-1')[:20]} is not allowed here, only {allow}", allow=allow)
 
     def _match(self, path: bytes) -> tuple[Route, dict[str, Any]]:
+        found = self._found.get(path)
+        if found is None:
+            found = self._search(path)
+            if len(path) <= _REMEMBERED_LENGTH:
+                if len(self._found) >= _REMEMBERED:
+                    self._found.clear()
+                self._found[path] = found
+        return found
+
+    def _search(self, path: bytes) -> tuple[Route, dict[str, Any]]:
         route = self._exact.get(path)
         if route is not None:
             return route, {}

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import logging
 import signal
 from dataclasses import replace
@@ -39,6 +40,9 @@ async def _serve(config: Config) -> int:
             where = [f"http://{host}:{gateway.port}"] if gateway.port else []
             where += [f"https://{host}:{gateway.tls_port}"] if gateway.tls_port else []
             log.info("serving", extra={"at": where, "models": sorted(gateway.supervisor.workers)})
+            # what is here now stays: the collector need not look at all of it again and again
+            gc.collect()
+            gc.freeze()
             await gateway.stopped()
             nursery.cancel_scope.cancel()
     return 0

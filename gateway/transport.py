@@ -16,6 +16,7 @@ from gateway.errors import TransportLost
 from protocols.events import Buffer
 
 _IOV_MAX = 512
+_NOTSENT_LOWAT: int = getattr(socket, "TCP_NOTSENT_LOWAT", 0)
 
 
 class Transport(Protocol):
@@ -28,6 +29,8 @@ class Transport(Protocol):
 
     peer: str
     alpn: str
+    short_is_dry: bool
+    """Whether a receive that did not fill its buffer took all there was."""
 
     @property
     def pending(self) -> bool:
@@ -62,10 +65,15 @@ class Transport(Protocol):
 class SocketTransport:
     """A connected, non-blocking TCP or Unix socket that we own."""
 
-    def __init__(self, sock: socket.socket) -> None:
+    short_is_dry = True  # epoll(7), question 9
+
+    def __init__(self, sock: socket.socket, *, unsent: int = 0) -> None:
+        """`unsent` bounds what the kernel takes before the peer does, where the system can; 0 leaves it to the system."""
         sock.setblocking(False)
         if sock.family in (socket.AF_INET, socket.AF_INET6):
             sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+            if unsent and _NOTSENT_LOWAT:
+                sock.setsockopt(socket.IPPROTO_TCP, _NOTSENT_LOWAT, unsent)
         self._sock = sock
         self._closed = False
         self.peer = _address(sock)
@@ -115,6 +123,9 @@ class SocketTransport:
         poll.register(self._sock, select.POLLHUP | select.POLLERR | getattr(select, "POLLRDHUP", 0))
         return bool(poll.poll(0))
 
+    def fileno(self) -> int:
+        return self._sock.fileno()
+
     def send_eof(self) -> None:
         try:
             self._sock.shutdown(socket.SHUT_WR)
@@ -145,6 +156,8 @@ def _address(sock: socket.socket) -> str:
 @final
 class MemoryTransport:
     """One end of an in-memory connection with a bounded buffer in each direction; see `memory_pair`."""
+
+    short_is_dry = False
 
     def __init__(self, capacity: int) -> None:
         self._capacity = capacity
@@ -228,6 +241,8 @@ class StreamTransport:
     stream's end is seen by reading up to it, and `send_eof` does nothing: a Stream cannot end its direction without
     waiting.
     """
+
+    short_is_dry = True
 
     def __init__(self, stream: trio.abc.Stream, *, chunk: int = 65536) -> None:
         self._stream = stream

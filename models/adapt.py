@@ -5,10 +5,10 @@ from __future__ import annotations
 import functools
 import inspect
 import typing
-from collections.abc import AsyncGenerator, AsyncIterator, Callable, Iterable, Mapping
+from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Iterable, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager, aclosing, asynccontextmanager, closing
 from dataclasses import replace
-from typing import Any, TypeVar, final
+from typing import Any, TypeAlias, TypeVar, final
 
 import numpy as np
 import trio
@@ -98,19 +98,28 @@ def adapt(thing: Any, *, family: Family | None = None) -> tuple[Model, Family]:
             "or give family="
         )
     if found is Family.TENSOR and takes is not InferRequest:
-        return _PerMessage(thing, fn, found, takes, parameters), found
+        return _PerMessage(thing, fn, found, _arrays_of(parameters)), found
     if len(parameters) > 1:
         raise TypeError(f"{name}: a model takes one message; give {_listed(parameters[1:])} a default")
-    return _PerMessage(thing, fn, found, takes, None), found
+    arguments = _text_of if takes is str else _bytes_of if takes is bytes else _message_itself
+    return _PerMessage(thing, fn, found, arguments), found
+
+
+_Send: TypeAlias = Callable[[Any], Awaitable[None]]
+_Arguments: TypeAlias = Callable[[Any], tuple[Any, ...]]
 
 
 @final
 class _PerMessage:
-    """Calls a function once for each message received and sends what it returns or yields."""
+    """Calls a function once for each message received and sends what it returns or yields.
 
-    def __init__(self, thing: Any, fn: Any, family: Family, takes: Any, arrays: list[str] | None) -> None:
-        self._call, self._family, self._takes, self._arrays = thing, family, takes, arrays
-        self._kind = (
+    The function never sees the session, so nothing else receives or sends meanwhile: the channel is used as it is.
+    """
+
+    def __init__(self, thing: Any, fn: Any, family: Family, arguments: _Arguments) -> None:
+        self._call, self._family, self._arguments = thing, family, arguments
+        self._whole = _WHOLE[family]
+        self._kind: Callable[[_Send, tuple[Any, ...]], Awaitable[None]] = (
             self._async_generator if inspect.isasyncgenfunction(fn)
             else self._coroutine if inspect.iscoroutinefunction(fn)
             else self._generator if inspect.isgeneratorfunction(fn)
@@ -120,91 +129,111 @@ class _PerMessage:
         self._limiter = trio.CapacityLimiter(64)
 
     async def __call__(self, session: Session[Any, Any]) -> None:
-        async for message in session:
-            sender = _Sender(session, self._family)
-            await self._kind(sender, self._arguments(message))
+        channel = session.channel
+        while True:
+            try:
+                message = await channel.receive()
+            except trio.EndOfChannel:
+                return
+            await self._kind(channel.send, self._arguments(message))
 
-    def _arguments(self, message: Any) -> tuple[Any, ...]:
-        if self._takes is str:
-            return (message.text,)
-        if self._takes is bytes:
-            return (bytes(message.data),)
-        if self._arrays is None:
-            return (message,)
-        given = {t.name: t.data for t in message.inputs}
-        if sorted(given) != sorted(self._arrays):
-            text = f"expected inputs {_listed(self._arrays)}; got {_listed(given)}"
-            raise ModelError(text[:200], code="BadInputs", status=400)
-        return tuple(given[name] for name in self._arrays)
+    async def _coroutine(self, send: _Send, args: tuple[Any, ...]) -> None:
+        item = await self._call(*args)
+        if item is not None:
+            await send(self._message(item))
 
-    async def _coroutine(self, sender: _Sender, args: tuple[Any, ...]) -> None:
-        await sender.last(await self._call(*args))
-
-    async def _async_generator(self, sender: _Sender, args: tuple[Any, ...]) -> None:
-        await sender.all(self._call(*args))
-
-    async def _function(self, sender: _Sender, args: tuple[Any, ...]) -> None:
+    async def _function(self, send: _Send, args: tuple[Any, ...]) -> None:
         if self._threads:
-            await sender.last(await run_step(lambda: self._call(*args), limiter=self._limiter))
+            item = await run_step(lambda: self._call(*args), limiter=self._limiter)
         else:
-            await sender.last(self._call(*args))
+            item = self._call(*args)
+        if item is not None:
+            await send(self._message(item))
 
-    async def _generator(self, sender: _Sender, args: tuple[Any, ...]) -> None:
+    async def _async_generator(self, send: _Send, args: tuple[Any, ...]) -> None:
+        await self._send_all(send, self._call(*args))
+
+    async def _generator(self, send: _Send, args: tuple[Any, ...]) -> None:
         if self._threads:
-            await sender.all(iterate_steps(self._call(*args), limiter=self._limiter))
+            await self._send_all(send, iterate_steps(self._call(*args), limiter=self._limiter))
             return
+        whole, made = self._whole, 0
         with closing(self._call(*args)) as generator:
             for item in generator:
-                await sender.send(item)
+                if type(item) in whole:
+                    await send(item)
+                else:
+                    await send(self._message(item, made))
+                    made += isinstance(item, str)
 
-
-@final
-class _Sender:
-    """Turns what functions return into messages of the family."""
-
-    def __init__(self, session: Session[Any, Any], family: Family) -> None:
-        self._session, self._family = session, family
-        self._tokens = 0
-
-    async def send(self, item: Any) -> None:
-        await self._session.send(self._message(item))
-
-    async def last(self, item: Any) -> None:
-        if item is not None:
-            await self.send(item)
-
-    async def all(self, items: AsyncGenerator[Any, None]) -> None:
+    async def _send_all(self, send: _Send, items: AsyncGenerator[Any, None]) -> None:
+        whole, made = self._whole, 0
         async with aclosing(items):
             async for item in items:
-                await self.send(item)
+                if type(item) in whole:
+                    await send(item)
+                else:
+                    await send(self._message(item, made))
+                    made += isinstance(item, str)
 
-    def _message(self, item: Any) -> Any:
+    def _message(self, item: Any, made: int = 0) -> Any:
+        """The family's message that an item stands for; `made` were made of texts before it, which numbers tokens."""
+        if type(item) in self._whole:
+            return item
         match self._family:
             case Family.TEXT:
                 if isinstance(item, str):
-                    self._tokens += 1
-                    return Token(text=item, id=self._tokens - 1)
-                if isinstance(item, Token | Finish):
-                    return item
+                    return Token(text=item, id=made)
             case Family.TENSOR:
-                if isinstance(item, InferResponse):
-                    return item
                 if isinstance(item, np.ndarray):
                     return InferResponse(outputs=(_tensor("OUTPUT0", item),))
                 if isinstance(item, Mapping):
                     return InferResponse(outputs=tuple(_tensor(k, v) for k, v in item.items()))
             case Family.PARTS:
-                if isinstance(item, Part):
-                    return item
                 if isinstance(item, str):
                     return Part(data=item.encode(), kind=PartKind.UTF8)
-                if isinstance(item, bytes | bytearray | memoryview):
+                if isinstance(item, (bytes, bytearray, memoryview)):
                     return Part(data=item)
+        if isinstance(item, self._whole):
+            return item
         raise TypeError(
             f"a {self._family.value} model answers with {_ANSWERS[self._family]}, and a generator yields them; "
             f"this one gave {type(item).__name__}"
         )
 
+
+def _message_itself(message: Any) -> tuple[Any, ...]:
+    return (message,)
+
+
+def _text_of(message: Prompt) -> tuple[Any, ...]:
+    return (message.text,)
+
+
+def _bytes_of(message: Part) -> tuple[Any, ...]:
+    return (bytes(message.data),)
+
+
+def _arrays_of(names: Sequence[str]) -> _Arguments:
+    """The inputs of these names, in this order."""
+    wanted = set(names)
+
+    def arrays(message: InferRequest) -> tuple[Any, ...]:
+        given = {t.name: t.data for t in message.inputs}
+        if given.keys() != wanted:
+            text = f"expected inputs {_listed(names)}; got {_listed(given)}"
+            raise ModelError(text[:200], code="BadInputs", status=400)
+        return tuple([given[name] for name in names])
+
+    return arrays
+
+
+# What is sent as it is.
+_WHOLE: Mapping[Family, tuple[type, ...]] = {
+    Family.TEXT: (Token, Finish),
+    Family.TENSOR: (InferResponse,),
+    Family.PARTS: (Part,),
+}
 
 _ANSWERS = {
     Family.TEXT: "str, Token or Finish",

@@ -69,12 +69,12 @@ class _TextFromParts:
 @final
 class _PromptAsParts(Channel[Part, Part]):
     def __init__(self, session: Session[Prompt, Any]) -> None:
-        self._session = session
+        self._channel = session.channel  # nothing else has the session
         self._decoder = codecs.getincrementaldecoder("utf-8")("replace")
         self._sent = 0
 
     async def receive(self) -> Part:
-        prompt = await self._session.receive()
+        prompt = await self._channel.receive()
         return Part(data=prompt.text.encode("utf-8", "surrogatepass"), kind=PartKind.UTF8)
 
     async def send(self, part: Part, /) -> None:
@@ -83,7 +83,7 @@ class _PromptAsParts(Channel[Part, Part]):
         before = self._decoder.getstate()
         text = self._decoder.decode(bytes(part.data))
         try:
-            await self._session.send(Token(text=text, id=self._sent))
+            await self._channel.send(Token(text=text, id=self._sent))
         except BaseException:
             self._decoder.setstate(before)  # a send that raises has sent nothing
             raise
@@ -93,7 +93,7 @@ class _PromptAsParts(Channel[Part, Part]):
         """Sends what is left of a character that was never completed."""
         if text := self._decoder.decode(b"", final=True):
             with contextlib.suppress(trio.ClosedResourceError):  # the answer was complete without it
-                await self._session.send(Token(text=text, id=self._sent))
+                await self._channel.send(Token(text=text, id=self._sent))
 
 
 @final
@@ -143,7 +143,7 @@ class _OnePrompt(Channel[Prompt, Any]):
     """A session of one prompt, so that a text model sees the end of input after it."""
 
     def __init__(self, prompt: Prompt, session: Session[Part, Part]) -> None:
-        self._prompt, self._session = prompt, session
+        self._prompt, self._channel = prompt, session.channel
         self._left = prompt.parameters.max_new_tokens
         self.closed = False
         self.taken = False
@@ -156,20 +156,20 @@ class _OnePrompt(Channel[Prompt, Any]):
         return self._prompt
 
     async def send(self, message: Token | Finish, /) -> None:
-        if not isinstance(message, Token | Finish):
+        if not isinstance(message, Token) and not isinstance(message, Finish):
             raise TypeError(f"a text model answers with Token and Finish, not {type(message).__name__}")
         if self.closed:
             raise trio.ClosedResourceError("the answer is complete")
-        text = "" if isinstance(message, Finish) or message.prefill else message.text
+        text = message.text if isinstance(message, Token) and not message.prefill else ""
         if text:
-            await self._session.send(Part(data=text.encode("utf-8", "replace"), kind=PartKind.UTF8))
+            await self._channel.send(Part(data=text.encode("utf-8", "replace"), kind=PartKind.UTF8))
         else:  # an empty part would close the answer
             await trio.lowlevel.checkpoint()
-        if isinstance(message, Finish):
+        if not isinstance(message, Token):
             self.closed = True
         elif not message.prefill:
             self._left -= 1
             self.closed = message.finish is not None or self._left <= 0
 
     async def complete(self) -> None:
-        await self._session.send(Part(data=b"", kind=PartKind.UTF8))
+        await self._channel.send(Part(data=b"", kind=PartKind.UTF8))

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import AsyncIterator, Mapping
-from dataclasses import dataclass, field
 from types import MappingProxyType
 from typing import Any, Generic, Protocol, TypeVar, final
 
+import msgspec
 import trio
 
 In = TypeVar("In")
@@ -16,8 +16,7 @@ Out_contra = TypeVar("Out_contra", contravariant=True)
 
 
 @final
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Call:
+class Call(msgspec.Struct, frozen=True, kw_only=True):
     """How the client asked: fixed for the whole session. Header names are lower-case; the query is as it was sent."""
 
     id: str = ""
@@ -26,8 +25,8 @@ class Call:
     dialect: str = ""
     path: str = ""
     query: str = ""
-    headers: Mapping[str, str] = field(default_factory=lambda: MappingProxyType({}))
-    parameters: Mapping[str, Any] = field(default_factory=lambda: MappingProxyType({}))
+    headers: Mapping[str, str] = MappingProxyType({})
+    parameters: Mapping[str, Any] = MappingProxyType({})
 
 
 class Channel(Protocol[In_co, Out_contra]):
@@ -93,7 +92,12 @@ class Session(Generic[In, Out]):
         return self
 
     async def __anext__(self) -> In:
+        if self._receiving:  # `receive`, one call cheaper: it runs for each message of most models
+            raise trio.BusyResourceError("another task is receiving from this session")
+        self._receiving = True
         try:
-            return await self.receive()
+            return await self.channel.receive()
         except trio.EndOfChannel:
             raise StopAsyncIteration from None
+        finally:
+            self._receiving = False

@@ -4,28 +4,33 @@ from __future__ import annotations
 
 import enum
 import re
+import struct
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Final, Literal, TypeAlias, final
+from functools import lru_cache
+from typing import Final, Literal, NamedTuple, TypeAlias, final
+from zlib import crc32
 
 import msgspec
 
 from protocols.errors import ProtocolError, RemoteProtocolError
 from protocols.events import Buffer, Headers, Signal
 from protocols.eventstream import (
+    LARGE,
     MAX_FIELDS,
     MAX_HEADERS,
     MAX_PAYLOAD,
     OVERHEAD,
-    Decoder,
     HeaderValue,
     Limits,
     NeedData,
     Raw,
+    Reader,
     Timestamp,
     decode_headers,
     encode_block,
     encode_buffers,
+    encode_head,
     encode_headers,
     split,
 )
@@ -190,6 +195,8 @@ class DataType(enum.Enum):
     UTF8 = "UTF8"
     BINARY = "BINARY"
 
+    __hash__ = object.__hash__  # members are single; Enum's own is a Python call for each look-up
+
 
 class Completion(enum.Enum):
     """Whether further parts continue this one (PARTIAL). Parts are passed on as they are, never aggregated."""
@@ -197,10 +204,11 @@ class Completion(enum.Enum):
     PARTIAL = "PARTIAL"
     COMPLETE = "COMPLETE"
 
+    __hash__ = object.__hash__
+
 
 @final
-@dataclass(frozen=True, slots=True, kw_only=True)
-class PayloadPart:
+class PayloadPart(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     """One part, with the defaults filled in: BINARY and COMPLETE where the event says nothing.
 
     Received `data` is `bytes` up to 16 KiB and a read-only memoryview above. `content_type` is the event's own, empty
@@ -259,7 +267,18 @@ def encode_part(
 ) -> list[Buffer]:
     """A PayloadPart of a response, as the buffers to write: raw bytes, not signed, a header left out where it is None.
     From 16 KiB on `data` goes by reference and must not change until it is written. LocalProtocolError over 16 MiB."""
-    return encode_block(_RESPONSE_BLOCKS[data_type, completion], data)
+    size = len(data) if type(data) is bytes else memoryview(data).nbytes
+    if size >= LARGE:
+        return encode_block(_RESPONSE_BLOCKS[data_type, completion], data)
+    head, crc = _response_head(data_type, completion, size)
+    return [b"".join((head, data, crc32(data, crc).to_bytes(4, "big")))]
+
+
+@lru_cache(maxsize=256)
+def _response_head(data_type: DataType | None, completion: Completion | None, size: int) -> tuple[bytes, int]:
+    """What stands before a payload of `size` bytes, and its CRC, from which that of the message goes on."""
+    head = encode_head(_RESPONSE_BLOCKS[data_type, completion], size)
+    return head, crc32(head)
 
 
 def encode_model_stream_error(message: str, code: str = "") -> list[Buffer]:
@@ -318,6 +337,10 @@ _ENVELOPE_SIGNATURE = b"\x10:chunk-signature\x06\x00\x20"
 _ENVELOPE_HEADERS = len(_ENVELOPE_DATE) + 8 + len(_ENVELOPE_SIGNATURE) + 32
 ENVELOPE_OVERHEAD: Final = OVERHEAD + _ENVELOPE_HEADERS
 """Bytes that the SDK's envelope puts around an event: 83."""
+_ENVELOPE = struct.Struct(">III7s8x20s32xIII")
+"""The SDK's envelope: prelude, date, signature; and the prelude of the event inside."""
+_CRCS = struct.Struct(">II")
+"""How it ends: the CRC of the event, then that of the envelope."""
 
 
 def _is_envelope(block: bytes, fields: int) -> bool:
@@ -335,7 +358,40 @@ _DATA_TYPES: dict[HeaderValue, DataType] = {kind.value: kind for kind in DataTyp
 _COMPLETIONS: dict[HeaderValue, Completion] = {state.value: state for state in Completion}
 
 
-def _part(headers: Mapping[str, HeaderValue], data: Buffer) -> PayloadPart:
+class _Head(NamedTuple):
+    """What the headers of a PayloadPart say."""
+
+    data_type: DataType
+    completion: Completion
+    content_type: str
+
+
+# Header blocks that were read before. Only such as hold nothing but the dialect's own names and values: none of them is
+# long or tells anything about a request, and all clients together write a few.
+_HEADS: dict[bytes, _Head] = {}
+_HEADS_KEPT = 64
+_HEAD_SIZE = 256
+_OWN_FIELDS = frozenset((*_EVENT, "DataType", "CompletionState", "CompletionStatus", ":content-type"))
+
+
+def _head(block: bytes, fields: int) -> _Head:
+    known = _HEADS.get(block)
+    if known is not None and len(_OWN_FIELDS) <= fields:
+        return known
+    return _learn(block, decode_headers(block, fields))
+
+
+def _learn(block: bytes, headers: Mapping[str, HeaderValue]) -> _Head:
+    head = _read_head(headers)
+    own = headers.keys() <= _OWN_FIELDS and headers.get(":content-type", PART_CONTENT_TYPE) == PART_CONTENT_TYPE
+    if own and len(block) <= _HEAD_SIZE:
+        if len(_HEADS) >= _HEADS_KEPT:
+            _HEADS.clear()
+        _HEADS[block] = head
+    return head
+
+
+def _read_head(headers: Mapping[str, HeaderValue]) -> _Head:
     if headers.get(":message-type") != "event":
         raise RemoteProtocolError(f":message-type must be 'event', got {_shown(headers.get(':message-type'))}")
     if headers.get(":event-type") != "PayloadPart":
@@ -354,12 +410,7 @@ def _part(headers: Mapping[str, HeaderValue], data: Buffer) -> PayloadPart:
     if completion is None:
         raise RemoteProtocolError(f"CompletionState must be 'PARTIAL' or 'COMPLETE', got {_shown(state)}")
     content_type = headers.get(":content-type")
-    return PayloadPart(
-        data=data,
-        data_type=data_type,
-        completion=completion,
-        content_type=content_type if isinstance(content_type, str) else "",
-    )
+    return _Head(data_type, completion, content_type if isinstance(content_type, str) else "")
 
 
 def _shown(value: HeaderValue | None) -> str:
@@ -372,50 +423,36 @@ def _shown(value: HeaderValue | None) -> str:
             return repr(value)
 
 
-class _Incremental:
-    """What both directions share: a decoder of messages, and an end after which no byte may come."""
+def _part(head: _Head, data: Buffer) -> PayloadPart:
+    return PayloadPart(data=data, data_type=head.data_type, completion=head.completion, content_type=head.content_type)
 
-    __slots__ = ("_decoder", "_ended", "_eof", "_limits")
+
+class _Incremental(Reader):
+    """What both directions share: an end after which no byte may come."""
+
+    __slots__ = ("_ended",)
 
     def __init__(self, limits: Limits) -> None:
-        self._limits = limits
-        self._decoder = Decoder(limits)
-        self._ended = self._eof = False
-
-    @property
-    def buffered(self) -> int:
-        """Received bytes that the decoder still holds."""
-        return self._decoder.buffered
-
-    @property
-    def need(self) -> int:
-        """The total length of the message that is being assembled, known once its prelude is verified; 0 while there
-        is none. Reserve it before the next `receive_data`, which takes the memory."""
-        return self._decoder.need
-
-    def receive_data(self, data: Buffer) -> None:
-        """Takes bytes; `data` may be reused once this returns. Never raises for what the bytes say."""
-        self._decoder.receive_data(data)
+        super().__init__(limits)
+        self._ended = False
 
     def receive_eof(self) -> None:
         """The wire has ended. RemoteProtocolError if a message is cut off or bytes follow the end; parts that are whole
         can still be pulled, then END."""
-        self._eof = True
         if self._ended:
+            self._eof = True
             self._refuse_more()
-        self._decoder.receive_eof()
+        super().receive_eof()
 
-    def _next_raw(self) -> Raw | NeedData | AtEnd:
+    def _next_or_end(self) -> Raw | NeedData | AtEnd:
         if self._ended:
             self._refuse_more()
-        raw = self._decoder.next_raw()
+        raw = self._next_raw()
         return END if raw is Signal.NEED_DATA and (self._ended or self._eof) else raw
 
     def _refuse_more(self) -> None:
-        if self._decoder.buffered:
-            raise self._decoder.fail(
-                RemoteProtocolError(f"{self._decoder.buffered} bytes after the end of the event stream")
-            )
+        if self.buffered:
+            raise self._fail(RemoteProtocolError(f"{self.buffered} bytes after the end of the event stream"))
 
 
 @final
@@ -431,25 +468,58 @@ class PartDecoder(_Incremental):
     `max_part` bounds the event with its headers, in its envelope or bare; the envelope may have 83 bytes more.
     """
 
-    __slots__ = ("_max_part",)
+    __slots__ = ("_max_part", "_short")
 
     def __init__(self, max_part: int = MAX_PAYLOAD, *, max_headers: int = MAX_HEADERS, max_fields: int = MAX_FIELDS) -> None:
         super().__init__(Limits(message=max_part + ENVELOPE_OVERHEAD, headers=max_headers, fields=max_fields))
         self._max_part = max_part
+        # Up to this size `next_part` opens an envelope itself; never, where a block of `_HEADS` could break a limit.
+        roomy = max_headers >= _HEAD_SIZE and max_fields >= len(_OWN_FIELDS)
+        self._short = min(max_part + ENVELOPE_OVERHEAD, LARGE) if roomy else 0
 
     def next_part(self) -> PayloadPart | NeedData | AtEnd:
         """The next part; NEED_DATA; or END, again and again."""
-        raw = self._next_raw()
-        if raw is Signal.NEED_DATA or raw is END:
-            return raw
+        buffer, at = self._buffer, self._at
+        left = len(buffer) - at
+        if not left and self._target is None and self._error is None and not (self._ended or self._eof):
+            return Signal.NEED_DATA
+        # An envelope as every SDK writes it, whole, around an event whose headers were seen before. What is not exactly
+        # that, or not sound, is left to `_next_part`, where the rules are.
+        if left >= _ENVELOPE.size and type(buffer) is bytes and self._target is None and not self._ended:
+            total, headers, crc, date, signature, event, block, event_crc = _ENVELOPE.unpack_from(buffer, at)
+            event_at, data_at, end = at + 79, at + 91 + block, at + total - 8
+            if (
+                total <= left
+                and total <= self._short
+                and headers == _ENVELOPE_HEADERS
+                and date == _ENVELOPE_DATE
+                and signature == _ENVELOPE_SIGNATURE
+                and event == total - ENVELOPE_OVERHEAD
+                and data_at <= end
+                and (head := _HEADS.get(buffer[at + 91 : data_at])) is not None
+                and crc32(buffer[at : at + 8]) == crc
+                and crc32(buffer[event_at : event_at + 8]) == event_crc
+            ):
+                event_crc, crc = crc32(buffer[event_at + 8 : end], event_crc), crc32(buffer[at + 8 : end + 4], crc)
+                if _CRCS.unpack_from(buffer, end) == (event_crc, crc):
+                    self._buffer, self._at = (b"", 0) if total == left else (buffer, end + 8)
+                    self.need = 0
+                    data_type, completion, content_type = head
+                    return PayloadPart(
+                        data=buffer[data_at:end], data_type=data_type, completion=completion, content_type=content_type
+                    )
+        return self._next_part()
+
+    def _next_part(self) -> PayloadPart | NeedData | AtEnd:
         try:
-            return self._open(raw)
+            raw = self._next_or_end()
+            return raw if raw is Signal.NEED_DATA or raw is END else self._open(raw)
         except RemoteProtocolError as error:
-            raise self._decoder.fail(error) from None
+            raise self._fail(error) from None
 
     def _open(self, event: Raw) -> PayloadPart | AtEnd:
         fields = self._limits.fields
-        if _is_envelope(event.headers, fields):
+        if event.headers not in _HEADS and _is_envelope(event.headers, fields):
             if not event.payload:
                 self._ended = True
                 return END
@@ -457,7 +527,7 @@ class PartDecoder(_Incremental):
         size = OVERHEAD + len(event.headers) + len(event.payload)
         if size > self._max_part:
             raise RemoteProtocolError(f"event of {size} bytes with its headers, the limit of a part is {self._max_part}")
-        return _part(decode_headers(event.headers, fields), event.payload)
+        return _part(_head(event.headers, fields), event.payload)
 
 
 @final
@@ -475,15 +545,15 @@ class ResponseDecoder(_Incremental):
 
     def next_event(self) -> PayloadPart | StreamFailure | NeedData | AtEnd:
         """The next part; the failure; NEED_DATA; or END, again and again."""
-        raw = self._next_raw()
-        if raw is Signal.NEED_DATA or raw is END:
-            return raw
         try:
-            return self._open(raw)
+            raw = self._next_or_end()
+            return raw if raw is Signal.NEED_DATA or raw is END else self._open(raw)
         except RemoteProtocolError as error:
-            raise self._decoder.fail(error) from None
+            raise self._fail(error) from None
 
     def _open(self, raw: Raw) -> PayloadPart | StreamFailure:
+        if raw.headers in _HEADS:
+            return _part(_head(raw.headers, self._limits.fields), raw.payload)
         headers = decode_headers(raw.headers, self._limits.fields)
         match headers.get(":message-type"):
             case "exception":
@@ -493,7 +563,7 @@ class ResponseDecoder(_Incremental):
                     exception_type=_string(headers, ":error-code"), message=_string(headers, ":error-message")
                 )
             case _:
-                return _part(headers, raw.payload)
+                return _part(_learn(raw.headers, headers), raw.payload)
         self._ended = True
         return event
 

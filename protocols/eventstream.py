@@ -6,7 +6,6 @@ import struct
 import uuid
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from functools import lru_cache
 from types import MappingProxyType
 from typing import ClassVar, Final, Literal, NamedTuple, TypeAlias, final
 from zlib import crc32
@@ -29,10 +28,8 @@ MAX_VALUE: Final = 32767
 MAX_FIELDS: Final = 64
 """Header fields of one message. AWS knows no such bound; its own messages have five."""
 
-_LARGE = 16 * 2**10
-"""Below: payloads are copied, which costs less than keeping their neighbours alive. Above: by reference."""
-_CACHED = 256
-"""Header blocks up to this size are remembered. Those of one dialect are few and short."""
+LARGE: Final = 16 * 2**10
+"""Below: payloads are copied, which costs less than keeping their neighbours alive. From here on: by reference."""
 
 _PRELUDE = struct.Struct(">III")
 _LENGTHS = struct.Struct(">II")
@@ -169,16 +166,22 @@ def _with_length(name: str, raw: bytes) -> bytes:
     return len(raw).to_bytes(2, "big") + raw
 
 
-def encode_block(block: bytes, payload: Buffer = b"") -> list[Buffer]:
-    """A message from a header block made by `encode_headers`: one buffer if the payload is under 16 KiB, else head,
-    payload by reference (contiguous, unchanged until written) and tail. LocalProtocolError for a payload over 16 MiB."""
-    size = memoryview(payload).nbytes if isinstance(payload, memoryview) else len(payload)
+def encode_head(block: bytes, size: int) -> bytes:
+    """What stands before a payload of `size` bytes: the prelude and a header block made by `encode_headers`.
+    LocalProtocolError for more than 16 MiB."""
     if size > MAX_PAYLOAD:
         raise LocalProtocolError(f"an event-stream payload has at most {MAX_PAYLOAD} bytes, not {size}")
     lengths = _LENGTHS.pack(OVERHEAD + len(block) + size, len(block))
-    head = lengths + _CRC.pack(crc32(lengths)) + block
+    return lengths + _CRC.pack(crc32(lengths)) + block
+
+
+def encode_block(block: bytes, payload: Buffer = b"") -> list[Buffer]:
+    """A message from a header block made by `encode_headers`: one buffer if the payload is under 16 KiB, else head,
+    payload by reference (contiguous, unchanged until written) and tail. LocalProtocolError for a payload over 16 MiB."""
+    size = memoryview(payload).nbytes
+    head = encode_head(block, size)
     tail = _CRC.pack(crc32(payload, crc32(head)))
-    return [b"".join((head, payload, tail))] if size < _LARGE else [head, payload, tail]
+    return [b"".join((head, payload, tail))] if size < LARGE else [head, payload, tail]
 
 
 def encode_buffers(headers: Mapping[str, HeaderValue], payload: Buffer = b"") -> list[Buffer]:
@@ -198,10 +201,6 @@ def decode_headers(block: bytes, fields: int = MAX_FIELDS) -> Mapping[str, Heade
     """The headers of a block, read-only. RemoteProtocolError if they break the format: a name that is empty, not UTF-8
     or there twice, an unknown type, a value that is cut off, over 32767 bytes or not UTF-8 where it is a string, or more
     than `fields`."""
-    return _decode_remembered(block, fields) if len(block) <= _CACHED else _decode_headers(block, fields)
-
-
-def _decode_headers(block: bytes, fields: int) -> Mapping[str, HeaderValue]:
     headers: dict[str, HeaderValue] = {}
     at = 0
     while at < len(block):
@@ -215,9 +214,6 @@ def _decode_headers(block: bytes, fields: int) -> Mapping[str, HeaderValue]:
             raise RemoteProtocolError(f"event-stream header {name[:64]!r} is there twice")
         headers[name], at = _decode_value(block, name_end, name)
     return MappingProxyType(headers)
-
-
-_decode_remembered = lru_cache(maxsize=256)(_decode_headers)
 
 
 def _decode_value(block: bytes, at: int, name: str) -> tuple[HeaderValue, int]:
@@ -281,7 +277,7 @@ def _raw(buffer: Buffer, at: int, total: int, headers: int, crc: int) -> Raw:
     if crc != stored:
         raise RemoteProtocolError(f"event-stream message CRC is {stored:#010x}, its bytes have {crc:#010x}")
     block = bytes(buffer[at + _PRELUDE.size : payload_at])
-    if end - payload_at < _LARGE:
+    if end - payload_at < LARGE:
         return Raw(block, bytes(buffer[payload_at:end]))
     return Raw(block, memoryview(buffer)[payload_at:end].toreadonly())
 
@@ -297,11 +293,9 @@ def split(buffer: Buffer, limits: Limits) -> Raw:
     return _raw(buffer, 0, total, headers, crc32(memoryview(buffer)[8 : total - 4], crc))
 
 
-@final
-class Decoder:
-    """Reads a run of messages out of bytes that arrive in any pieces.
+class Reader:
+    """Cuts messages out of bytes that arrive in any pieces: what the decoders of messages and of dialects share.
 
-    Feed `receive_data`, pull `next_message` until it says NEED_DATA, feed again; `receive_eof` when the bytes end.
     RemoteProtocolError is final: bytes fed afterwards are dropped and every pull raises it again.
 
     Memory: `buffered` bytes are held; they stay below 12 while no message has begun. Once a message's prelude has
@@ -311,8 +305,8 @@ class Decoder:
 
     __slots__ = ("_at", "_buffer", "_crc", "_eof", "_error", "_filled", "_limits", "_target", "need")
 
-    def __init__(self, limits: Limits | None = None) -> None:
-        self._limits = limits or Limits()
+    def __init__(self, limits: Limits) -> None:
+        self._limits = limits
         self._buffer: bytes | bytearray = b""  # `bytes` while it is being read, so that views of it are safe
         self._at = 0
         self._target: memoryview | None = None  # the memory of one large message
@@ -332,52 +326,40 @@ class Decoder:
         """Takes bytes; `data` may be reused once this returns. Never raises for what the bytes say."""
         if self._error is not None:
             return
-        if self.need > _LARGE:
+        if self.need > LARGE:
             data = self._fill(data)
             if not data:
                 return
-        if len(self._buffer) == self._at:
+        rest = self._buffer
+        if not rest:
             self._buffer = bytes(data)
-            self._at = 0
             return
-        if isinstance(self._buffer, bytes):
-            self._buffer = bytearray(memoryview(self._buffer)[self._at :])
+        if isinstance(rest, bytes):
+            held = memoryview(rest)[self._at :]
             self._at = 0
+            if len(held) < (self.need or _PRELUDE.size) <= len(held) + len(data):
+                self._buffer = b"".join((held, data))  # there is something to read now
+                return
+            self._buffer = bytearray(held)
         self._buffer += data
 
     def receive_eof(self) -> None:
         """No more bytes will come. RemoteProtocolError if a message is cut off; whole ones can still be pulled."""
         self._eof = True
         if self._error is None and 0 < self.buffered < (self.need or _PRELUDE.size):
-            raise self.fail(self._truncated())
+            raise self._fail(self._truncated())
 
-    def next_message(self) -> Message | NeedData:
-        """The next whole message, or NEED_DATA."""
-        raw = self.next_raw()
-        if raw is Signal.NEED_DATA:
-            return raw
-        try:
-            return Message(headers=decode_headers(raw.headers, self._limits.fields), payload=raw.payload)
-        except RemoteProtocolError as error:
-            raise self.fail(error) from None
-
-    def next_raw(self) -> Raw | NeedData:
-        """As `next_message`, but the header block is left as it is: for a dialect that knows its blocks by heart."""
-        if self._error is not None:
-            raise self._error
-        try:
-            return self._next()
-        except RemoteProtocolError as error:
-            raise self.fail(error) from None
-
-    def fail(self, error: RemoteProtocolError) -> RemoteProtocolError:
-        """Ends the decoder with an error that a dialect found in a message; gives it back, to be raised."""
+    def _fail(self, error: RemoteProtocolError) -> RemoteProtocolError:
+        """Ends the reader with that error; gives it back, to be raised."""
         self._error = error
         self._buffer, self._at, self._target, self._filled, self.need = b"", 0, None, 0, 0
         return error
 
-    def _next(self) -> Raw | NeedData:
-        held = self.buffered
+    def _next_raw(self) -> Raw | NeedData:
+        """The next whole message. RemoteProtocolError, which the caller makes final with `_fail`."""
+        if self._error is not None:
+            raise self._error
+        held = self._filled + len(self._buffer) - self._at
         if held < (self.need or _PRELUDE.size):
             if held and self._eof:
                 raise self._truncated()
@@ -394,11 +376,8 @@ class Decoder:
                 raise self._truncated()
             return Signal.NEED_DATA
         raw = _raw(buffer, at, total, headers, crc32(memoryview(buffer)[at + 8 : at + total - 4], crc))
+        self._buffer, self._at = (b"", 0) if held == total else (buffer, at + total)
         self.need = 0
-        if held == total:
-            self._buffer, self._at = b"", 0
-        else:
-            self._at = at + total
         return raw
 
     def _fill(self, data: Buffer) -> memoryview:
@@ -427,3 +406,24 @@ class Decoder:
     def _truncated(self) -> RemoteProtocolError:
         needed = f"of {self.need} bytes" if self.need else "whose length is not known yet"
         return RemoteProtocolError(f"event stream ends inside a message {needed}, after {self.buffered} bytes of it")
+
+
+@final
+class Decoder(Reader):
+    """Reads a run of messages. Feed `receive_data`, pull `next_message` until it says NEED_DATA, feed again;
+    `receive_eof` when the bytes end. Memory and errors are those of its base."""
+
+    __slots__ = ()
+
+    def __init__(self, limits: Limits | None = None) -> None:
+        super().__init__(limits or Limits())
+
+    def next_message(self) -> Message | NeedData:
+        """The next whole message, or NEED_DATA."""
+        try:
+            raw = self._next_raw()
+            if raw is Signal.NEED_DATA:
+                return raw
+            return Message(headers=decode_headers(raw.headers, self._limits.fields), payload=raw.payload)
+        except RemoteProtocolError as error:
+            raise self._fail(error) from None

@@ -4,10 +4,26 @@ from __future__ import annotations
 
 import contextlib
 import enum
+from collections.abc import Sequence
 from typing import final
 
+from msgspec.structs import replace
+
 from protocols.errors import LocalProtocolError, RemoteProtocolError
-from protocols.events import NEED_DATA, PAUSED, Buffer, ConnectionEnd, Data, End, Event, Request, Response, Sent, Signal
+from protocols.events import (
+    NEED_DATA,
+    PAUSED,
+    Buffer,
+    ConnectionEnd,
+    Data,
+    End,
+    Event,
+    Headers,
+    Request,
+    Response,
+    Sent,
+    Signal,
+)
 from protocols.http1_chunks import Chunks
 from protocols.http1_head import (
     Outgoing,
@@ -19,6 +35,7 @@ from protocols.http1_head import (
     request_line,
     status_line,
     write_fields,
+    write_plain,
     write_trailers,
 )
 from protocols.http1_input import LARGE, Input
@@ -59,6 +76,12 @@ class _Writing(enum.Enum):
     DONE = enum.auto()
 
 
+# What is asked for with each event: a member of an enum is slow to look up, in Python 3.11 as slow as a call.
+_READ_HEAD, _READ_LENGTH, _READ_END, _READ_DONE = _Reading.HEAD, _Reading.LENGTH, _Reading.END, _Reading.DONE
+_WRITE_WAITING, _WRITE_HEAD, _WRITE_DONE = _Writing.WAITING, _Writing.HEAD, _Writing.DONE
+_WRITE_LENGTH, _WRITE_CHUNKED, _WRITE_UNTIL_CLOSE = _Writing.LENGTH, _Writing.CHUNKED, _Writing.UNTIL_CLOSE
+
+
 @final
 class HTTP1Connection:
     """One HTTP/1.1 connection as seen by a server or a client, without any input or output of its own.
@@ -73,9 +96,9 @@ class HTTP1Connection:
     """
 
     __slots__ = (
-        "_chunks", "_client", "_closing", "_continue_due", "_eof", "_error", "_head_request", "_http10", "_input",
-        "_known", "_landed", "_landing", "_ledger", "_limits", "_must_close", "_output", "_reading", "_rest", "_retired",
-        "_scheme", "_to_send", "_told", "_upgrade", "_writing", "stream",
+        "_chunks", "_client", "_closing", "_continue_due", "_earlier", "_eof", "_error", "_given", "_head_request",
+        "_http10", "_input", "_known", "_landed", "_landing", "_limits", "_must_close", "_output", "_reading", "_rest",
+        "_retired", "_scheme", "_to_send", "_told", "_upgrade", "_usual", "_writing", "stream",
     )  # fmt: skip
 
     def __init__(self, role: Role, limits: HTTP1Limits = _DEFAULT_LIMITS, *, scheme: bytes = b"http") -> None:
@@ -98,13 +121,15 @@ class HTTP1Connection:
         self._chunks: Chunks | None = None
         self._landing: memoryview | None = None
         self._landed = self._told = 0  # bytes in it, and how many of them were given out
-        self._ledger: dict[int, int] = {}
+        self._given = 0  # bytes given out as Data and not credited, of the stream under way
+        self._earlier: dict[int, int] = {}  # and of those before it
 
         # the request under way, as far as its answer depends on it
         self._head_request = False
         self._http10 = False
         self._continue_due = False
         self._upgrade = b""
+        self._usual = False  # HTTP/1.1 that stays open, to be answered with a body
 
         self._output = Output()
         self._writing = _Writing.HEAD if self._client else _Writing.WAITING
@@ -141,43 +166,40 @@ class HTTP1Connection:
     def next_event(self) -> Event | Signal:
         """One event, NEED_DATA, or PAUSED: a pipelined request is here whose turn has not come. After the peer's end
         it is ConnectionEnd, again and again. Raises RemoteProtocolError, then always the same one."""
+        reading = self._reading
+        event: Event | Signal | None = None
+        try:
+            if reading is _READ_LENGTH:
+                event = self._read_length() if self._landing is None else self._read_landed(self._landing)
+            elif reading is _READ_END:
+                event = End(stream=self.stream)
+                self._end_reading()
+            elif reading is _READ_HEAD:
+                event = self._read_response() if self._client else self._read_request()
+            elif reading is not _READ_DONE:
+                event = self._read_other(reading)
+            if event is not None:
+                return event
+            return self._starved() if self._eof or self._input.data else NEED_DATA
+        except RemoteProtocolError as error:
+            if self._error is None:
+                self._fail(error)
+            raise
+
+    def _read_other(self, reading: _Reading) -> Event | None:
         if self._error is not None:
             raise self._error.with_traceback(None)
         if self._retired:
             raise LocalProtocolError("events from a retired machine")
-        try:
-            event = self._pull()
-        except RemoteProtocolError as error:
-            self._fail(error)
-            raise
-        if type(event) is Data:
-            stream = self.stream
-            self._ledger[stream] = self._ledger.get(stream, 0) + len(event.buffers[0])
-        elif type(event) is End:
-            self._turn()
-        return event
-
-    def _pull(self) -> Event | Signal:
-        event: Event | None = None
-        match self._reading:
-            case _Reading.HEAD:
-                event = self._read_response() if self._client else self._read_request()
-            case _Reading.LENGTH:
-                event = self._read_length() if self._landing is None else self._read_landed(self._landing)
-            case _Reading.END:
-                self._reading = _Reading.DONE
-                return End(stream=self.stream)
-            case _Reading.CHUNKED:
-                event = self._read_chunked()
-            case _Reading.UNTIL_EOF:
-                event = self._read_until_eof()
-        return self._starved() if event is None else event
+        if reading is _Reading.CHUNKED:
+            return self._read_chunked()
+        return self._read_until_eof() if reading is _Reading.UNTIL_EOF else None
 
     def _starved(self) -> Event | Signal:
         """What to say when the bytes at hand make no event."""
         reading = self._reading
         between = reading in (_Reading.DONE, _Reading.SWITCHED, _Reading.OVER)
-        if between and self._input.unread:
+        if between and self._input.data:
             if self._client and reading is _Reading.DONE:
                 raise RemoteProtocolError("bytes that no request asked for")  # RFC 9112 section 9.2
             return PAUSED
@@ -186,7 +208,7 @@ class HTTP1Connection:
         if between or (reading is _Reading.HEAD and not self._client and not self._input.unread):
             return _CONNECTION_END
         if reading is _Reading.UNTIL_EOF:  # RFC 9112 section 6.3, rule 8
-            self._reading = _Reading.DONE
+            self._end_reading()
             return End(stream=self.stream)
         raise RemoteProtocolError("the connection ended in the middle of a message")  # RFC 9112 section 8
 
@@ -194,7 +216,7 @@ class HTTP1Connection:
         if self._client:
             error.status = 502
         if self._writing is _Writing.WAITING:  # a head that was none is answered all the same
-            self.stream += 1
+            self._next_stream()
             self._writing = _Writing.HEAD
             self._head_request = False
             self._http10 = True  # for all we know
@@ -210,36 +232,34 @@ class HTTP1Connection:
 
     # -- heads -----------------------------------------------------------------------------------------------------
 
-    def _read_request(self) -> Request | None:
-        known, limits = self._known, self._limits
-        if known is not None and self._input.accept(known[0]):
-            parsed = known[1]
-        else:
-            head = self._input.head(limits.head, limits.request_line, blank_line=True)
-            if head is None:
-                return None
-            parsed = read_request(head, max_fields=limits.fields)
-            self._known = (head, parsed) if len(head) <= _REMEMBERED else None
+    def _next_stream(self) -> None:
+        if self._given:
+            self._earlier[self.stream] = self._given
+            self._given = 0
         self.stream += 1
-        self._writing = _Writing.HEAD
-        self._head_request = parsed.method == b"HEAD"
-        self._http10 = parsed.version == b"1.0"
-        self._continue_due = parsed.expects_continue
-        self._upgrade = parsed.upgrade
-        self._must_close = not parsed.keep_alive
-        self._start_body(parsed.length or 0, parsed.chunked)
-        return Request(
-            stream=self.stream,
-            method=parsed.method,
-            target=parsed.target,
-            headers=parsed.headers,
-            authority=parsed.authority,
-            scheme=self._scheme,
-            version=parsed.version,
-            content_length=parsed.length,
-            expects_continue=parsed.expects_continue,
-            upgrade=parsed.upgrade,
-        )
+
+    def _read_request(self) -> Request | None:
+        source, known = self._input, self._known
+        if not source.data:
+            return None
+        if known is not None and source.accept(known[0]):
+            head = known[1]
+        else:
+            limits = self._limits
+            text = source.head(limits.head, limits.request_line, blank_line=True)
+            if text is None:
+                return None
+            head = read_request(text, max_fields=limits.fields, scheme=self._scheme)
+            self._known = (text, head) if len(text) <= _REMEMBERED else None
+        request, length, chunked, keep_alive, http10, is_head = head
+        self._next_stream()
+        self._writing = _WRITE_HEAD
+        self._head_request, self._http10, self._must_close = is_head, http10, not keep_alive
+        self._usual = keep_alive and not is_head and not http10
+        self._continue_due = request.expects_continue
+        self._upgrade = request.upgrade
+        self._start_body(length, chunked)
+        return replace(request, stream=self.stream)
 
     def _read_response(self) -> Response | None:
         limits = self._limits
@@ -273,29 +293,28 @@ class HTTP1Connection:
             self._chunks = Chunks(self._input, self._limits)
             self._reading = _Reading.CHUNKED
         else:
-            self._reading = _Reading.LENGTH if length else _Reading.END
+            self._reading = _READ_LENGTH if length else _READ_END
 
     def _read_until_eof(self) -> Data | None:
-        piece = self._input.take(self._input.unread)
-        return None if piece is None else Data(stream=self.stream, buffers=(piece,))
+        return self._give(self._input.take(self._input.unread))
 
     def _read_length(self) -> Data | None:
         piece = self._input.take(self._rest)
         if piece is None:
             return None
-        self._rest -= len(piece)
+        size = len(piece)
+        self._given += size
+        self._rest -= size
         if not self._rest:
-            self._reading = _Reading.END
+            self._reading = _READ_END
         return Data(stream=self.stream, buffers=(piece,))
 
     def _read_chunked(self) -> Data | End | None:
         assert self._chunks is not None
         piece = self._chunks.read()
-        if piece is None:
-            return None
         if not isinstance(piece, tuple):
-            return Data(stream=self.stream, buffers=(piece,))
-        self._reading, self._chunks = _Reading.DONE, None
+            return self._give(piece)
+        self._end_reading()
         return End(stream=self.stream, trailers=piece)
 
     def _read_landed(self, landing: memoryview) -> Data | None:
@@ -305,19 +324,37 @@ class HTTP1Connection:
         self._rest -= len(piece)
         self._told = self._landed
         if not self._rest:
-            self._reading = _Reading.END
+            self._reading = _READ_END
             self._end_landing()
+        return self._give(piece)
+
+    def _give(self, piece: Buffer | None) -> Data | None:
+        if piece is None:
+            return None
+        self._given += len(piece)
         return Data(stream=self.stream, buffers=(piece,))
+
+    def _end_reading(self) -> None:
+        """The peer's message is given out, or is with the event that is about to be."""
+        self._reading, self._chunks = _READ_DONE, None
+        if self._writing is _WRITE_DONE:
+            self._turn()
 
     def _skip_body(self) -> None:
         """Our answer is complete and its request is not given out to its end: what is here of it is dropped."""
         self._rest -= self._landed - self._told
         self._end_landing()
-        if self._reading is _Reading.LENGTH and not self._rest:
-            self._reading = _Reading.DONE
-        with contextlib.suppress(RemoteProtocolError):  # then it has no end that can be found
-            while self._reading is not _Reading.DONE and type(self._pull()) is not Signal:
-                pass
+        if self._chunks is not None:
+            with contextlib.suppress(RemoteProtocolError):  # then it has no end that can be found
+                while (piece := self._chunks.read()) is not None:
+                    if isinstance(piece, tuple):
+                        self._reading, self._chunks = _READ_DONE, None
+                        break
+            return
+        while self._rest and (piece := self._input.take(self._rest)) is not None:
+            self._rest -= len(piece)
+        if not self._rest:
+            self._reading = _READ_DONE
 
     # -- landing ---------------------------------------------------------------------------------------------------
 
@@ -339,7 +376,7 @@ class HTTP1Connection:
             )
         view = view[: self._rest]
         n = 0
-        while (piece := self._input.take(self._rest - n)) is not None:
+        while n < self._rest and (piece := self._input.take(self._rest - n)) is not None:
             view[n : n + len(piece)] = piece
             n += len(piece)
         self._landing, self._landed, self._told = view, n, 0
@@ -371,18 +408,20 @@ class HTTP1Connection:
     @property
     def unconsumed(self) -> int:
         """Body bytes given out as Data and not credited yet."""
-        return sum(self._ledger.values())
+        return self._given + sum(self._earlier.values()) if self._earlier else self._given
 
     def credit(self, stream: int, n: int) -> None:
         """The consumer took n bytes of this stream's body. HTTP/1.1 has no window to give back; the count is what a
         driver decides by whether to read on. Raises LocalProtocolError beyond what was given out."""
-        given = self._ledger.get(stream, 0)
+        given = self._given if stream == self.stream else self._earlier.get(stream, 0)
         if not 0 <= n <= given:
             raise LocalProtocolError(f"credit: {n} bytes for stream {stream}, which has {given} outstanding")
-        if n == given:
-            self._ledger.pop(stream, None)
+        if stream == self.stream:
+            self._given = given - n
+        elif n < given:
+            self._earlier[stream] = given - n
         else:
-            self._ledger[stream] = given - n
+            self._earlier.pop(stream, None)
 
     # -- sending ---------------------------------------------------------------------------------------------------
 
@@ -395,16 +434,71 @@ class HTTP1Connection:
         """
         if self._retired:
             raise LocalProtocolError("send: this machine is retired")
-        if type(event) is Request:
+        if type(event) is Data:
+            self.send_data(event.stream, event.buffers)
+        elif type(event) is Request:
             self._send_request(event)
         elif event.stream != self.stream:
-            raise LocalProtocolError(f"send: stream {event.stream} is not under way, {self.stream} is")
-        elif type(event) is Data:
-            self._send_data(event)
+            raise self._other_stream(event.stream)
         elif type(event) is Response:
-            self._send_response(event)
+            self._send_response(event.status, event.headers)
         else:
-            self._send_end(event)
+            self._send_end(event.trailers)
+
+    def send_data(self, stream: int, buffers: Sequence[Buffer]) -> None:
+        """Exactly as a Data sent, which it spares the caller to make."""
+        if stream != self.stream:
+            raise self._other_stream(stream)
+        size = 0
+        for buffer in buffers:
+            if type(buffer) is memoryview and bytes_view(buffer) is not buffer:
+                self.send_data(stream, [bytes_view(b) if type(b) is memoryview else b for b in buffers])
+                return
+            size += len(buffer)
+        writing = self._writing
+        if writing is _WRITE_CHUNKED:
+            if size >= LARGE:
+                self._output.put_all((b"%x\r\n" % size, *buffers, b"\r\n"))
+            elif len(buffers) == 1 and size and type(only := buffers[0]) is bytes:  # a token
+                self._output.put(b"%x\r\n%b\r\n" % (size, only))
+            elif size:  # RFC 9112 section 7.1: an empty chunk would be the last
+                self._output.put(b"".join((b"%x\r\n" % size, *buffers, b"\r\n")))
+            return
+        if writing is _WRITE_LENGTH:
+            if size > self._to_send:
+                raise LocalProtocolError(f"send: {size} bytes of body, the head leaves {self._to_send}")
+            self._to_send -= size
+        elif writing is not _WRITE_UNTIL_CLOSE:
+            raise LocalProtocolError("send: a body needs a head first, and has one end")
+        self._output.put_all(buffers)
+
+    def respond(self, stream: int, status: int, headers: Headers, buffers: Sequence[Buffer] = ()) -> None:
+        """A whole answer: exactly as a Response, a Data with `buffers` where there are any, and an End, sent one after
+        the other. `headers` say the content-length. Raises LocalProtocolError as they do; what went before the one
+        that is refused is queued then."""
+        if stream != self.stream:
+            raise self._other_stream(stream)
+        # the request is given out whole, and neither it nor we have anything to say about the connection
+        if self._usual and self._reading is _READ_DONE and self._writing is _WRITE_HEAD and not self._closing:
+            size = 0
+            for buffer in buffers:
+                if type(buffer) is memoryview and not (buffer.c_contiguous and buffer.nbytes == len(buffer)):
+                    size = LARGE  # not counted here
+                size += len(buffer)
+            head = write_plain(status, headers, size) if size < LARGE else None
+            if head is not None:
+                self._output.put_last(b"".join((head, *buffers)), stream)
+                self._reading, self._writing = _READ_HEAD, _WRITE_WAITING
+                return
+        if self._retired:
+            raise LocalProtocolError("send: this machine is retired")
+        self._send_response(status, headers)
+        if buffers:
+            self.send_data(stream, buffers)
+        self._send_end()
+
+    def _other_stream(self, stream: int) -> LocalProtocolError:
+        return LocalProtocolError(f"send: stream {stream} is not under way, {self.stream} is")
 
     def close_after_response(self) -> None:
         """The next head sent, that of the answer under way if it is not out yet, says `connection: close`."""
@@ -415,11 +509,10 @@ class HTTP1Connection:
         larger message was admitted whole; nothing enforces it here."""
         return self._limits.send_buffer - self._output.queued
 
-    def _send_response(self, event: Response) -> None:
-        status = event.status
+    def _send_response(self, status: int, headers: Headers) -> None:
         if self._client or self._writing is not _Writing.HEAD or not 100 <= status <= 599:
             raise LocalProtocolError(f"send: no response head with status {status} may be sent here")
-        fields = write_fields(event.headers)
+        fields = write_fields(headers)
         if status < 200:
             self._send_interim(status, fields)
             return
@@ -512,40 +605,18 @@ class HTTP1Connection:
         self._to_send = length or 0
         self._writing = _Writing.CHUNKED if chunked else _Writing.LENGTH
         self._reading = _Reading.HEAD
-        self.stream += 1
+        self._next_stream()
         connection = self._connection_fields(asked, self._upgrade)
         self._output.put(b"%bhost: %b\r\n%b%b%b\r\n" % (line, event.authority, fields.block, connection, own))
 
-    def _send_data(self, event: Data) -> None:
-        buffers = [buffer for given in event.buffers if (buffer := _flat(given))]
-        size = sum(map(len, buffers))
-        writing = self._writing
-        if writing is _Writing.LENGTH:
-            if size > self._to_send:
-                raise LocalProtocolError(f"send: {size} bytes of body, the head leaves {self._to_send}")
-            self._to_send -= size
-        elif writing is not _Writing.CHUNKED and writing is not _Writing.UNTIL_CLOSE:
-            raise LocalProtocolError("send: a body needs a head first, and has one end")
-        if not size:
-            return  # RFC 9112 section 7.1: an empty chunk would be the last
-        if writing is _Writing.CHUNKED:
-            head = b"%x\r\n" % size
-            if size < LARGE:
-                self._output.put(b"".join((head, *buffers, b"\r\n")))
-                return
-            buffers = [head, *buffers, b"\r\n"]
-        for buffer in buffers:
-            self._output.put(buffer)
-
-    def _send_end(self, event: End) -> None:
-        if self._writing is _Writing.CHUNKED:
-            last = b"0\r\n%b\r\n" % (write_trailers(event.trailers) if event.trailers else b"")
-            self._output.put(last)
-        elif self._writing is not _Writing.LENGTH and self._writing is not _Writing.UNTIL_CLOSE:
+    def _send_end(self, trailers: Headers = ()) -> None:
+        if self._writing is _WRITE_CHUNKED:
+            self._output.put(b"0\r\n%b\r\n" % (write_trailers(trailers) if trailers else b""))
+        elif self._writing is not _WRITE_LENGTH and self._writing is not _WRITE_UNTIL_CLOSE:
             raise LocalProtocolError("send: nothing is under way that could end")
         elif self._to_send:
             raise LocalProtocolError(f"send: the body ends {self._to_send} bytes short of its content-length")
-        elif event.trailers:
+        elif trailers:
             raise LocalProtocolError("send: trailers need a chunked body")
         self._writing = _Writing.DONE
         self._output.end(self.stream)
@@ -599,8 +670,3 @@ class HTTP1Connection:
             self._writing = _Writing.HEAD
         else:
             self._reading, self._writing = _Reading.HEAD, _Writing.WAITING
-
-
-def _flat(buffer: Buffer) -> Buffer:
-    """The same memory, with a len() that counts bytes."""
-    return bytes_view(buffer) if type(buffer) is memoryview else buffer

@@ -10,7 +10,7 @@ from typing import NamedTuple, final
 import httptools
 
 from protocols.errors import LocalProtocolError, RemoteProtocolError
-from protocols.events import Headers
+from protocols.events import Headers, Request
 
 _TOKEN = (string.digits + string.ascii_letters + "!#$%&'*+-.^_`|~").encode()  # RFC 9110 section 5.6.2
 _VISIBLE = bytes(c for c in range(0x21, 0x7F) if c != ord("#"))  # a request target has no fragment (RFC 9112 section 3.2)
@@ -27,7 +27,6 @@ _TRAILER = re.compile(rb"([0-9A-Za-z!#$%&'*+.^_`|~-]+):([\t -~\x80-\xff]*)")
 # The parser library is shown only what passes these: no control character, no bare CR or LF (RFC 9112 section 2.2), no
 # folded line (section 5.2), one space between the parts of a request line (section 3).
 _LINE_ENDS = rb"\r\n(?![\t ])(?:[\t -~\x80-\xff]++\r\n(?![\t ]))*+\r\n"
-_LINES = re.compile(rb"(?:[\t -~\x80-\xff]*+\r\n)*+")
 _REQUEST = re.compile(rb"([!-~]++) ([!-~]++) HTTP/([0-9]\.[0-9])" + _LINE_ENDS)
 _RESPONSE = re.compile(rb"HTTP/1\.([01]) ([1-5][0-9]{2})(?: [\t -~\x80-\xff]*+)?" + _LINE_ENDS)
 
@@ -52,22 +51,33 @@ _PHRASES = {s.value: s.phrase for s in http.HTTPStatus} | {
     413: "Content Too Large", 416: "Range Not Satisfiable", 422: "Unprocessable Content",
 }  # fmt: skip
 _STATUS_LINES = {status: f"HTTP/1.1 {status} {phrase}\r\n".encode() for status, phrase in _PHRASES.items()}
+# Of answers that have a body (RFC 9112 section 6.3, rule 1), as `write_plain` has them: each line but the first brings
+# the end of the one before.
+_PLAIN_LINES = {status: line[:-2] for status, line in _STATUS_LINES.items() if status >= 200 and status not in (204, 304)}
+_PLAIN_LENGTH = b"\r\ncontent-length: "
+# How the line of a field begins whose name was checked. The names alone: values are many, and may be private.
+_PLAIN_STARTS: dict[bytes, bytes] = {}
+_STARTS_KEPT, _NAME_KEPT = 256, 64
+
+# A transfer coding with its parameters, RFC 9112 section 7; chunked has none and is applied once.
+_QUOTED = rb'"(?:[\t !#-\[\]-~\x80-\xff]|\\[\t -~\x80-\xff])*+"'
+_WORD = rb"[0-9A-Za-z!#$%&'*+.^_`|~-]++"
+_PARAMETER = rb"[ \t]*+;[ \t]*+" + _WORD + rb"[ \t]*+=[ \t]*+(?:" + _WORD + rb"|" + _QUOTED + rb")"
+_CODING = rb"(?!chunked[ \t;,])" + _WORD + rb"(?:" + _PARAMETER + rb")*+"
+_CODED_THEN_CHUNKED = re.compile(rb"(?:" + _CODING + rb"[ \t]*+,[ \t]*+)++chunked", re.IGNORECASE)
 
 
 class RequestHead(NamedTuple):
     """A request head that has passed every check. A named tuple: one is made for each request."""
 
-    method: bytes
-    target: bytes
-    authority: bytes
-    headers: Headers
-    version: bytes
-    keep_alive: bool
-    length: int | None
-    """The declared one; None without Content-Length."""
+    event: Request
+    """What it says, of stream 0."""
+    length: int
+    """Of the body; 0 where it does not say."""
     chunked: bool
-    expects_continue: bool
-    upgrade: bytes
+    keep_alive: bool
+    http10: bool
+    is_head: bool
 
 
 class ResponseHead(NamedTuple):
@@ -128,7 +138,7 @@ class _Fields:
         self.headers.append((name, value))
 
 
-def read_request(head: bytes, *, max_fields: int) -> RequestHead:
+def read_request(head: bytes, *, max_fields: int, scheme: bytes) -> RequestHead:
     """Reads a head, its empty line included. Raises RemoteProtocolError with the status to refuse it with."""
     _check_count(head, max_fields)
     match = _REQUEST.fullmatch(head)
@@ -158,19 +168,21 @@ def read_request(head: bytes, *, max_fields: int) -> RequestHead:
     length, chunked = _framing(special, modern)
     connection = _tokens(special.get(b"connection", ()))
     has_body = bool(length or chunked)
-    return RequestHead(
-        method,
-        target,
-        _authority(special.get(b"host", ()), named, modern),
-        tuple(fields.headers),
-        version,
-        b"close" not in connection and (modern or b"keep-alive" in connection),
-        length,
-        chunked,
+    request = Request(
+        stream=0,
+        method=method,
+        target=target,
+        headers=tuple(fields.headers),
+        authority=_authority(special.get(b"host", ()), named, modern),
+        scheme=scheme,
+        version=version,
+        content_length=length,
         # an HTTP/1.0 client cannot expect, nor one that sends nothing (RFC 9110 section 10.1.1)
-        modern and b"expect" in special and _expects_continue(special[b"expect"]) and has_body,
-        _upgrade(special) if modern and not has_body and method == b"GET" and b"upgrade" in connection else b"",
+        expects_continue=modern and b"expect" in special and _expects_continue(special[b"expect"]) and has_body,
+        upgrade=_upgrade(special) if modern and not has_body and method == b"GET" and b"upgrade" in connection else b"",
     )
+    keep_alive = b"close" not in connection and (modern or b"keep-alive" in connection)
+    return RequestHead(request, length or 0, chunked, keep_alive, not modern, method == b"HEAD")
 
 
 def read_response(head: bytes, *, max_fields: int) -> ResponseHead:
@@ -223,17 +235,39 @@ def write_fields(headers: Headers) -> Outgoing:
             if lower in _NOT_TO_SEND:
                 raise LocalProtocolError(f"{lower.decode()}: is the machine's to write")
             if lower == b"connection" or lower == b"upgrade":
-                if value.translate(None, _CONTROLS) != value:
+                if _has_controls(value):
                     raise LocalProtocolError(f"{lower.decode()}: control characters in its value")
                 continue
-        elif not name or name.translate(None, _TOKEN):
+        elif not _is_token(name):
             raise LocalProtocolError(f"field name: expected a token, got {name[:40]!r}")
         parts += (name, b": ", value, b"\r\n")
-    block = b"".join(parts)
-    if _LINES.fullmatch(block) is None or 4 * block.count(b"\n") != len(parts):
-        bad = next(name for name, value in headers if value.translate(None, _CONTROLS) != value)
+    if _has_controls(b"".join(parts[2::4])):
+        bad = next(name for name, value in headers if _has_controls(value))
         raise LocalProtocolError(f"{bad[:40]!r}: control characters in a field value")
-    return Outgoing(block, special)
+    return Outgoing(b"".join(parts), special)
+
+
+def write_plain(status: int, headers: Headers, length: int) -> bytes | None:
+    """The head of an answer with a body of `length` bytes, as `status_line` and `write_fields` write it, where its
+    fields say just that length and nothing else that the machine must know of. None for any other, which is for them."""
+    text = _PLAIN_LINES.get(status)
+    if text is None:
+        return None
+    declared = None
+    for name, value in headers:
+        start = _PLAIN_STARTS.get(name)
+        if start is None:
+            if name == b"content-length" and declared is None:
+                start, declared = _PLAIN_LENGTH, value
+            else:
+                start = _plain_start(name)
+                if start is None:
+                    return None
+        text = text + start + value
+    # of control characters, there may only be the CRLF that each field brought
+    if declared != b"%d" % length or len(text.translate(None, _CONTROLS)) != len(text) - 2 * len(headers):
+        return None
+    return text + b"\r\n\r\n"
 
 
 def write_trailers(trailers: Headers) -> bytes:
@@ -266,6 +300,25 @@ def is_authority(value: bytes) -> bool:
 def is_protocol(value: bytes) -> bool:
     """Whether it names one protocol, with or without a version (RFC 9110 section 7.8)."""
     return bool(value) and not value.translate(None, _TOKEN + b"/")
+
+
+def _plain_start(name: bytes) -> bytes | None:
+    if not _is_token(name) or name.lower() in _SPECIAL:
+        return None
+    start = b"\r\n%b: " % name
+    if len(name) <= _NAME_KEPT:
+        if len(_PLAIN_STARTS) >= _STARTS_KEPT:
+            _PLAIN_STARTS.clear()
+        _PLAIN_STARTS[name] = start
+    return start
+
+
+def _is_token(name: bytes) -> bool:
+    return bool(name) and not name.translate(None, _TOKEN)
+
+
+def _has_controls(value: bytes) -> bool:
+    return len(value.translate(None, _CONTROLS)) != len(value)
 
 
 def _check_count(head: bytes, max_fields: int) -> None:
@@ -325,9 +378,10 @@ def _framing(special: dict[bytes, list[bytes]], modern: bool) -> tuple[int | Non
     if not modern:
         raise RemoteProtocolError("transfer-encoding in HTTP/1.0")  # section 6.1
     if len(codings) != 1 or codings[0].lower() != b"chunked":
-        raise RemoteProtocolError(
-            f"transfer-encoding: expected chunked, got {b', '.join(codings)[:40]!r}", status=501
-        )  # section 6.1
+        coding = b", ".join(codings)
+        # a coding we do not know is 501 (section 6.1); a body whose end cannot be told is 400 (section 6.3, rule 4)
+        status = 501 if _CODED_THEN_CHUNKED.fullmatch(coding) else 400
+        raise RemoteProtocolError(f"transfer-encoding: expected chunked, got {coding[:40]!r}", status=status)
     return None, True
 
 

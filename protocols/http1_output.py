@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections import deque
+from collections.abc import Iterable
 from typing import final
 
 from protocols.errors import LocalProtocolError
@@ -17,16 +17,28 @@ class Output:
     __slots__ = ("_buffers", "_ends", "_flight", "_sent", "queued")
 
     def __init__(self) -> None:
-        self._buffers: deque[Buffer] = deque()
+        self._buffers: list[Buffer] = []
         self._flight = 0  # bytes given out and not confirmed
         self._sent = 0  # bytes the kernel has, ever
-        self._ends: deque[tuple[int, int]] = deque()  # (where its last byte is, stream)
+        self._ends: list[tuple[int, int]] = []  # (where its last byte is, stream)
         self.queued = 0
 
     def put(self, buffer: Buffer) -> None:
         """Queues a buffer whose len() counts bytes."""
         self._buffers.append(buffer)
         self.queued += len(buffer)
+
+    def put_last(self, buffer: Buffer, stream: int) -> None:
+        """Queues a buffer with which this stream ends."""
+        self._buffers.append(buffer)
+        self.queued += len(buffer)
+        self._ends.append((self._sent + self.queued, stream))
+
+    def put_all(self, buffers: Iterable[Buffer]) -> None:
+        """Queues those that are not empty."""
+        for buffer in buffers:
+            if buffer:
+                self.put(buffer)
 
     def clear(self) -> None:
         """Forgets everything."""
@@ -42,51 +54,66 @@ class Output:
         """The next buffers, about `at_most` bytes: runs of small ones are joined and never cut."""
         if self._flight:
             raise LocalProtocolError("data_to_send: what it gave last was not confirmed with data_sent")
-        queue = self._buffers
-        if self.queued < LARGE and self.queued <= at_most:  # a small answer, whole
-            self._flight = self.queued
-            crumbs = list(queue)
-            queue.clear()
-            return [b"".join(crumbs)] if len(crumbs) > 1 else crumbs
+        queue, queued = self._buffers, self.queued
+        if queued < LARGE and queued <= at_most:  # a small answer, whole
+            self._flight = queued
+            if len(queue) > 1:
+                joined: list[Buffer] = [b"".join(queue)]
+                queue.clear()
+                return joined
+            self._buffers = []
+            return queue
         buffers: list[Buffer] = []
-        crumbs = []
-        left = at_most
-        while queue and left > 0:
-            buffer = queue.popleft()
-            if len(buffer) < LARGE:
+        crumbs: list[Buffer] = []
+        left, taken = at_most, 0
+        for buffer in queue:
+            if left <= 0:
+                break
+            size = len(buffer)
+            if size < LARGE:
                 crumbs.append(buffer)
             else:
                 _join(crumbs, buffers)
-                if len(buffer) > left:
+                if size > left:
                     view = memoryview(buffer)
-                    queue.appendleft(view[left:])
-                    buffer = view[:left]
+                    queue[taken] = view[left:]
+                    buffers.append(view[:left])
+                    left = 0
+                    break
                 buffers.append(buffer)
-            left -= len(buffer)
+            left -= size
+            taken += 1
         _join(crumbs, buffers)
+        del queue[:taken]
         self._flight = at_most - left
         return buffers
 
     def confirm(self, current: int) -> Sent:
         """What `take` gave is with the kernel; bytes behind the last end are those of stream `current`."""
-        sent = Sent()
-        start, now = self._sent, self._sent + self._flight
-        while self._ends:
-            end, stream = self._ends[0]
+        flight, ends = self._flight, self._ends
+        start, now = self._sent, self._sent + flight
+        self._sent = now
+        self._flight = 0
+        self.queued -= flight
+        if not ends:
+            return Sent([current], []) if flight else Sent()
+        if start < ends[0][0] == now:  # one answer, to its end
+            stream = ends.pop(0)[1]
+            return Sent([stream], [stream])
+        room, ended = [], []
+        for end, stream in ends:
             if start < end and start < now:
-                sent.room.append(stream)
+                room.append(stream)
             if end > now:
                 break
-            sent.ended.append(stream)
-            self._ends.popleft()
+            ended.append(stream)
             start = end
         else:
             if start < now:
-                sent.room.append(current)
-        self._sent = now
-        self.queued -= self._flight
-        self._flight = 0
-        return sent
+                room.append(current)
+        if ended:
+            del ends[: len(ended)]
+        return Sent(room, ended)
 
 
 def bytes_view(buffer: memoryview) -> memoryview:

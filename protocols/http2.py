@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
+import warnings
 from collections import OrderedDict, deque
-from dataclasses import dataclass
+from collections.abc import Sequence
 from typing import NoReturn, final
 
 from h2.events import (
-    Event as LibraryEvent,
-)
-from h2.events import (
+    DataReceived,
     InformationalResponseReceived,
     RemoteSettingsChanged,
     RequestReceived,
@@ -19,10 +18,13 @@ from h2.events import (
     TrailersReceived,
     WindowUpdated,
 )
+from h2.events import (
+    Event as LibraryEvent,
+)
 from h2.exceptions import ProtocolError as LibraryError
 from h2.settings import SettingCodes
 from h2.stream import H2Stream
-from msgspec.structs import replace
+from msgspec.structs import force_setattr
 
 from protocols.buffers import ByteBudget
 from protocols.errors import LocalProtocolError, RemoteProtocolError
@@ -47,137 +49,51 @@ from protocols.http2_frames import (
     ACK,
     END_HEADERS,
     END_STREAM,
+    FRAME_HEAD,
     HEAD,
     LARGEST_ID,
-    PADDED,
     Code,
     Frame,
     FrameSplitter,
     Kind,
-    data_head,
     goaway,
     rst_stream,
-    unpad,
 )
 from protocols.http2_heads import (
     MalformedHeadError,
     content_length,
-    lies_about_length,
+    joined_cookies,
     plain_request,
     read_request,
     read_response,
     read_trailers,
     request_fields,
-    response_block,
     trailer_fields,
 )
-from protocols.http2_hpack import Block
 from protocols.http2_library import REMEMBERED, Library
-from protocols.http2_output import ControlQueue, Gather, PayloadQueue, flat_views
-from protocols.http2_windows import LARGEST_WINDOW, Ledger, ReceiveWindows
+from protocols.http2_limits import DEFAULT_LIMITS, FloodCounters, HTTP2Limits
+from protocols.http2_output import ControlQueue, gathered
+from protocols.http2_stream import Stream
+from protocols.http2_windows import Ledger, ReceiveWindows, Window
 from protocols.roles import Role
 
+try:
+    from protocols.http2_lane import Lane
+except ImportError as missing:
+    _LANE: type[Lane] | None = None
+    warnings.warn(f"HTTP/2 goes through h2's own objects, which costs several times as much: {missing}", RuntimeWarning, 2)
+else:
+    _LANE = Lane
+
+__all__ = ["LARGEST_DATA", "SHARE", "FloodCounters", "HTTP2Connection", "HTTP2Limits"]
+
 LARGEST_DATA = 16_384
-"""Payload of one DATA frame that we write, at most: a turn of the round robin, whatever larger frames the peer takes."""
+"""Payload of one DATA frame that we write, at most: a turn of the round robin, and what every peer takes (section 4.2)."""
 SHARE = 16_384
 """What each stream may queue, whatever the other streams have queued."""
 WORTHWHILE = 1024
 """A frame is not cut shorter than this to fill the end of a write."""
-
-
-@final
-@dataclass(frozen=True, slots=True, kw_only=True)
-class HTTP2Limits:
-    """What one connection may cost. All are bytes, but for `streams` (open at once, of the peer's), `continuations`
-    (CONTINUATION frames of a header block), `settings_entries` (of a SETTINGS frame) and `fields` (of a head).
-
-    `initial_window` and `max_window` bound what a stream may hold unread, `send_buffer` what it may queue to write,
-    `connection_send_buffer` what all may queue beyond their shares, `output` the control frames that wait before
-    `choked`. `head` is the header list as RFC 9113 section 6.5.2 counts it.
-    """
-
-    streams: int = 1000
-    initial_window: int = 65_536
-    max_window: int = 262_144
-    frame_size: int = 16_384
-    continuations: int = 8
-    settings_entries: int = 32
-    head: int = 32_768
-    fields: int = 100
-    send_buffer: int = 65_536
-    connection_send_buffer: int = 262_144
-    output: int = 262_144
-
-    def __post_init__(self) -> None:
-        if not 1 <= self.initial_window <= self.max_window <= LARGEST_WINDOW:
-            raise ValueError(
-                f"initial_window {self.initial_window} and max_window {self.max_window}: 1 to 2**31 - 1, in this order"
-            )
-        if not 16_384 <= self.frame_size < 2**24:
-            raise ValueError(f"frame_size is {self.frame_size}; RFC 9113 section 4.2 allows 16384 to 16777215")
-
-
-@final
-@dataclass(slots=True)
-class FloodCounters:
-    """Frames that cost the peer little and us something, since the connection began: counted here; the policy reads them.
-
-    `resets` holds the peer's RST_STREAM frames and ours for its errors, never our NO_ERROR after a complete answer.
-    """
-
-    resets: int = 0
-    pings: int = 0
-    settings: int = 0
-    empty_data: int = 0
-    window_updates: int = 0
-    priority: int = 0
-
-
-@final
-class _Stream:
-    """One stream until it is closed and everything received on it is consumed."""
-
-    __slots__ = (
-        "bodyless",
-        "counted",
-        "dropped",
-        "ended",
-        "expected",
-        "finished",
-        "head_sent",
-        "id",
-        "library",
-        "queue",
-        "received",
-        "receiving",
-        "reset",
-        "trailers",
-    )
-
-    def __init__(self, stream: int, library: H2Stream) -> None:
-        self.id = stream
-        self.library = library
-        self.receiving = True
-        """The peer may still send on it."""
-        self.dropped = False
-        """Nobody reads it any more."""
-        self.expected: int | None = None
-        self.received = 0
-        self.bodyless = False
-        """Client: the answer has no body, whatever its head says (HEAD)."""
-        self.head_sent = False
-        self.ended = False
-        """`send` accepted our End."""
-        self.finished = False
-        """Our END_STREAM is out of the queue."""
-        self.reset = False
-        self.trailers: Headers = ()
-        self.queue = PayloadQueue()
-        self.counted = True
-
-    @property
-    def open(self) -> bool:
-        return not self.reset and (self.receiving or not self.finished)
+_head_at = FRAME_HEAD.unpack_from
 
 
 @final
@@ -186,7 +102,9 @@ class HTTP2Connection:
 
     The caller moves bytes: `receive_data` and `next_event` inwards, `data_to_send` and `data_sent` outwards. It is
     always pullable; only windows push back. h2 decides on everything that is not plain: DATA frames on open streams and
-    requests in one HEADERS frame are handled here, against h2's own windows and states, and handed on without it.
+    requests in one HEADERS frame are handled here, against h2's own windows and states, and handed on without it. With
+    `lane=False`, and where the installed h2 has not the names that this takes, everything goes through h2: the same
+    events and bytes (but for how header blocks are compressed) at several times the cost.
 
     **Receiving.** Bytes that came with Data events are the consumer's until it says `credit`, and nothing else gives
     window back; whoever will read no more says `drop`. Both are owed also for a stream that was reset: its
@@ -208,23 +126,27 @@ class HTTP2Connection:
     def __init__(
         self,
         role: Role,
-        limits: HTTP2Limits = HTTP2Limits(),
+        limits: HTTP2Limits = DEFAULT_LIMITS,
         *,
         budget: ByteBudget | None = None,
         scheme: bytes = b"https",
+        lane: bool = True,
     ) -> None:
         self.role = role
         self.limits = limits
         self.scheme = scheme
         self.counters = FloodCounters()
         self._client = role is Role.CLIENT
-        self._h2 = Library(
+        way = _LANE if lane and _LANE is not None else Library
+        self._h2 = way(
             client=self._client,
             streams=limits.streams,
             initial_window=limits.initial_window,
             frame_size=limits.frame_size,
             head=limits.head,
         )
+        self._lane = self._h2 if _LANE is not None and isinstance(self._h2, _LANE) else None
+        self._inbound = self._h2.inbound(None)
         self._splitter = FrameSplitter(
             preface=not self._client,
             frame_size=self._h2.max_inbound_frame_size,
@@ -233,7 +155,7 @@ class HTTP2Connection:
             settings_entries=limits.settings_entries,
         )
         self._windows = ReceiveWindows(initial=limits.initial_window, maximum=limits.max_window, budget=budget)
-        self._streams: dict[int, _Stream] = {}
+        self._streams: dict[int, Stream] = {}
         self._open = 0
         self._reset_by_us: OrderedDict[int, None] = OrderedDict()
         self._highest = 0
@@ -246,9 +168,9 @@ class HTTP2Connection:
         self._leaves_with_error = False
         self._control = ControlQueue()
         self._control.put(self._h2.opening)
-        self._ring: OrderedDict[int, _Stream] = OrderedDict()
+        self._ring: OrderedDict[int, Stream] = OrderedDict()
         self._queued = 0
-        self._leaving: list[tuple[_Stream, int]] = []
+        self._leaving: list[tuple[Stream, int]] = []
         self._ending: list[int] = []
         self._handed_out = False
 
@@ -317,9 +239,9 @@ class HTTP2Connection:
     def windows(self) -> dict[int, Ledger]:
         """The receive windows of all streams that are not forgotten, and the connection's under 0, each beside h2's own
         count: `ledger.available == ledger.library` always."""
-        ledgers = {0: self._windows.ledger(0, self._h2.inbound_flow_control_window)}
+        ledgers = {0: self._windows.ledger(None, self._h2.inbound_flow_control_window)}
         for stream in self._streams.values():
-            ledgers[stream.id] = self._windows.ledger(stream.id, stream.library.inbound_flow_control_window)
+            ledgers[stream.id] = self._windows.ledger(stream.window, stream.library.inbound_flow_control_window)
         return ledgers
 
     # Receiving.
@@ -341,7 +263,13 @@ class HTTP2Connection:
         Raises RemoteProtocolError, with the HTTP/2 error code as `wire_code`, when the peer broke the connection (not
         just a stream), and the same one on each further call; every event before it was given.
         """
-        while not self._events:
+        events = self._events
+        if events:
+            return events.popleft()
+        while True:
+            event = self._next_plain()
+            if event is not None:
+                return event
             if self._error is not None:
                 raise self._error.with_traceback(None)
             if self._closed:
@@ -353,15 +281,21 @@ class HTTP2Connection:
             if frame is None:
                 return self._at_end() if self._eof else NEED_DATA
             self._receive_frame(frame)
-        return self._events.popleft()
+            if events:
+                return events.popleft()
 
     def credit(self, stream: int, n: int) -> None:
         """The consumer took n bytes of the stream, which may be long over. More than it was given, or after `drop`, is a
         LocalProtocolError."""
-        self._windows.consumed(stream, n)
-        if n:
-            found = self._streams[stream]
+        found = self._streams.get(stream)
+        if found is None or not 0 < n <= found.window.unread:
+            unread = 0 if found is None else found.window.unread
+            if n:
+                raise LocalProtocolError(f"credit of {n} bytes on stream {stream}, which has {unread} unread")
+        elif self._windows.consumed(found.window, n):
             self._return_credit(found, grow=not found.dropped)
+        elif not found.receiving:
+            self._settle(found)
 
     def drop(self, stream: int) -> int:
         """Nobody will read the stream any more: what is unread is credited (the answer says how many bytes), and what
@@ -370,10 +304,80 @@ class HTTP2Connection:
         if found is None:
             return 0
         found.dropped = True
-        unread = self._windows.unread_on(stream)
-        self._windows.consumed(stream, unread)
+        unread = found.window.unread
+        if unread:
+            self._windows.consumed(found.window, unread)
         self._return_credit(found, grow=False)
         return unread
+
+    def _next_plain(self) -> Event | None:
+        """What a plain DATA or HEADERS frame at the front of the input means; None, and nothing done, if what is there is
+        not just that. It does what the general way would, for the frames that come most."""
+        splitter = self._splitter
+        buffer, at = splitter.buffer, splitter.at
+        start, size = at + HEAD, len(buffer)
+        if size < start or type(buffer) is not bytes or splitter.block_stream:
+            return None
+        length_and_kind, flags, stream = _head_at(buffer, at)
+        n = length_and_kind >> 8
+        end = start + n
+        if end > size or n > splitter.frame_size:
+            return None
+        found = self._streams.get(stream)
+        if found is None:
+            is_head = length_and_kind & 0xFF == Kind.HEADERS and flags & ~END_STREAM == END_HEADERS
+            return self._next_request(stream, buffer[start:end], ended=bool(flags & END_STREAM)) if is_head else None
+        window, whole = found.inbound, self._inbound
+        left, left_of_all = window.current_window_size - n, whole.current_window_size - n
+        if (
+            length_and_kind & 0xFF
+            or flags > END_STREAM
+            or not n
+            or not found.receiving
+            or found.dropped
+            or left < 0
+            or left_of_all < 0
+        ):
+            return None
+        received = found.received + n
+        if found.expected is not None and (received > found.expected or (flags and received != found.expected)):
+            return None
+        window.current_window_size, whole.current_window_size = left, left_of_all
+        found.received = received
+        self._windows.connection.unread += n
+        ledger = found.window
+        ledger.unread += n
+        if left < ledger.low:
+            ledger.low = left
+        if end == size:
+            splitter.clear()
+        else:
+            splitter.at = end
+        if flags:
+            assert self._lane is not None, "without the lane nothing is counted here"
+            self._lane.end_received(found.library)
+            self._receive_end(found, ())
+        return Data(stream=stream, buffers=(buffer[start:end],))
+
+    def _next_request(self, stream: int, block: bytes, *, ended: bool) -> Event | None:
+        """A request in one HEADERS frame. One that is in order opens its stream here; everything else goes to h2 whole."""
+        lane, splitter = self._lane, self._splitter
+        if lane is None or len(block) > splitter.block or not lane.opens(stream):
+            return None
+        known = lane.decoder.look(block)
+        if known is None:
+            return None
+        head = known.request
+        if head is None:
+            head = known.request = plain_request(known.headers, fields=self.limits.fields, size=self.limits.head)
+        if head is None or (ended and head.content_length) or not self._welcome(stream):
+            lane.decoder.put_back(known)
+            return None
+        splitter.skip_block(len(block))
+        head = head.__copy__()  # type: ignore[attr-defined]  # what copy.copy would come to
+        force_setattr(head, "stream", stream)
+        self._open_request(head, lane.open_inbound(stream, ended=ended), ended=ended)
+        return self._events.popleft() if self._events else None
 
     def _refuse_frame(self, error: RemoteProtocolError) -> NoReturn:
         # h2 sees the head of the refused frame, so that what is wrong with the head itself is its verdict.
@@ -392,7 +396,7 @@ class HTTP2Connection:
         elif frame.kind == Kind.DATA:
             self._receive_payload(frame)
         elif frame.kind == Kind.HEADERS:
-            self._receive_head(frame)
+            self._give_library(frame)
         elif frame.kind == Kind.GOAWAY and not frame.stream and len(frame.payload) >= 8:
             # h2 takes any GOAWAY for the end of the connection; only one that it cannot read is its business.
             self._receive_goaway(frame)
@@ -420,8 +424,12 @@ class HTTP2Connection:
         try:
             return self._h2.receive_data(data)
         except LibraryError as error:
-            self._drain()
-            self._die(RemoteProtocolError(str(error)[:200] or "protocol error", wire_code=int(error.error_code)))
+            self._obey(error)
+
+    def _obey(self, error: LibraryError) -> NoReturn:
+        """h2 has ended the connection."""
+        self._drain()
+        self._die(RemoteProtocolError(str(error)[:200] or "protocol error", wire_code=int(error.error_code)))
 
     def _give_library(self, frame: Frame) -> None:
         events = self._ask_library(frame.head + frame.payload)
@@ -440,6 +448,9 @@ class HTTP2Connection:
                 self._receive_response(event)
             case TrailersReceived():
                 self._receive_trailers(event)
+            case DataReceived(stream_id=stream):
+                ended = event.stream_ended is not None
+                self._accept_payload(self._streams[stream], event.data, event.flow_controlled_length, ended=ended)
             case StreamReset():
                 self._receive_reset(event)
             case WindowUpdated(stream_id=stream) if stream in self._streams:
@@ -449,34 +460,6 @@ class HTTP2Connection:
                     self._arm(found)
             case SettingsAcknowledged():
                 self._receive_acknowledgement(event)
-
-    def _receive_head(self, frame: Frame) -> None:
-        """HEADERS. A request that is in order opens its stream here; everything else goes to h2 whole."""
-        plain = frame.flags in (END_HEADERS, END_HEADERS | END_STREAM) and self._h2.opens(frame.stream)
-        block = self._h2.decoder.look(frame.payload) if plain else None
-        if block is None:
-            self._give_library(frame)
-            return
-        ended = bool(frame.flags & END_STREAM)
-        head = self._request_of(block)
-        if head is None and lies_about_length(block.headers) and self._welcome(frame.stream):
-            # h2 would end the connection, and its other streams with it; a malformed request is its stream's alone
-            # (RFC 9113 section 8.1.1)
-            library = self._h2.open_inbound(frame.stream, None, ended=ended)
-            refused = Refused(stream=frame.stream, status=400, message="content-length: expected one number in digits")
-            self._open_request(refused, library, ended=ended)
-            return
-        if head is None or (ended and head.content_length) or not self._welcome(frame.stream):
-            self._h2.decoder.put_back(block)
-            self._give_library(frame)
-            return
-        library = self._h2.open_inbound(frame.stream, head.content_length, ended=ended)
-        self._open_request(replace(head, stream=frame.stream), library, ended=ended)
-
-    def _request_of(self, block: Block) -> Request | None:
-        if block.request is None:
-            block.request = plain_request(block.headers, fields=self.limits.fields, size=self.limits.head)
-        return block.request
 
     def _welcome(self, stream: int) -> bool:
         """Whether the peer may open this stream, by both sides' GOAWAY and the limit of open ones."""
@@ -489,8 +472,9 @@ class HTTP2Connection:
         if not self._welcome(stream):
             self._reset_in_library(stream, Code.REFUSED_STREAM)
             return
+        headers = joined_cookies(self._h2.decoder.fields)
         try:
-            head = read_request(stream, event.headers, ended=ended, fields=self.limits.fields, size=self.limits.head)
+            head = read_request(stream, headers, ended=ended, fields=self.limits.fields, size=self.limits.head)
         except MalformedHeadError:
             self._stream_error(stream, Code.PROTOCOL_ERROR)
             return
@@ -498,10 +482,11 @@ class HTTP2Connection:
 
     def _open_request(self, head: Request | Refused, library: H2Stream, *, ended: bool) -> None:
         stream = head.stream
-        if not self._windows.open(stream, library.inbound_flow_control_window):
+        window = self._windows.open(library.inbound_flow_control_window)
+        if window is None:
             self._reset_in_library(stream, Code.REFUSED_STREAM)
             return
-        found = self._adopt(stream, library)
+        found = self._adopt(stream, library, window)
         found.receiving = not ended
         self._highest = stream
         self._events.append(head)
@@ -516,8 +501,9 @@ class HTTP2Connection:
     def _receive_response(self, event: ResponseReceived | InformationalResponseReceived) -> None:
         found = self._streams[event.stream_id]
         ended = isinstance(event, ResponseReceived) and event.stream_ended is not None
+        headers = joined_cookies(self._h2.decoder.fields)
         try:
-            head = read_response(found.id, event.headers, fields=self.limits.fields, size=self.limits.head)
+            head = read_response(found.id, headers, fields=self.limits.fields, size=self.limits.head)
             if head.status >= 200:
                 bodyless = found.bodyless or head.status in (204, 304)
                 found.expected = 0 if bodyless else content_length(head.headers)
@@ -532,8 +518,9 @@ class HTTP2Connection:
 
     def _receive_trailers(self, event: TrailersReceived) -> None:
         found = self._streams[event.stream_id]
+        headers = joined_cookies(self._h2.decoder.fields)
         try:
-            trailers = read_trailers(event.headers, fields=self.limits.fields, size=self.limits.head)
+            trailers = read_trailers(headers, fields=self.limits.fields, size=self.limits.head)
         except MalformedHeadError:
             self._stream_error(found.id, Code.PROTOCOL_ERROR)
             return
@@ -547,65 +534,63 @@ class HTTP2Connection:
         if found is None or not found.receiving:
             self._receive_late_payload(frame)
             return
-        data = unpad(frame) if frame.flags & PADDED else frame.payload
-        if data is None or not self._h2.consume(found.library, len(frame.payload)):
+        data = self._h2.payload(found.library, frame)
+        if data is None:
             self._give_library(frame)
         else:
             self._accept_payload(found, data, len(frame.payload), ended=bool(frame.flags & END_STREAM))
 
-    def _accept_payload(self, found: _Stream, data: bytes, n: int, *, ended: bool) -> None:
+    def _accept_payload(self, found: Stream, data: bytes, n: int, *, ended: bool) -> None:
         """`data` came in a frame of n flow-controlled bytes, which h2 has counted."""
-        self._windows.received(found.id, n)
+        self._windows.received(found.window, n)
         found.received += len(data)
         if not data and not ended:
             self.counters.empty_data += 1
-        if found.expected is not None and self._wrong_length(found, ended=ended):
-            self._windows.consumed(found.id, n)
+        if self._wrong_length(found, ended=ended):
+            self._windows.consumed(found.window, n)
             self._stream_error(found.id, Code.PROTOCOL_ERROR)
             self._return_connection_credit()
             return
         if data and not found.dropped:
             self._events.append(Data(stream=found.id, buffers=(data,)))
         if ended:
-            self._h2.end_received(found.library)
             self._receive_end(found, ())
         unused = n if found.dropped else n - len(data)
         if unused:
-            self._windows.consumed(found.id, unused)
+            self._windows.consumed(found.window, unused)
             self._return_credit(found, grow=False)
 
     def _receive_late_payload(self, frame: Frame) -> None:
         """DATA on a stream whose peer may not send: legal while our RST_STREAM is under way, else an error."""
-        mine = frame.stream % 2 == self._client
-        highest = self._h2.highest_outbound_stream_id if mine else self._h2.highest_inbound_stream_id
-        idle = not 0 < frame.stream <= highest
-        if idle or not self._h2.consume(None, len(frame.payload)):
-            self._give_library(frame)
-        else:
-            self._discard_payload(frame)
-
-    def _discard_payload(self, frame: Frame) -> None:
-        self._windows.discarded(len(frame.payload))
-        if not frame.payload:
+        stream, n = frame.stream, len(frame.payload)
+        try:
+            self._windows.granted(self._h2.discard(frame))
+        except LibraryError as error:
+            self._obey(error)
+        self._windows.discarded(n)
+        if not n:
             self.counters.empty_data += 1
-        if self.is_open(frame.stream):
-            self._stream_error(frame.stream, Code.STREAM_CLOSED)
-        elif frame.stream not in self._reset_by_us:
+        if stream not in self._reset_by_us:
             self.counters.resets += 1
-            self._control.put(rst_stream(frame.stream, Code.STREAM_CLOSED))
+            self._control.put(rst_stream(stream, Code.STREAM_CLOSED), stream if self.is_open(stream) else 0)
+        if self.is_open(stream):
+            self._remember_reset(stream)
+            self._lose(self._streams[stream])
+            self._events.append(Reset(stream=stream, code=int(Code.STREAM_CLOSED)))
         self._return_connection_credit()
 
-    def _wrong_length(self, stream: _Stream, *, ended: bool) -> bool:
+    def _wrong_length(self, stream: Stream, *, ended: bool) -> bool:
         """RFC 9113 section 8.1.1. Of a body that nobody reads it does not matter, and our answer shall not suffer."""
         if stream.expected is None or stream.dropped:
             return False
         return stream.received > stream.expected or (ended and stream.received != stream.expected)
 
-    def _receive_end(self, stream: _Stream, trailers: Headers) -> None:
+    def _receive_end(self, stream: Stream, trailers: Headers) -> None:
         stream.receiving = False
         if not stream.dropped:
             self._events.append(End(stream=stream.id, trailers=trailers))
-        self._settle(stream)
+        if stream.finished:
+            self._settle(stream)
 
     def _receive_reset(self, event: StreamReset) -> None:
         code = int(event.error_code)
@@ -621,9 +606,9 @@ class HTTP2Connection:
         self._splitter.frame_size = self._h2.max_inbound_frame_size
         change = event.changed_settings.get(SettingCodes.INITIAL_WINDOW_SIZE)
         if change is not None:
-            for stream in self._streams:
+            for stream, found in self._streams.items():
                 if stream in self._h2.streams:
-                    self._windows.adjust(stream, change.new_value - (change.original_value or 0))
+                    self._windows.adjust(found.window, change.new_value - (change.original_value or 0))
             if self._streams:
                 self._return_connection_credit()
 
@@ -634,17 +619,16 @@ class HTTP2Connection:
         if self._client:
             for found in [found for found in self._streams.values() if found.open and found.id > last]:
                 # Section 6.8: the peer never acted on it. It must not hear of it either: to it the stream is idle.
-                self._h2.reset_stream(found.id, Code.REFUSED_STREAM)
-                self._h2.data_to_send()
+                self._h2.reset(found.id, Code.REFUSED_STREAM)
                 self._remember_reset(found.id)
                 self._lose(found)
                 self._events.append(Reset(stream=found.id, code=int(Code.REFUSED_STREAM)))
 
     # Credit.
 
-    def _return_credit(self, stream: _Stream, *, grow: bool) -> None:
+    def _return_credit(self, stream: Stream, *, grow: bool) -> None:
         if stream.receiving:
-            increment = self._windows.stream_increment(stream.id, grow=grow)
+            increment = self._windows.stream_increment(stream.window, grow=grow)
             if increment:
                 self._control.put(self._h2.grant(increment, stream.library))
         else:
@@ -669,11 +653,11 @@ class HTTP2Connection:
             raise LocalProtocolError("the connection is over")
         match event:
             case Data():
-                self._send_data(event)
+                self.send_data(event.stream, event.buffers)
             case End():
-                self._send_end(event)
+                self._send_end(event.stream, event.trailers)
             case Response():
-                self._send_response(event)
+                self._send_response(event.stream, event.status, event.headers)
             case Request():
                 self._send_request(event)
             case Reset():
@@ -682,6 +666,39 @@ class HTTP2Connection:
                 self._send_goaway(event)
             case Ping():
                 self._send_ping(event)
+
+    def respond(self, stream: int, status: int, headers: Headers, buffers: Sequence[Buffer] = ()) -> None:
+        """A whole answer: what `send` does with a final Response, with Data if there are buffers, and with End."""
+        if self._over:
+            raise LocalProtocolError("the connection is over")
+        if status < 200:
+            raise LocalProtocolError(f"status {status} is an interim one, which answers nothing")
+        found = self._answerable(stream)
+        n = found.queue.put(buffers)
+        try:
+            self._control.put(self._h2.response(found.library, status, headers))
+        except LocalProtocolError:
+            found.queue.discard()
+            raise
+        found.head_sent = True
+        if n:
+            self._queued += n
+            if found.library.outbound_flow_control_window > 0:
+                self._ring[stream] = found
+        self._end(found, ())
+
+    def send_data(self, stream: int, buffers: Sequence[Buffer]) -> None:
+        """What `send` does with Data."""
+        found = self._streams.get(stream)
+        if found is None or found.ended or found.reset or not found.head_sent:
+            if self._over:
+                raise LocalProtocolError("the connection is over")
+            found = self._headed(stream)
+        n = found.queue.put(buffers)
+        if n:
+            self._queued += n
+            if stream not in self._ring and found.library.outbound_flow_control_window > 0:
+                self._ring[stream] = found
 
     def room(self, stream: int) -> int:
         """How many more bytes the stream may queue: up to `limits.send_buffer` in all while the connection's streams
@@ -730,7 +747,7 @@ class HTTP2Connection:
         self._handed_out = False
         self._queued = 0
 
-    def _sendable(self, stream: int) -> _Stream:
+    def _sendable(self, stream: int) -> Stream:
         found = self._streams.get(stream)
         if found is None or not found.open:
             raise LocalProtocolError(f"stream {stream} is not open")
@@ -746,32 +763,36 @@ class HTTP2Connection:
         if not event.stream % 2 or not self.next_stream <= event.stream <= LARGEST_ID:
             raise LocalProtocolError(f"stream {event.stream} cannot be opened; the next number is {self.next_stream}")
         fields = request_fields(event, self.scheme)
-        self._windows.open(event.stream, self._h2.local_settings.initial_window_size)
+        window = self._windows.open(self._h2.local_settings.initial_window_size)
+        assert window is not None, "can_open has asked the budget"
         self._h2.send_headers(event.stream, fields)
-        found = self._adopt(event.stream, self._h2.streams[event.stream])
+        found = self._adopt(event.stream, self._h2.streams[event.stream], window)
         found.head_sent = True
         found.bodyless = event.method == b"HEAD"
         self._drain()
         self._return_connection_credit()
 
-    def _send_response(self, event: Response) -> None:
-        if self._client:
-            raise LocalProtocolError("a client sends no responses")
-        found = self._sendable(event.stream)
+    def _answerable(self, stream: int) -> Stream:
+        found = self._streams.get(stream)
+        if found is None or found.ended or found.reset or self._client:
+            if self._client:
+                raise LocalProtocolError("a client sends no responses")
+            found = self._sendable(stream)
         if found.head_sent:
-            raise LocalProtocolError(f"stream {event.stream} already has its response head")
-        block = response_block(event)
-        self._control.put(self._h2.response(found.library, block, interim=event.status < 200))
-        found.head_sent = event.status >= 200
+            raise LocalProtocolError(f"stream {stream} already has its response head")
+        return found
 
-    def _send_data(self, event: Data) -> None:
-        found = self._headed(event.stream)
-        self._queued += found.queue.put(flat_views(event.buffers))
-        self._arm(found)
+    def _send_response(self, stream: int, status: int, headers: Headers) -> None:
+        found = self._answerable(stream)
+        self._control.put(self._h2.response(found.library, status, headers))
+        found.head_sent = status >= 200
 
-    def _send_end(self, event: End) -> None:
-        found = self._headed(event.stream)
-        found.trailers = tuple(trailer_fields(event.trailers))
+    def _send_end(self, stream: int, trailers: Headers) -> None:
+        found = self._headed(stream)
+        self._end(found, tuple(trailer_fields(trailers)) if trailers else ())
+
+    def _end(self, found: Stream, trailers: Headers) -> None:
+        found.trailers = trailers
         found.ended = True
         if not self._client:
             found.dropped = True
@@ -801,41 +822,37 @@ class HTTP2Connection:
         self._h2.ping(event.data)
         self._drain()
 
-    def _headed(self, stream: int) -> _Stream:
+    def _headed(self, stream: int) -> Stream:
         found = self._sendable(stream)
         if not found.head_sent:
             raise LocalProtocolError(f"stream {stream} has no head yet")
         return found
 
-    def _finish(self, stream: _Stream) -> None:
+    def _finish(self, stream: Stream) -> None:
         """Writes our end of a stream whose payload is all out of the queue. Trailers are encoded only here, because
         header blocks must reach the peer in the order of their encoding."""
         if stream.trailers:
             self._h2.send_headers(stream.id, stream.trailers, end_stream=True)
             frames = self._h2.data_to_send()
         else:
-            self._h2.end_sent(stream.library)
-            frames = data_head(0, end=True, stream=stream.id)
+            pieces: list[bytes | memoryview] = []
+            self._h2.data(stream.library, [], 0, True, pieces)
+            frames = b"".join(pieces)
         self._control.put(frames, 0 if self._cuts(stream) else stream.id)
         self._finished(stream)
 
-    def _finish_with_payload(self, stream: _Stream) -> None:
-        """Our end of a stream goes out with its last DATA frame."""
-        self._h2.end_sent(stream.library)
-        if not self._cuts(stream):
-            self._ending.append(stream.id)
-        self._finished(stream)
-
-    def _finished(self, stream: _Stream) -> None:
-        cut = self._cuts(stream)
+    def _finished(self, stream: Stream) -> bool:
+        """Our END_STREAM is out of the queue. Says whether it is the last that goes out on the stream."""
         stream.finished = True
-        if cut:
+        if self._cuts(stream):
             self._reset_in_library(stream.id, Code.NO_ERROR)
             self._lose(stream)
-        else:
+            return False
+        if not stream.receiving:
             self._settle(stream)
+        return True
 
-    def _cuts(self, stream: _Stream) -> bool:
+    def _cuts(self, stream: Stream) -> bool:
         """Whether RST_STREAM(NO_ERROR) follows our end: a server's whole answer to a request that is not whole."""
         return stream.receiving and not self._client
 
@@ -851,68 +868,73 @@ class HTTP2Connection:
         """
         if self._handed_out:
             raise LocalProtocolError("data_to_send again before data_sent")
-        out = Gather()
-        while out.nbytes < at_most:
-            if self._control.nbytes:
-                frames, ends = self._control.take(at_most - out.nbytes)
-                out.add(frames)
-                if ends:
-                    self._ending.append(ends)
-            elif not self._ring or not self._write_frame(out, at_most - out.nbytes):
+        out: list[bytes | memoryview] = []
+        filled, control = 0, self._control
+        while filled < at_most:
+            if control.nbytes:
+                n = control.take(at_most - filled, out, self._ending)
+            elif self._ring:
+                n = self._write_frame(out, filled, at_most - filled)
+            else:
                 break
-        self._handed_out = out.nbytes > 0
-        return out.buffers()
+            if not n:
+                break
+            filled += n
+        self._handed_out = filled > 0
+        return gathered(out, filled)
 
     def data_sent(self) -> Sent:
         """The buffers of the last `data_to_send` are written. Says which streams have more room and which are ended: for
         a stream reset after END_STREAM, when the RST_STREAM is written."""
         if not self._handed_out:
             raise LocalProtocolError("data_sent without data_to_send")
-        for stream, n in self._leaving:
+        leaving, self._leaving = self._leaving, []
+        ended, self._ending = self._ending, []
+        self._handed_out = False
+        for stream, n in leaving:
             stream.queue.leaving -= n
             self._queued -= n
-        sent = Sent(room=list(dict.fromkeys([stream.id for stream, _ in self._leaving])), ended=self._ending)
-        self._leaving, self._ending, self._handed_out = [], [], False
-        return sent
+        if len(leaving) == 1:
+            return Sent(room=[leaving[0][0].id], ended=ended)
+        return Sent(room=list(dict.fromkeys([stream.id for stream, _ in leaving])), ended=ended)
 
-    def _write_frame(self, out: Gather, space: int) -> bool:
-        """One DATA frame of the stream whose turn it is; False if it cannot or should not be written."""
-        stream = next(iter(self._ring.values()))
-        library, queue = self._h2, stream.queue
-        allowed = min(
-            queue.nbytes,
-            LARGEST_DATA,
-            library.max_outbound_frame_size,
-            library.outbound_flow_control_window,
-            stream.library.outbound_flow_control_window,
-        )
-        n = min(allowed, space - HEAD)
-        if n <= 0 or (n < allowed and out.nbytes and n < WORTHWHILE):
-            return False
-        pieces = queue.take(n)
-        library.outbound_flow_control_window -= n
-        stream.library.outbound_flow_control_window -= n
+    def _write_frame(self, out: list[bytes | memoryview], filled: int, space: int) -> int:
+        """Appends one DATA frame of the stream whose turn it is, and says how long it is; 0 if it cannot or should not be
+        written."""
+        ring, h2 = self._ring, self._h2
+        number, stream = ring.popitem(last=False)
+        library, queue = stream.library, stream.queue
+        allowed = queue.nbytes
+        if allowed > LARGEST_DATA:
+            allowed = LARGEST_DATA
+        if allowed > h2.outbound_flow_control_window:
+            allowed = h2.outbound_flow_control_window
+        if allowed > library.outbound_flow_control_window:
+            allowed = library.outbound_flow_control_window
+        n = allowed if allowed <= space - HEAD else space - HEAD
+        if n <= 0 or (n < allowed and filled and n < WORTHWHILE):
+            ring[number] = stream
+            ring.move_to_end(number, last=False)
+            return 0
+        last = stream.ended and n == queue.nbytes
+        h2.data(library, queue.take(n), n, last and not stream.trailers, out)
         self._leaving.append((stream, n))
-        last = stream.ended and not queue.nbytes
-        out.add(data_head(n, end=last and not stream.trailers, stream=stream.id))
-        for piece in pieces:
-            out.add(piece)
-        del self._ring[stream.id]
-        self._arm(stream)
+        if queue.nbytes and library.outbound_flow_control_window > 0:
+            ring[number] = stream
         if last and stream.trailers:
             self._finish(stream)
-        elif last:
-            self._finish_with_payload(stream)
-        return True
+        elif last and self._finished(stream):
+            self._ending.append(number)
+        return HEAD + n
 
     # Streams.
 
-    def _adopt(self, stream: int, library: H2Stream) -> _Stream:
-        found = self._streams[stream] = _Stream(stream, library)
+    def _adopt(self, stream: int, library: H2Stream, window: Window) -> Stream:
+        found = self._streams[stream] = Stream(stream, library, window, self._h2.inbound(library))
         self._open += 1
         return found
 
-    def _arm(self, stream: _Stream) -> None:
+    def _arm(self, stream: Stream) -> None:
         """Puts the stream at the end of the ring if it may write, else out of it."""
         if not stream.queue.nbytes or stream.library.outbound_flow_control_window <= 0:
             self._ring.pop(stream.id, None)
@@ -922,23 +944,23 @@ class HTTP2Connection:
     def _stream_error(self, stream: int, code: int) -> None:
         """The peer broke one stream. If that was with its END_STREAM after ours, there is nothing left to reset."""
         self.counters.resets += 1
-        if not self._h2.streams[stream].closed:
-            self._reset_in_library(stream, code)
+        self._reset_in_library(stream, code)
         if stream in self._streams:
             self._lose(self._streams[stream])
         self._events.append(Reset(stream=stream, code=int(code)))
 
     def _reset_in_library(self, stream: int, code: int) -> None:
-        self._h2.reset_stream(stream, code)
-        self._remember_reset(stream)
-        self._drain(stream)
+        frames = self._h2.reset(stream, code)
+        if frames:
+            self._remember_reset(stream)
+            self._control.put(frames, stream)
 
     def _remember_reset(self, stream: int) -> None:
         self._reset_by_us[stream] = None
         if len(self._reset_by_us) > REMEMBERED:
             self._reset_by_us.popitem(last=False)
 
-    def _lose(self, stream: _Stream) -> None:
+    def _lose(self, stream: Stream) -> None:
         """The stream is reset, by whomever: nothing of it will be sent or received, only its unread bytes remain."""
         stream.reset = True
         stream.receiving = False
@@ -946,15 +968,15 @@ class HTTP2Connection:
         self._ring.pop(stream.id, None)
         self._settle(stream)
 
-    def _settle(self, stream: _Stream) -> None:
+    def _settle(self, stream: Stream) -> None:
         """Counts a stream out when it is not open any more, and forgets it when it is read to the end."""
-        if stream.open:
+        if not stream.reset and (stream.receiving or not stream.finished):
             return
         if stream.counted:
             stream.counted = False
             self._open -= 1
-        if not self._windows.unread_on(stream.id) and self._streams.pop(stream.id, None) is not None:
-            self._windows.forget(stream.id)
+        if not stream.window.unread and self._streams.pop(stream.id, None) is not None:
+            self._windows.forget(stream.window)
 
     # The connection's own end.
 

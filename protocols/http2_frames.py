@@ -20,10 +20,8 @@ END_HEADERS = 0x4
 PADDED = 0x8
 LARGEST_ID = 2**31 - 1
 _WINDOW_UPDATE = struct.Struct(">IBII")
-_HEAD = struct.Struct(">IBI")
+FRAME_HEAD = struct.Struct(">IBI")
 """Length and kind in one number, flags, stream with the reserved bit."""
-_SMALL = 2048
-"""Up to here a second copy of a payload costs less than a view of it."""
 
 
 class Kind(enum.IntEnum):
@@ -65,12 +63,12 @@ class Frame(msgspec.Struct, frozen=True, gc=False):
     @property
     def head(self) -> bytes:
         """Its nine bytes as they came."""
-        return _HEAD.pack(len(self.payload) << 8 | self.kind, self.flags, self.stream | self.reserved << 31)
+        return FRAME_HEAD.pack(len(self.payload) << 8 | self.kind, self.flags, self.stream | self.reserved << 31)
 
 
 def data_head(length: int, *, end: bool, stream: int) -> bytes:
     """The nine bytes before `length` bytes of DATA."""
-    return _HEAD.pack(length << 8, END_STREAM if end else 0, stream)
+    return FRAME_HEAD.pack(length << 8, END_STREAM if end else 0, stream)
 
 
 def rst_stream(stream: int, code: int) -> bytes:
@@ -83,15 +81,15 @@ def window_update(stream: int, increment: int) -> bytes:
     return _WINDOW_UPDATE.pack(4 << 8 | Kind.WINDOW_UPDATE, 0, stream, increment)
 
 
-def headers(stream: int, block: bytes, largest: int) -> bytes:
+def head_frames(stream: int, block: bytes, largest: int) -> bytes:
     """A header block that ends nothing, as HEADERS and as many CONTINUATION frames as `largest` makes of it."""
     if len(block) <= largest:
-        return _HEAD.pack(len(block) << 8 | Kind.HEADERS, END_HEADERS, stream) + block
+        return FRAME_HEAD.pack(len(block) << 8 | Kind.HEADERS, END_HEADERS, stream) + block
     pieces = [block[at : at + largest] for at in range(0, len(block), largest)]
     kinds = [Kind.HEADERS] + [Kind.CONTINUATION] * (len(pieces) - 1)
     flags = [0] * (len(pieces) - 1) + [END_HEADERS]
     return b"".join(
-        _HEAD.pack(len(piece) << 8 | kind, flag, stream) + piece
+        FRAME_HEAD.pack(len(piece) << 8 | kind, flag, stream) + piece
         for piece, kind, flag in zip(pieces, kinds, flags, strict=True)
     )
 
@@ -104,7 +102,7 @@ def goaway(code: int, last_stream: int, debug: bytes) -> bytes:
 def settings(values: dict[int, int]) -> bytes:
     """A whole SETTINGS frame."""
     body = b"".join(struct.pack(">HI", setting, value) for setting, value in values.items())
-    return _HEAD.pack(len(body) << 8 | Kind.SETTINGS, 0, 0) + body
+    return FRAME_HEAD.pack(len(body) << 8 | Kind.SETTINGS, 0, 0) + body
 
 
 def unpad(frame: Frame) -> bytes | None:
@@ -124,38 +122,79 @@ class FrameSplitter:
     of no more use; `pending_head` then still shows the head of the frame that it refused.
     """
 
+    __slots__ = (
+        "_blocked",
+        "_continuations",
+        "_continued",
+        "_first",
+        "_preface",
+        "_settings_entries",
+        "at",
+        "block",
+        "block_stream",
+        "buffer",
+        "frame_size",
+    )
+
     def __init__(self, *, preface: bool, frame_size: int, continuations: int, block: int, settings_entries: int) -> None:
         self.frame_size = frame_size
         """The longest payload that may arrive; it may be raised when the peer has acknowledged a larger one."""
         self.block_stream = 0
         """The stream whose header block is open: HEADERS or PUSH_PROMISE came without END_HEADERS. 0 for none."""
-        self._buffer = bytearray()
+        self.buffer: bytes | bytearray = b""
+        """What arrived; a bytearray while a large frame comes in small pieces."""
+        self.at = 0
+        """Where in `buffer` the next frame begins. Whoever takes that frame by himself says `skip`."""
         self._preface = PREFACE if preface else b""
         self._first = True
         self._continuations = continuations
         self._continued = 0
-        self._block = block
+        self.block = block
+        """The longest header block before decoding."""
         self._blocked = 0
         self._settings_entries = settings_entries
 
     def receive(self, data: Buffer) -> None:
         """Stores a copy of `data`."""
-        self._buffer += data
+        buffer, at = self.buffer, self.at
+        rest = len(buffer) - at
+        if not rest:
+            self.buffer, self.at = bytes(data), 0
+        elif rest < len(data):
+            self.buffer, self.at = b"".join((memoryview(buffer)[at:], data)), 0
+        else:
+            # Each byte is copied a bounded number of times, however small the pieces are that it comes in.
+            if not isinstance(buffer, bytearray):
+                buffer = bytearray(memoryview(buffer)[at:])
+                self.buffer, self.at = buffer, 0
+            buffer += data
 
     def clear(self) -> None:
         """Forgets what is buffered."""
-        self._buffer.clear()
+        self.buffer, self.at = b"", 0
+
+    def skip(self, end: int) -> None:
+        """The next frame begins at `end`."""
+        if end == len(self.buffer):
+            self.buffer, self.at = b"", 0
+        else:
+            self.at = end
+
+    def skip_block(self, length: int) -> None:
+        """The same after HEADERS with a whole block of so many bytes."""
+        self._continued, self._blocked = 0, length
+        self.skip(self.at + HEAD + length)
 
     @property
     def at_boundary(self) -> bool:
         """Whether everything that arrived was cut into whole frames and complete header blocks."""
         whole_preface = not self._preface or self._preface is PREFACE
-        return not self._buffer and not self.block_stream and whole_preface
+        return not self.buffer and not self.block_stream and whole_preface
 
     @property
     def pending_head(self) -> bytes:
         """The head of the frame that waits at the front."""
-        return bytes(self._buffer[:HEAD])
+        return bytes(self.buffer[self.at : self.at + HEAD])
 
     def next_frame(self) -> Frame | None:
         """The next whole frame, or None until more bytes are there.
@@ -165,31 +204,33 @@ class FrameSplitter:
         """
         if self._preface:
             self._take_preface()
-        buffer = self._buffer
-        if self._preface or len(buffer) < HEAD:
+        buffer, at = self.buffer, self.at
+        if len(buffer) - at < HEAD or self._preface:
             return None
-        length_and_kind, flags, stream = _HEAD.unpack_from(buffer)
+        length_and_kind, flags, stream = FRAME_HEAD.unpack_from(buffer, at)
         length, kind = length_and_kind >> 8, length_and_kind & 0xFF
         if kind or self._first or length > self.frame_size:
             self._check(kind, flags, length)
-        size = HEAD + length
-        if len(buffer) < size:
+        start = at + HEAD
+        end = start + length
+        if len(buffer) < end:
             return None
-        payload = bytes(buffer[HEAD:size]) if length <= _SMALL else memoryview(buffer)[HEAD:size].tobytes()
-        frame = Frame(kind, flags, stream & LARGEST_ID, payload, stream > LARGEST_ID)
-        del buffer[:size]
+        if type(buffer) is not bytes:
+            self.buffer = buffer = bytes(buffer)
+        frame = Frame(kind, flags, stream & LARGEST_ID, buffer[start:end], stream > LARGEST_ID)
+        self.skip(end)
         if kind:
             self._first = False
             self._note_block(kind, flags, frame.stream, length)
         return frame
 
     def _take_preface(self) -> None:
-        n = min(len(self._preface), len(self._buffer))
-        if self._buffer[:n] != self._preface[:n]:
+        n = min(len(self._preface), len(self.buffer) - self.at)
+        if self.buffer[self.at : self.at + n] != self._preface[:n]:
             raise RemoteProtocolError("the connection does not begin with the HTTP/2 preface", wire_code=Code.PROTOCOL_ERROR)
         if n:
             self._preface = self._preface[n:]
-            del self._buffer[:n]
+            self.skip(self.at + n)
 
     def _check(self, kind: int, flags: int, length: int) -> None:
         if self._first and (kind != Kind.SETTINGS or flags & ACK):
@@ -215,9 +256,9 @@ class FrameSplitter:
             raise RemoteProtocolError(
                 f"a header block with more than {self._continuations} CONTINUATION frames", wire_code=Code.ENHANCE_YOUR_CALM
             )
-        if size > self._block:
+        if size > self.block:
             raise RemoteProtocolError(
-                f"a header block of {size} bytes before decoding; the limit is {self._block}",
+                f"a header block of {size} bytes before decoding; the limit is {self.block}",
                 wire_code=Code.ENHANCE_YOUR_CALM,
             )
 

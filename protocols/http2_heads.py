@@ -4,30 +4,29 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Sequence
-from functools import lru_cache
 from itertools import chain
 from typing import TypeAlias
 
+from h2.exceptions import ProtocolError
+from h2.utilities import HeaderValidationFlags, normalize_inbound_headers, validate_headers
+
 from protocols.errors import LocalProtocolError
 from protocols.events import Headers, Refused, Request, Response
-from protocols.http2_hpack import encode_field, is_sensitive
-from protocols.http2_library import joined_cookies, malformed
 
 Fields: TypeAlias = list[tuple[bytes, bytes]]
 
 _TOKEN = re.compile(rb"[!#$%&'*+\-.^_`|~0-9A-Za-z]+")
 _NAME = re.compile(rb"[!#$%&'*+\-.^_`|~0-9a-z]+")
-_BAD_VALUE = re.compile(rb"[\0\r\n]|^[ \t\v\f]|[ \t\v\f]\Z")
 _TOKEN_BYTES = b"!#$%&'*+-.^_`|~0123456789abcdefghijklmnopqrstuvwxyz"
 _TARGET = re.compile(rb"/[^\x00-\x20\x7f#]*|\*")
 _AUTHORITY = re.compile(rb"[^\x00-\x20\x7f@/?#\\]+")
 _STATUS = re.compile(rb"[1-9][0-9][0-9]")
 _CONNECTION_FIELDS = frozenset((b"connection", b"proxy-connection", b"keep-alive", b"transfer-encoding", b"upgrade"))
 _NEEDED = frozenset((b":method", b":scheme", b":path"))
-_SHORT = 64
-"""Response fields with a value up to this length are remembered with their bytes."""
 _ENTRY = 32
 """RFC 9113 section 6.5.2: what each field counts beside its name and value."""
+LENGTH = "content-length: expected one number in digits"
+_REQUEST = HeaderValidationFlags(is_client=False, is_trailer=False, is_response_header=False, is_push_promise=False)
 
 
 class MalformedHeadError(Exception):
@@ -44,6 +43,8 @@ def read_request(
     """
     pseudo, regular = _split(headers)
     names = [name for name, _ in regular]
+    if b"content-length" in names and lies_about_length(regular):
+        return Refused(stream=stream, status=400, message=LENGTH)
     authority = _authority(pseudo, regular) if b"host" in names else pseudo.get(b":authority", b"")
     refusal = _too_large(headers, regular, fields, size) or _unacceptable(pseudo, regular, names, authority)
     if refusal:
@@ -71,10 +72,6 @@ def plain_request(headers: Sequence[tuple[bytes, bytes]], *, fields: int, size: 
     """The request, on stream 0 and with a body to come, that a header list straight from HPACK means; None where
     anything is wrong with it, also what `read_request` leaves to h2."""
     names = [name for name, _ in headers]
-    if b"content-length" in names:
-        length = headers[names.index(b"content-length")][1]
-        if names.count(b"content-length") > 1 or not length.isdigit() or len(length) > 18:
-            return None
     if b"cookie" in names:
         headers = joined_cookies(headers)
     try:
@@ -88,7 +85,7 @@ def read_response(stream: int, headers: Sequence[tuple[bytes, bytes]], *, fields
     """The response head that a header list means, or MalformedHeadError."""
     pseudo, regular = _split(headers)
     refusal = _too_large(headers, regular, fields, size)
-    wrong = refusal[1] if refusal else malformed(headers, response=True)
+    wrong = refusal[1] if refusal else malformed(headers, response=True) or _wrong_length(headers)
     if wrong:
         raise MalformedHeadError(wrong)
     status = pseudo[b":status"]
@@ -101,10 +98,26 @@ def read_trailers(headers: Sequence[tuple[bytes, bytes]], *, fields: int, size: 
     """The trailer fields of a header list, or MalformedHeadError."""
     _, regular = _split(headers)
     refusal = _too_large(headers, regular, fields, size)
-    wrong = refusal[1] if refusal else malformed(headers, trailers=True)
+    wrong = refusal[1] if refusal else malformed(headers, trailers=True) or _wrong_length(headers)
     if wrong:
         raise MalformedHeadError(wrong)
     return tuple(regular)
+
+
+def joined_cookies(headers: Sequence[tuple[bytes, bytes]]) -> Sequence[tuple[bytes, bytes]]:
+    """A received header list with its cookie crumbs in one field, as h2 reports it (RFC 9113 section 8.2.3)."""
+    return list(normalize_inbound_headers(headers, _REQUEST))
+
+
+def malformed(headers: Iterable[tuple[bytes, bytes]], *, response: bool = False, trailers: bool = False) -> str:
+    """What h2 finds wrong with a received header list, cut to 200 characters; empty if nothing."""
+    flags = HeaderValidationFlags(is_client=False, is_trailer=trailers, is_response_header=response, is_push_promise=False)
+    try:
+        for _ in validate_headers(headers, flags):
+            pass
+    except ProtocolError as error:
+        return str(error)[:200] or "malformed header list"
+    return ""
 
 
 def lies_about_length(headers: Iterable[tuple[bytes, bytes]]) -> bool:
@@ -113,8 +126,12 @@ def lies_about_length(headers: Iterable[tuple[bytes, bytes]]) -> bool:
     return len(values) > 1 or any(not value.isdigit() or len(value) > 18 for value in values)
 
 
+def _wrong_length(headers: Iterable[tuple[bytes, bytes]]) -> str:
+    return LENGTH if lies_about_length(headers) else ""
+
+
 def content_length(headers: Iterable[tuple[bytes, bytes]]) -> int | None:
-    """The value of content-length, whose form is checked elsewhere (h2 for received heads, `_check` for ours)."""
+    """The value of content-length, whose form is checked before."""
     return next((int(value) for name, value in headers if name == b"content-length"), None)
 
 
@@ -127,7 +144,7 @@ def request_fields(request: Request, scheme: bytes) -> Fields:
         raise LocalProtocolError("a request needs one authority, in `authority` or in a Host field")
     (authority,) = authorities
     fields = [field for field in request.headers if field[0] != b"host"]
-    declared = content_length(_check(fields))
+    declared = content_length(check_fields(fields))
     if request.content_length is not None and declared is None:
         fields.append((b"content-length", b"%d" % request.content_length))
     elif request.content_length not in (None, declared):
@@ -145,19 +162,15 @@ def request_fields(request: Request, scheme: bytes) -> Fields:
     return pseudo + fields
 
 
-def response_block(response: Response) -> bytes:
-    """The header block of a response to send, for a StatelessEncoder; LocalProtocolError for what HTTP/2 cannot carry."""
-    return _encoded_status(response.status) + b"".join(
-        [
-            _encoded_before(name, value) if len(value) <= _SHORT and not is_sensitive(name) else _encoded(name, value)
-            for name, value in response.headers
-        ]
-    )
+def response_fields(status: int, headers: Headers) -> Fields:
+    """The header list of a response to send; LocalProtocolError for what HTTP/2 cannot carry."""
+    check_status(status)
+    return [(b":status", b"%d" % status), *check_fields(headers)]
 
 
 def trailer_fields(trailers: Headers) -> Fields:
     """The header list of trailers to send; LocalProtocolError for what HTTP/2 cannot carry."""
-    return list(_check(trailers))
+    return list(check_fields(trailers))
 
 
 def _split(headers: Sequence[tuple[bytes, bytes]]) -> tuple[dict[bytes, bytes], Fields]:
@@ -231,26 +244,18 @@ def _certainly_fine(headers: Sequence[tuple[bytes, bytes]], pseudo: dict[bytes, 
     )
 
 
-@lru_cache(maxsize=64)
-def _encoded_status(status: int) -> bytes:
+def check_status(status: int) -> None:
+    """LocalProtocolError for what is no status of HTTP/2."""
     if not 100 <= status <= 999 or status == 101:
         raise LocalProtocolError(f"status {status} cannot be sent; HTTP/2 has 100 to 999 without 101")
-    return encode_field(b":status", b"%d" % status)
 
 
-def _encoded(name: bytes, value: bytes) -> bytes:
-    _check(((name, value),))
-    return encode_field(name, value)
-
-
-_encoded_before = lru_cache(maxsize=1024)(_encoded)
-
-
-def _check(headers: Headers) -> Headers:
+def check_fields(headers: Headers) -> Headers:
+    """The fields as they are; LocalProtocolError for what HTTP/2 cannot carry."""
     for name, value in headers:
         if not _NAME.fullmatch(name) or name in _CONNECTION_FIELDS or (name == b"te" and value != b"trailers"):
             raise LocalProtocolError(f"HTTP/2 cannot carry the field {name[:100]!r}; names are lower-case tokens")
-        if _BAD_VALUE.search(value):
+        if value.strip(b" \t\v\f") != value or b"\0" in value or b"\r" in value or b"\n" in value:
             raise LocalProtocolError(f"the value of {name[:100]!r} holds NUL, CR or LF, or starts or ends with a space")
         if name == b"content-length" and not value.isdigit():
             raise LocalProtocolError(f"content-length must be digits, not {value[:100]!r}")

@@ -46,7 +46,6 @@ class Block:
         """The request that it is on stream 0, once that is known: checked, and of no content-length that h2 refuses."""
 
 
-@final
 class RememberingDecoder(Decoder):
     """An hpack Decoder that reads ordinary blocks itself, and equal ones only once while the table stays as it is.
 
@@ -67,7 +66,7 @@ class RememberingDecoder(Decoder):
         found = self._known.get(data)
         if found is None:
             return self._learn(data)
-        if found.size > self.max_header_list_size or self.header_table_size > self.max_allowed_table_size:
+        if found.size > self.max_header_list_size or self.header_table._maxsize > self.max_allowed_table_size:
             return None
         return found
 
@@ -213,18 +212,24 @@ class StatelessEncoder(Encoder):
         return self.opening() + b"".join(fields)
 
 
-_SENSITIVE = frozenset((b"authorization", b"proxy-authorization", b"cookie", b"set-cookie"))
+SENSITIVE = frozenset((b"authorization", b"proxy-authorization", b"cookie", b"set-cookie"))
+"""Fields whose values are kept out of every table."""
 
 
 def encode_field(name: bytes, value: bytes) -> bytes:
     """One field as an HPACK block holds it, for StatelessEncoder's peers. Fields that hold credentials are marked never
     to be indexed, so that no intermediary compresses them either (RFC 7541 section 7.1.3)."""
-    index, values = HeaderTable.STATIC_TABLE_MAPPING.get(name, (0, {}))
+    _, values = HeaderTable.STATIC_TABLE_MAPPING.get(name, (0, {}))
     if value in values:
         return bytes((_INDEXED | values[value],))
-    first = _NEVER if name in _SENSITIVE else 0
-    head = _encode_integer(index, 0x0F, first) if index else bytes((first,)) + _encode_integer(len(name), 0x7F) + name
-    return head + _encode_integer(len(value), 0x7F) + value
+    return encode_name(name) + _encode_integer(len(value), 0x7F) + value
+
+
+def encode_name(name: bytes) -> bytes:
+    """The first part of a field that is written out in full, as `encode_field` writes it."""
+    index, _ = HeaderTable.STATIC_TABLE_MAPPING.get(name, (0, {}))
+    first = _NEVER if name in SENSITIVE else 0
+    return _encode_integer(index, 0x0F, first) if index else bytes((first,)) + _encode_integer(len(name), 0x7F) + name
 
 
 def _encode_integer(number: int, mask: int, first: int = 0) -> bytes:
@@ -236,8 +241,3 @@ def _encode_integer(number: int, mask: int, first: int = 0) -> bytes:
         number >>= 7
     out.append(number)
     return bytes(out)
-
-
-def is_sensitive(name: bytes) -> bool:
-    """Whether a field's value is to be kept out of every table."""
-    return name in _SENSITIVE

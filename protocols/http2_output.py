@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from typing import final
 
 from protocols.errors import LocalProtocolError
@@ -26,14 +26,20 @@ class ControlQueue:
         self.nbytes += len(frames)
         self._frames.append((frames, ends))
 
-    def take(self, at_most: int) -> tuple[bytes, int]:
-        """The next bytes, at most so many, and the stream that is ended by them (0: none)."""
-        frames, ends = self._frames.popleft()
-        if len(frames) > at_most:
-            self._frames.appendleft((frames[at_most:], ends))
-            frames, ends = frames[:at_most], 0
-        self.nbytes -= len(frames)
-        return frames, ends
+    def take(self, at_most: int, out: list[bytes | memoryview], ended: list[int]) -> int:
+        """Appends the next bytes to `out`, at most so many, and to `ended` the streams that they end. Says how many."""
+        waiting, left = self._frames, at_most
+        while waiting and left:
+            frames, ends = waiting.popleft()
+            if len(frames) > left:
+                waiting.appendleft((frames[left:], ends))
+                frames, ends = frames[:left], 0
+            left -= len(frames)
+            out.append(frames)
+            if ends:
+                ended.append(ends)
+        self.nbytes -= at_most - left
+        return at_most - left
 
     def clear(self) -> None:
         """Drops what is queued."""
@@ -52,26 +58,52 @@ class PayloadQueue:
         """Bytes that wait."""
         self.leaving = 0
         """Bytes that were handed out and are not yet written."""
-        self._pieces: deque[bytes | memoryview] = deque()
+        self._pieces: deque[bytes | memoryview] | None = None
+        """None for an idle stream: an empty deque takes more memory than all the rest."""
 
-    def put(self, pieces: Iterable[bytes | memoryview]) -> int:
-        """Queues flat pieces and says how many bytes they are."""
-        before = self.nbytes
-        for piece in pieces:
-            self._pieces.append(piece)
-            self.nbytes += len(piece)
-        return self.nbytes - before
+    def put(self, buffers: Sequence[Buffer]) -> int:
+        """Queues the buffers and says how many bytes they are: small bytes as one piece, which costs less than to keep
+        each. LocalProtocolError, and nothing queued, for memory with gaps."""
+        n = 0
+        for buffer in buffers:
+            if type(buffer) is not bytes:
+                break
+            n += len(buffer)
+        else:
+            if n < OWN_BUFFER:
+                if n:
+                    self.nbytes += n
+                    piece = b"".join(buffers)
+                    if self._pieces is None:
+                        self._pieces = deque((piece,))
+                    else:
+                        self._pieces.append(piece)
+                return n
+        pieces = flat_views(buffers)
+        if not pieces:
+            return 0
+        n = sum(map(len, pieces))
+        self.nbytes += n
+        if self._pieces is None:
+            self._pieces = deque()
+        self._pieces.extend(pieces)
+        return n
 
-    def take(self, n: int) -> list[bytes | memoryview]:
+    def take(self, n: int) -> Iterable[bytes | memoryview]:
         """The first n bytes, which must be there; they count as leaving from now on."""
-        self.nbytes -= n
         self.leaving += n
+        pieces = self._pieces
+        assert pieces is not None, f"{n} bytes of an empty queue"
+        if n == self.nbytes:
+            self.nbytes, self._pieces = 0, None
+            return pieces
+        self.nbytes -= n
         taken: list[bytes | memoryview] = []
         while n:
-            piece = self._pieces.popleft()
+            piece = pieces.popleft()
             if len(piece) > n:
                 view = memoryview(piece)
-                self._pieces.appendleft(view[n:])
+                pieces.appendleft(view[n:])
                 piece = view[:n]
             taken.append(piece)
             n -= len(piece)
@@ -79,40 +111,25 @@ class PayloadQueue:
 
     def discard(self) -> int:
         """Drops what waits and says how many bytes that were."""
-        dropped, self.nbytes = self.nbytes, 0
-        self._pieces.clear()
+        dropped, self.nbytes, self._pieces = self.nbytes, 0, None
         return dropped
 
 
-@final
-class Gather:
-    """A list of buffers to write in which small neighbours are joined and large ones stay what they are."""
-
-    __slots__ = ("_buffers", "_small", "nbytes")
-
-    def __init__(self) -> None:
-        self.nbytes = 0
-        self._buffers: list[Buffer] = []
-        self._small: list[bytes | memoryview] = []
-
-    def add(self, piece: bytes | memoryview) -> None:
-        """Appends a flat piece."""
-        self.nbytes += len(piece)
-        if len(piece) < OWN_BUFFER:
-            self._small.append(piece)
-        else:
-            self._flush()
-            self._buffers.append(piece)
-
-    def buffers(self) -> list[Buffer]:
-        """Everything that was added, in order."""
-        self._flush()
-        return self._buffers
-
-    def _flush(self) -> None:
-        if self._small:
-            self._buffers.append(b"".join(self._small))
-            self._small.clear()
+def gathered(pieces: list[bytes | memoryview], n: int) -> list[Buffer]:
+    """Buffers to write, of flat pieces of n bytes together: small neighbours are joined, large ones stay what they are."""
+    if n < OWN_BUFFER or max(map(len, pieces)) < OWN_BUFFER:
+        return [b"".join(pieces)] if n else []
+    found: list[Buffer] = []
+    first = 0
+    for at, piece in enumerate(pieces):
+        if len(piece) >= OWN_BUFFER:
+            if first < at:
+                found.append(b"".join(pieces[first:at]))
+            found.append(piece)
+            first = at + 1
+    if first < len(pieces):
+        found.append(b"".join(pieces[first:]))
+    return found
 
 
 def flat_views(buffers: Iterable[Buffer]) -> list[bytes | memoryview]:

@@ -5,7 +5,6 @@ from __future__ import annotations
 from typing import NamedTuple, final
 
 from protocols.buffers import ByteBudget
-from protocols.errors import LocalProtocolError
 
 FIRST_CONNECTION_WINDOW = 65_535
 """RFC 9113 section 6.9.2: what every connection starts with; SETTINGS cannot change it."""
@@ -26,7 +25,10 @@ class Ledger(NamedTuple):
         return self.granted - self.unread - self.owed
 
 
-class _Window:
+@final
+class Window:
+    """What one stream, or the connection, was granted and what became of it, in bytes."""
+
     __slots__ = ("granted", "low", "owed", "reserved", "unread")
 
     def __init__(self, granted: int, reserved: int) -> None:
@@ -50,81 +52,82 @@ class ReceiveWindows:
     leave unread, each other one can use its own window to the end, and a new stream need not wait. It owes at most a
     quarter of `initial`: with a quarter of *itself*, a thousand streams could together hold back more than one whole
     stream has, and that one would wait for ever. Credit once given cannot be taken back, so when streams
-    leave, the window shrinks by what is not returned.
+    leave, the window shrinks by what is not returned, but for one `initial`, so that a stream that takes the place of
+    another needs no new credit.
     """
 
     def __init__(self, *, initial: int, maximum: int, budget: ByteBudget | None) -> None:
         self._initial = initial
         self._maximum = maximum
         self._budget = budget
-        self._streams: dict[int, _Window] = {}
         self._sum = 0
         self._target = FIRST_CONNECTION_WINDOW
-        self._connection = _Window(FIRST_CONNECTION_WINDOW, 0)
+        self.connection = Window(FIRST_CONNECTION_WINDOW, 0)
+        """The window that all streams share."""
 
     @property
     def unread(self) -> int:
         """Bytes received and not yet consumed, over all streams."""
-        return self._connection.unread
+        return self.connection.unread
 
     def affordable(self, granted: int) -> bool:
         """Whether `open` would find room."""
         return self._budget is None or self._budget.used + max(granted, self._initial) <= self._budget.limit
 
-    def open(self, stream: int, granted: int) -> bool:
-        """A stream begins with the `granted` bytes that SETTINGS give it; False if the budget has no room for it."""
-        reserved = max(granted, self._initial)
-        if not self._reserve(reserved):
-            return False
-        self._streams[stream] = _Window(granted, reserved)
+    def open(self, granted: int) -> Window | None:
+        """A stream begins with the `granted` bytes that SETTINGS give it; None if the budget has no room for it."""
+        reserved = granted if granted > self._initial else self._initial
+        if self._budget is not None and not self._budget.try_reserve(reserved):
+            return None
         self._change(granted)
-        return True
+        return Window(granted, reserved)
 
-    def forget(self, stream: int) -> None:
+    def forget(self, window: Window) -> None:
         """The stream is closed and everything is read: its reservation ends."""
-        window = self._streams.pop(stream)
-        assert not window.unread, f"stream {stream} is forgotten with {window.unread} bytes unread"
+        assert not window.unread, f"a stream is forgotten with {window.unread} bytes unread"
         self._change(-window.granted)
         if self._budget is not None:
             self._budget.release(window.reserved)
 
-    def adjust(self, stream: int, delta: int) -> None:
+    def adjust(self, window: Window, delta: int) -> None:
         """The peer acknowledged another initial window, which changes the windows of the streams that exist."""
-        self._streams[stream].granted += delta
+        window.granted += delta
         self._change(delta)
 
-    def received(self, stream: int, n: int) -> None:
-        """The peer sent n flow-controlled bytes on the stream."""
-        window = self._streams[stream]
-        window.unread += n
-        available = window.granted - window.unread - window.owed
+    def received(self, window: Window, n: int) -> None:
+        """The peer sent n flow-controlled bytes on the stream. (The machine does this by itself for the frame that comes
+        most, with `available` as h2 counts it.)"""
+        unread = window.unread = window.unread + n
+        available = window.granted - unread - window.owed
         if available < window.low:
             window.low = available
-        self._connection.unread += n
+        self.connection.unread += n
 
     def discarded(self, n: int) -> None:
         """The peer sent n bytes on a stream that is over: the connection alone owes them."""
-        self._connection.owed += n
+        self.connection.owed += n
 
-    def unread_on(self, stream: int) -> int:
-        """Bytes of the stream that were received and not yet consumed."""
-        window = self._streams.get(stream)
-        return 0 if window is None else window.unread
+    def granted(self, n: int) -> None:
+        """h2 has given the connection n bytes of its own accord: so much less will be given back."""
+        self.connection.granted += n
 
-    def consumed(self, stream: int, n: int) -> None:
-        """The consumer took n bytes. Raises LocalProtocolError for more than it was given, and changes nothing then."""
-        if not 0 <= n <= self.unread_on(stream):
-            raise LocalProtocolError(f"credit of {n} bytes on stream {stream}, which has {self.unread_on(stream)} unread")
-        if n:
-            window, connection = self._streams[stream], self._connection
-            window.unread -= n
-            window.owed += n
-            connection.unread -= n
-            connection.owed += n
+    def consumed(self, window: Window, n: int) -> bool:
+        """The consumer took n bytes, which must be unread. Says whether any credit may be due, for the stream or the
+        connection, so that their increments are to be asked for."""
+        connection = self.connection
+        unread = window.unread = window.unread - n
+        owed = window.owed = window.owed + n
+        connection.unread -= n
+        connection.owed += n
+        if not unread:
+            if 2 * window.low < window.granted:
+                return True
+            window.low = window.granted
+        spare = connection.granted - self._target
+        return 4 * owed >= window.granted or 4 * connection.owed >= self._initial or spare < 0 or spare > self._initial
 
-    def stream_increment(self, stream: int, *, grow: bool) -> int:
+    def stream_increment(self, window: Window, *, grow: bool) -> int:
         """What a WINDOW_UPDATE on this stream shall give now, which counts as given; 0 for none."""
-        window = self._streams[stream]
         growth = 0
         if not window.unread:
             if grow and 2 * window.low < window.granted:
@@ -134,18 +137,20 @@ class ReceiveWindows:
             return 0
         increment = window.owed + growth
         window.owed = 0
-        window.granted += growth
-        self._change(growth)
+        if growth:
+            window.granted += growth
+            self._change(growth)
         return increment
 
     def connection_increment(self) -> int:
         """What a WINDOW_UPDATE on the connection shall give now, which counts as given; 0 for none."""
-        window = self._connection
+        window = self.connection
         growth = self._target - window.granted
         if growth < 0:
-            withheld = min(window.owed, -growth)
-            window.owed -= withheld
-            window.granted -= withheld
+            if -growth > self._initial:
+                withheld = min(window.owed, -growth - self._initial)
+                window.owed -= withheld
+                window.granted -= withheld
             growth = 0
         if not growth and (not window.owed or 4 * window.owed < self._initial):
             return 0
@@ -154,21 +159,21 @@ class ReceiveWindows:
         window.granted += growth
         return increment
 
-    def ledger(self, stream: int, library: int) -> Ledger:
-        """The state of one window, of the connection's for stream 0, beside what h2 counts."""
-        window = self._streams[stream] if stream else self._connection
-        return Ledger(window.granted, window.unread, window.owed, library)
+    def ledger(self, window: Window | None, library: int) -> Ledger:
+        """The state of one window, of the connection's for None, beside what h2 counts."""
+        found = window or self.connection
+        return Ledger(found.granted, found.unread, found.owed, library)
 
     def _change(self, delta: int) -> None:
         self._sum += delta
-        self._target = min(max(FIRST_CONNECTION_WINDOW, self._sum + self._initial), LARGEST_WINDOW)
+        target = self._sum + self._initial
+        if target < FIRST_CONNECTION_WINDOW:
+            target = FIRST_CONNECTION_WINDOW
+        self._target = target if target <= LARGEST_WINDOW else LARGEST_WINDOW
 
-    def _growth(self, window: _Window) -> int:
+    def _growth(self, window: Window) -> int:
         growth = min(window.granted, self._maximum - window.granted)
-        if growth <= 0 or not self._reserve(growth):
+        if growth <= 0 or not (self._budget is None or self._budget.try_reserve(growth)):
             return 0
         window.reserved += growth
         return growth
-
-    def _reserve(self, n: int) -> bool:
-        return self._budget is None or self._budget.try_reserve(n)

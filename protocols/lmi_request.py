@@ -6,8 +6,9 @@ import enum
 import math
 import re
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
 from typing import Any, NoReturn, final
+
+import msgspec
 
 from protocols import strict_json
 from protocols.events import Buffer
@@ -27,9 +28,11 @@ class Formatter(enum.Enum):
     """The same objects, one event a token."""
 
 
+_FORMATTERS: Mapping[str, Formatter] = {f.value: f for f in Formatter}
+
+
 @final
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Parameters:
+class Parameters(msgspec.Struct, frozen=True, kw_only=True):
     """The schema's common parameters with its defaults, and `extra` for every other one, unchecked and as it came.
 
     `do_sample` is 0.31's: false, or absent, means greedy whatever `temperature` says. `seed` None means: choose one.
@@ -47,16 +50,15 @@ class Parameters:
     return_full_text: bool = False
     stop_sequences: tuple[str, ...] = ()
     decoder_input_details: bool = False
-    extra: Mapping[str, Any] = field(default_factory=dict)
+    extra: Mapping[str, Any] = {}  # a Struct copies it
 
 
 @final
-@dataclass(frozen=True, slots=True, kw_only=True)
-class TextRequest:
+class TextRequest(msgspec.Struct, frozen=True, kw_only=True):
     """One prompt. `stream` is what the client asked for, `formatter` what it gets."""
 
     inputs: str
-    parameters: Parameters = field(default_factory=Parameters)
+    parameters: Parameters = Parameters()
     stream: bool = False
     formatter: Formatter = Formatter.JSON
 
@@ -89,7 +91,7 @@ def parse_request(
     if stream is not None and not isinstance(stream, bool):
         _refuse("stream", "true or false", stream, stage="payload")
     asked = given.get("output_formatter")
-    formatter = next((f for f in Formatter if f.value == asked), configured)
+    formatter = _FORMATTERS.get(asked, configured) if isinstance(asked, str) else configured
     if formatter is None:
         formatter = Formatter.JSONLINES if stream else Formatter.JSON
     return TextRequest(inputs=inputs, parameters=_parameters(given), stream=bool(stream), formatter=formatter)

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass
 from typing import final
+
+import msgspec
 
 from protocols.errors import RemoteProtocolError
 from protocols.events import NEED_DATA, Buffer, Signal
@@ -25,8 +26,7 @@ def encode_event(data: bytes) -> bytes:
 
 
 @final
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ServerSentEvent:
+class ServerSentEvent(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     """One event. `data` is as it came, its lines joined with LF; `event` is "message" where the server named none;
     `id` is the last one the stream has set, which an event without an id inherits."""
 

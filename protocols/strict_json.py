@@ -23,7 +23,8 @@ _PAIR_SIGNS = (b'":', b" :", b"\t:", b"\n:", b"\r:")
 _TO_SQUARE = bytes.maketrans(b"{}", b"[]")
 _NOT_BRACKETS = bytes(byte for byte in range(256) if byte not in b"[]{}")
 _NO_STRUCTURE = _NOT_BRACKETS.replace(b'"', b"")
-_CHUNK = 2**16  # brackets whose depths are looked at together
+_CHUNK = 2**16  # bytes, or brackets, that numpy looks at together: temporary arrays stay small
+_LARGE = 2**14  # bytes from which on numpy looks through a text faster than `bytes` does
 
 
 @final
@@ -58,16 +59,39 @@ def loads(
     return value
 
 
+def is_plain(text: bytes, pairs: int) -> bool:
+    """Whether a JSON text, which a typed decoder has read, is seen at a glance to have no number of more than 400
+    characters and no more members in its objects than the `pairs` that were found: then no member was there twice.
+    False where that is not certain."""
+    if len(text) > MAX_NUMBER and _may_hold_long_number(text):
+        return False
+    return _count(text, b":") == pairs or sum(map(text.count, _PAIR_SIGNS)) == pairs
+
+
 def _check_bounds(text: bytes | bytearray, depth: int, what: str) -> None:
     # The raw text can only overstate: strings are taken out where it speaks against the peer.
-    if text.count(b"[") + text.count(b"{") > depth and _deeper_than(text, depth):
+    if _count(text, b"[") + _count(text, b"{") > depth and _deeper_than(text, depth):
         raise JSONError(f"{what} is nested deeper than {depth} arrays and objects")
-    if (
-        len(text) > MAX_NUMBER
-        and _TOO_LONG in text.translate(_TO_ZERO)
-        and _TOO_LONG in _outside_strings(text).translate(_TO_ZERO)
-    ):
+    if len(text) > MAX_NUMBER and _may_hold_long_number(text) and _TOO_LONG in _outside_strings(text).translate(_TO_ZERO):
         raise JSONError(f"{what} holds a number of more than {MAX_NUMBER} characters")
+
+
+def _count(text: bytes | bytearray, byte: bytes) -> int:
+    if len(text) < _LARGE:
+        return text.count(byte)
+    codes, code = _codes(text), ord(byte)
+    return sum(int(np.count_nonzero(codes[at : at + _CHUNK] == code)) for at in range(0, len(codes), _CHUNK))
+
+
+def _may_hold_long_number(text: bytes | bytearray) -> bool:
+    """False is certain. No number has a comma, and one that is too long fills a block of half its length."""
+    if len(text) >= _LARGE:
+        block = MAX_NUMBER // 2
+        blocks = _codes(text)[: len(text) // block * block].reshape(-1, block)
+        rows = _CHUNK // block
+        if all((blocks[at : at + rows] == ord(",")).any(axis=1).all() for at in range(0, len(blocks), rows)):
+            return False
+    return _TOO_LONG in text.translate(_TO_ZERO)
 
 
 def _decode(text: bytes | bytearray, what: str, allow_nonfinite: bool) -> Any:
@@ -133,9 +157,9 @@ def _deeper_than(text: bytes | bytearray, depth: int) -> bool:
 def _may_repeat_keys(text: bytes | bytearray, value: Any) -> bool:
     """False is certain. Outside of strings each colon stands for one pair, after a quote or white space. So where as
     few are found as the value has pairs, no key was lost; better counts are taken as worse ones leave it open."""
-    pairs = _count_pairs(value, text.count(b"{"))
+    pairs = _count_pairs(value, _count(text, b"{"))
     return (
-        text.count(b":") != pairs
+        _count(text, b":") != pairs
         and sum(map(text.count, _PAIR_SIGNS)) != pairs
         and _outside_strings(text).count(b":") != pairs
     )

@@ -7,7 +7,6 @@ import json
 import math
 import struct
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
 from types import MappingProxyType
 from typing import Any, TypeAlias, final
 
@@ -37,12 +36,21 @@ DATATYPES: Mapping[str, np.dtype[Any]] = MappingProxyType({
 })  # fmt: skip
 """Every v2 datatype and the numpy dtype of its arrays; the elements of a BYTES array are `bytes`."""
 
-_FP32, _FP64, _U1 = DATATYPES["FP32"], DATATYPES["FP64"], DATATYPES["UINT8"]
+_FP32, _FP64, _U1, _U4 = DATATYPES["FP32"], DATATYPES["FP64"], DATATYPES["UINT8"], DATATYPES["UINT32"]
 _INTEGERS = {name: np.iinfo(dtype) for name, dtype in DATATYPES.items() if dtype.kind in "iu"}
 _RANGES = {name: (int(info.min), int(info.max)) for name, info in _INTEGERS.items()}
 _LARGEST = {"FP16": "65504", "BF16": "3.38953139e+38", "FP32": "3.40282347e+38", "FP64": "1.79769313e+308"}
 _BEYOND_FP64 = 2**1024 - 2**970  # the first integer that rounds to infinity
 _LENGTH = struct.Struct("<I")
+_PACKED = {
+    "FP16": "e", "FP32": "f", "FP64": "d", "UINT8": "B", "UINT16": "H", "UINT32": "I", "UINT64": "Q",
+    "INT8": "b", "INT16": "h", "INT32": "i", "INT64": "q",
+}  # fmt: skip
+"""The datatypes that `struct` writes too, by the rules of `from_json`: it refuses what does not fit, and rounds as numpy."""
+_PACK_AT_ONCE = 4096
+_CASTABLE = frozenset(name for name in _PACKED if np.zeros(1, DATATYPES[name]).data.format in "bBhHiIlLqQfd")
+"""The datatypes whose memory a memoryview shows as bytes too."""
+_encode = msgspec.json.Encoder().encode
 
 
 @final
@@ -61,15 +69,14 @@ class V2Error(Exception):
 
 
 @final
-@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
-class V2Tensor:
+class V2Tensor(msgspec.Struct, frozen=True, kw_only=True, eq=False, gc=False):
     """A tensor with its v2 name and datatype; `array` has the dtype that DATATYPES tells. `parameters` are those of
     the tensor, without the ones that only describe the transfer (`binary_data_size`)."""
 
     name: str
     datatype: str
     array: Array
-    parameters: Parameters = field(default_factory=lambda: NO_PARAMETERS)
+    parameters: Parameters = NO_PARAMETERS
 
 
 def show(value: object) -> str:
@@ -179,7 +186,10 @@ def encode_binary(array: Array, datatype: str) -> list[Buffer]:
         items = _bytes_items(array)
         data = b"".join(itertools.chain.from_iterable((_LENGTH.pack(len(item)), item) for item in items))
         return [data] if data else []
-    _check_dtype(array, datatype)
+    if array.dtype is not DATATYPES.get(datatype):
+        _check_dtype(array, datatype)
+    elif array.size and datatype in _CASTABLE and array.flags.c_contiguous:
+        return [array.data.cast("B")]
     if not array.size:
         return []
     flat = np.ascontiguousarray(array, DATATYPES[datatype]).reshape(-1)
@@ -195,12 +205,15 @@ def to_json(array: Array, datatype: str) -> bytes:
     500 if the array is not of that datatype.
     """
     if datatype == "BYTES":
-        return msgspec.json.encode([_as_text(item) for item in _bytes_items(array)])
-    _check_dtype(array, datatype)
+        return _encode([_as_text(item) for item in _bytes_items(array)])
+    if array.dtype is not DATATYPES.get(datatype):
+        _check_dtype(array, datatype)
     flat = array.reshape(-1)
     if datatype in ("FP32", "FP16", "BF16"):
+        if array.size <= _FEW:
+            return _few_singles(flat)
         flat = _shortest(flat)
-    return msgspec.json.encode(flat.tolist())
+    return _encode(flat.tolist())
 
 
 def _check_dtype(array: Array, datatype: str) -> None:
@@ -235,55 +248,114 @@ def _as_text(item: bytes) -> str:
         raise V2Error("the output is not UTF-8 and JSON has no other text: ask for it with binary_data true") from None
 
 
-_SMALL = 100  # below it the fixed cost of the vector steps is more than numpy's own conversion
-_TENS = np.array([10**power for power in range(23)], _FP64)  # those that a double holds exactly
+_FEW = 32  # up to here the fixed cost of the vector steps is more than numpy's own conversion
+_BLOCK = 2048  # elements for which the arrays of all steps stay in the nearest cache
+_ALL_ZERO = bytes(ord("0") if byte in b"0123456789" else byte for byte in range(256))
+
+
+def _few_singles(values: Array) -> bytes:
+    """The JSON of singles and halves. A text of at most 6 digits is that of no other single, so where the shortest text
+    of the same double has no more, it is the one looked for; else numpy writes the text, 0.4 us each."""
+    text = _encode(values.tolist())
+    if b"0000000" not in text.translate(_ALL_ZERO, b".") and ord("e") not in text:
+        return text
+    if b"null" in text:
+        return _encode(_shortest(values).tolist())
+    text = b",".join(values.astype(_FP32, copy=False).astype("S24").tolist())
+    if ord("e") in text:  # numpy writes exponents in its own way
+        return _encode(list(map(float, text.split(b","))))
+    return b"[%b]" % text
+
+
+def _scales() -> tuple[npt.NDArray[np.float64], npt.NDArray[np.float64]]:
+    """By the upper 9 bits of a single, sign and exponent: the power of ten that makes a whole number of 9 digits of it,
+    the same for magnitudes from the next power of ten on, and that power. NaN beyond what a double holds exactly; 1
+    for zeros and subnormals, of which only zeros are whole then."""
+    scales, limits = np.full((2, 512), np.nan), np.full(512, np.inf)
+    for exponent in range(127 - 40, 127 + 20):  # a binade, of which one power of ten is in the middle at most
+        low = 2.0 ** (exponent - 127)
+        digits = int(f"{low:e}".partition("e")[2])
+        for upper, magnitude in enumerate((digits, digits + 1)):
+            if -12 <= magnitude <= 5:
+                scales[upper, [exponent, exponent + 256]] = float(10 ** (8 - magnitude))
+        limits[[exponent, exponent + 256]] = float(f"1e{digits + 1}")
+    scales[0, [0, 256]] = 1
+    return scales.reshape(-1), limits
+
+
+_SCALES, _LIMITS = _scales()
 
 
 @np.errstate(invalid="ignore")  # a signalling NaN is quietened, and numpy would warn of it
 def _shortest(values: Array) -> npt.NDArray[np.float64]:
     """Doubles whose shortest text is that of the given singles: 0.1 and not 0.10000000149011612.
 
-    numpy writes the text itself, 0.4 us each. For ordinary magnitudes there is a way around it: round to 6 digits,
-    see whether that reads back, else to 7, 8, 9. Whole number and power of ten are exact, so their quotient is the
+    numpy writes the text itself, 0.4 us each. For ordinary magnitudes there is a way around it: round to 9 digits, then
+    to 8, 7 and 6 where that reads back too. Whole number and power of ten are exact, so their quotient is the
     double nearest to that decimal, which is what its text means.
     """
     values = values.astype(_FP32, copy=False)
-    if values.size <= _SMALL:
-        return values.astype("S24").astype(_FP64)
+    if values.size <= _BLOCK:
+        return _shortest_of(values)
+    return np.concatenate([_shortest_of(values[at : at + _BLOCK]) for at in range(0, values.size, _BLOCK)])
+
+
+def _shortest_of(values: Array) -> npt.NDArray[np.float64]:
     wide = values.astype(_FP64)
-    size = np.abs(wide)
-    ordinary = (size >= 1e-12) & (size < 1e5)
-    rest = np.flatnonzero(~ordinary)
-    todo = np.flatnonzero(ordinary)
-    magnitude = np.floor(np.log10(size[todo])).astype(np.intp)
-    for digits in (6, 7, 8, 9):
-        scale = _TENS[digits - 1 - magnitude]
-        decimal = np.rint(wide[todo] * scale) / scale
-        good = decimal.astype(_FP32) == values[todo]
-        wide[todo[good]] = decimal[good]
-        todo, magnitude = todo[~good], magnitude[~good]
-    for left in (rest, todo):
-        wide[left] = values[left].astype("S24").astype(_FP64)
-    return wide
+    index = values.view(_U4) >> 23
+    scale = _SCALES.take(np.where(np.abs(wide) < _LIMITS.take(index), index, index + 512))
+    shortest: npt.NDArray[np.float64] = np.rint(wide * scale) / scale
+    rest = np.flatnonzero(shortest.astype(_FP32) != values)
+    for _ in range(3):
+        scale /= 10
+        decimal = np.rint(wide * scale) / scale
+        np.copyto(shortest, decimal, where=decimal.astype(_FP32) == values)
+    if rest.size:
+        shortest[rest] = values[rest].astype("S24").astype(_FP64)
+    return shortest
 
 
-def from_json(datatype: str, shape: tuple[int, ...], data: object, name: str) -> Array:
+def from_json(datatype: str, shape: tuple[int, ...], data: object, name: str, *, numbers: bool = False) -> Array:
     """The array of a tensor's `data`: a flat array of its elements in row-major order, or arrays nested exactly as
     the shape says. Read-only.
 
     Elements: for integers a whole number in range (1.0 is one); for floats any number in range, `null` for NaN;
     for BOOL true, false, 0 and 1; for BYTES a string, taken as UTF-8. Anything else, another count or another nesting
     is a V2Error that names the tensor and the first wrong element; nothing is cut, wrapped or guessed.
+
+    `numbers` says what the caller has made sure of: that `data` holds `int` and `float` alone, and lists of them.
     """
     values = _flatten(shape, data, name)
     count = math.prod(shape)
     if len(values) != count:
         raise V2Error(f"tensor {show(name)}: shape {show_shape(shape)} takes {show(count)} values, data has {len(values)}")
+    if numbers and count and (packed := _pack(datatype, values)) is not None:
+        return np.ndarray(shape, DATATYPES[datatype], packed)
     if datatype == "BYTES":
         return _objects(_to_bytes(values, name), shape, name)
     array = _to_array(datatype, values, name)
     array.setflags(write=False)
     return _shaped(array, shape, name)
+
+
+def _pack(datatype: str, values: list[Any]) -> Buffer | None:
+    """The binary data of numbers that all fit the datatype and are of its kind, read-only; None otherwise. Booleans count
+    as numbers here."""
+    code = _PACKED.get(datatype)
+    if code is None:
+        return None
+    count = len(values)
+    try:
+        if count <= _PACK_AT_ONCE:
+            return struct.pack(f"<{count}{code}", *values)
+        size = struct.calcsize(f"<{code}")
+        packed = bytearray(count * size)
+        for start in range(0, count, _PACK_AT_ONCE):
+            part = values[start : start + _PACK_AT_ONCE]
+            struct.pack_into(f"<{len(part)}{code}", packed, start * size, *part)
+    except (struct.error, OverflowError):
+        return None
+    return memoryview(packed).toreadonly()
 
 
 def _flatten(shape: tuple[int, ...], data: object, name: str) -> list[Any]:
@@ -307,6 +379,8 @@ def _to_array(datatype: str, values: list[Any], name: str) -> Array:
             bad = _first(values, lambda v: type(v) not in (bool, int) or v not in (0, 1))
             raise _wrong(name, "BOOL takes true, false, 0 and 1", values, bad)
         return np.array(values, np.bool_)
+    if kinds <= {float, int} and (packed := _pack(datatype, values)) is not None:
+        return np.frombuffer(packed, DATATYPES[datatype])
     if datatype in _RANGES:
         return np.array(_to_integers(datatype, values, kinds, name), DATATYPES[datatype])
     if not kinds <= {float, int, type(None)}:

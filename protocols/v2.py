@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from protocols.tensors import V2Error, V2Tensor
+from protocols.tensors import NO_PARAMETERS, V2Error, V2Tensor
 from protocols.v2_body import IHCL, V2Limits, parse_header_length
+from protocols.v2_codec import InferCodec
 from protocols.v2_metadata import (
     EXTENSIONS,
     ModelSignature,
@@ -21,6 +22,8 @@ from protocols.v2_response import V2Answer, V2Reply, decode_infer_reply, render_
 __all__ = [
     "EXTENSIONS",
     "IHCL",
+    "NO_PARAMETERS",
+    "InferCodec",
     "ModelSignature",
     "RequestedOutput",
     "TensorSpec",

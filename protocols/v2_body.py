@@ -11,10 +11,11 @@ import msgspec
 import numpy as np
 
 from protocols import strict_json
-from protocols.events import Buffer
+from protocols.events import Buffer, Headers
 from protocols.tensors import (
     DATATYPES,
     MAX_DIMS,
+    NO_PARAMETERS,
     V2Error,
     V2Tensor,
     check_shape,
@@ -27,10 +28,12 @@ from protocols.tensors import (
 )
 
 IHCL = b"inference-header-content-length"
+_JSON: Headers = ((b"content-type", b"application/json"),)
+_OCTETS = (b"content-type", b"application/octet-stream")
 _MAX_HEADER_LENGTH = 2**31 - 1  # Triton and its clients read it as an int32
 
 # Extensions of Triton that do not exist here. To ignore one would answer something else than what was asked.
-_UNSUPPORTED = frozenset(("shared_memory_region", "shared_memory_byte_size", "shared_memory_offset", "classification"))
+UNSUPPORTED = frozenset(("shared_memory_region", "shared_memory_byte_size", "shared_memory_offset", "classification"))
 
 
 @final
@@ -55,6 +58,8 @@ def parse_header_length(values: Sequence[bytes]) -> int | None:
     bytes of JSON and then tensors; 0, it is the bytes of the only input. V2Error for anything but ASCII digits, for a
     value above 2**31 - 1 and for fields that differ. (Triton's older readers took `abc` for 0 and `106xyz` for 106.)
     """
+    if len(values) == 1:
+        return _header_length(values[0])
     lengths = {_header_length(value) for value in values}
     if len(lengths) > 1:
         raise V2Error("Inference-Header-Content-Length is given twice with different values")
@@ -112,8 +117,8 @@ def read_parameters(owner: dict[str, Any], kind: str, name: str = "") -> dict[st
             raise V2Error(
                 f"parameter {show(key)} of {_what(kind, name)} must be a string, number or boolean, got {show(value)}"
             )
-    if name and not _UNSUPPORTED.isdisjoint(parameters):
-        key = min(_UNSUPPORTED.intersection(parameters))
+    if name and not UNSUPPORTED.isdisjoint(parameters):
+        key = min(UNSUPPORTED.intersection(parameters))
         raise V2Error(f"{_what(kind, name)} has the parameter {key}, of an extension that is not implemented")
     return parameters
 
@@ -177,7 +182,7 @@ def read_tensors(
                 raise V2Error(f"{_what(kind, name)} has {size} bytes of binary data, but only {left} are left in the body")
             array = decode_binary(datatype, shape, rest[at : at + size], name)
             at += size
-        tensors.append(V2Tensor(name=name, datatype=datatype, array=array, parameters=parameters))
+        tensors.append(V2Tensor(name=name, datatype=datatype, array=array, parameters=parameters or NO_PARAMETERS))
     if at != rest.nbytes:
         raise V2Error(f"the {kind}s take {at} bytes of binary data, but {rest.nbytes} follow the JSON")
     return tuple(tensors)
@@ -211,20 +216,24 @@ def write_tensor(tensor: V2Tensor, *, binary: bool) -> tuple[dict[str, Any], lis
     return entry, buffers
 
 
-def join_body(head: dict[str, Any], buffers: list[Buffer]) -> tuple[list[tuple[bytes, bytes]], list[Buffer]]:
-    """The headers and the buffers of a body. Without a binary byte it is plain JSON and says so, as Triton's is."""
+def join_body(head: dict[str, Any], buffers: list[Buffer]) -> tuple[Headers, list[Buffer]]:
+    """The form (see `form_of`) and the buffers of a body."""
     try:
         text = msgspec.json.encode(head, enc_hook=_encode_other)
     except (TypeError, ValueError, OverflowError) as error:  # UnicodeEncodeError is a ValueError
         raise V2Error(f"a parameter is not what JSON can express: {show(str(error))}", status=500) from None
-    if not buffers:
-        return [(b"content-type", b"application/json"), (b"content-length", b"%d" % len(text))], [text]
-    headers = [
-        (b"content-type", b"application/octet-stream"),
-        (IHCL, b"%d" % len(text)),
-        (b"content-length", b"%d" % (len(text) + sum(map(len, buffers)))),
-    ]
-    return headers, [text, *buffers]
+    return form_of(len(text), buffers), [text, *buffers]
+
+
+def form_of(header_length: int, buffers: Sequence[Buffer]) -> Headers:
+    """The head fields that say how a body is read: so many bytes of JSON, and `buffers` of binary data. Without a
+    binary byte it is plain JSON and says so, as Triton's is."""
+    return (_OCTETS, (IHCL, b"%d" % header_length)) if buffers else _JSON
+
+
+def with_length(form: Headers, buffers: Sequence[Buffer]) -> list[tuple[bytes, bytes]]:
+    """The form and the length of a body: all head fields that it needs."""
+    return [*form, (b"content-length", b"%d" % sum(map(len, buffers)))]
 
 
 def _encode_other(value: object) -> Any:

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from types import MappingProxyType
 from typing import Any, final
 
 import msgspec
@@ -33,6 +34,23 @@ class TensorSpec:
 
 
 @final
+class Expected:
+    """The datatype and the full shape of a declared input; `fixed` are the axes of one size and these sizes."""
+
+    __slots__ = ("datatype", "fixed", "shape")
+
+    def __init__(self, datatype: str, shape: tuple[int, ...]) -> None:
+        self.datatype, self.shape = datatype, shape
+        self.fixed = tuple((axis, size) for axis, size in enumerate(shape) if size != -1)
+
+    def fits(self, shape: tuple[int, ...]) -> bool:
+        """Whether an input may have this shape."""
+        if len(shape) != len(self.shape):
+            return False
+        return all(shape[axis] == size for axis, size in self.fixed) if self.fixed else True
+
+
+@final
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ModelSignature:
     """What a request is checked against. `inputs` or `outputs` None is undeclared: any are accepted. With
@@ -44,6 +62,15 @@ class ModelSignature:
     inputs: tuple[TensorSpec, ...] | None = None
     outputs: tuple[TensorSpec, ...] | None = None
     max_batch_size: int = 0
+    expected: Mapping[str, Expected] | None = field(init=False, repr=False, compare=False)
+    """What `inputs` says of each, by its name."""
+    output_names: frozenset[str] | None = field(init=False, repr=False, compare=False)
+
+    def __post_init__(self) -> None:
+        expected = {s.name: Expected(s.datatype, self.full_shape(s)) for s in self.inputs or ()}
+        object.__setattr__(self, "expected", None if self.inputs is None else MappingProxyType(expected))
+        names = frozenset(s.name for s in self.outputs or ())
+        object.__setattr__(self, "output_names", None if self.outputs is None else names)
 
     def full_shape(self, spec: TensorSpec) -> tuple[int, ...]:
         """The shape on the wire: with the batch dimension, where the model has one, as -1."""

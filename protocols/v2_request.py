@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass, field
 from typing import Any, final
 
+import msgspec
 import numpy as np
 
 from protocols.events import Buffer
@@ -21,14 +21,14 @@ from protocols.v2_body import (
     read_tensors,
     split_body,
     take_flag,
+    with_length,
     write_tensor,
 )
 from protocols.v2_metadata import ModelSignature, TensorSpec
 
 
 @final
-@dataclass(frozen=True, slots=True, kw_only=True)
-class RequestedOutput:
+class RequestedOutput(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     """An output by name; `binary` None leaves its form to the request's `binary_data_output`."""
 
     name: str
@@ -36,21 +36,22 @@ class RequestedOutput:
 
 
 @final
-@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
-class V2Request:
+class V2Request(msgspec.Struct, frozen=True, kw_only=True, eq=False, gc=False):
     """A checked request. `id` is empty where there is none; `parameters` are the model's, so without
     `binary_data_output`, which is `binary_default`; `outputs` empty asks for all of them."""
 
     id: str = ""
-    parameters: Parameters = field(default_factory=lambda: NO_PARAMETERS)
+    parameters: Parameters = NO_PARAMETERS
     inputs: tuple[V2Tensor, ...] = ()
     outputs: tuple[RequestedOutput, ...] = ()
     binary_default: bool = False
 
     def wants_binary(self, output: str) -> bool:
         """Whether that output is asked for as binary data: `binary_data` on it outranks `binary_data_output`."""
-        asked = next((o.binary for o in self.outputs if o.name == output), None)
-        return self.binary_default if asked is None else asked
+        for asked in self.outputs:
+            if asked.name == output and asked.binary is not None:
+                return asked.binary
+        return self.binary_default
 
 
 def parse_infer(
@@ -72,40 +73,40 @@ def parse_infer(
             raise V2Error(f"parameter {show(key)} of the request: names that begin with triton_ are reserved")
     binary_default = take_flag(parameters, "binary_data_output", "the request") or False
     inputs = read_tensors(read_entries(head, "inputs", limits), rest, header_length, limits, "input")
-    if signature.inputs is not None:
-        _check_inputs(inputs, signature.inputs, signature)
+    check_inputs(inputs, signature)
     return V2Request(
         id=read_string(head, "id"),
-        parameters=parameters,
+        parameters=parameters or NO_PARAMETERS,
         inputs=inputs,
         outputs=_read_outputs(read_entries(head, "outputs", limits, optional=True), signature),
         binary_default=binary_default,
     )
 
 
-def _check_inputs(inputs: tuple[V2Tensor, ...], declared: tuple[TensorSpec, ...], signature: ModelSignature) -> None:
-    specs = {spec.name: spec for spec in declared}
-    given = {tensor.name for tensor in inputs}
-    if given != specs.keys():
-        wrong = [f"unknown input {show(tensor.name)}" for tensor in inputs if tensor.name not in specs]
-        wrong += [f"missing input {show(name)}" for name in specs if name not in given]
-        takes = ", ".join(map(show, specs)) or "none"
+def check_inputs(inputs: Sequence[V2Tensor], signature: ModelSignature) -> None:
+    """V2Error unless the inputs, of which no two have the same name, are those that the model declares."""
+    expected = signature.expected
+    if expected is None:
+        return
+    specs = [expected.get(tensor.name) for tensor in inputs]
+    if len(specs) != len(expected) or None in specs:
+        given = {tensor.name for tensor in inputs}
+        wrong = [f"unknown input {show(tensor.name)}" for tensor in inputs if tensor.name not in expected]
+        wrong += [f"missing input {show(name)}" for name in expected if name not in given]
+        takes = ", ".join(map(show, expected)) or "none"
         raise V2Error(f"{', '.join(wrong[:2])}: model {show(signature.name)} takes {takes}")
     for tensor in inputs:
-        _check_input(tensor, specs[tensor.name], signature)
+        spec = expected[tensor.name]
+        if tensor.datatype != spec.datatype:
+            raise V2Error(f"input {show(tensor.name)}: datatype must be {spec.datatype}, got {tensor.datatype}")
+        if not spec.fits(shape := tensor.array.shape):
+            wanted = list(spec.shape)
+            raise V2Error(f"input {show(tensor.name)}: shape must be {wanted} (-1 is any), got {show_shape(shape)}")
     if signature.max_batch_size:
         _check_batch(inputs, signature.max_batch_size)
 
 
-def _check_input(tensor: V2Tensor, spec: TensorSpec, signature: ModelSignature) -> None:
-    if tensor.datatype != spec.datatype:
-        raise V2Error(f"input {show(tensor.name)}: datatype must be {spec.datatype}, got {tensor.datatype}")
-    expected, shape = signature.full_shape(spec), tensor.array.shape
-    if len(shape) != len(expected) or any(want not in (-1, got) for want, got in zip(expected, shape, strict=True)):
-        raise V2Error(f"input {show(tensor.name)}: shape must be {list(expected)} (-1 is any), got {show_shape(shape)}")
-
-
-def _check_batch(inputs: tuple[V2Tensor, ...], largest: int) -> None:
+def _check_batch(inputs: Sequence[V2Tensor], largest: int) -> None:
     sizes = sorted({tensor.array.shape[0] for tensor in inputs})
     if len(sizes) > 1:
         raise V2Error(f"all inputs must have one batch size, got {sizes[0]} and {sizes[-1]}")
@@ -114,15 +115,20 @@ def _check_batch(inputs: tuple[V2Tensor, ...], largest: int) -> None:
 
 
 def _read_outputs(entries: list[dict[str, Any]], signature: ModelSignature) -> tuple[RequestedOutput, ...]:
-    known = None if signature.outputs is None else [spec.name for spec in signature.outputs]
     outputs = []
     for entry in entries:
         name = entry["name"]
-        if known is not None and name not in known:
-            raise V2Error(f"unknown output {show(name)}: model {show(signature.name)} gives {', '.join(map(show, known))}")
+        check_output(name, signature)
         parameters = read_parameters(entry, "output", name)
         outputs.append(RequestedOutput(name=name, binary=take_flag(parameters, "binary_data", "output", name)))
     return tuple(outputs)
+
+
+def check_output(name: str, signature: ModelSignature) -> None:
+    """V2Error unless the model may give an output of that name."""
+    if signature.output_names is not None and name not in signature.output_names:
+        known = ", ".join(show(spec.name) for spec in signature.outputs or ())
+        raise V2Error(f"unknown output {show(name)}: model {show(signature.name)} gives {known}")
 
 
 def _raw_request(view: memoryview, signature: ModelSignature) -> V2Request:
@@ -183,7 +189,8 @@ def encode_infer_request(
     head["inputs"] = [entry for entry, _ in written]
     if outputs:
         head["outputs"] = [_write_output(output) for output in outputs]
-    return join_body(head, [buffer for _, buffers in written for buffer in buffers])
+    form, body = join_body(head, [buffer for _, buffers in written for buffer in buffers])
+    return with_length(form, body), body
 
 
 def _write_output(output: RequestedOutput) -> dict[str, Any]:

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
 from typing import Any, final
+
+import msgspec
 
 from protocols.events import Buffer, Headers
 from protocols.tensors import NO_PARAMETERS, Parameters, V2Error, V2Tensor, show
@@ -19,6 +20,7 @@ from protocols.v2_body import (
     read_string,
     read_tensors,
     split_body,
+    with_length,
     write_tensor,
 )
 from protocols.v2_metadata import ModelSignature
@@ -26,13 +28,18 @@ from protocols.v2_request import V2Request
 
 
 @final
-@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
-class V2Reply:
-    """The head fields and the body of a reply with status 200. The buffers are written in order; those after the
-    first may be the model's own memory, which must not change until they are written."""
+class V2Reply(msgspec.Struct, frozen=True, kw_only=True, eq=False, gc=False):
+    """A reply with status 200. `form` are the head fields that say how its body is read, without its length. The
+    buffers are written in order; those after the first may be the model's own memory, which must not change until they
+    are written."""
 
-    headers: list[tuple[bytes, bytes]]
+    form: Headers
     buffers: list[Buffer]
+
+    @property
+    def headers(self) -> list[tuple[bytes, bytes]]:
+        """All head fields that the body needs, `content-length` too."""
+        return with_length(self.form, self.buffers)
 
 
 def render_infer(
@@ -51,7 +58,6 @@ def render_infer(
     `response_id` where the model chose one; without either there is none. V2Error 400 for a requested output that
     does not exist and for BYTES that JSON cannot carry, 500 if the model broke its own declaration.
     """
-    chosen = _choose(outputs, request, signature) if request.outputs else [(out, request.binary_default) for out in outputs]
     head: dict[str, Any] = {"model_name": model_name}
     if model_version:
         head["model_version"] = model_version
@@ -61,17 +67,20 @@ def render_infer(
         head["parameters"] = parameters
     entries = head["outputs"] = []
     data: list[Buffer] = []
-    for tensor, binary in chosen:
+    for tensor, binary in choose_outputs(outputs, request, signature):
         entry, buffers = write_tensor(tensor, binary=binary)
         entries.append(entry)
         data += buffers
-    headers, body = join_body(head, data)
-    return V2Reply(headers=headers, buffers=body)
+    form, body = join_body(head, data)
+    return V2Reply(form=form, buffers=body)
 
 
-def _choose(
+def choose_outputs(
     outputs: Sequence[V2Tensor], request: V2Request, signature: ModelSignature | None
 ) -> list[tuple[V2Tensor, bool]]:
+    """The outputs that the request asks for, each with whether it is asked for as binary data."""
+    if not request.outputs:
+        return [(tensor, request.binary_default) for tensor in outputs]
     given = {tensor.name: tensor for tensor in outputs}
     chosen = []
     for wanted in request.outputs:
@@ -80,19 +89,18 @@ def _choose(
             declared = signature is not None and signature.outputs is not None
             gives = ", ".join(map(show, given)) or "none"
             raise V2Error(f"unknown output {show(wanted.name)}: the model gave {gives}", status=500 if declared else 400)
-        chosen.append((given[wanted.name], request.wants_binary(wanted.name)))
+        chosen.append((given[wanted.name], request.binary_default if wanted.binary is None else wanted.binary))
     return chosen
 
 
 @final
-@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
-class V2Answer:
+class V2Answer(msgspec.Struct, frozen=True, kw_only=True, eq=False, gc=False):
     """A reply as its client reads it. KServe gives no version, and Triton no id where the request had none: empty."""
 
     model_name: str = ""
     model_version: str = ""
     id: str = ""
-    parameters: Parameters = field(default_factory=lambda: NO_PARAMETERS)
+    parameters: Parameters = NO_PARAMETERS
     outputs: tuple[V2Tensor, ...] = ()
 
     def __getitem__(self, name: str) -> V2Tensor:

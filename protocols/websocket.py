@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 from codecs import IncrementalDecoder, getincrementaldecoder
-from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
-from typing import Literal, Never, TypeAlias, assert_never, final
+from itertools import chain
+from typing import Literal, TypeAlias, assert_never, final
 
-from wsproto import events as ws
-from wsproto.connection import Connection, ConnectionType
 from wsproto.frame_protocol import LOCAL_ONLY_CLOSE_REASONS, CloseReason
 
 from protocols.errors import LocalProtocolError, RemoteProtocolError
@@ -27,7 +25,23 @@ from protocols.events import (
     Signal,
 )
 from protocols.roles import Role
-from protocols.websocket_frames import FIN, MASKED, Landing, Lane, flat, mask, read_header, write_header
+from protocols.websocket_frames import (
+    CONTINUING,
+    FIN,
+    MASKED,
+    OPENING,
+    Landing,
+    Lane,
+    Run,
+    flat,
+    mask,
+    read_clear,
+    read_header,
+    read_masked,
+    unmask,
+    write_header,
+)
+from protocols.websocket_library import CONTROL, Control, ControlFrame, Library, Violation
 
 STREAM: Literal[1] = 1
 """The stream id in `Sent`: a WebSocket connection is one stream."""
@@ -38,6 +52,7 @@ LARGE = 65536
 # Below this a copy costs less than one more buffer in the list that the kernel is given.
 _BY_REFERENCE = 4096
 
+_CONTINUATION = Opcode.CONTINUATION
 _OPCODES = (Opcode.CONTINUATION, Opcode.TEXT, Opcode.BINARY)
 _END = ConnectionEnd()
 
@@ -89,13 +104,16 @@ class WebSocketConnection:
     `mask` gives four unpredictable bytes for each frame that a client sends (RFC 6455 section 5.3); the client role
     demands it. `allocate` is asked once for the memory of each frame of LARGE bytes or more, after the limits; where it
     gives None, the connection ends with code 1013.
+
+    `lane` False sends data frames, too, through wsproto (`Library`): the same events, errors and bytes for many times
+    the cost; payloads are then queued by copy. So it is also where wsproto is not as the lane needs it, which importing
+    `protocols.websocket_library` warns of.
     """
 
     __slots__ = (
         "_allocate",
         "_at",
-        "_at_boundary",
-        "_authority",
+        "_control",
         "_decoder",
         "_eof",
         "_error",
@@ -103,14 +121,22 @@ class WebSocketConnection:
         "_given",
         "_inbox",
         "_landing",
+        "_large",
+        "_legal",
+        "_library",
         "_mask",
         "_masked",
         "_message_bytes",
+        "_most",
         "_outbox",
-        "_owed",
         "_pong",
         "_queued",
+        "_read",
+        "_ready",
+        "_rest",
         "_sending_message",
+        "_sends_plain",
+        "_straight",
         "close_code",
         "close_received",
         "close_sent",
@@ -127,6 +153,7 @@ class WebSocketConnection:
         *,
         mask: Callable[[], bytes] | None = None,
         allocate: Callable[[int], bytearray | memoryview | None] = bytearray,
+        lane: bool = True,
     ) -> None:
         if role is Role.CLIENT and mask is None:
             raise LocalProtocolError("mask: the client role needs a source of masking keys")
@@ -145,52 +172,71 @@ class WebSocketConnection:
         self._masked = role is Role.SERVER
         self._mask = mask if role is Role.CLIENT else None
         self._allocate = allocate
-        # wsproto's connection, made for the first frame that is its own: most idle connections never need one.
-        self._authority: Connection | None = None
+        library = None if lane and role in CONTROL else Library(role)
+        self._library = library
+        self._control: Control | Library = CONTROL[role] if library is None else library
         self._error: RemoteProtocolError | None = None
         self._eof = False
 
-        self._inbox = bytearray()
+        # bytes as long as one read holds whole frames, a bytearray once another had to be added.
+        self._inbox: bytes | bytearray = b""
         self._at = 0
-        self._owed = 0
-        """Bytes of the frame under way that wsproto is still to see."""
+        self._ready: Run = []
+        """Frames decoded ahead, as many as came together; their bytes are unread until they are given out."""
+        self._read = read_masked if role is Role.SERVER else read_clear
+        self._legal = OPENING
+        plain = library is None and not limits.check_utf8 and limits.message is limits.fragments is None
+        self._most = min(limits.part, LARGE - 1) if plain else -1
+        self._straight = plain
+        """Data frames of at most `_most` bytes need no look at anything but the inbox."""
         self._landing: Landing | None = None
         self._fragments = 0
         self._message_bytes = 0
         self._decoder: IncrementalDecoder | None = None
 
-        # Each buffer with whether a frame ends with it: only there may a Pong be put in.
-        self._outbox: deque[tuple[Buffer, bool]] = deque()
-        self._at_boundary = True
+        # Frames in pieces, of which no byte has been given out; then the pieces, last one first, of one that has begun.
+        self._outbox: list[tuple[Buffer, ...]] = []
+        self._rest: list[Buffer] = []
+        self._large = False
         self._pong: bytes | None = None
         self._queued = 0
         self._given = 0
         self._sending_message = False
+        self._sends_plain = library is None and self._mask is None
 
     # Receiving
 
     def receive_data(self, data: Buffer) -> None:
         """Stores what was read. Bytes after the peer's Close or violation are dropped: nobody will look at them."""
+        inbox = self._inbox
+        if self._straight and not inbox:
+            self._inbox = bytes(data)
+            return
         if self._eof:
             raise LocalProtocolError("receive_data after receive_eof")
         if self.close_received or self._error is not None:
             return
+        if not isinstance(inbox, bytearray):
+            self._inbox = inbox = bytearray(inbox)
         if self._at:
-            del self._inbox[: self._at]
+            del inbox[: self._at]
             self._at = 0
-        self._inbox += data
+        inbox += data
 
     def close(self) -> None:
         """The transport is gone: gives up what is held for it, in both directions, the memory of a frame under way
         included."""
         self.receive_eof()
         self._landing = None
-        self._inbox, self._at = bytearray(), 0
+        self._consume(len(self._inbox))
+        self._ready.clear()
         self._outbox.clear()
+        self._rest.clear()
 
     def receive_eof(self) -> None:
         """The peer closed its side of the transport. What came before is still to be pulled."""
         self._eof = True
+        self._straight = False
 
     def get_buffer(self) -> memoryview | None:
         """Where the next bytes from the transport belong, when they are the rest of a large frame and of nothing else;
@@ -216,62 +262,100 @@ class WebSocketConnection:
         """The next Frame, Ping, Pong or Close; NEED_DATA; or, when the transport has ended, ConnectionEnd again and
         again. After Close only these two come. Raises RemoteProtocolError, again and again, once the peer has
         broken the protocol or a limit."""
+        if self._ready:
+            return self._next_ready()
+        if self._straight:
+            if not self._inbox:
+                return NEED_DATA
+            found = self._read(self._inbox, self._at, self._legal, self._most)
+            if type(found) is Frame:
+                self._inbox, self._at = b"", 0
+                self._legal = OPENING if found.fin else CONTINUING
+                self.unconsumed += len(found.data)
+                return found
+            if found:
+                self._legal = OPENING if found[0][0].fin else CONTINUING
+                self._ready = found
+                return self._next_ready()
+        return self._next_unusual()
+
+    def _next_ready(self) -> Frame:
+        frame, size = self._ready.pop()
+        self._at = at = self._at + size
+        if at == len(self._inbox):
+            self._inbox, self._at = b"", 0
+        self.unconsumed += len(frame.data)
+        return frame
+
+    def _next_unusual(self) -> Received:
         if self._error is not None:
             raise self._error.with_traceback(None)
-        if self._owed:
-            event = self._ask_authority()
-        elif self._landing is not None:
-            event = self._land(self._landing)
+        try:
+            event = self._next_frame() if self._landing is None else self._land(self._landing)
+        except Violation as violation:
+            self._error = self._broken(violation)
         else:
-            event = self._next_frame()
-        if event is NEED_DATA and self._eof:
-            if self.close_code is None:
-                self.close_code = CloseReason.ABNORMAL_CLOSURE.value
-            return _END
-        return event
+            if event is NEED_DATA and self._eof:
+                if self.close_code is None:
+                    self.close_code = CloseReason.ABNORMAL_CLOSURE.value
+                return _END
+            return event
+        raise self._error
 
     def _next_frame(self) -> Received:
-        inbox, at = self._inbox, self._at
-        header = read_header(inbox, at, self._masked)
+        inbox, at, library = self._inbox, self._at, self._library
+        header = read_header(inbox, at, self._masked) if library is None else library.read_header(inbox, at)
         if header is Lane.MORE:
             return NEED_DATA
-        first, second = inbox[at], inbox[at + 1]
         if header is Lane.OTHER:
-            # A control frame whole; of a malformed header, more than wsproto needs to refuse it.
-            self._owed = 2 + (4 if second & MASKED else 0) + (second & 0x7F)
-            return self._ask_authority()
+            return self._next_control()
         length, start = header
+        first = inbox[at]
         opcode, fin = _OPCODES[first & 3], first >= FIN
-        self._check(opcode, length)
+        self._check(opcode, fin, length)
         if length >= LARGE:
             return self._start_landing(opcode, fin, length, start)
         end = start + length
         if end > len(inbox):
             return NEED_DATA
-        payload = mask(inbox[start:end], inbox[start - 4 : start]) if self._masked else bytes(inbox[start:end])
+        if library is not None:
+            payload = library.payload(inbox, at, end)
+        elif self._masked:
+            payload = unmask(inbox, start, end)
+        else:
+            payload = bytes(inbox[start:end])
         self._consume(end)
         return self._frame(opcode, fin, payload)
 
-    def _check(self, opcode: Opcode, length: int) -> None:
+    def _check(self, opcode: Opcode, fin: bool, length: int) -> None:
         limits = self.limits
-        if (opcode is Opcode.CONTINUATION) is not (self._fragments > 0):
-            expected = "a continuation" if self._fragments else "a new message"
-            self._fail(CloseReason.PROTOCOL_ERROR, f"expected {expected}, got a frame with opcode {opcode:d}")
+        due = self._legal is CONTINUING
+        in_turn = (opcode is _CONTINUATION) is due if self._library is None else self._library.in_turn(opcode, fin)
+        if not in_turn:
+            expected = "a continuation" if due else "a new message"
+            raise Violation(CloseReason.PROTOCOL_ERROR, f"expected {expected}, got a frame with opcode {opcode:d}")
         if length > limits.part:
-            self._fail(CloseReason.MESSAGE_TOO_BIG, f"a frame of {length} bytes exceeds the limit part, {limits.part}")
-        if limits.message is not None and self._message_bytes + length > limits.message:
-            self._fail(CloseReason.MESSAGE_TOO_BIG, f"the message exceeds the limit message, {limits.message} bytes")
-        if limits.fragments is not None and self._fragments >= limits.fragments:
-            self._fail(CloseReason.MESSAGE_TOO_BIG, f"the message exceeds the limit fragments, {limits.fragments}")
+            reason = f"a frame of {length} bytes exceeds the limit part, {limits.part}"
+        elif limits.message is not None and self._message_bytes + length > limits.message:
+            reason = f"the message exceeds the limit message, {limits.message} bytes"
+        elif limits.fragments is not None and self._fragments >= limits.fragments:
+            reason = f"the message exceeds the limit fragments, {limits.fragments}"
+        else:
+            return
+        raise Violation(CloseReason.MESSAGE_TOO_BIG, reason)
 
     def _start_landing(self, opcode: Opcode, fin: bool, length: int, start: int) -> Received:
         memory = self._allocate(length)
         if memory is None:
-            self._fail(CloseReason.TRY_AGAIN_LATER, f"no memory is free for a frame of {length} bytes")
-        key = bytes(self._inbox[start - 4 : start]) if self._masked else None
+            raise Violation(CloseReason.TRY_AGAIN_LATER, f"no memory is free for a frame of {length} bytes")
+        header = self._inbox[self._at : start]
+        if self._library is not None:
+            landing = self._library.landing(opcode, fin, header, memory)
+        else:
+            landing = Landing(opcode, fin, bytes(header[-4:]) if self._masked else None, memory)
+        self._landing, self._straight = landing, False
         self._consume(start)
-        self._landing = Landing(opcode, fin, key, memory)
-        return self._land(self._landing)
+        return self._land(landing)
 
     def _land(self, landing: Landing) -> Received:
         n = min(self.unread, landing.missing)
@@ -282,78 +366,72 @@ class WebSocketConnection:
             landing.advance(n)
         if landing.missing:
             return NEED_DATA
-        self._landing = None
+        self._landing, self._straight = None, self._most >= 0 and not self._eof
         return self._frame(landing.opcode, landing.fin, landing.buffer)
 
     def _frame(self, opcode: Opcode, fin: bool, payload: bytes | bytearray | memoryview) -> Frame:
-        if self.limits.check_utf8:
-            self._check_text(opcode, fin, payload)
+        if not self._is_text(opcode, fin, payload):
+            raise Violation(CloseReason.INVALID_FRAME_PAYLOAD_DATA, "a text message is not UTF-8")
         if fin:
+            self._legal = OPENING
             self._fragments = self._message_bytes = 0
         else:
+            self._legal = CONTINUING
             self._fragments += 1
             self._message_bytes += len(payload)
         self.unconsumed += len(payload)
         return Frame(opcode=opcode, fin=fin, data=payload)
 
-    def _check_text(self, opcode: Opcode, fin: bool, payload: bytes | bytearray | memoryview) -> None:
-        if opcode is Opcode.TEXT:
+    def _is_text(self, opcode: Opcode, fin: bool, payload: bytes | bytearray | memoryview) -> bool:
+        """False for what should be UTF-8 and is not, if anyone asks."""
+        check = self.limits.check_utf8
+        if self._library is not None:
+            return self._library.complete(fin, bytes(payload) if check else b"")
+        if check and opcode is Opcode.TEXT:
             self._decoder = getincrementaldecoder("utf-8")()
         if self._decoder is None:
-            return
+            return True
         try:
             self._decoder.decode(payload, fin)
         except UnicodeDecodeError:
-            self._fail(CloseReason.INVALID_FRAME_PAYLOAD_DATA, "a text message is not UTF-8")
+            return False
         if fin:
             self._decoder = None
+        return True
 
     def _consume(self, end: int) -> None:
         if end == len(self._inbox):
-            self._inbox.clear()
-            end = 0
+            self._inbox, end = b"", 0
         self._at = end
 
-    def _ask_authority(self) -> Received:
-        authority = self._wsproto()
-        before = authority.state
-        end = min(self._at + self._owed, len(self._inbox))
-        self._owed -= end - self._at
-        authority.receive_data(bytes(self._inbox[self._at : end]))
+    def _next_control(self) -> Received:
+        """A control frame or, of a malformed header, more than wsproto needs to refuse it."""
+        inbox, at = self._inbox, self._at
+        end = at + 2 + (4 if inbox[at + 1] & MASKED else 0) + (inbox[at + 1] & 0x7F)
+        event = self._control.read(bytes(inbox[at:end]))
+        match event:
+            case None:
+                return NEED_DATA
+            case Close(code=code):
+                self.close_received, self._straight = True, False
+                self.close_code = CloseReason.NO_STATUS_RCVD.value if code is None else code
+                end = len(inbox)
+                if not self.close_sent:
+                    self._queue_close(event)
+            case Ping(data=data):
+                self.pings_received += 1
+                if not self.close_sent:
+                    self._answer(Pong(data=data))
         self._consume(end)
-        for event in authority.events():
-            match event:
-                case ws.Ping(payload=payload):
-                    self.pings_received += 1
-                    if not self.close_sent:
-                        self._answer(event.response())
-                    return Ping(data=bytes(payload))
-                case ws.Pong(payload=payload):
-                    return Pong(data=bytes(payload))
-                case ws.CloseConnection(code=code, reason=reason):
-                    # A violation looks the same, but leaves the state as it was.
-                    if authority.state is before:
-                        self._fail(CloseReason(code), reason or "")
-                    return self._closed_by_peer(event)
-        return NEED_DATA
+        return event
 
-    def _closed_by_peer(self, event: ws.CloseConnection) -> Close:
-        self.close_received = True
-        self.close_code = int(event.code)
-        self._consume(len(self._inbox))
+    def _broken(self, violation: Violation) -> RemoteProtocolError:
         if not self.close_sent:
-            self._queue_close(event.response())
-        code = None if event.code == CloseReason.NO_STATUS_RCVD else int(event.code)
-        return Close(code=code, reason=event.reason or "")
-
-    def _fail(self, code: CloseReason, reason: str) -> Never:
-        if not self.close_sent:
-            self._queue_close(ws.CloseConnection(code=code, reason=reason))
+            self._queue_close(Close(code=violation.code, reason=violation.reason))
         self.close_code = CloseReason.ABNORMAL_CLOSURE.value
-        self._landing = None
+        self._landing, self._straight = None, False
         self._consume(len(self._inbox))
-        self._error = RemoteProtocolError(f"WebSocket: {reason}", wire_code=code.value)
-        raise self._error
+        return RemoteProtocolError(f"WebSocket: {violation.reason}", wire_code=int(violation.code))
 
     def credit(self, n: int) -> None:
         """The consumer took n payload bytes. WebSocket has no window, so this only moves `unconsumed`: whoever reads
@@ -388,7 +466,7 @@ class WebSocketConnection:
                 self._demand_open("Ping")
                 if len(data) > 125:
                     raise LocalProtocolError(f"Ping: expected at most 125 bytes, got {len(data)}")
-                self._push(self._control(ws.Ping(payload=data)))
+                self._push(self._controlled(event))
             case Close():
                 self._demand_open("Close")
                 self._queue_close(_own_close(event))
@@ -401,32 +479,37 @@ class WebSocketConnection:
         A server's payload of 4 KiB or more is queued by reference: its memory must not change until it is written. A
         client's is copied as it is masked.
         """
-        self._demand_open("Frame")
-        if (opcode is Opcode.CONTINUATION) is not self._sending_message:
+        if self.close_sent or self._eof:
+            self._demand_open("Frame")
+        if (opcode is _CONTINUATION) is not self._sending_message:
             due = "is due" if self._sending_message else "is not due"
             raise LocalProtocolError(f"a continuation {due}, cannot send a frame with opcode {opcode:d}")
+        self._sending_message = not fin
+        first = opcode | FIN if fin else opcode
+        if len(buffers) == 1 and type(data := buffers[0]) is bytes and data and self._sends_plain:
+            head = write_header(first, len(data), 0)
+            self._outbox.append((head, data))
+            self._queued += len(head) + len(data)
+            if len(data) >= _BY_REFERENCE:
+                self._large = True
+            return
         parts = [part for buffer in buffers if len(part := flat(buffer))]
         length = sum(map(len, parts))
-        first = opcode | FIN if fin else opcode
-        if self._mask is not None:
+        if self._library is not None:
+            self._push(self._with_own_key(self._library.write_frame(opcode, fin, b"".join(parts))))
+        elif self._mask is not None:
             key = self._mask()
-            head = write_header(first, length, MASKED) + key
-            parts = [mask(b"".join(parts), key)]
+            self._push(write_header(first, length, MASKED) + key, mask(b"".join(parts), key))
+        elif length < _BY_REFERENCE:
+            self._push(write_header(first, length, 0), *map(bytes, parts))
         else:
-            head = write_header(first, length, 0)
-        self._sending_message = not fin
-        if length < _BY_REFERENCE:
-            self._push(b"".join((head, *parts)))
-            return
-        self._push(head, ends=False)
-        for part in parts[:-1]:
-            self._push(part, ends=False)
-        self._push(parts[-1])
+            self._push(write_header(first, length, 0), *parts)
 
     def room(self) -> int:
         """Bytes that may still be queued: the limit send_buffer less what is queued or given out and not yet written,
         and never below 0. Nothing is refused for lack of room; to wait for it is the caller's part."""
-        return max(0, self.limits.send_buffer - self._queued)
+        room = self.limits.send_buffer - self._queued
+        return room if room > 0 else 0
 
     def data_to_send(self, at_most: int = 65536) -> list[Buffer]:
         """At most `at_most` bytes to write, in order; empty when nothing waits. Small buffers come as one.
@@ -436,20 +519,41 @@ class WebSocketConnection:
         """
         if self._given:
             raise LocalProtocolError("data_to_send before data_sent for the buffers given out last")
-        out: list[Buffer] = []
-        small: list[Buffer] = []
-        while (left := at_most - self._given) > 0 and (taken := self._take(left)) is not None:
-            self._given += len(taken)
-            if len(taken) < _BY_REFERENCE:
-                small.append(taken)
-                continue
-            if small:
-                out.append(b"".join(small))
-                small.clear()
-            out.append(taken)
-        if small:
-            out.append(b"".join(small))
-        return out
+        outbox = self._outbox
+        if self._rest or self._pong is not None or self._queued > at_most:
+            return _together(self._cut(at_most))
+        if not outbox:
+            return []
+        self._given = self._queued
+        pieces = outbox[0] if len(outbox) == 1 else chain.from_iterable(outbox)
+        buffers: list[Buffer] = _together(pieces) if self._large else [b"".join(pieces)]
+        outbox.clear()
+        self._large = False
+        return buffers
+
+    def _cut(self, at_most: int) -> list[Buffer]:
+        """The pieces of what goes first, the last one cut so that they are `at_most` bytes."""
+        pieces: list[Buffer] = []
+        rest, begun = self._rest, 0
+        while (left := at_most - self._given) > 0:
+            if not rest:
+                if self._pong is not None:
+                    rest.append(self._pong)
+                    self._pong = None
+                elif begun < len(self._outbox):
+                    rest.extend(reversed(self._outbox[begun]))
+                    begun += 1
+                else:
+                    break
+            piece = rest.pop()
+            if len(piece) > left:
+                view = memoryview(piece)
+                rest.append(view[left:])
+                piece = view[:left]
+            self._given += len(piece)
+            pieces.append(piece)
+        del self._outbox[:begun]
+        return pieces
 
     def data_sent(self) -> Sent:
         """What `data_to_send` gave out last is with the kernel. `ended` names the stream when our Close was its end."""
@@ -460,66 +564,68 @@ class WebSocketConnection:
         ended = self.close_sent and not self._queued
         return Sent(room=[STREAM], ended=[STREAM] if ended else [])
 
-    def _take(self, at_most: int) -> Buffer | None:
-        if self._pong is not None and self._at_boundary:
-            self._outbox.appendleft((self._pong, True))
-            self._pong = None
-        if not self._outbox:
-            return None
-        buffer, ends = self._outbox.popleft()
-        self._at_boundary = ends
-        if len(buffer) > at_most:
-            view = memoryview(buffer)
-            self._outbox.appendleft((view[at_most:], ends))
-            self._at_boundary = False
-            return view[:at_most]
-        return buffer
-
     def _demand_open(self, what: str) -> None:
         if not self.is_open:
             why = "our Close is queued" if self.close_sent else "the transport has ended"
             raise LocalProtocolError(f"cannot send a {what}: {why}")
 
-    def _push(self, buffer: Buffer, *, ends: bool = True) -> None:
-        self._outbox.append((buffer, ends))
-        self._queued += len(buffer)
+    def _push(self, *pieces: Buffer) -> None:
+        # An empty piece could be left over alone, and be given out as if it were something.
+        self._outbox.append(tuple(filter(len, pieces)))
+        self._queued += sum(map(len, pieces))
+        self._large = self._large or max(map(len, pieces)) >= _BY_REFERENCE
 
-    def _answer(self, pong: ws.Pong) -> None:
+    def _answer(self, pong: Pong) -> None:
         """One Pong, for the latest Ping, is enough where several wait (RFC 6455 section 5.5.3): pings cannot make the
         output grow."""
         if self._pong is not None:
             self._queued -= len(self._pong)
-        self._pong = self._control(pong)
+        self._pong = self._controlled(pong)
         self._queued += len(self._pong)
 
-    def _queue_close(self, event: ws.CloseConnection) -> None:
-        self._push(self._control(event))
+    def _queue_close(self, event: Close) -> None:
+        self._push(self._controlled(event))
         self.close_sent = True
 
-    def _control(self, event: ws.Event) -> bytes:
-        frame = bytes(self._wsproto().send(event))
+    def _controlled(self, event: ControlFrame) -> bytes:
+        return self._with_own_key(self._control.write(event))
+
+    def _with_own_key(self, frame: bytes) -> bytes:
+        """A frame of wsproto's, which draws a masking key itself: all randomness here comes from the caller."""
         if self._mask is None:
             return frame
-        # wsproto draws a masking key of its own; all randomness here comes from the caller.
+        start = {126: 8, 127: 14}.get(frame[1] & 0x7F, 6)
         key = self._mask()
-        return frame[:2] + key + mask(mask(frame[6:], frame[2:6]), key)
-
-    def _wsproto(self) -> Connection:
-        if self._authority is None:
-            self._authority = Connection(ConnectionType.SERVER if self.role is Role.SERVER else ConnectionType.CLIENT)
-        return self._authority
+        return frame[: start - 4] + key + mask(mask(frame[start:], frame[start - 4 : start]), key)
 
 
-def _own_close(event: Close) -> ws.CloseConnection:
+def _together(pieces: Iterable[Buffer]) -> list[Buffer]:
+    """The pieces in order, small neighbours as one."""
+    out: list[Buffer] = []
+    small: list[Buffer] = []
+    for piece in pieces:
+        if len(piece) < _BY_REFERENCE:
+            small.append(piece)
+            continue
+        if small:
+            out.append(b"".join(small))
+            small.clear()
+        out.append(piece)
+    if small:
+        out.append(b"".join(small))
+    return out
+
+
+def _own_close(event: Close) -> Close:
     """Checked here, as wsproto would quietly send 1000 for a code that may not be sent."""
     if event.code is None:
         if event.reason:
             raise LocalProtocolError("Close: a reason needs a code")
-        return ws.CloseConnection(code=CloseReason.NO_STATUS_RCVD, reason=None)
+        return event
     if not 3000 <= event.code <= 4999 and event.code not in _PROTOCOL_CODES:
         raise LocalProtocolError(f"Close: code {event.code} may not be sent (RFC 6455 section 7.4)")
     # A lone surrogate, as in the text of an exception about file names, has no UTF-8.
-    return ws.CloseConnection(code=event.code, reason=event.reason.encode("utf-8", "replace").decode())
+    return Close(code=event.code, reason=event.reason.encode("utf-8", "replace").decode())
 
 
 _PROTOCOL_CODES = frozenset(CloseReason) - frozenset(LOCAL_ONLY_CLOSE_REASONS)

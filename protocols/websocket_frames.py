@@ -4,20 +4,45 @@ from __future__ import annotations
 
 import enum
 import struct
-from typing import final
+from collections.abc import Mapping
+from typing import TypeAlias
 
 import numpy as np
 
-from protocols.events import Buffer, Opcode
+from protocols.events import Buffer, Frame, Opcode
 
 FIN = 0x80
 MASKED = 0x80
 
-# Where unmasking by one big integer, linear with a steep slope, starts to cost more than numpy's constant.
-_WIDE = 600
+Legal: TypeAlias = Mapping[int, tuple[Opcode, bool]]
+"""The first bytes that a data frame may have at one point of the conversation, with the opcode and FIN they stand for."""
+
+OPENING: Legal = {
+    0x01: (Opcode.TEXT, False),
+    0x02: (Opcode.BINARY, False),
+    0x81: (Opcode.TEXT, True),
+    0x82: (Opcode.BINARY, True),
+}
+"""Between messages: a new one starts."""
+
+CONTINUING: Legal = {0x00: (Opcode.CONTINUATION, False), 0x80: (Opcode.CONTINUATION, True)}
+"""Inside a message: it goes on."""
+
+# Where one big integer, linear with a steep slope, starts to cost more than numpy's constant.
+_WIDE = 400
+# A run is decoded ahead of who takes it: this many frames, or bytes after which no further frame is begun.
+_RUN_FRAMES = 64
+_RUN_BYTES = 65536
+# From this on a copy out of the run costs more than to unmask the frame alone.
+_ALONE = 4096
+
+_OCTET = np.dtype("u1")
 _WORD = np.dtype("<u4")
-_MEDIUM_HEADER = struct.Struct("!BBH")
-_LONG_HEADER = struct.Struct("!BBQ")
+_GAPS = tuple(map(bytes, range(9)))
+_integer, _frombuffer, _bitwise_xor = int.from_bytes, np.frombuffer, np.bitwise_xor
+_short_header = struct.Struct("!BB").pack
+_medium_header = struct.Struct("!BBH").pack
+_long_header = struct.Struct("!BBQ").pack
 
 
 class Lane(enum.Enum):
@@ -34,13 +59,13 @@ def write_header(first: int, length: int, masked: int) -> bytes:
     """The header, without masking key, of a frame: RFC 6455 section 5.2, the length in its shortest form. `first`
     holds FIN and opcode; `masked` is MASKED or 0."""
     if length < 126:
-        return bytes((first, masked | length))
+        return _short_header(first, masked | length)
     if length < 65536:
-        return _MEDIUM_HEADER.pack(first, masked | 126, length)
-    return _LONG_HEADER.pack(first, masked | 127, length)
+        return _medium_header(first, masked | 126, length)
+    return _long_header(first, masked | 127, length)
 
 
-def read_header(buffer: bytearray, at: int, masked: bool) -> tuple[int, int] | Lane:
+def read_header(buffer: bytes | bytearray, at: int, masked: bool) -> tuple[int, int] | Lane:
     """Payload length and payload position of the data frame that starts at `at`; its key, if `masked`, is the four
     bytes before that position.
 
@@ -73,23 +98,110 @@ def read_header(buffer: bytearray, at: int, masked: bool) -> tuple[int, int] | L
     return length, start
 
 
+Run: TypeAlias = list[tuple[Frame, int]]
+"""Frames that follow each other, the last one first, each with its length on the wire."""
+
+
+def read_masked(buffer: bytes | bytearray, at: int, legal: Legal, most: int) -> Frame | Run | None:
+    """The whole data frames at `at` that nothing speaks against: in turn, masked, with a payload of at most `most`
+    bytes whose length has one byte or three and is in its shortest form. A frame that is the rest of the buffer comes
+    alone.
+
+    None stands for everything else, right or wrong; it is for `read_header` and its caller to tell. What is taken here
+    they would take too, with the same result.
+    """
+    size = len(buffer)
+    run: list[tuple[tuple[Opcode, bool], int, int, int]] | None = None
+    while size - at > 5 and (kind := legal.get(buffer[at])):
+        length = buffer[at + 1]
+        if length == 254:
+            length, start = buffer[at + 2] << 8 | buffer[at + 3], at + 8
+            if length < 126:
+                break
+        elif 128 <= length < 254:
+            length, start = length - 128, at + 6
+        else:
+            break
+        end = start + length
+        if end > size or length > most:
+            break
+        if run is None:
+            if end == size or length >= _ALONE:
+                frame = Frame(opcode=kind[0], fin=kind[1], data=unmask(buffer, start, end))
+                return frame if end == size else [(frame, end - at)]
+            run, begin, done = [], start, start
+            pads: list[bytes | bytearray] = []
+        # One mask for the whole run: zeros where the headers are, and where a key ends after its payload it spoils
+        # bytes of the next header, which nobody will read.
+        words = length + 3 >> 2
+        pads += (_GAPS[start - done], buffer[start - 4 : start] * words)
+        done = start + 4 * words
+        run.append((kind, start - begin, end - begin, end - at))
+        legal, at = OPENING if kind[1] else CONTINUING, end
+        if len(run) == _RUN_FRAMES or end - begin >= _RUN_BYTES:
+            break
+    if run is None:
+        return None
+    clear = _xor(buffer, begin, at, b"".join(pads))
+    return [(Frame(opcode=kind[0], fin=kind[1], data=clear[start:end]), n) for kind, start, end, n in reversed(run)]
+
+
+def read_clear(buffer: bytes | bytearray, at: int, legal: Legal, most: int) -> Frame | Run | None:
+    """`read_masked` for frames without a mask."""
+    size = len(buffer)
+    run: Run = []
+    while size - at > 3 and (kind := legal.get(buffer[at])):
+        length = buffer[at + 1]
+        if length == 126:
+            length, start = buffer[at + 2] << 8 | buffer[at + 3], at + 4
+            if length < 126:
+                break
+        elif length < 126:
+            start = at + 2
+        else:
+            break
+        end = start + length
+        if end > size or length > most:
+            break
+        frame = Frame(opcode=kind[0], fin=kind[1], data=bytes(buffer[start:end]))
+        if end == size and not run:
+            return frame
+        run.append((frame, end - at))
+        legal, at = OPENING if kind[1] else CONTINUING, end
+        if len(run) == _RUN_FRAMES:
+            break
+    run.reverse()
+    return run or None
+
+
 def mask(data: bytes | bytearray, key: bytes | bytearray) -> bytes:
     """`data` masked with the four bytes of `key`, which also unmasks: RFC 6455 section 5.3."""
-    length = len(data)
-    if length >= _WIDE:
-        out = bytearray(data)
-        mask_in_place(out, 0, length, key)
-        return bytes(out)
-    repeated = int.from_bytes((key * (length + 3 >> 2))[:length], "little")
-    return (int.from_bytes(data, "little") ^ repeated).to_bytes(length, "little")
+    return unmask(key + data, 4, 4 + len(data))
+
+
+def unmask(buffer: bytes | bytearray, start: int, stop: int) -> bytes:
+    """The payload buffer[start:stop], unmasked with the four bytes before it."""
+    length = stop - start
+    if length & 3 or length < _WIDE:
+        return _xor(buffer, start, stop, buffer[start - 4 : start] * (length + 3 >> 2))
+    words = _frombuffer(buffer, _WORD, (length >> 2) + 1, start - 4)
+    return _bitwise_xor(words[1:], words[0, ...]).tobytes()
+
+
+def _xor(buffer: bytes | bytearray, start: int, stop: int, pad: bytes | bytearray) -> bytes:
+    length = stop - start
+    if length < _WIDE:
+        number = _integer(buffer[start:stop], "little") ^ _integer(pad[:length], "little")
+        return number.to_bytes(length, "little")
+    return _bitwise_xor(_frombuffer(buffer, _OCTET, length, start), _frombuffer(pad, _OCTET, length)).tobytes()
 
 
 def mask_in_place(buffer: bytearray | memoryview, start: int, stop: int, key: bytes | bytearray) -> None:
     """Masks buffer[start:stop], whose payload begins at 0; `start` is a multiple of four."""
     words = stop - start >> 2
     if words:
-        body = np.frombuffer(buffer, _WORD, words, start)
-        np.bitwise_xor(body, np.frombuffer(key, _WORD), out=body)
+        body = _frombuffer(buffer, _WORD, words, start)
+        _bitwise_xor(body, _frombuffer(key, _WORD), out=body)
     for i in range(start + 4 * words, stop):
         buffer[i] ^= key[i & 3]
 
@@ -101,7 +213,6 @@ def flat(buffer: Buffer) -> Buffer:
     return buffer.cast("B") if buffer.c_contiguous and buffer.nbytes else buffer.tobytes()
 
 
-@final
 class Landing:
     """A large frame under way. Its payload is received into `buffer`, in place and unmasked as it fills; nothing else
     holds a copy."""

@@ -13,7 +13,7 @@ PACKAGES = ("protocols", "models", "gateway")
 # chance in a sans-IO machine.
 THIRD_PARTY = {
     "protocols": {"h2", "hpack", "hyperframe", "httptools", "wsproto", "numpy", "ml_dtypes", "msgspec"},
-    "models": {"trio", "numpy", "ml_dtypes"},
+    "models": {"trio", "numpy", "ml_dtypes", "msgspec"},
     "gateway": {
         "protocols", "models", "trio", "numpy", "ml_dtypes", "msgspec", "click", "cryptography", "pythonjsonlogger",
         "hypercorn", "trio_websocket",

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from types import MappingProxyType
 from typing import Any, TypeVar, final
 
@@ -16,6 +16,7 @@ from gateway.workers.worker import Worker
 from models.convert import convertible
 from models.messages import Family
 from models.session import Call, Channel, Session
+from protocols.events import Headers
 
 T = TypeVar("T")
 
@@ -83,10 +84,38 @@ def session_of(
         dialect=exchange.dialect,
         path=path or exchange.path.decode("latin-1"),
         query=query or exchange.query.decode("latin-1"),
-        headers=MappingProxyType({k.decode("latin-1"): v.decode("latin-1") for k, v in exchange.request.headers}),
+        headers=_Fields(exchange.request.headers),
         parameters=parameters,
     )
-    return Session(channel, call, deadline=exchange.scope.deadline)
+    return Session(channel, call, deadline=exchange.deadline)
+
+
+@final
+class _Fields(Mapping[str, str]):
+    """A request's fields as text, decoded when somebody looks; of fields of one name, the last."""
+
+    __slots__ = ("_decoded", "_raw")
+
+    def __init__(self, raw: Headers) -> None:
+        self._raw = raw
+        self._decoded: dict[str, str] | None = None
+
+    def _text(self) -> dict[str, str]:
+        if self._decoded is None:
+            self._decoded = {name.decode("latin-1"): value.decode("latin-1") for name, value in self._raw}
+        return self._decoded
+
+    def __getitem__(self, name: str) -> str:
+        return self._text()[name]
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._text())
+
+    def __len__(self) -> int:
+        return len(self._text())
+
+    def __repr__(self) -> str:
+        return repr(self._text())
 
 
 # Above this many bytes or numbers a codec takes longer than others should wait for their turn.

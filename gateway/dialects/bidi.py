@@ -32,6 +32,10 @@ from protocols.events import Frame, Opcode
 _DATA_TYPE = {PartKind.UTF8: bidi.DataType.UTF8, PartKind.BINARY: bidi.DataType.BINARY}
 _KIND = {v: k for k, v in _DATA_TYPE.items()}
 _OPCODE = {PartKind.UTF8: Opcode.TEXT, PartKind.BINARY: Opcode.BINARY}
+# named once: a member costs three look-ups where it is used, and more than those before Python 3.12
+_PARTIAL, _COMPLETE = bidi.Completion.PARTIAL, bidi.Completion.COMPLETE
+_UTF8, _BINARY = PartKind.UTF8, PartKind.BINARY
+_TEXT, _CONTINUATION = Opcode.TEXT, Opcode.CONTINUATION
 # RFC 6455 section 7.4.1 and the IANA registry
 _GOING_AWAY, _INVALID, _INTERNAL, _TRY_AGAIN = 1001, 1007, 1011, 1013
 _SMALL = 64 * 1024
@@ -113,7 +117,7 @@ class _EventStreamChannel(Channel[Part, Part]):
         limits = models.config.limits
         self._exchange = exchange
         self._decoder = bidi.PartDecoder(limits.part, max_headers=limits.event_headers, max_fields=limits.event_fields)
-        self._ended = False
+        self._ended = self._assembling = False
 
     async def receive(self) -> Part:
         decoder, exchange = self._decoder, self._exchange
@@ -121,15 +125,14 @@ class _EventStreamChannel(Channel[Part, Part]):
             while True:
                 part = decoder.next_part()
                 if isinstance(part, bidi.PayloadPart):
-                    exchange.assembled()
-                    return Part(
-                        data=part.data,
-                        kind=_KIND[part.data_type],
-                        last=part.completion is bidi.Completion.COMPLETE,
-                    )
+                    if self._assembling:
+                        exchange.assembled()
+                        self._assembling = False
+                    return Part(data=part.data, kind=_KIND[part.data_type], last=part.completion is _COMPLETE)
                 if self._ended:
                     raise trio.EndOfChannel
                 if decoder.need > _SMALL:
+                    self._assembling = True
                     exchange.assembling(decoder.need)
                 data = await exchange.receive()
                 if data is None:
@@ -142,15 +145,12 @@ class _EventStreamChannel(Channel[Part, Part]):
             raise BadRequest(f"bad event stream: {e}") from None
 
     async def send(self, message: Part, /) -> None:
-        if not isinstance(message, Part):
-            raise TypeError(f"a call of parts is answered with Part, not {type(message).__name__}")
-        size = memoryview(message.data).nbytes
+        size = _size(message)
         if size > eventstream.MAX_PAYLOAD:
             raise ValueError(
                 f"a part holds at most {eventstream.MAX_PAYLOAD} bytes, this one has {size}: send it in fragments"
             )
-        completion = bidi.Completion.COMPLETE if message.last else bidi.Completion.PARTIAL
-        buffers = bidi.encode_part(message.data, _DATA_TYPE[message.kind], completion)
+        buffers = bidi.encode_part(message.data, _DATA_TYPE[message.kind], _COMPLETE if message.last else _PARTIAL)
         await self._exchange.wait_room(size)
         self._exchange.push(*buffers)
 
@@ -163,6 +163,14 @@ class _EventStreamChannel(Channel[Part, Part]):
                 event = bidi.encode_internal_stream_failure(error.message)
         self._exchange.push(*event)
         self._exchange.finish(error.ending)
+
+
+def _size(message: Part) -> int:
+    """The bytes of what a model sends, if it sends the right thing."""
+    if not isinstance(message, Part):
+        raise TypeError(f"a call of parts is answered with Part, not {type(message).__name__}")
+    data = message.data
+    return len(data) if type(data) is bytes else memoryview(data).nbytes
 
 
 def _refuse(exchange: Exchange, error: GatewayError) -> None:
@@ -191,7 +199,7 @@ class _FrameChannel(Channel[Part, Part]):
 
     def __init__(self, exchange: Exchange) -> None:
         self._exchange = exchange
-        self._kind = PartKind.BINARY
+        self._kind = _BINARY
         self._continuing = False
 
     async def receive(self) -> Part:
@@ -199,15 +207,13 @@ class _FrameChannel(Channel[Part, Part]):
         if frame is None:
             raise trio.EndOfChannel
         assert isinstance(frame, Frame)
-        if frame.opcode is not Opcode.CONTINUATION:
-            self._kind = PartKind.UTF8 if frame.opcode is Opcode.TEXT else PartKind.BINARY
+        if frame.opcode is not _CONTINUATION:
+            self._kind = _UTF8 if frame.opcode is _TEXT else _BINARY
         return Part(data=frame.data, kind=self._kind, last=frame.fin)
 
     async def send(self, message: Part, /) -> None:
-        if not isinstance(message, Part):
-            raise TypeError(f"a call of parts is answered with Part, not {type(message).__name__}")
-        await self._exchange.wait_room(memoryview(message.data).nbytes)
-        opcode = Opcode.CONTINUATION if self._continuing else _OPCODE[message.kind]
+        await self._exchange.wait_room(_size(message))
+        opcode = _CONTINUATION if self._continuing else _OPCODE[message.kind]
         self._exchange.push_frame(opcode, message.last, message.data)
         self._continuing = not message.last
 

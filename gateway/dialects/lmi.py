@@ -119,21 +119,20 @@ class _TextChannel(Channel[Prompt, Any]):
         exchange, encoder = self._exchange, self._encoder
         if self.complete:
             raise trio.ClosedResourceError("the answer is complete")
-        if isinstance(message, Finish):
+        if not isinstance(message, Token):
+            if not isinstance(message, Finish):
+                raise TypeError(f"a text call is answered with Token and Finish, not {type(message).__name__}")
             self._reason = message.reason
             self.complete = True
             return
-        if not isinstance(message, Token):
-            raise TypeError(f"a text call is answered with Token and Finish, not {type(message).__name__}")
         await exchange.wait_room(len(message.text) + _LINE if encoder.streaming else 0)
         try:
             if message.prefill:
                 encoder.prefill(message.id, message.text, message.log_prob)
                 return
             finish = message.finish
-            line = encoder.token(
-                message.id, message.text, message.log_prob, message.special, finish.value if finish is not None else None
-            )
+            reason = None if finish is None else finish.value
+            line = encoder.token(message.id, message.text, message.log_prob, message.special, reason)
         except lmi.LMIError as e:
             raise ModelFailed(e.message, code="TooLong", status=e.status) from None
         if line:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from typing import final
 
 import trio
@@ -12,12 +13,12 @@ from gateway.errors import Ending, GatewayError, ModelFailed, NotFound
 from gateway.exchange import Exchange
 from gateway.workers.worker import Worker
 from models.messages import Family, InferRequest, InferResponse, Tensor
-from models.session import Channel
 from models.spec import TensorSpec
 from protocols import v2
 from protocols.events import Headers
 
 _JSON = (b"content-type", b"application/json")
+_SHORT = 16 * 1024  # bytes or numbers that are never too long for a codec's step, whatever they are
 _EXTENSIONS = ("binary_tensor_data", "parameters")
 
 
@@ -30,9 +31,11 @@ class V2Dialect:
         self._metadata = v2.server_metadata(name, version, _EXTENSIONS)
         self._signatures = {w.name: _signature(w) for w in models.workers.values()}
         limits = models.config.limits
-        self._limits = v2.V2Limits(
-            json=limits.json, depth=limits.json_depth, tensors=limits.tensors, dims=limits.tensor_dims
-        )
+        bounds = v2.V2Limits(json=limits.json, depth=limits.json_depth, tensors=limits.tensors, dims=limits.tensor_dims)
+        self._codecs = {
+            w.name: v2.InferCodec(self._signatures[w.name], version=w.spec.version, limits=bounds)
+            for w in models.workers.values()
+        }
 
     async def live(self, exchange: Exchange) -> None:
         """GET /v2/health/live: true while the process answers."""
@@ -66,15 +69,18 @@ class V2Dialect:
     async def infer(self, exchange: Exchange, name: str, version: str = "") -> None:
         """POST /v2/models/{name}[/versions/{version}]/infer."""
         worker = self._worker(exchange, name, version)
-        worker = self._models.named(name, Family.TENSOR, "v2")
+        if worker.spec.family is not Family.TENSOR:
+            self._models.named(name, Family.TENSOR, "v2")  # BadRequest where it cannot answer
         worker.check_ready()
-        signature, limits = self._signatures[worker.name], self._models.config.limits
+        infer, limits = self._codecs[name], self._models.config.limits
         try:
-            header_length = v2.parse_header_length(exchange.header_values(b"inference-header-content-length"))
+            header_length = v2.parse_header_length(exchange.header_values(v2.IHCL))
             body = await exchange.receive_body(limits.body, setting="limits.body")
-            # binary numbers are views of the body; JSON and BYTES are read element by element
-            size = len(body) if header_length is None or b'"BYTES"' in body[:header_length].tobytes() else header_length
-            request = await codec(size, lambda: v2.parse_infer(body, header_length, signature, self._limits))
+            if len(body) <= _SHORT:
+                request = infer.parse(body, header_length)
+            else:
+                size = _elements(body, header_length)
+                request = await codec(size, partial(infer.parse, body, header_length))
         except v2.V2Error as e:
             self._refuse(exchange, e)
             return
@@ -86,27 +92,16 @@ class V2Dialect:
         if response is None:
             raise ModelFailed(f"model {worker.name!r} returned without an answer", code="NoAnswer", status=500)
         try:
-            outputs = tuple(
-                v2.V2Tensor(name=t.name, datatype=t.datatype, array=t.data, parameters=dict(t.parameters))
-                for t in response.outputs
-            )
-            written = sum(t.array.size for t in outputs if t.datatype == "BYTES" or not request.wants_binary(t.name))
-            reply = await codec(
-                written,
-                lambda: v2.render_infer(
-                    worker.name,
-                    worker.spec.version,
-                    outputs,
-                    request,
-                    response.id,
-                    dict(response.parameters),
-                    signature,
-                ),
-            )
+            outputs, written = _outputs(response, request)
+            parameters = dict(response.parameters) if response.parameters else v2.NO_PARAMETERS
+            if written <= _SHORT:
+                reply = infer.render(outputs, request, response.id, parameters)
+            else:
+                reply = await codec(written, partial(infer.render, outputs, request, response.id, parameters))
         except v2.V2Error as e:
             self._refuse(exchange, e)
             return
-        exchange.respond(200, [h for h in reply.headers if h[0] != b"content-length"], *reply.buffers)
+        exchange.respond(200, reply.form, *reply.buffers)
 
     def _worker(self, exchange: Exchange, name: str, version: str) -> Worker:
         exchange.dialect, exchange.fail = "v2", lambda error: self._fail(exchange, error)
@@ -130,6 +125,24 @@ class V2Dialect:
         exchange.respond(error.status, headers, v2.V2Error(error.message).error_body(), ending=error.ending)
 
 
+def _elements(body: memoryview, header_length: int | None) -> int:
+    """How many bytes of a body are read one by one: binary numbers are views of it, JSON and BYTES are not."""
+    if header_length is None or b'"BYTES"' in body[:header_length].tobytes():
+        return len(body)
+    return header_length
+
+
+def _outputs(response: InferResponse, request: v2.V2Request) -> tuple[list[v2.V2Tensor], int]:
+    """The outputs of a model for the codec, and how many of their elements are written one by one."""
+    outputs, written = [], 0
+    for t in response.outputs:
+        parameters = dict(t.parameters) if t.parameters else v2.NO_PARAMETERS
+        outputs.append(v2.V2Tensor(name=t.name, datatype=t.datatype, array=t.data, parameters=parameters))
+        if t.datatype == "BYTES" or not request.wants_binary(t.name):
+            written += t.data.size
+    return outputs, written
+
+
 def _signature(worker: Worker) -> v2.ModelSignature:
     spec = worker.spec
     return v2.ModelSignature(
@@ -148,8 +161,10 @@ def _declared(tensors: tuple[TensorSpec, ...] | None) -> tuple[v2.TensorSpec, ..
 
 
 @final
-class _InferChannel(Channel[InferRequest, InferResponse]):
+class _InferChannel:
     """One request in, one response out; the response completes the call."""
+
+    __slots__ = ("_exchange", "_request", "response")
 
     def __init__(self, exchange: Exchange, request: v2.V2Request) -> None:
         self._exchange = exchange
@@ -167,11 +182,11 @@ class _InferChannel(Channel[InferRequest, InferResponse]):
             raise trio.EndOfChannel
         return InferRequest(
             inputs=tuple(
-                Tensor(name=t.name, datatype=t.datatype, data=t.array, parameters=t.parameters) for t in request.inputs
+                [Tensor(name=t.name, datatype=t.datatype, data=t.array, parameters=t.parameters) for t in request.inputs]
             ),
             id=request.id,
             parameters=request.parameters,
-            outputs=tuple(o.name for o in request.outputs),
+            outputs=tuple([o.name for o in request.outputs]),
         )
 
     async def send(self, message: InferResponse, /) -> None:

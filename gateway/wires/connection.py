@@ -3,28 +3,27 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Awaitable, Callable
-from typing import TYPE_CHECKING, Protocol, final
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any, Protocol, final
 
-import trio
-
-from gateway.doorbell import Doorbell
 from gateway.errors import Drained, Ending, TransportLost
 from gateway.exchange import Exchange, Wire
 from protocols.errors import RemoteProtocolError
 from protocols.events import Buffer, Request, Sent
 
 if TYPE_CHECKING:
+    from gateway.body_pool import BodyPool
     from gateway.config import Config, LimitsConfig
     from gateway.transport import Transport
     from protocols.buffers import ByteBudget
 
 log = logging.getLogger("gateway.connection")
 
+_READS = 4  # receives before others get their turn
 _WRITE_AT_MOST = 256 * 1024
 # After our last byte an unread upload must be swallowed for a moment: closing over unread bytes makes the kernel
 # send RST, which can destroy the answer before the client reads it (RFC 9112 section 9.6).
-_LINGER_SECONDS = 2.0
+_LINGER_SECONDS = 1.0  # and up to one more, until the coarse timer sees it
 _LINGER_BYTES = 4 * 1024 * 1024
 
 
@@ -64,77 +63,121 @@ class Server(Protocol):
     config: Config
     limits: LimitsConfig
     budget: ByteBudget
+    pool: BodyPool
     scratch: memoryview
 
     @property
     def draining(self) -> bool: ...
 
+    def clock(self) -> float: ...
     def new_id(self) -> str: ...
-    def flush_soon(self, connection: Connection) -> None: ...
-    async def handle(self, exchange: Exchange) -> None: ...
+    def turn_soon(self, connection: Connection) -> None:
+        """Calls the connection's `turn` when others had theirs."""
+        ...
+
+    def run_exchange(self, exchange: Exchange) -> None: ...
     def exchange_opened(self, exchange: Exchange) -> None: ...
     def exchange_closed(self, exchange: Exchange) -> None: ...
+    def connection_closed(self, connection: Connection) -> None: ...
+
+
+class Watch(Protocol):
+    """Who tells a connection that its transport is `readable` or `writable` again."""
+
+    def dry(self) -> None:
+        """There is nothing more to receive."""
+        ...
+
+    def full(self) -> None:
+        """It takes no more bytes."""
+        ...
+
+    def over(self) -> None:
+        """There is nothing more to tell. Called before the transport is closed."""
+        ...
 
 
 @final
 class Connection:
-    """Drives one wire over one transport.
+    """Drives one wire over one transport, without a task of its own.
 
-    One task reads, the server's flusher writes (and a task of ours while the transport is full), and each exchange has
-    one; none of the first two ever waits for a model. The connection is over when the wire says so, when the transport
-    fails, or when the server cancels it; its exchanges then have their endings and everything they held is given back.
+    It is told when the transport is readable or writable, and has a `turn` when it asked for one; what it does then
+    never waits. Each exchange has a task, which waits for nobody here but its own input and room. The connection is
+    over when the wire says so, when the transport fails, or when the server says so; its exchanges then have their
+    endings, and when the last has returned, everything they held is given back.
     """
 
-    def __init__(self, server: Server, transport: Transport, make_wire: Callable[[Connection], ConnectionWire]) -> None:
+    def __init__(
+        self, server: Server, transport: Transport, make_wire: Callable[[Connection], ConnectionWire], watch: Watch
+    ) -> None:
         self.server, self.transport = server, transport
-        self.limits, self.budget = server.limits, server.budget
+        self.limits, self.budget, self.pool, self.clock = server.limits, server.budget, server.pool, server.clock
         self.peer = transport.peer
         self.exchanges: dict[int, Exchange] = {}
-        self.nursery: trio.Nursery
         self.eof = False
-        self.last_received = self.last_sent = trio.current_time()
+        self.last_received = self.last_sent = self.clock()
         self.requests = 0
-        self._read_bell = Doorbell()
-        self._reading, self._read_over = trio.CancelScope(), trio.Event()
-        self.reading_paused = self._behind = False
-        self._dirty = self._blocked = self._closing = self._ended = False
+        self._watch = watch
+        self._ready = True  # worth a try to receive
+        self._hung_up = False
+        self.reading_paused = self._behind = self._dirty = False
+        self._rest: list[Buffer] = []  # what the transport did not take
+        self._blocked = False
         self._blocked_since: float | None = None
+        self._linger_until: float | None = None
+        self._swallowed = 0
         self._lost: Ending | None = None
+        self._closed = False
         self.wire = make_wire(self)
 
     # -- life ------------------------------------------------------------------------------------------------------
 
-    async def run(self, received: bytes = b"") -> None:
-        """Serves the connection to its end; `received` was read from it already. Raises nothing of its own."""
-        try:
-            async with trio.open_nursery() as self.nursery:
-                if received:
-                    self.wire.receive_data(memoryview(received))
-                    self.pump()
-                await self._guard(self._read)
-                await trio.sleep_forever()  # whoever ends the connection cancels the nursery
-        finally:
-            self._ended = True
-            self._cut_all(self._lost or (Ending.CANCELLED if self.eof else Ending.LOST))
-            self.wire.close()
-            self.transport.close()
+    def begin(self, received: bytes = b"") -> None:
+        """Serves from now on; `received` was read from the transport already."""
+        self._contain(self._begin, received)
 
-    async def _guard(self, task: Callable[..., Awaitable[None]], *arguments: list[Buffer]) -> None:
-        try:
-            await task(*arguments)
-        except Exception as e:
-            self._fail(e)
+    def _begin(self, received: bytes) -> None:
+        if received:
+            self.wire.receive_data(memoryview(received))
+            self.pump()
+        self._read()
 
-    def _contain(self, act: Callable[..., None], *arguments: float) -> None:
+    def readable(self, hung_up: bool = False) -> None:
+        """The transport has something to receive; `hung_up` where its end or an error may be behind it."""
+        if not self.eof:
+            self._ready = True
+            self._hung_up |= hung_up
+            self._contain(self._read)
+
+    def writable(self) -> None:
+        """The transport takes bytes again."""
+        if self._blocked:
+            self._contain(self._write_rest)
+
+    def turn(self) -> None:
+        """What was put off: events, bytes to receive, bytes to write."""
+        self._dirty = False
+        self._contain(self._turn)
+
+    def _turn(self) -> None:
+        if self._behind:
+            self._catch_up()
+        if self._ready or self._linger_until is not None:
+            self._read()
+        if not self._blocked:
+            self._write()
+
+    def _contain(self, act: Callable[..., None], *arguments: Any) -> None:
         """The server's tasks come in here: what goes wrong ends this connection and not them."""
-        if self._ended:
+        if self._lost is not None:
             return
         try:
             act(*arguments)
         except Exception as e:
-            self._fail(e)
+            self.failed(e)
 
-    def _fail(self, error: Exception) -> None:
+    def failed(self, error: Exception) -> None:
+        """The connection ends with what went wrong in it."""
         ending = Ending.LOST
         if isinstance(error, TransportLost):
             log.debug("transport lost", extra={"peer": self.peer, "reason": str(error)})
@@ -142,187 +185,205 @@ class Connection:
                 ending = Ending.CANCELLED
         else:
             log.error("connection failed", extra={"peer": self.peer}, exc_info=error)
+        self.lost(ending)
+
+    def lost(self, ending: Ending | None = None) -> None:
+        """The transport is gone, or given up: every exchange ends, then the connection."""
+        if self._lost is not None:
+            return
+        self._lost = ending or (Ending.CANCELLED if self.eof else Ending.LOST)
+        self._rest = []
+        for act in (self._watch.over, self.transport.close):
+            self._attempt(act)
+        for exchange in list(self.exchanges.values()):
+            self._attempt(exchange.cut, self._lost)
+        self._close_if_over()
+
+    def _close_if_over(self) -> None:
+        """The last exchange has returned: the machine gives back what it holds."""
+        if self._lost is not None and not self.exchanges and not self._closed:
+            self._closed = True
+            self._attempt(self.wire.close)
+            self.server.connection_closed(self)
+
+    def _attempt(self, act: Callable[..., None], *arguments: Any) -> None:
         try:
-            self.lost(ending)
+            act(*arguments)
         except Exception:
             log.exception("connection failed", extra={"peer": self.peer})
-            self.nursery.cancel_scope.cancel()
-
-    def lost(self, ending: Ending) -> None:
-        """The transport is gone: every exchange ends, then the connection. What is still scheduled reads and writes no
-        more: the endings are decided."""
-        self._lost = self._lost or ending
-        self._cut_all(ending)
-        self.nursery.cancel_scope.cancel()
-
-    def _cut_all(self, ending: Ending) -> None:
-        for exchange in list(self.exchanges.values()):
-            exchange.cut(ending)
 
     # -- reading ---------------------------------------------------------------------------------------------------
 
-    async def _read(self) -> None:
-        try:
-            with self._reading:
-                await self._read_loop()
-        finally:
-            self._read_over.set()
-
-    async def _read_loop(self) -> None:
-        transport, scratch = self.transport, self.server.scratch
-        ready = True  # worth a try without a wait
-        while True:
-            if self._behind or not self.wire.may_read():
+    def _read(self) -> None:
+        if self._linger_until is not None:
+            self._linger()
+            return
+        transport, wire, scratch = self.transport, self.wire, self.server.scratch
+        for _ in range(_READS):
+            if self._behind or not wire.may_read():
                 self.reading_paused = True
-                await self._read_bell.wait()
-                self.reading_paused = False
-                continue
-            if not ready:
-                await transport.wait_readable()
-                ready = True
-                continue  # the wire may have changed its mind, or its buffer
-            target = self.wire.get_buffer()
+                return
+            self.reading_paused = False
+            target = wire.get_buffer()
             buffer = scratch if target is None else target
             n = transport.try_receive_into(buffer)
             if n is None:
-                ready = False
-                continue
-            self.last_received = trio.current_time()
-            if n == 0:
-                self.eof = True
-                self.wire.receive_eof()
-            elif target is None:
-                self.wire.receive_data(scratch[:n])
-            else:
-                self.wire.buffer_updated(n)
-            ready = n == len(buffer)
-            del target, buffer  # a reader that waits, or that was cancelled, must not keep a body alive
-            self.pump()
-            if self.eof:
+                self._dry()
                 return
-            if ready:
-                await trio.lowlevel.checkpoint()
+            self.last_received = self.clock()
+            if n == 0:
+                self.eof, self._ready = True, False
+                wire.receive_eof()
+            else:
+                if n < len(buffer) and transport.short_is_dry and not self._hung_up:
+                    self._dry()
+                if target is None:
+                    wire.receive_data(scratch[:n])
+                else:
+                    wire.buffer_updated(n)
+            del target, buffer  # a body must not live longer than its exchange
+            self.pump()
+            if not self._ready or self._lost is not None or self._linger_until is not None:
+                return
+            wire = self.wire
+        self.turn_soon()
+
+    def _dry(self) -> None:
+        self._ready = False
+        self._watch.dry()
 
     def pump(self) -> None:
         """Hands on what the machine has: `limits.checkpoint_events` at once, the rest when others had their turn."""
         if not self._behind and not self._pump_some():
-            self._behind = True
-            self.nursery.start_soon(self._guard, self._catch_up)
+            self.pump_soon()
+
+    def pump_soon(self) -> None:
+        """The same, in this connection's next turn."""
+        self._behind = True
+        self.turn_soon()
+
+    def _catch_up(self) -> None:
+        if self._pump_some():
+            self._behind = False
+            self.read_more()
+        else:
+            self.turn_soon()
 
     def _pump_some(self) -> bool:
-        if self._lost:
+        if self._lost is not None:
             return True
         try:
             done = self.wire.pump(self.limits.checkpoint_events)
         except RemoteProtocolError as e:
             log.info("protocol error", extra={"peer": self.peer, "wire": self.wire.name, "reason": str(e)[:300]})
             self.wire.protocol_error(e)
-            done = True
-        self.output_ready()
+            self.output_ready()
+            return True
         return done
-
-    async def _catch_up(self) -> None:
-        await trio.lowlevel.checkpoint()
-        while not self._pump_some():
-            await trio.lowlevel.checkpoint()
-        self._behind = False
-        self.read_more()
 
     def read_more(self) -> None:
         """Something was consumed: a reader that had stopped looks again."""
         if self.reading_paused:
-            self._read_bell.ring()
+            self.turn_soon()
 
     # -- writing ---------------------------------------------------------------------------------------------------
 
-    def output_ready(self) -> None:
-        """The machine may have bytes, or be over: the server's flusher looks in its next turn, and what became ready
-        until then leaves together."""
-        if not self._dirty and not self._blocked:
+    def turn_soon(self) -> None:
+        """This connection has its turn when others had theirs."""
+        if not self._dirty and self._lost is None:
             self._dirty = True
-            self.server.flush_soon(self)
+            self.server.turn_soon(self)
 
-    def flush(self) -> None:
-        """Writes what is ready, as far as the transport takes it. Called by the server's flusher alone."""
-        self._dirty = False
+    def output_ready(self) -> None:
+        """The machine may have bytes, or be over: looked at in this connection's next turn, and what became ready until
+        then leaves together."""
+        if not self._dirty and not self._blocked and self._lost is None:
+            self._dirty = True
+            self.server.turn_soon(self)
+
+    def write_now(self) -> None:
+        """The machine has all that there will be for now: nothing is won by waiting for the next turn."""
         if not self._blocked:
             self._contain(self._write)
 
     def _write(self) -> None:
-        transport, wire, written = self.transport, self.wire, 0
-        while not self.nursery.cancel_scope.cancel_called:
-            if written >= _WRITE_AT_MOST:
-                self.output_ready()  # others have their turn first
+        wire = self.wire
+        buffers = wire.data_to_send(_WRITE_AT_MOST)
+        size = sum(map(len, buffers))
+        if size:
+            self._rest = buffers
+            if not self._send():
+                self._blocked, self._blocked_since = True, self.clock()
+                self._watch.full()
                 return
-            buffers = wire.data_to_send(_WRITE_AT_MOST)
-            rest = [b for b in buffers if len(b)]  # to a transport, nothing taken means that it would block
-            if rest:
-                n = transport.try_send(rest)
-                written += n
-                rest = _after(rest, n)
-                self.last_sent = trio.current_time()
-            if rest or transport.pending:
-                self._blocked = True
-                self.nursery.start_soon(self._guard, self._write_rest, rest)
-                return
-            # also when there was nothing: an end without bytes of its own, such as a declared length that is met, shows here
-            ended = self._sent(wire.data_sent())
-            if not buffers and not ended:
-                if wire.over and not self._closing:
-                    self._closing = True
-                    self.nursery.start_soon(self._guard, self._close)
-                return
+        # also when there was nothing: an end without bytes of its own, such as a declared length that is met, shows here
+        self._sent(wire.data_sent())
+        if size >= _WRITE_AT_MOST:
+            self.output_ready()
+        elif self.wire.over and self._lost is None and self._linger_until is None:
+            self._begin_linger()
 
-    async def _write_rest(self, rest: list[Buffer]) -> None:
-        """The transport is full: waits for it, and is the writer until all of this is taken."""
-        transport = self.transport
-        self._blocked_since = trio.current_time()
-        while rest or transport.pending:
-            await transport.wait_writable()
-            if self._lost:
-                return
+    def _send(self) -> bool:
+        """Sends what is left of a write; False if the transport is full."""
+        # without the empty ones: to a transport, nothing taken means that it would block
+        rest, transport = [b for b in self._rest if len(b)], self.transport
+        while rest:
             n = transport.try_send(rest)
-            if n:
-                self._blocked_since = self.last_sent = trio.current_time()
-                rest = _after(rest, n)
+            if not n:
+                self._rest = rest
+                return False
+            self.last_sent = self.clock()
+            rest = _after(rest, n)
+        self._rest = []
+        return not transport.pending
+
+    def _write_rest(self) -> None:
+        """The transport was full, and may have room again."""
+        if self.transport.pending:
+            self.transport.try_send(())
+        before = self.last_sent
+        if not self._send():
+            if self.last_sent != before:
+                self._blocked_since = self.last_sent
+            self._watch.full()
+            return
         self._blocked_since, self._blocked = None, False
         self._sent(self.wire.data_sent())
         self.output_ready()
 
-    async def _close(self) -> None:
-        self._reading.cancel()
-        await self._read_over.wait()
-        await self._linger()
-        self.nursery.cancel_scope.cancel()
-
-    def _sent(self, sent: Sent) -> bool:
+    def _sent(self, sent: Sent) -> None:
+        exchanges = self.exchanges
         for stream in sent.room:
-            exchange = self.exchanges.get(stream)
+            exchange = exchanges.get(stream)
             if exchange is not None:
                 exchange.room_changed()
         for stream in sent.ended:
-            exchange = self.exchanges.get(stream)
+            exchange = exchanges.get(stream)
             if exchange is not None:
                 exchange.ended()
-        if sent.ended:
-            self.pump()
-        return bool(sent.ended)
 
-    async def _linger(self) -> None:
+    # -- the end ---------------------------------------------------------------------------------------------------
+
+    def _begin_linger(self) -> None:
+        """Everything is written. What the client still sends is swallowed for a moment."""
         if self.eof:
+            self.lost(Ending.CANCELLED)
             return
+        self._linger_until = self.clock() + _LINGER_SECONDS
+        self.reading_paused = False
         self.transport.send_eof()
-        swallowed = 0
-        with trio.move_on_after(_LINGER_SECONDS):
-            while swallowed < _LINGER_BYTES:
-                n = self.transport.try_receive_into(self.server.scratch)
-                if n == 0:
-                    return
-                if n is None:
-                    await self.transport.wait_readable()
-                else:
-                    swallowed += n
-                    await trio.lowlevel.checkpoint()
+        self._linger()
+
+    def _linger(self) -> None:
+        while self._swallowed < _LINGER_BYTES:
+            n = self.transport.try_receive_into(self.server.scratch)
+            if n is None:
+                self._dry()
+                return
+            if n == 0:
+                break
+            self._swallowed += n
+        self.lost()
 
     # -- exchanges -------------------------------------------------------------------------------------------------
 
@@ -332,21 +393,18 @@ class Connection:
         exchange = Exchange(self, self.wire, request, id=self.server.new_id(), now=self.last_received)
         self.exchanges[exchange.stream] = exchange
         self.server.exchange_opened(exchange)
-        self.nursery.start_soon(self._run_exchange, exchange)
+        self.server.run_exchange(exchange)
         return exchange
-
-    async def _run_exchange(self, exchange: Exchange) -> None:
-        try:
-            await self.server.handle(exchange)
-        finally:
-            exchange.returned()
 
     def exchange_closed(self, exchange: Exchange) -> None:
         """The exchange has its ending and its task is done."""
         if self.exchanges.get(exchange.stream) is exchange:
             del self.exchanges[exchange.stream]
         self.server.exchange_closed(exchange)
-        self.output_ready()
+        if self._lost is not None:
+            self._close_if_over()
+        elif self.wire.over:
+            self.output_ready()
 
     # -- time ------------------------------------------------------------------------------------------------------
 
@@ -364,6 +422,9 @@ class Connection:
         if stall and self._blocked_since is not None and now - self._blocked_since > stall:
             log.info("write stalled", extra={"peer": self.peer, "seconds": stall, "setting": "limits.write_stall"})
             self.lost(Ending.LOST)
+        elif self._linger_until is not None:
+            if now >= self._linger_until:
+                self.lost()
         elif self.reading_paused and self.exchanges and self.transport.hung_up():
             self.lost(Ending.CANCELLED)
         else:

@@ -6,7 +6,6 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, final
 
 import msgspec
-import trio
 
 from gateway.errors import BadRequest, Ending
 from gateway.exchange import Exchange
@@ -58,7 +57,7 @@ class HTTP1Wire:
         )
         self._current: Exchange | None = None
         self._failed = self._gone = self._draining = False
-        self._idle_since = self._head_since = trio.current_time()
+        self._idle_since = self._head_since = connection.clock()
 
     # -- receiving -------------------------------------------------------------------------------------------------
 
@@ -100,11 +99,13 @@ class HTTP1Wire:
                     current = self._current = connection.open_exchange(event)
                 case ConnectionEnd():
                     self._leave()
+                    connection.output_ready()
                     return True
                 case _:
                     assert event is NEED_DATA or event is PAUSED
                     if event is PAUSED and connection.eof:
                         self._leave()
+                        connection.output_ready()
                     return True
         return False
 
@@ -147,6 +148,8 @@ class HTTP1Wire:
         sent, current = self._machine.data_sent(), self._current
         if sent.ended:
             self._idle_since = self._connection.last_sent
+            if self._machine.unread or self._connection.eof:
+                self._connection.pump_soon()  # a request that was sent ahead, or the client's leaving
             if current is not None and current.stream not in sent.ended:
                 sent.room.append(current.stream)  # it shares the queue with the answer that has left
         return sent
@@ -183,7 +186,7 @@ class HTTP1Wire:
         self._connection.output_ready()
 
     def push(self, exchange: Exchange, buffers: Sequence[Buffer]) -> None:
-        self._machine.send(Data(stream=exchange.stream, buffers=tuple(buffers)))
+        self._machine.send_data(exchange.stream, buffers)
         self._connection.output_ready()
 
     def push_frame(self, exchange: Exchange, opcode: Opcode, fin: bool, buffers: Sequence[Buffer]) -> None:
@@ -191,7 +194,13 @@ class HTTP1Wire:
 
     def finish(self, exchange: Exchange, code: int, reason: str) -> None:
         self._machine.send(End(stream=exchange.stream))
-        self._connection.output_ready()
+        self._connection.write_now()  # nothing else can come before the next request
+
+    def respond(self, exchange: Exchange, status: int, headers: Headers, buffers: Sequence[Buffer]) -> None:
+        if not exchange.input_ended:
+            self._machine.close_after_response()
+        self._machine.respond(exchange.stream, status, headers, buffers)
+        self._connection.write_now()
 
     def reset(self, exchange: Exchange) -> None:
         # HTTP/1.1 can only say "not complete" by ending the connection before the last chunk or byte
@@ -203,9 +212,8 @@ class HTTP1Wire:
         return True
 
     def release(self, exchange: Exchange) -> None:
-        self._idle_since = trio.current_time()
+        self._idle_since = self._connection.clock()
         self._connection.read_more()
-        self._connection.output_ready()
 
     # -- time ------------------------------------------------------------------------------------------------------
 

@@ -7,7 +7,6 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, final
 
 import msgspec
-import trio
 
 from gateway.errors import Ending
 from gateway.exchange import Exchange
@@ -67,7 +66,7 @@ class HTTP2Wire:
             scheme=scheme,
         )
         self._failed = self._gone = self._written = False
-        self._idle_since = trio.current_time()
+        self._idle_since = connection.clock()
         self._draining_since: float | None = None
         connection.output_ready()
         if connection.server.draining:
@@ -94,6 +93,7 @@ class HTTP2Wire:
         if self._failed:
             return True
         connection = self._connection
+        connection.output_ready()  # acknowledgements and windows
         for _ in range(at_most):
             event = self._machine.next_event()
             match event:
@@ -129,9 +129,7 @@ class HTTP2Wire:
     def _refuse(self, event: Refused) -> None:
         body = msgspec.json.encode({"error": event.message[:400]})
         headers = [(b"content-type", b"application/json"), (b"content-length", b"%d" % len(body))]
-        self._machine.send(Response(stream=event.stream, status=event.status, headers=headers))
-        self._machine.send(Data(stream=event.stream, buffers=(body,)))
-        self._machine.send(End(stream=event.stream))
+        self._machine.respond(event.stream, event.status, headers, (body,))
         self._machine.drop(event.stream)
 
     def _leave(self) -> None:
@@ -196,7 +194,7 @@ class HTTP2Wire:
 
     def push(self, exchange: Exchange, buffers: Sequence[Buffer]) -> None:
         if self._machine.is_open(exchange.stream):
-            self._machine.send(Data(stream=exchange.stream, buffers=tuple(buffers)))
+            self._machine.send_data(exchange.stream, buffers)
             self._connection.output_ready()
 
     def push_frame(self, exchange: Exchange, opcode: Opcode, fin: bool, buffers: Sequence[Buffer]) -> None:
@@ -205,6 +203,11 @@ class HTTP2Wire:
     def finish(self, exchange: Exchange, code: int, reason: str) -> None:
         if self._machine.is_open(exchange.stream):
             self._machine.send(End(stream=exchange.stream))
+            self._connection.output_ready()
+
+    def respond(self, exchange: Exchange, status: int, headers: Headers, buffers: Sequence[Buffer]) -> None:
+        if self._machine.is_open(exchange.stream):
+            self._machine.respond(exchange.stream, status, headers, buffers)
             self._connection.output_ready()
 
     def reset(self, exchange: Exchange) -> None:
@@ -217,7 +220,7 @@ class HTTP2Wire:
         return False
 
     def release(self, exchange: Exchange) -> None:
-        self._idle_since = trio.current_time()
+        self._idle_since = self._connection.clock()
         self._machine.drop(exchange.stream)
         self._connection.output_ready()
 
@@ -255,4 +258,4 @@ class HTTP2Wire:
     def drain(self) -> None:
         """Two GOAWAYs: the first says "no more", the second, a tick later, which requests were still taken."""
         self._machine.shutdown(last=False)
-        self._draining_since = trio.current_time()
+        self._draining_since = self._connection.clock()

@@ -25,6 +25,8 @@ class TLSTransport:
     ciphertext still waits for the transport below.
     """
 
+    short_is_dry = False  # a read gives one record
+
     def __init__(
         self, below: Transport, context: ssl.SSLContext, *, server_side: bool = True, hostname: str | None = None
     ) -> None:

@@ -7,7 +7,6 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, final
 
 import numpy as np
-import trio
 
 from gateway.errors import Ending
 from gateway.exchange import Exchange
@@ -49,7 +48,7 @@ class WebSocketWire:
         self._gone = False
         self._failed = False
         self._closing_since: float | None = None
-        self._ping_at = trio.current_time()
+        self._ping_at = connection.clock()
         self._pong_due: float | None = None
         unread = machine.switch()
         if unread:
@@ -97,13 +96,15 @@ class WebSocketWire:
                 case Close():
                     if exchange.finishing is None:
                         exchange.cut(Ending.CANCELLED)
+                    self._connection.output_ready()
                 case ConnectionEnd():
                     self._gone = True
+                    self._connection.output_ready()
                     if exchange.finishing is None:
                         self._connection.lost(Ending.CANCELLED)
                     return True
                 case Ping():
-                    pass  # the machine has answered
+                    self._connection.output_ready()  # the machine has answered
                 case Pong():
                     self._pong_due = None
                 case _:
@@ -122,15 +123,12 @@ class WebSocketWire:
             if buffers:
                 return buffers
             self._before = None
-            self._connection.nursery.start_soon(self._first_pump)
+            self._connection.pump_soon()  # frames that came with the handshake
         return self._machine.data_to_send(at_most)
-
-    async def _first_pump(self) -> None:
-        """Frames that came with the handshake."""
-        self._connection.pump()
 
     def data_sent(self) -> Sent:
         if self._before is not None:
+            self._connection.output_ready()  # what is behind the handshake's answer
             return self._before.data_sent()
         sent = self._machine.data_sent()
         stream = self._exchange.stream
@@ -171,8 +169,11 @@ class WebSocketWire:
             self._machine.send(Close(code=code, reason=reason))
         except LocalProtocolError:
             return  # a Close is out already: the peer's, answered by the machine
-        self._closing_since = trio.current_time()
+        self._closing_since = self._connection.clock()
         self._connection.output_ready()
+
+    def respond(self, exchange: Exchange, status: int, headers: Headers, buffers: Sequence[Buffer]) -> None:
+        raise AssertionError("the handshake is over")
 
     def reset(self, exchange: Exchange) -> None:
         self._close(1011, "")

@@ -92,7 +92,7 @@ class Worker:
     """
 
     def __init__(self, spec: ModelSpec) -> None:
-        self.spec = spec
+        self.spec, self.name = spec, spec.name
         self.state = State.LOADING
         self.reason = ""
         self.crashes: list[float] = []
@@ -105,10 +105,6 @@ class Worker:
         self._stop = trio.Event()
         self._settled = trio.Event()
         self.stopped = trio.Event()
-
-    @property
-    def name(self) -> str:
-        return self.spec.name
 
     @property
     def ready(self) -> bool:
@@ -220,9 +216,9 @@ class Worker:
 
     def check_ready(self) -> None:
         """Raises Unavailable unless the model can be called now."""
+        if self.state is State.READY:
+            return
         match self.state:
-            case State.READY:
-                return
             case State.STOPPED if self._stop.is_set():
                 raise NotFound(f"model {self.name!r} is not loaded")
             case State.FAILED:

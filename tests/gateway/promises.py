@@ -191,7 +191,7 @@ class House:
         await wait_all_tasks_blocked()
 
     async def opened(self, before: int) -> None:
-        self._tasks_before, self._tasks = before, await tasks()
+        self._tasks_before, self._tasks = before, await tasks() - self.gateway._tasks.idle
 
     def check_ledger(self) -> None:
         """No exchange is live, so nothing is held: no byte, no slot, no credit, on connections that stay open."""
@@ -214,7 +214,7 @@ class House:
         counts = self.gateway.counts()
         assert (counts.connections, counts.exchanges, counts.bytes_reserved, counts.slots_in_use) == (0, 0, 0, 0)
         drained = self.gateway._over.is_set()
-        assert await tasks() == (self._tasks_before if drained else self._tasks)
+        assert await tasks() - self.gateway._tasks.idle == (self._tasks_before if drained else self._tasks)
 
 
 async def tasks() -> int:

@@ -221,7 +221,7 @@ class Run(trio.abc.Instrument):
     def connect(self, line: str) -> MemoryTransport:
         """A client's end of a new connection; a closed one where the gateway takes none any more."""
         ours, theirs = self.ours[line], self.theirs[line] = memory_pair(self.scenario.buffer)
-        nursery = self.gateway._connection_nursery
+        nursery = self.gateway._nursery
         self._owning = line == VICTIM
         if nursery is None or self.serving.cancel_called or self.gateway._stop.is_set():
             theirs.close()
@@ -256,7 +256,7 @@ class Run(trio.abc.Instrument):
     def task_spawned(self, task: trio.lowlevel.Task) -> None:
         self.tasks.add(task)
         parent = task.parent_nursery and task.parent_nursery.parent_task
-        if self._owning or parent in self.own or task.name.endswith("Gateway._flush"):
+        if self._owning or parent in self.own or task.name.endswith(("Gateway._turns", "ExchangeTasks._run")):
             self.own.add(task)
 
     def task_exited(self, task: trio.lowlevel.Task) -> None:
@@ -390,8 +390,10 @@ class Run(trio.abc.Instrument):
         return not busy and not self._left(before)
 
     def _left(self, before: set[trio.lowlevel.Task]) -> list[trio.lowlevel.Task]:
-        """Tasks that were not there before, without those of a worker that has restarted."""
-        return [t for t in self.tasks - before if not t.name.endswith("load.<locals>.crash")]
+        """Tasks that were not there before, without those of a worker that has restarted and those that wait for an
+        exchange."""
+        idle = {place.task for place in self.gateway._tasks._idle}
+        return [t for t in self.tasks - before - idle if not t.name.endswith("load.<locals>.crash")]
 
     # -- the invariants --------------------------------------------------------------------------------------------
 
@@ -525,7 +527,7 @@ def _leave(how: Callable[[MemoryTransport], None]) -> Callable[[Run], None]:
 def _cancel_connection(run: Run) -> None:
     connection = run.connection(VICTIM)
     assert connection is not None
-    connection.nursery.cancel_scope.cancel()
+    connection.lost()
 
 
 def _interrupt(run: Run) -> None:
@@ -535,7 +537,7 @@ def _interrupt(run: Run) -> None:
 
 def _deadline(run: Run) -> None:
     assert run.exchange is not None
-    run.exchange.scope.deadline = trio.current_time()
+    run.exchange.limit_time(0, "the sweep")
 
 
 def _drain(run: Run) -> None:

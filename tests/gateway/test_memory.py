@@ -11,6 +11,7 @@ import pytest
 import trio
 import trio.testing
 
+from gateway.body_pool import BodyPool
 from gateway.client import post
 from gateway.errors import Ending
 from gateway.testing import memory_gateway
@@ -24,16 +25,22 @@ LARGE = 4 * 1024 * 1024
 
 @pytest.fixture
 def arrays(monkeypatch: pytest.MonkeyPatch) -> Iterator[list["weakref.ref[Any]"]]:
-    """Every buffer that is allocated while the garbage collector rests."""
+    """Every buffer that is allocated or lent while the garbage collector rests."""
     seen: list[weakref.ref[Any]] = []
-    empty = np.empty
+    empty, take = np.empty, BodyPool.take
 
     def noted(*arguments: Any, **named: Any) -> Any:
         array = empty(*arguments, **named)
         seen.append(weakref.ref(array))
         return array
 
+    def lent(*arguments: Any) -> memoryview:
+        view = take(*arguments)
+        seen.append(weakref.ref(view.obj))
+        return view
+
     monkeypatch.setattr(np, "empty", noted)
+    monkeypatch.setattr(BodyPool, "take", lent)
     gc.collect()
     gc.disable()
     yield seen
@@ -84,7 +91,7 @@ async def test_a_body_counts_until_the_codec_that_reads_it_is_done(monkeypatch: 
         go.wait(10)
         raise v2.V2Error("read at last")
 
-    monkeypatch.setattr(v2, "parse_infer", reading)
+    monkeypatch.setattr(v2.InferCodec, "parse", reading)
     async with memory_gateway([spec_of(identity, "identity")]) as served:
         over, closed = trio.Event(), served.gateway.exchange_closed
 

@@ -15,6 +15,7 @@ from gateway.config import LimitsConfig
 from gateway.errors import (
     BadRequest,
     DeadlineExceeded,
+    Ending,
     GatewayError,
     ModelCrashed,
     ModelFailed,
@@ -44,7 +45,7 @@ class Nobody:
     """The wire and the connection of an exchange that is only ever called and interrupted."""
 
     name, windowed, peer = "memory", True, "test"
-    limits, budget = LimitsConfig(), ByteBudget(1 << 20)
+    limits, budget, clock = LimitsConfig(), ByteBudget(1 << 20), staticmethod(trio.current_time)
 
 
 class Caller:
@@ -65,12 +66,13 @@ class Caller:
     async def call(self, worker: Worker, wire: Family = Family.PARTS) -> None:
         exchange = self.exchange
         try:
-            with exchange.scope:
+            with trio.CancelScope() as scope:
+                exchange.begin(scope)
                 async with worker.slot(exchange):
                     self.called.set()
                     await worker.call(Session(self.channel), exchange, wire)
                 self.outcome = "complete"
-            if exchange.scope.cancelled_caught:
+            if scope.cancelled_caught:
                 self.outcome = "left" if exchange.gone else exchange.interruption_or_deadline
         except GatewayError as e:
             self.outcome = e
@@ -79,8 +81,7 @@ class Caller:
 
     def leave(self) -> None:
         """The client is gone."""
-        self.exchange.gone = True
-        self.exchange.scope.cancel()
+        self.exchange.cut(Ending.CANCELLED)
 
 
 async def echo(session: Parts) -> None:

@@ -421,6 +421,18 @@ def test_a_spec_that_cannot_serve_is_a_value_error(field: str, value: Any) -> No
         ModelSpec(**fields)
 
 
+@pytest.mark.parametrize("error", [trio.EndOfChannel(), StopAsyncIteration(), ModelError("no")])
+async def test_what_a_function_raises_comes_out_and_ends_its_session(error: Exception) -> None:
+    async def model(prompt: Prompt) -> str:
+        raise error
+
+    channel = MemoryChannel(ASK, ASK)
+    with pytest.raises(type(error)) as caught:
+        await adapt(model)[0](Session(channel))
+    assert caught.value is error
+    assert await channel.receive() == ASK, "the next message stays with the client"
+
+
 # -- families and what may be returned -------------------------------------------------------------------------------
 
 ROW = np.arange(3, dtype=np.float32)

@@ -109,12 +109,14 @@ def settings(values: dict[int, int] | None = None) -> bytes:
 class ByHand:
     """A server machine and a client that writes its frames by hand, legal or not."""
 
+    OPENING = (PREFACE, settings(), frame(Kind.SETTINGS, 0x1))
+
     def __init__(self, limits: HTTP2Limits = DEFAULT, *, budget: ByteBudget | None = None, ready: bool = True) -> None:
         self.server = HTTP2Connection(Role.SERVER, limits, budget=budget)
         self.encoder = Encoder()
         self.decoder = Decoder()
         if ready:
-            assert self.says(PREFACE, settings(), frame(Kind.SETTINGS, 0x1)) == []
+            assert self.says(*self.OPENING) == []
             output(self.server)
 
     def says(self, *written: bytes) -> list[Event]:

@@ -69,13 +69,13 @@ def test_a_request_is_read_as_it_was_sent_without_its_connection_fields() -> Non
         ("a length of other digits", request(b"POST", fields="content-length: ٣\r\n".encode()), 400),
         ("a length of 2**63", request(b"POST", fields=b"content-length: %d\r\n" % 2**63), 400),
         ("a length of 5,000 digits", request(b"POST", fields=b"content-length: %b\r\n" % (b"9" * 5000)), 400),
-        ("another coding", request(b"POST", fields=b"transfer-encoding: gzip\r\n"), 501),
+        ("another coding", request(b"POST", fields=b"transfer-encoding: gzip\r\n"), 400),
         ("another coding and chunked", request(b"POST", fields=b"transfer-encoding: gzip, chunked\r\n"), 501),
-        ("chunked and another coding", request(b"POST", fields=b"transfer-encoding: chunked, gzip\r\n"), 501),
-        ("chunked twice", request(b"POST", fields=b"transfer-encoding: chunked\r\ntransfer-encoding: chunked\r\n"), 501),
-        ("identity", request(b"POST", fields=b"transfer-encoding: identity\r\n"), 501),
-        ("xchunked", request(b"POST", fields=b"transfer-encoding: xchunked\r\n"), 501),
-        ("an empty coding", request(b"POST", fields=b"transfer-encoding:\r\n"), 501),
+        ("chunked and another coding", request(b"POST", fields=b"transfer-encoding: chunked, gzip\r\n"), 400),
+        ("chunked twice", request(b"POST", fields=b"transfer-encoding: chunked\r\ntransfer-encoding: chunked\r\n"), 400),
+        ("identity", request(b"POST", fields=b"transfer-encoding: identity\r\n"), 400),
+        ("xchunked", request(b"POST", fields=b"transfer-encoding: xchunked\r\n"), 400),
+        ("an empty coding", request(b"POST", fields=b"transfer-encoding:\r\n"), 400),
         ("a vertical tab before chunked", request(b"POST", fields=b"transfer-encoding: \x0bchunked\r\n"), 400),
         ("a coding in HTTP/1.0", request(b"POST", fields=b"transfer-encoding: chunked\r\n", version=b"1.0"), 400),
         ("no host", request(host=b""), 400),
@@ -136,6 +136,47 @@ def test_a_request_is_read_as_it_was_sent_without_its_connection_fields() -> Non
 )
 def test_what_could_be_read_in_two_ways_is_refused(what: str, data: bytes, status: int) -> None:
     assert refusal(data) == status
+
+
+@pytest.mark.parametrize(
+    ("codings", "status"),
+    [
+        # RFC 9112 section 6.1: a coding that we do not understand, while chunked still says where the body ends
+        ([b"gzip, chunked"], 501),
+        ([b"gzip", b"chunked"], 501),
+        ([b"gzip ,\tdeflate, CHUNKED"], 501),
+        ([b'x;q=1 ; r="a, \\" b", chunked'], 501),
+        ([b"chunkedx, chunked"], 501),
+        # section 6.3, rule 4: chunked is not the final coding, so that nobody can tell where the body ends
+        ([b"gzip"], 400),
+        ([b"chunked, gzip"], 400),
+        ([b"chunked", b"gzip"], 400),
+        ([b"gzip, xchunked"], 400),
+        ([b"gzip, chunkedx"], 400),
+        ([b'gzip;x=", chunked"'], 400),
+        # section 7: chunked once, and without parameters; and what is no list of codings
+        ([b"chunked, chunked"], 400),
+        ([b"gzip, chunked, chunked"], 400),
+        ([b"Chunked;x=y, chunked"], 400),
+        ([b"chunked;x=y"], 400),
+        ([b"gzip, chunked;x=y"], 400),
+        ([b", chunked"], 400),
+        ([b"gzip chunked"], 400),
+        ([b'gzip;x="y, chunked'], 400),
+        ([b"gzip;x, chunked"], 400),
+        ([b"gzip, chunked,"], 400),
+        ([b"", b"chunked"], 400),
+    ],
+)
+def test_a_coding_we_do_not_know_is_501_only_where_the_end_of_the_body_could_be_told(
+    codings: list[bytes], status: int
+) -> None:
+    data = request(b"POST", fields=b"".join(b"transfer-encoding: %b\r\n" % coding for coding in codings))
+    assert refusal(data) == status
+    machine = server(data)
+    with pytest.raises(RemoteProtocolError):
+        machine.next_event()
+    assert machine.must_close
 
 
 @pytest.mark.parametrize("data", [request(host=b"host: a/b\r\n"), request(version=b"2.0"), request(b"FROB"), b"GET /\n\n"])

@@ -177,6 +177,19 @@ def test_only_streams_that_had_bytes_in_a_portion_are_reported() -> None:
     assert machine.data_sent() == Sent(room=[1, 2], ended=[1, 2])
 
 
+def test_a_portion_that_ends_with_an_answer_reports_that_one() -> None:
+    machine = server(request() * 2)
+    pull(machine)
+    answer(machine, 200, bytes(2 * LARGE))
+    pull(machine)
+    answer(machine)
+    first = len(b"HTTP/1.1 200 OK\r\ncontent-length: 32768\r\n\r\n") + 2 * LARGE
+    assert sum(map(len, machine.data_to_send(first))) == first
+    assert machine.data_sent() == Sent(room=[1], ended=[1])
+    machine.data_to_send(1 << 20)
+    assert machine.data_sent() == Sent(room=[2], ended=[2])
+
+
 def test_what_is_queued_is_written_though_the_peer_has_broken_the_protocol() -> None:
     machine = server(request() + b"\0\r\n\r\n")
     pull(machine)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import h2.events as h2_events
-import pytest
 from h2.config import H2Configuration
 from h2.connection import H2Connection
 from h2.exceptions import ProtocolError
@@ -11,7 +10,6 @@ from h2.settings import SettingCodes
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from protocols import http2_library
 from protocols.errors import RemoteProtocolError
 from protocols.events import Data, End, Event, Request, Reset, Response
 from protocols.http2 import HTTP2Connection, HTTP2Limits
@@ -23,18 +21,6 @@ from tests.protocols.http2_helpers import settings as settings_frame
 WINDOW = 16_384
 STREAMS = (1, 3, 5)
 OPENING = (PREFACE, settings_frame(), frame(Kind.SETTINGS, 0x1))
-
-
-def test_another_h2_without_the_names_we_use_is_refused_at_import(monkeypatch: pytest.MonkeyPatch) -> None:
-    class Other(H2Connection):
-        def __getattribute__(self, name: str) -> object:
-            if name == "_inbound_flow_control_window_manager":
-                raise AttributeError(name)
-            return super().__getattribute__(name)
-
-    monkeypatch.setattr(http2_library, "H2Connection", Other)
-    with pytest.raises(ImportError, match=r"h2 4\.[0-9.]+ has no _inbound_flow_control_window_manager"):
-        http2_library._check_names()
 
 
 class Plain:

@@ -33,7 +33,7 @@ from tests.protocols.http2_helpers import (
     take,
 )
 
-PROTOCOL_ERROR, FLOW_CONTROL_ERROR, STREAM_CLOSED, FRAME_SIZE_ERROR, CALM = 1, 3, 5, 6, 11
+PROTOCOL_ERROR, FLOW_CONTROL_ERROR, STREAM_CLOSED, FRAME_SIZE_ERROR, COMPRESSION_ERROR, CALM = 1, 3, 5, 6, 9, 11
 
 
 def without(name: bytes) -> list[tuple[bytes, bytes]]:
@@ -153,6 +153,30 @@ def test_content_lengths_that_differ_refuse_their_request_alone() -> None:
     assert refused.status == 400
 
 
+@pytest.mark.parametrize("lane", [True, False])
+def test_a_content_length_in_two_frames_is_no_worse_than_in_one(lane: bool) -> None:
+    client = ByHand()
+    client.server = HTTP2Connection(Role.SERVER, lane=lane)
+    client.says(*ByHand.OPENING, client.head(1))
+    block = client.block([*POST, (b"content-length", b"+1")])
+    (refused,) = client.says(
+        frame(Kind.HEADERS, 0, 3, block[:5]) + frame(Kind.CONTINUATION, END_HEADERS, 3, block[5:]), data(3, b"123456")
+    )
+    assert isinstance(refused, Refused)
+    assert client.says(client.head(1, [(b"content-length", b"x")], END_STREAM)) == [Reset(stream=1, code=PROTOCOL_ERROR)]
+    check(client.server)
+
+
+@pytest.mark.parametrize("lane", [True, False])
+def test_padding_is_checked_also_where_the_data_comes_too_late(lane: bool) -> None:
+    client = ByHand()
+    client.server = HTTP2Connection(Role.SERVER, lane=lane)
+    client.says(*ByHand.OPENING, client.head(1))
+    client.server.send(Reset(stream=1, code=8))
+    assert client.says(data(1, b"\x01ab", PADDED)) == []
+    assert client.fails(data(1, b"\x03ab", PADDED)) == PROTOCOL_ERROR
+
+
 def length(n: int) -> list[tuple[bytes, bytes]]:
     return [*POST, (b"content-length", b"%d" % n)]
 
@@ -229,6 +253,12 @@ def test_a_malformed_response_ends_its_stream_alone(headers: list[tuple[bytes, b
     assert client.is_open(3)
 
 
+def test_a_response_whose_length_is_no_number_ends_its_stream_alone() -> None:
+    client, events = by_server(ByHand().head(1, [(b":status", b"200"), (b"content-length", b"+1")]))
+    assert events == [Reset(stream=1, code=PROTOCOL_ERROR)]
+    assert client.is_open(3)
+
+
 def test_a_response_longer_than_it_said_ends_its_stream() -> None:
     head = ByHand().head(3, [(b":status", b"200"), (b"content-length", b"1")])
     _, events = by_server(head, data(3, b"12"))
@@ -286,7 +316,7 @@ def test_more_streams_than_h2_would_take_before_the_acknowledgement_are_taken() 
         (PROTOCOL_ERROR, frame(Kind.HEADERS, 0, 3, b"") + data(1, b"x")),
         (PROTOCOL_ERROR, frame(Kind.HEADERS, 0, 3, b"") + frame(99)),
         (PROTOCOL_ERROR, frame(Kind.HEADERS, 0, 3, b"") + frame(Kind.GOAWAY, 0, 0, bytes(8))),
-        (PROTOCOL_ERROR, frame(Kind.HEADERS, END_HEADERS, 3, b"\xff\xff\xff\xff")),
+        (COMPRESSION_ERROR, frame(Kind.HEADERS, END_HEADERS, 3, b"\xff\xff\xff\xff")),
         (PROTOCOL_ERROR, frame(Kind.HEADERS, END_HEADERS, 2, ByHand().block(GET))),
         (PROTOCOL_ERROR, frame(Kind.HEADERS, END_HEADERS | WITH_PRIORITY, 3, (3).to_bytes(4) + b"\0" + ByHand().block(GET))),
         (FLOW_CONTROL_ERROR, wire.settings({4: 2**31})),

@@ -11,14 +11,21 @@ from hpack import Encoder
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from protocols import http2_heads
+from protocols import http2_heads, http2_lane
 from protocols.buffers import ByteBudget
 from protocols.errors import LocalProtocolError, RemoteProtocolError
 from protocols.events import Data, End, Event, GoAway, Refused, Request, Reset, Response
 from protocols.http2 import HTTP2Connection, HTTP2Limits
 from protocols.http2_frames import PREFACE, Kind
-from protocols.http2_heads import MalformedHeadError, lies_about_length, plain_request, read_request, response_block
-from protocols.http2_library import joined_cookies, malformed
+from protocols.http2_heads import (
+    MalformedHeadError,
+    joined_cookies,
+    lies_about_length,
+    malformed,
+    plain_request,
+    read_request,
+)
+from protocols.http2_lane import response_block
 from protocols.roles import Role
 from tests.protocols.http2_helpers import END_HEADERS, END_STREAM, GET, POST, ByHand, check, data, frame, output, pull
 from tests.protocols.http2_helpers import settings as settings_frame
@@ -109,11 +116,12 @@ class Twin:
         self.machine = HTTP2Connection(Role.SERVER, limits, budget=bound)
         self.opened = 0
         library = self.machine._h2
+        assert isinstance(library, http2_lane.Lane)
         opens, open_inbound = library.opens, library.open_inbound
 
-        def counted(stream: int, content_length: int | None, *, ended: bool) -> H2Stream:
+        def counted(stream: int, *, ended: bool) -> H2Stream:
             self.opened += 1
-            return open_inbound(stream, content_length, ended=ended)
+            return open_inbound(stream, ended=ended)
 
         library.opens = lambda stream: beside and opens(stream)  # type: ignore[method-assign]
         library.open_inbound = counted  # type: ignore[method-assign]
@@ -255,12 +263,12 @@ def test_a_head_inside_another_head_ends_the_connection() -> None:
 def test_a_response_field_that_no_peer_accepts_is_never_sent(value: bytes) -> None:
     for _ in range(2):
         with pytest.raises(LocalProtocolError, match="'x'"):
-            response_block(Response(stream=1, status=200, headers=((b"x", value),)))
+            response_block(200, ((b"x", value),))
 
 
 def test_credentials_and_long_values_of_responses_are_not_kept() -> None:
-    response_block(Response(stream=1, status=200, headers=((b"x", b"kept"),)))
-    before = http2_heads._encoded_before.cache_info().currsize
-    long = (b"x", b"y" * 65)
-    response_block(Response(stream=1, status=200, headers=((b"set-cookie", b"not kept"), long)))
-    assert http2_heads._encoded_before.cache_info().currsize == before
+    response_block(200, ((b"x", b"kept"),))
+    before = http2_lane._remembered.cache_info().currsize
+    long = (b"x", b"y" * 33)
+    response_block(200, ((b"set-cookie", b"not kept"), long))
+    assert http2_lane._remembered.cache_info().currsize == before

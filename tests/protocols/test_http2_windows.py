@@ -239,7 +239,7 @@ def test_the_connection_window_shrinks_by_withholding_when_streams_leave() -> No
         client.server.drop(stream)
     output(client.server)
     left = client.server.windows()[0]
-    assert left.granted == grown - 10 * 16_384
+    assert left.granted == grown - 9 * 16_384, "all but what one more stream may need"
     assert left.library == left.granted - left.owed
     (request,) = client.says(client.head(21))
     assert isinstance(request, Request)
@@ -249,17 +249,18 @@ def test_the_connection_window_shrinks_by_withholding_when_streams_leave() -> No
 def test_the_pure_policy_never_owes_more_than_a_quarter() -> None:
     windows = ReceiveWindows(initial=1000, maximum=1000, budget=None)
     assert windows.connection_increment() == 0
-    assert windows.ledger(0, 0).granted == FIRST_CONNECTION_WINDOW
-    for stream in range(1, 201, 2):
-        windows.open(stream, 1000)
+    assert windows.ledger(None, 0).granted == FIRST_CONNECTION_WINDOW
+    opened = [windows.open(1000) for _ in range(100)]
+    window = opened[0]
+    assert window is not None
     assert windows.connection_increment() == 101_000 - FIRST_CONNECTION_WINDOW
-    windows.received(1, 1000)
+    windows.received(window, 1000)
     for _ in range(1000):
-        windows.consumed(1, 1)
-        windows.stream_increment(1, grow=True)
-        windows.connection_increment()
-        assert windows.ledger(1, 0).owed < 250
-        assert windows.ledger(0, 0).owed < 250
+        if windows.consumed(window, 1):
+            windows.stream_increment(window, grow=True)
+            windows.connection_increment()
+        assert windows.ledger(window, 0).owed < 250
+        assert windows.ledger(None, 0).owed < 250
 
 
 def test_response_windows_work_the_same_for_a_client() -> None:

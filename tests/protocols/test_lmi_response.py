@@ -174,6 +174,23 @@ def test_a_log_prob_is_written_as_python_writes_a_float_and_as_null_where_json_h
     assert line == f'{{"token": {{"id": 1, "text": "a", "log_prob": {written}}}}}\n'.encode()
 
 
+EDGES = [1e-4, math.nextafter(1e-4, 0), 1e16, math.nextafter(1e16, 0), 0.0, -0.0, 5e-324, 1.7976931348623157e308, math.inf]
+
+
+@settings(max_examples=500, deadline=None)
+@given(
+    st.integers(-1, 2**40),
+    st.text(st.characters(exclude_categories=["Cs"])),
+    st.floats() | st.floats(-30, 0) | st.sampled_from([sign * x for x in EDGES for sign in (1, -1)]),
+    st.booleans(),
+)
+def test_a_line_is_byte_for_byte_what_pythons_json_writes(id: int, text: str, log_prob: float, special: bool) -> None:
+    token: dict[str, Any] = {"id": id, "text": text, "log_prob": log_prob if math.isfinite(log_prob) else None}
+    token |= {"special_token": True} if special else {}
+    line = encoder(Formatter.JSONLINES).token(id, text, log_prob, special)
+    assert line == json.dumps({"token": token}, ensure_ascii=False).encode() + b"\n"
+
+
 def test_a_numpy_token_id_is_written_as_a_number() -> None:
     assert b'{"id": 7, ' in encoder(Formatter.JSONLINES).token(np.int64(7), "a", -0.5)  # type: ignore[arg-type]
 

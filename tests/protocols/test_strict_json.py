@@ -12,7 +12,7 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from protocols.strict_json import JSONError, loads
+from protocols.strict_json import JSONError, is_plain, loads
 
 
 def refusal(text: bytes, **options: Any) -> str:
@@ -90,6 +90,52 @@ def test_a_number_has_at_most_400_characters(pattern: bytes) -> None:
 @pytest.mark.parametrize("shift", range(7))
 def test_a_long_number_is_found_wherever_it_begins(shift: int) -> None:
     refusal(b" " * shift + b"1" * 401)
+
+
+@pytest.mark.parametrize("place", [0, 199, 200, 20_000, 39_999])
+@pytest.mark.parametrize("separator", [b",", b" , ", b",\n" + b" " * 30])
+def test_a_long_number_is_found_in_a_large_text(place: int, separator: bytes) -> None:
+    numbers = [b"1.25"] * 40_000
+    assert loads(b"[" + separator.join(numbers) + b"]") == [1.25] * 40_000
+    for size in (400, 401):
+        numbers[place] = b"7." + b"0" * (size - 2)
+        text = b"[" + separator.join(numbers) + b"]"
+        if size == 400:
+            assert loads(text)[place] == 7
+        else:
+            assert "more than 400 characters" in refusal(text)
+
+
+def test_a_large_text_without_commas_is_looked_at_more_closely() -> None:
+    assert loads(b'["' + b"1" * 100_000 + b'"]') == ["1" * 100_000]
+    assert loads(b"[" + b" " * 100_000 + b"1]") == [1]
+
+
+@pytest.mark.parametrize("keys", [(b"a", b"b"), (b"a", b"a")])
+def test_equal_keys_are_found_in_a_large_text(keys: tuple[bytes, bytes]) -> None:
+    text = b'{"data": [%b], "%b": 1, "%b": 2}' % (b", ".join([b"1.5"] * 40_000), *keys)
+    if keys[0] == keys[1]:
+        assert "two members 'a'" in refusal(text, duplicates=False)
+    else:
+        assert len(loads(text, duplicates=False)) == 3
+
+
+def test_a_large_text_nested_too_deep_is_refused() -> None:
+    flat = b", ".join([b"[1]"] * 10_000)
+    assert len(loads(nested(1, flat), depth=2)) == 10_000
+    refusal(nested(2, flat), depth=2)
+
+
+@pytest.mark.parametrize(
+    ("text", "members", "plain"),
+    [
+        (b'{"a": 1, "b": {"c": 2}}', 3, True), (b'{"a": 1, "a": 1}', 1, False), (b'{"a": "x:y"}', 1, True), (b'{"a": ":"}', 1, False),
+        (b'{"a": ":", "b" :1}', 2, False), (rb'{"a": "\":", "a":1}', 1, False), (b'{"a":' + b" " * 500 + b"1}", 1, True),
+        (b'{"a":' + b"1" * 401 + b"}", 1, False), (b'{"a":[' + b"1," * 9000 + b"1]}", 1, True),
+    ],
+)  # fmt: skip
+def test_a_text_is_plain_only_where_that_is_certain(text: bytes, members: int, plain: bool) -> None:
+    assert is_plain(text, members) is plain
 
 
 def test_a_long_run_of_digits_in_a_string_is_no_number() -> None:

@@ -8,6 +8,7 @@ import struct
 from contextlib import suppress
 from typing import Any
 
+import msgspec
 import numpy as np
 import pytest
 from hypothesis import given, settings
@@ -442,3 +443,88 @@ def test_garbage_raises_nothing_but_v2_errors(datatype: str, shape: tuple[int, .
         assert decode(datatype, shape, binary).shape == shape
     with suppress(V2Error):
         check_shape(data, "x")
+
+
+# The fast ways
+
+
+NUMBERS = st.integers(-300, 300) | st.floats(-300, 300) | st.sampled_from(
+    [2**31, 2**63 - 1, 2**63, 2**64, -(2**63) - 1, 10**40, 10**400, 65519.9, 65520, 3.4e38, 3.4028236e38, 1e308, 1e-45, -0.0, 1.0, 255]
+)  # fmt: skip
+
+
+@settings(max_examples=400, deadline=None)
+@given(st.sampled_from(list(DATATYPES)), st.lists(NUMBERS, max_size=6), st.sampled_from([None, 1, 2]), st.integers(0, 1))
+def test_numbers_are_read_alike_whether_their_kind_was_seen_to_or_not(
+    datatype: str, values: list[Any], row: int | None, off: int
+) -> None:
+    shape: tuple[int, ...] = (len(values) + off,)
+    data: list[Any] = values
+    if row is not None:
+        shape = (len(values) // row, row)
+        data = [values[at : at + row] for at in range(0, len(values), row)]
+    found: list[object] = []
+    for numbers in (False, True):
+        try:
+            array = from_json(datatype, shape, data, "x", numbers=numbers)
+            found.append((array.dtype, array.shape, array.tobytes(), array.flags.writeable))
+        except V2Error as error:
+            found.append(error.message)
+    assert found[0] == found[1]
+
+
+@pytest.mark.parametrize("datatype", ["FP32", "FP64", "FP16", "INT32", "UINT64"])
+def test_many_numbers_are_read_as_numpy_would(datatype: str) -> None:
+    values: list[Any] = [(n * 37 % 1001) / (8 if datatype[0] == "F" else 1) for n in range(10_001)]
+    if datatype[0] != "F":
+        values = list(map(int, values))
+    for numbers in (True, False):
+        array = from_json(datatype, (73, 137), values, "x", numbers=numbers)
+        assert same(array, np.array(values, DATATYPES[datatype]).reshape(73, 137))
+        assert not array.flags.writeable
+        assert "at element 10000" in refusal(from_json, datatype, (10_001,), [*values[:-1], 10**400], "x", numbers=numbers)
+
+
+@pytest.mark.parametrize("wrong", [True, None, "1", [1]])
+def test_packing_hides_no_wrong_element(wrong: object) -> None:
+    for datatype in (*FLOATS, *INTEGERS):
+        data = [1.0 if datatype in FLOATS else 1] * 5000
+        if wrong is not None or datatype in INTEGERS:
+            assert "at element 4999" in refusal(from_json, datatype, (5000,), [*data[:-1], wrong], "x")
+
+
+def plain_text(array: Array) -> bytes:
+    """The `data` of singles, each as numpy writes it."""
+    return msgspec.json.encode([float(text) for text in array.astype(np.float32).astype("S24")])
+
+
+@settings(max_examples=400, deadline=None)
+@given(
+    st.sampled_from(["FP32", "FP16", "BF16"]),
+    st.lists(st.integers(0, 2**32 - 1) | st.sampled_from([0, 1, 2**31, 0x7F800000, 0x7F800001, 0xFFC00000]), max_size=4),
+    st.lists(st.integers(-(10**7), 10**7), max_size=4),
+    st.integers(-12, 6),
+    st.sampled_from([1, 20, 600]),
+)
+def test_singles_however_few_or_many_are_written_as_numpy_writes_them(
+    datatype: str, bits: list[int], decimals: list[int], power: int, times: int
+) -> None:
+    with np.errstate(all="ignore"):
+        values = np.concatenate([
+            np.array(bits, np.uint32).view(np.float32),
+            np.array([float(f"{decimal}e{power}") for decimal in decimals], np.float32),
+        ]).astype(DATATYPES[datatype])  # fmt: skip
+        expected = plain_text(values)
+    assert to_json(values, datatype) == expected
+    assert json.loads(to_json(np.tile(values, times), datatype)) == json.loads(expected) * times
+
+
+def test_the_ends_of_every_step_of_the_vector_path_are_as_numpy_writes_them() -> None:
+    decimals = np.array([float(f"1e{power}") for power in range(-46, 39)], np.float32).view(np.uint32)
+    binaries = (2.0 ** np.arange(-149, 128)).astype(np.float32).view(np.uint32)
+    for edges in (decimals, binaries):
+        near = (edges.astype(np.int64)[:, None] + np.arange(-3, 4)).clip(0, 2**31).astype(np.uint32).reshape(-1)
+        for singles in (near.view(np.float32), -near.view(np.float32)):
+            assert to_json(singles, "FP32") == plain_text(singles)
+            for at in range(0, singles.size, 16):
+                assert to_json(singles[at : at + 16], "FP32") == plain_text(singles[at : at + 16])

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import struct
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import numpy as np
@@ -12,6 +12,7 @@ import pytest
 
 from protocols.tensors import DATATYPES
 from protocols.v2 import (
+    InferCodec,
     ModelSignature,
     RequestedOutput,
     TensorSpec,
@@ -44,7 +45,23 @@ def request(*inputs: Any, **members: Any) -> bytes:
 
 
 def parse(head: bytes, data: bytes = b"", length: int | None = -1, signature: ModelSignature = ANY) -> V2Request:
-    return parse_infer(head + data, len(head) if length == -1 else length, signature)
+    body, header_length = head + data, len(head) if length == -1 else length
+    request, error = attempt(parse_infer, body, header_length, signature)
+    again, same = attempt(InferCodec(signature).parse, body, header_length)
+    if request is None or again is None:
+        assert error is not None
+        assert same is not None
+        assert (same.status, same.message) == (error.status, error.message)
+        raise error
+    assert (again.id, again.outputs, again.binary_default) == (request.id, request.outputs, request.binary_default)
+    return again
+
+
+def attempt(read: Callable[..., V2Request], *arguments: Any) -> tuple[V2Request | None, V2Error | None]:
+    try:
+        return read(*arguments), None
+    except V2Error as error:
+        return None, error
 
 
 def refusal(

@@ -506,6 +506,14 @@ def test_an_empty_buffer_at_the_end_leaves_nothing_behind() -> None:
     assert machine.data_to_send() == []
 
 
+def test_an_empty_frame_leaves_nothing_behind_in_either_role() -> None:
+    for machine, head in ((server(), 2), (client(), 6)):
+        machine.send(Frame(opcode=BINARY, fin=True, data=b""))
+        assert list(map(len, machine.data_to_send(head))) == [head]
+        machine.data_sent()
+        assert machine.data_to_send() == []
+
+
 def test_a_view_of_wider_items_is_sent_as_its_bytes() -> None:
     machine = server()
     machine.send(Frame(opcode=BINARY, fin=True, data=memoryview(bytes(range(8))).cast("I")))

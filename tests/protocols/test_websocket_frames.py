@@ -97,7 +97,7 @@ def test_a_landing_frame_is_clear_when_it_is_full_whatever_the_steps(step: int, 
         n = min(step, landing.missing)
         landing.rest[:n] = wire[-landing.missing :][:n]
         landing.advance(n)
-    assert landing.buffer == data
+    assert bytes(landing.buffer) == data
     assert len(landing.rest) == 0
 
 

@@ -1,0 +1,81 @@
+"""Warm, page-aligned memory for bodies, used again when nobody looks at it any more."""
+
+from __future__ import annotations
+
+import mmap
+import weakref
+from collections import deque
+from typing import final
+
+import numpy as np
+
+SMALLEST = 64 * 1024
+"""Below it a body is cheaper to allocate than to pool."""
+_HUGE = 4 * 1024 * 1024  # from here on pages of 2 MiB save more than they round up
+_IDLE_SECONDS = 10.0
+
+
+@final
+class BodyPool:
+    """Lends memory for whole bodies.
+
+    Fresh memory costs ten times what copying into it does: the kernel clears each page when it is first touched. What is
+    lent comes back by itself when the last view of it dies, also one that a model has kept, in whatever thread. At most
+    `keep` bytes wait to be lent again, none longer than some ten seconds after the last loan.
+    """
+
+    def __init__(self, keep: int) -> None:
+        self._keep = keep
+        self._idle: dict[int, deque[mmap.mmap]] = {}
+        self._returned: deque[mmap.mmap] = deque()  # by any thread
+        self._loans: dict[int, weakref.ref[object]] = {}
+        self.idle_bytes = 0
+        """What waits to be lent again."""
+        self._used_at = 0.0
+
+    def take(self, n: int, now: float) -> memoryview:
+        """Writable memory of n bytes, at least one, not cleared: whoever fills it gives out no more than was filled."""
+        if n < SMALLEST:
+            return np.empty(n, np.uint8).data
+        self._used_at = now
+        self._collect()
+        size = _size_of(n)
+        idle = self._idle.get(size)
+        if idle:
+            memory = idle.pop()
+            self.idle_bytes -= size
+        else:
+            memory = mmap.mmap(-1, size)
+            if size >= _HUGE and hasattr(mmap, "MADV_HUGEPAGE"):
+                memory.madvise(mmap.MADV_HUGEPAGE)
+        lent = np.frombuffer(memory, np.uint8, n)
+        returned, loans, key = self._returned, self._loans, id(memory)
+
+        def back(_: object) -> None:
+            del loans[key]
+            returned.append(memory)
+
+        loans[key] = weakref.ref(lent, back)
+        return lent.data
+
+    def _collect(self) -> None:
+        while self._returned:
+            memory = self._returned.popleft()
+            size = len(memory)
+            if self.idle_bytes + size <= self._keep:
+                self._idle.setdefault(size, deque()).append(memory)
+                self.idle_bytes += size
+            # else its last reference ends here
+
+    def tick(self, now: float) -> None:
+        """Gives idle memory back to the system when no body has needed any for a while."""
+        self._collect()
+        if self.idle_bytes and now - self._used_at > _IDLE_SECONDS:
+            self._idle.clear()
+            self.idle_bytes = 0
+
+
+def _size_of(n: int) -> int:
+    """n rounded up to one of eight sizes in each doubling, so that bodies of about one size share memory."""
+    step = max(1 << (n.bit_length() - 4), mmap.PAGESIZE)
+    return -(-n // step) * step

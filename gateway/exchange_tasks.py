@@ -1,0 +1,198 @@
+"""The tasks that exchanges run in: kept and used again, and one of them leads."""
+
+from __future__ import annotations
+
+import types
+from collections import deque
+from collections.abc import Callable, Coroutine, Generator
+from typing import Any, TypeVar, final
+
+import trio
+
+from gateway.errors import GatewayError
+from gateway.exchange import Exchange
+from gateway.hub import Readiness
+
+T = TypeVar("T")
+
+_IDLE = 256  # tasks that wait for work; more than that end
+_TURN = 64  # owners that the leader tells before other tasks have their turn
+
+
+@final
+class _Place:
+    """One task, the exchange it has, and the scope around its work."""
+
+    __slots__ = ("context", "exchange", "scope", "task")
+
+    def __init__(self, exchange: Exchange | None) -> None:
+        self.exchange = exchange
+        self.task = trio.lowlevel.current_task()
+        self.context = self.task.context.copy()
+        self.scope: trio.CancelScope
+
+
+@final
+class ExchangeTasks:
+    """Runs each exchange in a task that it has for itself, with a cancel scope and context variables of its own.
+
+    Starting a task, and even waking one, costs as much as all of a small request's parsing. So the task that finds out
+    what is ready, the leader, runs what begins thereby itself. As soon as an exchange waits for anything, another task
+    leads and this one is the exchange's alone: nobody who reads ever waits for a model.
+
+    `work` does what the exchange asks for and returns the error that is to be said, if any; `conclude` says it, and that
+    it was interrupted instead where its scope was cancelled. Both contain every exception except Cancelled.
+    """
+
+    def __init__(
+        self,
+        work: Callable[[Exchange], Coroutine[Any, Any, GatewayError | None]],
+        conclude: Callable[[Exchange, GatewayError | None], None],
+    ) -> None:
+        self._work, self._conclude = work, conclude
+        self._idle: list[_Place] = []
+        self._nursery: trio.Nursery
+        self._readiness: Readiness | None = None
+        self._leader: _Place | None = None
+        self._telling = False
+        self._begun: deque[Exchange] = deque()
+
+    @property
+    def idle(self) -> int:
+        """Tasks that wait for an exchange."""
+        return len(self._idle)
+
+    def begin(self, nursery: trio.Nursery, readiness: Readiness | None) -> None:
+        """Tasks live in this nursery; one of them leads, where there is something to be told."""
+        self._nursery, self._readiness = nursery, readiness
+        if readiness is not None:
+            nursery.start_soon(self._run, None)
+
+    def start(self, exchange: Exchange) -> None:
+        """The exchange runs when it is its turn."""
+        if self._telling:
+            self._begun.append(exchange)
+        else:
+            self._give(exchange)
+
+    def _give(self, exchange: Exchange | None) -> None:
+        """To another task, as its work; None: to lead."""
+        if self._idle:
+            place = self._idle.pop()
+            place.exchange = exchange
+            trio.lowlevel.reschedule(place.task)
+        else:
+            self._nursery.start_soon(self._run, exchange)
+
+    async def _run(self, exchange: Exchange | None) -> None:
+        place = _Place(exchange)
+        try:
+            while True:
+                # a scope is used until it is cancelled: entering one is not cheap either
+                with trio.CancelScope() as place.scope:
+                    if not await self._serve(place):
+                        return
+                assert place.exchange is not None
+                self._done(place, place.exchange.interruption_or_deadline)
+        except BaseException:  # the server ends
+            if place.exchange is not None:
+                self._returned(place.exchange)
+            while self._begun:
+                self._returned(self._begun.popleft())
+            raise
+
+    async def _serve(self, place: _Place) -> bool:
+        """Leads, and runs one exchange after another. True when the scope of one was cancelled, False when this task is
+        not needed."""
+        while True:
+            exchange = place.exchange
+            if exchange is not None:
+                exchange.begin(place.scope)
+                error = await self._work(exchange)
+                if exchange.cancelled:
+                    return True
+                self._done(place, error)
+            if self._readiness is not None and self._leader in (None, place):
+                self._leader = place
+                if await self._lead(place, self._readiness):
+                    return True
+            if len(self._idle) >= _IDLE:
+                return False
+            await self._wait(place)
+
+    async def _lead(self, place: _Place, readiness: Readiness) -> bool:
+        """Tells who is ready, until one of the exchanges that begin thereby has waited and is over. True when its
+        scope was cancelled, whoever leads by then."""
+        told = 0
+        while self._leader is place:
+            if self._begun:
+                exchange = place.exchange = self._begun.popleft()
+                exchange.begin(place.scope)
+                error = await _stepped(self._work(exchange), place, self._follow)
+                if exchange.cancelled:
+                    return True
+                self._done(place, error)
+            else:
+                self._telling = True
+                try:
+                    more = readiness.tell()
+                finally:
+                    self._telling = False
+                told += 1
+                if not more:
+                    told = 0
+                    await readiness.wait()
+                elif told % _TURN == 0:
+                    await trio.lowlevel.checkpoint()
+        return False
+
+    def _follow(self) -> None:
+        """The leader's exchange waits: another task leads."""
+        self._leader = None
+        self._give(None)
+
+    def _done(self, place: _Place, error: GatewayError | None) -> None:
+        exchange, place.exchange = place.exchange, None
+        assert exchange is not None
+        exchange.leave()
+        self._conclude(exchange, error)
+        self._returned(exchange)
+
+    def _returned(self, exchange: Exchange) -> None:
+        try:
+            exchange.leave()
+            exchange.returned()
+        except Exception as e:
+            exchange.owner.failed(e)
+
+    async def _wait(self, place: _Place) -> None:
+        def abort(_: object) -> trio.lowlevel.Abort:
+            self._idle.remove(place)
+            return trio.lowlevel.Abort.SUCCEEDED
+
+        place.task.context = place.context.copy()  # from the next step on: what one model has set is not another's
+        self._idle.append(place)
+        await trio.lowlevel.wait_task_rescheduled(abort)
+
+
+@types.coroutine
+def _stepped(work: Coroutine[Any, Any, T], place: _Place, first_wait: Callable[[], None]) -> Generator[Any, Any, T]:
+    """Awaits `work` with context variables of its own, and calls `first_wait` when it waits for the first time."""
+    context = place.context.copy()
+    step: Callable[[Any], Any] = work.send
+    value: Any = None
+    try:
+        trap = context.run(step, value)
+    except StopIteration as end:
+        return end.value  # type: ignore[no-any-return]
+    place.task.context = context
+    first_wait()
+    while True:
+        try:
+            value, step = (yield trap), work.send
+        except BaseException as e:
+            value, step = e, work.throw
+        try:
+            trap = step(value)
+        except StopIteration as end:
+            return end.value  # type: ignore[no-any-return]

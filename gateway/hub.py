@@ -1,0 +1,116 @@
+"""The read hub: which sockets are ready, learnt from one private epoll set for all of them."""
+
+from __future__ import annotations
+
+import select
+from collections import deque
+from typing import Protocol, final
+
+import trio
+
+_EVENTS = 256  # at most, of one look
+
+
+class Owner(Protocol):
+    """Who is told. Neither call raises or waits."""
+
+    def readable(self, hung_up: bool) -> None:
+        """Bytes, an end of stream or an error are there. `hung_up`: an end or an error among them, so a short receive
+        does not mean that nothing is left."""
+        ...
+
+    def writable(self) -> None: ...
+
+
+class Readiness(Protocol):
+    """Where a leading task learns what is ready."""
+
+    async def wait(self) -> None:
+        """Returns when something may be ready."""
+        ...
+
+    def tell(self) -> bool:
+        """Tells one owner; False when nobody is left to be told."""
+        ...
+
+
+@final
+class Watched:
+    """One socket's place in a hub."""
+
+    __slots__ = ("_descriptor", "_hub")
+
+    def __init__(self, hub: Hub, descriptor: int) -> None:
+        self._hub, self._descriptor = hub, descriptor
+
+    def tell(self, owner: Owner) -> None:
+        """Tells `owner` from now on; what is so already, at once. Nothing where `over` came before."""
+        if self._descriptor >= 0:
+            self._hub.add(self._descriptor, owner)
+
+    def dry(self) -> None:
+        """Edges come by themselves."""
+
+    full = dry
+
+    def over(self) -> None:
+        """To be called before the socket is closed."""
+        descriptor, self._descriptor = self._descriptor, -1
+        self._hub.remove(descriptor)
+
+
+@final
+class Hub(Readiness):
+    """Tells each socket's owner when it becomes readable or writable.
+
+    A socket is registered once, edge-triggered: its owner is told of every change, and receives, or sends, until the
+    kernel says that it would block. That saves the system call and the task switch that a wait for each read costs.
+    """
+
+    available = hasattr(select, "epoll")
+    """Elsewhere a connection waits by itself."""
+
+    def __init__(self) -> None:
+        self._epoll = select.epoll()
+        self._owners: dict[int, Owner] = {}
+        self._events: deque[tuple[int, int]] = deque()
+
+    def watch(self, descriptor: int) -> Watched:
+        """A place for a socket, whose owner is named later."""
+        return Watched(self, descriptor)
+
+    def add(self, descriptor: int, owner: Owner) -> None:
+        self._owners[descriptor] = owner
+        self._epoll.register(descriptor, select.EPOLLIN | select.EPOLLOUT | select.EPOLLRDHUP | select.EPOLLET)
+
+    def remove(self, descriptor: int) -> None:
+        if self._owners.pop(descriptor, None) is not None:
+            self._epoll.unregister(descriptor)
+
+    async def wait(self) -> None:
+        if not self._events:
+            await trio.lowlevel.wait_readable(self._epoll.fileno())
+            self._events.extend(self._epoll.poll(0, _EVENTS))
+
+    def tell(self) -> bool:
+        if not self._events:
+            return False
+        descriptor, mask = self._events.popleft()
+        # the number may be another socket's by now: its owner then looks in vain
+        owner = self._owners.get(descriptor)
+        if owner is not None:
+            if mask & _RECEIVE:
+                owner.readable(mask & _GONE != 0)
+            if mask & _SEND:
+                owner.writable()
+        return True
+
+    def close(self) -> None:
+        """Every owner is gone."""
+        self._epoll.close()
+
+
+if Hub.available:
+    _GONE = select.EPOLLRDHUP | select.EPOLLHUP | select.EPOLLERR
+    _RECEIVE = select.EPOLLIN | _GONE
+    _SEND = select.EPOLLOUT | select.EPOLLHUP | select.EPOLLERR

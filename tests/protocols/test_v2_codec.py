@@ -1,0 +1,347 @@
+"""The codec of one model answers as `parse_infer` and `render_infer` do, and remembers little."""
+
+from __future__ import annotations
+
+import json
+import math
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import example, given, settings
+from hypothesis import strategies as st
+
+from protocols import v2_codec, v2_typed
+from protocols.tensors import DATATYPES, Array
+from protocols.v2 import (
+    NO_PARAMETERS,
+    InferCodec,
+    ModelSignature,
+    RequestedOutput,
+    TensorSpec,
+    V2Error,
+    V2Limits,
+    V2Request,
+    V2Tensor,
+    parse_infer,
+    render_infer,
+)
+
+ANY = ModelSignature(name="m")
+ONE = ModelSignature(
+    name="m",
+    inputs=(TensorSpec(name="x", datatype="FP32", shape=(-1, 4)),),
+    outputs=(TensorSpec(name="y", datatype="FP32", shape=(-1,)),),
+)
+BATCHED = ModelSignature(name="m", inputs=(TensorSpec(name="x", datatype="FP32", shape=(4,)),), max_batch_size=2)
+USUAL = V2Limits()
+TIGHT = V2Limits(json=220, depth=4, tensors=1, dims=2)
+
+
+def head(*inputs: dict[str, Any], **members: Any) -> bytes:
+    return json.dumps({"inputs": inputs, **members}).encode()
+
+
+def entry(
+    size: float | None = 16, shape: Any = (1, 4), datatype: str = "FP32", name: str = "x", **members: Any
+) -> dict[str, Any]:
+    parameters = {} if size is None else {"parameters": {"binary_data_size": size}}
+    return {"name": name, "datatype": datatype, "shape": shape, **parameters, **members}
+
+
+def described(request: V2Request) -> Any:
+    def bits(array: Array) -> Any:
+        return array.tolist() if array.dtype.kind == "O" else array.tobytes()
+
+    tensors = [
+        (t.name, t.datatype, t.array.dtype, t.array.shape, bits(t.array), t.array.flags.writeable, repr(t.parameters))
+        for t in request.inputs
+    ]
+    return (request.id, repr(request.parameters), tensors, request.outputs, request.binary_default)
+
+
+def outcome(call: Any, *arguments: Any) -> Any:
+    try:
+        return described(call(*arguments))
+    except V2Error as error:
+        return (error.status, error.message)
+
+
+def agree(body: bytes, length: int | None, signature: ModelSignature = ANY, limits: V2Limits = USUAL) -> Any:
+    """What the rules make of a body, and that the codec makes the same of it, at first and again."""
+    expected = outcome(parse_infer, body, length, signature, limits)
+    codec = InferCodec(signature, limits=limits)
+    for _ in range(3):
+        assert outcome(codec.parse, body, length) == expected
+    return expected
+
+
+DATA = np.arange(4, dtype=np.float32).tobytes()
+BINARY = head(entry(), outputs=[{"name": "y", "parameters": {"binary_data": True}}])
+
+
+# What is taken at once, and what is not
+
+
+@pytest.mark.parametrize(
+    "members",
+    [{}, {"id": "7"}, {"id": ""}, {"model_name": "m"}, {"parameters": {"binary_data_output": True, "k": 1.5}}, {"outputs": []}, {"outputs": [{"name": "y"}]}, {"parameters": {}}],
+)  # fmt: skip
+def test_the_common_shape_is_read_by_the_typed_reader(members: dict[str, Any]) -> None:
+    for tensor, data in ((entry(), DATA), (entry(None, data=[1, 2.5, -3, 0]), b""), (entry(None, data=[[1, 2, 3, 4]]), b"")):
+        body = head(tensor, **members)
+        assert v2_typed.read_typed(memoryview(body + data), len(body), ONE, V2Limits()) is not None
+        assert described(parse_infer(body + data, len(body), ONE)) == agree(body + data, len(body), ONE)
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        head(entry(), id=None), head(entry(), extra=1), head(entry(extra=1)), head(entry(), id=5), head(entry(), entry()),
+        head(entry(shape=[1.0, 4])), head(entry(shape=[True, 4])), head(entry(shape=[-1, 4])), head(entry(15)), head(entry(17)),
+        head(entry(name="")), head(entry(datatype="fp32")), head(entry(data=[1])), head(entry(True)), head(entry(16.0)), head(entry(None)),
+        head(entry(), outputs=[{"name": ""}]), head(entry(), outputs=[{"name": "y"}] * 2), head(entry(), outputs=[{"name": "z"}]),
+        head(entry(), outputs=[{"name": "y", "parameters": {"binary_data": 1}}]),
+        head(entry(), outputs=[{"name": "y", "parameters": {"classification": 1}}]), head(entry(), parameters={"triton_x": 1}),
+        head(entry(), parameters={"binary_data_output": "true"}), head(entry(parameters={"shared_memory_region": "r"})), head(),
+        BINARY[:-1], BINARY + b" x", b"\xef\xbb\xbf" + BINARY, BINARY.replace(b'"x"', b'"\xff"'), BINARY.replace(b'"shape"', b'"shape": [1], "shape"'),
+        BINARY.replace(b'"shape"', b'"sh\\u0061pe": [1, 4], "shape"'), BINARY.replace(b"true", b"true, \"binary_data\": true"),
+        head(entry(name="x" * 3, shape=[4])), head(entry(shape=[2, 2])), head(entry(name="\u00e9")),
+    ],
+)  # fmt: skip
+def test_what_is_unusual_is_left_to_the_rules(body: bytes) -> None:
+    assert v2_typed.read_typed(memoryview(body + DATA), len(body), ONE, V2Limits()) is None
+    agree(body + DATA, len(body), ONE)
+
+
+@pytest.mark.parametrize("data", [[1, None, 3, 4], [1, True, 3, 4], [1, "2", 3, 4], [1, 2, 3], [[1, 2], [3, 4]], [1e39, 0, 0, 0], [float("nan"), 1, 2, 3], [[[1, 2, 3, 4]]], [1, [2, 3], 4], {}, 5])  # fmt: skip
+def test_unusual_data_is_left_to_the_rules(data: Any) -> None:
+    body = head(entry(None, data=data))
+    assert v2_typed.read_typed(memoryview(body), None, ONE, V2Limits()) is None
+    agree(body, None, ONE)
+
+
+def test_limits_hold_for_the_typed_reader_too() -> None:
+    body = head(entry(None, data=[1, 2, 3, 4]))
+    assert v2_typed.read_typed(memoryview(body), None, ONE, V2Limits(json=len(body), depth=5, tensors=1, dims=2)) is not None
+    for limits in (V2Limits(json=len(body) - 1), V2Limits(depth=4), V2Limits(tensors=0), V2Limits(dims=1)):
+        assert v2_typed.read_typed(memoryview(body), None, ONE, limits) is None
+        agree(body, None, ONE, limits)
+    for size in (400, 401):
+        long = head(entry(None, data=[1, 2, 3, 4])).replace(b"[1, 2,", b"[1, 2." + b"0" * (size - 2) + b",")
+        assert (v2_typed.read_typed(memoryview(long), None, ONE, V2Limits()) is None) == (size > 400)
+        agree(long, None, ONE)
+
+
+def test_a_raw_request_goes_to_the_rules() -> None:
+    agree(DATA, 0, ModelSignature(name="m", inputs=(TensorSpec(name="x", datatype="FP32", shape=(-1,)),)))
+    agree(DATA, 0, ANY)
+
+
+# What is remembered
+
+
+def test_a_head_that_was_seen_reads_the_bytes_that_came_with_it() -> None:
+    codec = InferCodec(ONE)
+    for value in (1.0, 2.0, 3.0):
+        body = bytearray(BINARY + np.full(4, value, np.float32).tobytes())
+        request = codec.parse(body, len(BINARY))
+        array = request.inputs[0].array
+        assert array.tolist() == [[value] * 4]
+        assert not array.flags.writeable
+        assert np.shares_memory(array, np.frombuffer(body, np.uint8))
+        assert request.outputs == (RequestedOutput(name="y", binary=True),)
+    assert codec._plans.keys() == {BINARY}
+
+
+@pytest.mark.parametrize("length", [len(BINARY) - 1, len(BINARY) + 1, len(BINARY) + 16, len(BINARY) + 17, None])
+def test_a_head_that_was_seen_excuses_nothing_of_its_body(length: int | None) -> None:
+    codec = InferCodec(ONE)
+    codec.parse(BINARY + DATA, len(BINARY))
+    for body in (BINARY, BINARY + DATA[:-1], BINARY + DATA, BINARY + DATA + b"x"):
+        assert outcome(codec.parse, body, length) == outcome(parse_infer, body, length, ONE)
+        assert outcome(codec.parse, body, len(BINARY)) == outcome(parse_infer, body, len(BINARY), ONE)
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        head(entry(), id="7"), head(entry(), parameters={"k": 1}), head(entry(None, parameters={"binary_data_size": 16, "k": 1})),
+        head(entry(datatype="BYTES", shape=[2], size=16)), head(entry(datatype="BOOL", shape=[16])),
+        head(entry(None, data=[1, 2, 3, 4], name="a"), entry()), head(entry(name="n" * 1024)), head(entry(), id="7", unknown=1),
+    ],
+)  # fmt: skip
+def test_what_is_a_clients_own_or_must_be_looked_at_is_not_remembered(body: bytes) -> None:
+    codec = InferCodec(ANY)
+    outcome(codec.parse, body + DATA, len(body))
+    assert not codec._plans
+    agree(body + DATA, len(body))
+
+
+def test_a_request_that_is_refused_is_refused_again() -> None:
+    assert isinstance(agree(head(entry(12)) + DATA[:12], len(head(entry(12)))), tuple)
+
+
+def test_each_memo_is_bounded() -> None:
+    codec = InferCodec(ANY)
+    for n in range(3 * v2_codec._KEPT):
+        body = head(entry(name=str(n)))
+        request = codec.parse(body + DATA, len(body))
+        codec.render([V2Tensor(name=str(n), datatype="FP32", array=request.inputs[0].array)], request)
+        assert len(codec._plans) <= v2_codec._KEPT
+        assert len(codec._openings) <= v2_codec._KEPT
+    codec._openings.clear()
+    codec.render([V2Tensor(name="n" * 1024, datatype="FP32", array=np.zeros(1, np.float32))], V2Request())
+    assert not codec._openings
+
+
+# Any request
+
+
+SCALARS: st.SearchStrategy[Any] = st.sampled_from([1, "a:b", True, 1.5, None])
+SHAPES = st.sampled_from([(), (0,), (4,), (1, 4), (2, 2), (1, 2, 2), (4, 1), (0, 3)])
+
+
+@st.composite
+def entries(draw: st.DrawFn) -> tuple[dict[str, Any], bytes]:
+    name, datatype, shape = draw(st.sampled_from(["x", "y:0", "é"])), draw(st.sampled_from(list(DATATYPES))), draw(SHAPES)
+    members: dict[str, Any] = {"name": name, "datatype": datatype, "shape": shape}
+    parameters: dict[str, Any] = draw(
+        st.dictionaries(st.sampled_from(["k", "binary_data", "classification"]), SCALARS, max_size=1)
+    )
+    data = b""
+    if draw(st.booleans()):
+        size = math.prod(shape) * (DATATYPES[datatype].itemsize if datatype != "BYTES" else 4)
+        data = bytes(
+            draw(st.integers(0, 2)) * (at % 4 == 0 and datatype != "BYTES")
+            for at in range(size + draw(st.sampled_from([0] * 8 + [1])))
+        )
+        parameters["binary_data_size"] = len(data)
+    else:
+        numbers = (
+            st.integers(-3, 300)
+            | st.floats(-4, 4)
+            | st.sampled_from([2**63, 10**40, 1e39, 2.0, None, True, "a", float("nan")])
+        )
+        values = draw(
+            st.lists(
+                st.integers(0, 1) if draw(st.booleans()) else numbers, min_size=math.prod(shape), max_size=math.prod(shape)
+            )
+        )
+        nested = np.array(values, object).reshape(shape).tolist() if len(shape) > 1 and draw(st.booleans()) else values
+        members["data"] = nested
+    empty = draw(st.booleans())
+    if parameters or empty:
+        members["parameters"] = parameters
+    return members, data
+
+
+MEMBERS = st.fixed_dictionaries(
+    {},
+    optional={
+        "id": st.sampled_from(["", "7", "a:b", None, 5]),
+        "model_name": st.just("m"),
+        "parameters": st.sampled_from([{}, {"binary_data_output": True}, {"binary_data_output": False, "k": 1}, {"triton_x": 1}, None]),
+        "outputs": st.lists(st.sampled_from([{"name": "y"}, {"name": "z", "parameters": {"binary_data": False}}, {"name": "y:0", "parameters": {}}]), max_size=2),
+        "more": st.just({}),
+    },
+)  # fmt: skip
+EDITS = st.lists(st.tuples(st.integers(0, 200), st.integers(0, 2), st.sampled_from([b"", b" ", b'"', b",", b":", b"{", b"]", b"1", b"e9", b'"id":"q",', b'"name":"x",', b"\\u0061", b"\xff"])), max_size=1)  # fmt: skip
+
+
+@settings(max_examples=500, deadline=None)
+@given(
+    st.lists(entries(), max_size=3),
+    MEMBERS,
+    EDITS,
+    st.sampled_from([0, 0, 0, None, 1]),
+    st.sampled_from([ANY, ANY, ONE, BATCHED]),
+    st.sampled_from([V2Limits(), V2Limits(), TIGHT]),
+)
+@example([({"name": "x", "datatype": "FP32", "shape": (1, 4), "data": [1, 2, 3, 4]}, b"")], {}, [], None, ONE, V2Limits())
+def test_the_codec_and_the_rules_agree_on_any_request(
+    inputs: list[tuple[dict[str, Any], bytes]],
+    members: dict[str, Any],
+    edits: list[tuple[int, int, bytes]],
+    off: int | None,
+    signature: ModelSignature,
+    limits: V2Limits,
+) -> None:
+    text = head(*(members for members, _ in inputs), **members)
+    for at, drop, piece in edits:
+        text = text[:at] + piece + text[at + drop :]
+    data = b"".join(data for _, data in inputs)
+    agree(text + data, None if off is None else len(text) + off, signature, limits)
+
+
+# Replies
+
+
+def reply(call: Any, *arguments: Any) -> Any:
+    try:
+        rendered = call(*arguments)
+    except V2Error as error:
+        return (error.status, error.message)
+    return (rendered.headers, [bytes(buffer) for buffer in rendered.buffers])
+
+
+@st.composite
+def outputs(draw: st.DrawFn) -> V2Tensor:
+    name, datatype, shape = draw(st.sampled_from(["y", "z", 'q"é'])), draw(st.sampled_from(list(DATATYPES))), draw(SHAPES)
+    dtype = DATATYPES[draw(st.sampled_from([datatype] * 9 + ["FP64"]))]
+    if dtype.kind == "O":
+        array = np.empty(math.prod(shape), object)
+        array[:] = draw(st.lists(st.sampled_from([b"", b"ab", b"\xff", "é"]), min_size=array.size, max_size=array.size))
+    else:
+        array = np.array(
+            draw(st.lists(st.floats(0, 100, width=16), min_size=math.prod(shape), max_size=math.prod(shape)))
+        ).astype(dtype)
+    array = array.reshape(shape)
+    if draw(st.booleans()):
+        array = array.T
+    if draw(st.booleans()) and array.dtype.kind in "iuf":
+        array = array.astype(array.dtype.newbyteorder())
+    return V2Tensor(
+        name=name, datatype=datatype, array=array, parameters=draw(st.sampled_from([NO_PARAMETERS, {}, {"k": 1}]))
+    )
+
+
+REQUESTS = st.builds(
+    V2Request,
+    id=st.sampled_from(["", "7", 'q"é']),
+    outputs=st.lists(st.builds(RequestedOutput, name=st.sampled_from(["y", "z"]), binary=st.sampled_from([None, True, False])), max_size=2, unique_by=lambda o: o.name).map(tuple),
+    binary_default=st.booleans(),
+)  # fmt: skip
+
+
+@settings(max_examples=400, deadline=None)
+@given(
+    st.lists(st.tuples(st.lists(outputs(), max_size=2, unique_by=lambda t: t.name), REQUESTS), min_size=1, max_size=4),
+    st.sampled_from(["", "1"]),
+    st.sampled_from(["", "", "mine", "\ud800", 5]),
+    st.sampled_from([NO_PARAMETERS, {}, {"k": 1.5}, {"bad": object()}]),
+    st.sampled_from([ANY, ONE]),
+)
+def test_the_codec_and_the_rules_agree_on_any_reply(
+    calls: list[tuple[list[V2Tensor], V2Request]], version: str, id: Any, parameters: Any, signature: ModelSignature
+) -> None:
+    codec = InferCodec(signature, version=version)
+    for tensors, request in calls * 2:
+        expected = reply(render_infer, signature.name, version, tensors, request, id, parameters, signature)
+        assert reply(codec.render, tensors, request, id, parameters) == expected
+
+
+def test_a_name_that_is_no_string_is_not_taken_for_another() -> None:
+    codec = InferCodec(ANY)
+    names: list[Any] = [1, True, 1.0, "1"]
+    for name in names * 2:
+        tensors = [V2Tensor(name=name, datatype="INT8", array=np.zeros(1, np.int8))]
+        assert reply(codec.render, tensors, V2Request()) == reply(render_infer, "m", "", tensors, V2Request())
+
+
+def test_binary_outputs_leave_as_the_models_memory() -> None:
+    array = np.arange(12, dtype=np.float32).reshape(3, 4)
+    rendered = InferCodec(ANY).render([V2Tensor(name="y", datatype="FP32", array=array)], V2Request(binary_default=True))
+    assert np.shares_memory(np.frombuffer(rendered.buffers[1], np.uint8), array)
+    assert [name for name, _ in rendered.form] == [b"content-type", b"inference-header-content-length"]
+    assert [name for name, _ in rendered.headers] == [*(name for name, _ in rendered.form), b"content-length"]
