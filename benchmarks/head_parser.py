@@ -1,23 +1,20 @@
 """Which library reads our HTTP/1.1 heads: CPU microseconds for three heads as clients send them.
 
-    python -m benchmarks.head_parser
+    python -m benchmarks micro head-parser
 
-Measures httptools, h11 where it is installed, and our own `read_request`, which is httptools behind and before the
-checks of RFC 9112 that it leaves open. Best of several rounds, in process CPU time.
+Measures our own `read_request`, which is httptools behind and before the checks of RFC 9112 that it leaves open,
+httptools alone, and h11 where it is installed.
 """
 
 from __future__ import annotations
 
 import importlib.util
-import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 
 import httptools
 
+from benchmarks.units import Case, repeated
 from protocols.http1_head import read_request
-
-ROUNDS = 7
-ROUND_SECONDS = 0.05
 
 HEADS = {
     "v2 client": (b"POST /v2/models/identity/infer HTTP/1.1", b"Host: 127.0.0.1:8080", b"Content-Length: 1024"),
@@ -59,7 +56,10 @@ def with_httptools(head: bytes) -> object:
 
 
 def parsers() -> dict[str, Callable[[bytes], object]]:
-    found: dict[str, Callable[[bytes], object]] = {"httptools": with_httptools}
+    found: dict[str, Callable[[bytes], object]] = {
+        "read_request": lambda head: read_request(head, max_fields=100, scheme=b"http"),
+        "httptools": with_httptools,
+    }
     if importlib.util.find_spec("h11"):
         h11 = importlib.import_module("h11")
 
@@ -69,30 +69,18 @@ def parsers() -> dict[str, Callable[[bytes], object]]:
             return connection.next_event()
 
         found["h11"] = with_h11
-    found["read_request"] = lambda head: read_request(head, max_fields=100)
     return found
 
 
-def cost(parse: Callable[[bytes], object], head: bytes) -> float:
-    """CPU microseconds of one head."""
-    count, best = 1, float("inf")
-    for _ in range(ROUNDS):
-        started = time.process_time()
-        for _ in range(count):
-            parse(head)
-        spent = time.process_time() - started
-        best = min(best, spent / count)
-        count = max(1, int(ROUND_SECONDS / best))
-    return best * 1e6
-
-
-def main() -> None:
-    print(f"{'head':>10} {'bytes':>6} {'fields':>7} {'parser':>13} {'us':>7}")
+def cases() -> Iterator[Case]:
+    """Three request heads as clients send them: our reader, httptools alone, and h11."""
     for name, lines in HEADS.items():
         head = b"\r\n".join((*lines, b"", b""))
-        for parser, parse in parsers().items():
-            print(f"{name:>10} {len(head):6} {len(lines) - 1:7} {parser:>13} {cost(parse, head):7.1f}")
+        costs = {parser: repeated(lambda parse=parse, head=head: parse(head)) for parser, parse in parsers().items()}  # type: ignore[misc]
+        yield Case(name=f"{name}: {len(lines) - 1} fields, {len(head)} bytes", costs=costs)
 
 
 if __name__ == "__main__":
-    main()
+    from benchmarks.cli import program
+
+    program(["micro", "head-parser"])

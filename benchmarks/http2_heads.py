@@ -18,7 +18,7 @@ from h2.connection import H2Connection
 from h2.events import DataReceived
 from hpack import Encoder, NeverIndexedHeaderTuple
 
-from protocols.events import NEED_DATA, Data, End, Response
+from protocols.events import NEED_DATA, Data, Response
 from protocols.http2 import HTTP2Connection
 from protocols.http2_frames import PREFACE
 from protocols.roles import Role
@@ -84,17 +84,14 @@ class Ours:
                 machine.credit(event.stream, len(event.buffers[0]))
 
     def answer(self, stream: int) -> None:
-        machine = self.machine
-        machine.send(Response(stream=stream, status=200, headers=ANSWER))
-        machine.send(Data(stream=stream, buffers=(SMALL,)))
-        machine.send(End(stream=stream))
+        self.machine.respond(stream, 200, ANSWER, (SMALL,))
         self.write()
 
     def start(self, stream: int) -> None:
         self.machine.send(Response(stream=stream, status=200, headers=ANSWER))
 
     def push(self, stream: int) -> None:
-        self.machine.send(Data(stream=stream, buffers=(PIECE,)))
+        self.machine.send_data(stream, (PIECE,))
         self.write()
 
     def write(self) -> None:

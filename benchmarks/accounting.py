@@ -1,0 +1,80 @@
+"""What the kernel says of another process: its CPU time and its resident memory, and on which core it runs."""
+
+from __future__ import annotations
+
+import os
+import resource
+import subprocess
+import sys
+import time
+
+LINUX = sys.platform.startswith("linux")
+
+
+class UnknownCostError(Exception):
+    """This platform does not tell what a process costs; the text says which figure."""
+
+
+def cpu_seconds(pid: int) -> float:
+    """User and system time of a process with all its threads, those that have ended too.
+
+    Linux has a clock for it, in nanoseconds. Elsewhere `ps` is asked, which counts in hundredths or whole seconds:
+    measure for several seconds there (`precision`).
+    """
+    if LINUX:
+        # clock_getcpuclockid(3), which Python has not: the complement of the pid, and 2 for user and system together
+        return time.clock_gettime((~pid << 3) | 2)
+    return parse_cpu_time(_ps(pid, "time"))
+
+
+def precision() -> str:
+    """How the CPU time of a server is known here, for whoever reads the figures."""
+    if LINUX:
+        return "CPU time as the kernel counts it, in nanoseconds"
+    return "CPU time as ps prints it, in hundredths or whole seconds: only runs of several seconds mean something"
+
+
+def resident_bytes(pid: int) -> int:
+    """Resident memory of a process."""
+    if LINUX:
+        with open(f"/proc/{pid}/statm") as statm:
+            return int(statm.read().split()[1]) * resource.getpagesize()
+    return int(_ps(pid, "rss")) * 1024
+
+
+def _ps(pid: int, column: str) -> str:
+    try:
+        done = subprocess.run(["ps", "-o", f"{column}=", "-p", str(pid)], capture_output=True, text=True, check=True)
+    except (OSError, subprocess.CalledProcessError):
+        raise UnknownCostError(f"this platform ({sys.platform}) does not tell the {column} of another process") from None
+    return done.stdout.strip()
+
+
+def parse_cpu_time(text: str) -> float:
+    """Seconds of what `ps -o time` prints: [[days-]hours:]minutes:seconds, with or without a fraction."""
+    days, _, rest = text.rpartition("-")
+    seconds = 0.0
+    for part in rest.split(":"):
+        seconds = seconds * 60 + float(part)
+    return seconds + 86_400 * int(days or 0)
+
+
+def cores() -> tuple[int, int] | None:
+    """The core for servers and the one for load; None where a process cannot be pinned, or has one core alone."""
+    if not hasattr(os, "sched_getaffinity"):
+        return None
+    allowed = sorted(os.sched_getaffinity(0))
+    return (allowed[0], allowed[1]) if len(allowed) > 1 else None
+
+
+def pin(pid: int, core: int) -> None:
+    """Keeps a process on one core."""
+    os.sched_setaffinity(pid, {core})
+
+
+def allow_descriptors(wanted: int) -> None:
+    """Lets this process, and those it starts, open so many descriptors, or as many as the system allows."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    if soft != resource.RLIM_INFINITY and soft < wanted:
+        top = wanted if hard == resource.RLIM_INFINITY else min(wanted, hard)
+        resource.setrlimit(resource.RLIMIT_NOFILE, (top, hard))

@@ -1,0 +1,159 @@
+"""The command line: `python -m benchmarks`."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from typing import Any, TypeVar
+
+import click
+
+from benchmarks import guard as guards
+from benchmarks import report
+from benchmarks.accounting import UnknownCostError, cores, precision
+from benchmarks.comparison import Row, compare
+from benchmarks.load.connections import LoadError
+from benchmarks.micro import GROUPS, purpose
+from benchmarks.servers import ServerError
+from benchmarks.units import Unit, measured
+from benchmarks.workloads import WORKLOADS
+
+T = TypeVar("T")
+
+FAILURES = (ServerError, LoadError, UnknownCostError)
+"""What a person is told in words."""
+
+_EPILOG = """
+\b
+Examples:
+  python -m benchmarks list                          what can be measured
+  python -m benchmarks micro                         every unit cost, about half a minute
+  python -m benchmarks micro http1 websocket         some of them
+  python -m benchmarks server unary-64               one workload: ours and its floors
+  python -m benchmarks server --json all.json        every workload, about five minutes
+  python -m benchmarks guard                         are we still near the floors
+
+\b
+How to read it: figures are CPU time of the server for each unit of work, as the kernel counts it,
+medians of several rounds in which the servers take turns. Compare within one run; the column
+"x floor" is what survives a change of machine. Rates depend on what else the machine does.
+"""
+
+
+@click.group(epilog=_EPILOG, context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100})
+def program() -> None:
+    """What everywire costs, on any machine, with nothing but its own dependencies.
+
+    `micro` measures machines and codecs alone; `server` starts the real server and bare floors beside it, on the
+    loopback interface, with a load client of its own; `guard` fails when a ratio to a floor has grown beyond its bound.
+    """
+
+
+@program.command("list", short_help="Print what can be measured.")
+def list_all() -> None:
+    """Print the groups of `micro`, the workloads of `server`, and which of them `guard` watches."""
+    groups = [(name, purpose(group)) for name, group in GROUPS.items()]
+    click.echo(report.table(("micro", "what is measured"), groups, left=2))
+    click.echo()
+    rows = [(name, w.what, w.figure, w.servers[1].name, _bound(name)) for name, w in WORKLOADS.items()]
+    click.echo(report.table(("server", "what the load does", "figure", "floor", "guard"), rows, left=5))
+    click.echo()
+    servers = {server.name: server.what for workload in WORKLOADS.values() for server in workload.servers}
+    click.echo(report.table(("servers", "what they are"), servers.items(), left=2))
+
+
+def _bound(name: str) -> str:
+    bound = guards.BOUNDS.get(name)
+    return "" if bound is None else f"at most {bound.most:g} x {bound.floor.name}"
+
+
+_json = click.option(
+    "--json", "file", type=click.Path(path_type=Path, dir_okay=False, writable=True), metavar="FILE",
+    help="Write every figure there, too.",
+)  # fmt: skip
+
+
+@program.command(short_help="Unit costs of machines and codecs.")
+@click.argument("names", nargs=-1, metavar="[NAMES]...")
+@_json
+def micro(names: tuple[str, ...], file: Path | None) -> None:
+    """Print CPU microseconds of single steps: ours, and floors that do the same. All groups, or those of NAMES."""
+    units: list[Unit] = []
+    for name, group in _chosen(names, GROUPS, "group").items():
+        click.echo(f"measuring {name}", err=True)
+        units += [measured(name, case) for case in group()]
+    click.echo(report.units_table(units))
+    if file is not None:
+        _write(file, micro=report.units_as_json(units))
+
+
+@program.command(short_help="The whole server beside bare floors.")
+@click.argument("names", nargs=-1, metavar="[NAMES]...")
+@click.option("--seconds", type=click.FloatRange(0.05, 600), default=2.0, show_default=True, help="Length of a round.")
+@click.option("--rounds", type=click.IntRange(1, 100), default=3, show_default=True, help="Rounds of each server.")
+@_json
+def server(names: tuple[str, ...], seconds: float, rounds: int, file: Path | None) -> None:
+    """Start `python -m gateway` and the floors of each workload, keep them busy in turns, and print what each cost. All
+    workloads, or those of NAMES."""
+    chosen = _chosen(names, WORKLOADS, "workload")
+    _explain()
+    rows: list[Row] = []
+    failures: list[str] = []
+    for name, workload in chosen.items():
+        click.echo(f"measuring {name}", err=True)
+        try:
+            rows += compare(workload, seconds=seconds, rounds=rounds, note=_note)
+        except FAILURES as error:
+            failures.append(str(error))
+            _note(f"{name} failed")
+    if rows:
+        click.echo(report.servers_table(rows))
+    for warning in report.warnings(rows):
+        _note(warning)
+    if file is not None:
+        _write(file, seconds=seconds, rounds=rounds, server=report.rows_as_json(rows), failures=failures)
+    if failures:
+        raise click.ClickException("\n".join(failures))
+
+
+@program.command(short_help="Fail when we have become dear beside the floors.")
+def guard() -> None:
+    """Measure a few workloads shortly and fail, with exit status 1, where the ratio to the floor of the same run is above
+    its bound in benchmarks/guard.py. About 20 seconds; a workload that fails is measured once more."""
+    _explain()
+    try:
+        verdicts = list(guards.judge())
+    except FAILURES as error:
+        raise click.ClickException(str(error)) from None
+    click.echo(report.verdicts_table(verdicts))
+    dear = [verdict.workload for verdict in verdicts if not verdict.holds]
+    if dear:
+        raise click.ClickException(f"beyond the bound in two measurements: {', '.join(dear)}")
+
+
+def _chosen(names: Iterable[str], known: Mapping[str, T], what: str) -> dict[str, T]:
+    unknown = [name for name in names if name not in known]
+    if unknown:
+        raise click.UsageError(f"no {what} is called {unknown[0][:100]!r}; there are: {', '.join(known)}")
+    return {name: known[name] for name in names} or dict(known)
+
+
+def _explain() -> None:
+    machine = report.machine()
+    click.echo(f"{machine['processor']}, {machine['cores']} cores, {machine['python']}, {machine['system']}", err=True)
+    pinned = cores()
+    where = "not pinned: this platform or this machine has no core for each"
+    if pinned is not None:
+        where = f"servers on core {pinned[0]}, load on core {pinned[1]}"
+    click.echo(f"{precision()}; {where}", err=True)
+
+
+def _note(text: str) -> None:
+    click.echo(f"note: {text}", err=True)
+
+
+def _write(file: Path, **content: Any) -> None:
+    try:
+        report.write_json(file, **content)
+    except OSError as error:
+        raise click.ClickException(f"{file} cannot be written: {error.strerror}") from None

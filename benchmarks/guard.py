@@ -1,0 +1,82 @@
+"""The guard: fails when our server has become dear beside a floor that is measured in the same run.
+
+Only ratios are judged, never times: both sides run on the same machine, in turns, and CPU time is counted, so neither a
+slow machine nor a busy one can fail it. What fails once is measured once more.
+
+To move a bound: run `python -m benchmarks guard` three times on a machine that does little else, take the greatest ratio
+seen of that workload, and write about twice of it below. A bound that had to be raised wants a reason in the commit.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import suppress
+from dataclasses import dataclass
+from typing import final
+
+from benchmarks import servers
+from benchmarks.comparison import Row, compare
+from benchmarks.load.connections import LoadError
+from benchmarks.servers import Program, ServerError
+from benchmarks.workloads import WORKLOADS
+
+SECONDS = 0.4
+ROUNDS = 3
+
+
+@final
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Bound:
+    """What a workload may cost, in multiples of a floor that runs on every platform."""
+
+    floor: Program
+    most: float
+
+
+BOUNDS = {
+    "unary-64": Bound(floor=servers.HTTP1, most=12.0),
+    "tokens-64": Bound(floor=servers.HTTP1, most=10.0),
+    "websocket-pipe": Bound(floor=servers.WEBSOCKET, most=7.0),
+    "duplex-pipe": Bound(floor=servers.HTTP2, most=10.0),
+}
+
+
+@final
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Verdict:
+    """One workload beside its bound."""
+
+    workload: str
+    ours: float
+    floor: float
+    """Both in microseconds."""
+    ratio: float
+    most: float
+
+    @property
+    def holds(self) -> bool:
+        return self.ratio <= self.most
+
+
+def verdict(name: str, rows: list[Row], most: float) -> Verdict:
+    """What the rows of ours and of its floor, in this order, come to."""
+    ours, floor = (row.median for row in rows)
+    return Verdict(workload=name, ours=ours, floor=floor, ratio=ours / floor, most=most)
+
+
+Measure = Callable[[str, Bound], Verdict]
+
+
+def measure(name: str, bound: Bound) -> Verdict:
+    """Runs one workload."""
+    rows = compare(WORKLOADS[name], seconds=SECONDS, rounds=ROUNDS, programs=(servers.EVERYWIRE, bound.floor))
+    return verdict(name, rows, bound.most)
+
+
+def judge(measure: Measure = measure) -> Iterator[Verdict]:
+    """The last word on each workload: that of its second measurement where the first failed or does not hold."""
+    for name, bound in BOUNDS.items():
+        found: Verdict | None = None
+        with suppress(ServerError, LoadError):
+            found = measure(name, bound)
+        yield found if found is not None and found.holds else measure(name, bound)

@@ -1,0 +1,78 @@
+"""What the load client is told, and what it answers."""
+
+from __future__ import annotations
+
+import enum
+from dataclasses import dataclass
+from typing import final
+
+
+class Kind(enum.Enum):
+    """What travels on a connection."""
+
+    UNARY = enum.auto()
+    """HTTP/1.1: a request, its answer with a content-length, and again."""
+    TOKENS = enum.auto()
+    """HTTP/1.1: a request, tokens in chunks, and again."""
+    FRAMES = enum.auto()
+    """WebSocket: frames and their echoes."""
+    DUPLEX = enum.auto()
+    """HTTP/2: streams that carry messages and their echoes."""
+
+
+class Measure(enum.Enum):
+    """What the figure is."""
+
+    CPU = enum.auto()
+    """CPU time of the server while the load runs, and the units in that time."""
+    HELD = enum.auto()
+    """Resident memory that the connections cost once each has had one answer and is silent."""
+    STALLED = enum.auto()
+    """Resident memory that one connection costs which asks and never reads."""
+
+
+@final
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Plan:
+    """One run of the load client against one server on the loopback interface."""
+
+    kind: Kind
+    measure: Measure = Measure.CPU
+    port: int
+    server: int
+    """The server's process id: its cost is read at the edges of the measured time."""
+    connections: int = 1
+    streams: int = 1
+    """HTTP/2 streams on each connection."""
+    in_flight: int = 1
+    """Messages under way on each stream or WebSocket; a request is always alone on its connection."""
+    message: bytes
+    """The whole request, the frame, or the message that a DATA frame carries."""
+    answer: int = 0
+    """Bytes of one echo; requests say it in their head."""
+    seconds: float
+    warm_up: float = 0.2
+    """Seconds before the measured time, with the same load."""
+    ca: str = ""
+    """The file of the CA that signed the server's certificate; empty means no TLS."""
+    core: int | None = None
+
+
+@final
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Result:
+    """What one run saw."""
+
+    units: float
+    seconds: float
+    server_cpu: float
+    """Seconds of CPU."""
+    load_cpu: float
+    """The same of the load client itself."""
+    memory: int = 0
+    """Growth of the server's resident bytes."""
+
+    @property
+    def load_share(self) -> float:
+        """How much of one core the load client used: near 1 it, and not the server, set the pace."""
+        return self.load_cpu / self.seconds

@@ -1,0 +1,80 @@
+"""The bytes that clients send, made once: every server of one run is asked the same."""
+
+from __future__ import annotations
+
+import json
+import struct
+
+from protocols.bidi import CONTENT_TYPE, Completion, DataType, encode_part, encode_request_part
+
+HOST = b"127.0.0.1"
+INFER = b"/v2/models/identity/infer"
+INVOCATIONS = b"/invocations"
+WEBSOCKET = b"/invocations-bidirectional-stream"
+DUPLEX = b"/endpoints/echo/invocations-bidirectional-stream"
+TOKENS = 256
+PIECE = bytes(n * 7 & 255 for n in range(1024))
+
+
+def post(path: bytes, content_type: bytes, body: bytes, extra: bytes = b"") -> bytes:
+    """A whole HTTP/1.1 request."""
+    head = b"POST %b HTTP/1.1\r\nHost: %b\r\nContent-Type: %b\r\nContent-Length: %d\r\n%b\r\n"
+    return head % (path, HOST, content_type, len(body), extra) + body
+
+
+def infer_binary(count: int) -> bytes:
+    """A v2 infer request with one FP32 tensor of shape [1, count] as binary data, answered in kind."""
+    tensor = {"name": "INPUT0", "datatype": "FP32", "shape": [1, count], "parameters": {"binary_data_size": 4 * count}}
+    head = json.dumps({"inputs": [tensor], "parameters": {"binary_data_output": True}}, separators=(",", ":")).encode()
+    body = head + struct.pack("<f", 0.125) * count
+    length = b"Inference-Header-Content-Length: %d\r\n" % len(head)
+    return post(INFER, b"application/octet-stream", body, length)
+
+
+def infer_json(count: int) -> bytes:
+    """The same with its numbers in JSON."""
+    tensor = {"name": "INPUT0", "datatype": "FP32", "shape": [1, count], "data": [n / 8 for n in range(count)]}
+    return post(INFER, b"application/json", json.dumps({"inputs": [tensor]}, separators=(",", ":")).encode())
+
+
+def generate(tokens: int) -> bytes:
+    """A request for that many tokens as JSON lines."""
+    body = {"inputs": "hello", "parameters": {"max_new_tokens": tokens}, "stream": True}
+    return post(INVOCATIONS, b"application/json", json.dumps(body, separators=(",", ":")).encode())
+
+
+def upgrade() -> bytes:
+    """A WebSocket handshake, with the key of RFC 6455's own example."""
+    return (
+        b"GET %b HTTP/1.1\r\nHost: %b\r\nUpgrade: websocket\r\nConnection: Upgrade\r\n"
+        b"Sec-WebSocket-Key: dGhlIHNhbXBsZSBub25jZQ==\r\nSec-WebSocket-Version: 13\r\n\r\n"
+    ) % (WEBSOCKET, HOST)
+
+
+def frame(payload: bytes) -> bytes:
+    """A client's binary WebSocket frame of 126 to 65,535 bytes, masked."""
+    key = b"\x5a\xc3\x0f\x96"
+    run = (key * (len(payload) // 4 + 1))[: len(payload)]
+    masked = int.from_bytes(payload, "big") ^ int.from_bytes(run, "big")
+    return b"\x82\xfe" + len(payload).to_bytes(2, "big") + key + masked.to_bytes(len(payload), "big")
+
+
+def answer_frame(payload: bytes) -> bytes:
+    """The echo of that, as a server writes it."""
+    return b"\x82\x7e" + len(payload).to_bytes(2, "big") + payload
+
+
+def duplex_message() -> bytes:
+    """1 KiB as the AWS SDK sends it: an event in a signed envelope; the signature is none."""
+    return b"".join(encode_request_part(PIECE, DataType.BINARY, Completion.COMPLETE, date_ms=1_750_000_000_000))
+
+
+def duplex_answer() -> bytes:
+    """Its echo, as our server writes it: the event alone."""
+    return b"".join(encode_part(PIECE, DataType.BINARY, Completion.COMPLETE))
+
+
+DUPLEX_HEAD = (
+    (b":method", b"POST"), (b":scheme", b"http"), (b":authority", HOST), (b":path", DUPLEX),
+    (b"content-type", CONTENT_TYPE.encode()),
+)  # fmt: skip

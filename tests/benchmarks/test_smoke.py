@@ -1,0 +1,28 @@
+"""One group of unit costs and one workload, run as anyone would; what they cost is not judged here."""
+
+import json
+from pathlib import Path
+
+from click.testing import CliRunner
+
+from benchmarks import servers
+from benchmarks.cli import program
+from benchmarks.comparison import compare
+from benchmarks.workloads import WORKLOADS
+
+
+def test_unit_costs_are_printed_and_written(tmp_path: Path) -> None:
+    file = tmp_path / "micro.json"
+    done = CliRunner().invoke(program, ["micro", "lmi", "--json", str(file)])
+    assert done.exit_code == 0, done.output
+    assert "token's line" in done.output
+    (unit,) = json.loads(file.read_text())["micro"]
+    assert unit["microseconds"]["TextEncoder"] > 0
+
+
+def test_a_server_and_its_floor_are_measured_side_by_side() -> None:
+    workload = WORKLOADS["tokens-64"]
+    ours, floor = compare(workload, seconds=0.3, rounds=1, programs=(servers.EVERYWIRE, servers.HTTP1))
+    assert (ours.server, floor.server) == ("everywire", "http1")
+    assert ours.median > 0 < floor.median
+    assert ours.ratio is not None
