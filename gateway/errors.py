@@ -17,6 +17,8 @@ class Ending(enum.Enum):
     DRAINED = "drained"
     LOST = "transport-lost"
 
+    __hash__ = object.__hash__  # Enum's own is a call of Python's, and endings are counted
+
 
 class GatewayError(Exception):
     """Base of the errors that end an exchange.

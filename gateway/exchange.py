@@ -101,6 +101,7 @@ class Exchange:
         "_cancelled",
         "_charged",
         "_clock",
+        "_fields",
         "_filled",
         "_growing",
         "_held",
@@ -145,6 +146,7 @@ class Exchange:
         self.owner, self.wire, self.request, self.id = owner, wire, request, id
         self.stream = request.stream
         self.path, _, self.query = request.target.partition(b"?")
+        self._fields: dict[bytes, bytes] | None = None
         self._clock = owner.clock
         self._scope: trio.CancelScope | None = None
         self._cancelled = False
@@ -163,7 +165,8 @@ class Exchange:
         self._inbox: deque[Buffer | Frame] = deque()
         self._held = 0  # bytes in the inbox, paid from the budget on wires without windows
         self._input_ended = self.gone = self._returned = False
-        self._input, self._room = Doorbell(), Doorbell()
+        self._input: Doorbell | None = None  # made when there is something to wait for
+        self._room: Doorbell | None = None
         self._sink: memoryview | None = None
         self._growing: bytearray | None = None
         self._limit, self._setting = 0, ""
@@ -180,12 +183,20 @@ class Exchange:
 
     def header(self, name: bytes) -> bytes | None:
         """The first field of that (lower-case) name."""
-        for key, value in self.request.headers:
-            if key == name:
-                return value
-        return None
+        fields = self._fields
+        if fields is None:
+            # in this order, of fields of one name the first is the one that stays
+            fields = self._fields = dict(reversed(self.request.headers))
+        return fields.get(name)
 
     def header_values(self, name: bytes) -> list[bytes]:
+        """All fields of that (lower-case) name."""
+        first = self.header(name)
+        if first is None:
+            return []
+        assert self._fields is not None
+        if len(self._fields) == len(self.request.headers):
+            return [first]
         return [value for key, value in self.request.headers if key == name]
 
     # -- inbound: called by the wire -------------------------------------------------------------------------------
@@ -207,7 +218,8 @@ class Exchange:
                     return
                 self._held += n
             self._inbox.append(item)
-            self._input.wake()
+            if self._input is not None:
+                self._input.wake()
 
     @property
     def input_ended(self) -> bool:
@@ -217,7 +229,8 @@ class Exchange:
     def feed_end(self) -> None:
         """The body is complete."""
         self._input_ended = True
-        self._input.wake()
+        if self._input is not None:
+            self._input.wake()
 
     def room_changed(self) -> None:
         """Bytes of this exchange have left."""
@@ -225,7 +238,8 @@ class Exchange:
         if self._charged and self.wire.empty(self):
             self.owner.budget.release(self._charged)
             self._charged = 0
-        self._room.wake()
+        if self._room is not None:
+            self._room.wake()
 
     def ended(self) -> None:
         """The last byte of our ending is with the kernel."""
@@ -292,8 +306,7 @@ class Exchange:
                 return None
             if self._returned:
                 raise trio.ClosedResourceError("the exchange has ended")
-            await self._input.wait()
-            self._turn_began = self._clock()
+            await self._wait_input()
         item = inbox.popleft()
         n = len(item.data) if type(item) is Frame else len(item)
         self._bytes_turn += n
@@ -303,6 +316,11 @@ class Exchange:
             self.owner.budget.release(n)
         wire.credit(self, n)
         return item
+
+    async def _wait_input(self) -> None:
+        self._input = self._input or Doorbell()
+        await self._input.wait()
+        self._turn_began = self._clock()
 
     async def receive_body(self, limit: int, *, setting: str) -> memoryview:
         """The whole body in one buffer: its memory is reserved before it is taken and its credit returned as the
@@ -323,11 +341,7 @@ class Exchange:
             if length > limit:
                 raise _too_large(length, limit, setting)
             if len(self._inbox) == 1 and self._input_ended:
-                whole = await self.receive()
-                assert whole is not None
-                assert not isinstance(whole, Frame)
-                self._reserve(len(whole))
-                return memoryview(whole)
+                return self._whole_body()
             if length:
                 # what is only announced holds no more than a step of the budget, and no memory that was not there
                 self._reserve(min(length, _BODY_STEP))
@@ -347,12 +361,24 @@ class Exchange:
         if self.request.expects_continue and not self.bytes_in and not self.status:
             self.wire.proceed(self)
         while not self._input_ended and self._body_error is None:
-            await self._input.wait()
+            await self._wait_input()
         if self._body_error is not None:
             raise self._body_error
         body = self._sink if self._sink is not None else memoryview(self._growing or b"")
         self._sink = self._growing = None
         return body
+
+    def _whole_body(self) -> memoryview:
+        """It is here already, in one piece: what paid for it in the inbox pays for it from now on."""
+        whole = self._inbox.pop()
+        assert not isinstance(whole, Frame)
+        n = len(whole)
+        if self.wire.windowed:
+            self._reserve(n)
+        else:
+            self._reserved, self._held = self._reserved + self._held, 0
+        self.wire.credit(self, n)
+        return memoryview(whole)
 
     def _collect(self, item: Buffer, n: int) -> None:
         if self._sink is not None:
@@ -380,7 +406,8 @@ class Exchange:
 
     def _refuse_body(self, error: GatewayError) -> None:
         self._body_error = error
-        self._input.wake()
+        if self._input is not None:
+            self._input.wake()
 
     def check_upload(self, now: float) -> None:
         """Interrupts a whole body that fell silent, or that stays slower than `limits.body_rate`. Parts of a stream may
@@ -420,6 +447,7 @@ class Exchange:
 
     async def _wait_room(self, n: int) -> None:
         while n > (room := self.wire.room(self)) and not self.wire.empty(self):
+            self._room = self._room or Doorbell()
             await self._room.wait()
             self._turn_began = self._clock()
         if self.gone or self.finishing is not None:

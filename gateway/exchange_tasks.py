@@ -16,6 +16,7 @@ from gateway.hub import Readiness
 T = TypeVar("T")
 
 _IDLE = 256  # tasks that wait for work; more than that end
+_BATCH = 32  # owners that the leader tells before what they have to write is written
 _TURN = 64  # owners that the leader tells before other tasks have their turn
 
 
@@ -41,15 +42,19 @@ class ExchangeTasks:
     leads and this one is the exchange's alone: nobody who reads ever waits for a model.
 
     `work` does what the exchange asks for and returns the error that is to be said, if any; `conclude` says it, and that
-    it was interrupted instead where its scope was cancelled. Both contain every exception except Cancelled.
+    it was interrupted instead where its scope was cancelled; `write` writes what they have put off. All contain every
+    exception except Cancelled.
     """
 
     def __init__(
         self,
         work: Callable[[Exchange], Coroutine[Any, Any, GatewayError | None]],
         conclude: Callable[[Exchange, GatewayError | None], None],
+        write: Callable[[], None],
     ) -> None:
-        self._work, self._conclude = work, conclude
+        self._work, self._conclude, self._write = work, conclude, write
+        self.leading = False
+        """Whether the leader is at work: it writes what is put off before it waits."""
         self._idle: list[_Place] = []
         self._nursery: trio.Nursery
         self._readiness: Readiness | None = None
@@ -132,18 +137,22 @@ class ExchangeTasks:
                 if exchange.cancelled:
                     return True
                 self._done(place, error)
-            else:
-                self._telling = True
-                try:
-                    more = readiness.tell()
-                finally:
-                    self._telling = False
+                continue
+            self._telling = True  # what begins meanwhile is ours
+            try:
+                more = readiness.tell()
                 told += 1
-                if not more:
-                    told = 0
-                    await readiness.wait()
-                elif told % _TURN == 0:
-                    await trio.lowlevel.checkpoint()
+                if not more or told % _BATCH == 0:
+                    # answers that leave one after the other wake a client once
+                    self._write()
+            finally:
+                self._telling = False
+            if not more and not self._begun:
+                self.leading = False
+                await readiness.wait()
+                self.leading = True
+            elif told % _TURN == 0:
+                await trio.lowlevel.checkpoint()
         return False
 
     def _follow(self) -> None:

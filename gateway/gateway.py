@@ -108,7 +108,7 @@ class Gateway:
         self._due: list[Connection] = []
         self._turn_bell = Doorbell()
         self._hub: Hub | None = None
-        self._tasks = ExchangeTasks(self._work, self._conclude)
+        self._tasks = ExchangeTasks(self._work, self._conclude, self._write)
         self.clock: Callable[[], float] = trio.current_time
         self._report: DrainReport | None = None
         self._over = trio.Event()
@@ -377,7 +377,17 @@ class Gateway:
     def turn_soon(self, connection: Connection) -> None:
         """The connection has its turn with all others that are due by then: what became ready until then leaves together."""
         self._due.append(connection)
-        self._turn_bell.wake()
+        if not self._tasks.leading:
+            self._turn_bell.wake()
+
+    def _write(self) -> None:
+        """The turns of those that are due, by the task that made them so; who is due again waits for the others."""
+        if self._due:
+            due, self._due = self._due, []
+            for connection in due:
+                connection.turn()
+            if self._due:
+                self._turn_bell.wake()
 
     async def _turns(self) -> None:
         """One task, woken once for all connections that have something put off: it writes for those whose transport is

@@ -165,6 +165,8 @@ class PartKind(enum.Enum):
     UTF8 = "UTF8"
     BINARY = "BINARY"
 
+    __hash__ = object.__hash__  # Enum's own is a call of Python's, and each part's kind is looked up
+
 
 @final
 class Part(msgspec.Struct, frozen=True, kw_only=True):

@@ -64,7 +64,7 @@ class BidiDialect:
             raise BadRequest(f"content-type must be {bidi.CONTENT_TYPE}, got {content_type[:100]!r}")
         worker = self._models.named(asked.endpoint, Family.PARTS, "bidi")
         exchange.model = worker.name
-        async with worker.slot(exchange):
+        with await worker.slot(exchange):
             channel = _EventStreamChannel(exchange, self._models)
             # the head goes out at once: clients wait for it before their first part
             exchange.start(
@@ -96,7 +96,7 @@ class BidiDialect:
         except RemoteProtocolError as e:
             exchange.respond(e.status, websocket_handshake.refusal_headers(e), str(e).encode(), ending=Ending.REFUSED)
             return
-        async with worker.slot(exchange):
+        with await worker.slot(exchange):
             channel = _FrameChannel(exchange)
             exchange.start(101, headers)
             exchange.fail = channel.fail

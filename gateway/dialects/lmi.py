@@ -59,7 +59,7 @@ class LMIDialect:
             return
         channel = _TextChannel(exchange, request)
         exchange.fail = channel.fail
-        async with worker.slot(exchange):
+        with await worker.slot(exchange):
             await worker.call(session_of(exchange, worker, channel), exchange, Family.TEXT)
         channel.finish()
 

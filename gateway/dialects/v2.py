@@ -31,6 +31,7 @@ class V2Dialect:
         self._metadata = v2.server_metadata(name, version, _EXTENSIONS)
         self._signatures = {w.name: _signature(w) for w in models.workers.values()}
         limits = models.config.limits
+        self._body = limits.body
         bounds = v2.V2Limits(json=limits.json, depth=limits.json_depth, tensors=limits.tensors, dims=limits.tensor_dims)
         self._codecs = {
             w.name: v2.InferCodec(self._signatures[w.name], version=w.spec.version, limits=bounds)
@@ -69,13 +70,14 @@ class V2Dialect:
     async def infer(self, exchange: Exchange, name: str, version: str = "") -> None:
         """POST /v2/models/{name}[/versions/{version}]/infer."""
         worker = self._worker(exchange, name, version)
-        if worker.spec.family is not Family.TENSOR:
+        spec = worker.spec
+        if spec.family is not Family.TENSOR:
             self._models.named(name, Family.TENSOR, "v2")  # BadRequest where it cannot answer
         worker.check_ready()
-        infer, limits = self._codecs[name], self._models.config.limits
+        infer = self._codecs[name]
         try:
             header_length = v2.parse_header_length(exchange.header_values(v2.IHCL))
-            body = await exchange.receive_body(limits.body, setting="limits.body")
+            body = await exchange.receive_body(self._body, setting="limits.body")
             if len(body) <= _SHORT:
                 request = infer.parse(body, header_length)
             else:
@@ -85,7 +87,7 @@ class V2Dialect:
             self._refuse(exchange, e)
             return
         channel = _InferChannel(exchange, request)
-        async with worker.slot(exchange):
+        with await worker.slot(exchange):
             session = session_of(exchange, worker, channel, parameters=request.parameters)
             await worker.call(session, exchange, Family.TENSOR)
         response = channel.response
@@ -104,7 +106,7 @@ class V2Dialect:
         exchange.respond(200, reply.form, *reply.buffers)
 
     def _worker(self, exchange: Exchange, name: str, version: str) -> Worker:
-        exchange.dialect, exchange.fail = "v2", lambda error: self._fail(exchange, error)
+        exchange.dialect, exchange.fail = "v2", partial(self._fail, exchange)
         worker = self._models.workers.get(name)
         if worker is None:
             raise NotFound(f"unknown model {name[:100]!r}; there are: {', '.join(sorted(self._models.workers)) or 'none'}")
@@ -176,9 +178,9 @@ class _InferChannel:
         return self.response is not None
 
     async def receive(self) -> InferRequest:
-        await self._exchange.turn()
         request, self._request = self._request, None
         if request is None:
+            await self._exchange.turn()
             raise trio.EndOfChannel
         return InferRequest(
             inputs=tuple(
@@ -194,5 +196,4 @@ class _InferChannel:
             raise TypeError(f"an infer call is answered with InferResponse, not {type(message).__name__}")
         if self.response is not None:
             raise trio.ClosedResourceError("an infer call has one response")
-        await self._exchange.turn()
         self.response = message

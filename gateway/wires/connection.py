@@ -144,10 +144,14 @@ class Connection:
 
     def readable(self, hung_up: bool = False) -> None:
         """The transport has something to receive; `hung_up` where its end or an error may be behind it."""
-        if not self.eof:
+        if not self.eof and self._lost is None:
             self._ready = True
-            self._hung_up |= hung_up
-            self._contain(self._read)
+            if hung_up:
+                self._hung_up = True
+            try:
+                self._read()
+            except Exception as e:
+                self.failed(e)
 
     def writable(self) -> None:
         """The transport takes bytes again."""
@@ -301,21 +305,14 @@ class Connection:
             self._dirty = True
             self.server.turn_soon(self)
 
-    def write_now(self) -> None:
-        """The machine has all that there will be for now: nothing is won by waiting for the next turn."""
-        if not self._blocked:
-            self._contain(self._write)
-
     def _write(self) -> None:
         wire = self.wire
         buffers = wire.data_to_send(_WRITE_AT_MOST)
         size = sum(map(len, buffers))
-        if size:
-            self._rest = buffers
-            if not self._send():
-                self._blocked, self._blocked_since = True, self.clock()
-                self._watch.full()
-                return
+        if size and not self._send(buffers, size):
+            self._blocked, self._blocked_since = True, self.clock()
+            self._watch.full()
+            return
         # also when there was nothing: an end without bytes of its own, such as a declared length that is met, shows here
         self._sent(wire.data_sent())
         if size >= _WRITE_AT_MOST:
@@ -323,26 +320,28 @@ class Connection:
         elif self.wire.over and self._lost is None and self._linger_until is None:
             self._begin_linger()
 
-    def _send(self) -> bool:
-        """Sends what is left of a write; False if the transport is full."""
-        # without the empty ones: to a transport, nothing taken means that it would block
-        rest, transport = [b for b in self._rest if len(b)], self.transport
-        while rest:
-            n = transport.try_send(rest)
+    def _send(self, buffers: list[Buffer], size: int) -> bool:
+        """Sends what the machine gave; False if the transport is full, and keeps what it did not take."""
+        transport = self.transport
+        while True:
+            n = transport.try_send(buffers)
+            if n == size:
+                self.last_sent = self.clock()
+                self._rest = []
+                return not transport.pending
             if not n:
-                self._rest = rest
+                self._rest = buffers
                 return False
             self.last_sent = self.clock()
-            rest = _after(rest, n)
-        self._rest = []
-        return not transport.pending
+            size -= n
+            buffers = _after(buffers, n)
 
     def _write_rest(self) -> None:
         """The transport was full, and may have room again."""
         if self.transport.pending:
             self.transport.try_send(())
         before = self.last_sent
-        if not self._send():
+        if (self._rest and not self._send(self._rest, sum(map(len, self._rest)))) or self.transport.pending:
             if self.last_sent != before:
                 self._blocked_since = self.last_sent
             self._watch.full()

@@ -12,7 +12,6 @@ from gateway.exchange import Exchange
 from gateway.wires.websocket import WebSocketWire
 from protocols.errors import RemoteProtocolError
 from protocols.events import (
-    NEED_DATA,
     PAUSED,
     Buffer,
     ConnectionEnd,
@@ -82,31 +81,26 @@ class HTTP1Wire:
     def pump(self, at_most: int) -> bool:
         if self._failed:
             return True
-        connection, current = self._connection, self._current
+        connection, current, next_event = self._connection, self._current, self._machine.next_event
         for _ in range(at_most):
-            event = self._machine.next_event()
-            match event:
-                case Data():
-                    if current is not None:
-                        current.feed(event.buffers[0], len(event.buffers[0]), connection.last_received)
-                case End():
-                    # an upgrade's input goes on in another protocol
-                    if current is not None and current.request.upgrade != b"websocket":
-                        current.feed_end()
-                case Request():
-                    if connection.requests + 1 >= connection.limits.requests_per_connection or connection.server.draining:
-                        self._machine.close_after_response()
-                    current = self._current = connection.open_exchange(event)
-                case ConnectionEnd():
+            event = next_event()
+            if type(event) is Data:
+                if current is not None:
+                    piece = event.buffers[0]
+                    current.feed(piece, len(piece), connection.last_received)
+            elif type(event) is End:
+                # an upgrade's input goes on in another protocol
+                if current is not None and not current.request.upgrade:
+                    current.feed_end()
+            elif type(event) is Request:
+                if connection.requests + 1 >= connection.limits.requests_per_connection or connection.server.draining:
+                    self._machine.close_after_response()
+                current = self._current = connection.open_exchange(event)
+            else:
+                if type(event) is ConnectionEnd or (event is PAUSED and connection.eof):
                     self._leave()
                     connection.output_ready()
-                    return True
-                case _:
-                    assert event is NEED_DATA or event is PAUSED
-                    if event is PAUSED and connection.eof:
-                        self._leave()
-                        connection.output_ready()
-                    return True
+                return True
         return False
 
     def _leave(self) -> None:
@@ -194,13 +188,13 @@ class HTTP1Wire:
 
     def finish(self, exchange: Exchange, code: int, reason: str) -> None:
         self._machine.send(End(stream=exchange.stream))
-        self._connection.write_now()  # nothing else can come before the next request
+        self._connection.output_ready()
 
     def respond(self, exchange: Exchange, status: int, headers: Headers, buffers: Sequence[Buffer]) -> None:
         if not exchange.input_ended:
             self._machine.close_after_response()
         self._machine.respond(exchange.stream, status, headers, buffers)
-        self._connection.write_now()
+        self._connection.output_ready()
 
     def reset(self, exchange: Exchange) -> None:
         # HTTP/1.1 can only say "not complete" by ending the connection before the last chunk or byte

@@ -38,40 +38,24 @@ class State(enum.Enum):
 
 @final
 class Slot:
-    """One place in a worker's capacity, as an async context manager: waited for in order, Overloaded at once when the
-    queue is full. It is free when the session and every blocking step of it are over."""
+    """One place in a worker's capacity, as a context manager. It is free when the session and every blocking step of
+    it are over."""
 
     __slots__ = ("_exchange", "_holder", "_holds", "_worker")
 
     def __init__(self, worker: Worker, exchange: Exchange) -> None:
+        """The place is taken already."""
         self._worker, self._exchange = worker, exchange
         self._holds = 1
-
-    async def __aenter__(self) -> None:
-        worker, exchange = self._worker, self._exchange
-        worker.check_ready()
-        worker.live.add(exchange)
-        try:
-            await worker.acquire()
-        except BaseException:
-            worker.live.discard(exchange)
-            raise
         self._holder = set_step_holder(self)
-        try:
-            worker.check_ready()
-        except BaseException:
-            self._leave()
-            raise
-        if worker.spec.timeout:
-            exchange.limit_time(worker.spec.timeout, f"models.{worker.name}.timeout")
 
-    async def __aexit__(self, *exc: object) -> None:
-        self._leave()
+    def __enter__(self) -> None:
+        return
 
-    def _leave(self) -> None:
+    def __exit__(self, *exc: object) -> None:
         reset_step_holder(self._holder)
-        self.release()
         self._worker.live.discard(self._exchange)
+        self.release()
 
     def hold(self) -> None:
         self._holds += 1
@@ -226,22 +210,37 @@ class Worker:
             case _:
                 raise Unavailable(f"model {self.name!r} is {self.state.value}; try again")
 
-    def slot(self, exchange: Exchange) -> Slot:
-        """A place in the capacity for one exchange."""
-        return Slot(self, exchange)
-
-    async def acquire(self) -> None:
-        """Takes a place; for Slot."""
+    async def slot(self, exchange: Exchange) -> Slot:
+        """A place in the capacity for one exchange: `with await worker.slot(exchange):`. Waited for in order;
+        Overloaded at once when the queue is full."""
+        self.check_ready()
+        self.live.add(exchange)
         try:
-            self.slots.acquire_nowait()
-        except trio.WouldBlock:
-            waiting = self.slots.statistics().tasks_waiting
-            if waiting >= self.spec.queue:
-                raise Overloaded(
-                    f"model {self.name!r} is busy: {self.spec.capacity} sessions run and {waiting} wait "
-                    f"(models.{self.name}.capacity, models.{self.name}.queue); try again later"
-                ) from None
-            await self.slots.acquire()
+            try:
+                self.slots.acquire_nowait()
+            except trio.WouldBlock:
+                await self._queue()
+        except BaseException:
+            self.live.discard(exchange)
+            raise
+        slot = Slot(self, exchange)
+        if self.spec.timeout:
+            exchange.limit_time(self.spec.timeout, f"models.{self.name}.timeout")
+        return slot
+
+    async def _queue(self) -> None:
+        waiting = self.slots.statistics().tasks_waiting
+        if waiting >= self.spec.queue:
+            raise Overloaded(
+                f"model {self.name!r} is busy: {self.spec.capacity} sessions run and {waiting} wait "
+                f"(models.{self.name}.capacity, models.{self.name}.queue); try again later"
+            ) from None
+        await self.slots.acquire()
+        try:
+            self.check_ready()
+        except BaseException:
+            self.slot_released()
+            raise
 
     def slot_released(self) -> None:
         """A session and every step of it are over."""

@@ -68,7 +68,7 @@ class Caller:
         try:
             with trio.CancelScope() as scope:
                 exchange.begin(scope)
-                async with worker.slot(exchange):
+                with await worker.slot(exchange):
                     self.called.set()
                     await worker.call(Session(self.channel), exchange, wire)
                 self.outcome = "complete"
@@ -617,7 +617,7 @@ async def test_a_slot_granted_in_the_moment_its_client_leaves_is_not_lost(grante
     house = House(forever)
     async with running(house.spec(capacity=1)) as worker, trio.open_nursery() as nursery:
         second = Caller()
-        async with worker.slot(Caller().exchange):
+        with await worker.slot(Caller().exchange):
             nursery.start_soon(second.call, worker)
             await wait_all_tasks_blocked()
             if not granted:
@@ -633,7 +633,7 @@ async def test_a_slot_granted_in_the_moment_the_worker_stops_starts_nothing() ->
     house = House()
     async with running(house.spec(capacity=1)) as worker, trio.open_nursery() as nursery:
         second = Caller()
-        async with worker.slot(Caller().exchange):
+        with await worker.slot(Caller().exchange):
             nursery.start_soon(second.call, worker)
             await wait_all_tasks_blocked()
         worker.stop()
@@ -712,7 +712,7 @@ async def test_a_model_lost_between_slot_and_call_is_unavailable() -> None:
     house = House()
     async with running(house.spec()) as worker:
         caller = Caller()
-        async with worker.slot(caller.exchange):
+        with await worker.slot(caller.exchange):
             worker.stop()
             with pytest.raises(Unavailable):
                 await worker.call(Session(caller.channel), caller.exchange, Family.PARTS)
