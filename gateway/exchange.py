@@ -9,7 +9,6 @@ from typing import TYPE_CHECKING, Protocol, final
 import msgspec
 import trio
 
-from gateway.doorbell import Doorbell
 from gateway.errors import (
     DeadlineExceeded,
     Ending,
@@ -27,9 +26,10 @@ if TYPE_CHECKING:
     from gateway.config import LimitsConfig
     from protocols.buffers import ByteBudget
 
-# A model that never waits still meets cancellation and lets others run after this many messages, or after
+# A model that never waits still meets cancellation and lets others run after 16 messages sent or 64 received, or after
 # `limits.checkpoint_bytes`.
-_TURN_MESSAGES = 16
+_TURN = 64
+_SENT, _RECEIVED = 4, 1
 # ... or after this many seconds of messages: a model whose steps are slow must not take 16 of them in one turn.
 _TURN_SECONDS = 0.001
 # A body of known length is paid for as it arrives, in steps of this many bytes.
@@ -106,19 +106,22 @@ class Exchange:
         "_growing",
         "_held",
         "_inbox",
-        "_input",
         "_input_ended",
         "_landed",
         "_limit",
-        "_messages_turn",
+        "_reader",
         "_reserved",
         "_returned",
-        "_room",
         "_scope",
         "_setting",
         "_sink",
         "_turn_began",
-        "allowed", "allowed_by", "arrived_at",
+        "_turn_done",
+        "_turn_look",
+        "_writer",
+        "allowed",
+        "allowed_by",
+        "arrived_at",
         "bytes_in",
         "bytes_out",
         "deadline",
@@ -165,8 +168,8 @@ class Exchange:
         self._inbox: deque[Buffer | Frame] = deque()
         self._held = 0  # bytes in the inbox, paid from the budget on wires without windows
         self._input_ended = self.gone = self._returned = False
-        self._input: Doorbell | None = None  # made when there is something to wait for
-        self._room: Doorbell | None = None
+        self._reader: trio.lowlevel.Task | None = None  # waits for input
+        self._writer: trio.lowlevel.Task | None = None  # waits for room
         self._sink: memoryview | None = None
         self._growing: bytearray | None = None
         self._limit, self._setting = 0, ""
@@ -176,7 +179,8 @@ class Exchange:
         self._charged = 0  # a message larger than the send buffer, likewise
         self._assembly = 0  # a message under way in a decoder, likewise
         self._body_error: GatewayError | None = None
-        self._messages_turn = self._bytes_turn = 0
+        self._turn_done = self._bytes_turn = 0
+        self._turn_look = False
         self._turn_began = now
 
     # -- what the request says -----------------------------------------------------------------------------------
@@ -218,8 +222,8 @@ class Exchange:
                     return
                 self._held += n
             self._inbox.append(item)
-            if self._input is not None:
-                self._input.wake()
+            if self._reader is not None:
+                self._wake_reader()
 
     @property
     def input_ended(self) -> bool:
@@ -229,8 +233,8 @@ class Exchange:
     def feed_end(self) -> None:
         """The body is complete."""
         self._input_ended = True
-        if self._input is not None:
-            self._input.wake()
+        if self._reader is not None:
+            self._wake_reader()
 
     def room_changed(self) -> None:
         """Bytes of this exchange have left."""
@@ -238,8 +242,10 @@ class Exchange:
         if self._charged and self.wire.empty(self):
             self.owner.budget.release(self._charged)
             self._charged = 0
-        if self._room is not None:
-            self._room.wake()
+        writer = self._writer
+        if writer is not None:
+            self._writer = None
+            trio.lowlevel.reschedule(writer)
 
     def ended(self) -> None:
         """The last byte of our ending is with the kernel."""
@@ -274,7 +280,6 @@ class Exchange:
     def begin(self, scope: trio.CancelScope) -> None:
         """Its work begins, inside this scope, which nobody else cancels."""
         self._scope = scope
-        self._turn_began = self._clock()
         if self.deadline < _FOREVER:
             scope.deadline = self.deadline
         if self._cancelled:
@@ -298,7 +303,7 @@ class Exchange:
         return: call this when the consumer wants bytes, not before."""
         if self.request.expects_continue and not self.bytes_in and not self.status:
             self.wire.proceed(self)
-        if self._turn_over(0):
+        if self._turn_over(0, _RECEIVED):
             await self._yield()
         inbox = self._inbox
         while not inbox:
@@ -318,9 +323,23 @@ class Exchange:
         return item
 
     async def _wait_input(self) -> None:
-        self._input = self._input or Doorbell()
-        await self._input.wait()
-        self._turn_began = self._clock()
+        assert self._reader is None, "one task waits for input"
+        self._reader = trio.lowlevel.current_task()
+        await trio.lowlevel.wait_task_rescheduled(self._reader_cancelled)
+        self._turn_done = self._bytes_turn = 0
+
+    def _wake_reader(self) -> None:
+        reader, self._reader = self._reader, None
+        assert reader is not None
+        trio.lowlevel.reschedule(reader)
+
+    def _reader_cancelled(self, _: object) -> trio.lowlevel.Abort:
+        self._reader = None
+        return trio.lowlevel.Abort.SUCCEEDED
+
+    def _writer_cancelled(self, _: object) -> trio.lowlevel.Abort:
+        self._writer = None
+        return trio.lowlevel.Abort.SUCCEEDED
 
     async def receive_body(self, limit: int, *, setting: str) -> memoryview:
         """The whole body in one buffer: its memory is reserved before it is taken and its credit returned as the
@@ -406,8 +425,8 @@ class Exchange:
 
     def _refuse_body(self, error: GatewayError) -> None:
         self._body_error = error
-        if self._input is not None:
-            self._input.wake()
+        if self._reader is not None:
+            self._wake_reader()
 
     def check_upload(self, now: float) -> None:
         """Interrupts a whole body that fell silent, or that stays slower than `limits.body_rate`. Parts of a stream may
@@ -437,7 +456,7 @@ class Exchange:
     async def wait_room(self, n: int = 1) -> None:
         """Returns when n bytes may be pushed: they fit, or the queue is empty and takes one large message whole.
         Changes nothing; what is pushed next cannot be cancelled. One task at a time."""
-        if self._turn_over(n):
+        if self._turn_over(n, _SENT):
             await self._yield()
         room = self.wire.room(self)
         if n > room:
@@ -447,9 +466,10 @@ class Exchange:
 
     async def _wait_room(self, n: int) -> None:
         while n > (room := self.wire.room(self)) and not self.wire.empty(self):
-            self._room = self._room or Doorbell()
-            await self._room.wait()
-            self._turn_began = self._clock()
+            assert self._writer is None, "one task waits for room"
+            self._writer = trio.lowlevel.current_task()
+            await trio.lowlevel.wait_task_rescheduled(self._writer_cancelled)
+            self._turn_done = self._bytes_turn = 0
         if self.gone or self.finishing is not None:
             await self._refuse_room()
         if n > room:
@@ -464,24 +484,28 @@ class Exchange:
 
     async def turn(self) -> None:
         """A checkpoint where one is due: a model that never waits still meets its cancellation and lets others run, at
-        the price of a checkpoint for each _TURN_MESSAGES messages or `limits.checkpoint_bytes` bytes."""
-        if self._turn_over(0):
+        the price of a checkpoint for so many messages or bytes."""
+        if self._turn_over(0, _SENT):
             await self._yield()
 
-    def _turn_over(self, n: int) -> bool:
-        self._messages_turn += 1
+    def _turn_over(self, n: int, weight: int) -> bool:
+        done = self._turn_done
+        self._turn_done = done + weight
         self._bytes_turn += n
+        if not done:
+            self._turn_began = self._clock()
+            return self._cancelled  # then the checkpoint does not come back
+        look = self._turn_look = not self._turn_look  # at the clock: for every second message
         return (
-            self._messages_turn >= _TURN_MESSAGES
-            or self._cancelled  # then the checkpoint does not come back
+            done >= _TURN
+            or self._cancelled
             or self._bytes_turn >= self.owner.limits.checkpoint_bytes
-            or self._clock() - self._turn_began > _TURN_SECONDS
+            or (look and self._clock() - self._turn_began > _TURN_SECONDS)
         )
 
     async def _yield(self) -> None:
-        self._messages_turn = self._bytes_turn = 0
+        self._turn_done = self._bytes_turn = 0
         await trio.lowlevel.checkpoint()
-        self._turn_began = self._clock()
 
     def start(self, status: int, headers: Headers) -> None:
         """Queues the head. `x-request-id` is added."""

@@ -101,6 +101,7 @@ class ExchangeTasks:
                 self._done(place, place.exchange.interruption_or_deadline)
         except BaseException:  # the server ends
             if place.exchange is not None:
+                place.exchange.leave()
                 self._returned(place.exchange)
             while self._begun:
                 self._returned(self._begun.popleft())
@@ -128,9 +129,10 @@ class ExchangeTasks:
     async def _lead(self, place: _Place, readiness: Readiness) -> bool:
         """Tells who is ready, until one of the exchanges that begin thereby has waited and is over. True when its
         scope was cancelled, whoever leads by then."""
-        told = 0
+        told, ran = 0, False
         while self._leader is place:
             if self._begun:
+                ran = True
                 exchange = place.exchange = self._begun.popleft()
                 exchange.begin(place.scope)
                 error = await _stepped(self._work(exchange), place, self._follow)
@@ -147,12 +149,15 @@ class ExchangeTasks:
                     self._write()
             finally:
                 self._telling = False
-            if not more and not self._begun:
+            if told >= _TURN:
+                told = 0
+                await trio.lowlevel.checkpoint()
+            # clients whose answers went out ask again; but what was woken for others must run
+            elif not more and not self._begun and not (ran and readiness.look()):
+                told, ran = 0, False
                 self.leading = False
                 await readiness.wait()
                 self.leading = True
-            elif told % _TURN == 0:
-                await trio.lowlevel.checkpoint()
         return False
 
     def _follow(self) -> None:
@@ -169,7 +174,6 @@ class ExchangeTasks:
 
     def _returned(self, exchange: Exchange) -> None:
         try:
-            exchange.leave()
             exchange.returned()
         except Exception as e:
             exchange.owner.failed(e)

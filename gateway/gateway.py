@@ -152,7 +152,7 @@ class Gateway:
         self._observer.opened(exchange)
 
     def exchange_closed(self, exchange: Exchange) -> None:
-        self._observer.closed(exchange, trio.current_time())
+        self._observer.closed(exchange, self.clock())
 
     def run_exchange(self, exchange: Exchange) -> None:
         """Starts one exchange in a task of its own."""

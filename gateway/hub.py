@@ -25,6 +25,10 @@ class Owner(Protocol):
 class Readiness(Protocol):
     """Where a leading task learns what is ready."""
 
+    def look(self) -> bool:
+        """Whether something is ready now."""
+        ...
+
     async def wait(self) -> None:
         """Returns when something may be ready."""
         ...
@@ -87,10 +91,14 @@ class Hub(Readiness):
         if self._owners.pop(descriptor, None) is not None:
             self._epoll.unregister(descriptor)
 
-    async def wait(self) -> None:
+    def look(self) -> bool:
         if not self._events:
-            await trio.lowlevel.wait_readable(self._epoll.fileno())
             self._events.extend(self._epoll.poll(0, _EVENTS))
+        return bool(self._events)
+
+    async def wait(self) -> None:
+        await trio.lowlevel.wait_readable(self._epoll.fileno())
+        self.look()
 
     def tell(self) -> bool:
         if not self._events:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import AsyncIterator, Callable, Mapping
 from types import MappingProxyType
 from typing import Any, Generic, Protocol, TypeVar, final
 
@@ -51,15 +51,30 @@ class Session(Generic[In, Out]):
     `trio.Cancelled` pass.
     """
 
-    __slots__ = ("_receiving", "_sending", "call", "channel", "deadline")
+    __slots__ = ("_call", "_receiving", "_sending", "channel", "deadline")
 
-    def __init__(self, channel: Channel[In, Out], call: Call | None = None, *, deadline: float = float("inf")) -> None:
+    def __init__(
+        self,
+        channel: Channel[In, Out],
+        call: Call | Callable[[], Call] | None = None,
+        *,
+        deadline: float = float("inf"),
+    ) -> None:
+        """`call` may be a function that makes it, for the models that look."""
         self.channel = channel
         """What the session stands on. Models use `receive` and `send`."""
         self._receiving = self._sending = False
-        self.call = call or Call()
+        self._call = call
         self.deadline = deadline
         """On Trio's clock; infinite when there is none."""
+
+    @property
+    def call(self) -> Call:
+        """How the client asked."""
+        call = self._call
+        if type(call) is not Call:
+            call = self._call = Call() if call is None else call()
+        return call
 
     @property
     def id(self) -> str:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
+from functools import partial
 from types import MappingProxyType
 from typing import Any, TypeVar, final
 
@@ -77,7 +78,11 @@ def session_of(
     parameters: Mapping[str, Any] = MappingProxyType({}),
 ) -> Session[Any, Any]:
     """The session a model is called with, inside its slot: the channel, the call's metadata and its deadline."""
-    call = Call(
+    return Session(channel, partial(_call_of, exchange, worker, query, path, parameters), deadline=exchange.deadline)
+
+
+def _call_of(exchange: Exchange, worker: Worker, query: str, path: str, parameters: Mapping[str, Any]) -> Call:
+    return Call(
         id=exchange.id,
         model=worker.name,
         version=worker.spec.version,
@@ -87,7 +92,6 @@ def session_of(
         headers=_Fields(exchange.request.headers),
         parameters=parameters,
     )
-    return Session(channel, call, deadline=exchange.deadline)
 
 
 @final

@@ -161,15 +161,16 @@ class Connection:
     def turn(self) -> None:
         """What was put off: events, bytes to receive, bytes to write."""
         self._dirty = False
-        self._contain(self._turn)
-
-    def _turn(self) -> None:
-        if self._behind:
-            self._catch_up()
-        if self._ready or self._linger_until is not None:
-            self._read()
-        if not self._blocked:
-            self._write()
+        if self._lost is None:
+            try:
+                if self._behind:
+                    self._catch_up()
+                if self._ready or self._linger_until is not None:
+                    self._read()
+                if not self._blocked:
+                    self._write()
+            except Exception as e:
+                self.failed(e)
 
     def _contain(self, act: Callable[..., None], *arguments: Any) -> None:
         """The server's tasks come in here: what goes wrong ends this connection and not them."""
@@ -308,7 +309,7 @@ class Connection:
     def _write(self) -> None:
         wire = self.wire
         buffers = wire.data_to_send(_WRITE_AT_MOST)
-        size = sum(map(len, buffers))
+        size = len(buffers[0]) if len(buffers) == 1 else sum(map(len, buffers))
         if size and not self._send(buffers, size):
             self._blocked, self._blocked_since = True, self.clock()
             self._watch.full()

@@ -94,36 +94,36 @@ class HTTP2Wire:
             return True
         connection = self._connection
         connection.output_ready()  # acknowledgements and windows
+        exchanges, next_event = connection.exchanges, self._machine.next_event
         for _ in range(at_most):
-            event = self._machine.next_event()
-            match event:
-                case Data():
-                    exchange = connection.exchanges.get(event.stream)
-                    n = len(event.buffers[0])
-                    if exchange is None:
-                        self._machine.credit(event.stream, n)
-                    else:
-                        exchange.feed(event.buffers[0], n, connection.last_received)
-                case End():
-                    exchange = connection.exchanges.get(event.stream)
-                    if exchange is not None:
-                        exchange.feed_end()
-                case Request():
-                    connection.open_exchange(event)
-                case Reset():
-                    exchange = connection.exchanges.get(event.stream)
-                    if exchange is not None:
-                        exchange.cut(Ending.CANCELLED)
-                case Refused():
-                    self._refuse(event)
-                case GoAway():
-                    pass  # RFC 9113 section 6.8: streams that are open go on
-                case ConnectionEnd():
-                    self._leave()
-                    return True
-                case _:
-                    assert event is NEED_DATA
-                    return True
+            event = next_event()
+            # by exact type, the usual ones first: a `case` that does not match costs more than what it guards
+            if type(event) is Data:
+                exchange = exchanges.get(event.stream)
+                piece = event.buffers[0]
+                if exchange is None:
+                    self._machine.credit(event.stream, len(piece))
+                else:
+                    exchange.feed(piece, len(piece), connection.last_received)
+            elif event is NEED_DATA:
+                return True
+            elif type(event) is End:
+                exchange = exchanges.get(event.stream)
+                if exchange is not None:
+                    exchange.feed_end()
+            elif type(event) is Request:
+                connection.open_exchange(event)
+            elif type(event) is Reset:
+                exchange = exchanges.get(event.stream)
+                if exchange is not None:
+                    exchange.cut(Ending.CANCELLED)
+            elif type(event) is Refused:
+                self._refuse(event)
+            elif type(event) is ConnectionEnd:
+                self._leave()
+                return True
+            else:
+                assert type(event) is GoAway  # RFC 9113 section 6.8: streams that are open go on
         return False
 
     def _refuse(self, event: Refused) -> None:

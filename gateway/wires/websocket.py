@@ -11,7 +11,7 @@ import numpy as np
 from gateway.errors import Ending
 from gateway.exchange import Exchange
 from protocols.errors import LocalProtocolError, RemoteProtocolError
-from protocols.events import Buffer, Close, ConnectionEnd, Frame, Headers, Opcode, Ping, Pong, Sent
+from protocols.events import NEED_DATA, Buffer, Close, ConnectionEnd, Frame, Headers, Opcode, Ping, Pong, Sent
 from protocols.roles import Role
 from protocols.websocket import WebSocketConnection, WebSocketLimits
 
@@ -87,28 +87,31 @@ class WebSocketWire:
         if self._failed:
             return True
         exchange, now = self._exchange, self._connection.last_received
+        next_event = self._machine.next_event
         for _ in range(at_most):
-            event = self._machine.next_event()
-            match event:
-                case Frame():
+            event = next_event()
+            # by exact type, the usual ones first: a `case` that does not match costs more than what it guards
+            if type(event) is Frame:
+                if self._large:
                     self._free()  # the exchange's inbox pays for it now
-                    exchange.feed(event, len(event.data), now)
-                case Close():
-                    if exchange.finishing is None:
-                        exchange.cut(Ending.CANCELLED)
-                    self._connection.output_ready()
-                case ConnectionEnd():
-                    self._gone = True
-                    self._connection.output_ready()
-                    if exchange.finishing is None:
-                        self._connection.lost(Ending.CANCELLED)
-                    return True
-                case Ping():
-                    self._connection.output_ready()  # the machine has answered
-                case Pong():
-                    self._pong_due = None
-                case _:
-                    return True
+                exchange.feed(event, len(event.data), now)
+            elif event is NEED_DATA:
+                return True
+            else:
+                self._connection.output_ready()  # for the machine's answer, or because it is over
+                match event:
+                    case Close():
+                        if exchange.finishing is None:
+                            exchange.cut(Ending.CANCELLED)
+                    case ConnectionEnd():
+                        self._gone = True
+                        if exchange.finishing is None:
+                            self._connection.lost(Ending.CANCELLED)
+                        return True
+                    case Pong():
+                        self._pong_due = None
+                    case _:
+                        assert type(event) is Ping
         return False
 
     def protocol_error(self, error: RemoteProtocolError) -> None:
@@ -131,6 +134,8 @@ class WebSocketWire:
             self._connection.output_ready()  # what is behind the handshake's answer
             return self._before.data_sent()
         sent = self._machine.data_sent()
+        if not sent.room and not sent.ended:
+            return sent
         stream = self._exchange.stream
         return Sent(room=[stream] if sent.room else [], ended=[stream] if sent.ended and self._exchange.finishing else [])
 

@@ -160,7 +160,12 @@ def one_reset_for_all(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def deaf_reader(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(Connection, "_turn", Connection._write)
+    def turn(connection: Connection) -> None:
+        connection._dirty = False
+        if connection._lost is None and not connection._blocked:
+            connection._write()
+
+    monkeypatch.setattr(Connection, "turn", turn)
 
 
 BUGS: list[tuple[Callable[[pytest.MonkeyPatch], None], str, str, str]] = [
