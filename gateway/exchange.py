@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections import deque
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Protocol, final
 
@@ -53,8 +52,9 @@ class Wire(Protocol):
     def push(self, exchange: Exchange, buffers: Sequence[Buffer]) -> None: ...
     def push_frame(self, exchange: Exchange, opcode: Opcode, fin: bool, buffers: Sequence[Buffer]) -> None: ...
     def finish(self, exchange: Exchange, code: int, reason: str) -> None: ...
-    def respond(self, exchange: Exchange, status: int, headers: Headers, buffers: Sequence[Buffer]) -> None:
-        """`start`, `push` if there are buffers, and `finish`."""
+    def respond(self, exchange: Exchange, status: int, headers: Headers, fresh: Headers, buffers: Sequence[Buffer]) -> None:
+        """`start`, `push` if there are buffers, and `finish`. What differs with each answer is in `fresh`: a tuple of
+        `headers` may be kept in the form that goes out."""
         ...
 
     def reset(self, exchange: Exchange) -> None: ...
@@ -109,6 +109,7 @@ class Exchange:
         "_input_ended",
         "_landed",
         "_limit",
+        "_outbox",
         "_reader",
         "_reserved",
         "_returned",
@@ -165,7 +166,8 @@ class Exchange:
         self.model = self.dialect = self.incident = ""
         self.bytes_in = self.bytes_out = 0
         self.started_at = self.arrived_at = self.moved_at = now
-        self._inbox: deque[Buffer | Frame] = deque()
+        self._inbox: list[Buffer | Frame] = []
+        self._outbox: list[Buffer | Frame] = []  # the same, the next one last: what the work takes from
         self._held = 0  # bytes in the inbox, paid from the budget on wires without windows
         self._input_ended = self.gone = self._returned = False
         self._reader: trio.lowlevel.Task | None = None  # waits for input
@@ -224,6 +226,13 @@ class Exchange:
             self._inbox.append(item)
             if self._reader is not None:
                 self._wake_reader()
+
+    def feed_whole(self, body: bytes, now: float) -> None:
+        """The whole body, before the work has begun."""
+        n = len(body)
+        if n:
+            self.feed(body, n, now)
+        self._input_ended = True
 
     @property
     def input_ended(self) -> bool:
@@ -305,14 +314,20 @@ class Exchange:
             self.wire.proceed(self)
         if self._turn_over(0, _RECEIVED):
             await self._yield()
-        inbox = self._inbox
-        while not inbox:
-            if self._input_ended:
+        while not (outbox := self._outbox):
+            if self._inbox:
+                self._outbox, self._inbox = self._inbox, outbox
+                self._outbox.reverse()
+            elif self._input_ended:
                 return None
-            if self._returned:
+            elif self._returned:
                 raise trio.ClosedResourceError("the exchange has ended")
-            await self._wait_input()
-        item = inbox.popleft()
+            else:
+                assert self._reader is None, "one task waits for input"
+                self._reader = trio.lowlevel.current_task()
+                await trio.lowlevel.wait_task_rescheduled(self._reader_cancelled)
+                self._turn_done = self._bytes_turn = 0
+        item = outbox.pop()
         n = len(item.data) if type(item) is Frame else len(item)
         self._bytes_turn += n
         wire = self.wire
@@ -368,8 +383,8 @@ class Exchange:
         else:
             self._growing = bytearray()
         self._limit, self._setting = limit, setting
-        while self._inbox:
-            item = self._inbox.popleft()
+        waiting, self._inbox = self._inbox, []
+        for item in waiting:
             assert not isinstance(item, Frame)
             if not self.wire.windowed:
                 self._held -= len(item)
@@ -549,8 +564,8 @@ class Exchange:
         else:
             self.bytes_out += length
         try:
-            fields = [*headers, (b"content-length", b"%d" % length), (b"x-request-id", self.id.encode())]
-            self.wire.respond(self, status, fields, buffers)
+            fresh = ((b"content-length", b"%d" % length), (b"x-request-id", self.id.encode()))
+            self.wire.respond(self, status, headers, fresh, buffers)
         except BaseException:
             self.finishing = None
             raise
@@ -607,9 +622,9 @@ class Exchange:
 
     def _give_back(self) -> None:
         unread = 0
-        while self._inbox:
-            item = self._inbox.popleft()
+        for item in (*self._outbox, *self._inbox):
             unread += len(item.data) if isinstance(item, Frame) else len(item)
+        self._outbox, self._inbox = [], []
         if not self.wire.windowed:
             self.owner.budget.release(self._held)
             self._held = 0

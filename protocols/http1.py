@@ -21,7 +21,6 @@ from protocols.events import (
     Headers,
     Request,
     Response,
-    Sent,
     Signal,
 )
 from protocols.http1_chunks import Chunks
@@ -30,12 +29,12 @@ from protocols.http1_head import (
     RequestHead,
     is_authority,
     is_protocol,
+    plain_head,
     read_request,
     read_response,
     request_line,
     status_line,
     write_fields,
-    write_plain,
     write_trailers,
 )
 from protocols.http1_input import LARGE, Input
@@ -78,12 +77,13 @@ class _Writing(enum.Enum):
 
 # What is asked for with each event: a member of an enum is slow to look up, in Python 3.11 as slow as a call.
 _READ_HEAD, _READ_LENGTH, _READ_END, _READ_DONE = _Reading.HEAD, _Reading.LENGTH, _Reading.END, _Reading.DONE
+_READ_OVER = _Reading.OVER
 _WRITE_WAITING, _WRITE_HEAD, _WRITE_DONE = _Writing.WAITING, _Writing.HEAD, _Writing.DONE
 _WRITE_LENGTH, _WRITE_CHUNKED, _WRITE_UNTIL_CLOSE = _Writing.LENGTH, _Writing.CHUNKED, _Writing.UNTIL_CLOSE
 
 
 @final
-class HTTP1Connection:
+class HTTP1Connection(Output):
     """One HTTP/1.1 connection as seen by a server or a client, without any input or output of its own.
 
     Feed what was received, pull events until NEED_DATA or PAUSED, send events, and write what `data_to_send` gives.
@@ -96,18 +96,17 @@ class HTTP1Connection:
     """
 
     __slots__ = (
-        "_chunks", "_client", "_closing", "_continue_due", "_earlier", "_eof", "_error", "_given", "_head_request",
-        "_http10", "_input", "_known", "_landed", "_landing", "_limits", "_must_close", "_output", "_reading", "_rest",
-        "_retired", "_scheme", "_to_send", "_told", "_upgrade", "_usual", "_writing", "stream",
+        "_chunks", "_client", "_closing", "_continue_due", "_earlier", "_eof", "_error", "_head_request", "_http10",
+        "_input", "_known", "_landed", "_landing", "_limits", "_must_close", "_reading", "_rest", "_retired", "_scheme",
+        "_to_send", "_told", "_upgrade", "_usual", "_whole", "_writing", "unconsumed",
     )  # fmt: skip
 
     def __init__(self, role: Role, limits: HTTP1Limits = _DEFAULT_LIMITS, *, scheme: bytes = b"http") -> None:
         """`scheme` is what the transport is, and what the requests received then say."""
+        super().__init__()
         self._client = role is Role.CLIENT
         self._limits = limits
         self._scheme = scheme
-        self.stream = 0
-        """The stream under way, or the last one; 0 before the first."""
         self._error: RemoteProtocolError | None = None
         self._retired = False
         self._must_close = False
@@ -116,13 +115,15 @@ class HTTP1Connection:
         self._input = Input()
         self._eof = False
         self._reading = _Reading.DONE if self._client else _Reading.HEAD
-        self._known: tuple[bytes, RequestHead] | None = None
+        self._known: tuple[bytes, RequestHead] | None = None  # the head of the last request
+        self._whole: tuple[bytes, int, Request] | None = None  # the same, with its body's length, for `next_whole`
         self._rest = 0  # what is left of the declared length, not given out
         self._chunks: Chunks | None = None
         self._landing: memoryview | None = None
         self._landed = self._told = 0  # bytes in it, and how many of them were given out
-        self._given = 0  # bytes given out as Data and not credited, of the stream under way
-        self._earlier: dict[int, int] = {}  # and of those before it
+        self.unconsumed = 0
+        """Body bytes given out and not credited yet, of all streams."""
+        self._earlier: dict[int, int] = {}  # those of the streams before the one under way
 
         # the request under way, as far as its answer depends on it
         self._head_request = False
@@ -131,7 +132,6 @@ class HTTP1Connection:
         self._upgrade = b""
         self._usual = False  # HTTP/1.1 that stays open, to be answered with a body
 
-        self._output = Output()
         self._writing = _Writing.HEAD if self._client else _Writing.WAITING
         self._to_send = 0  # what is left of the declared length, not sent
 
@@ -142,6 +142,11 @@ class HTTP1Connection:
         """Bytes received and not given out as events yet, landed ones included."""
         return self._input.unread + self._landed - self._told
 
+    @property
+    def held(self) -> int:
+        """`unread` and `unconsumed`: what a driver decides by whether to read on."""
+        return self._input.unread + self._landed - self._told + self.unconsumed
+
     def receive_data(self, data: Buffer) -> None:
         """Stores a copy of what is worth keeping; the memory may be reused at once. After an error, or when the
         connection cannot carry another message, nothing is."""
@@ -149,7 +154,7 @@ class HTTP1Connection:
             raise LocalProtocolError("data after the end of the connection" if self._eof else "data for a retired machine")
         if self._landing is not None:
             data = self._land(self._landing, bytes_view(memoryview(data)))
-        if self._reading is not _Reading.OVER:
+        if self._reading is not _READ_OVER:
             self._input.feed(data)
 
     def receive_eof(self) -> None:
@@ -161,7 +166,7 @@ class HTTP1Connection:
         included. Nothing more may be received or sent."""
         self._eof = True
         self._close_reading()
-        self._output.clear()
+        self._clear_output()
 
     def next_event(self) -> Event | Signal:
         """One event, NEED_DATA, or PAUSED: a pipelined request is here whose turn has not come. After the peer's end
@@ -185,6 +190,28 @@ class HTTP1Connection:
             if self._error is None:
                 self._fail(error)
             raise
+
+    def next_whole(self) -> tuple[Request, bytes] | None:
+        """A server's next request with its whole body, where the connection repeats itself: its head is, byte for byte,
+        that of the request before, declares a body below 16 KiB or none, expects and upgrades nothing, and all of it has
+        come in one piece. It is exactly as if `next_event` had given the Request, a Data unless the body is empty, and
+        the End. None where anything is otherwise, or its turn has not come: nothing has happened then, and `next_event`
+        says what is to be done."""
+        whole = self._whole
+        if whole is None or self._reading is not _READ_HEAD:
+            return None
+        head, length, request = whole
+        body = self._input.accept_whole(head, length)
+        if body is None:
+            return None
+        # what else depends on the head is as the request before has left it, for it had the same
+        if self.unconsumed:
+            self._next_stream()
+        else:
+            self.stream += 1
+        self._reading, self._writing = _READ_DONE, _WRITE_HEAD
+        self.unconsumed += length
+        return replace(request, stream=self.stream), body
 
     def _read_other(self, reading: _Reading) -> Event | None:
         if self._error is not None:
@@ -233,9 +260,10 @@ class HTTP1Connection:
     # -- heads -----------------------------------------------------------------------------------------------------
 
     def _next_stream(self) -> None:
-        if self._given:
-            self._earlier[self.stream] = self._given
-            self._given = 0
+        if self.unconsumed:
+            given = self._outstanding(self.stream)
+            if given:
+                self._earlier[self.stream] = given
         self.stream += 1
 
     def _read_request(self) -> Request | None:
@@ -250,7 +278,7 @@ class HTTP1Connection:
             if text is None:
                 return None
             head = read_request(text, max_fields=limits.fields, scheme=self._scheme)
-            self._known = (text, head) if len(text) <= _REMEMBERED else None
+            self._remember(text, head)
         request, length, chunked, keep_alive, http10, is_head = head
         self._next_stream()
         self._writing = _WRITE_HEAD
@@ -260,6 +288,13 @@ class HTTP1Connection:
         self._upgrade = request.upgrade
         self._start_body(length, chunked)
         return replace(request, stream=self.stream)
+
+    def _remember(self, text: bytes, head: RequestHead) -> None:
+        known = len(text) <= _REMEMBERED
+        request = head.event
+        whole = known and head.length < LARGE and not (head.chunked or request.expects_continue or request.upgrade)
+        self._known = (text, head) if known else None
+        self._whole = (text, head.length, request) if whole else None
 
     def _read_response(self) -> Response | None:
         limits = self._limits
@@ -303,7 +338,7 @@ class HTTP1Connection:
         if piece is None:
             return None
         size = len(piece)
-        self._given += size
+        self.unconsumed += size
         self._rest -= size
         if not self._rest:
             self._reading = _READ_END
@@ -331,7 +366,7 @@ class HTTP1Connection:
     def _give(self, piece: Buffer | None) -> Data | None:
         if piece is None:
             return None
-        self._given += len(piece)
+        self.unconsumed += len(piece)
         return Data(stream=self.stream, buffers=(piece,))
 
     def _end_reading(self) -> None:
@@ -405,23 +440,24 @@ class HTTP1Connection:
 
     # -- the ledger of what was given out --------------------------------------------------------------------------
 
-    @property
-    def unconsumed(self) -> int:
-        """Body bytes given out as Data and not credited yet."""
-        return self._given + sum(self._earlier.values()) if self._earlier else self._given
-
     def credit(self, stream: int, n: int) -> None:
         """The consumer took n bytes of this stream's body. HTTP/1.1 has no window to give back; the count is what a
         driver decides by whether to read on. Raises LocalProtocolError beyond what was given out."""
-        given = self._given if stream == self.stream else self._earlier.get(stream, 0)
+        if stream == self.stream and 0 <= n <= self.unconsumed and not self._earlier:
+            self.unconsumed -= n
+            return
+        given = self._outstanding(stream)
         if not 0 <= n <= given:
             raise LocalProtocolError(f"credit: {n} bytes for stream {stream}, which has {given} outstanding")
-        if stream == self.stream:
-            self._given = given - n
-        elif n < given:
+        self.unconsumed -= n
+        if stream in self._earlier:
             self._earlier[stream] = given - n
-        else:
-            self._earlier.pop(stream, None)
+            if n == given:
+                del self._earlier[stream]
+
+    def _outstanding(self, stream: int) -> int:
+        """Of the unconsumed bytes those of this stream."""
+        return self.unconsumed - sum(self._earlier.values()) if stream == self.stream else self._earlier.get(stream, 0)
 
     # -- sending ---------------------------------------------------------------------------------------------------
 
@@ -458,11 +494,11 @@ class HTTP1Connection:
         writing = self._writing
         if writing is _WRITE_CHUNKED:
             if size >= LARGE:
-                self._output.put_all((b"%x\r\n" % size, *buffers, b"\r\n"))
+                self._put_all((b"%x\r\n" % size, *buffers, b"\r\n"))
             elif len(buffers) == 1 and size and type(only := buffers[0]) is bytes:  # a token
-                self._output.put(b"%x\r\n%b\r\n" % (size, only))
+                self._put(b"%x\r\n%b\r\n" % (size, only))
             elif size:  # RFC 9112 section 7.1: an empty chunk would be the last
-                self._output.put(b"".join((b"%x\r\n" % size, *buffers, b"\r\n")))
+                self._put(b"".join((b"%x\r\n" % size, *buffers, b"\r\n")))
             return
         if writing is _WRITE_LENGTH:
             if size > self._to_send:
@@ -470,29 +506,36 @@ class HTTP1Connection:
             self._to_send -= size
         elif writing is not _WRITE_UNTIL_CLOSE:
             raise LocalProtocolError("send: a body needs a head first, and has one end")
-        self._output.put_all(buffers)
+        self._put_all(buffers)
 
-    def respond(self, stream: int, status: int, headers: Headers, buffers: Sequence[Buffer] = ()) -> None:
-        """A whole answer: exactly as a Response, a Data with `buffers` where there are any, and an End, sent one after
-        the other. `headers` say the content-length. Raises LocalProtocolError as they do; what went before the one
-        that is refused is queued then."""
+    def respond(
+        self, stream: int, status: int, headers: Headers, buffers: Sequence[Buffer] = (), fresh: Headers = ()
+    ) -> None:
+        """A whole answer: exactly as a Response with `headers` and then `fresh`, a Data with `buffers` where there are
+        any, and an End, sent one after the other. One of the fields says the content-length. Raises LocalProtocolError
+        as they do; what went before the one that is refused is queued then.
+
+        It costs least where `headers` is a tuple that is given again and again, and `fresh` has what differs each time,
+        the length too: such a tuple is checked and written once, and kept, so it should say nothing private."""
         if stream != self.stream:
             raise self._other_stream(stream)
         # the request is given out whole, and neither it nor we have anything to say about the connection
         if self._usual and self._reading is _READ_DONE and self._writing is _WRITE_HEAD and not self._closing:
             size = 0
             for buffer in buffers:
-                if type(buffer) is memoryview and not (buffer.c_contiguous and buffer.nbytes == len(buffer)):
-                    size = LARGE  # not counted here
-                size += len(buffer)
-            head = write_plain(status, headers, size) if size < LARGE else None
-            if head is not None:
-                self._output.put_last(b"".join((head, *buffers)), stream)
+                if type(buffer) is memoryview:
+                    size += buffer.nbytes if buffer.c_contiguous else LARGE  # which is not for here
+                else:
+                    size += len(buffer)
+            parts = plain_head(status, headers, fresh, size) if size < LARGE else None
+            if parts is not None:
+                parts += buffers
+                self._put_last(b"".join(parts))
                 self._reading, self._writing = _READ_HEAD, _WRITE_WAITING
                 return
         if self._retired:
             raise LocalProtocolError("send: this machine is retired")
-        self._send_response(status, headers)
+        self._send_response(status, [*headers, *fresh])
         if buffers:
             self.send_data(stream, buffers)
         self._send_end()
@@ -507,7 +550,7 @@ class HTTP1Connection:
     def room(self, stream: int) -> int:
         """`send_buffer` less the bytes queued and not written, of all streams: they share the queue. Negative where a
         larger message was admitted whole; nothing enforces it here."""
-        return self._limits.send_buffer - self._output.queued
+        return self._limits.send_buffer - self.queued
 
     def _send_response(self, status: int, headers: Headers) -> None:
         if self._client or self._writing is not _Writing.HEAD or not 100 <= status <= 599:
@@ -532,7 +575,7 @@ class HTTP1Connection:
         self._closing = False
         self._to_send = length or 0
         self._writing = _Writing.CHUNKED if chunked else _Writing.UNTIL_CLOSE if until_close else _Writing.LENGTH
-        self._output.put(
+        self._put(
             b"%b%b%b%b\r\n"
             % (
                 status_line(status),
@@ -554,7 +597,7 @@ class HTTP1Connection:
                 raise LocalProtocolError("send: status 101 for a request that asks for no upgrade")
             own = b"connection: upgrade\r\nupgrade: %b\r\n" % (fields.upgrade or self._upgrade)
             self._reading, self._writing = _Reading.SWITCHED, _Writing.DONE
-        self._output.put(b"%b%b%b\r\n" % (status_line(status), fields.block, own))
+        self._put(b"%b%b%b\r\n" % (status_line(status), fields.block, own))
 
     def _connection_fields(self, asked: list[bytes], upgrade: bytes) -> bytes:
         """Our own word on the connection, with what else the caller lists there."""
@@ -607,11 +650,11 @@ class HTTP1Connection:
         self._reading = _Reading.HEAD
         self._next_stream()
         connection = self._connection_fields(asked, self._upgrade)
-        self._output.put(b"%bhost: %b\r\n%b%b%b\r\n" % (line, event.authority, fields.block, connection, own))
+        self._put(b"%bhost: %b\r\n%b%b%b\r\n" % (line, event.authority, fields.block, connection, own))
 
     def _send_end(self, trailers: Headers = ()) -> None:
         if self._writing is _WRITE_CHUNKED:
-            self._output.put(b"0\r\n%b\r\n" % (write_trailers(trailers) if trailers else b""))
+            self._put(b"0\r\n%b\r\n" % (write_trailers(trailers) if trailers else b""))
         elif self._writing is not _WRITE_LENGTH and self._writing is not _WRITE_UNTIL_CLOSE:
             raise LocalProtocolError("send: nothing is under way that could end")
         elif self._to_send:
@@ -619,20 +662,8 @@ class HTTP1Connection:
         elif trailers:
             raise LocalProtocolError("send: trailers need a chunked body")
         self._writing = _Writing.DONE
-        self._output.end(self.stream)
+        self._put_end()
         self._turn()
-
-    # -- output ----------------------------------------------------------------------------------------------------
-
-    def data_to_send(self, at_most: int) -> list[Buffer]:
-        """The next buffers to write, about `at_most` bytes: small ones are joined and never cut. [] when there are
-        none. What it gave must be confirmed with `data_sent` before it may be called again."""
-        return self._output.take(at_most)
-
-    def data_sent(self) -> Sent:
-        """What `data_to_send` gave is with the kernel. Call it also when that was []: an End that adds no bytes of its
-        own (declared length, or a body that ends with the connection) after all others were written shows only here."""
-        return self._output.confirm(self.stream)
 
     # -- the connection --------------------------------------------------------------------------------------------
 
@@ -646,7 +677,7 @@ class HTTP1Connection:
     def idle(self) -> bool:
         """No message is under way, nothing is unread, nothing is queued."""
         at_rest = self._writing is _Writing.HEAD if self._client else self._reading is _Reading.HEAD
-        return at_rest and not self._input.unread and not self._output.queued
+        return at_rest and not self._input.unread and not self.queued
 
     def switch(self) -> bytes:
         """After a 101, sent or received, what was received for the other protocol. The machine only gives out what it

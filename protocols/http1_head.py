@@ -10,7 +10,7 @@ from typing import NamedTuple, final
 import httptools
 
 from protocols.errors import LocalProtocolError, RemoteProtocolError
-from protocols.events import Headers, Request
+from protocols.events import Buffer, Headers, Request
 
 _TOKEN = (string.digits + string.ascii_letters + "!#$%&'*+-.^_`|~").encode()  # RFC 9110 section 5.6.2
 _VISIBLE = bytes(c for c in range(0x21, 0x7F) if c != ord("#"))  # a request target has no fragment (RFC 9112 section 3.2)
@@ -51,13 +51,16 @@ _PHRASES = {s.value: s.phrase for s in http.HTTPStatus} | {
     413: "Content Too Large", 416: "Range Not Satisfiable", 422: "Unprocessable Content",
 }  # fmt: skip
 _STATUS_LINES = {status: f"HTTP/1.1 {status} {phrase}\r\n".encode() for status, phrase in _PHRASES.items()}
-# Of answers that have a body (RFC 9112 section 6.3, rule 1), as `write_plain` has them: each line but the first brings
-# the end of the one before.
+# Of answers that have a body (RFC 9112 section 6.3, rule 1), as `plain_head` has them: each line but the first brings the
+# end of the one before.
 _PLAIN_LINES = {status: line[:-2] for status, line in _STATUS_LINES.items() if status >= 200 and status not in (204, 304)}
 _PLAIN_LENGTH = b"\r\ncontent-length: "
 # How the line of a field begins whose name was checked. The names alone: values are many, and may be private.
 _PLAIN_STARTS: dict[bytes, bytes] = {}
 _STARTS_KEPT, _NAME_KEPT = 256, 64
+# The status line and the fields that were checked, for what is said with many answers.
+_PLAIN_BLOCKS: dict[tuple[int, Headers], bytes] = {}
+_BLOCKS_KEPT, _BLOCK_KEPT = 64, 512
 
 # A transfer coding with its parameters, RFC 9112 section 7; chunked has none and is applied once.
 _QUOTED = rb'"(?:[\t !#-\[\]-~\x80-\xff]|\\[\t -~\x80-\xff])*+"'
@@ -247,27 +250,39 @@ def write_fields(headers: Headers) -> Outgoing:
     return Outgoing(b"".join(parts), special)
 
 
-def write_plain(status: int, headers: Headers, length: int) -> bytes | None:
-    """The head of an answer with a body of `length` bytes, as `status_line` and `write_fields` write it, where its
-    fields say just that length and nothing else that the machine must know of. None for any other, which is for them."""
-    text = _PLAIN_LINES.get(status)
-    if text is None:
-        return None
+def plain_head(status: int, headers: Headers, fresh: Headers, length: int) -> list[Buffer] | None:
+    """The head of an answer with a body of `length` bytes, in parts: as `status_line` and `write_fields` write `headers`
+    and then `fresh`, where they say just that length and nothing else that the machine must know of. None for any other,
+    which is for them. A tuple of `headers` without the length is remembered, with this status."""
+    block = None
+    if fresh and type(headers) is tuple:
+        try:
+            block = _PLAIN_BLOCKS.get((status, headers)) or _plain_block(status, headers)
+        except TypeError:
+            block = None  # no key: something in it can change
+    if block is None:
+        block, fresh = _PLAIN_LINES.get(status), [*headers, *fresh]
+        if block is None:
+            return None
+    parts: list[Buffer] = [block]
     declared = None
-    for name, value in headers:
+    for name, value in fresh:
         start = _PLAIN_STARTS.get(name)
         if start is None:
             if name == b"content-length" and declared is None:
-                start, declared = _PLAIN_LENGTH, value
-            else:
-                start = _plain_start(name)
-                if start is None:
-                    return None
-        text = text + start + value
-    # of control characters, there may only be the CRLF that each field brought
-    if declared != b"%d" % length or len(text.translate(None, _CONTROLS)) != len(text) - 2 * len(headers):
+                declared = value
+                parts += (_PLAIN_LENGTH, value)
+                continue
+            start = _plain_start(name)
+            if start is None:
+                return None
+        if not value.isalnum() and _has_controls(value):
+            return None
+        parts += (start, value)
+    if declared != b"%d" % length:
         return None
-    return text + b"\r\n\r\n"
+    parts.append(b"\r\n\r\n")
+    return parts
 
 
 def write_trailers(trailers: Headers) -> bytes:
@@ -300,6 +315,24 @@ def is_authority(value: bytes) -> bool:
 def is_protocol(value: bytes) -> bool:
     """Whether it names one protocol, with or without a version (RFC 9110 section 7.8)."""
     return bool(value) and not value.translate(None, _TOKEN + b"/")
+
+
+def _plain_block(status: int, headers: tuple[tuple[bytes, bytes], ...]) -> bytes | None:
+    line = _PLAIN_LINES.get(status)
+    if line is None:
+        return None
+    parts = [line]
+    for name, value in headers:
+        start = _PLAIN_STARTS.get(name) or _plain_start(name)
+        if start is None or _has_controls(value):
+            return None
+        parts += (start, value)
+    block = b"".join(parts)
+    if len(block) <= _BLOCK_KEPT:
+        if len(_PLAIN_BLOCKS) >= _BLOCKS_KEPT:
+            _PLAIN_BLOCKS.clear()
+        _PLAIN_BLOCKS[status, headers] = block
+    return block
 
 
 def _plain_start(name: bytes) -> bytes | None:

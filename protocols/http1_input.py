@@ -22,31 +22,26 @@ class Input:
     They are joined only where a head is cut across them; a body comes out as it came in, and a line is carried over.
     """
 
-    __slots__ = ("_behind", "_blank_line", "_carry", "_more", "_pos", "_scanned", "data")
+    __slots__ = ("_blank_line", "_carry", "_more", "_pos", "_scanned", "data", "unread")
 
     def __init__(self) -> None:
         self.data = b""
         """The buffer being consumed: empty when nothing is here, but perhaps the start of a line."""
+        self.unread = 0
+        """Bytes received and not consumed."""
         self._pos = 0
         self._more: list[bytes] = []  # the buffers behind it: few, for crumbs are joined
-        self._behind = 0  # bytes in them
         self._scanned = 0  # bytes of an incomplete head that were searched already
         self._blank_line = False  # an empty line was skipped before this head
         self._carry = b""  # the start of a line that the next buffer continues
 
-    @property
-    def unread(self) -> int:
-        """Bytes received and not consumed."""
-        return len(self.data) - self._pos + self._behind + len(self._carry)
-
     def feed(self, data: Buffer) -> None:
         """Stores a copy."""
         chunk = data.tobytes() if type(data) is memoryview else bytes(data)
+        self.unread += len(chunk)
         if not self.data:
             self.data = chunk
-            return
-        self._behind += len(chunk)
-        if self._more and len(self._more[-1]) + len(chunk) <= _CRUMBS:
+        elif self._more and len(self._more[-1]) + len(chunk) <= _CRUMBS:
             self._more[-1] += chunk
         else:
             self._more.append(chunk)
@@ -54,7 +49,7 @@ class Input:
     def clear(self) -> bytes:
         """Forgets everything, and returns it."""
         rest = self._joined()
-        self.data, self._pos, self._carry = b"", 0, b""
+        self.data, self._pos, self._carry, self.unread = b"", 0, b"", 0
         return rest
 
     def take(self, at_most: int) -> Buffer | None:
@@ -69,6 +64,7 @@ class Input:
             self._forward()
         else:
             return None
+        self.unread -= end - start
         if end - start < LARGE or end - start == size:
             return data[start:end]  # of the whole, bytes makes no copy
         return memoryview(data)[start:end]
@@ -78,18 +74,37 @@ class Input:
         start = self._pos
         if not self.data.startswith(expected, start) or self._carry:
             return False
-        end = start + len(expected)
-        if end < len(self.data):
-            self._pos = end
+        n = len(expected)
+        self.unread -= n
+        if start + n < len(self.data):
+            self._pos = start + n
         else:
             self._forward()
         self._scanned, self._blank_line = 0, False
         return True
 
+    def accept_whole(self, head: bytes, size: int) -> bytes | None:
+        """Consumes this head and `size` bytes of a body if they come next, whole and in one buffer; returns the body."""
+        data, start = self.data, self._pos
+        body = start + len(head)
+        end = body + size
+        if end > len(data) or not data.startswith(head, start) or self._carry:
+            return None
+        self.unread -= end - start
+        if end < len(data):
+            self._pos = end
+        elif self._more:
+            self._forward()
+        else:
+            self.data, self._pos = b"", 0
+        self._blank_line = False  # and nothing was searched: of a head that is whole, no search ends before its end
+        return data[body:end]
+
     def match(self, pattern: re.Pattern[bytes]) -> re.Match[bytes] | None:
         """Consumes what matches if it comes next, whole and in one buffer."""
         match = None if self._carry else pattern.match(self.data, self._pos)
         if match is not None:
+            self.unread -= match.end() - self._pos
             self._consume(match.end())
         return match
 
@@ -105,6 +120,7 @@ class Input:
                 if not line.endswith(b"\r\n"):
                     raise RemoteProtocolError("chunks: a LF without its CR")
                 self._carry = b""
+                self.unread -= len(line)
                 self._consume(end + 1)
                 return line[:-2]
             if len(line) > limit + (1 if line.endswith(b"\r") else 0):
@@ -134,6 +150,7 @@ class Input:
         if self.data.find(b"\r\n", start, start + line_limit + 2) < 0:
             raise _long_line(line_limit)
         head = self.data[start : end + 4]
+        self.unread -= len(head)
         self._consume(end + 4)
         self._scanned, self._blank_line = 0, False
         return head
@@ -164,7 +181,6 @@ class Input:
         self._pos = 0
         if self._more:
             self.data = self._more.pop(0)
-            self._behind -= len(self.data)
         else:
             self.data = b""  # an idle connection must not hold what it last received
 
@@ -172,7 +188,6 @@ class Input:
         """What is not consumed, as one, taken away from behind."""
         rest = b"".join((self.data[self._pos :], *self._more))
         self._more.clear()
-        self._behind = 0
         return rest
 
 

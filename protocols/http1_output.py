@@ -1,20 +1,18 @@
-"""The queue of an HTTP/1.1 connection's output: what is joined, what goes by reference, and which answers have ended."""
+"""The sending end of an HTTP/1.1 connection: what is joined, what goes by reference, and which answers have ended."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable
-from typing import final
 
 from protocols.errors import LocalProtocolError
 from protocols.events import Buffer, Sent
 from protocols.http1_input import LARGE
 
 
-@final
 class Output:
-    """Buffers in the order they are written. `queued` counts their bytes until the kernel has them."""
+    """What a connection has to send: buffers in the order they are written, each of one stream."""
 
-    __slots__ = ("_buffers", "_ends", "_flight", "_sent", "queued")
+    __slots__ = ("_buffers", "_ends", "_flight", "_sent", "queued", "stream")
 
     def __init__(self) -> None:
         self._buffers: list[Buffer] = []
@@ -22,36 +20,40 @@ class Output:
         self._sent = 0  # bytes the kernel has, ever
         self._ends: list[tuple[int, int]] = []  # (where its last byte is, stream)
         self.queued = 0
+        """Bytes given to be sent that the kernel does not have."""
+        self.stream = 0
+        """The stream under way, or the last one; 0 before the first."""
 
-    def put(self, buffer: Buffer) -> None:
+    def _put(self, buffer: Buffer) -> None:
         """Queues a buffer whose len() counts bytes."""
         self._buffers.append(buffer)
         self.queued += len(buffer)
 
-    def put_last(self, buffer: Buffer, stream: int) -> None:
-        """Queues a buffer with which this stream ends."""
+    def _put_last(self, buffer: bytes) -> None:
+        """Queues the last buffer of the stream under way."""
         self._buffers.append(buffer)
-        self.queued += len(buffer)
-        self._ends.append((self._sent + self.queued, stream))
+        self.queued = queued = self.queued + len(buffer)
+        self._ends.append((self._sent + queued, self.stream))
 
-    def put_all(self, buffers: Iterable[Buffer]) -> None:
+    def _put_all(self, buffers: Iterable[Buffer]) -> None:
         """Queues those that are not empty."""
         for buffer in buffers:
             if buffer:
-                self.put(buffer)
+                self._put(buffer)
 
-    def clear(self) -> None:
+    def _clear_output(self) -> None:
         """Forgets everything."""
         self._buffers.clear()
         self._ends.clear()
         self._flight = self.queued = 0
 
-    def end(self, stream: int) -> None:
-        """Everything of this stream is queued."""
-        self._ends.append((self._sent + self.queued, stream))
+    def _put_end(self) -> None:
+        """Everything of the stream under way is queued."""
+        self._ends.append((self._sent + self.queued, self.stream))
 
-    def take(self, at_most: int) -> list[Buffer]:
-        """The next buffers, about `at_most` bytes: runs of small ones are joined and never cut."""
+    def data_to_send(self, at_most: int) -> list[Buffer]:
+        """The next buffers to write, about `at_most` bytes: small ones are joined and never cut. [] when there are
+        none. What it gave must be confirmed with `data_sent` before it may be called again."""
         if self._flight:
             raise LocalProtocolError("data_to_send: what it gave last was not confirmed with data_sent")
         queue, queued = self._buffers, self.queued
@@ -88,17 +90,18 @@ class Output:
         self._flight = at_most - left
         return buffers
 
-    def confirm(self, current: int) -> Sent:
-        """What `take` gave is with the kernel; bytes behind the last end are those of stream `current`."""
-        flight, ends = self._flight, self._ends
-        start, now = self._sent, self._sent + flight
-        self._sent = now
+    def data_sent(self) -> Sent:
+        """What `data_to_send` gave is with the kernel. Call it also when that was []: an End that adds no bytes of its
+        own (declared length, or a body that ends with the connection) after all others were written shows only here."""
+        flight, ends, start = self._flight, self._ends, self._sent
+        self._sent = now = start + flight
         self._flight = 0
         self.queued -= flight
         if not ends:
-            return Sent([current], []) if flight else Sent()
-        if start < ends[0][0] == now:  # one answer, to its end
-            stream = ends.pop(0)[1]
+            return Sent([self.stream], []) if flight else Sent()
+        end, stream = ends[0]
+        if start < end == now:  # one answer, to its end
+            del ends[0]
             return Sent([stream], [stream])
         room, ended = [], []
         for end, stream in ends:
@@ -110,7 +113,7 @@ class Output:
             start = end
         else:
             if start < now:
-                room.append(current)
+                room.append(self.stream)  # behind the last end
         if ended:
             del ends[: len(ended)]
         return Sent(room, ended)

@@ -62,7 +62,7 @@ class HTTP1Wire:
 
     def may_read(self) -> bool:
         machine = self._machine
-        return machine.get_buffer() is not None or machine.unread + machine.unconsumed < self._connection.limits.read_ahead
+        return machine.held < self._connection.limits.read_ahead or machine.get_buffer() is not None
 
     def get_buffer(self) -> memoryview | None:
         return self._machine.get_buffer()
@@ -81,7 +81,13 @@ class HTTP1Wire:
     def pump(self, at_most: int) -> bool:
         if self._failed:
             return True
-        connection, current, next_event = self._connection, self._current, self._machine.next_event
+        connection, machine = self._connection, self._machine
+        whole = machine.next_whole()
+        if whole is not None:
+            self._open(whole[0]).feed_whole(whole[1], connection.last_received)
+            if not machine.unread and not connection.eof:
+                return True
+        current, next_event = self._current, machine.next_event
         for _ in range(at_most):
             event = next_event()
             if type(event) is Data:
@@ -93,15 +99,20 @@ class HTTP1Wire:
                 if current is not None and not current.request.upgrade:
                     current.feed_end()
             elif type(event) is Request:
-                if connection.requests + 1 >= connection.limits.requests_per_connection or connection.server.draining:
-                    self._machine.close_after_response()
-                current = self._current = connection.open_exchange(event)
+                current = self._open(event)
             else:
                 if type(event) is ConnectionEnd or (event is PAUSED and connection.eof):
                     self._leave()
                     connection.output_ready()
                 return True
         return False
+
+    def _open(self, request: Request) -> Exchange:
+        connection = self._connection
+        if connection.requests + 1 >= connection.limits.requests_per_connection or connection.server.draining:
+            self._machine.close_after_response()
+        self._current = exchange = connection.open_exchange(request)
+        return exchange
 
     def _leave(self) -> None:
         # RFC 9112 section 9.6 lets a client half-close after its request; every real client that does so while it
@@ -190,10 +201,10 @@ class HTTP1Wire:
         self._machine.send(End(stream=exchange.stream))
         self._connection.output_ready()
 
-    def respond(self, exchange: Exchange, status: int, headers: Headers, buffers: Sequence[Buffer]) -> None:
+    def respond(self, exchange: Exchange, status: int, headers: Headers, fresh: Headers, buffers: Sequence[Buffer]) -> None:
         if not exchange.input_ended:
             self._machine.close_after_response()
-        self._machine.respond(exchange.stream, status, headers, buffers)
+        self._machine.respond(exchange.stream, status, headers, buffers, fresh)
         self._connection.output_ready()
 
     def reset(self, exchange: Exchange) -> None:

@@ -205,9 +205,9 @@ class HTTP2Wire:
             self._machine.send(End(stream=exchange.stream))
             self._connection.output_ready()
 
-    def respond(self, exchange: Exchange, status: int, headers: Headers, buffers: Sequence[Buffer]) -> None:
+    def respond(self, exchange: Exchange, status: int, headers: Headers, fresh: Headers, buffers: Sequence[Buffer]) -> None:
         if self._machine.is_open(exchange.stream):
-            self._machine.respond(exchange.stream, status, headers, buffers)
+            self._machine.respond(exchange.stream, status, [*headers, *fresh], buffers)
             self._connection.output_ready()
 
     def reset(self, exchange: Exchange) -> None:

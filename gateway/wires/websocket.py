@@ -177,7 +177,7 @@ class WebSocketWire:
         self._closing_since = self._connection.clock()
         self._connection.output_ready()
 
-    def respond(self, exchange: Exchange, status: int, headers: Headers, buffers: Sequence[Buffer]) -> None:
+    def respond(self, exchange: Exchange, status: int, headers: Headers, fresh: Headers, buffers: Sequence[Buffer]) -> None:
         raise AssertionError("the handshake is over")
 
     def reset(self, exchange: Exchange) -> None:

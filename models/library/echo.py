@@ -18,3 +18,4 @@ class Echo:
     async def __call__(self, session: Session[Part, Part]) -> None:
         async for part in session:
             await session.send(part)
+            del part  # many sessions are silent for long: none of them holds what it said last
