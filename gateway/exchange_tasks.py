@@ -16,8 +16,9 @@ from gateway.hub import Readiness
 T = TypeVar("T")
 
 _IDLE = 256  # tasks that wait for work; more than that end
+_DOUBT = 64  # exchanges, at most, that get tasks of their own after the leader's have waited
 _BATCH = 32  # owners that the leader tells before what they have to write is written
-_TURN = 64  # owners that the leader tells before other tasks have their turn
+_TURN = 0.005  # seconds that the leader tells owners before other tasks have their turn
 
 
 @final
@@ -61,6 +62,7 @@ class ExchangeTasks:
         self._leader: _Place | None = None
         self._telling = False
         self._begun: deque[Exchange] = deque()
+        self._doubt = self._doubted = 0
 
     @property
     def idle(self) -> int:
@@ -130,15 +132,26 @@ class ExchangeTasks:
         """Tells who is ready, until one of the exchanges that begin thereby has waited and is over. True when its
         scope was cancelled, whoever leads by then."""
         told, ran = 0, False
+        began = trio.current_time()
         while self._leader is place:
             if self._begun:
-                ran = True
-                exchange = place.exchange = self._begun.popleft()
+                exchange = self._begun.popleft()
+                if self._doubted:
+                    self._doubted -= 1
+                    self._give(exchange)
+                    continue
+                ran, place.exchange = True, exchange
                 exchange.begin(place.scope)
                 error = await _stepped(self._work(exchange), place, self._follow)
                 if exchange.cancelled:
                     return True
                 self._done(place, error)
+                if self._leader is place:
+                    self._doubt = 0
+                    if trio.current_time() - began > _TURN:
+                        self._write()
+                        await trio.lowlevel.checkpoint()
+                        began = trio.current_time()
                 continue
             self._telling = True  # what begins meanwhile is ours
             try:
@@ -149,20 +162,23 @@ class ExchangeTasks:
                     self._write()
             finally:
                 self._telling = False
-            if told >= _TURN:
-                told = 0
+            if told % _BATCH == 0 and trio.current_time() - began > _TURN:
                 await trio.lowlevel.checkpoint()
+                began = trio.current_time()
             # clients whose answers went out ask again; but what was woken for others must run
             elif not more and not self._begun and not (ran and readiness.look()):
                 told, ran = 0, False
                 self.leading = False
                 await readiness.wait()
                 self.leading = True
+                began = trio.current_time()
         return False
 
     def _follow(self) -> None:
-        """The leader's exchange waits: another task leads."""
+        """The leader's exchange waits: another task leads. What begins next will probably wait as well, and each time
+        the others had to wait for their new leader: so it gets tasks of its own, the more the more often that is so."""
         self._leader = None
+        self._doubt = self._doubted = min(2 * self._doubt + 1, _DOUBT)
         self._give(None)
 
     def _done(self, place: _Place, error: GatewayError | None) -> None:

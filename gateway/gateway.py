@@ -47,7 +47,7 @@ from protocols.buffers import ByteBudget
 log = logging.getLogger("gateway")
 
 _TICK = 1.0
-_TURN = 64  # connections that have their turn before tasks get theirs
+_TURN = 0.005  # seconds of connections' turns before tasks have theirs
 # What an interrupted exchange has for its goodbye, and a cancelled model for its clean-up, before the server stops.
 _GRACE = 5.0
 
@@ -397,10 +397,12 @@ class Gateway:
                 while not self._due:
                     await self._turn_bell.wait()
                 due, self._due = self._due, []
+                began = self.clock()
                 for number, connection in enumerate(due, 1):
                     connection.turn()
-                    if number % _TURN == 0:
+                    if number % 32 == 0 and self.clock() - began > _TURN:
                         await trio.lowlevel.checkpoint()
+                        began = self.clock()
         finally:
             self._nursery = None
             self._disconnect()
