@@ -244,24 +244,27 @@ def _close(block: bytes, payload: bytes) -> bytes:
 
 def v2_infer() -> Iterator[Case]:
     """A request of FP32 [1, 16] read and its answer written: our codec, and numpy with a JSON library and no check."""
-    signature = v2.ModelSignature(name="identity", versions=("1",), platform="python")
     binary, plain = (request.partition(b"\r\n\r\n")[2] for request in (requests.infer_binary(16), requests.infer_json(16)))
+    own = b'{"id":"8f14e45f-ceea-467f",' + plain[1:]
     length = len(binary) - 64
+    signature = v2.ModelSignature(name="identity", versions=("1",), platform="python")
+    codec = v2.InferCodec(signature, version="1")
 
     def ours(body: bytes, header_length: int | None) -> object:
-        request = v2.parse_infer(body, header_length, signature)
+        request = codec.parse(body, header_length)
         tensor = request.inputs[0]
         output = v2.V2Tensor(name="OUTPUT0", datatype=tensor.datatype, array=tensor.array)
-        return v2.render_infer("identity", "1", [output], request, signature=signature)
+        return codec.render([output], request)
 
     yield Case(
         name="binary, FP32 [1, 16]",
         costs={"v2": repeated(partial(ours, binary, length)), "by hand": repeated(partial(_binary_by_hand, binary, length))},
     )
-    yield Case(
-        name="JSON, FP32 [1, 16]",
-        costs={"v2": repeated(partial(ours, plain, None)), "by hand": repeated(partial(_json_by_hand, plain))},
-    )
+    for name, body in (("JSON, FP32 [1, 16]", plain), ("JSON with an id, FP32 [1, 16]", own)):
+        yield Case(
+            name=name,
+            costs={"v2": repeated(partial(ours, body, None)), "by hand": repeated(partial(_json_by_hand, body))},
+        )
 
 
 def _binary_by_hand(body: bytes, length: int) -> object:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import mmap
 import weakref
 from collections import deque
@@ -47,7 +48,8 @@ class BodyPool:
         else:
             memory = mmap.mmap(-1, size)
             if size >= _HUGE and hasattr(mmap, "MADV_HUGEPAGE"):
-                memory.madvise(mmap.MADV_HUGEPAGE)
+                with contextlib.suppress(OSError):  # a kernel without them knows no such advice
+                    memory.madvise(mmap.MADV_HUGEPAGE)
         lent = np.frombuffer(memory, np.uint8, n)
         returned, loans, key = self._returned, self._loans, id(memory)
 

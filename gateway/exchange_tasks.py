@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextvars
+import logging
 import types
 from collections import deque
 from collections.abc import Callable, Coroutine, Generator
@@ -12,6 +14,8 @@ import trio
 from gateway.errors import GatewayError
 from gateway.exchange import Exchange
 from gateway.hub import Readiness
+
+log = logging.getLogger("gateway")
 
 T = TypeVar("T")
 
@@ -25,13 +29,30 @@ _TURN = 0.005  # seconds that the leader tells owners before other tasks have th
 class _Place:
     """One task, the exchange it has, and the scope around its work."""
 
-    __slots__ = ("context", "exchange", "scope", "task")
+    __slots__ = ("_cancel_status", "context", "exchange", "leads", "scope", "task")
 
     def __init__(self, exchange: Exchange | None) -> None:
         self.exchange = exchange
+        self.leads = exchange is None
         self.task = trio.lowlevel.current_task()
         self.context = self.task.context.copy()
         self.scope: trio.CancelScope
+
+    def entered(self) -> None:
+        """The scope is the innermost one of the task."""
+        self._cancel_status = self.task._cancel_status
+
+    def tidy(self) -> None:
+        """Makes it the innermost one again, where a model has left one of its own open: an async generator that was
+        given up inside of a timeout does that. It would cancel whatever comes next in this task, and Trio, which tells
+        nobody who is inside of what, would make the server pay for it when ours is left first."""
+        task = self.task
+        if task._cancel_status is not self._cancel_status:
+            log.warning("a model has left a cancel scope or a nursery open")
+            for nursery in task.child_nurseries:
+                nursery.cancel_scope.cancel()
+            task._child_nurseries.clear()
+            task._activate_cancel_status(self._cancel_status)
 
 
 @final
@@ -59,7 +80,6 @@ class ExchangeTasks:
         self._idle: list[_Place] = []
         self._nursery: trio.Nursery
         self._readiness: Readiness | None = None
-        self._leader: _Place | None = None
         self._telling = False
         self._begun: deque[Exchange] = deque()
         self._doubt = self._doubted = 0
@@ -72,6 +92,7 @@ class ExchangeTasks:
     def begin(self, nursery: trio.Nursery, readiness: Readiness | None) -> None:
         """Tasks live in this nursery; one of them leads, where there is something to be told."""
         self._nursery, self._readiness = nursery, readiness
+        self._context = contextvars.copy_context()
         if readiness is not None:
             nursery.start_soon(self._run, None)
 
@@ -86,10 +107,11 @@ class ExchangeTasks:
         """To another task, as its work; None: to lead."""
         if self._idle:
             place = self._idle.pop()
-            place.exchange = exchange
+            place.exchange, place.leads = exchange, exchange is None
             trio.lowlevel.reschedule(place.task)
         else:
-            self._nursery.start_soon(self._run, exchange)
+            # in our context: the task stays, and whoever calls here may be a connection of an embedder's
+            self._context.run(self._nursery.start_soon, self._run, exchange)
 
     async def _run(self, exchange: Exchange | None) -> None:
         place = _Place(exchange)
@@ -97,6 +119,7 @@ class ExchangeTasks:
             while True:
                 # a scope is used until it is cancelled: entering one is not cheap either
                 with trio.CancelScope() as place.scope:
+                    place.entered()
                     if not await self._serve(place):
                         return
                 assert place.exchange is not None
@@ -116,14 +139,16 @@ class ExchangeTasks:
             exchange = place.exchange
             if exchange is not None:
                 exchange.begin(place.scope)
-                error = await self._work(exchange)
+                try:
+                    error = await self._work(exchange)
+                finally:
+                    place.tidy()
                 if exchange.cancelled:
                     return True
                 self._done(place, error)
-            if self._readiness is not None and self._leader in (None, place):
-                self._leader = place
-                if await self._lead(place, self._readiness):
-                    return True
+            # only who was woken for it: after an exchange that has waited, its context variables are still about
+            if place.leads and self._readiness is not None and await self._lead(place, self._readiness):
+                return True
             if len(self._idle) >= _IDLE:
                 return False
             await self._wait(place)
@@ -133,7 +158,7 @@ class ExchangeTasks:
         scope was cancelled, whoever leads by then."""
         told, ran = 0, False
         began = trio.current_time()
-        while self._leader is place:
+        while place.leads:
             if self._begun:
                 exchange = self._begun.popleft()
                 if self._doubted:
@@ -142,11 +167,14 @@ class ExchangeTasks:
                     continue
                 ran, place.exchange = True, exchange
                 exchange.begin(place.scope)
-                error = await _stepped(self._work(exchange), place, self._follow)
+                try:
+                    error = await _stepped(self._work(exchange), place, self._follow)
+                finally:
+                    place.tidy()
                 if exchange.cancelled:
                     return True
                 self._done(place, error)
-                if self._leader is place:
+                if place.leads:
                     self._doubt = 0
                     if trio.current_time() - began > _TURN:
                         self._write()
@@ -174,10 +202,10 @@ class ExchangeTasks:
                 began = trio.current_time()
         return False
 
-    def _follow(self) -> None:
+    def _follow(self, place: _Place) -> None:
         """The leader's exchange waits: another task leads. What begins next will probably wait as well, and each time
         the others had to wait for their new leader: so it gets tasks of its own, the more the more often that is so."""
-        self._leader = None
+        place.leads = False
         self._doubt = self._doubted = min(2 * self._doubt + 1, _DOUBT)
         self._give(None)
 
@@ -205,17 +233,18 @@ class ExchangeTasks:
 
 
 @types.coroutine
-def _stepped(work: Coroutine[Any, Any, T], place: _Place, first_wait: Callable[[], None]) -> Generator[Any, Any, T]:
+def _stepped(work: Coroutine[Any, Any, T], place: _Place, first_wait: Callable[[_Place], None]) -> Generator[Any, Any, T]:
     """Awaits `work` with context variables of its own, and calls `first_wait` when it waits for the first time."""
-    context = place.context.copy()
+    task, context = place.task, place.context.copy()
     step: Callable[[Any], Any] = work.send
     value: Any = None
+    before, task.context = task.context, context
     try:
         trap = context.run(step, value)
     except StopIteration as end:
+        task.context = before
         return end.value  # type: ignore[no-any-return]
-    place.task.context = context
-    first_wait()
+    first_wait(place)
     while True:
         try:
             value, step = (yield trap), work.send
@@ -225,3 +254,5 @@ def _stepped(work: Coroutine[Any, Any, T], place: _Place, first_wait: Callable[[
             trap = step(value)
         except StopIteration as end:
             return end.value  # type: ignore[no-any-return]
+        finally:
+            value = None  # an outcome that was raised knows this frame: a cycle would keep the model's memory

@@ -84,8 +84,8 @@ class Hub(Readiness):
         return Watched(self, descriptor)
 
     def add(self, descriptor: int, owner: Owner) -> None:
-        self._owners[descriptor] = owner
         self._epoll.register(descriptor, select.EPOLLIN | select.EPOLLOUT | select.EPOLLRDHUP | select.EPOLLET)
+        self._owners[descriptor] = owner
 
     def remove(self, descriptor: int) -> None:
         if self._owners.pop(descriptor, None) is not None:

@@ -7,6 +7,7 @@ import json
 import math
 import struct
 from collections.abc import Callable, Mapping
+from functools import lru_cache
 from types import MappingProxyType
 from typing import Any, TypeAlias, final
 
@@ -42,13 +43,14 @@ _RANGES = {name: (int(info.min), int(info.max)) for name, info in _INTEGERS.item
 _LARGEST = {"FP16": "65504", "BF16": "3.38953139e+38", "FP32": "3.40282347e+38", "FP64": "1.79769313e+308"}
 _BEYOND_FP64 = 2**1024 - 2**970  # the first integer that rounds to infinity
 _LENGTH = struct.Struct("<I")
-_PACKED = {
+PACKED = {
     "FP16": "e", "FP32": "f", "FP64": "d", "UINT8": "B", "UINT16": "H", "UINT32": "I", "UINT64": "Q",
     "INT8": "b", "INT16": "h", "INT32": "i", "INT64": "q",
 }  # fmt: skip
 """The datatypes that `struct` writes too, by the rules of `from_json`: it refuses what does not fit, and rounds as numpy."""
-_PACK_AT_ONCE = 4096
-_CASTABLE = frozenset(name for name in _PACKED if np.zeros(1, DATATYPES[name]).data.format in "bBhHiIlLqQfd")
+PACK_AT_ONCE = 4096
+"""Numbers that are given to `struct` in one call."""
+_CASTABLE = frozenset(name for name in PACKED if np.zeros(1, DATATYPES[name]).data.format in "bBhHiIlLqQfd")
 """The datatypes whose memory a memoryview shows as bytes too."""
 _encode = msgspec.json.Encoder().encode
 
@@ -204,20 +206,24 @@ def to_json(array: Array, datatype: str) -> bytes:
     them: ask for binary data where the sign matters. BYTES are strings; V2Error if one is not UTF-8, and with status
     500 if the array is not of that datatype.
     """
-    if datatype == "BYTES":
-        return _encode([_as_text(item) for item in _bytes_items(array)])
-    if array.dtype is not DATATYPES.get(datatype):
+    if array.dtype is not _SINGLES.get(datatype):
+        if datatype == "BYTES":
+            return _encode([_as_text(item) for item in _bytes_items(array)])
         _check_dtype(array, datatype)
-    flat = array.reshape(-1)
-    if datatype in ("FP32", "FP16", "BF16"):
-        if array.size <= _FEW:
-            return _few_singles(flat)
-        flat = _shortest(flat)
-    return _encode(flat.tolist())
+        if datatype not in _SINGLES:
+            return _encode(array.ravel().tolist())
+    if array.size > _FEW:
+        return _encode(_shortest(array.ravel()).tolist())
+    text = _encode(array.ravel().tolist())
+    if text.translate(_ALL_ZERO, b".").find(b"0000000") < 0 and _E not in text:
+        return text  # at most 6 digits are the text of no other single: so it is the shortest, as it is for the double
+    return _few_singles(array.ravel(), text)
 
 
 def _check_dtype(array: Array, datatype: str) -> None:
     dtype = DATATYPES.get(datatype)
+    if array.dtype is dtype:
+        return
     if dtype is None:
         raise V2Error(f"there is no datatype {show(datatype)}, only {', '.join(DATATYPES)}", status=500)
     if array.dtype != dtype and array.dtype.name != dtype.name:  # the name is the same in either byte order
@@ -250,19 +256,17 @@ def _as_text(item: bytes) -> str:
 
 _FEW = 32  # up to here the fixed cost of the vector steps is more than numpy's own conversion
 _BLOCK = 2048  # elements for which the arrays of all steps stay in the nearest cache
+_SINGLES = {name: DATATYPES[name] for name in ("FP32", "FP16", "BF16")}  # all of them are singles too
+_E = ord("e")
 _ALL_ZERO = bytes(ord("0") if byte in b"0123456789" else byte for byte in range(256))
 
 
-def _few_singles(values: Array) -> bytes:
-    """The JSON of singles and halves. A text of at most 6 digits is that of no other single, so where the shortest text
-    of the same double has no more, it is the one looked for; else numpy writes the text, 0.4 us each."""
-    text = _encode(values.tolist())
-    if b"0000000" not in text.translate(_ALL_ZERO, b".") and ord("e") not in text:
-        return text
-    if b"null" in text:
+def _few_singles(values: Array, text: bytes) -> bytes:
+    """The JSON of singles and halves, given that of the same doubles: numpy writes the shortest text, 0.4 us each."""
+    if text.find(b"null") >= 0:
         return _encode(_shortest(values).tolist())
     text = b",".join(values.astype(_FP32, copy=False).astype("S24").tolist())
-    if ord("e") in text:  # numpy writes exponents in its own way
+    if _E in text:  # numpy writes exponents in its own way
         return _encode(list(map(float, text.split(b","))))
     return b"[%b]" % text
 
@@ -325,7 +329,7 @@ def from_json(datatype: str, shape: tuple[int, ...], data: object, name: str, *,
 
     `numbers` says what the caller has made sure of: that `data` holds `int` and `float` alone, and lists of them.
     """
-    values = _flatten(shape, data, name)
+    values = data if numbers and type(data) is list and data and type(data[0]) is not list else _flatten(shape, data, name)
     count = math.prod(shape)
     if len(values) != count:
         raise V2Error(f"tensor {show(name)}: shape {show_shape(shape)} takes {show(count)} values, data has {len(values)}")
@@ -341,21 +345,27 @@ def from_json(datatype: str, shape: tuple[int, ...], data: object, name: str, *,
 def _pack(datatype: str, values: list[Any]) -> Buffer | None:
     """The binary data of numbers that all fit the datatype and are of its kind, read-only; None otherwise. Booleans count
     as numbers here."""
-    code = _PACKED.get(datatype)
+    code = PACKED.get(datatype)
     if code is None:
         return None
     count = len(values)
     try:
-        if count <= _PACK_AT_ONCE:
-            return struct.pack(f"<{count}{code}", *values)
+        if count <= PACK_AT_ONCE:
+            return packer(count, code)(*values)
         size = struct.calcsize(f"<{code}")
         packed = bytearray(count * size)
-        for start in range(0, count, _PACK_AT_ONCE):
-            part = values[start : start + _PACK_AT_ONCE]
+        for start in range(0, count, PACK_AT_ONCE):
+            part = values[start : start + PACK_AT_ONCE]
             struct.pack_into(f"<{len(part)}{code}", packed, start * size, *part)
     except (struct.error, OverflowError):
         return None
     return memoryview(packed).toreadonly()
+
+
+@lru_cache(maxsize=128)
+def packer(count: int, code: str) -> Callable[..., bytes]:
+    """What packs so many numbers, at most PACK_AT_ONCE, of a code of PACKED."""
+    return struct.Struct(f"<{count}{code}").pack
 
 
 def _flatten(shape: tuple[int, ...], data: object, name: str) -> list[Any]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import Any, final
 
 import msgspec
@@ -28,7 +29,7 @@ from protocols.tensors import (
 )
 
 IHCL = b"inference-header-content-length"
-_JSON: Headers = ((b"content-type", b"application/json"),)
+JSON_FORM: Headers = ((b"content-type", b"application/json"),)
 _OCTETS = (b"content-type", b"application/octet-stream")
 _MAX_HEADER_LENGTH = 2**31 - 1  # Triton and its clients read it as an int32
 
@@ -66,6 +67,7 @@ def parse_header_length(values: Sequence[bytes]) -> int | None:
     return lengths.pop() if lengths else None
 
 
+@lru_cache(maxsize=128)
 def _header_length(value: bytes) -> int:
     # More digits than 20 are not read: CPython does so in quadratic time, and no length has them.
     if not value.isdigit() or len(value) > 20 or int(value) > _MAX_HEADER_LENGTH:
@@ -228,7 +230,7 @@ def join_body(head: dict[str, Any], buffers: list[Buffer]) -> tuple[Headers, lis
 def form_of(header_length: int, buffers: Sequence[Buffer]) -> Headers:
     """The head fields that say how a body is read: so many bytes of JSON, and `buffers` of binary data. Without a
     binary byte it is plain JSON and says so, as Triton's is."""
-    return (_OCTETS, (IHCL, b"%d" % header_length)) if buffers else _JSON
+    return (_OCTETS, (IHCL, b"%d" % header_length)) if buffers else JSON_FORM
 
 
 def with_length(form: Headers, buffers: Sequence[Buffer]) -> list[tuple[bytes, bytes]]:

@@ -1,7 +1,8 @@
 """The v2 codec of one model: what clients usually send and models usually answer, at small cost.
 
 `parse_infer` and `render_infer` are the rules, and the one place of their errors. Here the same comes out for less:
-heads that were seen before, requests of the common shape, and replies without parameters. The rest goes to them.
+heads and JSON that were seen before, requests of the common shape, and replies without parameters. The rest goes to
+them.
 """
 
 from __future__ import annotations
@@ -14,16 +15,18 @@ import numpy as np
 
 from protocols.events import Buffer
 from protocols.tensors import NO_PARAMETERS, Parameters, V2Error, V2Tensor, encode_binary, to_json
-from protocols.v2_body import DEFAULT_LIMITS, V2Limits, form_of
+from protocols.v2_body import DEFAULT_LIMITS, JSON_FORM, V2Limits, form_of
 from protocols.v2_metadata import ModelSignature
 from protocols.v2_request import RequestedOutput, V2Request, parse_infer
 from protocols.v2_response import V2Reply, choose_outputs, render_infer
+from protocols.v2_templates import Template, template_of
 from protocols.v2_typed import read_typed
 
 _KEPT = 128  # entries of a memo ...
 _KEPT_BYTES = 1024  # ... and bytes of the text in each
 _CHECKED = ("BYTES", "BOOL")  # datatypes of which the bytes are looked at
 
+_array = np.ndarray
 _encode = msgspec.json.Encoder().encode
 
 Key = TypeVar("Key")
@@ -44,42 +47,68 @@ class _Plan(msgspec.Struct, frozen=True, gc=False):
 class InferCodec:
     """Reads the inference requests of one model and writes the replies, as `parse_infer` and `render_infer` do.
 
-    It remembers 128 heads of requests and as many beginnings of outputs, each of at most 1 KiB, and never an id, a
-    parameter or a tensor's data. Threads may share it.
+    It remembers 128 heads of requests, as many requests in JSON without their data and as many beginnings of outputs,
+    each of at most 1 KiB, and never an id, a parameter or a tensor's data. Threads may share it.
     """
 
-    __slots__ = ("_limits", "_openings", "_plans", "_prefix", "_signature", "_version")
+    __slots__ = ("_largest", "_limits", "_openings", "_plans", "_prefix", "_recent", "_signature", "_templates", "_version")
 
     def __init__(self, signature: ModelSignature, *, version: str = "", limits: V2Limits = DEFAULT_LIMITS) -> None:
         self._signature, self._version, self._limits = signature, version, limits
+        self._largest = limits.json
         named = {"model_name": signature.name} | ({"model_version": version} if version else {})
-        self._prefix = _encode(named)[:-1]
+        self._prefix = _encode(named)[:-1] + b","
         self._plans: dict[bytes, _Plan] = {}
+        self._templates: dict[bytes, Template | None] = {}  # by the text before the first "data"; None was seen once
+        self._recent: Template | None = None  # what was read last, as one client seldom comes once
         self._openings: dict[tuple[str, str, tuple[int, ...]], bytes] = {}
 
     def parse(self, body: Buffer, header_length: int | None) -> V2Request:
         """The request in a complete body: see `parse_infer`."""
         view = memoryview(body)
-        if not header_length or header_length > _KEPT_BYTES:
-            return self._read(view, header_length)
+        size = view.nbytes
+        if header_length is None:
+            if size <= self._largest:
+                return self._read_json(view)
+            return parse_infer(view, None, self._signature, self._limits)
+        if not 0 < header_length <= size or header_length > self._largest:
+            return parse_infer(view, header_length, self._signature, self._limits)
         head = view[:header_length].tobytes()
-        size = view.nbytes - header_length
+        size -= header_length
         plan = self._plans.get(head)
         if plan is None or plan.size != size:
-            request = self._read(view, header_length)
-            if (plan := _plan_of(request, size)) is not None:
+            request = read_typed(head, view[header_length:], self._signature, self._limits)
+            if request is None:
+                del head  # which may be large
+                return parse_infer(view, header_length, self._signature, self._limits)
+            if header_length <= _KEPT_BYTES and (plan := _plan_of(request, size)) is not None:
                 _keep(self._plans, head, plan)
             return request
         view = view.toreadonly()
         inputs = [
-            V2Tensor(name=name, datatype=datatype, array=np.ndarray(shape, dtype, view, header_length + at))
+            V2Tensor(name=name, datatype=datatype, array=_array(shape, dtype, view, header_length + at))
             for name, datatype, dtype, shape, at in plan.inputs
         ]
         return V2Request(inputs=tuple(inputs), outputs=plan.outputs, binary_default=plan.binary_default)
 
-    def _read(self, body: memoryview, header_length: int | None) -> V2Request:
-        request = read_typed(body, header_length, self._signature, self._limits) if header_length != 0 else None
-        return parse_infer(body, header_length, self._signature, self._limits) if request is None else request
+    def _read_json(self, view: memoryview) -> V2Request:
+        text, recent = view.tobytes(), self._recent
+        if recent is not None and (request := recent.read(text)) is not None:
+            return request
+        cut = text.find(b'"data"', 0, _KEPT_BYTES)
+        key = text[:cut] if cut > 0 else b""
+        template = self._templates.get(key)
+        if template is not None and template is not recent and (request := template.read(text)) is not None:
+            self._recent = template
+            return request
+        request = read_typed(text, None, self._signature, self._limits)
+        if request is None:
+            return parse_infer(text, None, self._signature, self._limits)
+        if key and not _is_somebodys(request):
+            # what comes once, like a shape that no other has, is not worth taking apart
+            again = template is None and key in self._templates
+            _keep(self._templates, key, template_of(text, request, _KEPT_BYTES) if again else None)
+        return request
 
     def render(
         self,
@@ -90,53 +119,68 @@ class InferCodec:
     ) -> V2Reply:
         """The reply to `request` with what the model gave: see `render_infer`."""
         try:
-            reply = None if parameters else self._write(outputs, request, response_id or request.id)
+            if not parameters:
+                return self._write(outputs, request, response_id or request.id)
         except (V2Error, TypeError, ValueError):
-            reply = None
-        if reply is None:
-            name, version = self._signature.name, self._version
-            return render_infer(name, version, outputs, request, response_id, parameters, self._signature)
-        return reply
+            pass  # the rules say it again, in their words
+        name, version = self._signature.name, self._version
+        return render_infer(name, version, outputs, request, response_id, parameters, self._signature)
 
-    def _write(self, outputs: Sequence[V2Tensor], request: V2Request, id: str) -> V2Reply | None:
-        entries: list[bytes] = []
+    def _write(self, outputs: Sequence[V2Tensor], request: V2Request, id: str) -> V2Reply:
         data: list[Buffer] = []
-        for tensor, binary in choose_outputs(outputs, request, self._signature):
-            if tensor.parameters:
-                return None
-            if binary:
-                buffers = encode_binary(tensor.array, tensor.datatype)
-                size = len(buffers[0]) if buffers else 0
-                entries.append(b'%b,"parameters":{"binary_data_size":%d}}' % (self._open(tensor), size))
-                data += buffers
-            else:
-                numbers = to_json(tensor.array, tensor.datatype)
-                entries.append(b'%b,"data":%b}' % (self._open(tensor), numbers))
-        named = b'%b,"id":%b' % (self._prefix, _encode(id)) if id else self._prefix
-        text = b'%b,"outputs":[%b]}' % (named, b",".join(entries))
-        return V2Reply(form=form_of(len(text), data), buffers=[text, *data])
+        if len(outputs) == 1 and not request.outputs:
+            entries = self._write_output(outputs[0], request.binary_default, data)
+        else:
+            chosen = choose_outputs(outputs, request, self._signature)
+            entries = b",".join([self._write_output(tensor, binary, data) for tensor, binary in chosen])
+        if id:
+            text = b'%b"id":%b,"outputs":[%b]}' % (self._prefix, _encode(id), entries)
+        else:
+            text = b'%b"outputs":[%b]}' % (self._prefix, entries)
+        if data:
+            return V2Reply(form=form_of(len(text), data), buffers=[text, *data])
+        return V2Reply(form=JSON_FORM, buffers=[text])
+
+    def _write_output(self, tensor: V2Tensor, binary: bool, data: list[Buffer]) -> bytes:
+        """The JSON of an output, whose binary data is added to `data`. TypeError for one with parameters."""
+        array, datatype = tensor.array, tensor.datatype
+        opening = self._openings.get((tensor.name, datatype, array.shape)) or self._open(tensor)
+        if tensor.parameters:
+            raise TypeError("parameters are written by the rules")
+        if not binary:
+            return b'%b"data":%b}' % (opening, to_json(array, datatype))
+        buffers = encode_binary(array, datatype)
+        data += buffers
+        return b'%b"parameters":{"binary_data_size":%d}}' % (opening, len(buffers[0]) if buffers else 0)
 
     def _open(self, tensor: V2Tensor) -> bytes:
         """The JSON of an output as far as its shape."""
-        key = (tensor.name, tensor.datatype, tensor.array.shape)
-        opening = self._openings.get(key)
-        if opening is None:
-            name, datatype, shape = key
-            opening = _encode({"name": name, "datatype": datatype, "shape": shape})[:-1]
-            if type(name) is str and len(opening) <= _KEPT_BYTES:  # 1 and True would be one key
-                _keep(self._openings, key, opening)
+        name, datatype, shape = key = (tensor.name, tensor.datatype, tensor.array.shape)
+        opening = _encode({"name": name, "datatype": datatype, "shape": shape})[:-1] + b","
+        if type(name) is str and len(opening) <= _KEPT_BYTES:  # 1 and True would be one key
+            _keep(self._openings, key, opening)
         return opening
+
+
+def _is_somebodys(request: V2Request) -> bool:
+    """Whether it holds an id or parameters, which are one client's own."""
+    if request.id or request.parameters:
+        return True
+    for tensor in request.inputs:  # noqa: SIM110, a generator would cost more than the rest
+        if tensor.parameters:
+            return True
+    return False
 
 
 def _plan_of(request: V2Request, size: int) -> _Plan | None:
     """The plan of the head of `request`, after which came `size` bytes, if it may have one."""
-    if request.id or request.parameters:
+    if _is_somebodys(request):
         return None
     inputs = []
     at = 0
     for tensor in request.inputs:
         array = tensor.array
-        if tensor.parameters or tensor.datatype in _CHECKED or not array.size:
+        if tensor.datatype in _CHECKED or not array.size:
             return None
         inputs.append((tensor.name, tensor.datatype, array.dtype, array.shape, at))
         at += array.nbytes
@@ -146,6 +190,6 @@ def _plan_of(request: V2Request, size: int) -> _Plan | None:
 
 
 def _keep(memo: dict[Key, Value], key: Key, value: Value) -> None:
-    if len(memo) >= _KEPT:
+    if len(memo) >= _KEPT and key not in memo:
         memo.clear()  # one step: threads may read it
     memo[key] = value

@@ -47,7 +47,10 @@ class Expected:
         """Whether an input may have this shape."""
         if len(shape) != len(self.shape):
             return False
-        return all(shape[axis] == size for axis, size in self.fixed) if self.fixed else True
+        for axis, size in self.fixed:  # noqa: SIM110, a generator would cost more than the rest
+            if shape[axis] != size:
+                return False
+        return True
 
 
 @final

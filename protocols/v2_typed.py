@@ -8,12 +8,12 @@ import msgspec
 
 from protocols import strict_json
 from protocols.tensors import DATATYPES, NO_PARAMETERS, V2Error, V2Tensor, decode_binary, from_json
-from protocols.v2_body import UNSUPPORTED, V2Limits
+from protocols.v2_body import DEFAULT_LIMITS, UNSUPPORTED, V2Limits
 from protocols.v2_metadata import ModelSignature
 from protocols.v2_request import RequestedOutput, V2Request, check_inputs, check_output
 
 _Scalars: TypeAlias = dict[str, str | int | float | bool]
-_Numbers: TypeAlias = list[int | float | list[int | float]]
+Numbers: TypeAlias = list[int | float | list[int | float]]
 
 _DEPTH = 5  # of what is read here: the request, its inputs, one of them, its data and a row of that
 
@@ -22,7 +22,7 @@ class _Input(msgspec.Struct, forbid_unknown_fields=True, gc=False):
     name: str
     datatype: str
     shape: tuple[int, ...]
-    data: _Numbers | None = None
+    data: Numbers | None = None
     parameters: _Scalars | None = None
 
 
@@ -42,17 +42,18 @@ class _Head(msgspec.Struct, forbid_unknown_fields=True, gc=False):
 _decode = msgspec.json.Decoder(_Head).decode
 
 
-def read_typed(body: memoryview, header_length: int | None, signature: ModelSignature, limits: V2Limits) -> V2Request | None:
-    """What `parse_infer` makes of the body; None where that may be an error or takes another reader: members that are
-    not known, null, text as data, a byte order mark. `header_length` is not 0."""
-    size = body.nbytes if header_length is None else header_length
-    if size > limits.json or size > body.nbytes or limits.depth < _DEPTH:
+def read_typed(
+    text: bytes, rest: memoryview | None, signature: ModelSignature, limits: V2Limits = DEFAULT_LIMITS
+) -> V2Request | None:
+    """What `parse_infer` makes of a body of that JSON text, within `limits.json`, and the bytes after it; `rest` None
+    is a body without Inference-Header-Content-Length. None where the answer may be an error or takes another reader:
+    members that are not known, null, text as data, a byte order mark."""
+    if limits.depth < _DEPTH:
         return None
-    text = body[:size].tobytes()
     try:
         head = _decode(text)
         members = _count_members(head)  # before some are taken out
-        inputs = _read_inputs(head.inputs, body[size:], limits, binary=header_length is not None)
+        inputs = _read_inputs(head.inputs, rest, limits)
         outputs = _read_outputs(head.outputs, limits, signature) if head.outputs else ()
         if inputs is None or outputs is None or not strict_json.is_plain(text, members):
             return None
@@ -90,8 +91,9 @@ def _count_members(head: _Head) -> int:
     return count
 
 
-def _read_inputs(entries: list[_Input], rest: memoryview, limits: V2Limits, *, binary: bool) -> tuple[V2Tensor, ...] | None:
+def _read_inputs(entries: list[_Input], rest: memoryview | None, limits: V2Limits) -> tuple[V2Tensor, ...] | None:
     tensors, names, at = [], set(), 0
+    given = 0 if rest is None else rest.nbytes
     for entry in entries:
         name, datatype, shape, parameters = entry.name, entry.datatype, entry.shape, entry.parameters
         if not name or datatype not in DATATYPES or len(shape) > limits.dims or (shape and min(shape) < 0):
@@ -101,26 +103,26 @@ def _read_inputs(entries: list[_Input], rest: memoryview, limits: V2Limits, *, b
             return None
         if size is None:
             array = from_json(datatype, shape, entry.data, name, numbers=True)
-        elif type(size) is int and 0 <= size <= rest.nbytes - at and entry.data is None and binary:
+        elif rest is not None and type(size) is int and 0 <= size <= given - at and entry.data is None:
             array = decode_binary(datatype, shape, rest[at : at + size], name)
             at += size
         else:
             return None
         tensors.append(V2Tensor(name=name, datatype=datatype, array=array, parameters=parameters or NO_PARAMETERS))
         names.add(name)
-    return tuple(tensors) if at == rest.nbytes and len(names) == len(tensors) <= limits.tensors else None
+    return tuple(tensors) if at == given and len(names) == len(tensors) <= limits.tensors else None
 
 
 def _read_outputs(entries: list[_Output], limits: V2Limits, signature: ModelSignature) -> tuple[RequestedOutput, ...] | None:
     outputs, names = [], set()
     for entry in entries:
-        name, parameters, binary = entry.name, entry.parameters, None
+        name, binary = entry.name, None
         check_output(name, signature)
-        if parameters:
-            if not UNSUPPORTED.isdisjoint(parameters):
+        if entry.parameters:
+            if len(entry.parameters) > 1:
                 return None
-            flag = parameters.get("binary_data")
-            if flag is not None and type(flag) is not bool:
+            flag = entry.parameters.get("binary_data")
+            if type(flag) is not bool:
                 return None
             binary = flag
         outputs.append(RequestedOutput(name=name, binary=binary))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from functools import partial
+from types import MethodType
 from typing import final
 
 import trio
@@ -70,13 +71,13 @@ class V2Dialect:
     async def infer(self, exchange: Exchange, name: str, version: str = "") -> None:
         """POST /v2/models/{name}[/versions/{version}]/infer."""
         worker = self._worker(exchange, name, version)
-        spec = worker.spec
-        if spec.family is not Family.TENSOR:
+        if worker.spec.family is not Family.TENSOR:
             self._models.named(name, Family.TENSOR, "v2")  # BadRequest where it cannot answer
         worker.check_ready()
         infer = self._codecs[name]
         try:
-            header_length = v2.parse_header_length(exchange.header_values(v2.IHCL))
+            lengths = exchange.header_values(v2.IHCL)
+            header_length = v2.parse_header_length(lengths) if lengths else None
             body = await exchange.receive_body(self._body, setting="limits.body")
             if len(body) <= _SHORT:
                 request = infer.parse(body, header_length)
@@ -84,7 +85,7 @@ class V2Dialect:
                 size = _elements(body, header_length)
                 request = await codec(size, partial(infer.parse, body, header_length))
         except v2.V2Error as e:
-            self._refuse(exchange, e)
+            _refuse(exchange, e)
             return
         channel = _InferChannel(exchange, request)
         with await worker.slot(exchange):
@@ -93,20 +94,25 @@ class V2Dialect:
         response = channel.response
         if response is None:
             raise ModelFailed(f"model {worker.name!r} returned without an answer", code="NoAnswer", status=500)
+        outputs, size = [], 0
+        for t in response.outputs:
+            data, parameters = t.data, dict(t.parameters) if t.parameters else v2.NO_PARAMETERS
+            outputs.append(v2.V2Tensor(name=t.name, datatype=t.datatype, array=data, parameters=parameters))
+            size += data.size
+        parameters = dict(response.parameters) if response.parameters else v2.NO_PARAMETERS
         try:
-            outputs, written = _outputs(response, request)
-            parameters = dict(response.parameters) if response.parameters else v2.NO_PARAMETERS
-            if written <= _SHORT:
+            if size <= _SHORT:
                 reply = infer.render(outputs, request, response.id, parameters)
             else:
-                reply = await codec(written, partial(infer.render, outputs, request, response.id, parameters))
+                size = _written(outputs, request)
+                reply = await codec(size, partial(infer.render, outputs, request, response.id, parameters))
         except v2.V2Error as e:
-            self._refuse(exchange, e)
+            _refuse(exchange, e)
             return
         exchange.respond(200, reply.form, *reply.buffers)
 
     def _worker(self, exchange: Exchange, name: str, version: str) -> Worker:
-        exchange.dialect, exchange.fail = "v2", partial(self._fail, exchange)
+        exchange.dialect, exchange.fail = "v2", MethodType(_fail, exchange)
         worker = self._models.workers.get(name)
         if worker is None:
             raise NotFound(f"unknown model {name[:100]!r}; there are: {', '.join(sorted(self._models.workers)) or 'none'}")
@@ -119,12 +125,14 @@ class V2Dialect:
         exchange.dialect = "v2"
         exchange.respond(status, [_JSON], body)
 
-    def _refuse(self, exchange: Exchange, error: v2.V2Error) -> None:
-        exchange.respond(error.status, [_JSON], error.error_body(), ending=Ending.REFUSED)
 
-    def _fail(self, exchange: Exchange, error: GatewayError) -> None:
-        headers: Headers = [_JSON, (b"retry-after", b"1")] if error.retryable else [_JSON]
-        exchange.respond(error.status, headers, v2.V2Error(error.message).error_body(), ending=error.ending)
+def _refuse(exchange: Exchange, error: v2.V2Error) -> None:
+    exchange.respond(error.status, [_JSON], error.error_body(), ending=Ending.REFUSED)
+
+
+def _fail(exchange: Exchange, error: GatewayError) -> None:
+    headers: Headers = [_JSON, (b"retry-after", b"1")] if error.retryable else [_JSON]
+    exchange.respond(error.status, headers, v2.V2Error(error.message).error_body(), ending=error.ending)
 
 
 def _elements(body: memoryview, header_length: int | None) -> int:
@@ -134,15 +142,9 @@ def _elements(body: memoryview, header_length: int | None) -> int:
     return header_length
 
 
-def _outputs(response: InferResponse, request: v2.V2Request) -> tuple[list[v2.V2Tensor], int]:
-    """The outputs of a model for the codec, and how many of their elements are written one by one."""
-    outputs, written = [], 0
-    for t in response.outputs:
-        parameters = dict(t.parameters) if t.parameters else v2.NO_PARAMETERS
-        outputs.append(v2.V2Tensor(name=t.name, datatype=t.datatype, array=t.data, parameters=parameters))
-        if t.datatype == "BYTES" or not request.wants_binary(t.name):
-            written += t.data.size
-    return outputs, written
+def _written(outputs: list[v2.V2Tensor], request: v2.V2Request) -> int:
+    """How many elements of the outputs are written one by one."""
+    return sum(t.array.size for t in outputs if t.datatype == "BYTES" or not request.wants_binary(t.name))
 
 
 def _signature(worker: Worker) -> v2.ModelSignature:
@@ -188,7 +190,7 @@ class _InferChannel:
             ),
             id=request.id,
             parameters=request.parameters,
-            outputs=tuple([o.name for o in request.outputs]),
+            outputs=tuple([o.name for o in request.outputs]) if request.outputs else (),
         )
 
     async def send(self, message: InferResponse, /) -> None:

@@ -90,7 +90,7 @@ BINARY = head(entry(), outputs=[{"name": "y", "parameters": {"binary_data": True
 def test_the_common_shape_is_read_by_the_typed_reader(members: dict[str, Any]) -> None:
     for tensor, data in ((entry(), DATA), (entry(None, data=[1, 2.5, -3, 0]), b""), (entry(None, data=[[1, 2, 3, 4]]), b"")):
         body = head(tensor, **members)
-        assert v2_typed.read_typed(memoryview(body + data), len(body), ONE, V2Limits()) is not None
+        assert v2_typed.read_typed(body, memoryview(data), ONE) is not None
         assert described(parse_infer(body + data, len(body), ONE)) == agree(body + data, len(body), ONE)
 
 
@@ -110,26 +110,29 @@ def test_the_common_shape_is_read_by_the_typed_reader(members: dict[str, Any]) -
     ],
 )  # fmt: skip
 def test_what_is_unusual_is_left_to_the_rules(body: bytes) -> None:
-    assert v2_typed.read_typed(memoryview(body + DATA), len(body), ONE, V2Limits()) is None
+    assert v2_typed.read_typed(body, memoryview(DATA), ONE) is None
     agree(body + DATA, len(body), ONE)
 
 
 @pytest.mark.parametrize("data", [[1, None, 3, 4], [1, True, 3, 4], [1, "2", 3, 4], [1, 2, 3], [[1, 2], [3, 4]], [1e39, 0, 0, 0], [float("nan"), 1, 2, 3], [[[1, 2, 3, 4]]], [1, [2, 3], 4], {}, 5])  # fmt: skip
 def test_unusual_data_is_left_to_the_rules(data: Any) -> None:
     body = head(entry(None, data=data))
-    assert v2_typed.read_typed(memoryview(body), None, ONE, V2Limits()) is None
+    assert v2_typed.read_typed(body, None, ONE) is None
     agree(body, None, ONE)
 
 
 def test_limits_hold_for_the_typed_reader_too() -> None:
     body = head(entry(None, data=[1, 2, 3, 4]))
-    assert v2_typed.read_typed(memoryview(body), None, ONE, V2Limits(json=len(body), depth=5, tensors=1, dims=2)) is not None
-    for limits in (V2Limits(json=len(body) - 1), V2Limits(depth=4), V2Limits(tensors=0), V2Limits(dims=1)):
-        assert v2_typed.read_typed(memoryview(body), None, ONE, limits) is None
+    assert v2_typed.read_typed(body, None, ONE, V2Limits(depth=5, tensors=1, dims=2)) is not None
+    for limits in (V2Limits(depth=4), V2Limits(tensors=0), V2Limits(dims=1)):
+        assert v2_typed.read_typed(body, None, ONE, limits) is None
         agree(body, None, ONE, limits)
+    for length in (None, len(body)):
+        agree(body, length, ONE, V2Limits(json=len(body)))
+        agree(body, length, ONE, V2Limits(json=len(body) - 1))
     for size in (400, 401):
         long = head(entry(None, data=[1, 2, 3, 4])).replace(b"[1, 2,", b"[1, 2." + b"0" * (size - 2) + b",")
-        assert (v2_typed.read_typed(memoryview(long), None, ONE, V2Limits()) is None) == (size > 400)
+        assert (v2_typed.read_typed(long, None, ONE) is None) == (size > 400)
         agree(long, None, ONE)
 
 
