@@ -27,7 +27,7 @@ from gateway.doorbell import Doorbell
 from gateway.errors import Ending, GatewayError, ModelCrashed, Overloaded, TransportLost, Unavailable
 from gateway.exchange import Exchange
 from gateway.exchange_tasks import ExchangeTasks
-from gateway.hub import Hub
+from gateway.hub import Hub, Watchable
 from gateway.listeners import Listener
 from gateway.loading import configured_specs
 from gateway.observe import Observer
@@ -107,7 +107,8 @@ class Gateway:
         self._drain_bell, self._hurrying = Doorbell(), False
         self._due: list[Connection] = []
         self._turn_bell = Doorbell()
-        self._hub: Hub | None = None
+        self.hub: Hub | None = None
+        """Who tells connections what is ready; made by `serve` where it listens and nobody has chosen one before."""
         self._tasks = ExchangeTasks(self._work, self._conclude, self._write)
         self.clock: Callable[[], float] = trio.current_time
         self._report: DrainReport | None = None
@@ -216,8 +217,9 @@ class Gateway:
                     connections.start_soon(self._accept_all, listeners, accepting)
                     connections.start_soon(self._tick)
                     connections.start_soon(self._turns)
-                    self._hub = Hub() if Hub.available and listeners else None
-                    self._tasks.begin(connections, self._hub)
+                    if self.hub is None and Hub.available and listeners:
+                        self.hub = Hub()
+                    self._tasks.begin(connections, self.hub)
                     nursery.start_soon(self._load, nursery, task_status)  # a drain does not wait for it
                     await self._stop.wait()
                     began, live, clean = await self._drain(listeners, accepting, connections)
@@ -227,8 +229,8 @@ class Gateway:
         finally:
             for listener, _ in listeners:
                 listener.close()
-            if self._hub is not None:
-                self._hub.close()
+            if self.hub is not None:
+                self.hub.close()
             self._over.set()
 
     async def _load(self, nursery: trio.Nursery, task_status: trio.TaskStatus[None]) -> None:
@@ -278,12 +280,17 @@ class Gateway:
         except OSError:
             sock.close()
             return  # reset before it was served
-        hub = self._hub
+        await self.serve_watchable(below, tls)
+
+    async def serve_watchable(self, below: Watchable, tls: ssl.SSLContext | None = None) -> None:
+        """Serves one connection, by this gateway's hub where it has one: then it returns when the connection has begun.
+        Otherwise as `serve_transport`."""
+        hub = self.hub
         if hub is None:
             await self.serve_transport(below, tls)
             return
         try:
-            arrived = await self._arrive(below, tls)
+            arrived = None if self._nursery is None else await self._arrive(below, tls)
             if arrived is None:
                 below.close()
                 return

@@ -4,11 +4,32 @@ from __future__ import annotations
 
 import select
 from collections import deque
+from functools import partial
 from typing import Protocol, final
 
 import trio
 
+from gateway.transport import Transport
+
 _EVENTS = 256  # at most, of one look
+
+
+class Watchable(Transport, Protocol):
+    """A transport with a number by which its edges are named."""
+
+    def fileno(self) -> int: ...
+
+
+class Edges(Protocol):
+    """What an epoll set does for descriptors that are registered edge-triggered."""
+
+    def register(self, descriptor: int, mask: int, /) -> None: ...
+    def unregister(self, descriptor: int, /) -> None: ...
+    def poll(self, timeout: float, at_most: int, /) -> list[tuple[int, int]]: ...
+    def close(self) -> None: ...
+    async def wait(self) -> None:
+        """Returns when `poll` may give something."""
+        ...
 
 
 class Owner(Protocol):
@@ -43,6 +64,7 @@ class Watched:
     """One socket's place in a hub."""
 
     __slots__ = ("_descriptor", "_hub")
+    edges = True
 
     def __init__(self, hub: Hub, descriptor: int) -> None:
         self._hub, self._descriptor = hub, descriptor
@@ -74,8 +96,9 @@ class Hub(Readiness):
     available = hasattr(select, "epoll")
     """Elsewhere a connection waits by itself."""
 
-    def __init__(self) -> None:
-        self._epoll = select.epoll()
+    def __init__(self, edges: Edges | None = None) -> None:
+        """`edges` are those of the kernel, or of memory where a test has no sockets."""
+        self._edges = _Kernel() if edges is None else edges
         self._owners: dict[int, Owner] = {}
         self._events: deque[tuple[int, int]] = deque()
 
@@ -84,20 +107,20 @@ class Hub(Readiness):
         return Watched(self, descriptor)
 
     def add(self, descriptor: int, owner: Owner) -> None:
-        self._epoll.register(descriptor, select.EPOLLIN | select.EPOLLOUT | select.EPOLLRDHUP | select.EPOLLET)
+        self._edges.register(descriptor, select.EPOLLIN | select.EPOLLOUT | select.EPOLLRDHUP | select.EPOLLET)
         self._owners[descriptor] = owner
 
     def remove(self, descriptor: int) -> None:
         if self._owners.pop(descriptor, None) is not None:
-            self._epoll.unregister(descriptor)
+            self._edges.unregister(descriptor)
 
     def look(self) -> bool:
         if not self._events:
-            self._events.extend(self._epoll.poll(0, _EVENTS))
+            self._events.extend(self._edges.poll(0, _EVENTS))
         return bool(self._events)
 
     async def wait(self) -> None:
-        await trio.lowlevel.wait_readable(self._epoll.fileno())
+        await self._edges.wait()
         self.look()
 
     def tell(self) -> bool:
@@ -115,7 +138,17 @@ class Hub(Readiness):
 
     def close(self) -> None:
         """Every owner is gone."""
-        self._epoll.close()
+        self._edges.close()
+
+
+@final
+class _Kernel:
+    """One epoll set."""
+
+    def __init__(self) -> None:
+        epoll = select.epoll()
+        self.register, self.unregister, self.poll, self.close = epoll.register, epoll.unregister, epoll.poll, epoll.close
+        self.wait = partial(trio.lowlevel.wait_readable, epoll.fileno())
 
 
 if Hub.available:

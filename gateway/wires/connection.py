@@ -30,8 +30,11 @@ _LINGER_BYTES = 4 * 1024 * 1024
 class ConnectionWire(Wire, Protocol):
     """A machine with its driver's rules; what a connection needs beyond what its exchanges need."""
 
-    def may_read(self) -> bool: ...
-    def get_buffer(self) -> memoryview | None: ...
+    def receive_buffer(self, scratch: memoryview) -> memoryview | None:
+        """Where the next bytes go: `scratch`, for `receive_data`; a place of their own, for `buffer_updated`; None while
+        none are taken."""
+        ...
+
     def buffer_updated(self, n: int) -> None: ...
     def receive_data(self, data: memoryview) -> None: ...
     def receive_eof(self) -> None: ...
@@ -83,6 +86,9 @@ class Server(Protocol):
 
 class Watch(Protocol):
     """Who tells a connection that its transport is `readable` or `writable` again."""
+
+    edges: bool
+    """Whether it tells without being asked."""
 
     def dry(self) -> None:
         """There is nothing more to receive."""
@@ -225,12 +231,11 @@ class Connection:
             return
         transport, wire, scratch = self.transport, self.wire, self.server.scratch
         for _ in range(_READS):
-            if self._behind or not wire.may_read():
+            buffer = None if self._behind else wire.receive_buffer(scratch)
+            if buffer is None:
                 self.reading_paused = True
                 return
             self.reading_paused = False
-            target = wire.get_buffer()
-            buffer = scratch if target is None else target
             n = transport.try_receive_into(buffer)
             if n is None:
                 self._dry()
@@ -242,11 +247,11 @@ class Connection:
             else:
                 if n < len(buffer) and transport.short_is_dry and not self._hung_up:
                     self._dry()
-                if target is None:
+                if buffer is scratch:
                     wire.receive_data(scratch[:n])
                 else:
                     wire.buffer_updated(n)
-            del target, buffer  # a body must not live longer than its exchange
+            del buffer  # a body must not live longer than its exchange
             self.pump()
             if not self._ready or self._lost is not None or self._linger_until is not None:
                 return
@@ -255,7 +260,8 @@ class Connection:
 
     def _dry(self) -> None:
         self._ready = False
-        self._watch.dry()
+        if not self._watch.edges:
+            self._watch.dry()
 
     def pump(self) -> None:
         """Hands on what the machine has: `limits.checkpoint_events` at once, the rest when others had their turn."""

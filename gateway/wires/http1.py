@@ -60,12 +60,12 @@ class HTTP1Wire:
 
     # -- receiving -------------------------------------------------------------------------------------------------
 
-    def may_read(self) -> bool:
+    def receive_buffer(self, scratch: memoryview) -> memoryview | None:
         machine = self._machine
-        return machine.held < self._connection.limits.read_ahead or machine.get_buffer() is not None
-
-    def get_buffer(self) -> memoryview | None:
-        return self._machine.get_buffer()
+        target = machine.get_buffer()
+        if target is None and machine.held < self._connection.limits.read_ahead:
+            return scratch
+        return target
 
     def buffer_updated(self, n: int) -> None:
         self._machine.buffer_updated(n)

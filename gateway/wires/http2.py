@@ -74,11 +74,8 @@ class HTTP2Wire:
 
     # -- receiving -------------------------------------------------------------------------------------------------
 
-    def may_read(self) -> bool:
-        return not self._machine.choked  # windows bound the rest
-
-    def get_buffer(self) -> memoryview | None:
-        return None
+    def receive_buffer(self, scratch: memoryview) -> memoryview | None:
+        return None if self._machine.choked else scratch  # windows bound the rest
 
     def buffer_updated(self, n: int) -> None:
         raise AssertionError("HTTP/2 bodies do not land")

@@ -16,6 +16,8 @@ from gateway.wires.connection import Connection, Watch
 class Waiting(Watch):
     """Waits for what the connection asks for: bytes when its transport is dry, room when it is full."""
 
+    edges = False
+
     def __init__(self, transport: Transport) -> None:
         self._transport = transport
         self._dry, self._full, self._over = Doorbell(), Doorbell(), trio.Event()

@@ -67,12 +67,12 @@ class WebSocketWire:
 
     # -- receiving -------------------------------------------------------------------------------------------------
 
-    def may_read(self) -> bool:
+    def receive_buffer(self, scratch: memoryview) -> memoryview | None:
         machine = self._machine
-        return machine.get_buffer() is not None or machine.unread + machine.unconsumed < self._connection.limits.read_ahead
-
-    def get_buffer(self) -> memoryview | None:
-        return self._machine.get_buffer()
+        target = machine.get_buffer()
+        if target is None and machine.unread + machine.unconsumed < self._connection.limits.read_ahead:
+            return scratch
+        return target
 
     def buffer_updated(self, n: int) -> None:
         self._machine.buffer_updated(n)

@@ -353,7 +353,7 @@ async def test_a_long_text_reaches_the_client_as_far_as_the_wire_carries_it(wire
 
 # -- an exception in a connection ---------------------------------------------------------------------------------------
 
-READING = ("wire.receive_data", "wire.pump", "wire.may_read", "wire.get_buffer", "transport.try_receive_into")
+READING = ("wire.receive_data", "wire.pump", "wire.receive_buffer", "transport.try_receive_into")
 WRITING = ("wire.data_to_send", "wire.data_sent", "wire.room", "transport.try_send")
 ENDING = ("wire.finish", "wire.credit", "wire.release", "wire.close", "transport.close")
 TIMED = ("wire.tick", "wire.drain")
