@@ -92,6 +92,7 @@ class Gateway:
         self.config = config or Config()
         self.limits = self.config.limits
         self.budget = ByteBudget(self.limits.total_bytes)
+        self._refuse_above = self.limits.memory_refuse * self.limits.total_bytes // 100
         self.pool = BodyPool(self.limits.body_pool)
         self.scratch = memoryview(bytearray(64 * 1024))
         self.port = self.tls_port = 0
@@ -187,10 +188,10 @@ class Gateway:
     def _admit(self) -> None:
         if self.draining:
             raise Unavailable("the server is shutting down; try another")
-        budget, percent = self.budget, self.limits.memory_refuse
-        if budget.used * 100 > percent * budget.limit:
+        budget = self.budget
+        if budget.used > self._refuse_above:
             raise Overloaded(
-                f"{budget.used} of {budget.limit} bytes are in use (limits.total_bytes): above {percent} percent "
+                f"{budget.used} of {budget.limit} bytes are in use (limits.total_bytes): above {self.limits.memory_refuse} percent "
                 "(limits.memory_refuse) nothing new begins; try again later"
             )
 

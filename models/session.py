@@ -31,7 +31,11 @@ class Call(msgspec.Struct, frozen=True, kw_only=True):
 
 class Channel(Protocol[In_co, Out_contra]):
     """What a session stands on: a wire's dialect, a converter, or memory. `receive` raises trio.EndOfChannel at the
-    end of input; both follow the cancel rules of Session."""
+    end of input; both follow the cancel rules of Session.
+
+    A channel may have an attribute `exhausted` that is true from when its last message was taken: iteration then ends
+    without asking for another.
+    """
 
     async def receive(self) -> In_co: ...
     async def send(self, message: Out_contra, /) -> None: ...
@@ -109,9 +113,12 @@ class Session(Generic[In, Out]):
     async def __anext__(self) -> In:
         if self._receiving:  # `receive`, one call cheaper: it runs for each message of most models
             raise trio.BusyResourceError("another task is receiving from this session")
+        channel = self.channel
+        if getattr(channel, "exhausted", False):  # most calls have one message: an exception less for each
+            raise StopAsyncIteration
         self._receiving = True
         try:
-            return await self.channel.receive()
+            return await channel.receive()
         except trio.EndOfChannel:
             raise StopAsyncIteration from None
         finally:

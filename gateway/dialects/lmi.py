@@ -104,15 +104,15 @@ class _TextChannel(Channel[Prompt, Any]):
     def __init__(self, exchange: Exchange, request: lmi.TextRequest) -> None:
         self._exchange, self._request = exchange, request
         self._encoder = lmi.TextEncoder(request)
-        self._taken = False
+        self.exhausted = False
         self._reason: FinishReason | None = None
         self.complete = False
 
     async def receive(self) -> Prompt:
         await self._exchange.turn()
-        if self._taken:
+        if self.exhausted:
             raise trio.EndOfChannel
-        self._taken = True
+        self.exhausted = True
         return prompt_of(self._request)
 
     async def send(self, message: Token | Finish, /) -> None:

@@ -168,11 +168,12 @@ def _declared(tensors: tuple[TensorSpec, ...] | None) -> tuple[v2.TensorSpec, ..
 class _InferChannel:
     """One request in, one response out; the response completes the call."""
 
-    __slots__ = ("_exchange", "_request", "response")
+    __slots__ = ("_exchange", "_request", "exhausted", "response")
 
     def __init__(self, exchange: Exchange, request: v2.V2Request) -> None:
         self._exchange = exchange
         self._request: v2.V2Request | None = request
+        self.exhausted = False
         self.response: InferResponse | None = None
 
     @property
@@ -184,6 +185,7 @@ class _InferChannel:
         if request is None:
             await self._exchange.turn()
             raise trio.EndOfChannel
+        self.exhausted = True
         return InferRequest(
             inputs=tuple(
                 [Tensor(name=t.name, datatype=t.datatype, data=t.array, parameters=t.parameters) for t in request.inputs]

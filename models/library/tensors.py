@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Final, final
@@ -66,6 +67,7 @@ async def add_sub(session: Session[InferRequest, InferResponse]) -> None:
         await session.send(InferResponse(outputs=requested(request, outputs), id=request.id))
 
 
+@functools.lru_cache(maxsize=256)
 def output_name(name: str) -> str:
     """OUTPUTn for INPUTn, else the name itself."""
     number = name.removeprefix("INPUT")
