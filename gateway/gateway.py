@@ -191,8 +191,8 @@ class Gateway:
         budget = self.budget
         if budget.used > self._refuse_above:
             raise Overloaded(
-                f"{budget.used} of {budget.limit} bytes are in use (limits.total_bytes): above {self.limits.memory_refuse} percent "
-                "(limits.memory_refuse) nothing new begins; try again later"
+                f"{budget.used} of {budget.limit} bytes are in use (limits.total_bytes): above "
+                f"{self.limits.memory_refuse} percent (limits.memory_refuse) nothing new begins; try again later"
             )
 
     def _shed(self) -> None:

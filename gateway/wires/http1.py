@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, final
 
@@ -27,7 +28,23 @@ from protocols.http1 import HTTP1Connection, HTTP1Limits
 from protocols.roles import Role
 
 if TYPE_CHECKING:
+    from gateway.config import LimitsConfig
     from gateway.wires.connection import Connection
+
+
+@functools.lru_cache(maxsize=8)
+def _limits_of(limits: LimitsConfig) -> HTTP1Limits:
+    """One object for all connections."""
+    return HTTP1Limits(
+        request_line=limits.request_line,
+        head=limits.head,
+        fields=limits.fields,
+        chunk_line=limits.chunk_line,
+        chunk_extensions=limits.chunk_extensions,
+        trailers=limits.trailers,
+        trailer_fields=limits.trailer_fields,
+        send_buffer=limits.send_buffer,
+    )
 
 
 @final
@@ -42,16 +59,7 @@ class HTTP1Wire:
         self._connection = connection
         self._machine = HTTP1Connection(
             Role.SERVER,
-            HTTP1Limits(
-                request_line=limits.request_line,
-                head=limits.head,
-                fields=limits.fields,
-                chunk_line=limits.chunk_line,
-                chunk_extensions=limits.chunk_extensions,
-                trailers=limits.trailers,
-                trailer_fields=limits.trailer_fields,
-                send_buffer=limits.send_buffer,
-            ),
+            _limits_of(limits),
             scheme=scheme,
         )
         self._current: Exchange | None = None

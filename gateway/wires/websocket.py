@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import logging
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, final
@@ -23,6 +24,12 @@ if TYPE_CHECKING:
 log = logging.getLogger("gateway.connection")
 
 
+@functools.lru_cache(maxsize=8)
+def _limits_of(part: int, send_buffer: int) -> WebSocketLimits:
+    """One object for all connections."""
+    return WebSocketLimits(part=part, send_buffer=send_buffer)
+
+
 @final
 class WebSocketWire:
     """Takes over a connection whose upgrade was accepted.
@@ -42,7 +49,7 @@ class WebSocketWire:
         self._large = 0  # of the one large frame under way, paid from the budget
         self._machine = WebSocketConnection(
             Role.SERVER,
-            WebSocketLimits(part=self._config.part, send_buffer=connection.limits.send_buffer),
+            _limits_of(self._config.part, connection.limits.send_buffer),
             allocate=self._allocate,
         )
         self._gone = False
