@@ -74,6 +74,10 @@ class Owner(Protocol):
     """When bytes were last taken by the transport, on Trio's clock."""
 
     def clock(self) -> float: ...
+    def fields(self, headers: Headers) -> dict[bytes, bytes]:
+        """The first field of each name."""
+        ...
+
     def exchange_closed(self, exchange: Exchange) -> None: ...
     def failed(self, error: Exception) -> None:
         """What went wrong outside of the exchange's own work: the connection ends with it."""
@@ -191,8 +195,7 @@ class Exchange:
         """The first field of that (lower-case) name."""
         fields = self._fields
         if fields is None:
-            # in this order, of fields of one name the first is the one that stays
-            fields = self._fields = dict(reversed(self.request.headers))
+            fields = self._fields = self.owner.fields(self.request.headers)
         return fields.get(name)
 
     def header_values(self, name: bytes) -> list[bytes]:
@@ -363,19 +366,16 @@ class Exchange:
         Raises TooLarge before reading where Content-Length says so, at the limit otherwise, and Overloaded where the
         byte budget has no room. One call for an exchange, instead of `receive`.
         """
-        encoding = self.header(b"content-encoding")
-        if encoding is not None and encoding.strip().lower() not in (b"", b"identity"):
-            raise UnsupportedEncoding(
-                f"content-encoding {encoding[:40].decode('latin-1')!r} is not accepted: send the body as it is"
-            )
+        body = self.whole_body(limit)
+        if body is not None:
+            return body
+        self._check_encoding()
         if self._cancelled:
             await trio.lowlevel.checkpoint()
         length = self.request.content_length
         if length is not None:
             if length > limit:
                 raise _too_large(length, limit, setting)
-            if len(self._inbox) == 1 and self._input_ended:
-                return self._whole_body()
             if length:
                 # what is only announced holds no more than a step of the budget, and no memory that was not there
                 self._reserve(min(length, _BODY_STEP))
@@ -402,15 +402,28 @@ class Exchange:
         self._sink = self._growing = None
         return body
 
-    def _whole_body(self) -> memoryview:
-        """It is here already, in one piece: what paid for it in the inbox pays for it from now on."""
-        whole = self._inbox.pop()
-        assert not isinstance(whole, Frame)
+    def _check_encoding(self) -> None:
+        encoding = self.header(b"content-encoding")
+        if encoding is not None and encoding.strip().lower() not in (b"", b"identity"):
+            raise UnsupportedEncoding(
+                f"content-encoding {encoding[:40].decode('latin-1')!r} is not accepted: send the body as it is"
+            )
+
+    def whole_body(self, limit: int) -> memoryview | None:
+        """What `receive_body` returns, if all of it is here already, in one piece and within the limit. What paid for it
+        in the inbox pays for it from now on."""
+        if len(self._inbox) != 1 or not self._input_ended or self._cancelled or self._outbox:
+            return None
+        whole = self._inbox[0]
+        if isinstance(whole, Frame) or len(whole) != self.request.content_length or len(whole) > limit:
+            return None
         n = len(whole)
+        self._check_encoding()
         if self.wire.windowed:
             self._reserve(n)
         else:
             self._reserved, self._held = self._reserved + self._held, 0
+        self._inbox = []
         self.wire.credit(self, n)
         return memoryview(whole)
 

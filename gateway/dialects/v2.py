@@ -78,7 +78,9 @@ class V2Dialect:
         try:
             lengths = exchange.header_values(v2.IHCL)
             header_length = v2.parse_header_length(lengths) if lengths else None
-            body = await exchange.receive_body(self._body, setting="limits.body")
+            body = exchange.whole_body(self._body)
+            if body is None:
+                body = await exchange.receive_body(self._body, setting="limits.body")
             if len(body) <= _SHORT:
                 request = infer.parse(body, header_length)
             else:
@@ -88,7 +90,7 @@ class V2Dialect:
             _refuse(exchange, e)
             return
         channel = _InferChannel(exchange, request)
-        with await worker.slot(exchange):
+        with worker.free_slot(exchange) or await worker.slot(exchange):
             session = session_of(exchange, worker, channel, parameters=request.parameters)
             await worker.call(session, exchange, Family.TENSOR)
         response = channel.response

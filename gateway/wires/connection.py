@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, Protocol, final
 from gateway.errors import Drained, Ending, TransportLost
 from gateway.exchange import Exchange, Wire
 from protocols.errors import RemoteProtocolError
-from protocols.events import Buffer, Request, Sent
+from protocols.events import Buffer, Headers, Request, Sent
 
 if TYPE_CHECKING:
     from gateway.body_pool import BodyPool
@@ -120,6 +120,8 @@ class Connection:
         self.limits, self.budget, self.pool, self.clock = server.limits, server.budget, server.pool, server.clock
         self.peer = transport.peer
         self.exchanges: dict[int, Exchange] = {}
+        self._headers: Headers = ()
+        self._fields: dict[bytes, bytes] = {}
         self.eof = False
         self.last_received = self.last_sent = self.clock()
         self.requests = 0
@@ -401,6 +403,13 @@ class Connection:
         self.server.exchange_opened(exchange)
         self.server.run_exchange(exchange)
         return exchange
+
+    def fields(self, headers: Headers) -> dict[bytes, bytes]:
+        """The first field of each name; made once for a client that repeats itself."""
+        if headers is not self._headers:
+            # in this order the first one of a name is the one that stays
+            self._headers, self._fields = headers, dict(reversed(headers))
+        return self._fields
 
     def exchange_closed(self, exchange: Exchange) -> None:
         """The exchange has its ending and its task is done."""

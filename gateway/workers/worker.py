@@ -210,23 +210,34 @@ class Worker:
             case _:
                 raise Unavailable(f"model {self.name!r} is {self.state.value}; try again")
 
+    def free_slot(self, exchange: Exchange) -> Slot | None:
+        """What `slot` returns, if nobody has to wait for it."""
+        self.check_ready()
+        try:
+            self.slots.acquire_nowait()
+        except trio.WouldBlock:
+            return None
+        self.live.add(exchange)
+        return self._slot(exchange)
+
+    def _slot(self, exchange: Exchange) -> Slot:
+        if self.spec.timeout:
+            exchange.limit_time(self.spec.timeout, f"models.{self.name}.timeout")
+        return Slot(self, exchange)
+
     async def slot(self, exchange: Exchange) -> Slot:
         """A place in the capacity for one exchange: `with await worker.slot(exchange):`. Waited for in order;
         Overloaded at once when the queue is full."""
-        self.check_ready()
+        free = self.free_slot(exchange)
+        if free is not None:
+            return free
         self.live.add(exchange)
         try:
-            try:
-                self.slots.acquire_nowait()
-            except trio.WouldBlock:
-                await self._queue()
+            await self._queue()
         except BaseException:
             self.live.discard(exchange)
             raise
-        slot = Slot(self, exchange)
-        if self.spec.timeout:
-            exchange.limit_time(self.spec.timeout, f"models.{self.name}.timeout")
-        return slot
+        return self._slot(exchange)
 
     async def _queue(self) -> None:
         waiting = self.slots.statistics().tasks_waiting
