@@ -29,11 +29,12 @@ _TURN = 0.005  # seconds that the leader tells owners before other tasks have th
 class _Place:
     """One task, the exchange it has, and the scope around its work."""
 
-    __slots__ = ("_cancel_status", "context", "exchange", "leads", "scope", "task")
+    __slots__ = ("_cancel_status", "context", "exchange", "leads", "scope", "spoilt", "task")
 
     def __init__(self, exchange: Exchange | None) -> None:
         self.exchange = exchange
         self.leads = exchange is None
+        self.spoilt = False
         self.task = trio.lowlevel.current_task()
         self.context = self.task.context.copy()
         self.scope: trio.CancelScope
@@ -44,8 +45,9 @@ class _Place:
 
     def tidy(self) -> None:
         """Makes it the innermost one again, where a model has left one of its own open: an async generator that was
-        given up inside of a timeout does that. It would cancel whatever comes next in this task, and Trio, which tells
-        nobody who is inside of what, would make the server pay for it when ours is left first."""
+        given up inside of a timeout does that. It would cancel whatever comes next in this task, and Trio makes whoever
+        leaves an outer scope first, which is us, pay for it. The task is not used again: that generator may still be
+        closed one day, and change it."""
         task = self.task
         if task._cancel_status is not self._cancel_status:
             log.warning("a model has left a cancel scope or a nursery open")
@@ -53,6 +55,7 @@ class _Place:
                 nursery.cancel_scope.cancel()
             task._child_nurseries.clear()
             task._activate_cancel_status(self._cancel_status)
+            self.spoilt = True
 
 
 @final
@@ -124,6 +127,8 @@ class ExchangeTasks:
                         return
                 assert place.exchange is not None
                 self._done(place, place.exchange.interruption_or_deadline)
+                if place.spoilt:
+                    return
         except BaseException:  # the server ends
             if place.exchange is not None:
                 place.exchange.leave()
@@ -142,14 +147,14 @@ class ExchangeTasks:
                 try:
                     error = await self._work(exchange)
                 finally:
-                    place.tidy()
+                    self._tidy(place)
                 if exchange.cancelled:
                     return True
                 self._done(place, error)
             # only who was woken for it: after an exchange that has waited, its context variables are still about
             if place.leads and self._readiness is not None and await self._lead(place, self._readiness):
                 return True
-            if len(self._idle) >= _IDLE:
+            if place.spoilt or len(self._idle) >= _IDLE:
                 return False
             await self._wait(place)
 
@@ -170,7 +175,7 @@ class ExchangeTasks:
                 try:
                     error = await _stepped(self._work(exchange), place, self._follow)
                 finally:
-                    place.tidy()
+                    self._tidy(place)
                 if exchange.cancelled:
                     return True
                 self._done(place, error)
@@ -208,6 +213,11 @@ class ExchangeTasks:
         place.leads = False
         self._doubt = self._doubted = min(2 * self._doubt + 1, _DOUBT)
         self._give(None)
+
+    def _tidy(self, place: _Place) -> None:
+        place.tidy()
+        if place.spoilt and place.leads:
+            self._follow(place)
 
     def _done(self, place: _Place, error: GatewayError | None) -> None:
         exchange, place.exchange = place.exchange, None

@@ -292,7 +292,7 @@ class Gateway:
             return
         try:
             arrived = None if self._nursery is None else await self._arrive(below, tls)
-            if arrived is None:
+            if arrived is None or self._nursery is None:  # the server may have ended meanwhile
                 below.close()
                 return
             watched = hub.watch(below.fileno())
@@ -305,7 +305,10 @@ class Gateway:
             return
         self._connections.add(connection)
         connection.begin(arrived[2])
-        watched.tell(connection)
+        try:
+            watched.tell(connection)
+        except OSError as e:  # the kernel has no room for one more
+            connection.failed(e)
 
     async def serve_stream(self, stream: trio.abc.Stream) -> None:
         """Serves one connection that the embedder accepted (and decrypted) itself; closes the stream at its end.
@@ -320,7 +323,7 @@ class Gateway:
         """Serves one connection over a transport of ours; closes it at its end. As `serve_stream`."""
         try:
             arrived = None if self._nursery is None else await self._arrive(transport, tls)
-            if arrived is None:
+            if arrived is None or self._nursery is None:
                 return
             transport, make_wire, received = arrived
             watch = Waiting(transport)
@@ -411,6 +414,8 @@ class Gateway:
                     if number % 32 == 0 and self.clock() - began > _TURN:
                         await trio.lowlevel.checkpoint()
                         began = self.clock()
+                if self._due:  # again already: they are not alone
+                    await trio.lowlevel.checkpoint()
         finally:
             self._nursery = None
             self._disconnect()

@@ -36,8 +36,8 @@ class Owner(Protocol):
     """Who is told. Neither call raises or waits."""
 
     def readable(self, hung_up: bool) -> None:
-        """Bytes, an end of stream or an error are there. `hung_up`: an end or an error among them, so a short receive
-        does not mean that nothing is left."""
+        """Bytes, an end of stream or an error are there. `hung_up`: an end, an error or urgent data among them, so a
+        short receive does not mean that nothing is left."""
         ...
 
     def writable(self) -> None: ...
@@ -107,7 +107,7 @@ class Hub(Readiness):
         return Watched(self, descriptor)
 
     def add(self, descriptor: int, owner: Owner) -> None:
-        self._edges.register(descriptor, select.EPOLLIN | select.EPOLLOUT | select.EPOLLRDHUP | select.EPOLLET)
+        self._edges.register(descriptor, _WATCHED)
         self._owners[descriptor] = owner
 
     def remove(self, descriptor: int) -> None:
@@ -131,7 +131,7 @@ class Hub(Readiness):
         owner = self._owners.get(descriptor)
         if owner is not None:
             if mask & _RECEIVE:
-                owner.readable(mask & _GONE != 0)
+                owner.readable(mask & _BEHIND != 0)
             if mask & _SEND:
                 owner.writable()
         return True
@@ -152,6 +152,8 @@ class _Kernel:
 
 
 if Hub.available:
-    _GONE = select.EPOLLRDHUP | select.EPOLLHUP | select.EPOLLERR
-    _RECEIVE = select.EPOLLIN | _GONE
+    _WATCHED = select.EPOLLIN | select.EPOLLPRI | select.EPOLLOUT | select.EPOLLRDHUP | select.EPOLLET
+    # what a short receive may have stopped before: the end, an error, and a peer's urgent data (tcp(7))
+    _BEHIND = select.EPOLLRDHUP | select.EPOLLHUP | select.EPOLLERR | select.EPOLLPRI
+    _RECEIVE = select.EPOLLIN | _BEHIND
     _SEND = select.EPOLLOUT | select.EPOLLHUP | select.EPOLLERR

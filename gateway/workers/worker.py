@@ -268,10 +268,13 @@ class Worker:
             model = convert(model, self.spec.family, wire, read_prompt=read_prompt)
         try:
             await model(session)
-        except (Exception, BaseExceptionGroup) as e:
-            if isinstance(e, BaseExceptionGroup) and not isinstance(e, ExceptionGroup):
-                raise self._only_cancelled(e, exchange.id) from None
+        except (trio.Cancelled, KeyboardInterrupt):
+            raise
+        except BaseException as e:  # sys.exit() too: a model's session is all that it can end
             errors = _leaves(e)
+            if any(isinstance(error, trio.Cancelled | KeyboardInterrupt) for error in errors):
+                assert isinstance(e, BaseExceptionGroup)
+                raise self._only_cancelled(e, exchange.id) from None
             for error in errors:
                 if isinstance(error, GatewayError):
                     raise error from None

@@ -864,15 +864,23 @@ async def test_a_group_of_nothing_but_cancellations_is_a_cancellation(
     assert records(caplog, "model raised while cancelled") == []
 
 
-async def test_what_is_no_exception_of_a_model_is_never_swallowed() -> None:
-    class Interrupt(BaseException):
-        pass
-
-    group = BaseExceptionGroup("both", [Interrupt(), ZeroDivisionError()])
+async def test_an_interrupt_from_the_keyboard_is_never_swallowed() -> None:
+    group = BaseExceptionGroup("both", [KeyboardInterrupt(), ZeroDivisionError()])
     async with running(House(raising(group)).spec()) as worker:
         with pytest.raises(BaseExceptionGroup) as caught:
             await Caller().call(worker)
         assert caught.value is group
+        assert worker.slots_in_use == 0
+
+
+@pytest.mark.parametrize("wrapped", [False, True])
+@pytest.mark.parametrize("error", [SystemExit(3), GeneratorExit()])
+async def test_what_else_is_no_exception_is_a_crash_of_its_session(error: BaseException, wrapped: bool) -> None:
+    raised = BaseExceptionGroup("of a nursery", [error, ZeroDivisionError()]) if wrapped else error
+    async with running(House(raising(raised)).spec()) as worker:
+        caller = Caller()
+        await caller.call(worker)
+        assert isinstance(caller.outcome, ModelCrashed)
         assert worker.slots_in_use == 0
 
 
