@@ -29,7 +29,7 @@ _TURN = 0.005  # seconds that the leader tells owners before other tasks have th
 class _Place:
     """One task, the exchange it has, and the scope around its work."""
 
-    __slots__ = ("_cancel_status", "context", "exchange", "leads", "scope", "spoilt", "task")
+    __slots__ = ("cancel_status", "context", "exchange", "leads", "scope", "spoilt", "task")
 
     def __init__(self, exchange: Exchange | None) -> None:
         self.exchange = exchange
@@ -41,21 +41,20 @@ class _Place:
 
     def entered(self) -> None:
         """The scope is the innermost one of the task."""
-        self._cancel_status = self.task._cancel_status
+        self.cancel_status = self.task._cancel_status
 
     def tidy(self) -> None:
-        """Makes it the innermost one again, where a model has left one of its own open: an async generator that was
-        given up inside of a timeout does that. It would cancel whatever comes next in this task, and Trio makes whoever
+        """Makes it the innermost one again: a model has left one of its own open, as an async generator does that is given up
+        inside of a timeout. It would cancel whatever comes next in this task, and Trio makes whoever
         leaves an outer scope first, which is us, pay for it. The task is not used again: that generator may still be
         closed one day, and change it."""
         task = self.task
-        if task._cancel_status is not self._cancel_status:
-            log.warning("a model has left a cancel scope or a nursery open")
-            for nursery in task.child_nurseries:
-                nursery.cancel_scope.cancel()
-            task._child_nurseries.clear()
-            task._activate_cancel_status(self._cancel_status)
-            self.spoilt = True
+        log.warning("a model has left a cancel scope or a nursery open")
+        for nursery in task.child_nurseries:
+            nursery.cancel_scope.cancel()
+        task._child_nurseries.clear()
+        task._activate_cancel_status(self.cancel_status)
+        self.spoilt = True
 
 
 @final
@@ -147,7 +146,8 @@ class ExchangeTasks:
                 try:
                     error = await self._work(exchange)
                 finally:
-                    self._tidy(place)
+                    if place.task._cancel_status is not place.cancel_status:
+                        self._tidy(place)
                 if exchange.cancelled:
                     return True
                 self._done(place, error)
@@ -175,7 +175,8 @@ class ExchangeTasks:
                 try:
                     error = await _stepped(self._work(exchange), place, self._follow)
                 finally:
-                    self._tidy(place)
+                    if place.task._cancel_status is not place.cancel_status:
+                        self._tidy(place)
                 if exchange.cancelled:
                     return True
                 self._done(place, error)
@@ -216,7 +217,7 @@ class ExchangeTasks:
 
     def _tidy(self, place: _Place) -> None:
         place.tidy()
-        if place.spoilt and place.leads:
+        if place.leads:
             self._follow(place)
 
     def _done(self, place: _Place, error: GatewayError | None) -> None:

@@ -272,8 +272,8 @@ class Worker:
             raise
         except BaseException as e:  # sys.exit() too: a model's session is all that it can end
             errors = _leaves(e)
-            if any(isinstance(error, trio.Cancelled | KeyboardInterrupt) for error in errors):
-                assert isinstance(e, BaseExceptionGroup)
+            outside = any(isinstance(error, trio.Cancelled | KeyboardInterrupt) for error in errors)
+            if outside and isinstance(e, BaseExceptionGroup):
                 raise self._only_cancelled(e, exchange.id) from None
             for error in errors:
                 if isinstance(error, GatewayError):
