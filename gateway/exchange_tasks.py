@@ -44,10 +44,10 @@ class _Place:
         self.cancel_status = self.task._cancel_status
 
     def tidy(self) -> None:
-        """Makes it the innermost one again: a model has left one of its own open, as an async generator does that is given up
-        inside of a timeout. It would cancel whatever comes next in this task, and Trio makes whoever
-        leaves an outer scope first, which is us, pay for it. The task is not used again: that generator may still be
-        closed one day, and change it."""
+        """Makes it the innermost one again: a model has left one of its own open, as an async generator does that is
+        given up inside of a timeout. It would cancel whatever comes next in this task, and Trio makes whoever leaves an
+        outer scope first, which is us, pay for it. The task is not used again: that generator may still be closed one
+        day, and change it."""
         task = self.task
         log.warning("a model has left a cancel scope or a nursery open")
         for nursery in task.child_nurseries:
