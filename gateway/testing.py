@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Iterable
+import itertools
+import select
+from collections.abc import AsyncIterator, Iterable, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import replace
 from typing import Any, final
@@ -12,8 +14,146 @@ import trio
 from gateway import client
 from gateway.client import Peer
 from gateway.config import Config
+from gateway.doorbell import Doorbell
 from gateway.gateway import Gateway
+from gateway.hub import Hub
 from gateway.transport import MemoryTransport, memory_pair
+from protocols.events import Buffer
+
+
+@final
+class MemoryEdges:
+    """What an epoll set is to sockets, for memory transports: a gateway's hub over them leads as it does in production.
+
+        gateway.hub = Hub(edges := MemoryEdges())
+        nursery.start_soon(gateway.serve_watchable, edges.watchable(transport))
+
+    Edges come in the order in which they happened, so that a seeded scheduler makes a run repeatable. As in the kernel,
+    an edge is one of bytes or an end that have come, or of room that a sender has missed; what is told then is all that
+    is so by the time of the look; and a number is given again once its transport is closed.
+    """
+
+    def __init__(self) -> None:
+        self._sockets: dict[int, MemorySocket] = {}
+        self._registered: set[int] = set()
+        self._due: dict[int, None] = {}
+        self._bell = Doorbell()
+
+    def watchable(self, transport: MemoryTransport) -> MemorySocket:
+        """One end of a memory pair, as a socket that a hub can watch."""
+        number = next(n for n in itertools.count() if n not in self._sockets)
+        sock = self._sockets[number] = MemorySocket(self, number, transport)
+        return sock
+
+    def forget(self, number: int) -> None:
+        """The transport of this number is closed, and so not registered any more."""
+        del self._sockets[number]
+        self.unregister(number)
+
+    def edge(self, number: int) -> None:
+        """Something has changed there."""
+        if number in self._registered:
+            self._due[number] = None
+            self._bell.wake()
+
+    def register(self, descriptor: int, mask: int, /) -> None:
+        self._registered.add(descriptor)
+        self.edge(descriptor)
+
+    def unregister(self, descriptor: int, /) -> None:
+        self._registered.discard(descriptor)
+        self._due.pop(descriptor, None)
+
+    def poll(self, timeout: float, at_most: int, /) -> list[tuple[int, int]]:
+        due = list(itertools.islice(self._due, at_most))
+        for number in due:
+            del self._due[number]
+        return [(number, mask) for number in due if (mask := self._sockets[number].ready)]
+
+    async def wait(self) -> None:
+        if self._due:
+            await trio.lowlevel.checkpoint()
+        else:
+            await self._bell.wait()
+
+    def close(self) -> None:
+        self._registered.clear()
+        self._due.clear()
+
+
+@final
+class _Bell:
+    """A transport's doorbell whose rings are edges too."""
+
+    def __init__(self, sock: MemorySocket, bell: Doorbell, *, room: bool) -> None:
+        self._sock, self._bell, self._room = sock, bell, room
+        self.wait = bell.wait
+
+    def ring(self) -> None:
+        self._bell.ring()
+        self._sock.rung(room=self._room)
+
+
+@final
+class MemorySocket:
+    """A memory transport with the manners of a socket: a receive takes all that is there, and a number names it."""
+
+    short_is_dry = True
+
+    def __init__(self, edges: MemoryEdges, number: int, below: MemoryTransport) -> None:
+        self._edges, self._number, self.below = edges, number, below
+        self._missed_room = self._closed = False
+        self.peer, self.alpn, self.pending = below.peer, below.alpn, False
+        self.wait_readable, self.wait_writable = below.wait_readable, below.wait_writable
+        self.hung_up = below.hung_up
+        bells: Any = below
+        bells._readable = _Bell(self, below._readable, room=False)
+        bells._writable = _Bell(self, below._writable, room=True)
+
+    def fileno(self) -> int:
+        return -1 if self._closed else self._number
+
+    def rung(self, *, room: bool) -> None:
+        """The other end has sent, or ended its direction, or both; `room`: it has received."""
+        if not self._closed and (self._missed_room or not room):
+            self._missed_room &= not room
+            self._edges.edge(self._number)
+
+    @property
+    def ready(self) -> int:
+        """What is so now, as epoll says it."""
+        below = self.below
+        other = below._other
+        receives = select.EPOLLIN if below._inbox or below.hung_up() else 0
+        sends = select.EPOLLOUT if below._reset or other._closed or other._held < other._capacity else 0
+        gone = select.EPOLLHUP if below._reset or (below._eof and other._eof) else 0
+        gone |= select.EPOLLERR if below._reset else 0
+        return receives | sends | gone | (select.EPOLLRDHUP if below.hung_up() else 0)
+
+    def try_receive_into(self, buffer: memoryview) -> int | None:
+        taken = 0
+        while taken < len(buffer):
+            n = self.below.try_receive_into(buffer[taken:])
+            if not n:
+                return taken or n
+            taken += n
+        return taken
+
+    def try_send(self, buffers: Sequence[Buffer]) -> int:
+        n = self.below.try_send(buffers)
+        if not n and buffers:
+            self._missed_room = True
+        return n
+
+    def send_eof(self) -> None:
+        self.below.send_eof()
+        self.rung(room=False)
+
+    def close(self) -> None:
+        if not self._closed:
+            self._closed = True
+            self._edges.forget(self._number)
+            self.below.close()
 
 
 @final
@@ -21,13 +161,16 @@ class MemoryGateway:
     """A running gateway and connections to it. `capacity` is what each direction of a connection holds in flight, as
     a kernel's socket buffers do."""
 
-    def __init__(self, gateway: Gateway, nursery: trio.Nursery, capacity: int) -> None:
-        self.gateway, self._nursery, self._capacity = gateway, nursery, capacity
+    def __init__(self, gateway: Gateway, nursery: trio.Nursery, capacity: int, edges: MemoryEdges | None = None) -> None:
+        self.gateway, self._nursery, self._capacity, self._edges = gateway, nursery, capacity, edges
 
     def connect(self) -> MemoryTransport:
         """The client's end of a new connection."""
         ours, theirs = memory_pair(self._capacity)
-        self._nursery.start_soon(self.gateway.serve_transport, theirs)
+        if self._edges is None:
+            self._nursery.start_soon(self.gateway.serve_transport, theirs)
+        else:
+            self._nursery.start_soon(self.gateway.serve_watchable, self._edges.watchable(theirs))
         return ours
 
     def http1(self) -> Peer:
@@ -45,14 +188,20 @@ class MemoryGateway:
 
 @asynccontextmanager
 async def memory_gateway(
-    models: Iterable[Any] = (), config: Config | None = None, *, capacity: int = 65536
+    models: Iterable[Any] = (), config: Config | None = None, *, capacity: int = 65536, hub: bool = Hub.available
 ) -> AsyncIterator[MemoryGateway]:
-    """Runs a gateway with these models and no listener for the length of the block, then cancels what is left."""
+    """Runs a gateway with these models and no listener for the length of the block, then cancels what is left.
+
+    Its connections are told what is ready as sockets are: by a hub where the system has one, whose task runs what begins.
+    With `hub=False` each has two tasks that wait for it, as an embedder's streams have."""
     config = config or Config()
-    gateway = Gateway(replace(config, listen=replace(config.listen, port=-1)), models)
+    gateway = Gateway(replace(config, listen=replace(config.listen, port=-1, tls_port=-1)), models)
+    edges = MemoryEdges() if hub else None
+    if edges is not None:
+        gateway.hub = Hub(edges)
     async with trio.open_nursery() as nursery:
         await nursery.start(gateway.serve)
         try:
-            yield MemoryGateway(gateway, nursery, capacity)
+            yield MemoryGateway(gateway, nursery, capacity, edges)
         finally:
             nursery.cancel_scope.cancel()

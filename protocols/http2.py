@@ -58,6 +58,7 @@ from protocols.http2_frames import (
     Kind,
     goaway,
     rst_stream,
+    window_update,
 )
 from protocols.http2_heads import (
     MalformedHeadError,
@@ -564,7 +565,10 @@ class HTTP2Connection:
         """DATA on a stream whose peer may not send: legal while our RST_STREAM is under way, else an error."""
         stream, n = frame.stream, len(frame.payload)
         try:
-            self._windows.granted(self._h2.discard(frame))
+            given = self._h2.discard(frame)
+            self._windows.granted(given)
+            if given:
+                self._control.put(window_update(0, given))
         except LibraryError as error:
             self._obey(error)
         self._windows.discarded(n)

@@ -20,6 +20,7 @@ from gateway.config import Config, LimitsConfig
 from gateway.errors import TransportLost
 from gateway.testing import MemoryGateway, memory_gateway
 from gateway.transport import MemoryTransport
+from gateway.wires.connection import Connection
 from gateway.wires.http2 import HTTP2Wire
 from models.adapt import spec_of
 from models.messages import Family, InferResponse, Part, Tensor, Token
@@ -30,6 +31,7 @@ from protocols.errors import RemoteProtocolError
 from protocols.events import Close, ConnectionEnd, Data, End, Frame, GoAway, Opcode, Ping, Pong, Request, Reset, Response
 from protocols.http2_frames import Kind
 from protocols.lmi import parse_stream_line
+from tests.gateway import ways
 
 KiB = 1024
 PAYLOAD = 1000
@@ -186,6 +188,10 @@ class House:
     def connections(self) -> int:
         return self.gateway.counts().connections
 
+    def connection(self, line: Line) -> Connection:
+        """The server's side of a client's connection."""
+        return next(c for c in self.gateway._connections if ways.serves(c, line.transport.below))
+
     async def still(self) -> None:
         """Everything has run as far as it can without time or a client."""
         await wait_all_tasks_blocked()
@@ -230,7 +236,7 @@ async def serving(*specs: ModelSpec, config: Config | None = None, capacity: int
     failure: Exception | None = None
     before = await tasks()
     with trio.move_on_after(1000) as patience:
-        async with memory_gateway(specs, config, capacity=capacity) as memory:
+        async with memory_gateway(specs, config, capacity=capacity, hub=ways.driver == "leader") as memory:
             house = House(memory)
             await house.opened(before)
             try:
@@ -261,6 +267,8 @@ def limits(**changes: Any) -> Config:
 
 class Tap:
     """A transport that remembers what the client has read."""
+
+    short_is_dry = False
 
     def __init__(self, below: MemoryTransport) -> None:
         self.below, self.read = below, bytearray()

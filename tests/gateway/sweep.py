@@ -17,6 +17,7 @@ from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
+from itertools import product
 from typing import Any, final
 
 import outcome
@@ -29,16 +30,20 @@ from gateway.config import TLSConfig
 from gateway.errors import DeadlineExceeded, Ending, TransportLost
 from gateway.exchange import Exchange
 from gateway.gateway import Gateway
+from gateway.hub import Hub
 from gateway.observe import Observer
+from gateway.testing import MemoryEdges
 from gateway.tls_context import client_context, development_certificate, server_context
-from gateway.transport import MemoryTransport, StreamTransport, memory_pair
+from gateway.transport import MemoryTransport, memory_pair
 from gateway.wires.connection import Connection
 from gateway.wires.http2 import HTTP2Wire
-from gateway.wires.tls import TLSTransport
 from gateway.workers.worker import State
 from protocols.http2 import HTTP2Connection
+from tests.gateway import ways
 from tests.gateway.sweep_scenarios import FRESH, SCENARIOS, VICTIM, Scenario, Stage, Talk, View, serve
 
+DRIVERS = ways.DRIVERS if Hub.available else ways.DRIVERS[1:]
+"""Those that the system has."""
 _END = 30.0
 """Virtual seconds after which a run counts as hanging."""
 _BUSY = 2000
@@ -62,7 +67,7 @@ class Target:
     """What may become of the victim, besides COMPLETE."""
     wires: frozenset[str] = frozenset({"http/1.1", "http/2", "websocket"})
     embedded: bool = False
-    """The connections are streams and tasks of an embedder, not the gateway's own."""
+    """The connections are streams and tasks of an embedder, not the gateway's own; beside a leader the victim's alone."""
     fatal: bool = False
     """The gateway ends with it."""
     anybody: bool = False
@@ -186,7 +191,14 @@ class Run(trio.abc.Instrument):
     """One scenario, interrupted once or not at all."""
 
     def __init__(
-        self, scenario: Scenario, target: Target, step: int, *, every_task: bool = False, trace: bool = False
+        self,
+        scenario: Scenario,
+        target: Target,
+        step: int,
+        *,
+        driver: str,
+        every_task: bool = False,
+        trace: bool = False,
     ) -> None:
         self.scenario, self.target, self.step, self.every_task = scenario, target, step, every_task
         self.problems: list[str] = []
@@ -200,6 +212,8 @@ class Run(trio.abc.Instrument):
         self.gateway = Gateway(
             scenario.config, serve(self.stage, scenario.model(self.stage), scenario.family, capacity=scenario.capacity)
         )
+        self.edges = MemoryEdges() if driver == "leader" else None
+        self.gateway.hub = self.edges and Hub(self.edges)
         self.budget = self.gateway.budget = Budget(self.gateway.budget.limit, self._fire)  # type: ignore[assignment]
         self.recorder = Recorder(self.gateway._observer)
         self.gateway._observer = self.recorder  # type: ignore[assignment]
@@ -209,7 +223,7 @@ class Run(trio.abc.Instrument):
         self.theirs: dict[str, MemoryTransport] = {}
         self.tasks: set[trio.lowlevel.Task] = set()
         self.own: set[trio.lowlevel.Task] = set()
-        """The server's tasks for the victim's connection, and the one that writes for all."""
+        """The server's tasks for the victim's connection, and those that write, lead and run exchanges for all."""
         self._owning = False
         self._root: trio.Nursery
         self._playing = False
@@ -225,8 +239,10 @@ class Run(trio.abc.Instrument):
         self._owning = line == VICTIM
         if nursery is None or self.serving.cancel_called or self.gateway._stop.is_set():
             theirs.close()
-        elif self.target.embedded:
+        elif self.target.embedded and (self.edges is None or self._owning):
             self._root.start_soon(self._embed, line, AsStream(theirs))
+        elif self.edges is not None:
+            nursery.start_soon(self.gateway.serve_watchable, self.edges.watchable(theirs), self._tls and self._tls[0])
         else:
             nursery.start_soon(self.gateway.serve_transport, theirs, self._tls and self._tls[0])
         self._owning = False
@@ -238,8 +254,8 @@ class Run(trio.abc.Instrument):
 
     def connection(self, line: str) -> Connection | None:
         """The server's side of it, while it is served."""
-        theirs = self.theirs.get(line)
-        return next((c for c in self.gateway._connections if _below(c) is theirs), None)
+        ours = self.ours.get(line)
+        return ours and next((c for c in self.gateway._connections if ways.serves(c, ours)), None)
 
     @property
     def victim(self) -> Talk | None:
@@ -390,10 +406,14 @@ class Run(trio.abc.Instrument):
         return not busy and not self._left(before)
 
     def _left(self, before: set[trio.lowlevel.Task]) -> list[trio.lowlevel.Task]:
-        """Tasks that were not there before, without those of a worker that has restarted and those that wait for an
-        exchange."""
+        """Tasks that were not there before, without those of a worker that has restarted, those that wait for an
+        exchange, and the leader."""
         idle = {place.task for place in self.gateway._tasks._idle}
-        return [t for t in self.tasks - before - idle if not t.name.endswith("load.<locals>.crash")]
+        left = [t for t in self.tasks - before - idle if not t.name.endswith("load.<locals>.crash")]
+        running = [t for t in self.tasks - idle if t.name.endswith("ExchangeTasks._run")]
+        if self.edges is not None and len(running) == 1 and running[0] in left:
+            left.remove(running[0])
+        return left
 
     # -- the invariants --------------------------------------------------------------------------------------------
 
@@ -474,17 +494,6 @@ def _agree(ending: Ending | None, talk: Talk) -> bool:
             return talk.left and view is View.CUT
         case _, view:
             return view is View.ERROR or talk.left
-
-
-def _below(connection: Connection) -> object:
-    transport = connection.transport
-    match transport:
-        case TLSTransport():
-            return transport._below
-        case StreamTransport():
-            return transport._stream.below  # type: ignore[attr-defined]
-        case _:
-            return transport
 
 
 def _short(messages: list[bytes]) -> str:
@@ -717,12 +726,19 @@ class Result:
 
 
 def run_once(
-    scenario: Scenario, target: Target, seed: int, step: int, *, every_task: bool = False, trace: bool = False
+    scenario: Scenario,
+    target: Target,
+    seed: int,
+    step: int,
+    *,
+    driver: str,
+    every_task: bool = False,
+    trace: bool = False,
 ) -> Result:
     """One run, interrupted at that step; step 0 is never."""
     with _surroundings(seed) as log, warnings.catch_warnings(record=True) as warned:
         warnings.simplefilter("always")
-        run = Run(scenario, target, step, every_task=every_task, trace=trace)
+        run = Run(scenario, target, step, driver=driver, every_task=every_task, trace=trace)
         match target.name:  # two that count by themselves
             case "raise":
                 run.stage.raise_at, run.step = step, 0
@@ -769,6 +785,7 @@ def sweep(
     target: Target,
     seed: int,
     *,
+    driver: str,
     start: int = 1,
     stride: int = 1,
     every_task: bool = False,
@@ -778,7 +795,7 @@ def sweep(
     `most` failures. Steps are those of the victim's connection, or of every task."""
     swept, step = Swept(), start
     while len(swept.failures) < most:
-        result = run_once(scenario, target, seed, step, every_task=every_task)
+        result = run_once(scenario, target, seed, step, driver=driver, every_task=every_task)
         swept.runs += 1
         if result.problems:
             swept.failures.append((step, result.problems))
@@ -799,28 +816,37 @@ def _command() -> int:
     parser.add_argument("--gap", type=int, default=3, help="so many steps later")
     parser.add_argument("--scenario", choices=SCENARIOS, action="append")
     parser.add_argument("--target", choices=TARGETS, action="append")
+    parser.add_argument("--driver", choices=ways.DRIVERS, action="append", help="both, where none is named")
+    parser.add_argument("--lane", choices=ways.LANES, default=ways.lane)
     options = parser.parse_args()
+    ways.take(ways.driver, options.lane)
     seeds = range(options.seeds) if options.seed is None else [options.seed]
     runs = failed = 0
     began = time.perf_counter()
-    for scenario in (SCENARIOS[name] for name in options.scenario or SCENARIOS):
-        for target in (TARGETS[name] for name in options.target or TARGETS):
-            if options.then is not None:
-                target = followed_by(target, options.gap, TARGETS[options.then])
-            if not applies(scenario, target):
-                continue
-            for seed in seeds:
-                if options.step is not None:
-                    result = run_once(scenario, target, seed, options.step, every_task=options.every_task)
-                    swept = Swept(1, [(options.step, result.problems)] if result.problems else [])
-                else:
-                    swept = sweep(scenario, target, seed, stride=options.stride, every_task=options.every_task)
-                runs += swept.runs
-                failed += len(swept.failures)
-                for step, problems in swept.failures:
-                    print(f"--scenario {scenario.name} --target {target.name} --seed {seed} --step {step}")
-                    for problem in problems:
-                        print(f"    {problem}")
+    for driver, scenario, target in product(
+        options.driver or DRIVERS,
+        (SCENARIOS[name] for name in options.scenario or SCENARIOS),
+        (TARGETS[name] for name in options.target or TARGETS),
+    ):
+        if options.then is not None:
+            target = followed_by(target, options.gap, TARGETS[options.then])
+        if not applies(scenario, target):
+            continue
+        for seed in seeds:
+            if options.step is not None:
+                result = run_once(scenario, target, seed, options.step, driver=driver, every_task=options.every_task)
+                swept = Swept(1, [(options.step, result.problems)] if result.problems else [])
+            else:
+                swept = sweep(scenario, target, seed, driver=driver, stride=options.stride, every_task=options.every_task)
+            runs += swept.runs
+            failed += len(swept.failures)
+            for step, problems in swept.failures:
+                print(
+                    f"--driver {driver} --lane {ways.lane} --scenario {scenario.name} --target {target.name} "
+                    f"--seed {seed} --step {step}"
+                )
+                for problem in problems:
+                    print(f"    {problem}")
     seconds = time.perf_counter() - began
     print(f"{runs} runs, {failed} failures, {seconds:.0f} s, {runs / seconds:.0f} runs a second")
     return 1 if failed else 0

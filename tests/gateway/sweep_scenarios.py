@@ -304,6 +304,20 @@ def double(stage: Stage) -> Model:
     return model
 
 
+def double_at_once(stage: Stage) -> Model:
+    """x + x, without waiting but for the slow: a request that is there whole is answered in the step that found it."""
+
+    async def model(session: Session[InferRequest, InferResponse]) -> None:
+        with stage.call(session.call.query) as talk:
+            me = Watched[InferRequest, InferResponse](stage, session, talk)
+            x = (await me.receive())["x"]
+            if talk.name.endswith("slow"):
+                await trio.sleep(0.0011)
+            await me.send(InferResponse(outputs=[Tensor(name="y", data=x + x)]))
+
+    return model
+
+
 # -- clients -------------------------------------------------------------------------------------------------------
 
 _DATE = 1_700_000_000_000
@@ -574,25 +588,40 @@ async def over_http1(
             if "takes no further request" not in str(e):  # the server has left before the first
                 raise
 
-    async def read() -> View:
-        while True:
-            match event := await peer.next_event():
-                case Response():
-                    parse.head(event)
-                case Data():
-                    await trio.sleep(pace)
-                    peer.credit(event)
-                    parse.data(event.buffers[0])
-                case End():
-                    return parse.end()
-                case ConnectionEnd():
-                    return View.CUT
-
     async with trio.open_nursery() as nursery:
         nursery.start_soon(write)
         await trio.lowlevel.checkpoint()
-        talk.view = await _or_cut(read())
+        talk.view = await _or_cut(_answer(peer, parse, pace))
         nursery.cancel_scope.cancel()
+
+
+async def _answer(peer: Peer, parse: Parser, pace: float) -> View:
+    while True:
+        match event := await peer.next_event():
+            case Response():
+                parse.head(event)
+            case Data():
+                await trio.sleep(pace)
+                peer.credit(event)
+                parse.data(event.buffers[0])
+            case End():
+                return parse.end()
+            case ConnectionEnd():
+                return View.CUT
+
+
+async def infer_at_once(peer: Peer, stream: int, talk: Talk) -> None:
+    """A small v2 request in one write, and its answer."""
+    body, tensor, headers = _tensor(talk, 40)
+    talk.asked.append(tensor)
+    try:
+        await peer.send(*client.post(stream, f"/v2/models/{talk.model}/infer{talk.query}", body, headers))
+    except TransportLost:
+        pass  # what was said before is still to be read
+    except LocalProtocolError as e:
+        if "takes no further request" not in str(e):
+            raise
+    talk.view = await _or_cut(_answer(peer, TensorParser(talk), 0.0))
 
 
 async def pipelined(stage: Stage, *talks: Talk) -> None:
@@ -907,6 +936,36 @@ def _v2_http1() -> Scenario:
     )
 
 
+def _inline() -> Scenario:
+    """Small requests one after the other, each there whole when it is found: a leader answers most of them itself."""
+
+    async def play(stage: Stage) -> None:
+        async def line(own: str, *names: str) -> None:
+            peer = client.http1(stage.connect(own))
+            assert isinstance(peer.machine, HTTP1Connection)
+            for stream, name in enumerate(names, 1):
+                talk = stage.talk(name, own, "m" if name == VICTIM else "n")
+                await infer_at_once(peer, stream, talk)
+                if talk.view not in (View.COMPLETE, View.ERROR) or not peer.machine.idle or peer.machine.must_close:
+                    break
+            peer.close()
+
+        await _together(
+            line(VICTIM, "first", VICTIM, f"{NEXT}-slow", f"{NEXT}-1", f"{NEXT}-2"),
+            line(NEIGHBOUR, NEIGHBOUR, f"{NEIGHBOUR}-1", f"{NEIGHBOUR}-slow", f"{NEIGHBOUR}-2"),
+        )
+
+    return Scenario(
+        name="inline",
+        wire="http/1.1",
+        model=double_at_once,
+        family=Family.TENSOR,
+        play=play,
+        again=_infer_again,
+        memory=2 * 4096,
+    )
+
+
 def _pipelined() -> Scenario:
     async def play(stage: Stage) -> None:
         await pipelined(stage, stage.talk(VICTIM), stage.talk(NEXT, VICTIM, "n"))
@@ -1031,6 +1090,7 @@ SCENARIOS: dict[str, Scenario] = {
         _v2_http1(),
         _v2_http2(),
         _pipelined(),
+        _inline(),
         _lmi("lmi", generate),
         _lmi("chunked", generate, chunked=4, prompt="victim" + " words" * 900),
         _lmi("threads", generate_in_threads, tokens=4),

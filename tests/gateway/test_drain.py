@@ -12,11 +12,13 @@ import trio
 
 from gateway.config import Config, DrainConfig, ListenConfig
 from gateway.gateway import DrainReport, Gateway
-from gateway.testing import MemoryGateway
+from gateway.hub import Hub
+from gateway.testing import MemoryEdges, MemoryGateway
 from models.adapt import spec_of
 from models.messages import Prompt
 from models.spec import Model, ModelSpec, RestartPolicy
 from protocols.events import ConnectionEnd, Data, End, Reset
+from tests.gateway import ways
 from tests.gateway.promises import (
     STREAMS,
     UNARY,
@@ -421,14 +423,17 @@ async def test_a_drain_ends_by_its_deadline_whatever_state_a_model_is_in(state: 
         assert report.clean
 
 
+@pytest.mark.parametrize("driver", ways.DRIVERS)
 @pytest.mark.parametrize("wire", WIRES)
-async def test_a_gateway_that_is_cancelled_ends_everything_at_once(wire: str, autojump_clock: Any) -> None:
+async def test_a_gateway_that_is_cancelled_ends_everything_at_once(wire: str, driver: str, autojump_clock: Any) -> None:
     probe = Probe(silent)
     gateway = Gateway(Config(listen=ListenConfig(port=-1)), [probe.spec(wire)])
+    edges = MemoryEdges() if driver == "leader" else None
+    gateway.hub = edges and Hub(edges)
     before = await tasks()
     async with trio.open_nursery() as nursery, trio.open_nursery() as connections:
         await nursery.start(gateway.serve)
-        house = House(MemoryGateway(gateway, connections, 64 * KiB))
+        house = House(MemoryGateway(gateway, connections, 64 * KiB, edges))
         await house.call(wire)
         await house.still()
         assert probe.live == 1

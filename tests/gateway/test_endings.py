@@ -372,7 +372,7 @@ async def test_an_exception_in_a_connection_ends_that_connection_alone(
         if isinstance(calls[1], EventsCall | SocketCall):
             await calls[1].say()  # which its model leaves unread
             await house.still()
-        broken = next(c for c in house.gateway._connections if c.transport is calls[1].line.transport.below._other)
+        broken = house.connection(calls[1].line)
         where, _, name = point.partition(".")
         target = getattr(broken, where)
 

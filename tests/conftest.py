@@ -1,0 +1,20 @@
+"""The options of the whole suite: which driver and which lane the gateway's promises are tested with."""
+
+from __future__ import annotations
+
+import pytest
+
+from tests.gateway import ways
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption("--driver", choices=ways.DRIVERS, default=ways.driver, help="who tells connections what is ready")
+    parser.addoption("--lane", choices=ways.LANES, default=ways.lane, help="how HTTP/2 and WebSocket machines work")
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    ways.take(config.getoption("--driver"), config.getoption("--lane"))
+
+
+def pytest_report_header(config: pytest.Config) -> str:
+    return f"gateway: driver {ways.driver}, lane {ways.lane}"
