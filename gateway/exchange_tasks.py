@@ -161,7 +161,7 @@ class ExchangeTasks:
     async def _lead(self, place: _Place, readiness: Readiness) -> bool:
         """Tells who is ready, until one of the exchanges that begin thereby has waited and is over. True when its
         scope was cancelled, whoever leads by then."""
-        told, ran = 0, False
+        told = 0
         began = trio.current_time()
         while place.leads:
             if self._begun:
@@ -170,7 +170,7 @@ class ExchangeTasks:
                     self._doubted -= 1
                     self._give(exchange)
                     continue
-                ran, place.exchange = True, exchange
+                place.exchange = exchange
                 exchange.begin(place.scope)
                 try:
                     error = await _stepped(self._work(exchange), place, self._follow)
@@ -199,9 +199,8 @@ class ExchangeTasks:
             if told % _BATCH == 0 and trio.current_time() - began > _TURN:
                 await trio.lowlevel.checkpoint()
                 began = trio.current_time()
-            # clients whose answers went out ask again; but what was woken for others must run
-            elif not more and not self._begun and not (ran and readiness.look()):
-                told, ran = 0, False
+            elif not more and not self._begun:
+                told = 0
                 self.leading = False
                 await readiness.wait()
                 self.leading = True

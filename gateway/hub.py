@@ -46,10 +46,6 @@ class Owner(Protocol):
 class Readiness(Protocol):
     """Where a leading task learns what is ready."""
 
-    def look(self) -> bool:
-        """Whether something is ready now."""
-        ...
-
     async def wait(self) -> None:
         """Returns when something may be ready."""
         ...
@@ -115,6 +111,7 @@ class Hub(Readiness):
             self._edges.unregister(descriptor)
 
     def look(self) -> bool:
+        """Whether something is ready now."""
         if not self._events:
             self._events.extend(self._edges.poll(0, _EVENTS))
         return bool(self._events)
