@@ -54,15 +54,7 @@ class BidiDialect:
         exchange.fail = lambda error: _refuse(exchange, error)
         if exchange.wire.name != "http/2":
             raise BadRequest("bidirectional streaming needs HTTP/2: connect with ALPN h2, or by prior knowledge in clear")
-        headers = {k.decode("latin-1"): v.decode("latin-1") for k, v in exchange.request.headers}
-        try:
-            asked = bidi.validate_request(unquote(endpoint), headers)
-        except bidi.BidiInputError as e:
-            raise BadRequest(str(e)) from None
-        content_type = headers.get("content-type", bidi.CONTENT_TYPE)
-        if content_type.partition(";")[0].strip().lower() != bidi.CONTENT_TYPE:
-            raise BadRequest(f"content-type must be {bidi.CONTENT_TYPE}, got {content_type[:100]!r}")
-        worker = self._models.named(asked.endpoint, Family.PARTS, "bidi")
+        worker, query, path = self._asked(exchange, endpoint)
         exchange.model = worker.name
         with await worker.slot(exchange):
             channel = _EventStreamChannel(exchange, self._models)
@@ -77,10 +69,23 @@ class BidiDialect:
             )
             exchange.fail = channel.fail
             self._limit(exchange, worker)
-            query, path = asked.query_string or "", asked.invocation_path or ""
             session = session_of(exchange, worker, channel, query=query, path=path)
             await worker.call(session, exchange, Family.PARTS, read_prompt)
         exchange.finish()
+
+    def _asked(self, exchange: Exchange, endpoint: str) -> tuple[Worker, str, str]:
+        """Whom the request asks, with which query and path; BadRequest for what it says wrong. Not in `event_stream`,
+        which would keep all of this for as long as the session lasts."""
+        headers = {k.decode("latin-1"): v.decode("latin-1") for k, v in exchange.request.headers}
+        try:
+            asked = bidi.validate_request(unquote(endpoint), headers)
+        except bidi.BidiInputError as e:
+            raise BadRequest(str(e)) from None
+        content_type = headers.get("content-type", bidi.CONTENT_TYPE)
+        if content_type.partition(";")[0].strip().lower() != bidi.CONTENT_TYPE:
+            raise BadRequest(f"content-type must be {bidi.CONTENT_TYPE}, got {content_type[:100]!r}")
+        worker = self._models.named(asked.endpoint, Family.PARTS, "bidi")
+        return worker, asked.query_string or "", asked.invocation_path or ""
 
     async def container(self, exchange: Exchange, name: str = "") -> None:
         """The container's WebSocket: a frame for each part, byte for byte."""
