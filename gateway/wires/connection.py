@@ -35,7 +35,10 @@ class ConnectionWire(Wire, Protocol):
         none are taken."""
         ...
 
-    def buffer_updated(self, n: int) -> None: ...
+    def buffer_updated(self, n: int) -> bool:
+        """Whether it is worth a `pump` already: not for each piece of a large body that lands where it will stay."""
+        ...
+
     def receive_data(self, data: memoryview) -> None: ...
     def receive_eof(self) -> None: ...
     def pump(self, at_most: int) -> bool:
@@ -251,8 +254,10 @@ class Connection:
                     self._dry()
                 if buffer is scratch:
                     wire.receive_data(scratch[:n])
-                else:
-                    wire.buffer_updated(n)
+                elif not wire.buffer_updated(n):
+                    if not self._ready:
+                        return
+                    continue
             del buffer  # a body must not live longer than its exchange
             self.pump()
             if not self._ready or self._lost is not None or self._linger_until is not None:

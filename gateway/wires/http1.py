@@ -32,6 +32,9 @@ if TYPE_CHECKING:
     from gateway.wires.connection import Connection
 
 
+_LANDED = 256 * 1024  # bytes of a body that land before its exchange hears of them
+
+
 @functools.lru_cache(maxsize=8)
 def _limits_of(limits: LimitsConfig) -> HTTP1Limits:
     """One object for all connections."""
@@ -75,8 +78,10 @@ class HTTP1Wire:
             return scratch
         return target
 
-    def buffer_updated(self, n: int) -> None:
-        self._machine.buffer_updated(n)
+    def buffer_updated(self, n: int) -> bool:
+        machine = self._machine
+        machine.buffer_updated(n)
+        return machine.unread >= _LANDED or machine.get_buffer() is None
 
     def receive_data(self, data: memoryview) -> None:
         if not self._machine.unread:
@@ -233,6 +238,8 @@ class HTTP1Wire:
     def tick(self, now: float) -> None:
         connection, limits, current = self._connection, self._connection.limits, self._current
         if current is not None and current.ending is None:
+            if self._machine.unread:
+                connection.pump()  # what has landed meanwhile
             current.check_upload(now)
         elif self._machine.unread or not connection.requests:
             if now - max(self._idle_since, self._head_since) > limits.head_timeout:

@@ -77,7 +77,7 @@ class HTTP2Wire:
     def receive_buffer(self, scratch: memoryview) -> memoryview | None:
         return None if self._machine.choked else scratch  # windows bound the rest
 
-    def buffer_updated(self, n: int) -> None:
+    def buffer_updated(self, n: int) -> bool:
         raise AssertionError("HTTP/2 bodies do not land")
 
     def receive_data(self, data: memoryview) -> None:

@@ -81,8 +81,9 @@ class WebSocketWire:
             return scratch
         return target
 
-    def buffer_updated(self, n: int) -> None:
+    def buffer_updated(self, n: int) -> bool:
         self._machine.buffer_updated(n)
+        return True
 
     def receive_data(self, data: memoryview) -> None:
         self._machine.receive_data(data)
