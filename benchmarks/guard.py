@@ -34,9 +34,9 @@ class Bound:
 
 
 BOUNDS = {
-    "unary-64": Bound(floor=servers.HTTP1, most=12.0),
-    "tokens-64": Bound(floor=servers.HTTP1, most=10.0),
-    "websocket-pipe": Bound(floor=servers.WEBSOCKET, most=7.0),
+    "unary-64": Bound(floor=servers.HTTP1, most=5.0),
+    "tokens-64": Bound(floor=servers.HTTP1, most=8.0),
+    "websocket-pipe": Bound(floor=servers.WEBSOCKET, most=5.0),
     "duplex-pipe": Bound(floor=servers.HTTP2, most=10.0),
 }
 
