@@ -111,12 +111,14 @@ _MOST = 2**63 - 1
 _BYTES = frozenset({
     "limits.request_line", "limits.head", "limits.body", "limits.total_bytes", "limits.json", "limits.body_rate",
     "limits.chunk_line", "limits.chunk_extensions", "limits.trailers", "limits.read_ahead", "limits.send_buffer",
-    "limits.connection_send_buffer", "limits.body_pool", "limits.unsent", "limits.part", "limits.event_headers", "limits.checkpoint_bytes",
+    "limits.connection_send_buffer", "limits.body_pool", "limits.unsent", "limits.part", "limits.event_headers",
+    "limits.checkpoint_bytes",
     "http2.initial_window", "http2.max_window", "http2.frame_size", "websocket.part",
 })  # fmt: skip
 _MAY_BE_ZERO = frozenset({
     "limits.chunk_extensions", "limits.trailers", "limits.trailer_fields", "limits.write_stall",
-    "limits.body_pool", "limits.unsent", "limits.descriptors_reserved", "http2.continuations", "websocket.ping_interval", "drain.delay", "drain.timeout",
+    "limits.body_pool", "limits.unsent", "limits.descriptors_reserved", "http2.continuations",
+    "websocket.ping_interval", "drain.delay", "drain.timeout",
     "models.*.queue", "models.*.timeout", "models.*.restart.intensity", "models.*.restart.backoff",
     "models.*.restart.backoff_max",
 })  # fmt: skip
