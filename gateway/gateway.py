@@ -312,7 +312,8 @@ class Gateway:
 
     async def serve_stream(self, stream: trio.abc.Stream) -> None:
         """Serves one connection that the embedder accepted (and decrypted) itself; closes the stream at its end.
-        `serve` must be running: it owns the models and the timers, and when it ends, so does this."""
+        `serve` must be running: it owns the models and the timers, and when it ends, so does this. Models run in its
+        tasks: one that is cancelled with the connection may still be cleaning up there when this returns."""
         transport = StreamTransport(stream)
         try:
             await self.serve_transport(transport, None)

@@ -12,7 +12,7 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from protocols import v2_codec, v2_typed
-from protocols.tensors import DATATYPES, Array
+from protocols.tensors import DATATYPES
 from protocols.v2 import (
     NO_PARAMETERS,
     InferCodec,
@@ -26,6 +26,7 @@ from protocols.v2 import (
     parse_infer,
     render_infer,
 )
+from tests.protocols.v2_outcome import described, outcome
 
 ANY = ModelSignature(name="m")
 ONE = ModelSignature(
@@ -47,24 +48,6 @@ def entry(
 ) -> dict[str, Any]:
     parameters = {} if size is None else {"parameters": {"binary_data_size": size}}
     return {"name": name, "datatype": datatype, "shape": shape, **parameters, **members}
-
-
-def described(request: V2Request) -> Any:
-    def bits(array: Array) -> Any:
-        return array.tolist() if array.dtype.kind == "O" else array.tobytes()
-
-    tensors = [
-        (t.name, t.datatype, t.array.dtype, t.array.shape, bits(t.array), t.array.flags.writeable, repr(t.parameters))
-        for t in request.inputs
-    ]
-    return (request.id, repr(request.parameters), tensors, request.outputs, request.binary_default)
-
-
-def outcome(call: Any, *arguments: Any) -> Any:
-    try:
-        return described(call(*arguments))
-    except V2Error as error:
-        return (error.status, error.message)
 
 
 def agree(body: bytes, length: int | None, signature: ModelSignature = ANY, limits: V2Limits = USUAL) -> Any:

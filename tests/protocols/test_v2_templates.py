@@ -10,8 +10,8 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from protocols import v2_codec, v2_templates
-from protocols.tensors import Array
-from protocols.v2 import InferCodec, ModelSignature, TensorSpec, V2Error, V2Limits, V2Request, parse_infer
+from protocols.v2 import InferCodec, ModelSignature, TensorSpec, V2Limits, parse_infer
+from tests.protocols.v2_outcome import described, outcome
 
 ANY = ModelSignature(name="m")
 ONE = ModelSignature(name="m", inputs=(TensorSpec(name="x", datatype="FP32", shape=(-1, 4)),))
@@ -20,24 +20,6 @@ KINDS = ["FP32", "FP64", "FP16", "INT8", "INT64", "UINT8", "UINT64", "BF16", "BO
 
 def body(data: bytes, datatype: str = "FP32", shape: bytes = b"[1,4]", more: bytes = b"") -> bytes:
     return b'{"inputs":[{"name":"x","datatype":"%b","shape":%b,"data":%b}]%b}' % (datatype.encode(), shape, data, more)
-
-
-def described(request: V2Request) -> Any:
-    def bits(array: Array) -> Any:
-        return array.tolist() if array.dtype.kind == "O" else array.tobytes()
-
-    tensors = [
-        (t.name, t.datatype, t.array.dtype, t.array.shape, bits(t.array), t.array.flags.writeable, repr(t.parameters))
-        for t in request.inputs
-    ]
-    return (request.id, repr(request.parameters), tensors, request.outputs, request.binary_default)
-
-
-def outcome(call: Any, *arguments: Any) -> Any:
-    try:
-        return described(call(*arguments))
-    except V2Error as error:
-        return (error.status, error.message)
 
 
 def learned(text: bytes, signature: ModelSignature = ANY, limits: V2Limits | None = None) -> InferCodec:
