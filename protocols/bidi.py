@@ -1,20 +1,61 @@
-"""SageMaker's InvokeEndpointWithBidirectionalStream, GA form: what its requests, parts and errors are as bytes."""
+"""SageMaker's InvokeEndpointWithBidirectionalStream: parts as event-stream messages, GA form and JSON, and all that a server
+or client of the operation calls."""
 
 from __future__ import annotations
 
-import enum
-import re
 import struct
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping
 from functools import lru_cache
-from typing import Final, Literal, NamedTuple, TypeAlias, final
+from typing import Final, NamedTuple, Protocol, TypeAlias, final
 from zlib import crc32
 
 import msgspec
 
-from protocols.errors import ProtocolError, RemoteProtocolError
-from protocols.events import Buffer, Headers, Signal
+from protocols.bidi_head import (
+    CONTENT_TYPE,
+    ERROR_CONTENT_TYPE,
+    ERROR_TYPE,
+    INVOKED_PRODUCTION_VARIANT,
+    JSON_CONTENT_TYPE,
+    MODEL_INVOCATION_PATH,
+    MODEL_QUERY_STRING,
+    REQUEST_ID,
+    TARGET_VARIANT,
+    BidiInputError,
+    BidiRequest,
+    ErrorBody,
+    ErrorType,
+    Form,
+    error_body,
+    failure_body,
+    form_of,
+    invoked_variant,
+    is_json,
+    signature_error_body,
+    sniff_form,
+    validate_request,
+)
+from protocols.bidi_json import (
+    LiteralDecoder,
+    encode_json_event,
+    encode_literal_internal_stream_failure,
+    encode_literal_model_stream_error,
+    encode_literal_part,
+    read_json_event,
+)
+from protocols.bidi_parts import (
+    END,
+    AtEnd,
+    Completion,
+    DataType,
+    PayloadPart,
+    StreamEnd,
+    StreamFailure,
+    read_flags,
+    shown,
+)
+from protocols.errors import RemoteProtocolError
+from protocols.events import Buffer, Signal
 from protocols.eventstream import (
     LARGE,
     MAX_FIELDS,
@@ -35,221 +76,73 @@ from protocols.eventstream import (
     split,
 )
 
-CONTENT_TYPE: Final = "application/vnd.amazon.eventstream"
-"""Of the request and of its 200 response."""
+__all__ = [
+    "CONTENT_TYPE",
+    "ENCODERS",
+    "END",
+    "ENVELOPE_OVERHEAD",
+    "ERROR_CONTENT_TYPE",
+    "ERROR_TYPE",
+    "INVOKED_PRODUCTION_VARIANT",
+    "JSON_CONTENT_TYPE",
+    "MODEL_INVOCATION_PATH",
+    "MODEL_QUERY_STRING",
+    "PART_CONTENT_TYPE",
+    "REQUEST_ID",
+    "TARGET_VARIANT",
+    "AtEnd",
+    "BidiInputError",
+    "BidiRequest",
+    "Completion",
+    "DataType",
+    "Encoder",
+    "ErrorType",
+    "Form",
+    "LiteralDecoder",
+    "PartDecoder",
+    "PartEncoder",
+    "PayloadPart",
+    "ResponseDecoder",
+    "StreamEnd",
+    "StreamFailure",
+    "Verify",
+    "encode_envelope",
+    "encode_error",
+    "encode_internal_stream_failure",
+    "encode_json_event",
+    "encode_literal_internal_stream_failure",
+    "encode_literal_model_stream_error",
+    "encode_literal_part",
+    "encode_model_stream_error",
+    "encode_part",
+    "encode_request_end",
+    "encode_request_event",
+    "encode_request_part",
+    "error_body",
+    "form_of",
+    "invoked_variant",
+    "signature_error_body",
+    "sniff_form",
+    "validate_request",
+]
+
 PART_CONTENT_TYPE: Final = "application/octet-stream"
-"""Of a PayloadPart: its payload is the raw bytes."""
-ERROR_CONTENT_TYPE: Final = "application/json"
-"""Of an exception message and of an error response."""
-
-# Request headers, as keys of a mapping with lower-case names; response headers as they are written.
-TARGET_VARIANT: Final = "x-amzn-sagemaker-target-variant"
-MODEL_INVOCATION_PATH: Final = "x-amzn-sagemaker-model-invocation-path"
-MODEL_QUERY_STRING: Final = "x-amzn-sagemaker-model-query-string"
-INVOKED_PRODUCTION_VARIANT: Final = b"x-amzn-invoked-production-variant"
-REQUEST_ID: Final = b"x-amzn-requestid"
-ERROR_TYPE: Final = b"x-amzn-errortype"
+"""Of a PayloadPart in the GA form: its payload is the raw bytes."""
 
 
-# ---- the request head
-
-
-class ErrorType(enum.StrEnum):
-    """The errors that the operation has as an HTTP response, by the name that `x-amzn-errortype` carries."""
-
-    INPUT_VALIDATION_ERROR = "InputValidationError"
-    MODEL_ERROR = "ModelError"
-    INTERNAL_SERVER_ERROR = "InternalServerError"
-    SERVICE_UNAVAILABLE_ERROR = "ServiceUnavailableError"
-
-    @property
-    def status(self) -> int:
-        return _STATUS[self]
-
-
-_STATUS = {
-    ErrorType.INPUT_VALIDATION_ERROR: 400,
-    ErrorType.MODEL_ERROR: 424,
-    ErrorType.INTERNAL_SERVER_ERROR: 500,
-    ErrorType.SERVICE_UNAVAILABLE_ERROR: 503,
-}
-
-
-@final
-class BidiInputError(ProtocolError):
-    """The request head is not one of this operation. The text is for the client: field, rule, and what came."""
-
-    errortype: Final = ErrorType.INPUT_VALIDATION_ERROR
-    status: Final = 400
-
-
-@final
-@dataclass(frozen=True, slots=True, kw_only=True)
-class BidiRequest:
-    """What the request head asks for; None where it leaves the choice to the server.
-
-    `invocation_path` has no leading slash and may hold `.` and `..` segments: it is an opaque name, never to be
-    normalised into another URL. `query_string` is for the model byte for byte, percent escapes untouched.
-    """
-
-    endpoint: str
-    target_variant: str | None = None
-    invocation_path: str | None = None
-    query_string: str | None = None
-
-
-# The operation's model anchors some of these and not others; all are meant for the whole value, hence fullmatch. (`$`
-# would admit a newline at the end.)
-_NAME = re.compile(r"[a-zA-Z0-9](-*[a-zA-Z0-9])*")
-_PATH = re.compile(r"[A-Za-z0-9\-._]+(?:/[A-Za-z0-9\-._]+)*")
-_PAIR = r"[a-zA-Z0-9][A-Za-z0-9_-]*=(?:[A-Za-z0-9._~\-]|%[0-9A-Fa-f]{2})+"
-_QUERY = re.compile(f"{_PAIR}(?:&{_PAIR})*")
-
-
-def validate_request(endpoint: str, headers: Mapping[str, str]) -> BidiRequest:
-    """Checks the endpoint name of the path and the three optional headers (lower-case names) against the lengths and
-    patterns of the operation. BidiInputError for the first that does not fit.
-
-    An empty header counts as absent: the SDK sends empty ones for members set to "".
-    """
-    return BidiRequest(
-        endpoint=_checked("EndpointName", endpoint, 63, _NAME),
-        target_variant=_optional("TargetVariant", headers.get(TARGET_VARIANT), 63, _NAME),
-        invocation_path=_optional("ModelInvocationPath", headers.get(MODEL_INVOCATION_PATH), 100, _PATH),
-        query_string=_optional("ModelQueryString", headers.get(MODEL_QUERY_STRING), 2048, _QUERY),
-    )
-
-
-def _optional(member: str, value: str | None, longest: int, pattern: re.Pattern[str]) -> str | None:
-    return _checked(member, value, longest, pattern) if value else None
-
-
-def _checked(member: str, value: str, longest: int, pattern: re.Pattern[str]) -> str:
-    if len(value) > longest:
-        raise BidiInputError(f"{member} has at most {longest} characters, got {len(value)}: {value[:64]!r}...")
-    if not pattern.fullmatch(value):
-        shown = repr(value) if len(value) <= 64 else f"{value[:64]!r}..."
-        raise BidiInputError(f"{member} must match ^{pattern.pattern}$ as a whole, got {shown}")
-    return value
-
-
-# ---- errors before the stream
-
-
-class _ErrorBody(msgspec.Struct, rename="pascal", omit_defaults=True, kw_only=True):
-    """Member names in PascalCase: with `message` in lower case the SDK loses the text."""
-
-    message: str | None = None
-    error_code: str | None = None
-    original_status_code: int | None = None
-    original_message: str | None = None
-    log_stream_arn: str | None = None
-
-
-_MAX_TEXT = 32 * 2**10
-"""Characters of an error text that are sent: a model's own text goes out whole, a runaway one must not fill the queue."""
-
-
-def _clean(text: str | None) -> str | None:
-    """`text` as UTF-8 can carry it: a lone surrogate becomes `?`. Empty is absent."""
-    return text[:_MAX_TEXT].encode("utf-8", "replace").decode() if text else None
-
-
-def error_body(
-    errortype: ErrorType,
-    message: str,
-    *,
-    code: str | None = None,
-    original_status: int | None = None,
-    original_message: str | None = None,
-    log_stream_arn: str | None = None,
-) -> tuple[int, Headers, bytes]:
-    """Status, headers and body of an error response, for errors before the 200 is sent.
-
-    `code` is the ErrorCode member; `original_status`, `original_message` and `log_stream_arn` belong to ModelError.
-    Members that are None are left out; a text is cut after 32768 characters.
-    """
-    body = msgspec.json.encode(
-        _ErrorBody(
-            message=_clean(message) or "",
-            error_code=_clean(code),
-            original_status_code=original_status,
-            original_message=_clean(original_message),
-            log_stream_arn=_clean(log_stream_arn),
-        )
-    )
-    headers = (
-        (b"content-type", ERROR_CONTENT_TYPE.encode()),
-        (b"content-length", str(len(body)).encode()),
-        (ERROR_TYPE, errortype.encode()),
-    )
-    return errortype.status, headers, body
-
-
-# ---- parts
-
-
-class DataType(enum.Enum):
-    """What the bytes of a part claim to be. Nobody inspects them."""
-
-    UTF8 = "UTF8"
-    BINARY = "BINARY"
-
-    __hash__ = object.__hash__  # members are single; Enum's own is a Python call for each look-up
-
-
-class Completion(enum.Enum):
-    """Whether further parts continue this one (PARTIAL). Parts are passed on as they are, never aggregated."""
-
-    PARTIAL = "PARTIAL"
-    COMPLETE = "COMPLETE"
-
-    __hash__ = object.__hash__
-
-
-@final
-class PayloadPart(msgspec.Struct, frozen=True, kw_only=True, gc=False):
-    """One part, with the defaults filled in: BINARY and COMPLETE where the event says nothing.
-
-    Received `data` is `bytes` up to 16 KiB and a read-only memoryview above. `content_type` is the event's own, empty
-    where it has none; GA clients send application/octet-stream.
-    """
-
-    data: Buffer
-    data_type: DataType = DataType.BINARY
-    completion: Completion = Completion.COMPLETE
-    content_type: str = ""
-
-
-@final
-@dataclass(frozen=True, slots=True, kw_only=True)
-class StreamFailure:
-    """The exception that ends a response. `exception_type` is ModelStreamError, InternalStreamFailure, or another name
-    that the server chose; `message` and `code` are empty where it gave none."""
-
-    exception_type: str
-    message: str = ""
-    code: str = ""
-
-
-class StreamEnd(enum.Enum):
-    """What a decoder says when no more parts will come."""
-
-    END = enum.auto()
-
-
-END: Final = StreamEnd.END
-AtEnd: TypeAlias = Literal[StreamEnd.END]
+# ---- the server's way out
 
 _EVENT: dict[str, HeaderValue] = {":message-type": "event", ":event-type": "PayloadPart"}
 
 
-def _part_headers(data_type: DataType | None, completion: Completion | None) -> dict[str, HeaderValue]:
+def _part_headers(data_type: DataType | None, completion: Completion | None, padding: str = "") -> dict[str, HeaderValue]:
     headers: dict[str, HeaderValue] = {}
     if data_type is not None:
         headers["DataType"] = data_type.value
     if completion is not None:
         headers["CompletionState"] = completion.value
+    if padding:
+        headers["P"] = padding
     return headers
 
 
@@ -263,10 +156,19 @@ _RESPONSE_BLOCKS = {
 
 
 def encode_part(
-    data: Buffer, data_type: DataType | None = None, completion: Completion | None = Completion.COMPLETE
+    data: Buffer,
+    data_type: DataType | None = None,
+    completion: Completion | None = Completion.COMPLETE,
+    padding: str = "",
 ) -> list[Buffer]:
-    """A PayloadPart of a response, as the buffers to write: raw bytes, not signed, a header left out where it is None.
-    From 16 KiB on `data` goes by reference and must not change until it is written. LocalProtocolError over 16 MiB."""
+    """A PayloadPart of a response in the GA form, as the buffers to write: raw bytes, not signed, a header left out
+    where it is None. `padding` is the member P, which hides the length of `data` from who sees the wire.
+
+    From 16 KiB on `data` goes by reference and must not change until it is written. LocalProtocolError for more than
+    16 MiB of data or 32767 bytes of padding.
+    """
+    if padding:
+        return encode_block(_RESPONSE_BLOCKS[data_type, completion] + encode_headers({"P": padding}), data)
     size = len(data) if type(data) is bytes else memoryview(data).nbytes
     if size >= LARGE:
         return encode_block(_RESPONSE_BLOCKS[data_type, completion], data)
@@ -292,19 +194,61 @@ def encode_internal_stream_failure(message: str) -> list[Buffer]:
     return _encode_exception("InternalStreamFailure", message, "")
 
 
+def encode_error(code: str, message: str) -> list[Buffer]:
+    """An error that the operation's model does not name, such as a signature that is wrong. SDKs raise it by its code,
+    where an exception of a name that they do not know would break them. The stream's end must follow."""
+    text = message[:_LONGEST_HEADER].encode("ascii", "replace").decode()
+    return encode_buffers({":message-type": "error", ":error-code": code, ":error-message": text}, b"")
+
+
+_LONGEST_HEADER = 1024
+
+
 def _encode_exception(exception_type: str, message: str, code: str) -> list[Buffer]:
     headers = {":message-type": "exception", ":exception-type": exception_type, ":content-type": ERROR_CONTENT_TYPE}
-    return encode_buffers(headers, msgspec.json.encode(_ErrorBody(message=_clean(message) or "", error_code=_clean(code))))
+    return encode_buffers(headers, failure_body(message, code))
+
+
+class PartEncoder(Protocol):
+    """What `encode_part` and its siblings have in common."""
+
+    def __call__(
+        self,
+        data: Buffer,
+        data_type: DataType | None = None,
+        completion: Completion | None = Completion.COMPLETE,
+        padding: str = "",
+    ) -> list[Buffer]: ...
+
+
+class Encoder(NamedTuple):
+    """How one form answers. An exception is followed by the stream's end, whatever the form."""
+
+    part: PartEncoder
+    model_stream_error: Callable[[str, str], list[Buffer]]
+    """message, code"""
+    internal_stream_failure: Callable[[str], list[Buffer]]
+
+
+ENCODERS: Final[Mapping[Form, Encoder]] = {
+    Form.EVENT_STREAM: Encoder(encode_part, encode_model_stream_error, encode_internal_stream_failure),
+    # exceptions are JSON events in the GA form already
+    Form.JSON_EVENTS: Encoder(encode_json_event, encode_model_stream_error, encode_internal_stream_failure),
+    Form.LITERAL: Encoder(encode_literal_part, encode_literal_model_stream_error, encode_literal_internal_stream_failure),
+}
+"""How to answer in the form that was asked."""
 
 
 # ---- the client's way out
 
 
-def encode_request_event(data: Buffer, data_type: DataType | None = None, completion: Completion | None = None) -> bytes:
+def encode_request_event(
+    data: Buffer, data_type: DataType | None = None, completion: Completion | None = None, *, padding: str = ""
+) -> bytes:
     """A PayloadPart as the SDK puts it inside an envelope: the content type last, and none for an empty part. These
     are the bytes that a chunk signature covers."""
     content_type: dict[str, HeaderValue] = {":content-type": PART_CONTENT_TYPE} if len(data) else {}
-    return b"".join(encode_buffers(_EVENT | _part_headers(data_type, completion) | content_type, data))
+    return b"".join(encode_buffers(_EVENT | _part_headers(data_type, completion, padding) | content_type, data))
 
 
 def encode_envelope(event: Buffer, *, date_ms: int, signature: bytes = bytes(32)) -> list[Buffer]:
@@ -318,11 +262,13 @@ def encode_request_part(
     data_type: DataType | None = None,
     completion: Completion | None = None,
     *,
+    padding: str = "",
     date_ms: int,
     signature: bytes = bytes(32),
 ) -> list[Buffer]:
     """A PayloadPart of a request, in its envelope. LocalProtocolError if the event is larger than 16 MiB."""
-    return encode_envelope(encode_request_event(data, data_type, completion), date_ms=date_ms, signature=signature)
+    event = encode_request_event(data, data_type, completion, padding=padding)
+    return encode_envelope(event, date_ms=date_ms, signature=signature)
 
 
 def encode_request_end(*, date_ms: int, signature: bytes = bytes(32)) -> list[Buffer]:
@@ -342,20 +288,25 @@ _ENVELOPE = struct.Struct(">III7s8x20s32xIII")
 _CRCS = struct.Struct(">II")
 """How it ends: the CRC of the event, then that of the envelope."""
 
+_SIGNATURE_SIZE = 32
 
-def _is_envelope(block: bytes, fields: int) -> bool:
+Verify: TypeAlias = Callable[[int, bytes, Buffer], None]
+"""Judges a signed message by its `:date` (milliseconds since 1970), its 32 bytes of `:chunk-signature` and its payload:
+it raises, or the message is believed."""
+
+
+def _seal(block: bytes, fields: int) -> tuple[int, bytes] | None:
+    """Date and signature of an envelope; None if these are no envelope's headers."""
     if len(block) == _ENVELOPE_HEADERS and block.startswith(_ENVELOPE_DATE) and block[15:35] == _ENVELOPE_SIGNATURE:
-        return True  # as every SDK writes it; reading it as headers would cost more than the event inside
+        # as every SDK writes it; reading it as headers would cost more than the event inside
+        return int.from_bytes(block[7:15], "big", signed=True), block[35:]
     headers = decode_headers(block, fields)
     if ":chunk-signature" not in headers and ":date" not in headers:
-        return False
-    if not isinstance(headers.get(":date"), Timestamp) or not isinstance(headers.get(":chunk-signature"), bytes):
+        return None
+    date, signature = headers.get(":date"), headers.get(":chunk-signature")
+    if not isinstance(date, Timestamp) or not isinstance(signature, bytes):
         raise RemoteProtocolError("a signed event needs :date (a timestamp) and :chunk-signature (bytes)")
-    return True
-
-
-_DATA_TYPES: dict[HeaderValue, DataType] = {kind.value: kind for kind in DataType}
-_COMPLETIONS: dict[HeaderValue, Completion] = {state.value: state for state in Completion}
+    return date.value, signature
 
 
 class _Head(NamedTuple):
@@ -371,14 +322,8 @@ class _Head(NamedTuple):
 _HEADS: dict[bytes, _Head] = {}
 _HEADS_KEPT = 64
 _HEAD_SIZE = 256
-_OWN_FIELDS = frozenset((*_EVENT, "DataType", "CompletionState", "CompletionStatus", ":content-type"))
-
-
-def _head(block: bytes, fields: int) -> _Head:
-    known = _HEADS.get(block)
-    if known is not None and len(_OWN_FIELDS) <= fields:
-        return known
-    return _learn(block, decode_headers(block, fields))
+_FLAGS = ("DataType", "CompletionState", "CompletionStatus")
+_OWN_FIELDS = frozenset((*_EVENT, *_FLAGS, ":content-type"))
 
 
 def _learn(block: bytes, headers: Mapping[str, HeaderValue]) -> _Head:
@@ -392,49 +337,32 @@ def _learn(block: bytes, headers: Mapping[str, HeaderValue]) -> _Head:
 
 
 def _read_head(headers: Mapping[str, HeaderValue]) -> _Head:
-    if headers.get(":message-type") != "event":
-        raise RemoteProtocolError(f":message-type must be 'event', got {_shown(headers.get(':message-type'))}")
-    if headers.get(":event-type") != "PayloadPart":
-        raise RemoteProtocolError(f":event-type must be 'PayloadPart', got {_shown(headers.get(':event-type'))}")
-    data_type = _DATA_TYPES.get(headers.get("DataType", "BINARY"))
-    if data_type is None:
-        raise RemoteProtocolError(f"DataType must be 'UTF8' or 'BINARY', got {_shown(headers['DataType'])}")
-    state = headers.get("CompletionState")
-    if "CompletionStatus" in headers:
-        # The seed's text says CompletionStatus and its examples CompletionState, which is what GA sends.
-        status = headers["CompletionStatus"]
-        if state is not None and state != status:
-            raise RemoteProtocolError(f"CompletionState is {_shown(state)} and CompletionStatus is {_shown(status)}")
-        state = status
-    completion = _COMPLETIONS.get("COMPLETE" if state is None else state)
-    if completion is None:
-        raise RemoteProtocolError(f"CompletionState must be 'PARTIAL' or 'COMPLETE', got {_shown(state)}")
+    _check_event(headers)
+    data_type, completion = read_flags(*map(headers.get, _FLAGS))
     content_type = headers.get(":content-type")
     return _Head(data_type, completion, content_type if isinstance(content_type, str) else "")
 
 
+def _check_event(headers: Mapping[str, HeaderValue]) -> None:
+    for name, value in _EVENT.items():
+        if headers.get(name) != value:
+            raise RemoteProtocolError(f"{name} must be {value!r}, got {_shown(headers.get(name))}")
+
+
 def _shown(value: HeaderValue | None) -> str:
-    match value:
-        case None:
-            return "no such header"
-        case str() | bytes():
-            return repr(value[:64])
-        case _:
-            return repr(value)
-
-
-def _part(head: _Head, data: Buffer) -> PayloadPart:
-    return PayloadPart(data=data, data_type=head.data_type, completion=head.completion, content_type=head.content_type)
+    return "no such header" if value is None else shown(value)
 
 
 class _Incremental(Reader):
-    """What both directions share: an end after which no byte may come."""
+    """What both directions share: events in either form, and an end after which no byte may come."""
 
-    __slots__ = ("_ended",)
+    __slots__ = ("_ended", "form")
 
     def __init__(self, limits: Limits) -> None:
         super().__init__(limits)
         self._ended = False
+        self.form = Form.EVENT_STREAM
+        """EVENT_STREAM until a JSON event has come, then JSON_EVENTS: the peer has shown that it knows them."""
 
     def receive_eof(self) -> None:
         """The wire has ended. RemoteProtocolError if a message is cut off or bytes follow the end; parts that are whole
@@ -454,28 +382,56 @@ class _Incremental(Reader):
         if self.buffered:
             raise self._fail(RemoteProtocolError(f"{self.buffered} bytes after the end of the event stream"))
 
+    def _read(self, raw: Raw, headers: Mapping[str, HeaderValue] | None = None) -> PayloadPart:
+        """The part that an event is; its headers if they were decoded already."""
+        head = _HEADS.get(raw.headers)
+        if head is None or len(_OWN_FIELDS) > self._limits.fields:
+            headers = headers or decode_headers(raw.headers, self._limits.fields)
+            if is_json(content_type := headers.get(":content-type")):
+                _check_event(headers)
+                part = read_json_event(raw.payload, headers, content_type)
+                self.form = Form.JSON_EVENTS
+                return part
+            head = _learn(raw.headers, headers)
+        return PayloadPart(
+            data=raw.payload, data_type=head.data_type, completion=head.completion, content_type=head.content_type
+        )
+
 
 @final
 class PartDecoder(_Incremental):
     """Reads the body of a request: events in signed envelopes, as the SDKs send them, or bare.
 
-    **Signatures are ignored**: neither `:date` nor `:chunk-signature` is verified here.
-
     Feed `receive_data`, pull `next_part` until NEED_DATA, feed again. END comes after the empty envelope, or after
     `receive_eof` where a client ends without one (SDKs before 0.5); bytes after the empty envelope are an error,
     so go on feeding and pulling until the wire has ended. RemoteProtocolError is final.
 
-    `max_part` bounds the event with its headers, in its envelope or bare; the envelope may have 83 bytes more.
+    **Signatures** are verified by `verify` alone, and ignored without it. It is called for every envelope whose
+    checksums hold, in their order and the empty one at the end too, before anything of the payload is believed; what it
+    raises is raised here and ends the decoder. A bare event is an error then. An end without the empty envelope is
+    accepted with `verify` too: who can cut a connection can leave out the last parts, but not change, add or reorder any.
+
+    `max_part` bounds the event with its headers, in its envelope or bare; the envelope may have 83 bytes more. It bounds
+    a JSON event in the same way, as it is sent, so that the bytes in it are at most three quarters of that. They are
+    decoded within a pull that then gives back all the memory that `need` told of.
     """
 
-    __slots__ = ("_max_part", "_short")
+    __slots__ = ("_max_part", "_short", "_verify")
 
-    def __init__(self, max_part: int = MAX_PAYLOAD, *, max_headers: int = MAX_HEADERS, max_fields: int = MAX_FIELDS) -> None:
+    def __init__(
+        self,
+        max_part: int = MAX_PAYLOAD,
+        *,
+        max_headers: int = MAX_HEADERS,
+        max_fields: int = MAX_FIELDS,
+        verify: Verify | None = None,
+    ) -> None:
         super().__init__(Limits(message=max_part + ENVELOPE_OVERHEAD, headers=max_headers, fields=max_fields))
         self._max_part = max_part
+        self._verify = verify
         # Up to this size `next_part` opens an envelope itself; never, where a block of `_HEADS` could break a limit.
         roomy = max_headers >= _HEAD_SIZE and max_fields >= len(_OWN_FIELDS)
-        self._short = min(max_part + ENVELOPE_OVERHEAD, LARGE) if roomy else 0
+        self._short = min(max_part + ENVELOPE_OVERHEAD, LARGE) if roomy and verify is None else 0
 
     def next_part(self) -> PayloadPart | NeedData | AtEnd:
         """The next part; NEED_DATA; or END, again and again."""
@@ -518,16 +474,30 @@ class PartDecoder(_Incremental):
             raise self._fail(error) from None
 
     def _open(self, event: Raw) -> PayloadPart | AtEnd:
-        fields = self._limits.fields
-        if event.headers not in _HEADS and _is_envelope(event.headers, fields):
+        if event.headers not in _HEADS and (seal := _seal(event.headers, self._limits.fields)) is not None:
+            if self._verify is not None:
+                self._check(self._verify, *seal, event.payload)
             if not event.payload:
                 self._ended = True
                 return END
             event = split(event.payload, self._limits)
+        elif self._verify is not None:
+            raise RemoteProtocolError("an event without :date and :chunk-signature: signatures are verified here")
         size = OVERHEAD + len(event.headers) + len(event.payload)
         if size > self._max_part:
             raise RemoteProtocolError(f"event of {size} bytes with its headers, the limit of a part is {self._max_part}")
-        return _part(_head(event.headers, fields), event.payload)
+        return self._read(event)
+
+    def _check(self, verify: Verify, date_ms: int, signature: bytes, payload: Buffer) -> None:
+        if len(signature) != _SIGNATURE_SIZE:
+            raise RemoteProtocolError(f":chunk-signature must have {_SIGNATURE_SIZE} bytes, got {len(signature)}")
+        try:
+            verify(date_ms, signature, payload)
+        except Exception as error:
+            # of whatever type: a message that was not verified must not be followed by another
+            final = error if isinstance(error, RemoteProtocolError) else RemoteProtocolError("a signature was not verified")
+            self._fail(final)
+            raise
 
 
 @final
@@ -553,7 +523,7 @@ class ResponseDecoder(_Incremental):
 
     def _open(self, raw: Raw) -> PayloadPart | StreamFailure:
         if raw.headers in _HEADS:
-            return _part(_head(raw.headers, self._limits.fields), raw.payload)
+            return self._read(raw)
         headers = decode_headers(raw.headers, self._limits.fields)
         match headers.get(":message-type"):
             case "exception":
@@ -563,14 +533,14 @@ class ResponseDecoder(_Incremental):
                     exception_type=_string(headers, ":error-code"), message=_string(headers, ":error-message")
                 )
             case _:
-                return _part(_learn(raw.headers, headers), raw.payload)
+                return self._read(raw, headers)
         self._ended = True
         return event
 
 
 def _failure(headers: Mapping[str, HeaderValue], payload: Buffer) -> StreamFailure:
     try:
-        body = msgspec.json.decode(payload, type=_ErrorBody)
+        body = msgspec.json.decode(payload, type=ErrorBody)
     except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
         raise RemoteProtocolError(f"exception payload must be a JSON object with Message and ErrorCode: {error}") from None
     return StreamFailure(

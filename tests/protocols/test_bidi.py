@@ -8,7 +8,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from protocols import bidi
 from protocols.bidi import (
+    ENCODERS,
     END,
     ENVELOPE_OVERHEAD,
     MODEL_INVOCATION_PATH,
@@ -19,6 +21,7 @@ from protocols.bidi import (
     Completion,
     DataType,
     ErrorType,
+    Form,
     PartDecoder,
     PayloadPart,
     ResponseDecoder,
@@ -31,6 +34,9 @@ from protocols.bidi import (
     encode_request_event,
     encode_request_part,
     error_body,
+    form_of,
+    invoked_variant,
+    sniff_form,
     validate_request,
 )
 from protocols.errors import LocalProtocolError, RemoteProtocolError
@@ -168,6 +174,60 @@ def test_no_pattern_takes_long_over_a_value_made_to_backtrack(member):
             FIELDS[member](hostile)
 
 
+# ---- the form of the body, and the variant that answers
+
+
+@pytest.mark.parametrize(
+    ("content_type", "form"),
+    [
+        ("application/vnd.amazon.eventstream", Form.EVENT_STREAM),
+        ("Application/VND.amazon.EventStream ; v=1", Form.EVENT_STREAM),
+        ("application/json", Form.LITERAL),
+        ("application/JSON;charset=utf-8", Form.LITERAL),
+        ("", None),
+        (None, None),
+    ],
+)
+def test_the_content_type_names_the_form(content_type, form):
+    assert form_of(content_type) is form
+
+
+@pytest.mark.parametrize("content_type", ["application/octet-stream", "application/jsonlines", "json", ";", "x" * 5000])
+def test_another_content_type_is_refused_by_a_text_that_names_both(content_type):
+    with pytest.raises(BidiInputError, match=r"application/vnd\.amazon\.eventstream .* application/json") as caught:
+        form_of(content_type)
+    assert content_type[:64] in str(caught.value)
+    assert len(str(caught.value)) < 200
+
+
+def test_without_a_content_type_the_first_byte_names_the_form():
+    # The seed shows no content-type.
+    for first in (b"{", b" {", b"\r\n", b"\t", b"\xef\xbb\xbf{"):
+        assert sniff_form(first) is Form.LITERAL
+    for first in (BODY, b"\0", b"\x01\0\0\0", b"[", b"x", b""):
+        assert sniff_form(first) is Form.EVENT_STREAM
+    refused(b"[" + bytes(11), "prelude CRC")
+
+
+def test_an_answer_has_the_content_type_of_its_form():
+    assert [form.content_type for form in Form] == [
+        "application/vnd.amazon.eventstream",
+        "application/vnd.amazon.eventstream",
+        "application/json",
+    ]
+    assert set(ENCODERS) == set(Form)
+
+
+def test_the_variant_of_an_answer_is_ascii_of_at_most_1024_characters():
+    for fits in ("", "AllTraffic", "~ any printed text!", "x" * 1024):
+        assert invoked_variant(fits) == fits.encode()
+    with pytest.raises(LocalProtocolError, match="at most 1024 characters, not 1025"):
+        invoked_variant("x" * 1025)
+    for wrong in ("é", "a\r\nset-cookie: x", "\0", "\x7f", "a\t"):
+        with pytest.raises(LocalProtocolError, match="printable ASCII"):
+            invoked_variant(wrong)
+
+
 # ---- the request body
 
 
@@ -204,13 +264,13 @@ def test_our_client_writes_the_real_client_s_bytes():
         seal = {"date_ms": told["date_ms"], "signature": bytes.fromhex(told["chunk_signature"])}
         if sent is None:
             wire += joined(encode_request_end(**seal))
-        elif "P" in told["headers"]:
-            wire += joined(encode_envelope(joined(encode_buffers(told["headers"], sent.data)), **seal))
         else:
             data_type = DataType(told["headers"]["DataType"]) if "DataType" in told["headers"] else None
             completion = Completion(told["headers"]["CompletionState"]) if "CompletionState" in told["headers"] else None
-            wire += joined(encode_request_part(sent.data, data_type, completion, **seal))
+            padding = told["headers"].get("P", "")
+            wire += joined(encode_request_part(sent.data, data_type, completion, padding=padding, **seal))
     assert wire == BODY
+    assert b"\x01P\x07" in wire
 
 
 @given(
@@ -370,6 +430,101 @@ def test_padding_and_unknown_headers_are_dropped():
         part(b"x", content_type=""),
         END,
     ]
+
+
+# ---- signatures
+
+
+class Recorder:
+    """Believes everything but the message of one number."""
+
+    def __init__(self, refuses=None, error=None):
+        self.seen = []
+        self.refuses, self.error = refuses, error or RemoteProtocolError("signature does not match")
+
+    def __call__(self, date_ms, signature, payload):
+        if len(self.seen) == self.refuses:
+            raise self.error
+        self.seen.append((date_ms, bytes(signature), bytes(payload)))
+
+
+SEALS = [(told["date_ms"], bytes.fromhex(told["chunk_signature"])) for told in CAPTURE["messages"]]
+
+
+@pytest.mark.parametrize("size", [1, 100, len(BODY)])
+def test_every_envelope_is_verified_in_its_order_the_empty_one_too(size):
+    for _ in range(2):  # with headers that were never seen, and with such as are known
+        verify, got = Recorder(), []
+        decoder = PartDecoder(verify=verify)
+        for at in range(0, len(BODY), size):
+            decoder.receive_data(BODY[at : at + size])
+            got += pull(decoder)
+        assert got == [*CAPTURED_PARTS, END]
+        assert [seen[:2] for seen in verify.seen] == SEALS
+        assert verify.seen[-1][2] == b""
+        assert joined(b"".join(encode_envelope(p, date_ms=d, signature=s)) for d, s, p in verify.seen) == BODY
+
+
+@pytest.mark.parametrize("number", range(6))
+def test_what_was_not_verified_is_not_believed_and_ends_the_body(number):
+    decoder = PartDecoder(verify=Recorder(refuses=number))
+    decoder.receive_data(BODY)
+    assert [decoder.next_part() for _ in range(number)] == CAPTURED_PARTS[:number]
+    for _ in range(2):
+        with pytest.raises(RemoteProtocolError, match="signature does not match"):
+            decoder.next_part()
+    assert (decoder.buffered, decoder.need) == (0, 0)
+
+
+def test_a_verification_comes_before_the_payload_is_looked_at():
+    decoder = PartDecoder(verify=Recorder(refuses=0))
+    decoder.receive_data(joined(encode_envelope(b"no event", date_ms=0)))
+    with pytest.raises(RemoteProtocolError, match="signature does not match"):
+        decoder.next_part()
+
+
+def test_whatever_a_verification_raises_no_later_message_is_read():
+    decoder = PartDecoder(verify=Recorder(refuses=1, error=KeyError("x")))
+    decoder.receive_data(BODY)
+    assert decoder.next_part() == CAPTURED_PARTS[0]
+    with pytest.raises(KeyError):
+        decoder.next_part()
+    with pytest.raises(RemoteProtocolError, match="a signature was not verified"):
+        decoder.next_part()
+
+
+def test_where_signatures_are_verified_a_bare_event_is_refused():
+    for payload in (b"x", bytes(20_000)):
+        verify = Recorder()
+        refused(encode_request_event(payload), "event without :date and :chunk-signature", PartDecoder(verify=verify))
+        assert verify.seen == []
+
+
+def test_a_signature_of_another_length_is_refused_where_it_matters():
+    for signature in (b"", bytes(31), bytes(33)):
+        wire = joined(encode_envelope(encode_request_event(b"x"), date_ms=0, signature=signature))
+        assert received(wire, PartDecoder()) == [part(b"x"), END]
+        refused(wire, f":chunk-signature must have 32 bytes, got {len(signature)}", PartDecoder(verify=Recorder()))
+
+
+def test_verified_dates_before_1970_and_headers_in_another_order_are_told_as_they_are():
+    verify = Recorder()
+    decoder = PartDecoder(verify=verify)
+    swapped = {":chunk-signature": bytes(range(32)), ":date": Timestamp(-5)}
+    event = encode_request_event(b"x")
+    for wire in (
+        joined(encode_envelope(event, date_ms=-5, signature=bytes(range(32)))),
+        joined(encode_buffers(swapped, event)),
+    ):
+        decoder.receive_data(wire)
+        assert decoder.next_part() == part(b"x")
+    assert verify.seen == [(-5, bytes(range(32)), event)] * 2
+
+
+def test_an_end_without_the_empty_envelope_is_accepted_with_signatures_too():
+    # SDKs before 0.5 leave it out.
+    decoder = PartDecoder(verify=Recorder())
+    assert received(joined(encode_request_part(b"x", date_ms=0)), decoder) == [part(b"x"), END]
 
 
 # ---- memory and limits
@@ -565,6 +720,27 @@ def test_a_response_that_breaks_the_dialect_is_refused_for_good(headers, payload
 
 def test_a_response_keeps_its_own_limits():
     refused(joined(encode_part(bytes(1000))), "the limit is 500", ResponseDecoder(Limits(message=500)))
+
+
+@pytest.mark.parametrize("data", [b"", b"text", bytes(16_384)])
+def test_padding_stands_behind_the_other_headers_and_is_dropped_again(data):
+    for padding in ("x", "é", "p" * 32_767):
+        wire = joined(encode_part(data, DataType.UTF8, Completion.PARTIAL, padding=padding))
+        plain = joined(encode_part(data, DataType.UTF8, Completion.PARTIAL))
+        raw = padding.encode()
+        assert len(wire) == len(plain) + 5 + len(raw)
+        end = len(plain) - 4 - len(data)
+        assert wire[12 : end + 5 + len(raw)] == plain[12:end] + b"\x01P\x07" + len(raw).to_bytes(2, "big") + raw
+        assert received(wire, ResponseDecoder()) == [part(data, DataType.UTF8, Completion.PARTIAL), END]
+    with pytest.raises(LocalProtocolError, match="at most 32767 bytes, not 32768"):
+        encode_part(data, padding="p" * 32_768)
+
+
+def test_padding_of_many_lengths_is_not_remembered():
+    bidi._response_head.cache_clear()
+    for n in range(1, 500):
+        encode_part(bytes(n), padding="p" * n)
+    assert bidi._response_head.cache_info().currsize == 0
 
 
 # ---- errors before the stream
