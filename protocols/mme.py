@@ -1,0 +1,237 @@
+"""SageMaker's multi-model container API: the bodies that load, list, get and unload models, their pages and errors."""
+
+from __future__ import annotations
+
+import base64
+import binascii
+import enum
+import re
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import Final, final
+
+import msgspec
+
+from protocols import strict_json
+from protocols.events import Buffer
+
+CONTENT_TYPE: Final = b"application/json"
+"""Of every body here."""
+
+MAX_NAME: Final = 1024
+"""Bytes of a model's name. The platform's own are hashes; whoever calls a container by hand uses the target model,
+which has 1024 characters."""
+MAX_URL: Final = 4096
+"""Bytes of a model's url, which is a path: the PATH_MAX of Linux."""
+MAX_PAGE: Final = 100
+"""Models of one page, and how many there are where the request does not say."""
+
+
+# ---- errors
+
+
+class ErrorType(enum.StrEnum):
+    """What can be wrong, by the names that AWS's multi-model server gives it; for 507, which it calls
+    InternalServerException as it does 500, the name of the status."""
+
+    BAD_REQUEST = "BadRequestException"
+    NOT_FOUND = "ResourceNotFoundException"
+    MODEL_NOT_FOUND = "ModelNotFoundException"
+    METHOD_NOT_ALLOWED = "MethodNotAllowedException"
+    CONFLICT = "ConflictStatusException"
+    INTERNAL = "InternalServerException"
+    UNAVAILABLE = "ServiceUnavailableException"
+    INSUFFICIENT_STORAGE = "InsufficientStorageException"
+
+    @property
+    def status(self) -> int:
+        return _STATUS[self]
+
+
+_STATUS = {
+    ErrorType.BAD_REQUEST: 400,
+    ErrorType.NOT_FOUND: 404,
+    ErrorType.MODEL_NOT_FOUND: 404,
+    ErrorType.METHOD_NOT_ALLOWED: 405,
+    ErrorType.CONFLICT: 409,
+    ErrorType.INTERNAL: 500,
+    ErrorType.UNAVAILABLE: 503,
+    ErrorType.INSUFFICIENT_STORAGE: 507,
+}
+
+
+@final
+class MMEError(Exception):
+    """A request that is not one of this API. `message` names the member and is fit for the peer."""
+
+    errortype: Final = ErrorType.BAD_REQUEST
+    status: Final = 400
+
+    def __init__(self, message: str) -> None:
+        super().__init__(message)
+        self.message = message
+
+
+class _ErrorBody(msgspec.Struct):
+    code: int
+    type: str
+    message: str
+
+
+def error_body(errortype: ErrorType, message: str) -> bytes:
+    """The body of an answer with `errortype.status`. A lone surrogate in `message` becomes `?`."""
+    return _encode(_ErrorBody(errortype.status, errortype.value, _clean(message)))
+
+
+_TYPES = {kind.status: kind for kind in ErrorType}  # of 404, the one for models
+
+
+def error_body_of(status: int, message: str) -> bytes:
+    """The same for any error status: one that has no name of its own here is a bad request, or an internal error."""
+    errortype = _TYPES.get(status, ErrorType.BAD_REQUEST if status < 500 else ErrorType.INTERNAL)
+    return _encode(_ErrorBody(status, errortype.value, _clean(message)))
+
+
+def _encode(body: msgspec.Struct) -> bytes:
+    return msgspec.json.encode(body)
+
+
+def _clean(text: str) -> str:
+    return text.encode("utf-8", "replace").decode()
+
+
+# ---- load
+
+
+@final
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LoadRequest:
+    """Load what is at `url` and keep it as `name`. Whether the url may be read is not decided here."""
+
+    name: str
+    url: str
+
+
+_CONTROL = re.compile(r"[\x00-\x1f\x7f-\x9f]")
+
+
+def parse_load(body: Buffer) -> LoadRequest:
+    """The body of POST /models: a JSON object with the strings `model_name` and `url`. Other members are ignored.
+
+    MMEError for anything but strict JSON (a comma before the closing brace, as the contract's own example has it, is
+    none), for a member that is there twice, missing or no string, and for a value that is empty, too long or has
+    control characters. A name stands in a path afterwards, where one that has a slash or is a dot segment could not
+    be told from another path. The query parameters that AWS's server takes instead of a body are not in the contract,
+    and not read.
+    """
+    try:
+        members = strict_json.loads(body, depth=8, what="the body of POST /models", duplicates=False)
+    except strict_json.JSONError as error:
+        raise MMEError(f"{error.message}; a JSON object with model_name and url is needed") from None
+    if type(members) is not dict:
+        raise MMEError("the body of POST /models must be a JSON object with model_name and url")
+    name = _string(members, "model_name", MAX_NAME)
+    if "/" in name or name in (".", ".."):
+        raise MMEError(f"model_name is one segment of a path, without a slash and not . or .., got {name[:64]!r}")
+    return LoadRequest(name=name, url=_string(members, "url", MAX_URL))
+
+
+def _string(members: dict[str, object], member: str, longest: int) -> str:
+    value = members.get(member)
+    if type(value) is not str or not value:
+        came = "it is missing" if value is None else "it is empty" if value == "" else f"got {_kind(value)}"
+        raise MMEError(f"{member} must be a string, {came}")
+    if (size := len(value.encode())) > longest:
+        raise MMEError(f"{member} has at most {longest} bytes of UTF-8, got {size}")
+    if found := _CONTROL.search(value):
+        raise MMEError(f"{member} must not have control characters, got U+{ord(found[0]):04X} at position {found.start()}")
+    return value
+
+
+def _kind(value: object) -> str:
+    match value:
+        case bool():
+            return "a boolean"
+        case int() | float():
+            return "a number"
+        case list():
+            return "an array"
+        case _:
+            return "an object"
+
+
+# ---- answers
+
+
+class _Status(msgspec.Struct):
+    status: str
+
+
+class _Model(msgspec.Struct, rename="camel"):
+    model_name: str
+    model_url: str
+
+
+class _Page(msgspec.Struct, rename="camel", omit_defaults=True):
+    models: list[_Model]
+    next_page_token: str = ""
+
+
+def loaded_body(name: str) -> bytes:
+    """Of the 200 to a load: the model answers from now on. The contract asks for none; these are peers' words."""
+    return _encode(_Status(f'Model "{name}" registered'))
+
+
+def unloaded_body(name: str) -> bytes:
+    """Of the 200 to an unload: what the model had is free."""
+    return _encode(_Status(f'Model "{name}" unregistered'))
+
+
+def model_body(name: str, url: str) -> bytes:
+    """Of the 200 to GET /models/{name}: one object."""
+    return _encode(_Model(name, url))
+
+
+@final
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PageRequest:
+    """Which models a list has: at most `limit`, those whose names sort behind `after`."""
+
+    limit: int = MAX_PAGE
+    after: str = ""
+
+
+def parse_page(limit: str | None = None, token: str | None = None) -> PageRequest:
+    """The query parameters `limit` and `next_page_token`, percent-decoded. A limit that is no number from 1 to 100, and
+    a token that is none of ours (such as the offsets that AWS's server gives out), are as good as absent."""
+    return PageRequest(limit=_limit(limit or ""), after=_after(token or ""))
+
+
+def _limit(text: str) -> int:
+    wanted = int(text) if text.isascii() and text.isdecimal() and len(text) <= 20 else 0
+    return wanted if 1 <= wanted <= MAX_PAGE else MAX_PAGE
+
+
+# A token holds the last name of its page: an offset would skip or repeat models when others come and go between two
+# pages. The mark keeps other texts, which may be base64 by chance, from being taken for one.
+_MARK = b"after:"
+
+
+def _token(name: str) -> str:
+    return base64.urlsafe_b64encode(_MARK + name.encode()).rstrip(b"=").decode()
+
+
+def _after(token: str) -> str:
+    try:
+        name = base64.b64decode(token + "=" * (-len(token) % 4), altchars=b"-_", validate=True).decode()
+    except (binascii.Error, ValueError):  # also UnicodeDecodeError and characters beyond ASCII
+        return ""
+    return name.removeprefix(_MARK.decode()) if name.startswith(_MARK.decode()) else ""
+
+
+def page_body(models: Iterable[tuple[str, str]], page: PageRequest) -> bytes:
+    """Of the 200 to GET /models: the page of these models, (name, url) in any order, sorted by name. It has a
+    nextPageToken only if a model follows, so that no walk ends in an empty page."""
+    rest = sorted(model for model in models if model[0] > page.after)
+    shown = [_Model(name, url) for name, url in rest[: page.limit]]
+    return _encode(_Page(shown, _token(shown[-1].model_name) if len(rest) > page.limit else ""))
