@@ -24,6 +24,8 @@ class ListenConfig:
     """In clear; 0 asks the kernel for a free port, -1 opens none."""
     tls_port: int = 8443
     """Opened where TLS is on."""
+    bidi_port: int = -1
+    """A second port in clear, for containers that are called as in SageMaker's private beta: 8081 there; -1 opens none."""
     backlog: int = 2048
     """Connections that the kernel holds until they are accepted."""
 
@@ -144,6 +146,8 @@ class WebSocketConfig:
 
     path: str = "/invocations-bidirectional-stream"
     """The path of `bidi.default_model`; `/models/NAME` before it reaches any other model."""
+    any_path: bool = True
+    """Whether that model answers upgrades at every other path too, as a container must: SageMaker's callers choose it."""
     part: int = 16 * MiB
     """One frame."""
     ping_interval: float = 20.0
@@ -183,10 +187,83 @@ class BidiConfig:
 
     default_model: str = ""
     """The model behind the container's WebSocket path; an endpoint names its model itself."""
-    variant: str = "AllTraffic"
-    """The name of our production variant: answers carry it in `x-amzn-invoked-production-variant`."""
     session_timeout: float = 1800.0
     """How long a session may last."""
+    idle_timeout: float = 0.0
+    """How long a session may go without a part in either direction; 0: as long as it lasts."""
+    padding: int = 0
+    """Parts of an answer carry a random length of padding, up to so many characters, so that an observer of the encrypted
+    stream cannot tell how long each token is; 0: none."""
+
+
+@final
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SigV4Config:
+    """AWS Signature Version 4 on the /endpoints/ routes: request signatures, and that of each event of a stream."""
+
+    credentials: str = ""
+    """A file in the form of ~/.aws/credentials: the key of each profile in it may sign. Empty: no signature is looked at."""
+    region: str = ""
+    """The region that a signature must be for; empty: any."""
+    skew: float = 300.0
+    """How far a client's clock may be off."""
+
+
+@final
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SageMakerConfig:
+    """SageMaker's runtime operations at /endpoints/, and its multi-model container API at /models."""
+
+    default_model: str = ""
+    """The model of /invocations where the request names none; empty: `lmi.default_model`, else the only one that fits."""
+    variant: str = "AllTraffic"
+    """The name of the production variant of an endpoint that has no variants configured."""
+    body: int = 6 * MiB
+    """The largest body of InvokeEndpoint and InvokeEndpointWithResponseStream, as the service has it."""
+    multi_model: bool = False
+    """Serve the multi-model container API: POST, GET and DELETE at /models (SAGEMAKER_MULTI_MODEL)."""
+    sigv4: SigV4Config = field(default_factory=SigV4Config)
+
+
+@final
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RepositoryConfig:
+    """Models that are loaded and unloaded while the server runs, each from a folder."""
+
+    roots: tuple[str, ...] = ("/opt/ml/models", "/opt/ml/model")
+    """Folders that models may be loaded from; links are followed before a path is compared."""
+    code: tuple[str, ...] = ()
+    """Roots, and folders under them, whose model.py may run. From elsewhere come only models of the library, by their
+    model.toml."""
+    memory: int = field(default_factory=_quarter_of_memory)
+    """Bytes that all loaded models may need together; a load beyond it is answered 507."""
+    models: int = 1000
+    """Models loaded at once."""
+    unload_timeout: float = 60.0
+    """How long calls that are under way may go on after their model's unload was asked for."""
+
+
+@final
+@dataclass(frozen=True, slots=True, kw_only=True)
+class VariantConfig:
+    """A production variant: a model, and its share of the endpoint's calls."""
+
+    model: str
+    """The name of the model."""
+    weight: float = 1.0
+    """Its share, beside the weights of the other variants; 0: only where a request names it."""
+
+
+@final
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EndpointConfig:
+    """A SageMaker endpoint. Without one of its own, every model is an endpoint by its name."""
+
+    variants: dict[str, VariantConfig] = field(default_factory=dict)
+    """Production variants by their names."""
+    models: str = ""
+    """A folder under `repository.roots`: X-Amzn-SageMaker-Target-Model names a model in it, which is loaded on its first
+    use, and unloaded when another needs its memory. Instead of variants."""
 
 
 @final
@@ -248,5 +325,8 @@ class Config:
     drain: DrainConfig = field(default_factory=DrainConfig)
     lmi: LMIConfig = field(default_factory=LMIConfig)
     bidi: BidiConfig = field(default_factory=BidiConfig)
+    sagemaker: SageMakerConfig = field(default_factory=SageMakerConfig)
+    repository: RepositoryConfig = field(default_factory=RepositoryConfig)
     log: LogConfig = field(default_factory=LogConfig)
     models: dict[str, ModelConfig] = field(default_factory=dict)
+    endpoints: dict[str, EndpointConfig] = field(default_factory=dict)

@@ -16,8 +16,11 @@ if str(ROOT) not in sys.path:
     sys.path.insert(0, str(ROOT))
 
 from gateway.config import Config  # noqa: E402
-from gateway.settings import PREFIX, SAGEMAKER_PORT, SETTINGS, Setting, Unit, written  # noqa: E402
+from gateway.settings import PREFIX, SETTINGS, Setting, Unit, spelt, written  # noqa: E402
+from gateway.settings_sagemaker import CONTAINER_DEFAULTS, MODEL_FOLDER, MODEL_FOLDERS, SAFE_PORT_RANGE, VARIABLES  # noqa: E402
 
+_VARIABLES = "\n".join(f"- `{name}` sets `{spelt(path)}`." for name, path in VARIABLES.items())
+_CONTAINER = " and ".join(f"`{spelt(path)}` is `{value}`" for path, value in CONTAINER_DEFAULTS.items())
 _INTRODUCTION = f"""\
 <!-- Written by scripts/write_configuration_reference.py from gateway/config.py. Do not edit. -->
 
@@ -32,18 +35,31 @@ Every setting, with its default. A setting has one name in four places; a later 
 | the command line | `--set limits.head=64KiB` |
 | a program | `Config(limits=LimitsConfig(head=65536))` |
 
-Some settings have a flag of their own, such as `--port`: `everywire --help` lists them. `{SAGEMAKER_PORT}` sets
-`listen.port` where nothing else does.
+Some settings have a flag of their own, such as `--port`: `everywire --help` lists them.
 
 - **Sizes** are bytes: a whole number, or a string with a unit, `"64 KiB"`, `"1GiB"` (powers of 1024) or `"64 kB"`,
   `"1GB"` (powers of 1000).
 - **Durations** are seconds: a number, or a string with a unit, `"500ms"`, `"30s"`, `"5min"` or `"1h"`.
-- The environment's sections and keys are in capitals or not; the names of models and of their options are taken as
-  written. There and with `--set`, a model's option is read as TOML where it is TOML, else as the text itself.
+- **Lists of paths** are arrays of strings; in the environment and with `--set` also `/one:/two`.
+- The environment's sections and keys are in capitals or not; the names of models and of their options, of endpoints and
+  of variants are taken as written. There and with `--set`, a model's option is read as TOML where it is TOML, else as
+  the text itself.
 - Relative file names are relative to the working directory.
 
 A name that is no setting, a value of another type and a value out of its range stop the program, with the place and the
 name in the message. `everywire config` prints what is in force, and where each value was set.
+
+## In a SageMaker container
+
+The variables that SageMaker gives to a container set what nothing else sets:
+
+{_VARIABLES}
+- `{SAFE_PORT_RANGE}`, such as `9000-9999` with both ends, sets nothing: every port that is opened beside
+  `listen.port` must be in it.
+- Where one of them is set, or there is a folder `{MODEL_FOLDER}` or `{MODEL_FOLDERS}`, {_CONTAINER}:
+  SageMaker calls from outside the container, and kills it 30 s after SIGTERM.
+
+An empty variable is one that is not set.
 """
 
 
@@ -59,7 +75,7 @@ def _section(path: tuple[str, ...]) -> str:
         cls = typing.get_args(cls)[1] if name == "*" else typing.get_type_hints(cls)[name]
     helps = _helps(cls)
     rows = [_row(setting, helps) for setting in SETTINGS.values() if setting.path[:-1] == path]
-    heading = f"## [{'.'.join(path).replace('*', 'NAME')}]"
+    heading = f"## [{spelt(path)}]"
     table = ["| setting | default | values | meaning |", "| --- | --- | --- | --- |", *rows]
     return "\n".join([heading, "", inspect.cleandoc(cls.__doc__), "", *table, ""])
 
@@ -75,9 +91,9 @@ def _default(setting: Setting) -> str:
         return f"a {setting.computed}"
     if setting.default is None:
         return "required"
-    if setting.unit is Unit.SECONDS:
+    if setting.unit in (Unit.SECONDS, Unit.NUMBER):
         return f"`{setting.default:g}`"
-    if setting.default in ("", {}):
+    if setting.default in ("", {}, ()):
         return "empty"
     return f"`{written(setting.unit, setting.default)}`"
 

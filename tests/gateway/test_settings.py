@@ -5,13 +5,15 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import importlib.util
+import json
 import math
+import tempfile
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from gateway.config import Config
@@ -19,6 +21,7 @@ from gateway.settings import (
     SETTINGS,
     ConfigError,
     Resolved,
+    Setting,
     Unit,
     load,
     parse_duration,
@@ -26,6 +29,7 @@ from gateway.settings import (
     resolve,
     to_toml,
 )
+from gateway.settings_schema import NAMES
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -94,17 +98,82 @@ def test_the_port_of_sagemaker_is_used_where_nothing_else_sets_one(directory: Pa
     sagemaker = {"SAGEMAKER_BIND_TO_PORT": "8099"}
     resolved = resolve(file=None, environ=sagemaker, overrides={})
     assert resolved.config.listen.port == 8099
-    assert resolved.sources == {"listen.port": "SAGEMAKER_BIND_TO_PORT"}
+    assert resolved.sources["listen.port"] == "SAGEMAKER_BIND_TO_PORT"
     assert from_file("[listen]\nport = 1", sagemaker).listen.port == 1
     assert from_environment(EVERYWIRE_LISTEN__PORT="2", **sagemaker).listen.port == 2
     assert load(file=None, environ=sagemaker, overrides={"listen.port": 3}).listen.port == 3
     assert from_environment(SAGEMAKER_BIND_TO_PORT="").listen.port == 8080
 
 
-def test_a_wrong_port_of_sagemaker_is_named() -> None:
-    assert complaint(environ={"SAGEMAKER_BIND_TO_PORT": "http"}) == (
-        "SAGEMAKER_BIND_TO_PORT: listen.port must be a whole number from -1 to 65535, not 'http'"
+@pytest.mark.parametrize(
+    ("variable", "value", "message"),
+    [
+        ("SAGEMAKER_BIND_TO_PORT", "http", "listen.port must be a whole number from -1 to 65535, not 'http'"),
+        ("SAGEMAKER_MULTI_MODEL", "yes", "sagemaker.multi_model must be true or false, not 'yes'"),
+    ],
+)
+def test_a_wrong_variable_of_sagemaker_is_named(variable: str, value: str, message: str) -> None:
+    assert complaint(environ={variable: value}) == f"{variable}: {message}"
+
+
+@pytest.mark.parametrize(("text", "served"), [("true", True), ("True", True), ("1", True), ("false", False), ("0", False)])
+def test_sagemaker_asks_for_the_multi_model_api(text: str, served: bool) -> None:
+    assert from_environment(SAGEMAKER_MULTI_MODEL=text).sagemaker.multi_model is served
+    assert not from_environment(SAGEMAKER_MULTI_MODEL=text, EVERYWIRE_SAGEMAKER__MULTI_MODEL="0").sagemaker.multi_model
+
+
+@pytest.mark.parametrize(
+    ("variable", "value"),
+    [
+        ("SAGEMAKER_BIND_TO_PORT", "8080"),
+        ("SAGEMAKER_MULTI_MODEL", "false"),
+        ("SAGEMAKER_SAFE_PORT_RANGE", "9000-9999"),
+    ],
+)
+def test_any_variable_of_sagemaker_makes_it_a_container_that_is_reached_and_stops_in_time(variable: str, value: str) -> None:
+    resolved = resolve(file=None, environ={variable: value}, overrides={})
+    assert (resolved.config.listen.host, resolved.config.drain.timeout) == ("0.0.0.0", 20.0)
+    assert (resolved.sources["listen.host"], resolved.sources["drain.timeout"]) == (variable, variable)
+    chosen = from_environment(**{variable: value}, EVERYWIRE_LISTEN__HOST="::1", EVERYWIRE_DRAIN__TIMEOUT="25s")
+    assert (chosen.listen.host, chosen.drain.timeout) == ("::1", 25.0)
+
+
+def test_elsewhere_and_with_empty_variables_it_is_no_container() -> None:
+    empty = {"SAGEMAKER_BIND_TO_PORT": "", "SAGEMAKER_MULTI_MODEL": "", "SAGEMAKER_SAFE_PORT_RANGE": ""}
+    others = {"AWS_CONTAINER_CREDENTIALS_RELATIVE_URI": "/v2/credentials/x", "SAGEMAKER_MODEL_SERVER_WORKERS": "2"}
+    assert from_environment(**empty, **others) == Config()
+
+
+@pytest.mark.parametrize("port", [9000, 9999])
+def test_other_ports_may_be_opened_inside_the_safe_range_with_its_ends(port: int) -> None:
+    environ = {"SAGEMAKER_SAFE_PORT_RANGE": "9000-9999"}
+    for overrides in ({"listen.bidi_port": port}, {"tls.dev": True, "listen.tls_port": port}):
+        load(file=None, environ=environ, overrides=overrides)
+    assert load(file=None, environ=environ, overrides={"tls.dev": True, "listen.tls_port": -1}).listen.port == 8080
+
+
+@pytest.mark.parametrize(
+    ("overrides", "start"),
+    [
+        ({"listen.bidi_port": 8081}, "listen.bidi_port (--set listen.bidi_port) is 8081"),
+        ({"listen.bidi_port": 8999}, "listen.bidi_port (--set listen.bidi_port) is 8999"),
+        ({"listen.bidi_port": 10000}, "listen.bidi_port (--set listen.bidi_port) is 10000"),
+        ({"listen.bidi_port": 0}, "listen.bidi_port (--set listen.bidi_port) is 0"),
+        ({"tls.dev": True}, "listen.tls_port is 8443"),
+    ],
+)
+def test_a_port_outside_the_safe_range_is_refused_before_sagemaker_does(overrides: dict[str, Any], start: str) -> None:
+    assert complaint(environ={"SAGEMAKER_SAFE_PORT_RANGE": "9000-9999"}, overrides=overrides) == (
+        f"{start}, outside SAGEMAKER_SAFE_PORT_RANGE, which is 9000-9999: SageMaker allows no other port beside "
+        "listen.port; -1 opens none"
     )
+
+
+@pytest.mark.parametrize("text", ["9000", "9999-9000", "0-10", "1-65536", "a-b", "9000-", " ", "9000-9999\n1", "9" * 300])
+def test_a_safe_range_that_is_none_names_its_form(text: str) -> None:
+    message = complaint(environ={"SAGEMAKER_SAFE_PORT_RANGE": text})
+    assert message.startswith("SAGEMAKER_SAFE_PORT_RANGE must be two ports, the lower one first, such as 9000-9999, not '")
+    assert len(message) < 250
 
 
 # ---- the file ----
@@ -141,7 +210,71 @@ def test_every_section_of_a_file_reaches_its_place(directory: Path) -> None:
 
 
 def test_empty_sections_change_nothing(directory: Path) -> None:
-    assert from_file("[listen]\n[models]\n[limits]\n") == Config()
+    assert from_file("[listen]\n[models]\n[limits]\n[sagemaker.sigv4]\n[endpoints]\n") == Config()
+
+
+def test_endpoints_are_read_with_their_variants_from_a_file_and_the_environment(directory: Path) -> None:
+    config = from_file(
+        """
+        [endpoints.chat.variants.blue]
+        model = "llama-3.1"
+        weight = 9
+        [endpoints.chat.variants]
+        green = { model = "lm", weight = 0.5 }
+        [endpoints.Many-1]
+        models = "/opt/ml/models/many"
+        """,
+        {"EVERYWIRE_ENDPOINTS__chat__VARIANTS__Red__MODEL": "lm", "EVERYWIRE_ENDPOINTS__chat__VARIANTS__green__WEIGHT": "0"},
+    )
+    chat = config.endpoints["chat"].variants
+    assert {name: (variant.model, variant.weight) for name, variant in chat.items()} == {
+        "blue": ("llama-3.1", 9.0),
+        "green": ("lm", 0.0),
+        "Red": ("lm", 1.0),
+    }
+    assert isinstance(chat["blue"].weight, float)
+    assert config.endpoints["Many-1"].models == "/opt/ml/models/many"
+
+
+@pytest.mark.parametrize("name", ["a", "9", "A-b", "a--b", "a" * 63, "a" + "-" * 61 + "b"])
+def test_what_sagemaker_takes_for_a_name_is_one(name: str) -> None:
+    config = from_flags({f"endpoints.{name}.variants.{name}.model": "lm", "sagemaker.variant": name})
+    assert list(config.endpoints) == list(config.endpoints[name].variants) == [config.sagemaker.variant]
+
+
+@pytest.mark.parametrize("name", ["", "-", "a-", "-a", "a_b", "a.b", "é", "a" * 64, "a" + "-" * 62 + "b", "a\n"])
+def test_what_sagemaker_takes_for_no_name_is_none(name: str) -> None:
+    text = json.dumps(name)
+    assert "cannot be the name of an endpoint" in complaint(overrides={f"endpoints.{text}.variants.b.model": "lm"})
+    assert "cannot be the name of a variant" in complaint(overrides={f"endpoints.a.variants.{text}.model": "lm"})
+    assert "sagemaker.variant must be" in complaint(overrides={"sagemaker.variant": name})
+
+
+def test_a_list_of_paths_replaces_the_one_before(directory: Path) -> None:
+    file = '[repository]\nroots = ["/srv/a", "b c"]'
+    assert from_file(file).repository.roots == ("/srv/a", "b c")
+    assert from_file(file, {"EVERYWIRE_REPOSITORY__ROOTS": "/x"}).repository.roots == ("/x",)
+
+
+@pytest.mark.parametrize(
+    ("text", "paths"),
+    [
+        ("/srv/a:/srv/b", ("/srv/a", "/srv/b")),
+        ("/srv/a", ("/srv/a",)),
+        ("5", ("5",)),
+        ("", ()),
+        ("[]", ()),
+        (' ["/srv/a:b", "c"]', ("/srv/a:b", "c")),
+    ],
+)
+def test_a_list_of_paths_from_text_is_an_array_or_as_in_path(text: str, paths: tuple[str, ...]) -> None:
+    assert from_environment(EVERYWIRE_REPOSITORY__ROOTS=text).repository.roots == paths
+    assert from_flags({"repository.roots": text}).repository.roots == paths
+
+
+@pytest.mark.parametrize("text", [":", "/a:", "/a::/b", "[/a, /b]", '["a"', "[5]", '[""]', "a\0b", '["a\\u0000"]'])
+def test_a_list_of_paths_with_none_or_none_that_can_be_is_refused(text: str) -> None:
+    assert "repository.roots must be a list of paths" in complaint(overrides={"repository.roots": text})
 
 
 def test_the_options_of_a_model_join_over_the_sources(directory: Path) -> None:
@@ -170,6 +303,20 @@ def test_the_options_of_a_model_join_over_the_sources(directory: Path) -> None:
             "models.lm.restart.count is not a setting; `everywire config` prints all there are",
         ),
         ("[model.lm]\nfactory = 'a:b'", "model.lm.factory is not a setting: did you mean models.NAME.factory?"),
+        ("[bidi]\nvariant = 'blue'", "bidi.variant is not a setting: did you mean sagemaker.variant?"),
+        ("[endpoints.chat]\nmodel = 'lm'", "endpoints.chat.model is not a setting: did you mean endpoints.chat.models?"),
+        (
+            "[endpoints.chat.variants.blue]\nwieght = 1",
+            "endpoints.chat.variants.blue.wieght is not a setting: did you mean endpoints.chat.variants.blue.weight?",
+        ),
+        (
+            "[endpoints.chat.variant.blue]\nweight = 1",
+            "endpoints.chat.variant.blue.weight is not a setting: did you mean endpoints.chat.variants.VARIANT.weight?",
+        ),
+        (
+            "[endpoint.chat.variants.blue]\nmodel = 'lm'",
+            "endpoint.chat.variants.blue.model is not a setting: did you mean endpoints.NAME.variants.VARIANT.model?",
+        ),
         ('["\\u0007"]\nx = 1', '"\\u0007".x is not a setting; `everywire config` prints all there are'),
     ],
 )
@@ -229,12 +376,64 @@ def test_a_key_that_is_no_setting_names_the_file_and_the_nearest_setting(directo
         ("[models.lm]\nfactory = 'a:b'\ncapacity = 0", "models.lm.capacity must be a whole number, at least 1, not 0"),
         ("listen = 5", "listen is a section, and cannot be 5: set listen.host and so on"),
         ("[models]\nlm = 'a:b'", "models.lm is a section, and cannot be 'a:b': set models.lm.factory and so on"),
-        ("models = 5", 'models is a section, and cannot be 5: set models.NAME.factory = "module:attribute"'),
-        ("[models.lm]", 'models.lm has no factory = "module:attribute"'),
+        ("models = 5", "models is a section, and cannot be 5: set models.NAME.factory and so on"),
+        ("[models.lm]", 'models.lm has no factory, which must be "module:attribute"'),
         (
             "[models.'a b']\nfactory = 'a:b'",
             "'a b' cannot be the name of a model: 1 to 128 letters, digits, '.', '_' and '-', beginning with a letter, "
             "a digit or '_'",
+        ),
+        ("endpoints = 5", "endpoints is a section, and cannot be 5: set endpoints.NAME.variants.VARIANT.model and so on"),
+        (
+            "[endpoints.chat]\nvariants = 5",
+            "endpoints.chat.variants is a section, and cannot be 5: set endpoints.chat.variants.VARIANT.model and so on",
+        ),
+        (
+            "[endpoints.chat.variants.blue]\nweight = 1",
+            "endpoints.chat.variants.blue has no model, which must be the name of a model",
+        ),
+        (
+            "[endpoints.'chat_1']\nmodels = '/opt/ml/models'",
+            "'chat_1' cannot be the name of an endpoint: 1 to 63 letters, digits and '-', neither beginning nor ending with '-'",
+        ),
+        (
+            "[endpoints.chat.variants.'-blue']\nmodel = 'lm'",
+            "'-blue' cannot be the name of a variant: 1 to 63 letters, digits and '-', neither beginning nor ending with '-'",
+        ),
+        (
+            "[endpoints.chat.variants.blue]\nmodel = ''",
+            "endpoints.chat.variants.blue.model must be the name of a model, not ''",
+        ),
+        (
+            "[endpoints.chat.variants.blue]\nweight = -0.5",
+            "endpoints.chat.variants.blue.weight must be a number, at least 0, not -0.5",
+        ),
+        (
+            "[endpoints.chat.variants.blue]\nweight = '1'",
+            "endpoints.chat.variants.blue.weight must be a number, at least 0, not '1'",
+        ),
+        (
+            "[endpoints.chat.variants.blue]\nweight = nan",
+            "endpoints.chat.variants.blue.weight must be a number, at least 0, not nan",
+        ),
+        ('[endpoints.chat]\nmodels = "a\\u0000b"', "endpoints.chat.models must be a path, not 'a\\x00b'"),
+        (
+            "[repository]\nroots = '/srv:/opt'",
+            'repository.roots must be a list of paths, such as ["/srv/models", "more"], not \'/srv:/opt\'',
+        ),
+        (
+            "[repository]\nroots = ['/srv', 5]",
+            'repository.roots must be a list of paths, such as ["/srv/models", "more"], not [\'/srv\', 5]',
+        ),
+        (
+            "[repository]\nroots = ['']",
+            'repository.roots must be a list of paths, such as ["/srv/models", "more"], not [\'\']',
+        ),
+        ("[bidi]\npadding = 4097", "bidi.padding must be a whole number from 0 to 4096, not 4097"),
+        (
+            "[sagemaker]\nvariant = 'all_traffic'",
+            "sagemaker.variant must be 1 to 63 letters, digits and '-', neither beginning nor ending with '-', "
+            "not 'all_traffic'",
         ),
     ],
 )
@@ -363,10 +562,21 @@ def test_a_wrong_variable_is_named(name: str, value: str, message: str) -> None:
     assert complaint(environ={name: value}) == message
 
 
+def test_a_variant_in_capitals_that_is_not_configured_points_to_the_one_that_is(directory: Path) -> None:
+    message = complaint(
+        file='[endpoints.chat.variants]\nblue.model = "lm"\ngreen.model = "lm"',
+        environ={"EVERYWIRE_ENDPOINTS__CHAT__VARIANTS__BLUE__WEIGHT": "2"},
+    )
+    assert message == (
+        "EVERYWIRE_ENDPOINTS__CHAT__VARIANTS__BLUE__WEIGHT: endpoints.CHAT.variants.BLUE has no model, which must be the "
+        "name of a model: did you mean endpoints.chat.variants.blue?"
+    )
+
+
 def test_a_model_in_capitals_that_is_not_configured_points_to_the_one_that_is(directory: Path) -> None:
     message = complaint(file='[models.lm]\nfactory = "a:b"', environ={"EVERYWIRE_MODELS__LM__CAPACITY": "4"})
     assert message == (
-        'EVERYWIRE_MODELS__LM__CAPACITY: models.LM has no factory = "module:attribute": did you mean models.lm?'
+        'EVERYWIRE_MODELS__LM__CAPACITY: models.LM has no factory, which must be "module:attribute": did you mean models.lm?'
     )
 
 
@@ -485,15 +695,15 @@ def test_no_override_ends_in_anything_but_a_configuration_or_its_error(key: str,
         ),
         (
             {"tls.dev": True, "listen.port": 8443},
-            "listen.port (--set listen.port) and listen.tls_port are both 8443: TLS needs a port of its own",
+            "listen.port (--set listen.port) and listen.tls_port are both 8443: each needs a port of its own",
         ),
         (
             {"listen.port": -1},
-            "listen.port (--set listen.port) is -1 and TLS opens no port either: nothing would be served",
+            "listen.port (--set listen.port) is -1 and no other port is opened either: nothing would be served",
         ),
         (
             {"listen.port": -1, "tls.dev": True, "listen.tls_port": -1},
-            "listen.port (--set listen.port) is -1 and TLS opens no port either: nothing would be served",
+            "listen.port (--set listen.port) is -1 and no other port is opened either: nothing would be served",
         ),
         (
             {"http2.initial_window": "1 MiB"},
@@ -509,6 +719,50 @@ def test_no_override_ends_in_anything_but_a_configuration_or_its_error(key: str,
             "models.lm.restart.backoff (--set models.lm.restart.backoff) is 6.0, more than models.lm.restart.backoff_max, "
             "which is 5.0",
         ),
+        (
+            {"listen.bidi_port": 8080},
+            "listen.port and listen.bidi_port (--set listen.bidi_port) are both 8080: each needs a port of its own",
+        ),
+        (
+            {"listen.bidi_port": 8443, "tls.dev": True},
+            "listen.bidi_port (--set listen.bidi_port) and listen.tls_port are both 8443: each needs a port of its own",
+        ),
+        (
+            {"endpoints.chat.variants.blue.model": "lm", "endpoints.chat.models": "/opt/ml/models"},
+            "endpoints.chat.models (--set endpoints.chat.models) and endpoints.chat.variants.blue.model (--set "
+            "endpoints.chat.variants.blue.model) are both set: choose a folder or variants",
+        ),
+        (
+            {"endpoints.chat.models": ""},
+            "endpoints.chat (--set endpoints.chat.models) has neither variants nor models: no call of it would reach a model",
+        ),
+        (
+            {"endpoints.chat": {}},
+            "endpoints.chat (--set endpoints.chat) has neither variants nor models: no call of it would reach a model",
+        ),
+        (
+            {
+                f"endpoints.chat.variants.{name}.{key}": value
+                for name in "ab"
+                for key, value in (("model", "lm"), ("weight", 0))
+            },
+            "endpoints.chat (--set endpoints.chat.variants.a.model): the weight of each variant is 0: a call that names none "
+            "would reach no model",
+        ),
+        (
+            {"repository.code": "/opt/ml/models/mine:/opt/ml/modelsb"},
+            "repository.code (--set repository.code): '/opt/ml/modelsb' is neither one of repository.roots nor under one",
+        ),
+        (
+            {"repository.code": "/", "repository.roots": "/srv"},
+            "repository.code (--set repository.code): '/' is neither one of repository.roots (--set repository.roots) nor "
+            "under one",
+        ),
+        (
+            {"endpoints.chat.models": "/opt/ml/models/../mine"},
+            "endpoints.chat.models (--set endpoints.chat.models): '/opt/ml/models/../mine' is neither one of "
+            "repository.roots nor under one",
+        ),
     ],
 )
 def test_values_that_contradict_one_another_are_named_with_their_sources(overrides: dict[str, Any], message: str) -> None:
@@ -519,6 +773,35 @@ def test_two_free_ports_or_tls_alone_are_no_contradiction() -> None:
     assert from_flags({"tls.dev": True, "listen.port": 0, "listen.tls_port": 0}).tls.dev
     assert from_flags({"tls.dev": True, "listen.port": -1}).listen.port == -1
     assert from_flags({"listen.port": 8443}).listen.port == 8443
+    assert from_flags({"listen.port": -1, "listen.bidi_port": 8081}).listen.bidi_port == 8081
+    assert from_flags({"listen.bidi_port": 8443}).listen.bidi_port == 8443
+
+
+def test_code_may_run_from_a_root_and_from_under_one_after_following_links(directory: Path) -> None:
+    (directory / "real" / "mine").mkdir(parents=True)
+    (directory / "link").symlink_to("real")
+    (directory / "real" / "out").symlink_to("/")
+    for roots, code in [
+        ("real", "real"),
+        ("real", "real/mine/deep"),
+        ("link", "real/mine"),
+        ("real", "link"),
+        ("/", "real"),
+    ]:
+        config = from_flags({"repository.roots": roots, "repository.code": code})
+        assert config.repository.code == (code,)
+    for code in ("real/out", "real/..", "rea"):
+        assert "repository.code" in complaint(overrides={"repository.roots": "real", "repository.code": code})
+
+
+def test_a_variant_may_name_a_model_that_is_not_configured_and_one_weight_may_be_zero() -> None:
+    overrides = {
+        "endpoints.a.variants.b.model": "echo",
+        "endpoints.a.variants.c.model": "x",
+        "endpoints.a.variants.c.weight": 0,
+    }
+    assert from_flags(overrides).endpoints["a"].variants["c"].weight == 0
+    assert from_flags({"sagemaker.sigv4.region": "eu-west-1"}).sagemaker.sigv4.credentials == ""
 
 
 # ---- the schema ----
@@ -526,23 +809,50 @@ def test_two_free_ports_or_tls_alone_are_no_contradiction() -> None:
 
 def test_every_default_is_a_value_that_its_setting_allows() -> None:
     for setting in SETTINGS.values():
-        if setting.default is not None and setting.path[0] != "models" and setting.key != "tls.dev":
-            config = from_flags({setting.key: setting.default})
-            assert config == Config(), setting.key
+        if not setting.required and "*" not in setting.path:
+            default = list(setting.default) if setting.unit is Unit.PATHS else setting.default
+            assert from_flags({setting.key: default}) == Config(), setting.key
 
 
-def test_every_duration_is_a_float_and_every_number_has_a_unit() -> None:
+def test_every_table_of_named_sections_says_what_its_names_are() -> None:
+    tables = {setting.path[:n] for setting in SETTINGS.values() for n, part in enumerate(setting.path) if part == "*"}
+    assert set(NAMES) == tables
+
+
+def test_what_has_no_default_is_required() -> None:
+    required = [setting.key for setting in SETTINGS.values() if setting.required]
+    assert required == ["models.*.factory", "endpoints.*.variants.*.model"]
+
+
+def test_every_number_has_a_unit() -> None:
     for setting in SETTINGS.values():
-        assert (setting.unit is Unit.SECONDS) == isinstance(setting.default, float), setting.key
+        assert (setting.unit in (Unit.SECONDS, Unit.NUMBER)) == isinstance(setting.default, float), setting.key
         assert (setting.unit in (Unit.COUNT, Unit.BYTES)) == (type(setting.default) is int), setting.key
+
+
+def with_names(setting: Setting) -> tuple[str, dict[str, Any]]:
+    """A key of a configuration that is complete without it, and that configuration."""
+    complete = {"models.lm.factory": "a:b", "endpoints.lm.variants.lm.model": "lm"}
+    return setting.key.replace("*", "lm"), complete
 
 
 def test_the_bounds_of_a_setting_are_allowed_and_what_is_beyond_is_not() -> None:
     for setting in SETTINGS.values():
         if setting.unit in (Unit.COUNT, Unit.BYTES):
-            key = setting.key.replace("*", "lm")
+            key, complete = with_names(setting)
             for outside in (setting.low - 1, setting.high + 1):
-                assert f"{key} must be" in complaint(overrides={"models.lm.factory": "a:b", key: int(outside)})
+                assert f"{key} must be" in complaint(overrides={**complete, key: int(outside)})
+
+
+def test_zero_means_something_where_the_reference_says_so() -> None:
+    zeros = {
+        "bidi.idle_timeout": 0, "bidi.padding": 0, "repository.unload_timeout": 0, "endpoints.lm.variants.b.weight": 0,
+        "endpoints.lm.variants.b.model": "lm", "endpoints.lm.variants.lm.model": "lm",
+    }  # fmt: skip
+    config = from_flags(zeros)
+    assert (config.bidi.idle_timeout, config.bidi.padding, config.repository.unload_timeout) == (0.0, 0, 0.0)
+    for key in ("sagemaker.body", "repository.memory", "repository.models", "sagemaker.sigv4.skew"):
+        assert f"{key} must be" in complaint(overrides={key: 0})
 
 
 # ---- printing ----
@@ -558,12 +868,62 @@ def test_the_printed_configuration_reads_back_as_the_same(directory: Path) -> No
         'models."llama-3.1".options': options,
         "models.lm.factory": "c:d",
         "models.lm.options.control": "\x00\x07\n\x7f\u2028é",
+        "repository.roots": ["/opt", '/srv/quo"te, and: colon'],
+        "repository.code": ["/opt/mine"],
+        "bidi.padding": 64,
+        "sagemaker.multi_model": True,
+        "sagemaker.sigv4.region": "eu-west-1",
+        "endpoints.chat.variants.blue.model": "lm",
+        "endpoints.chat.variants.blue.weight": 0.1,
+        "endpoints.chat.variants.green.model": "llama-3.1",
+        "endpoints.many.models": "/opt/many",
     }
     resolved = resolve(file=None, environ={}, overrides=overrides)
     assert resolved.config.models["lm"].options == {"control": "\x00\x07\n\x7f\u2028é"}
     file = directory / "printed.toml"
     file.write_text(to_toml(resolved), encoding="utf-8")
     assert load(file=file, environ={}, overrides={}) == resolved.config
+
+
+_TEXTS = st.text(st.characters(exclude_categories=["Cs"], exclude_characters="\0"), min_size=1, max_size=8)
+
+
+@st.composite
+def values(draw: st.DrawFn, setting: Setting) -> Any:
+    match setting.unit:
+        case Unit.FLAG:
+            return draw(st.booleans())
+        case Unit.CHOICE:
+            return draw(st.sampled_from(setting.choices))
+        case Unit.COUNT | Unit.BYTES:
+            return draw(st.integers(int(setting.low), int(setting.high)))
+        case Unit.SECONDS | Unit.NUMBER:
+            return draw(st.floats(setting.low, 1e9, exclude_min=setting.above))
+        case Unit.PATHS:
+            return draw(st.lists(_TEXTS, max_size=3))
+        case Unit.TABLE:
+            return draw(st.dictionaries(_TEXTS, _TEXTS | st.integers() | st.booleans(), max_size=3))
+        case Unit.TEXT:
+            return draw(st.from_regex(setting.pattern, fullmatch=True) if setting.pattern else _TEXTS)
+
+
+@given(st.data())
+@settings(max_examples=150, deadline=None)
+def test_whatever_may_be_set_is_printed_so_that_it_reads_back_as_the_same(data: st.DataObject) -> None:
+    overrides: dict[str, Any] = {}
+    for path in data.draw(st.lists(st.sampled_from(list(SETTINGS)), max_size=6, unique=True)):
+        key, complete = with_names(SETTINGS[path])
+        overrides |= {**complete, key: data.draw(values(SETTINGS[path]))}
+    resolved, contradiction = Resolved(config=Config(), sources={}), ""
+    try:
+        resolved = resolve(file=None, environ={}, overrides=overrides)
+    except ConfigError as error:
+        contradiction = str(error)
+    assert "must be" not in contradiction
+    with tempfile.NamedTemporaryFile("w", encoding="utf-8") as file:
+        file.write(to_toml(resolved))
+        file.flush()
+        assert load(file=Path(file.name), environ={}, overrides={}) == resolved.config
 
 
 def test_what_was_set_is_printed_with_its_source_and_defaults_without_one() -> None:

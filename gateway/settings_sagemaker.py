@@ -1,0 +1,61 @@
+"""The environment that SageMaker gives to a container: the defaults it sets, and the ports it allows."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+
+from gateway.settings_agreement import Where
+from gateway.settings_schema import ConfigError
+from gateway.settings_text import Key, show
+
+BIND_TO_PORT = "SAGEMAKER_BIND_TO_PORT"
+MULTI_MODEL = "SAGEMAKER_MULTI_MODEL"
+SAFE_PORT_RANGE = "SAGEMAKER_SAFE_PORT_RANGE"
+
+# Each of these is SageMaker's alone. AWS_CONTAINER_CREDENTIALS_RELATIVE_URI is not: every task of ECS with a role has it.
+_SIGNS = (BIND_TO_PORT, MULTI_MODEL, SAFE_PORT_RANGE)
+
+MODEL_FOLDER, MODEL_FOLDERS = Path("/opt/ml/model"), Path("/opt/ml/models")
+"""Where SageMaker puts the model of a container, or its models: it is there though no variable may be."""
+
+VARIABLES: Mapping[str, Key] = {BIND_TO_PORT: ("listen", "port"), MULTI_MODEL: ("sagemaker", "multi_model")}
+"""The setting that each variable gives."""
+
+CONTAINER_DEFAULTS: Mapping[Key, str] = {
+    # SageMaker calls from outside the container,
+    ("listen", "host"): "0.0.0.0",
+    # and kills it 30 s after SIGTERM.
+    ("drain", "timeout"): "20",
+}
+"""What is not said elsewhere, where any of SageMaker's variables is set or one of its folders is there."""
+
+
+def container_defaults(environ: Mapping[str, str]) -> Iterator[tuple[Key, str, str]]:
+    """Each setting that the environment gives a default, as text, and the name of the variable or folder that does. An
+    empty variable is unset."""
+    for variable, path in VARIABLES.items():
+        if value := environ.get(variable):
+            yield path, value, variable
+    folders = (str(folder) for folder in (MODEL_FOLDER, MODEL_FOLDERS) if folder.is_dir())
+    if sign := next((name for name in _SIGNS if environ.get(name)), "") or next(folders, ""):
+        for path, value in CONTAINER_DEFAULTS.items():
+            yield path, value, sign
+
+
+def check_ports(environ: Mapping[str, str], ports: Mapping[str, int], where: Where) -> None:
+    """Raises ConfigError for a port, other than SageMaker's own, outside the range that the environment allows."""
+    text = environ.get(SAFE_PORT_RANGE, "")
+    if not text:
+        return
+    match = re.fullmatch(r"([0-9]{1,5})-([0-9]{1,5})", text.strip())
+    low, high = (int(match[1]), int(match[2])) if match else (0, 0)
+    if not 1 <= low <= high <= 65535:
+        raise ConfigError(f"{SAFE_PORT_RANGE} must be two ports, the lower one first, such as 9000-9999, not {show(text)}")
+    for key, port in ports.items():
+        if key != "listen.port" and not low <= port <= high:
+            raise ConfigError(
+                f"{where(key)} is {port}, outside {SAFE_PORT_RANGE}, which is {low}-{high}: SageMaker allows no other "
+                "port beside listen.port; -1 opens none"
+            )
