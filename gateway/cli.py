@@ -14,7 +14,7 @@ import click
 
 from gateway import logging_setup
 from gateway.config import TLSConfig
-from gateway.settings import PREFIX, SETTINGS, ConfigError, Resolved, Unit, dotted, resolve, to_toml, written
+from gateway.settings import PREFIX, SETTINGS, ConfigError, Resolved, Unit, dotted, parse_duration, resolve, to_toml, written
 from gateway.version import version
 
 # Nothing of `models` or of the server is imported before `check_shadowing` has looked.
@@ -57,6 +57,8 @@ Examples:
   everywire --set limits.body=64MiB           any setting there is
   everywire --config everywire.toml config    what is in force, and where each value was set
   everywire demo --once                       a tour of the wires, then exit
+  everywire emulate sagemaker --container ws://127.0.0.1:8081
+                                              SageMaker's front before your own container
 
 \b
 A later source overrides an earlier one:
@@ -235,6 +237,65 @@ def models(given: _Given) -> None:
         raise ConfigError("; ".join(broken))
 
 
+@program.group(short_help="Stand in for a cloud's front, before a container of yours.")
+def emulate() -> None:
+    """Put the front that clients know before a container of yours, on this machine."""
+
+
+@emulate.command(
+    "sagemaker",
+    short_help="SageMaker's runtime before a container.",
+    epilog="""
+\b
+Examples:
+  everywire emulate sagemaker --container ws://127.0.0.1:8080
+  everywire --port 9000 emulate sagemaker --container http://127.0.0.1:8081 --path invoke-bidi-stream
+""",
+)
+@click.option("--container", required=True, metavar="URL", help="The container: ws://HOST:PORT (or http, wss, https).")
+@click.option("--endpoint", default="container", show_default=True, metavar="NAME", help="The endpoint that it answers as.")
+@click.option(
+    "--path", default="", metavar="PATH", help="Its WebSocket's path where a request names none.  [default: the contract's]"
+)
+@click.option("--ca", default="", metavar="FILE", help="CA of a wss:// container.  [default: the system's]")
+@click.option(
+    "--half-close-quiet",
+    default="1s",
+    show_default=True,
+    metavar="SECONDS",
+    help="How long the container must be silent, after the client's last part, before it is sent Close. Most WebSocket "
+    "libraries say nothing more behind a Close, also not what they were asked; 0 for one that answers first.",
+)
+@click.pass_context
+def emulate_sagemaker(
+    context: click.Context, container: str, endpoint: str, path: str, ca: str, half_close_quiet: str
+) -> NoReturn:
+    """Answer SageMaker's clients from a model container: bidirectional streams over its WebSocket, InvokeEndpoint and
+    response streams over its /invocations, its health by its /ping.
+
+    TLS has a certificate made for localhost, as the AWS SDK speaks HTTP/2 over TLS alone.
+    """
+    _check_directory()
+    given: _Given = context.obj
+    resolved = given.resolve()
+    try:
+        quiet = parse_duration(half_close_quiet)
+    except ValueError:
+        raise click.UsageError(f"--half-close-quiet must be a duration such as 1s, not {half_close_quiet[:100]!r}") from None
+    from gateway.container_client import ContainerLimits
+    from gateway.emulate import Emulation
+
+    limits = ContainerLimits(half_close_quiet=quiet)
+    emulation = Emulation(resolved, container, endpoint, path=path, ca=ca, limits=limits)
+    chosen = emulation.config
+    logging_setup.configure(chosen.log)
+    certificate = _announce_certificate(chosen.tls) if chosen.tls.dev else ""
+    click.echo(emulation.advice(certificate))
+    from gateway.standalone import run
+
+    context.exit(run(chosen, emulation.models))
+
+
 def _reason(name: str, error: Exception) -> str:
     text = (str(error).splitlines() or ["no reason given"])[0][:200]
     if isinstance(error, ConfigError):
@@ -254,12 +315,14 @@ def _serve(context: click.Context) -> NoReturn:
     context.exit(run(chosen))
 
 
-def _announce_certificate(tls: TLSConfig) -> None:
+def _announce_certificate(tls: TLSConfig) -> str:
+    """Says where the CA of a development certificate is; returns that too."""
     from gateway.tls_context import development_certificate
 
     made = development_certificate(tls)
     extra = {"SSL_CERT_FILE": str(made.ca.absolute()), "expires": made.expires.isoformat()}
     _log.info("TLS has a development certificate: clients trust it by SSL_CERT_FILE", extra=extra)
+    return str(made.ca.absolute())
 
 
 def _check_directory() -> None:

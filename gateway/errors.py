@@ -58,6 +58,14 @@ class NotFound(GatewayError):
 
 
 @final
+class Conflict(GatewayError):
+    """The name of a model is taken, or the model is on its way in or out."""
+
+    status = 409
+    code = "Conflict"
+
+
+@final
 class MethodNotAllowed(GatewayError):
     """The path exists; `allow` is the value of the Allow header."""
 
@@ -101,6 +109,33 @@ class Unavailable(GatewayError):
     status = 503
     retryable = True
     code = "ServiceUnavailable"
+
+
+@final
+class ModelNotReady(GatewayError):
+    """The model that an endpoint names is being loaded: nothing was started."""
+
+    status = 503
+    retryable = True
+    code = "ModelNotReadyException"
+
+
+@final
+class InsufficientStorage(GatewayError):
+    """A model does not fit beside those that are loaded: it may, once another is unloaded."""
+
+    status = 507
+    retryable = True
+    code = "InsufficientStorage"
+
+
+@final
+class LoadFailed(GatewayError):
+    """A model's own code raised while it was loaded. The text names the file and the exception."""
+
+    status = 500
+    ending = Ending.MODEL_ERROR
+    code = "LoadFailed"
 
 
 @final
@@ -150,6 +185,36 @@ class ModelCrashed(GatewayError):
     status = 500
     ending = Ending.MODEL_ERROR
     code = "ModelError"
+
+
+@final
+class InternalFailure(GatewayError):
+    """A bug of ours: the client sees an id that the log explains."""
+
+    status = 500
+    ending = Ending.MODEL_ERROR
+    code = "InternalFailure"
+
+
+@final
+class Forbidden(GatewayError):
+    """A signature that is missing or wrong. `code` is the name that AWS gives the error."""
+
+    status = 403
+
+    def __init__(self, message: str, *, code: str, status: int = 403) -> None:
+        super().__init__(message, status=status)
+        self.code = code
+
+
+@final
+class ModelOutOfMemory(GatewayError):
+    """The model raised MemoryError. With other models unloaded the same request may succeed."""
+
+    status = 507
+    retryable = True
+    ending = Ending.MODEL_ERROR
+    code = "InsufficientStorage"
 
 
 @final

@@ -33,6 +33,8 @@ _SENT, _RECEIVED = 4, 1
 _TURN_SECONDS = 0.001
 # A body of known length is paid for as it arrives, in steps of this many bytes.
 _BODY_STEP = 1024 * 1024
+# What a piece that waits costs beside its bytes, for its objects and its place: without it, empty frames would be free.
+_PIECE = 128
 _FOREVER = float("inf")
 
 
@@ -143,7 +145,10 @@ class Exchange:
         "owner",
         "path",
         "query",
+        "reply",
         "request",
+        "sent_at",
+        "silence",
         "started_at",
         "status",
         "stream",
@@ -168,11 +173,14 @@ class Exchange:
         self.fail: Callable[[GatewayError], None] | None = None
         """How the dialect says an error; it commits and finishes the exchange. `refuse` until a dialect has taken it."""
         self.model = self.dialect = self.incident = ""
+        self.silence: tuple[float, str] | None = None
+        self.reply: dict[str, str] | None = None
+        """Header fields that the model wants in the head of its answer, by lower-case name."""
         self.bytes_in = self.bytes_out = 0
-        self.started_at = self.arrived_at = self.moved_at = now
+        self.started_at = self.arrived_at = self.moved_at = self.sent_at = now
         self._inbox: list[Buffer | Frame] = []
         self._outbox: list[Buffer | Frame] = []  # the same, the next one last: what the work takes from
-        self._held = 0  # bytes in the inbox, paid from the budget on wires without windows
+        self._held = 0  # what the inbox costs, paid from the budget on wires without windows
         self._input_ended = self.gone = self._returned = False
         self._reader: trio.lowlevel.Task | None = None  # waits for input
         self._writer: trio.lowlevel.Task | None = None  # waits for room
@@ -221,11 +229,12 @@ class Exchange:
             self._collect(item, n)
         else:
             if not self.wire.windowed:
-                if not self.owner.budget.try_reserve(n):
+                cost = n + _PIECE
+                if not self.owner.budget.try_reserve(cost):
                     self.wire.credit(self, n)
-                    self.interrupt(_no_bytes(self.owner.budget, n))
+                    self.interrupt(_no_bytes(self.owner.budget, cost))
                     return
-                self._held += n
+                self._held += cost
             self._inbox.append(item)
             if self._reader is not None:
                 self._wake_reader()
@@ -236,6 +245,11 @@ class Exchange:
         if n:
             self.feed(body, n, now)
         self._input_ended = True
+
+    @property
+    def waiting(self) -> int:
+        """What the pieces that nobody has taken yet cost beside their bytes."""
+        return _PIECE * (len(self._inbox) + len(self._outbox))
 
     @property
     def input_ended(self) -> bool:
@@ -250,7 +264,7 @@ class Exchange:
 
     def room_changed(self) -> None:
         """Bytes of this exchange have left."""
-        self.moved_at = self.owner.last_sent
+        self.moved_at = self.sent_at = self.owner.last_sent
         if self._charged and self.wire.empty(self):
             self.owner.budget.release(self._charged)
             self._charged = 0
@@ -335,8 +349,9 @@ class Exchange:
         self._bytes_turn += n
         wire = self.wire
         if not wire.windowed:
-            self._held -= n
-            self.owner.budget.release(n)
+            cost = n + _PIECE
+            self._held -= cost
+            self.owner.budget.release(cost)
         wire.credit(self, n)
         return item
 
@@ -387,8 +402,8 @@ class Exchange:
         for item in waiting:
             assert not isinstance(item, Frame)
             if not self.wire.windowed:
-                self._held -= len(item)
-                self.owner.budget.release(len(item))
+                self._held -= len(item) + _PIECE
+                self.owner.budget.release(len(item) + _PIECE)
             self._collect(item, len(item))
         if self._sink is not None and self._filled < len(self._sink):
             self._landed = self.wire.land(self, self._sink[self._filled :])
@@ -422,7 +437,8 @@ class Exchange:
         if self.wire.windowed:
             self._reserve(n)
         else:
-            self._reserved, self._held = self._reserved + self._held, 0
+            self._reserved, self._held = self._reserved + n, 0
+            self.owner.budget.release(_PIECE)
         self._inbox = []
         self.wire.credit(self, n)
         return memoryview(whole)
@@ -456,9 +472,18 @@ class Exchange:
         if self._reader is not None:
             self._wake_reader()
 
-    def check_upload(self, now: float) -> None:
-        """Interrupts a whole body that fell silent, or that stays slower than `limits.body_rate`. Parts of a stream may
-        be as slow as they like."""
+    def limit_silence(self, seconds: float, setting: str) -> None:
+        """The exchange ends with DeadlineExceeded, which names the setting, when neither side has moved a byte for that
+        many seconds, to within the coarse timer's second."""
+        self.silence = seconds, setting
+
+    def check_stamps(self, now: float) -> None:
+        """What the coarse timer asks: interrupts a session that is silent for longer than it may, a whole body that fell
+        silent, and one that stays slower than `limits.body_rate`. Parts of a stream may be as slow as they like."""
+        if self.silence is not None:
+            seconds, setting = self.silence
+            if now - max(self.arrived_at, self.sent_at) > seconds:
+                self.interrupt(DeadlineExceeded(f"no part in either direction for {seconds:g} s ({setting})"))
         if self._input_ended or self._returned or (self._sink is None and self._growing is None):
             return
         limits, waited, lasted = self.owner.limits, now - self.arrived_at, now - self.started_at
@@ -482,13 +507,14 @@ class Exchange:
     # -- outbound --------------------------------------------------------------------------------------------------
 
     async def wait_room(self, n: int = 1) -> None:
-        """Returns when n bytes may be pushed: they fit, or the queue is empty and takes one large message whole.
+        """Returns when n bytes may be pushed: they fit, or the queue is empty and takes one large message whole. An empty
+        message waits too where there is no room at all: its framing is not empty.
         Changes nothing; what is pushed next cannot be cancelled. One task at a time."""
         if self._turn_over(n, _SENT):
             await self._yield()
         room = self.wire.room(self)
-        if n > room:
-            await self._wait_room(n)
+        if n > room or room <= 0:
+            await self._wait_room(n or 1)
         elif self.gone or self.finishing is not None:
             await self._refuse_room()
 

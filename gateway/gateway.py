@@ -20,11 +20,15 @@ from gateway.body_pool import BodyPool
 from gateway.config import Config
 from gateway.dialects.base import Models
 from gateway.dialects.bidi import BidiDialect
+from gateway.dialects.container import ContainerDialect
+from gateway.dialects.endpoints import Endpoints
 from gateway.dialects.lmi import LMIDialect
 from gateway.dialects.management import ManagementDialect
+from gateway.dialects.mme import MMEDialect
+from gateway.dialects.sagemaker import SageMakerDialect
 from gateway.dialects.v2 import V2Dialect
 from gateway.doorbell import Doorbell
-from gateway.errors import Ending, GatewayError, ModelCrashed, Overloaded, TransportLost, Unavailable
+from gateway.errors import Ending, GatewayError, InternalFailure, Overloaded, TransportLost, Unavailable
 from gateway.exchange import Exchange
 from gateway.exchange_tasks import ExchangeTasks
 from gateway.hub import Hub, Watchable
@@ -32,6 +36,7 @@ from gateway.listeners import Listener
 from gateway.loading import configured_specs
 from gateway.observe import Observer
 from gateway.routing import Router
+from gateway.signatures import Signatures
 from gateway.tls_context import server_context
 from gateway.transport import SocketTransport, StreamTransport, Transport
 from gateway.version import version
@@ -39,6 +44,7 @@ from gateway.wires.connection import Connection, ConnectionWire
 from gateway.wires.sniff import sniff
 from gateway.wires.tls import TLSTransport
 from gateway.wires.waiting import Waiting
+from gateway.workers.repository import Repository, RepositoryLimits, resident_bytes
 from gateway.workers.supervisor import Supervisor
 from models.adapt import spec_of
 from models.spec import ModelSpec
@@ -95,10 +101,23 @@ class Gateway:
         self._refuse_above = self.limits.memory_refuse * self.limits.total_bytes // 100
         self.pool = BodyPool(self.limits.body_pool)
         self.scratch = memoryview(bytearray(64 * 1024))
-        self.port = self.tls_port = 0
+        self.port = self.tls_port = self.bidi_port = 0
         """Where it listens, once `serve` has started; 0 where it does not."""
         specs: list[ModelSpec] = [*configured_specs(self.config), *(spec_of(m) for m in models)]
         self.supervisor = Supervisor(specs)
+        chosen = self.config.repository
+        self.repository = Repository(
+            self.supervisor,
+            RepositoryLimits(
+                roots=chosen.roots,
+                code_roots=chosen.code,
+                memory=chosen.memory,
+                models=chosen.models,
+                unload_timeout=chosen.unload_timeout,
+            ),
+            resident=lambda: resident_bytes() - self.budget.used,
+        )
+        self.signatures = Signatures(self.config.sagemaker.sigv4)
         self._observer = Observer()
         self._connections: set[Connection] = set()
         self._arriving: set[trio.CancelScope] = set()
@@ -117,18 +136,25 @@ class Gateway:
         self._nursery: trio.Nursery | None = None
         served = Models(self.config, self.supervisor.workers)
         served.check_defaults()
-        self._route(served)
+        endpoints = Endpoints(self.config, served, self.repository)
+        endpoints.check()
+        self._route(served, endpoints)
 
-    def _route(self, models: Models) -> None:
+    def _route(self, models: Models, endpoints: Endpoints) -> None:
         self._management = management = ManagementDialect(models)
-        lmi, bidi = LMIDialect(models), BidiDialect(models)
+        lmi, bidi = LMIDialect(models), BidiDialect(models, endpoints, self.signatures)
         v2 = V2Dialect(models, management, name="everywire", version=version())
         self._health = {management.ping, v2.live, v2.ready, v2.model_ready}
         """They answer whatever happens: who asks wants to know, in their own words."""
         router = self._router = Router()
         router.add("GET", "/ping", management.ping)
-        router.add("POST", "/invocations", lmi.invocations)
+        container = ContainerDialect(models, lmi, v2)
+        platform = SageMakerDialect(models, endpoints, container, self.signatures)
+        router.add("POST", "/invocations", container.invocations)
+        router.add("POST", "/models/{name}/invoke", container.invoke)
         router.add("POST", "/predictions/{name}", lmi.predictions)
+        router.add("POST", "/endpoints/{endpoint}/invocations", platform.invoke)
+        router.add("POST", "/endpoints/{endpoint}/invocations-response-stream", platform.invoke_with_response_stream)
         router.add("POST", "/endpoints/{endpoint}/invocations-bidirectional-stream", bidi.event_stream)
         router.add("GET", "/v2/health/live", v2.live)
         router.add("GET", "/v2/health/ready", v2.ready)
@@ -138,6 +164,15 @@ class Gateway:
             router.add("GET", "/v2/models/{name}" + at + "/config", v2.config)
             router.add("GET", "/v2/models/{name}" + at + "/ready", v2.model_ready)
             router.add("POST", "/v2/models/{name}" + at + "/infer", v2.infer)
+        if self.config.sagemaker.multi_model:
+            mme = MMEDialect(self.repository)
+            for path in ("/models", "/models/"):
+                router.add("POST", path, mme.load)
+                router.add("GET", path, mme.list)
+            router.add("GET", "/models/{name}", mme.get)
+            router.add("DELETE", "/models/{name}", mme.unload)
+        if self.config.websocket.any_path:
+            router.upgrade_elsewhere(bidi.container)
         router.upgrade(self.config.websocket.path, bidi.container)
         router.upgrade("/models/{name}" + self.config.websocket.path, bidi.container)
 
@@ -172,7 +207,7 @@ class Gateway:
         except Exception:
             exchange.incident = uuid4().hex[:12]
             log.exception("exchange failed", extra={"id": exchange.id, "incident": exchange.incident})
-            return ModelCrashed(f"internal error; incident {exchange.incident} in the server's log")
+            return InternalFailure(f"internal error; incident {exchange.incident} in the server's log")
         return None
 
     def _conclude(self, exchange: Exchange, error: GatewayError | None) -> None:
@@ -180,7 +215,7 @@ class Gateway:
         if exchange.gone or exchange.finishing is not None:
             return
         try:
-            (exchange.fail or exchange.refuse)(error or ModelCrashed("the exchange ended without an answer"))
+            (exchange.fail or exchange.refuse)(error or InternalFailure("the exchange ended without an answer"))
         except Exception:
             log.exception("an error could not be said", extra={"id": exchange.id})
             exchange.abort(Ending.MODEL_ERROR)
@@ -249,6 +284,9 @@ class Gateway:
             if listen.port >= 0:
                 listeners.append((Listener(listen.host, listen.port, backlog=listen.backlog), None))
                 self.port = listeners[-1][0].port
+            if listen.bidi_port >= 0:
+                listeners.append((Listener(listen.host, listen.bidi_port, backlog=listen.backlog), None))
+                self.bidi_port = listeners[-1][0].port
             if tls is not None and listen.tls_port >= 0:
                 listeners.append((Listener(listen.host, listen.tls_port, backlog=listen.backlog), tls))
                 self.tls_port = listeners[-1][0].port

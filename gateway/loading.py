@@ -13,11 +13,10 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-import trio
-
 from gateway.config import Config, ModelConfig
 from gateway.settings import ConfigError
 from models.adapt import adapt, is_loader, made_family, partial_loader, spec_of
+from models.blocking import run_step
 from models.spec import Model, ModelSpec, RestartPolicy
 
 
@@ -74,7 +73,7 @@ def _spec(name: str, thing: Any, options: dict[str, Any]) -> ModelSpec:
 
     @asynccontextmanager
     async def load() -> AsyncIterator[Model]:
-        yield adapt(await trio.to_thread.run_sync(make), family=family)[0]
+        yield adapt(await run_step(make), family=family)[0]
 
     return ModelSpec(name=name, family=family, load=load)
 

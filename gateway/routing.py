@@ -36,6 +36,7 @@ class Router:
         self._exact: dict[bytes, Route] = {}
         self._patterns: list[Route] = []
         self._found: dict[bytes, tuple[Route, dict[str, Any]]] = {}
+        self._any_upgrade: Handler | None = None
 
     def add(self, method: str, path: str, handler: Handler) -> None:
         """`{name}` in a path captures one segment. GET serves HEAD too."""
@@ -47,6 +48,10 @@ class Router:
     def upgrade(self, path: str, handler: Handler) -> None:
         """A path that answers WebSocket upgrades."""
         self._route(path).methods[_UPGRADE] = handler
+
+    def upgrade_elsewhere(self, handler: Handler) -> None:
+        """Answers WebSocket upgrades at every path that has no handler for them."""
+        self._any_upgrade = handler
 
     def _route(self, path: str) -> Route:
         if "{" not in path:
@@ -60,8 +65,12 @@ class Router:
 
     def find(self, exchange: Exchange) -> tuple[Handler, dict[str, Any]]:
         """The handler and its arguments; NotFound, MethodNotAllowed or UpgradeRequired."""
+        method = exchange.request.method
+        if exchange.request.upgrade == _UPGRADE:
+            method = _UPGRADE
+            if self._any_upgrade is not None and not self._upgrades(exchange.path):
+                return self._any_upgrade, {}
         route, captured = self._match(exchange.path)
-        method = _UPGRADE if exchange.request.upgrade == _UPGRADE else exchange.request.method
         handler = route.methods.get(method)
         if handler is not None:
             return handler, captured
@@ -72,6 +81,12 @@ class Router:
             raise BadRequest("this path is no WebSocket")
         allow = ", ".join(sorted(allowed))
         raise MethodNotAllowed(f"{method.decode('latin-1')[:20]} is not allowed here, only {allow}", allow=allow)
+
+    def _upgrades(self, path: bytes) -> bool:
+        try:
+            return _UPGRADE in self._match(path)[0].methods
+        except NotFound:
+            return False
 
     def _match(self, path: bytes) -> tuple[Route, dict[str, Any]]:
         found = self._found.get(path)

@@ -5,32 +5,40 @@ from __future__ import annotations
 import gc
 import logging
 import signal
+from collections.abc import Sequence
 from dataclasses import replace
+from typing import Any
 
 import trio
 
-from gateway.config import Config
+from gateway import model_folder
+from gateway.config import Config, ModelConfig
+from gateway.errors import GatewayError
 from gateway.gateway import Gateway
 from gateway.loading import library_specs
 from gateway.logging_setup import configure
+from gateway.settings import ConfigError
+from gateway.settings_sagemaker import MODEL_FOLDER
+from models.spec import ModelSpec
 
 log = logging.getLogger("gateway")
 
 
-def run(config: Config) -> int:
-    """Serves until SIGTERM or SIGINT has drained it; 0 then, 1 where it could not start (the log says why)."""
+def run(config: Config, models: Sequence[Any] = ()) -> int:
+    """Serves the configured models and these until SIGTERM or SIGINT has drained it; 0 then, 1 where it could not start
+    (the log says why)."""
     configure(config.log)
     code = 1
     try:
-        code = trio.run(_serve, config)
+        code = trio.run(_serve, config, models)
     except* OSError as group:
         for error in group.exceptions:
             log.error("cannot serve", extra={"reason": str(error)})
     return code
 
 
-async def _serve(config: Config) -> int:
-    gateway = make_gateway(config)
+async def _serve(config: Config, models: Sequence[Any]) -> int:
+    gateway = make_gateway(config, models)
     async with trio.open_nursery() as nursery:
         # signals first: one that comes while models load must not be lost
         with trio.open_signal_receiver(signal.SIGTERM, signal.SIGINT) as signals:
@@ -48,14 +56,32 @@ async def _serve(config: Config) -> int:
     return 0
 
 
-def make_gateway(config: Config) -> Gateway:
-    """A gateway of the configured models; of the library's where none is configured."""
-    if config.models:
-        return Gateway(config)
+def make_gateway(config: Config, models: Sequence[Any] = ()) -> Gateway:
+    """A gateway of the configured models and these; of the library's where there is none and none is to come."""
+    if not config.sagemaker.sigv4.credentials:
+        log.info("signatures are not looked at: everyone may call", extra={"setting": "sagemaker.sigv4.credentials"})
+    if config.models or models or config.sagemaker.multi_model:
+        return Gateway(config, models)
+    if (found := _model_in_container(config)) is not None:
+        return Gateway(config, [found])
     log.info("no model is configured: serving the library models", extra={"hint": "--model NAME=module:attribute"})
     if not config.bidi.default_model:
         config = replace(config, bidi=replace(config.bidi, default_model="echo"))
     return Gateway(config, library_specs())
+
+
+def _model_in_container(config: Config) -> ModelSpec | None:
+    """The model that SageMaker has put where a container finds it, None where there is none. ConfigError for one that
+    cannot be served: nobody wants a container that serves something else then."""
+    chosen, path = config.repository, str(MODEL_FOLDER)
+    if not any((MODEL_FOLDER / name).exists() for name in (model_folder.TOML, model_folder.CODE)):
+        return None
+    try:
+        folder = model_folder.find_folder(path, chosen.roots)
+        read = model_folder.read_folder(folder, code=chosen.code, defaults=ModelConfig(factory=""))
+        return model_folder.make_spec(read, "model", "everywire_model")
+    except GatewayError as e:
+        raise ConfigError(e.message) from None
 
 
 async def _obey(signals: object, gateway: Gateway) -> None:

@@ -72,6 +72,7 @@ class _PromptAsParts(Channel[Part, Part]):
         self._channel = session.channel  # nothing else has the session
         self._decoder = codecs.getincrementaldecoder("utf-8")("replace")
         self._sent = 0
+        self.reply, self.accept = session.reply, session.accept
 
     async def receive(self) -> Part:
         prompt = await self._channel.receive()
@@ -144,6 +145,7 @@ class _OnePrompt(Channel[Prompt, Any]):
 
     def __init__(self, prompt: Prompt, session: Session[Part, Part]) -> None:
         self._prompt, self._channel = prompt, session.channel
+        self.reply, self.accept = session.reply, session.accept
         self._left = prompt.parameters.max_new_tokens
         self.closed = False
         self.taken = False

@@ -34,7 +34,8 @@ class Channel(Protocol[In_co, Out_contra]):
     end of input; both follow the cancel rules of Session.
 
     A channel may have an attribute `exhausted` that is true from when its last message was taken: iteration then ends
-    without asking for another.
+    without asking for another. One whose answer has a head has `accept()`, which sends it now, and a mapping `reply` of
+    header names to values for it.
     """
 
     async def receive(self) -> In_co: ...
@@ -55,7 +56,7 @@ class Session(Generic[In, Out]):
     `trio.Cancelled` pass.
     """
 
-    __slots__ = ("_call", "_receiving", "_sending", "channel", "deadline")
+    __slots__ = ("_call", "_receiving", "_reply", "_sending", "channel", "deadline")
 
     def __init__(
         self,
@@ -68,6 +69,7 @@ class Session(Generic[In, Out]):
         self.channel = channel
         """What the session stands on. Models use `receive` and `send`."""
         self._receiving = self._sending = False
+        self._reply: dict[str, str] | None = None
         self._call = call
         self.deadline = deadline
         """On Trio's clock; infinite when there is none."""
@@ -84,6 +86,24 @@ class Session(Generic[In, Out]):
     def id(self) -> str:
         """The id that the log and the client's `x-request-id` carry."""
         return self.call.id
+
+    @property
+    def reply(self) -> dict[str, str]:
+        """Header fields (lower-case names) for the head of the answer, to be set before it goes out: before `accept` or
+        the first `send`. `content-type` where the wire leaves that to the model, and
+        `x-amzn-sagemaker-custom-attributes`; a wire without such a head, or one that does not know a name, ignores it."""
+        if self._reply is None:
+            shared: dict[str, str] | None = getattr(self.channel, "reply", None)
+            self._reply = {} if shared is None else shared
+        return self._reply
+
+    def accept(self) -> None:
+        """Takes the session: the head of the answer goes out now, where the wire has one that is not out yet, and an
+        error from here on is said in band. Only models whose `ModelSpec.accepts` is true need to call it, and only they
+        can refuse a stream with an HTTP status, by raising ModelError before. Harmless anywhere else."""
+        accept = getattr(self.channel, "accept", None)
+        if accept is not None:
+            accept()
 
     async def receive(self) -> In:
         """The client's next message. Raises trio.EndOfChannel when there are no more, trio.BusyResourceError if

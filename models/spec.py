@@ -72,9 +72,15 @@ class ModelSpec:
     """Seconds a session may last; 0: no limit."""
     load_timeout: float = 240.0
     restart: RestartPolicy = field(default_factory=RestartPolicy)
+    memory: int = 0
+    """Bytes that the loaded model needs; 0: undeclared."""
+    accepts: bool = False
+    """Whether the model itself calls `session.accept()`; before that, its errors are still HTTP errors."""
 
     def __post_init__(self) -> None:
         if self.capacity < 1:
             raise ValueError(f"capacity must be at least 1, not {self.capacity}")
+        if self.memory < 0:
+            raise ValueError(f"memory must be at least 0, not {self.memory}")
         if not self.name:
             raise ValueError("a model needs a name")

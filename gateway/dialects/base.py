@@ -2,24 +2,30 @@
 
 from __future__ import annotations
 
+import logging
+import re
 from collections.abc import Callable, Iterator, Mapping
 from functools import partial
 from types import MappingProxyType
-from typing import Any, TypeVar, final
+from typing import Any, Protocol, TypeVar, final
 
 import trio
 
 from gateway.config import Config
-from gateway.errors import BadRequest, GatewayError, NotFound
+from gateway.errors import BadRequest, Ending, GatewayError, NotFound
 from gateway.exchange import Exchange
 from gateway.settings import ConfigError
 from gateway.workers.worker import Worker
 from models.convert import convertible
 from models.messages import Family
 from models.session import Call, Channel, Session
-from protocols.events import Headers
+from protocols.events import Buffer, Headers
+
+log = logging.getLogger("gateway.dialects")
 
 T = TypeVar("T")
+
+NO_PARAMETERS: Mapping[str, Any] = MappingProxyType({})
 
 
 @final
@@ -41,17 +47,44 @@ class Models:
                     self.named(name, family, setting.partition(".")[0])
                 except GatewayError as e:
                     raise ConfigError(f"{setting}: {e.message}") from None
+        name = self.config.sagemaker.default_model
+        if name and name not in self.workers:
+            raise ConfigError(f"sagemaker.default_model: {self._unknown(name)}")
+
+    def _unknown(self, name: str) -> str:
+        return f"no model {name[:100]!r}; there are: {', '.join(sorted(self.workers))[:1000] or 'none'}"
+
+    def invoked(self, name: str) -> Worker:
+        """The model of a route that takes every family in its own form. NotFound if there is none."""
+        worker = self.workers.get(name)
+        if worker is None:
+            raise NotFound(self._unknown(name))
+        return worker
+
+    def of_invocations(self) -> Worker:
+        """The model of /invocations where the request does not say: a default, the only one, or the only one of text."""
+        name = self.config.sagemaker.default_model or self.config.lmi.default_model
+        if name:
+            return self.invoked(name)
+        if len(self.workers) == 1:
+            return next(iter(self.workers.values()))
+        return self.unnamed("", Family.TEXT, "sagemaker")
 
     def named(self, name: str, family: Family, dialect: str) -> Worker:
         """The model a request names. NotFound if there is none, BadRequest if it cannot answer this dialect."""
         worker = self.workers.get(name)
         if worker is None:
-            raise NotFound(f"no model {name[:100]!r}; there are: {', '.join(sorted(self.workers)) or 'none'}")
+            raise NotFound(self._unknown(name))
+        self.check_family(worker, family, dialect)
+        return worker
+
+    def check_family(self, worker: Worker, family: Family, dialect: str) -> None:
+        """BadRequest for a model that cannot answer a dialect of that family."""
         if not convertible(worker.spec.family, family):
             raise BadRequest(
-                f"model {name!r} speaks {worker.spec.family.value} and cannot answer {dialect}, which speaks {family.value}"
+                f"model {worker.name!r} speaks {worker.spec.family.value} and cannot answer {dialect}, "
+                f"which speaks {family.value}"
             )
-        return worker
 
     def unnamed(self, default: str, family: Family, dialect: str) -> Worker:
         """The model for a request that names none: the dialect's default, else the only one that fits."""
@@ -73,22 +106,23 @@ def session_of(
     worker: Worker,
     channel: Channel[Any, Any],
     *,
-    query: str = "",
+    query: str | None = None,
     path: str = "",
-    parameters: Mapping[str, Any] = MappingProxyType({}),
+    parameters: Mapping[str, Any] = NO_PARAMETERS,
 ) -> Session[Any, Any]:
-    """The session a model is called with, inside its slot: the channel, the call's metadata and its deadline."""
+    """The session a model is called with, inside its slot: the channel, the call's metadata and its deadline. `query` and
+    `path` are the request's own where the dialect has no others."""
     return Session(channel, partial(_call_of, exchange, worker, query, path, parameters), deadline=exchange.deadline)
 
 
-def _call_of(exchange: Exchange, worker: Worker, query: str, path: str, parameters: Mapping[str, Any]) -> Call:
+def _call_of(exchange: Exchange, worker: Worker, query: str | None, path: str, parameters: Mapping[str, Any]) -> Call:
     return Call(
         id=exchange.id,
         model=worker.name,
         version=worker.spec.version,
         dialect=exchange.dialect,
         path=path or exchange.path.decode("latin-1"),
-        query=query or exchange.query.decode("latin-1"),
+        query=exchange.query.decode("latin-1") if query is None else query,
         headers=_Fields(exchange.request.headers),
         parameters=parameters,
     )
@@ -135,6 +169,39 @@ async def codec(size: int, call: Callable[[], T]) -> T:
     if size <= _LONG:
         return call()
     return await trio.to_thread.run_sync(call)
+
+
+def reply_of(exchange: Exchange) -> dict[str, str]:
+    """What a channel on this exchange offers as its `reply`."""
+    if exchange.reply is None:
+        exchange.reply = {}
+    return exchange.reply
+
+
+_FIELD_VALUE = re.compile(r"[\t -~]*")
+_FIELD_LENGTH = 1024
+
+
+def reply_value(exchange: Exchange, name: str, default: str = "") -> str:
+    """What the model has set for a field of the head; the default where it has not, or not to what a field can carry."""
+    value = default if exchange.reply is None else exchange.reply.get(name, default)
+    if isinstance(value, str) and len(value) <= _FIELD_LENGTH and _FIELD_VALUE.fullmatch(value):
+        return value.strip()
+    log.warning("a model's header field was left out", extra={"id": exchange.id, "model": exchange.model, "field": name})
+    return default
+
+
+class Wrapping(Protocol):
+    """What a dialect answers instead of the exchange where its answer is put into another's form."""
+
+    in_band: Callable[[GatewayError], bytes] | None
+    """How the dialect says an error in the middle of its body, once it can."""
+
+    async def wait_room(self, n: int = 1) -> None: ...
+    def start(self, status: int, headers: Headers) -> None: ...
+    def push(self, *buffers: Buffer) -> None: ...
+    def finish(self, ending: Ending = Ending.COMPLETE) -> None: ...
+    def respond(self, status: int, headers: Headers, *buffers: Buffer, ending: Ending = Ending.COMPLETE) -> None: ...
 
 
 def text_header(exchange: Exchange, name: bytes) -> str:

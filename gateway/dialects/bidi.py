@@ -2,32 +2,44 @@
 
 from __future__ import annotations
 
+import secrets
 from typing import final
 from urllib.parse import unquote
 
 import trio
 
-from gateway.dialects.base import Models, session_of
+from gateway.config import Config
+from gateway.dialects.base import NO_PARAMETERS, Models, reply_of, session_of
+from gateway.dialects.endpoints import Endpoints
 from gateway.dialects.lmi import read_prompt
+from gateway.dialects.sagemaker import models_fault
 from gateway.errors import (
     BadRequest,
     DeadlineExceeded,
     Drained,
     Ending,
+    Forbidden,
     GatewayError,
+    InsufficientStorage,
+    LoadFailed,
     ModelCrashed,
     ModelFailed,
+    ModelNotReady,
+    ModelOutOfMemory,
     NotFound,
     Overloaded,
     Unavailable,
+    WorkerLost,
 )
 from gateway.exchange import Exchange
+from gateway.signatures import Signatures, refusal
 from gateway.workers.worker import Worker
 from models.messages import Family, Part, PartKind
 from models.session import Channel
 from protocols import bidi, eventstream, websocket_handshake
+from protocols.bidi import Form
 from protocols.errors import RemoteProtocolError
-from protocols.events import Frame, Opcode
+from protocols.events import Frame, Headers, Opcode
 
 _DATA_TYPE = {PartKind.UTF8: bidi.DataType.UTF8, PartKind.BINARY: bidi.DataType.BINARY}
 _KIND = {v: k for k, v in _DATA_TYPE.items()}
@@ -39,53 +51,64 @@ _TEXT, _CONTINUATION = Opcode.TEXT, Opcode.CONTINUATION
 # RFC 6455 section 7.4.1 and the IANA registry
 _GOING_AWAY, _INVALID, _INTERNAL, _TRY_AGAIN = 1001, 1007, 1011, 1013
 _SMALL = 64 * 1024
+_ENVELOPE = 256  # what the JSON of a part has beside its bytes, and more
+_PADDING = "abcdefghijklmnopqrstuvwxyzABCDEF" * 128
 
 
 @final
 class BidiDialect:
     """Serves models of parts to the AWS SDK and to whatever speaks to a container."""
 
-    def __init__(self, models: Models) -> None:
-        self._models = models
+    def __init__(self, models: Models, endpoints: Endpoints, signatures: Signatures) -> None:
+        self._models, self._endpoints, self._signatures = models, endpoints, signatures
 
     async def event_stream(self, exchange: Exchange, endpoint: str) -> None:
-        """POST /endpoints/{endpoint}/invocations-bidirectional-stream over HTTP/2, GA event-stream form."""
+        """POST /endpoints/{endpoint}/invocations-bidirectional-stream over HTTP/2, GA form and both readings of the seed's
+        JSON form."""
         exchange.dialect = "bidi"
         exchange.fail = lambda error: _refuse(exchange, error)
         if exchange.wire.name != "http/2":
             raise BadRequest("bidirectional streaming needs HTTP/2: connect with ALPN h2, or by prior knowledge in clear")
-        worker, query, path = self._asked(exchange, endpoint)
-        exchange.model = worker.name
+        asked, worker, channel = self._asked(exchange, endpoint)
         with await worker.slot(exchange):
-            channel = _EventStreamChannel(exchange, self._models)
-            # the head goes out at once: clients wait for it before their first part
-            exchange.start(
-                200,
-                [
-                    (b"content-type", bidi.CONTENT_TYPE.encode()),
-                    (bidi.INVOKED_PRODUCTION_VARIANT, self._models.config.bidi.variant.encode()),
-                    (bidi.REQUEST_ID, exchange.id.encode()),
-                ],
-            )
             exchange.fail = channel.fail
             self._limit(exchange, worker)
-            session = session_of(exchange, worker, channel, query=query, path=path)
+            if channel.form is None:
+                await channel.choose_form()
+            if not worker.spec.accepts:
+                # the head goes out at once: clients wait for it before their first part
+                channel.accept()
+            parameters = {"invocation_path": asked.invocation_path} if asked.invocation_path else NO_PARAMETERS
+            session = session_of(
+                exchange,
+                worker,
+                channel,
+                query=asked.query_string or "",
+                path=asked.invocation_path or "",
+                parameters=parameters,
+            )
+            del asked  # it would be kept for as long as the session lasts
             await worker.call(session, exchange, Family.PARTS, read_prompt)
+        channel.accept()
         exchange.finish()
 
-    def _asked(self, exchange: Exchange, endpoint: str) -> tuple[Worker, str, str]:
-        """Whom the request asks, with which query and path; BadRequest for what it says wrong. Not in `event_stream`,
-        which would keep all of this for as long as the session lasts."""
+    def _asked(self, exchange: Exchange, endpoint: str) -> tuple[bidi.BidiRequest, Worker, _EventStreamChannel]:
+        """Whom the request asks, and in which form; BadRequest for what it says wrong. Not in `event_stream`, which would
+        keep all of this for as long as the session lasts."""
+        claim = self._signatures.claim(exchange, streaming=True)
         headers = {k.decode("latin-1"): v.decode("latin-1") for k, v in exchange.request.headers}
         try:
             asked = bidi.validate_request(unquote(endpoint), headers)
+            form = bidi.form_of(headers.get("content-type", ""))
         except bidi.BidiInputError as e:
             raise BadRequest(str(e)) from None
-        content_type = headers.get("content-type", bidi.CONTENT_TYPE)
-        if content_type.partition(";")[0].strip().lower() != bidi.CONTENT_TYPE:
-            raise BadRequest(f"content-type must be {bidi.CONTENT_TYPE}, got {content_type[:100]!r}")
-        worker = self._models.named(asked.endpoint, Family.PARTS, "bidi")
-        return worker, asked.query_string or "", asked.invocation_path or ""
+        if claim is not None and form is Form.LITERAL:
+            raise unsigned_form()
+        worker, variant = self._endpoints.choose(asked.endpoint, asked.target_variant)
+        self._models.check_family(worker, Family.PARTS, "bidi")
+        exchange.model = worker.name
+        verify = self._signatures.events(claim)
+        return asked, worker, _EventStreamChannel(exchange, self._models.config, form, variant, verify)
 
     async def container(self, exchange: Exchange, name: str = "") -> None:
         """The container's WebSocket: a frame for each part, byte for byte."""
@@ -102,30 +125,85 @@ class BidiDialect:
             exchange.respond(e.status, websocket_handshake.refusal_headers(e), str(e).encode(), ending=Ending.REFUSED)
             return
         with await worker.slot(exchange):
-            channel = _FrameChannel(exchange)
-            exchange.start(101, headers)
+            channel = _FrameChannel(exchange, headers)
             exchange.fail = channel.fail
             self._limit(exchange, worker)
-            await worker.call(session_of(exchange, worker, channel), exchange, Family.PARTS, read_prompt)
+            if not worker.spec.accepts:
+                channel.accept()
+            parameters = {"invocation_path": exchange.path[1:].decode("latin-1")}
+            session = session_of(exchange, worker, channel, parameters=parameters)
+            await worker.call(session, exchange, Family.PARTS, read_prompt)
+        channel.accept()
         exchange.finish()
 
     def _limit(self, exchange: Exchange, worker: Worker) -> None:
+        config = self._models.config.bidi
         if not worker.spec.timeout:
-            exchange.limit_time(self._models.config.bidi.session_timeout, "bidi.session_timeout")
+            exchange.limit_time(config.session_timeout, "bidi.session_timeout")
+        if config.idle_timeout:
+            exchange.limit_silence(config.idle_timeout, "bidi.idle_timeout")
 
 
 @final
-class _EventStreamChannel(Channel[Part, Part]):
-    """Parts from the request's events, parts to the response's."""
+class _EventStreamChannel:
+    """Parts from the request's body, parts to the response's, in the form that was asked for."""
 
-    def __init__(self, exchange: Exchange, models: Models) -> None:
-        limits = models.config.limits
-        self._exchange = exchange
-        self._decoder = bidi.PartDecoder(limits.part, max_headers=limits.event_headers, max_fields=limits.event_fields)
+    __slots__ = ("_assembling", "_decoder", "_ended", "_exchange", "_limits", "_padding", "_variant", "_verify", "form")
+
+    def __init__(
+        self, exchange: Exchange, config: Config, form: Form | None, variant: str, verify: bidi.Verify | None
+    ) -> None:
+        self._exchange, self._limits, self._variant, self._verify = exchange, config.limits, variant, verify
+        self._padding = config.bidi.padding
+        self.form = form
+        self._decoder: bidi.PartDecoder | bidi.LiteralDecoder | None = None
         self._ended = self._assembling = False
+        if form is not None:
+            self._decode()
+
+    async def choose_form(self) -> None:
+        """For a request without a content type: its first byte tells."""
+        data = await self._exchange.receive()
+        assert not isinstance(data, Frame)
+        self.form = bidi.sniff_form(data or b"")
+        if self._verify is not None and self.form is not Form.EVENT_STREAM:
+            raise unsigned_form()
+        decoder = self._decode()
+        if data is None:
+            self._ended = True
+            decoder.receive_eof()
+        else:
+            decoder.receive_data(data)
+
+    def _decode(self) -> bidi.PartDecoder | bidi.LiteralDecoder:
+        limits = self._limits
+        if self.form is Form.LITERAL:
+            self._decoder = bidi.LiteralDecoder(limits.part)
+        else:
+            self._decoder = bidi.PartDecoder(
+                limits.part, max_headers=limits.event_headers, max_fields=limits.event_fields, verify=self._verify
+            )
+        return self._decoder
+
+    @property
+    def reply(self) -> dict[str, str]:
+        return reply_of(self._exchange)
+
+    def accept(self) -> None:
+        exchange, form = self._exchange, self.form
+        if not exchange.status:
+            exchange.start(
+                200,
+                [
+                    (b"content-type", (form or Form.EVENT_STREAM).content_type.encode()),
+                    (bidi.INVOKED_PRODUCTION_VARIANT, self._variant.encode()),
+                    (bidi.REQUEST_ID, exchange.id.encode()),
+                ],
+            )
 
     async def receive(self) -> Part:
         decoder, exchange = self._decoder, self._exchange
+        assert decoder is not None, "the form is chosen before the model is called"
         try:
             while True:
                 part = decoder.next_part()
@@ -151,23 +229,57 @@ class _EventStreamChannel(Channel[Part, Part]):
 
     async def send(self, message: Part, /) -> None:
         size = _size(message)
+        if self._padding or self._decoder is None or self._decoder.form is not Form.EVENT_STREAM:
+            await self._send_otherwise(message, size)
+            return
         if size > eventstream.MAX_PAYLOAD:
-            raise ValueError(
-                f"a part holds at most {eventstream.MAX_PAYLOAD} bytes, this one has {size}: send it in fragments"
-            )
+            raise _too_large(size, eventstream.MAX_PAYLOAD)
         buffers = bidi.encode_part(message.data, _DATA_TYPE[message.kind], _COMPLETE if message.last else _PARTIAL)
-        await self._exchange.wait_room(size)
-        self._exchange.push(*buffers)
+        exchange = self._exchange
+        await exchange.wait_room(size)
+        if not exchange.status:
+            self.accept()
+        exchange.push(*buffers)
+
+    async def _send_otherwise(self, message: Part, size: int) -> None:
+        """With padding, or in one of the JSON forms."""
+        form = Form.EVENT_STREAM if self._decoder is None else self._decoder.form
+        if form is not Form.EVENT_STREAM:
+            size = size * 4 // 3 + 4
+        at_most = eventstream.MAX_PAYLOAD - _ENVELOPE if form is Form.JSON_EVENTS else eventstream.MAX_PAYLOAD * 4 // 3 + 4
+        if size > (eventstream.MAX_PAYLOAD if form is Form.EVENT_STREAM else at_most):
+            raise _too_large(_size(message), at_most * 3 // 4 if form is Form.JSON_EVENTS else eventstream.MAX_PAYLOAD)
+        padding = _PADDING[: secrets.randbelow(self._padding + 1)] if self._padding else ""
+        await self._exchange.wait_room(size + len(padding))
+        self.accept()
+        completion = _COMPLETE if message.last else _PARTIAL
+        self._exchange.push(*bidi.ENCODERS[form].part(message.data, _DATA_TYPE[message.kind], completion, padding))
 
     def fail(self, error: GatewayError) -> None:
-        """An exception event, then a whole end of the stream: a bare reset reads as a clean end in the SDK."""
-        match error:
-            case ModelFailed() | ModelCrashed() | DeadlineExceeded():
-                event = bidi.encode_model_stream_error(error.message, error.code)
-            case _:
-                event = bidi.encode_internal_stream_failure(error.message)
+        """Before the head an HTTP status. In the stream an exception event, then a whole end: a bare reset reads as a
+        clean end in the SDK."""
+        if not self._exchange.status:
+            _refuse(self._exchange, error)
+            return
+        form = Form.EVENT_STREAM if self._decoder is None else self._decoder.form
+        encoder = bidi.ENCODERS[form]
+        if models_fault(error):
+            event = encoder.model_stream_error(error.message, error.code)
+        elif isinstance(error, Forbidden) and form is not Form.LITERAL:
+            event = bidi.encode_error(error.code, error.message)
+        else:
+            event = encoder.internal_stream_failure(error.message)
         self._exchange.push(*event)
         self._exchange.finish(error.ending)
+
+
+def unsigned_form() -> BadRequest:
+    """What a request in the literal JSON form is told where signatures are verified."""
+    return BadRequest(f"content-type must be {bidi.CONTENT_TYPE} where signatures are verified: it is events that they sign")
+
+
+def _too_large(size: int, at_most: int) -> ValueError:
+    return ValueError(f"a part holds at most {at_most} bytes, this one has {size}: send it in fragments")
 
 
 def _size(message: Part) -> int:
@@ -179,10 +291,11 @@ def _size(message: Part) -> int:
 
 
 def _refuse(exchange: Exchange, error: GatewayError) -> None:
+    """An error before the head, by the shapes of the operation."""
     match error:
         case BadRequest() | NotFound():
             status, headers, body = bidi.error_body(bidi.ErrorType.INPUT_VALIDATION_ERROR, error.message)
-        case ModelFailed():
+        case ModelFailed() | ModelCrashed() | DeadlineExceeded() | InsufficientStorage() | ModelOutOfMemory() | LoadFailed():
             status, headers, body = bidi.error_body(
                 bidi.ErrorType.MODEL_ERROR,
                 error.message,
@@ -190,8 +303,10 @@ def _refuse(exchange: Exchange, error: GatewayError) -> None:
                 original_status=error.status,
                 original_message=error.message,
             )
-        case Overloaded() | Unavailable() | Drained():
+        case Overloaded() | Unavailable() | Drained() | WorkerLost() | ModelNotReady():
             status, headers, body = bidi.error_body(bidi.ErrorType.SERVICE_UNAVAILABLE_ERROR, error.message)
+        case Forbidden():
+            status, headers, body = refusal(error)
         case _:
             status, headers, body = bidi.error_body(bidi.ErrorType.INTERNAL_SERVER_ERROR, error.message)
     named = [*headers, (bidi.REQUEST_ID, exchange.id.encode())]
@@ -202,8 +317,8 @@ def _refuse(exchange: Exchange, error: GatewayError) -> None:
 class _FrameChannel(Channel[Part, Part]):
     """A frame for each part and a part for each frame: opcode and FIN carry kind and last, continuations have no kind."""
 
-    def __init__(self, exchange: Exchange) -> None:
-        self._exchange = exchange
+    def __init__(self, exchange: Exchange, handshake: Headers) -> None:
+        self._exchange, self._handshake = exchange, handshake
         self._kind = _BINARY
         self._continuing = False
 
@@ -216,14 +331,29 @@ class _FrameChannel(Channel[Part, Part]):
             self._kind = _UTF8 if frame.opcode is _TEXT else _BINARY
         return Part(data=frame.data, kind=self._kind, last=frame.fin)
 
+    @property
+    def reply(self) -> dict[str, str]:
+        return reply_of(self._exchange)
+
+    def accept(self) -> None:
+        if not self._exchange.status:
+            self._exchange.start(101, self._handshake)
+
     async def send(self, message: Part, /) -> None:
-        await self._exchange.wait_room(_size(message))
+        exchange = self._exchange
+        await exchange.wait_room(_size(message))
+        if not exchange.status:
+            self.accept()
         opcode = _CONTINUATION if self._continuing else _OPCODE[message.kind]
-        self._exchange.push_frame(opcode, message.last, message.data)
+        exchange.push_frame(opcode, message.last, message.data)
         self._continuing = not message.last
 
     def fail(self, error: GatewayError) -> None:
-        """A Close whose code says whose fault it was and whose reason is the message, cut to what a Close holds."""
+        """Before the handshake's answer an HTTP status; then a Close whose code says whose fault it was and whose reason is
+        the message, cut to what a Close holds."""
+        if not self._exchange.status:
+            self._exchange.refuse(error)
+            return
         match error:
             case Drained():
                 code = _GOING_AWAY

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any, final
 
 import trio
 
-from gateway.dialects.base import Models, codec, session_of, text_header
+from gateway.dialects.base import Models, Wrapping, codec, reply_of, session_of, text_header
 from gateway.errors import Ending, GatewayError, ModelCrashed, ModelFailed
 from gateway.exchange import Exchange
+from gateway.workers.worker import Worker
 from models.messages import Family, Finish, FinishReason, GenerationParameters, Prompt, Token
 from models.session import Channel
 from protocols import lmi
@@ -27,22 +29,21 @@ class LMIDialect:
         name = models.config.lmi.output_formatter
         self._formatter = lmi.Formatter(name) if name else None
 
-    async def invocations(self, exchange: Exchange) -> None:
-        """POST /invocations: the model is `?model_name=`, the default, or the only one that fits."""
-        name = _query_value(exchange.query, b"model_name")
-        await self.predictions(exchange, name)
-
     async def predictions(self, exchange: Exchange, name: str) -> None:
-        """POST /predictions/{name}, or any model where the name is empty."""
-        exchange.dialect, exchange.fail = "lmi", _refuse(exchange)
-        models, limits = self._models, self._models.config.limits
-        if name:
-            worker = models.named(name, Family.TEXT, "lmi")
-        else:
-            worker = models.unnamed(models.config.lmi.default_model, Family.TEXT, "lmi")
+        """POST /predictions/{name}."""
+        exchange.dialect, exchange.fail = "lmi", refuse(exchange)
+        limits = self._models.config.limits
+        worker = self._models.named(name, Family.TEXT, "lmi")
         exchange.model = worker.name
         worker.check_ready()
         body = await exchange.receive_body(min(limits.json, limits.body), setting="limits.json")
+        await self.generate(exchange, worker, body)
+
+    async def generate(self, exchange: Exchange, worker: Worker, body: memoryview, wrapping: Wrapping | None = None) -> None:
+        """Answers a request of the schema, whatever its route. `wrapping` takes the answer in place of the exchange,
+        and then says the errors too."""
+        limits = self._models.config.limits
+        answer = exchange if wrapping is None else wrapping
         try:
             request = await codec(
                 len(body),
@@ -55,10 +56,13 @@ class LMIDialect:
                 ),
             )
         except lmi.LMIError as e:
-            exchange.respond(e.status, [_JSON, *lmi.response_headers()], e.body(), ending=Ending.REFUSED)
+            answer.respond(e.status, [_JSON, *lmi.response_headers()], e.body(), ending=Ending.REFUSED)
             return
-        channel = _TextChannel(exchange, request)
-        exchange.fail = channel.fail
+        channel = _TextChannel(exchange, request, answer)
+        if wrapping is None:
+            exchange.fail = channel.fail
+        else:
+            wrapping.in_band = channel.error_line
         with await worker.slot(exchange):
             await worker.call(session_of(exchange, worker, channel), exchange, Family.TEXT)
         channel.finish()
@@ -101,8 +105,8 @@ def prompt_of(request: lmi.TextRequest) -> Prompt:
 class _TextChannel(Channel[Prompt, Any]):
     """One prompt in; tokens out, each its own line or event, the first one carrying the head."""
 
-    def __init__(self, exchange: Exchange, request: lmi.TextRequest) -> None:
-        self._exchange, self._request = exchange, request
+    def __init__(self, exchange: Exchange, request: lmi.TextRequest, answer: Exchange | Wrapping) -> None:
+        self._exchange, self._request, self._answer = exchange, request, answer
         self._encoder = lmi.TextEncoder(request)
         self.exhausted = False
         self._reason: FinishReason | None = None
@@ -115,8 +119,12 @@ class _TextChannel(Channel[Prompt, Any]):
         self.exhausted = True
         return prompt_of(self._request)
 
+    @property
+    def reply(self) -> dict[str, str]:
+        return reply_of(self._exchange)
+
     async def send(self, message: Token | Finish, /) -> None:
-        exchange, encoder = self._exchange, self._encoder
+        answer, encoder = self._answer, self._encoder
         if self.complete:
             raise trio.ClosedResourceError("the answer is complete")
         if not isinstance(message, Token):
@@ -125,7 +133,7 @@ class _TextChannel(Channel[Prompt, Any]):
             self._reason = message.reason
             self.complete = True
             return
-        await exchange.wait_room(len(message.text) + _LINE if encoder.streaming else 0)
+        await answer.wait_room(len(message.text) + _LINE if encoder.streaming else 0)
         try:
             if message.prefill:
                 encoder.prefill(message.id, message.text, message.log_prob)
@@ -136,42 +144,48 @@ class _TextChannel(Channel[Prompt, Any]):
         except lmi.LMIError as e:
             raise ModelFailed(e.message, code="TooLong", status=e.status) from None
         if line:
-            if not exchange.status:
+            if not self._exchange.status:
                 self._start()
-            exchange.push(line)
+            answer.push(line)
         if encoder.finished:
             self.complete = True
             if encoder.streaming:
-                exchange.finish()
+                answer.finish()
 
     def _start(self) -> None:
-        self._exchange.start(200, [(b"content-type", self._encoder.content_type.encode()), *lmi.response_headers()])
+        self._answer.start(200, [(b"content-type", self._encoder.content_type.encode()), *lmi.response_headers()])
 
     def finish(self) -> None:
         """The model has returned: the document, or the last line where it is not out yet."""
-        exchange, encoder = self._exchange, self._encoder
+        exchange, answer, encoder = self._exchange, self._answer, self._encoder
         if exchange.finishing is not None:
             return
         line = encoder.finish((self._reason or FinishReason.EOS_TOKEN).value)
         if encoder.streaming:
             if not exchange.status:
                 self._start()
-            exchange.push(line)
-            exchange.finish()
+            answer.push(line)
+            answer.finish()
         else:
-            exchange.respond(200, [_JSON, *lmi.response_headers()], line)
+            answer.respond(200, [_JSON, *lmi.response_headers()], line)
 
     def fail(self, error: GatewayError) -> None:
         """Before the head: an HTTP status. In mid-stream: the schema's last line, then a whole end of the body."""
         if self._exchange.status:
-            self._exchange.push(self._encoder.error(error.message))
+            self._exchange.push(self.error_line(error))
             self._exchange.finish(error.ending)
         else:
-            _refuse(self._exchange)(error)
+            refuse(self._exchange)(error)
+
+    def error_line(self, error: GatewayError) -> bytes:
+        """The last line of a stream that failed."""
+        return self._encoder.error(error.message)
 
 
-def _refuse(exchange: Exchange) -> Any:
-    def refuse(error: GatewayError) -> None:
+def refuse(exchange: Exchange) -> Callable[[GatewayError], None]:
+    """Says an error that comes before the head in LMI's words."""
+
+    def say(error: GatewayError) -> None:
         if isinstance(error, ModelFailed | ModelCrashed):
             status = error.status if isinstance(error, ModelFailed) else 424
             body = lmi.generation_error_body(error.message, status)
@@ -182,12 +196,4 @@ def _refuse(exchange: Exchange) -> Any:
             headers.append((b"retry-after", b"1"))
         exchange.respond(status, headers, body, ending=error.ending)
 
-    return refuse
-
-
-def _query_value(query: bytes, name: bytes) -> str:
-    from urllib.parse import parse_qs
-
-    if name not in query:
-        return ""
-    return parse_qs(query.decode("latin-1")).get(name.decode(), [""])[0]
+    return say

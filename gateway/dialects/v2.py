@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from functools import partial
 from types import MethodType
 from typing import final
 
 import trio
 
-from gateway.dialects.base import Models, codec, session_of
+from gateway.dialects.base import Models, Wrapping, codec, reply_of, session_of
 from gateway.dialects.management import ManagementDialect
 from gateway.errors import Ending, GatewayError, ModelFailed, NotFound
 from gateway.exchange import Exchange
@@ -30,14 +31,12 @@ class V2Dialect:
     def __init__(self, models: Models, management: ManagementDialect, *, name: str, version: str) -> None:
         self._models, self._management = models, management
         self._metadata = v2.server_metadata(name, version, _EXTENSIONS)
-        self._signatures = {w.name: _signature(w) for w in models.workers.values()}
         limits = models.config.limits
         self._body = limits.body
-        bounds = v2.V2Limits(json=limits.json, depth=limits.json_depth, tensors=limits.tensors, dims=limits.tensor_dims)
-        self._codecs = {
-            w.name: v2.InferCodec(self._signatures[w.name], version=w.spec.version, limits=bounds)
-            for w in models.workers.values()
-        }
+        self._bounds = v2.V2Limits(
+            json=limits.json, depth=limits.json_depth, tensors=limits.tensors, dims=limits.tensor_dims
+        )
+        self._codecs: dict[str, tuple[Worker, v2.InferCodec]] = {}
 
     async def live(self, exchange: Exchange) -> None:
         """GET /v2/health/live: true while the process answers."""
@@ -55,12 +54,12 @@ class V2Dialect:
     async def model(self, exchange: Exchange, name: str, version: str = "") -> None:
         """GET /v2/models/{name}[/versions/{version}]."""
         worker = self._worker(exchange, name, version)
-        self._reply(exchange, 200, v2.model_metadata(self._signatures[worker.name]))
+        self._reply(exchange, 200, v2.model_metadata(_signature(worker)))
 
     async def config(self, exchange: Exchange, name: str, version: str = "") -> None:
         """GET /v2/models/{name}[/versions/{version}]/config: what Triton's clients ask before they measure."""
         worker = self._worker(exchange, name, version)
-        self._reply(exchange, 200, v2.model_config(self._signatures[worker.name]))
+        self._reply(exchange, 200, v2.model_config(_signature(worker)))
 
     async def model_ready(self, exchange: Exchange, name: str, version: str = "") -> None:
         """GET /v2/models/{name}[/versions/{version}]/ready."""
@@ -74,20 +73,39 @@ class V2Dialect:
         if worker.spec.family is not Family.TENSOR:
             self._models.named(name, Family.TENSOR, "v2")  # BadRequest where it cannot answer
         worker.check_ready()
-        infer = self._codecs[name]
         try:
             lengths = exchange.header_values(v2.IHCL)
             header_length = v2.parse_header_length(lengths) if lengths else None
-            body = exchange.whole_body(self._body)
-            if body is None:
-                body = await exchange.receive_body(self._body, setting="limits.body")
+        except v2.V2Error as e:
+            _refuse(exchange, e)
+            return
+        body = exchange.whole_body(self._body)
+        if body is None:
+            body = await exchange.receive_body(self._body, setting="limits.body")
+        await self.answer(exchange, worker, body, header_length)
+
+    async def answer(
+        self,
+        exchange: Exchange,
+        worker: Worker,
+        body: memoryview,
+        header_length: int | None,
+        wrapping: Wrapping | None = None,
+        *,
+        form: Callable[[Headers], Headers] | None = None,
+    ) -> None:
+        """Answers the inference request in `body`, whatever its route. `wrapping` takes the answer in place of the
+        exchange, and then says the errors too; `form` changes the head of a reply."""
+        known = self._codecs.get(worker.name)
+        infer = known[1] if known is not None and known[0] is worker else self._codec(worker)
+        try:
             if len(body) <= _SHORT:
                 request = infer.parse(body, header_length)
             else:
                 size = _elements(body, header_length)
                 request = await codec(size, partial(infer.parse, body, header_length))
         except v2.V2Error as e:
-            _refuse(exchange, e)
+            _refuse(wrapping or exchange, e)
             return
         channel = _InferChannel(exchange, request)
         with worker.free_slot(exchange) or await worker.slot(exchange):
@@ -109,12 +127,22 @@ class V2Dialect:
                 size = _written(outputs, request)
                 reply = await codec(size, partial(infer.render, outputs, request, response.id, parameters))
         except v2.V2Error as e:
-            _refuse(exchange, e)
+            _refuse(wrapping or exchange, e)
             return
-        exchange.respond(200, reply.form, *reply.buffers)
+        headers = reply.form if form is None else form(reply.form)
+        (wrapping or exchange).respond(200, headers, *reply.buffers)
+
+    def _codec(self, worker: Worker) -> v2.InferCodec:
+        """Made at a model's first request: models come and go."""
+        for name, (other, _) in list(self._codecs.items()):
+            if self._models.workers.get(name) is not other:
+                del self._codecs[name]
+        infer = v2.InferCodec(_signature(worker), version=worker.spec.version, limits=self._bounds)
+        self._codecs[worker.name] = worker, infer
+        return infer
 
     def _worker(self, exchange: Exchange, name: str, version: str) -> Worker:
-        exchange.dialect, exchange.fail = "v2", MethodType(_fail, exchange)
+        exchange.dialect, exchange.fail = "v2", refuse_with(exchange)
         worker = self._models.workers.get(name)
         if worker is None:
             raise NotFound(f"unknown model {name[:100]!r}; there are: {', '.join(sorted(self._models.workers)) or 'none'}")
@@ -128,8 +156,13 @@ class V2Dialect:
         exchange.respond(status, [_JSON], body)
 
 
-def _refuse(exchange: Exchange, error: v2.V2Error) -> None:
-    exchange.respond(error.status, [_JSON], error.error_body(), ending=Ending.REFUSED)
+def _refuse(answer: Exchange | Wrapping, error: v2.V2Error) -> None:
+    answer.respond(error.status, [_JSON], error.error_body(), ending=Ending.REFUSED)
+
+
+def refuse_with(exchange: Exchange) -> Callable[[GatewayError], None]:
+    """Says an error in v2's words."""
+    return MethodType(_fail, exchange)
 
 
 def _fail(exchange: Exchange, error: GatewayError) -> None:
@@ -181,6 +214,10 @@ class _InferChannel:
     @property
     def complete(self) -> bool:
         return self.response is not None
+
+    @property
+    def reply(self) -> dict[str, str]:
+        return reply_of(self._exchange)
 
     async def receive(self) -> InferRequest:
         request, self._request = self._request, None

@@ -74,8 +74,9 @@ class HTTP1Wire:
     def receive_buffer(self, scratch: memoryview) -> memoryview | None:
         machine = self._machine
         target = machine.get_buffer()
-        if target is None and machine.held < self._connection.limits.read_ahead:
-            return scratch
+        if target is None:
+            ahead = machine.held if self._current is None else machine.held + self._current.waiting
+            return scratch if ahead < self._connection.limits.read_ahead else None
         return target
 
     def buffer_updated(self, n: int) -> bool:
@@ -240,7 +241,7 @@ class HTTP1Wire:
         if current is not None and current.ending is None:
             if self._machine.unread:
                 connection.pump()  # what has landed meanwhile
-            current.check_upload(now)
+            current.check_stamps(now)
         elif self._machine.unread or not connection.requests:
             if now - max(self._idle_since, self._head_since) > limits.head_timeout:
                 self._failed = True

@@ -226,7 +226,7 @@ class HTTP2Wire:
     def tick(self, now: float) -> None:
         connection, limits = self._connection, self._connection.limits
         for exchange in list(connection.exchanges.values()):
-            exchange.check_upload(now)
+            exchange.check_stamps(now)
             if limits.write_stall and self._stalled(exchange, now):
                 facts = {"peer": connection.peer, "id": exchange.id, "setting": "limits.write_stall"}
                 log.info("stream stalled", extra=facts)

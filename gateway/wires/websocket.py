@@ -77,8 +77,9 @@ class WebSocketWire:
     def receive_buffer(self, scratch: memoryview) -> memoryview | None:
         machine = self._machine
         target = machine.get_buffer()
-        if target is None and machine.unread + machine.unconsumed < self._connection.limits.read_ahead:
-            return scratch
+        if target is None:
+            ahead = machine.unread + machine.unconsumed + self._exchange.waiting
+            return scratch if ahead < self._connection.limits.read_ahead else None
         return target
 
     def buffer_updated(self, n: int) -> bool:
@@ -203,6 +204,7 @@ class WebSocketWire:
 
     def tick(self, now: float) -> None:
         config = self._config
+        self._exchange.check_stamps(now)
         if self._closing_since is not None:
             if now - self._closing_since > config.close_timeout:
                 self._failed = True

@@ -1,19 +1,24 @@
-"""The workers of a gateway: started in order, stopped in reverse, each failing alone."""
+"""The workers of a gateway: started in order, stopped in reverse, each failing alone; others come and go meanwhile."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-from typing import final
+from collections.abc import Awaitable, Callable, Iterable
+from typing import Any, final
 
 import trio
 
+from gateway.errors import Conflict, NotFound, Unavailable
 from gateway.workers.worker import State, Worker
 from models.spec import ModelSpec
 
 
 @final
 class Supervisor:
-    """Runs a worker per model. One that cannot load or keeps crashing is given up; the others never notice."""
+    """Runs a worker per model. One that cannot load or keeps crashing is given up; the others never notice.
+
+    `workers` are the models in service, by name: those of `specs`, and those that `load` has added. A model of `load` is
+    there only while it is loaded: it appears when it is ready, and goes when it is unloaded or given up.
+    """
 
     def __init__(self, specs: Iterable[ModelSpec]) -> None:
         self.workers: dict[str, Worker] = {}
@@ -21,25 +26,103 @@ class Supervisor:
             if spec.name in self.workers:
                 raise ValueError(f"two models are named {spec.name!r}: give one another name")
             self.workers[spec.name] = Worker(spec)
+        self._configured = list(self.workers.values())
         self._begun: list[Worker] = []
+        self._added: list[Worker] = []
+        self._nursery: trio.Nursery | None = None
+        self._aside: set[trio.CancelScope] = set()
+        self._stopping = trio.Event()
 
     async def run(self, *, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
-        """Runs until cancelled or every worker was stopped. Started when the first load of each model is decided."""
+        """Runs until `stop` or cancelled. Started when the first load of each model is decided."""
         async with trio.open_nursery() as nursery:
-            for worker in self.workers.values():
-                nursery.start_soon(worker.run)
-                self._begun.append(worker)
-                await worker.first_load()
-            task_status.started()
+            self._nursery = nursery
+            try:
+                for worker in self._configured:
+                    nursery.start_soon(worker.run)
+                    self._begun.append(worker)
+                    await worker.first_load()
+                task_status.started()
+                await self._stopping.wait()
+            finally:
+                self._nursery = None
 
     async def stop(self) -> None:
         """Unloads every model, the last started first, and waits for each. Those that wait to be started never are."""
-        for worker in reversed(self.workers.values()):
+        self._stopping.set()
+        for worker in reversed([*self._configured, *self._added]):
             worker.stop()
-            if worker in self._begun:
+            if worker in self._begun or worker in self._added:
                 await worker.stopped.wait()
+        for scope in self._aside:
+            scope.cancel()
 
     @property
     def loading(self) -> list[str]:
         """Models whose first load is not decided yet."""
         return [w.name for w in self.workers.values() if w.state is State.LOADING]
+
+    # -- at run time -------------------------------------------------------------------------------------------------
+
+    def start_soon(self, task: Callable[..., Awaitable[None]], *arguments: Any) -> None:
+        """Runs what manages models of `load`, in a task of `run`'s; it is cancelled when `stop` has stopped them all.
+        Unavailable where nothing runs."""
+        self._running().start_soon(self._beside, task, arguments)
+
+    def _running(self) -> trio.Nursery:
+        if self._nursery is None or self._stopping.is_set():
+            raise Unavailable("the server loads no models now: it is starting or shutting down; try again")
+        return self._nursery
+
+    async def _beside(self, task: Callable[..., Awaitable[None]], arguments: tuple[Any, ...]) -> None:
+        with trio.CancelScope() as scope:
+            self._aside.add(scope)
+            try:
+                await task(*arguments)
+            finally:
+                self._aside.remove(scope)
+
+    async def load(self, spec: ModelSpec) -> Worker:
+        """Adds a model, and returns when it is in service. What its `load()` raised comes out, and then there is nothing
+        left of it; Conflict where the name is taken. When cancelled the load is given up, and its clean-up waited for.
+        A model that crashes later is loaded again by its policy; one that is given up is gone."""
+        if spec.name in self.workers or any(worker.name == spec.name for worker in self._added):
+            raise Conflict(f"a model named {spec.name[:100]!r} is there already")
+        worker = Worker(spec, lasting=False)
+        self._running().start_soon(self._keep, worker)
+        self._added.append(worker)
+        try:
+            await worker.first_load()
+        except BaseException:
+            worker.stop()
+            with trio.CancelScope(shield=True):  # the worker bounds its own clean-up
+                await worker.stopped.wait()
+            raise
+        if not worker.stopped.is_set():
+            self.workers[spec.name] = worker
+            return worker
+        failure, worker.failure = worker.failure, None
+        raise failure or Unavailable("the server is shutting down; try another")
+
+    async def _keep(self, worker: Worker) -> None:
+        try:
+            await worker.run()
+        finally:
+            self._added.remove(worker)
+            if self.workers.get(worker.name) is worker:
+                del self.workers[worker.name]
+
+    def retire(self, worker: Worker, patience: float = 0.0) -> None:
+        """Takes a model of `load` out of service at once, and begins to unload it: `worker.stopped` says when it is.
+        Sessions that run have `patience` seconds to end. Idempotent."""
+        if self.workers.get(worker.name) is worker:
+            del self.workers[worker.name]
+        worker.stop(patience)
+
+    async def unload(self, name: str, patience: float = 0.0) -> None:
+        """Unloads a model of `load`. Cancelled, it goes on without us. NotFound where there is none."""
+        worker = self.workers.get(name)
+        if worker is None or worker not in self._added:
+            raise NotFound(f"no model {name[:100]!r} was loaded")
+        self.retire(worker, patience)
+        await worker.stopped.wait()

@@ -4,13 +4,24 @@ from __future__ import annotations
 
 import enum
 import logging
+from contextlib import AbstractAsyncContextManager
+from dataclasses import replace
 from typing import Any, final
 from uuid import uuid4
 
 import trio
 
 from gateway.doorbell import Doorbell
-from gateway.errors import GatewayError, ModelCrashed, ModelFailed, NotFound, Overloaded, Unavailable, WorkerLost
+from gateway.errors import (
+    GatewayError,
+    ModelCrashed,
+    ModelFailed,
+    ModelOutOfMemory,
+    NotFound,
+    Overloaded,
+    Unavailable,
+    WorkerLost,
+)
 from gateway.exchange import Exchange
 from gateway.workers.policy import decide, within_period
 from models.blocking import reset_step_holder, set_step_holder
@@ -73,20 +84,27 @@ class Worker:
     Sessions run in their exchange's task. An exception out of a session is that session's; one out of `load()`'s
     context is the worker's: its live sessions get their one ending and the model is loaded again after the policy's
     wait, or given up.
+
+    A worker that is not `lasting` is never there without its model: where the first load fails, and where the model is
+    given up later, `run` ends, and `failure` is what it failed of.
     """
 
-    def __init__(self, spec: ModelSpec) -> None:
+    def __init__(self, spec: ModelSpec, *, lasting: bool = True) -> None:
         self.spec, self.name = spec, spec.name
+        self._lasting, self._loaded = lasting, False
+        self.failure: BaseException | None = None
         self.state = State.LOADING
         self.reason = ""
         self.crashes: list[float] = []
         self.slots = trio.Semaphore(spec.capacity, max_value=spec.capacity)
         self.live: set[Exchange] = set()
         """Exchanges inside `slot`, those that wait for theirs too."""
+        self._waiting: set[Exchange] = set()
         self._left = Doorbell()
         self._model: Model | None = None
         self._loading = trio.CancelScope()
         self._stop = trio.Event()
+        self._patience = trio.CancelScope()
         self._settled = trio.Event()
         self.stopped = trio.Event()
 
@@ -115,12 +133,15 @@ class Worker:
                 now = trio.current_time()
                 self.crashes = [*within_period(policy, self.crashes, now), now]
                 self.reason = f"{type(crash).__name__}: {crash}"[:300]
-                wait = decide(policy, self.crashes, now)
+                wait = decide(policy, self.crashes, now) if self._lasting or self._loaded else None
                 log.error(
                     "model crashed" if wait is not None else "model given up",
                     extra={"model": self.name, "reason": self.reason, "restart_in": wait},
                     exc_info=crash,
                 )
+                if wait is None and not self._lasting:
+                    self.failure = crash
+                    break
                 self.state = State.FAILED if wait is None else State.RESTARTING
                 self._settled.set()
                 with trio.move_on_after(float("inf") if wait is None else wait):
@@ -130,11 +151,11 @@ class Worker:
             self._settled.set()
             self.stopped.set()
 
-    async def _one_life(self) -> Exception | None:
+    async def _one_life(self) -> BaseException | None:
         """One load and its life; the exception that ended it, None when it was asked to stop."""
         self.state = State.LOADING
         began = trio.current_time()
-        error: Exception | None
+        error: BaseException | None
         self._loading = scope = trio.CancelScope(deadline=began + self.spec.load_timeout)
         try:
             with scope:
@@ -143,26 +164,29 @@ class Worker:
                     await trio.lowlevel.checkpoint_if_cancelled()
                     scope.deadline = float("inf")
                     self._model = model
-                    self.state, self.reason = State.READY, ""
+                    self.state, self.reason, self._loaded = State.READY, "", True
                     log.info("model ready", extra={"model": self.name, "seconds": round(trio.current_time() - began, 3)})
                     self._settled.set()
                     try:
                         await self._stop.wait()
+                        with self._patience:
+                            await self._sessions_over()
                         self._lose_sessions()
                         with trio.move_on_after(_SHUTDOWN_SECONDS):
-                            while self.slots_in_use:  # sessions and their threads go first
-                                await self._left.wait()
+                            await self._sessions_over()  # and their threads
                     finally:
                         self._model = None
                         if not self._stop.is_set():
-                            # a crash in the background cancels us: sessions learn of it before the clean-up runs
                             self.state = State.RESTARTING
-                            self._lose_sessions()
+                        # a crash in the background cancels us: sessions learn of it before the clean-up runs
+                        self._lose_sessions()
                         scope.deadline = trio.current_time() + _SHUTDOWN_SECONDS
-        except Exception as e:
+        except (Exception, SystemExit) as e:  # a model's sys.exit() is not the server's
             error = _one_of(e)
-        except BaseExceptionGroup as e:  # the server was cancelled in the same moment
-            raise self._only_cancelled(e) from None
+        except BaseExceptionGroup as e:
+            if not all(isinstance(leaf, Exception | SystemExit) for leaf in _leaves(e)):
+                raise self._only_cancelled(e) from None  # the server was cancelled in the same moment
+            error = _one_of(e)
         else:
             error = self._silent_end(timed_out=scope.cancelled_caught)
         if error is not None and self._stop.is_set():
@@ -188,13 +212,33 @@ class Worker:
         for exchange in list(self.live):
             exchange.interrupt(WorkerLost(f"the worker of model {self.name!r} ended; try again"))
 
-    def stop(self) -> None:
-        """Unloads the model, or gives up loading it; sessions that are still live get their ending. Idempotent."""
+    def stop(self, patience: float = 0.0) -> None:
+        """Unloads the model, or gives up loading it. Sessions that wait for a slot are turned away at once, those that run
+        get their ending after `patience` seconds. Idempotent: the most impatient call counts."""
         if self.state is State.READY:
             self.state = State.DRAINING
         elif self.state is State.LOADING:
             self._loading.cancel()
+        if patience > 0:
+            self._patience.deadline = min(self._patience.deadline, trio.current_time() + patience)
+            for exchange in list(self._waiting):
+                exchange.interrupt(Unavailable(f"model {self.name!r} is being unloaded; nothing was started"))
+        else:
+            self._patience.cancel()
         self._stop.set()
+
+    async def _sessions_over(self) -> None:
+        while self.slots_in_use:
+            await self._left.wait()
+
+    async def left(self) -> None:
+        """After `stopped`: returns when nobody is inside `slot` any more, nor any thread of a session."""
+        while self.slots_in_use or self.live:
+            await self._left.wait()
+
+    def retired(self) -> None:
+        """After the end: what still knows this worker, such as a dialect's memo, no longer keeps the model alive."""
+        self.spec = replace(self.spec, load=_never)
 
     # -- calls -------------------------------------------------------------------------------------------------------
 
@@ -203,7 +247,7 @@ class Worker:
         if self.state is State.READY:
             return
         match self.state:
-            case State.STOPPED if self._stop.is_set():
+            case State.STOPPED if self._stop.is_set() or not self._lasting:
                 raise NotFound(f"model {self.name!r} is not loaded")
             case State.FAILED:
                 raise Unavailable(f"model {self.name!r} is unavailable: it crashed too often; the log says why")
@@ -232,11 +276,15 @@ class Worker:
         if free is not None:
             return free
         self.live.add(exchange)
+        self._waiting.add(exchange)
         try:
             await self._queue()
         except BaseException:
             self.live.discard(exchange)
+            self._left.ring()
             raise
+        finally:
+            self._waiting.discard(exchange)
         return self._slot(exchange)
 
     async def _queue(self) -> None:
@@ -283,12 +331,16 @@ class Worker:
             if all(_ends_normally(error, session) for error in errors):
                 return
             exchange.incident = uuid4().hex[:12]
+            short = any(isinstance(error, MemoryError) for error in errors)
             log.error(
                 "model raised",
                 extra={"model": self.name, "id": exchange.id, "incident": exchange.incident},
                 exc_info=errors[0] if len(errors) == 1 else e,
             )
-            raise ModelCrashed(f"the model failed; incident {exchange.incident} in the server's log") from e
+            where = f"incident {exchange.incident} in the server's log"
+            if short:
+                raise ModelOutOfMemory(f"the model ran out of memory; {where}") from e
+            raise ModelCrashed(f"the model failed; {where}") from e
 
     def _only_cancelled(self, error: BaseExceptionGroup[Any], id: str = "") -> BaseException:
         """What was cancelled ends as such, whatever else its tasks raised on their way out."""
@@ -298,6 +350,10 @@ class Worker:
         if rest is not None:
             log.warning("model raised while cancelled", extra={"model": self.name, "id": id}, exc_info=rest)
         return cancelled
+
+
+def _never() -> AbstractAsyncContextManager[Model]:
+    raise RuntimeError("this model was unloaded")
 
 
 def _ends_normally(error: BaseException, session: Session[Any, Any]) -> bool:
@@ -322,8 +378,8 @@ def _leaves(error: BaseException) -> list[BaseException]:
     return [error]
 
 
-def _one_of(error: Exception) -> Exception:
+def _one_of(error: BaseException) -> BaseException:
     """The exception that a group of one stands for."""
-    while isinstance(error, ExceptionGroup) and len(error.exceptions) == 1:
+    while isinstance(error, BaseExceptionGroup) and len(error.exceptions) == 1:
         error = error.exceptions[0]
     return error

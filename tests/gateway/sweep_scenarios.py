@@ -773,8 +773,9 @@ async def bidi_talk(
     line: HTTP2Line, talk: Talk, parts: Sequence[tuple[bytes, bool]], *, pace: float = 0.0, cut: int = 0
 ) -> None:
     """A BiDi conversation on one stream."""
-    path = f"/endpoints/{talk.model}/invocations-bidirectional-stream{talk.query}"
-    await on_stream(line, talk, path, _EVENTS, events_of(talk, parts, cut=cut), PartsParser(talk), pace=pace)
+    path = f"/endpoints/{talk.model}/invocations-bidirectional-stream{talk.query}"  # by which the ledger knows it
+    headers = [*_EVENTS, (bidi.MODEL_QUERY_STRING.encode(), talk.query[1:].encode())]
+    await on_stream(line, talk, path, headers, events_of(talk, parts, cut=cut), PartsParser(talk), pace=pace)
 
 
 def _tensor(talk: Talk, elements: int) -> tuple[bytes, bytes, Headers]:

@@ -30,7 +30,7 @@ ROOT = Path(__file__).resolve().parents[2]
 def _as_before(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """A working directory and an environment without anything of ours, and logging put back."""
     monkeypatch.chdir(tmp_path)
-    for name in [name for name in os.environ if name.startswith(PREFIX) or name == "SAGEMAKER_BIND_TO_PORT"]:
+    for name in [name for name in os.environ if name.startswith((PREFIX, "SAGEMAKER_"))]:
         monkeypatch.delenv(name)
     root, ours = logging.getLogger(), logging.getLogger("gateway")
     handlers, level = list(root.handlers), ours.level
@@ -231,7 +231,16 @@ def test_config_prints_what_is_in_force_and_where_it_was_set(tmp_path: Path) -> 
     assert "port = 9000  # --port\n" in result.output
     assert 'head = "16 KiB"  # EVERYWIRE_LIMITS__HEAD\n' in result.output
     assert 'factory = "app:lm"  # everywire.toml\n' in result.output
-    assert tomllib.loads(result.output)["listen"] == {"host": "127.0.0.1", "port": 9000, "tls_port": 8443, "backlog": 2048}
+    assert tomllib.loads(result.output)["listen"] == {
+        "host": "127.0.0.1", "port": 9000, "tls_port": 8443, "bidi_port": -1, "backlog": 2048,
+    }  # fmt: skip
+
+
+def test_config_shows_what_sagemaker_sets() -> None:
+    result = run("config", SAGEMAKER_BIND_TO_PORT="8099", SAGEMAKER_MULTI_MODEL="true")
+    assert 'host = "0.0.0.0"  # SAGEMAKER_BIND_TO_PORT\nport = 8099  # SAGEMAKER_BIND_TO_PORT\n' in result.output
+    assert "timeout = 20.0  # SAGEMAKER_BIND_TO_PORT\n" in result.output
+    assert "multi_model = true  # SAGEMAKER_MULTI_MODEL\n" in result.output
 
 
 def test_config_says_that_the_library_is_served_where_nothing_else_is() -> None:

@@ -171,7 +171,7 @@ async def test_above_the_first_watermark_nothing_new_begins(autojump_clock: Any)
         for _ in range(3):
             await call.say(55 * KiB)
         await house.still()
-        assert house.gateway.budget.used == 165 * KiB
+        assert 165 * KiB <= house.gateway.budget.used < 166 * KiB
         line = house.line("http1")
         await line.send(raw(1, b"GET", "/v2"), End(stream=1))
         status, _, body = await line.peer.read_answer(1)

@@ -14,11 +14,13 @@ from trio.testing import MockClock, wait_all_tasks_blocked
 from gateway.config import LimitsConfig
 from gateway.errors import (
     BadRequest,
+    Conflict,
     DeadlineExceeded,
     Ending,
     GatewayError,
     ModelCrashed,
     ModelFailed,
+    ModelOutOfMemory,
     NotFound,
     Overloaded,
     Unavailable,
@@ -864,6 +866,18 @@ async def test_a_group_of_nothing_but_cancellations_is_a_cancellation(
     assert records(caplog, "model raised while cancelled") == []
 
 
+@pytest.mark.parametrize("error", [MemoryError(), ExceptionGroup("of a nursery", [OSError(), MemoryError()])])
+async def test_a_model_that_runs_out_of_memory_says_so_with_507(error: Exception) -> None:
+    async with running(House(raising(error)).spec()) as worker:
+        caller = Caller()
+        await caller.call(worker)
+        assert isinstance(caller.outcome, ModelOutOfMemory)
+        assert caller.outcome.status == 507
+        incident = caller.exchange.incident
+        assert caller.outcome.message == f"the model ran out of memory; incident {incident} in the server's log"
+        assert worker.ready
+
+
 async def test_an_interrupt_from_the_keyboard_is_never_swallowed() -> None:
     group = BaseExceptionGroup("both", [KeyboardInterrupt(), ZeroDivisionError()])
     async with running(House(raising(group)).spec()) as worker:
@@ -971,3 +985,82 @@ async def test_a_supervisor_that_is_cancelled_stops_every_worker() -> None:
 def test_two_models_of_one_name_are_refused() -> None:
     with pytest.raises(ValueError, match="two models are named 'a': give one another name"):
         Street("a", "a")
+
+
+async def test_a_model_that_exits_while_it_loads_ends_nobody_else() -> None:
+    house = House()
+
+    async def leave() -> None:
+        raise SystemExit(3)
+
+    house.before = leave
+    async with running(house.spec()) as worker:
+        assert (worker.state, worker.reason) == (State.RESTARTING, "SystemExit: 3")
+
+
+async def test_a_patient_stop_lets_sessions_end_and_an_impatient_one_hurries_it(mock_clock: MockClock) -> None:
+    house = House(forever)
+    async with running(house.spec(capacity=1)) as worker, calling(worker, 2) as (first, second):
+        worker.stop(20.0)
+        await second.ended.wait()
+        assert isinstance(second.outcome, Unavailable)
+        mock_clock.jump(19)
+        await wait_all_tasks_blocked()
+        assert (worker.state, first.ended.is_set()) == (State.DRAINING, False)
+        worker.stop(60.0)  # no more patience than before
+        mock_clock.jump(1)
+        await first.ended.wait()
+        assert is_lost(first)
+    async with running(house.spec()) as worker, calling(worker) as (caller,):
+        worker.stop(20.0)
+        await wait_all_tasks_blocked()
+        worker.stop()
+        await caller.ended.wait()
+        assert is_lost(caller)
+
+
+async def test_models_come_and_go_at_run_time_beside_the_configured_ones() -> None:
+    street, house, other = Street("a"), House(), House()
+    supervisor = street.supervisor
+    async with trio.open_nursery() as nursery:
+        with pytest.raises(Unavailable):
+            await supervisor.load(house.spec())
+        await nursery.start(supervisor.run)
+        worker = await supervisor.load(house.spec(name="b"))
+        await supervisor.load(other.spec(name="c"))
+        assert (list(supervisor.workers), supervisor.workers["b"]) == (["a", "b", "c"], worker)
+        for taken in ("a", "b"):
+            with pytest.raises(Conflict, match=f"a model named '{taken}' is there already"):
+                await supervisor.load(house.spec(name=taken))
+        await supervisor.unload("b")
+        assert (list(supervisor.workers), house.diary) == (["a", "c"], ["load", "unload", "unloaded"])
+        for absent in ("a", "b"):
+            with pytest.raises(NotFound, match=f"no model '{absent}' was loaded"):
+                await supervisor.unload(absent)
+        await supervisor.stop()
+        with pytest.raises(Unavailable):
+            await supervisor.load(house.spec(name="b"))
+    assert other.diary == ["load", "unload", "unloaded"]
+
+
+async def test_a_load_at_run_time_that_fails_raises_what_the_model_raised_and_leaves_nothing(
+    autojump_clock: MockClock,
+) -> None:
+    street, house = Street("a"), House()
+
+    async def fail() -> None:
+        raise OSError("no weights")
+
+    house.before = fail
+    async with trio.open_nursery() as nursery:
+        await nursery.start(street.supervisor.run)
+        with pytest.raises(OSError, match="no weights"):
+            await street.supervisor.load(house.spec())
+        assert (list(street.supervisor.workers), house.diary) == (["a"], ["load", "unload", "unloaded"])
+        house.before = trio.sleep_forever
+        with trio.move_on_after(1):
+            await street.supervisor.load(house.spec())
+        assert (list(street.supervisor.workers), house.loads) == (["a"], 2)
+        house.before = None
+        assert (await street.supervisor.load(house.spec())).ready
+        await street.supervisor.stop()

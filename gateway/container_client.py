@@ -1,0 +1,301 @@
+"""The wire client of the bridge: how a model container is found, dialled, asked over HTTP and upgraded to a WebSocket."""
+
+from __future__ import annotations
+
+import os
+import re
+import secrets
+import socket
+import ssl
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from contextlib import asynccontextmanager, suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TypeAlias, final
+from urllib.parse import urlsplit
+
+import numpy as np
+import trio
+
+from gateway import client
+from gateway.client import Peer
+from gateway.errors import BadRequest, TransportLost
+from gateway.tls_context import client_context
+from gateway.transport import SocketTransport, Transport
+from gateway.wires.tls import TLSTransport
+from models.errors import ModelError
+from protocols.errors import LocalProtocolError, RemoteProtocolError
+from protocols.events import Buffer, Data, End, Headers, Request, Response
+from protocols.http1 import HTTP1Connection
+from protocols.roles import Role
+from protocols.websocket import WebSocketConnection, WebSocketLimits
+from protocols.websocket_handshake import check_response, request_headers
+
+Dial: TypeAlias = Callable[[], Awaitable[Transport]]
+"""Opens a connection to the container. Raises OSError or TransportLost; a cancelled one leaves nothing open."""
+
+DEFAULT_PATH = "invocations-bidirectional-stream"
+"""Where a container takes its WebSocket unless the URL or the request says otherwise (container contract, GA)."""
+
+BAD_GATEWAY, GATEWAY_TIMEOUT = 502, 504
+"""What stands for the container's own status where it gave none."""
+
+_KIB = 1024
+_DEFAULT_PORT = {False: 8080, True: 443}  # the container contract's, and that of a front with TLS
+_SCHEMES = {"ws": False, "http": False, "wss": True, "https": True}
+# what ends a request target or would be taken for something else in it
+_NOT_IN_PATH = re.compile(r"[^!-~]|[?#]")
+# the rest of a refusal: its text is a kindness, nobody should wait long for it
+_TEXT_SECONDS = 2.0
+
+
+@final
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ContainerLimits:
+    """What the bridge to one container allows: bytes and seconds where nothing else is said."""
+
+    part: int = 16 * _KIB * _KIB
+    """The payload of one frame from the container; a larger one ends its session."""
+    read_ahead: int = 256 * _KIB
+    """Frames that are read from the container ahead of a slow client, for each session. The one that passes the bound
+    is whole, and one more is under way: a session holds at most `read_ahead` and two frames of `part` bytes."""
+    unsent: int = 128 * _KIB
+    """What the kernel takes ahead of what the container takes (TCP_NOTSENT_LOWAT); 0: the system's."""
+    error_text: int = 4 * _KIB
+    """How much of the container's own words a refusal passes on."""
+    connect_timeout: float = 10.0
+    """From the first packet to the answer to the handshake. The contract gives the container 250 ms."""
+    half_close_quiet: float = 0.0
+    """Once the client's input has ended, we say Close when the container has sent no frame for this long; 0: right
+    behind the last part. Most WebSocket libraries answer a Close by themselves, and then send nothing more of what the
+    container is still at: such a container needs as long as it may think."""
+    half_close_timeout: float = 60.0
+    """How long the container may send no frame after our Close before it says its own."""
+    ping_interval: float = 60.0
+    """Between Pings; 0: none."""
+    pings_unanswered: int = 5
+    """Pings in a row without a byte from the container that end its session."""
+    invocation_timeout: float = 60.0
+    """Until the head of the answer to /invocations, and then between two pieces of it."""
+    health_timeout: float = 2.0
+    """For one GET /ping."""
+    health_interval: float = 10.0
+    """Between two of them while the model is ready; 0: none."""
+    health_failures: int = 6
+    """So many in a row, without a byte from the container on any session, and it counts as gone."""
+    healthy_within: float = 480.0
+    """From the start of loading to the first 200."""
+
+
+@final
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ContainerAddress:
+    """Where a container is: one address for its WebSocket and its HTTP."""
+
+    host: str
+    port: int
+    tls: bool
+    path: str
+    """Of the WebSocket, without the leading slash, where the request names none."""
+
+    @property
+    def authority(self) -> str:
+        host = f"[{self.host}]" if ":" in self.host else self.host
+        return f"{host}:{self.port}"
+
+
+def container_address(url: str) -> ContainerAddress:
+    """Reads `ws://host:port/path`; http:// means the same, and wss:// and https:// the same with TLS. Without a port it
+    is 8080, or 443 with TLS; without a path the contract's. Raises ValueError for anything else."""
+    try:
+        parts = urlsplit(url)
+        port = parts.port
+    except ValueError as e:
+        raise ValueError(f"container URL: {e}, in {url[:200]!r}") from None
+    if parts.scheme not in _SCHEMES or not parts.hostname:
+        raise ValueError(f"container URL: expected ws://host:port, or wss, http or https, got {url[:200]!r}")
+    if parts.username is not None or parts.query or parts.fragment:
+        raise ValueError(f"container URL: expected no user, query or fragment, got {url[:200]!r}")
+    path = parts.path.removeprefix("/")
+    if _NOT_IN_PATH.search(path):
+        raise ValueError(f"container URL: expected a path of visible ASCII, got {path[:200]!r}")
+    tls = _SCHEMES[parts.scheme]
+    return ContainerAddress(host=parts.hostname, port=port or _DEFAULT_PORT[tls], tls=tls, path=path or DEFAULT_PATH)
+
+
+def dialler(address: ContainerAddress, limits: ContainerLimits, *, ca: str = "") -> Dial:
+    """Connections over TCP, with TLS where the address has it: the server's name is checked against the system's CAs, or
+    against the file `ca` alone. Raises gateway.settings.ConfigError where that file cannot be used."""
+    context: ssl.SSLContext | None = None
+    if address.tls:
+        context = client_context(Path(ca), alpn=["http/1.1"]) if ca else ssl.create_default_context()
+
+    async def dial() -> Transport:
+        stream = await trio.open_tcp_stream(address.host, address.port)
+        # the stdlib socket below trio's: our transports wait with trio.lowlevel themselves
+        transport: Transport = SocketTransport(socket.socket(fileno=stream.socket.detach()), unsent=limits.unsent)
+        if context is None:
+            return transport
+        secure = TLSTransport(transport, context, server_side=False, hostname=address.host)
+        try:
+            await secure.handshake()
+        except BaseException:
+            secure.close()
+            raise
+        return secure
+
+    return dial
+
+
+@final
+class Within:
+    """A time allowed from now on, and the words that name it and its limit."""
+
+    def __init__(self, seconds: float, setting: str) -> None:
+        self.deadline = trio.current_time() + seconds
+        self.words = f"within {seconds:g} s ({setting})"
+
+
+@final
+class NoAnswer(Exception):
+    """The container gave no answer that is one: `status` stands for its own, `message` is for the client to see."""
+
+    def __init__(self, message: str, *, status: int = BAD_GATEWAY) -> None:
+        super().__init__(message)
+        self.message, self.status = message, status
+
+
+@final
+class Container:
+    """One model container as a client sees it."""
+
+    def __init__(self, address: ContainerAddress, limits: ContainerLimits, dial: Dial) -> None:
+        self.address, self.limits = address, limits
+        self._dial = dial
+        self._authority = address.authority.encode()
+        self._websocket_limits = WebSocketLimits(part=limits.part)
+        self.heard = False
+        """A session has received something; whoever watches the container's health sets it back."""
+        self.scratch = memoryview(bytearray(64 * _KIB))
+        """What sessions receive into; nobody waits while it holds anything."""
+
+    @asynccontextmanager
+    async def connect(self, within: Within) -> AsyncIterator[Transport]:
+        """A connection, closed at the end of the block. NoAnswer if there is none in time."""
+        transport: Transport | None = None
+        with trio.move_on_at(within.deadline):
+            try:
+                transport = await self._dial()
+            except (OSError, TransportLost) as e:
+                raise NoAnswer(f"cannot connect to the container at {self.address.authority}: {_reason(e)}") from e
+        if transport is None:
+            raise NoAnswer(f"the container did not accept a connection {within.words}", status=GATEWAY_TIMEOUT)
+        try:
+            yield transport
+        finally:
+            transport.close()
+
+    async def ask(
+        self, peer: Peer, method: bytes, target: bytes, headers: Headers, within: Within, body: Buffer | None = None
+    ) -> Response:
+        """One request, and the head of its final answer. NoAnswer if there is none in time, BadRequest for a target or a
+        header that cannot be written."""
+        length = None if body is None else memoryview(body).nbytes
+        request = Request(
+            stream=1,
+            method=method,
+            target=target,
+            authority=self._authority,
+            headers=headers,
+            content_length=length,
+        )
+        try:
+            peer.machine.send(request)
+        except LocalProtocolError as e:
+            raise BadRequest(f"cannot ask the container: {e}") from None
+        if body is not None and length:
+            peer.machine.send(Data(stream=1, buffers=(body,)))
+        peer.machine.send(End(stream=1))
+        with trio.move_on_at(within.deadline):
+            try:
+                while True:
+                    event = await peer.next_event()
+                    if isinstance(event, Response) and (event.status >= 200 or event.status == 101):
+                        return event
+            except (TransportLost, RemoteProtocolError) as e:
+                raise NoAnswer(f"the container gave no answer: {_reason(e)}") from e
+        raise NoAnswer(f"the container did not answer {within.words}", status=GATEWAY_TIMEOUT)
+
+    async def ping(self) -> str:
+        """Why GET /ping was not answered with 200; empty when it was."""
+        within = Within(self.limits.health_timeout, "health_timeout")
+        try:
+            async with self.connect(within) as transport:
+                answer = await self.ask(client.http1(transport), b"GET", b"/ping", [(b"connection", b"close")], within)
+        except NoAnswer as e:
+            return e.message
+        return "" if answer.status == 200 else f"the container answered {answer.status} to GET /ping"
+
+    async def upgrade(
+        self, transport: Transport, target: bytes, headers: Headers, within: Within
+    ) -> tuple[WebSocketConnection, Response]:
+        """The WebSocket that the connection becomes, and the answer that said so. NoAnswer where there was none,
+        ModelError with the container's status and text where it refused."""
+        peer, key = client.http1(transport), secrets.token_bytes(16)
+        answer = await self.ask(peer, b"GET", target, [*headers, *request_headers(key)], within)
+        if answer.status != 101:
+            raise await self.refusal(peer, answer, code="HandshakeFailed")
+        try:
+            check_response(key, answer)
+        except RemoteProtocolError as e:
+            raise NoAnswer(f"the container broke the WebSocket handshake: {e}") from e
+        machine = WebSocketConnection(
+            Role.CLIENT, self._websocket_limits, mask=lambda: secrets.token_bytes(4), allocate=_allocate
+        )
+        assert isinstance(peer.machine, HTTP1Connection)
+        machine.receive_data(peer.machine.switch())
+        return machine, answer
+
+    async def refusal(self, peer: Peer, answer: Response, *, code: str) -> ModelError:
+        """What the container said instead, in its own words where it has an error status and any."""
+        if not 400 <= answer.status <= 599:
+            return ModelError(f"the container answered {answer.status}", code=code, status=BAD_GATEWAY)
+        limit, text = self.limits.error_text, bytearray()
+        with trio.move_on_after(_TEXT_SECONDS), suppress(TransportLost, RemoteProtocolError):
+            while len(text) < limit and (piece := await next_piece(peer)) is not None:
+                text += piece
+        said = text[:limit].decode(errors="replace")
+        return ModelError(said or f"the container answered {answer.status}", code=code, status=answer.status)
+
+
+async def next_piece(peer: Peer) -> Buffer | None:
+    """The next piece of the answer under way, None at its end. Raises TransportLost or RemoteProtocolError where it is
+    cut off."""
+    event = await peer.next_event()
+    if isinstance(event, Data):
+        peer.credit(event)
+        return event.buffers[0]
+    return None
+
+
+def text_headers(headers: Sequence[tuple[str, str]]) -> list[tuple[bytes, bytes]]:
+    """As an HTTP/1.1 machine takes them. Raises BadRequest for what no HTTP/1.1 header can hold."""
+    try:
+        return [(name.encode("ascii"), value.encode("latin-1")) for name, value in headers]
+    except UnicodeEncodeError as e:
+        raise BadRequest(f"a header for the container: expected latin-1, got {e.object[:100]!r}") from None
+
+
+def _allocate(n: int) -> memoryview:
+    return np.empty(n, np.uint8).data  # not zeroed: what is only announced costs no memory
+
+
+def _reason(error: Exception) -> str:
+    """In few words: trio's error names the address, as ours does; the system's behind it says why."""
+    if not isinstance(error, OSError):
+        return str(error)
+    cause: BaseException = error.__cause__ or error
+    if isinstance(cause, BaseExceptionGroup):  # of the addresses that a name has
+        cause = cause.exceptions[0]
+    number = getattr(cause, "errno", None) or 0
+    return os.strerror(number) if number > 0 else str(cause)  # those of name look-ups are negative

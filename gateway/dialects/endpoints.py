@@ -1,0 +1,124 @@
+"""Which model an endpoint of SageMaker's asks for: by variant, by weight, or from a folder on its first use."""
+
+from __future__ import annotations
+
+import hashlib
+import re
+from collections.abc import AsyncIterator, Mapping
+from contextlib import asynccontextmanager
+from typing import final
+
+from gateway.config import Config, EndpointConfig, VariantConfig
+from gateway.dialects.base import Models
+from gateway.errors import BadRequest, NotFound
+from gateway.settings import ConfigError
+from gateway.workers.repository import Repository
+from gateway.workers.worker import Worker
+
+_SHOWN = 100
+
+
+@final
+class Endpoints:
+    """The configured endpoints; and every model as an endpoint by its own name, where none is configured so."""
+
+    def __init__(self, config: Config, models: Models, repository: Repository) -> None:
+        self._models, self._repository = models, repository
+        self._default_variant = config.sagemaker.variant
+        self._endpoints = {name: _Endpoint(name, endpoint) for name, endpoint in config.endpoints.items()}
+
+    def check(self) -> None:
+        """ConfigError for a variant whose model is not there: a mistake of the operator's, found before any client does."""
+        for endpoint in self._endpoints.values():
+            for variant, wanted in endpoint.variants.items():
+                if wanted.model not in self._models.workers:
+                    there = ", ".join(sorted(self._models.workers)) or "none"
+                    raise ConfigError(
+                        f"endpoints.{endpoint.name}.variants.{variant}.model: no model {wanted.model!r}; there are: {there}"
+                    )
+
+    @asynccontextmanager
+    async def chosen(
+        self, name: str, variant: str | None, target_model: str | None = None
+    ) -> AsyncIterator[tuple[Worker, str]]:
+        """The model that answers one call, and the production variant it stands for. A model that was loaded for this
+        call is not unloaded for another one's sake within the block.
+
+        `variant` and `target_model` are the request's headers, None where absent. BadRequest for a variant that there
+        is not, NotFound for an endpoint or a model; the repository's errors for a model that cannot be loaded.
+        """
+        endpoint = self._endpoints.get(name)
+        if endpoint is not None and endpoint.config.models:
+            if not target_model:
+                raise BadRequest(f"endpoint {name!r} serves many models: X-Amzn-SageMaker-Target-Model must name one")
+            self._check_variant(name, variant, [self._default_variant])
+            url = _model_url(endpoint.config.models, target_model)
+            async with self._repository.in_use(_model_name(url), url) as worker:
+                yield worker, self._default_variant
+            return
+        if target_model:
+            raise BadRequest(f"endpoint {name!r} serves one model: X-Amzn-SageMaker-Target-Model must be absent")
+        yield self._one_of(name, endpoint, variant)
+
+    def choose(self, name: str, variant: str | None) -> tuple[Worker, str]:
+        """As `chosen`, for an operation that has no target model."""
+        endpoint = self._endpoints.get(name)
+        if endpoint is not None and endpoint.config.models:
+            raise BadRequest(f"endpoint {name!r} serves many models, and this operation cannot name one of them")
+        return self._one_of(name, endpoint, variant)
+
+    def _one_of(self, name: str, endpoint: _Endpoint | None, variant: str | None) -> tuple[Worker, str]:
+        if endpoint is not None:
+            self._check_variant(name, variant, list(endpoint.variants))
+            variant = variant or endpoint.next_variant()
+            worker = self._models.workers.get(endpoint.variants[variant].model)
+            if worker is None:
+                raise NotFound(f"the model of variant {variant!r} of endpoint {name!r} is not loaded")
+            return worker, variant
+        worker = self._models.workers.get(name)
+        if worker is None:
+            loaded = set(self._repository.names)
+            there = ", ".join(sorted({*self._endpoints, *self._models.workers} - loaded)) or "none"
+            raise NotFound(f"no endpoint {name[:_SHOWN]!r}; there are: {there[:1000]}")
+        self._check_variant(name, variant, [self._default_variant])
+        return worker, self._default_variant
+
+    def _check_variant(self, name: str, variant: str | None, known: list[str]) -> None:
+        if variant is not None and variant not in known:
+            raise BadRequest(f"endpoint {name!r} has no variant {variant[:_SHOWN]!r}; it has: {', '.join(known)[:1000]}")
+
+
+@final
+class _Endpoint:
+    """Its variants take their turns by weight: of any run of calls each gets its share, to within one call."""
+
+    def __init__(self, name: str, config: EndpointConfig) -> None:
+        self.name, self.config = name, config
+        self.variants: Mapping[str, VariantConfig] = config.variants
+        self._total = sum(variant.weight for variant in config.variants.values())
+        self._credit = dict.fromkeys(config.variants, 0.0)
+
+    def next_variant(self) -> str:
+        """Smooth weighted round robin: no chance in it, and no bursts."""
+        for name, variant in self.variants.items():
+            self._credit[name] += variant.weight
+        weighted = [name for name in self.variants if self.variants[name].weight]
+        chosen = max(weighted, key=self._credit.__getitem__)
+        self._credit[chosen] -= self._total
+        return chosen
+
+
+def _model_url(prefix: str, target: str) -> str:
+    """The folder of a target model. A name that leaves the prefix is not made sense of: the repository resolves links, and
+    this looks at the words."""
+    relative = re.sub(r"\.tar\.gz$", "", target)
+    if not relative or relative.startswith("/") or "\0" in relative or ".." in relative.split("/"):
+        raise BadRequest(
+            f"X-Amzn-SageMaker-Target-Model must be a path below the endpoint's models, got {target[:_SHOWN]!r}"
+        )
+    return f"{prefix.rstrip('/')}/{relative}"
+
+
+def _model_name(url: str) -> str:
+    """An opaque name, as the platform gives: SageMaker uses a digest too."""
+    return hashlib.sha256(url.encode("utf-8", "surrogateescape")).hexdigest()[:32]

@@ -1,0 +1,230 @@
+"""SageMaker's platform side, unary: InvokeEndpoint and InvokeEndpointWithResponseStream for every family of model."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import final
+from urllib.parse import unquote
+
+from gateway.dialects.base import Models
+from gateway.dialects.container import ContainerDialect
+from gateway.dialects.endpoints import Endpoints
+from gateway.errors import (
+    BadRequest,
+    DeadlineExceeded,
+    Drained,
+    Ending,
+    Forbidden,
+    GatewayError,
+    InsufficientStorage,
+    LoadFailed,
+    MethodNotAllowed,
+    ModelCrashed,
+    ModelFailed,
+    ModelNotReady,
+    ModelOutOfMemory,
+    NotFound,
+    Overloaded,
+    SlowUpload,
+    TooLarge,
+    Unavailable,
+    UnsupportedEncoding,
+    WorkerLost,
+)
+from gateway.exchange import Exchange
+from gateway.signatures import Signatures, refusal
+from gateway.workers.worker import State
+from protocols import bidi, sagemaker
+from protocols.events import Buffer, Headers
+from protocols.sagemaker import ErrorType, Operation
+
+# What an event adds to the bytes of its part, roughly: prelude, header fields and checksum.
+_EVENT = 128
+
+
+@final
+class SageMakerDialect:
+    """Serves boto3, the AWS CLI and whatever else calls SageMaker's runtime."""
+
+    def __init__(self, models: Models, endpoints: Endpoints, container: ContainerDialect, signatures: Signatures) -> None:
+        self._endpoints, self._container, self._signatures = endpoints, container, signatures
+        self._body = models.config.sagemaker.body
+
+    async def invoke(self, exchange: Exchange, endpoint: str) -> None:
+        """POST /endpoints/{endpoint}/invocations."""
+        await self._invoke(exchange, Operation.INVOKE_ENDPOINT, endpoint)
+
+    async def invoke_with_response_stream(self, exchange: Exchange, endpoint: str) -> None:
+        """POST /endpoints/{endpoint}/invocations-response-stream."""
+        await self._invoke(exchange, Operation.INVOKE_ENDPOINT_WITH_RESPONSE_STREAM, endpoint)
+
+    async def _invoke(self, exchange: Exchange, operation: Operation, endpoint: str) -> None:
+        exchange.dialect, exchange.fail = "sagemaker", _refuse_on(exchange)
+        claim = self._signatures.claim(exchange)
+        headers = {k.decode("latin-1"): v.decode("latin-1") for k, v in reversed(exchange.request.headers)}
+        try:
+            asked = sagemaker.read_request(operation, unquote(endpoint), headers)
+        except sagemaker.InvokeInputError as e:
+            raise BadRequest(str(e)) from None
+        async with self._endpoints.chosen(asked.endpoint, asked.target_variant, asked.target_model) as (worker, variant):
+            exchange.model = worker.name
+            if worker.state is State.LOADING:
+                raise ModelNotReady(f"the model of endpoint {asked.endpoint!r} is loading; try again")
+            worker.check_ready()
+            body = await exchange.receive_body(self._body, setting="sagemaker.body")
+            await self._signatures.check_body(claim, body)
+            if operation is Operation.INVOKE_ENDPOINT:
+                wrapped: _Invoked | _Streamed = _Invoked(exchange, variant)
+            else:
+                wrapped = _Streamed(exchange, variant)
+            exchange.fail = wrapped.fail
+            await self._container.answer(exchange, worker, body, wrapped)
+
+
+def models_fault(error: GatewayError) -> bool:
+    """Whether it is the model that failed, not the platform or its caller: it raised, or did not finish in time."""
+    return isinstance(error, ModelFailed | ModelCrashed | ModelOutOfMemory | DeadlineExceeded)
+
+
+def _refuse_on(exchange: Exchange) -> Callable[[GatewayError], None]:
+    def say(error: GatewayError) -> None:
+        _refuse(exchange, error)
+
+    return say
+
+
+def _refuse(exchange: Exchange, error: GatewayError) -> None:
+    """An error before the head, by the shapes of the operations."""
+    match error:
+        case ModelFailed() | ModelCrashed() | DeadlineExceeded() | InsufficientStorage() | ModelOutOfMemory() | LoadFailed():
+            _model_error(exchange, error.status, error.message, error.ending)
+            return
+        case BadRequest() | NotFound() | MethodNotAllowed() | TooLarge() | UnsupportedEncoding() | SlowUpload():
+            kind = ErrorType.VALIDATION_ERROR
+        case ModelNotReady():
+            kind = ErrorType.MODEL_NOT_READY
+        case Overloaded() | Unavailable() | Drained() | WorkerLost():
+            kind = ErrorType.SERVICE_UNAVAILABLE
+        case Forbidden():
+            _respond(exchange, *refusal(error), error.ending)
+            return
+        case _:
+            kind = ErrorType.INTERNAL_FAILURE
+    _respond(exchange, *sagemaker.error_response(kind, error.message), error.ending)
+
+
+def _model_error(exchange: Exchange, status: int, text: str, ending: Ending) -> None:
+    message = (
+        f"Received {'client' if status < 500 else 'server'} error ({status}) from {exchange.model or 'the model'} "
+        f"with message {text!r}"
+    )
+    answer = sagemaker.error_response(
+        ErrorType.MODEL_ERROR, message, original_status=status, original_message=text, log_stream_arn=""
+    )
+    _respond(exchange, *answer, ending)
+
+
+def _respond(exchange: Exchange, status: int, headers: Headers, body: bytes, ending: Ending) -> None:
+    named = [h for h in headers if h[0] != b"content-length"]
+    named.append((bidi.REQUEST_ID, exchange.id.encode()))
+    exchange.respond(status, named, body, ending=ending)
+
+
+class _Wrapped:
+    """A container's answer on its way to the platform's caller: its head and its errors are the platform's."""
+
+    operation: Operation
+
+    def __init__(self, exchange: Exchange, variant: str) -> None:
+        self._exchange, self._variant = exchange, variant
+        self.in_band: Callable[[GatewayError], bytes] | None = None
+
+    def _head(self, headers: Headers) -> Headers:
+        exchange = self._exchange
+        own = next((v.decode("latin-1") for k, v in headers if k == b"content-type"), "")
+        try:
+            return sagemaker.response_headers(
+                self.operation, exchange.reply or {}, content_type=own, variant=self._variant, request_id=exchange.id
+            )
+        except sagemaker.ReplyError as e:
+            raise ModelFailed(str(e), code="BadReply", status=500) from None
+
+    def finish(self, ending: Ending = Ending.COMPLETE) -> None:
+        self._exchange.finish(ending)
+
+
+@final
+class _Invoked(_Wrapped):
+    """InvokeEndpoint: the body as it is."""
+
+    operation = Operation.INVOKE_ENDPOINT
+
+    def __init__(self, exchange: Exchange, variant: str) -> None:
+        super().__init__(exchange, variant)
+        self.wait_room, self.push = exchange.wait_room, exchange.push
+
+    def start(self, status: int, headers: Headers) -> None:
+        self._exchange.start(status, self._head(headers))
+
+    def respond(self, status: int, headers: Headers, *buffers: Buffer, ending: Ending = Ending.COMPLETE) -> None:
+        if status >= 400:
+            _model_error(self._exchange, status, _text(buffers), ending)
+        else:
+            self._exchange.respond(status, self._head(headers), *buffers, ending=ending)
+
+    def fail(self, error: GatewayError) -> None:
+        """In mid-body the dialect's own words, where it has some; else the body is cut off, and looks it."""
+        exchange = self._exchange
+        if not exchange.status:
+            _refuse(exchange, error)
+        elif self.in_band is None:
+            exchange.abort(error.ending)
+        else:
+            exchange.push(self.in_band(error))
+            exchange.finish(error.ending)
+
+
+@final
+class _Streamed(_Wrapped):
+    """InvokeEndpointWithResponseStream: each piece of the body is a PayloadPart, as it comes."""
+
+    operation = Operation.INVOKE_ENDPOINT_WITH_RESPONSE_STREAM
+
+    async def wait_room(self, n: int = 1) -> None:
+        await self._exchange.wait_room(n + _EVENT)
+
+    def start(self, status: int, headers: Headers) -> None:
+        self._exchange.start(200, self._head(headers))
+
+    def push(self, *buffers: Buffer) -> None:
+        for buffer in buffers:
+            if type(buffer) is bytes and 0 < len(buffer) <= sagemaker.PART_SIZE:
+                self._exchange.push(*sagemaker.encode_payload_part(buffer))
+            else:
+                for piece in sagemaker.split_body(buffer):
+                    self._exchange.push(*sagemaker.encode_payload_part(piece))
+
+    def respond(self, status: int, headers: Headers, *buffers: Buffer, ending: Ending = Ending.COMPLETE) -> None:
+        if status >= 400:
+            _model_error(self._exchange, status, _text(buffers), ending)
+        else:
+            self.start(status, headers)
+            self.push(*buffers)
+            self.finish(ending)
+
+    def fail(self, error: GatewayError) -> None:
+        """In the stream an exception event, then a whole end of the body."""
+        exchange = self._exchange
+        if not exchange.status:
+            _refuse(exchange, error)
+            return
+        if models_fault(error):
+            event = sagemaker.encode_model_stream_error(error.message, error.code)
+        else:
+            event = sagemaker.encode_internal_stream_failure(error.message)
+        exchange.push(*event)
+        exchange.finish(error.ending)
+
+
+def _text(buffers: tuple[Buffer, ...]) -> str:
+    return b"".join(buffers)[:65536].decode("utf-8", "replace")

@@ -1,0 +1,436 @@
+"""A folder that holds a model: where it may be, what its model.toml says, and the ModelSpec that it stands for."""
+
+from __future__ import annotations
+
+import difflib
+import importlib
+import importlib.util
+import inspect
+import os
+import re
+import stat
+import sys
+import tomllib
+import traceback
+import typing
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, replace
+from importlib.machinery import SourceFileLoader
+from pathlib import Path
+from types import ModuleType
+from typing import Any, final
+from urllib.parse import unquote, urlsplit
+
+from gateway.config import ModelConfig
+from gateway.errors import BadRequest, GatewayError, InsufficientStorage, LoadFailed, NotFound
+from gateway.loading import LIBRARY, load_spec
+from gateway.settings_schema import SETTINGS, ConfigError
+from gateway.settings_text import parse_duration, parse_size, show
+from models.spec import ModelSpec
+
+TOML, CODE = "model.toml", "model.py"
+_TOML_BYTES = 1024**2
+_ENTRIES = 100_000
+_SHOWN = 200
+_MOST = 2**63 - 1
+_NAMES = ("factory", "options", "capacity", "queue", "timeout", "load_timeout", "memory")
+_LIBRARY = "models.library"
+_FACTORY = re.compile(r"models\.library\.([a-z]\w*)((?:\.[a-z]\w*)*):([A-Za-z]\w*)((?:\.[A-Za-z]\w*)*)")
+
+
+@final
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ModelFolder:
+    """What is known of a model before any code of it has run."""
+
+    path: str
+    """Absolute, without symbolic links."""
+    config: ModelConfig
+    """What model.toml says over the defaults; `factory` is empty where the model is in model.py."""
+    given: frozenset[str]
+    """The keys of model.toml."""
+    memory: int
+    """Bytes, as declared; 0: undeclared."""
+    size: int
+    """Bytes of all regular files, each counted once."""
+
+    @property
+    def need(self) -> int:
+        """The memory to reserve before the model is loaded: what is declared, else 1.2 times the size of the files, which
+        is DJL's rule."""
+        return self.memory or self.size * 6 // 5
+
+
+# ---- where it is ----
+
+
+def find_folder(url: str, roots: Iterable[str]) -> str:
+    """The folder that a `url` names, an absolute path or the same as file://, with all symbolic links followed.
+
+    BadRequest unless it is under one of the roots, whose own links are followed too; what there is outside of them is
+    not told. Inside: NotFound where there is nothing, BadRequest where it is no folder.
+    """
+    path = _local_path(url)
+    real = os.path.realpath(path)
+    if not under(real, roots):
+        raise BadRequest(f"url {_said(path)} is not under one of the folders that models are loaded from (repository.roots)")
+    try:
+        kind = os.stat(real).st_mode
+    except OSError:
+        raise NotFound(f"url {_said(path)}: there is no such folder") from None
+    if stat.S_ISDIR(kind):
+        return real
+    if path.endswith((".tar.gz", ".tgz", ".tar", ".zip")):
+        raise BadRequest(f"url {_said(path)} is an archive: it must be unpacked, and url name the folder")
+    raise BadRequest(f"url {_said(path)} is no folder")
+
+
+def under(path: str, roots: Iterable[str]) -> bool:
+    """Whether a path without links is one of the roots, or inside one."""
+    return any(_inside(path, os.path.realpath(root)) for root in roots)
+
+
+def _inside(path: str, folder: str) -> bool:
+    return path == folder or path.startswith(folder.rstrip("/") + "/")
+
+
+def _local_path(url: str) -> str:
+    path = url
+    if url[:5].lower() == "file:":
+        try:
+            parts = urlsplit(url)
+        except ValueError:
+            raise BadRequest(f"url {_said(url)} is not a URL") from None
+        if parts.netloc not in ("", "localhost") or parts.query or parts.fragment:
+            raise BadRequest(f"url {_said(url)} must be file:// and an absolute path of this machine, and nothing else")
+        path = unquote(parts.path, errors="surrogateescape")
+    if not path.startswith("/"):
+        raise BadRequest(f"url must be an absolute path, or the same as file://, not {_said(url)}")
+    try:
+        os.fsencode(path)
+    except UnicodeEncodeError:
+        raise BadRequest(f"url {_said(url)} is no path: it is not UTF-8") from None
+    if "\0" in path:
+        raise BadRequest(f"url {_said(url)} is no path: it holds a zero byte")
+    return path
+
+
+# ---- what it holds ----
+
+
+def read_folder(path: str, *, code: Iterable[str], defaults: ModelConfig) -> ModelFolder:
+    """Reads a folder that `find_folder` has found: model.toml, and the sizes of the files; no code runs.
+
+    With model.toml alone the model is one of the library's. With model.py it is what that defines, and model.toml, if it
+    is there too, only says how it is served; `code` are the folders below which that is allowed. BadRequest names the file
+    and the key for each mistake. Blocks.
+    """
+    size = _size(path)
+    file = os.path.join(path, TOML)
+    has_code = os.path.lexists(os.path.join(path, CODE))
+    values = _read_toml(file) if os.path.lexists(file) else None
+    if values is None and not has_code:
+        raise BadRequest(f"{_said(path)} holds neither {TOML} nor {CODE}: it is no model's folder")
+    values = values or {}
+    config = replace(defaults, factory="")
+    if has_code:
+        if "factory" in values:
+            raise BadRequest(f"{_said(file)}: factory names a model, and {CODE} beside it is another: remove one")
+        if not under(path, code):
+            raise BadRequest(
+                f"{_said(os.path.join(path, CODE))} is code, and runs only below the folders of repository.code"
+            )
+        _regular(os.path.join(path, CODE))
+    elif "factory" not in values:
+        raise BadRequest(f"{_said(file)}: factory is missing: the name of a library model, such as {_listed(LIBRARY)}")
+    else:
+        config = _library_config(file, values["factory"], defaults)
+    served = {k: v for k, v in values.items() if k not in ("factory", "memory")}
+    return ModelFolder(
+        path=path,
+        config=replace(config, **served),
+        given=frozenset(values),
+        memory=values.get("memory", 0),
+        size=size,
+    )
+
+
+def _size(path: str) -> int:
+    """Bytes of all regular files. No link may lead out of the folder: what a model is made of is all in it."""
+    total, entries = 0, 0
+    counted: set[tuple[int, int]] = set()
+    try:
+        os.scandir(path).close()
+    except OSError as e:
+        raise BadRequest(f"{_said(path)} cannot be read: {e.strerror}") from None
+    for at, folders, files in os.walk(path):
+        folders[:] = [name for name in folders if name != "__pycache__"]
+        entries += len(folders) + len(files)
+        if entries > _ENTRIES:
+            raise BadRequest(f"{_said(path)} holds more than {_ENTRIES} files")
+        for name in (*folders, *files):
+            entry = os.path.join(at, name)
+            if os.path.islink(entry) and not _inside(os.path.realpath(entry), path):
+                raise BadRequest(f"{_said(entry)} is a link that leads out of the model's folder")
+        for name in files:
+            try:
+                found = os.stat(os.path.join(at, name))
+            except OSError:
+                continue  # a dangling link, or gone meanwhile
+            if stat.S_ISREG(found.st_mode) and (found.st_dev, found.st_ino) not in counted:
+                counted.add((found.st_dev, found.st_ino))
+                total += found.st_size
+    return total
+
+
+def _regular(file: str) -> None:
+    """A pipe or a device would be waited for, or read without end."""
+    try:
+        if stat.S_ISREG(os.stat(file).st_mode):
+            return
+    except OSError as e:
+        raise BadRequest(f"{_said(file)} cannot be read: {e.strerror}") from None
+    raise BadRequest(f"{_said(file)} is no regular file")
+
+
+def _read_toml(file: str) -> dict[str, Any]:
+    """The values of model.toml, each checked by itself."""
+    _regular(file)
+    try:
+        with open(file, "rb") as opened:
+            data = opened.read(_TOML_BYTES + 1)
+        if len(data) > _TOML_BYTES:
+            raise BadRequest(f"{_said(file)} is larger than 1 MiB")
+        table = tomllib.loads(data.decode())
+    except OSError as e:
+        raise BadRequest(f"{_said(file)} cannot be read: {e.strerror}") from None
+    except UnicodeDecodeError as e:
+        raise BadRequest(f"{_said(file)} is not UTF-8 text (at byte {e.start})") from None
+    except (tomllib.TOMLDecodeError, RecursionError) as e:
+        raise BadRequest(f"{_said(file)} is not TOML: {str(e)[:_SHOWN]}") from None
+    for key in table:
+        if key not in _NAMES:
+            near = difflib.get_close_matches(key.lower(), _NAMES, 1)
+            hint = f"did you mean {near[0]}?" if near else f"there are: {_listed(_NAMES)}"
+            raise BadRequest(f"{_said(file)}: {show(key, quoted=False)} is not a key of it; {hint}")
+    return {key: _value(file, key, value) for key, value in table.items()}
+
+
+_EXPECTED: Mapping[str, str] = {
+    "factory": f'the name of a library model, or "{_LIBRARY}.module:attribute"',
+    "options": "a table",
+    "memory": 'a number of bytes, at least 0, such as 65536, "64 KiB" or "1GiB"',
+}
+
+
+def _value(file: str, key: str, value: Any) -> Any:
+    setting = SETTINGS.get(("models", "*", key))
+    low, high = (setting.low, setting.high) if setting is not None else (0, _MOST)
+    try:
+        match key, value:
+            case ("factory", str()) | ("options", dict()):
+                return value
+            case _, bool():
+                pass
+            case "memory", str() | int():
+                size = parse_size(value) if isinstance(value, str) else value
+                if low <= size <= high:
+                    return size
+            case "capacity" | "queue", int():
+                if low <= value <= high:
+                    return value
+            case "timeout" | "load_timeout", str() | int() | float():
+                seconds = parse_duration(value) if isinstance(value, str) else float(value)
+                if low <= seconds <= high and not (seconds == low and setting is not None and setting.above):
+                    return seconds
+    except (ValueError, OverflowError):
+        pass
+    expected = _EXPECTED.get(key) or (setting.expected if setting is not None else "")
+    raise BadRequest(f"{_said(file)}: {key} must be {expected}, not {show(value)}")
+
+
+# ---- what it stands for ----
+
+
+def make_spec(folder: ModelFolder, name: str, module: str) -> ModelSpec:
+    """The ModelSpec of a folder's model. Its model.py is run as the module `module`, a name that nobody else has; undo it
+    with `forget`. BadRequest for what is no model, LoadFailed for what its code raises, InsufficientStorage where there is
+    no memory for that. Blocks, for as long as that code does."""
+    factory = folder.config.factory
+    try:
+        thing = _library_thing(folder, factory) if factory else None
+        if not factory:
+            defined = _run(folder, module)
+            attribute = _model_of(folder, defined)
+            thing, factory = getattr(defined, attribute), f"{module}:{attribute}"
+        options = _with_files(folder, thing)
+        config = replace(folder.config, factory=factory, options=options)
+        spec = load_spec(name, config)
+    except GatewayError:
+        raise
+    except ConfigError as e:
+        if ran_out(e):
+            raise no_memory(name, folder) from None
+        text = str(e).removeprefix(f"models.{name}: {factory}: ")  # names that the folder's author does not know
+        raise BadRequest(f"{_said(_source(folder))}: {text[:500]}") from None
+    except BaseException as e:  # code that was not written by us, which may raise anything, SystemExit too
+        raise load_error(e, name, folder) from None
+    if isinstance(thing, ModelSpec):  # it says itself how it is served, where model.toml does not
+        own = {k: getattr(thing, k) for k in ("capacity", "queue", "timeout", "load_timeout") if k not in folder.given}
+        spec = replace(spec, restart=thing.restart, **own)
+    return replace(spec, memory=folder.memory if "memory" in folder.given else spec.memory)
+
+
+def forget(module: str, folder: str = "") -> None:
+    """Takes a module of `make_spec`, and what it imported of its own folder, out of the interpreter's tables."""
+    for name in [n for n in list(sys.modules) if n == module or n.startswith(module + ".")]:
+        sys.modules.pop(name, None)
+    for path in [p for p in list(sys.path_importer_cache) if folder and _inside(p, folder)]:
+        sys.path_importer_cache.pop(path, None)
+
+
+def load_error(error: BaseException, name: str, folder: ModelFolder) -> GatewayError:
+    """What an exception out of a model's own loading is to the one who asked for it."""
+    if ran_out(error):
+        return no_memory(name, folder)
+    frames = traceback.extract_tb(error.__traceback__)
+    own = [frame for frame in frames if _inside(frame.filename, folder.path)]
+    hint, where = "", ""
+    if told := own or frames:
+        where = f" ({_said(told[-1].filename)}, line {told[-1].lineno})"
+    if isinstance(error, ModuleNotFoundError) and os.path.exists(os.path.join(folder.path, f"{error.name}.py")):
+        hint = f"; import a file beside {CODE} as: from . import {error.name}"
+    elif not own:
+        where += f", loading {_said(_source(folder))}"
+    return LoadFailed(f"model {show(name)} cannot be loaded: {type(error).__name__}: {_text(error)}{where}{hint}")
+
+
+def no_memory(name: str, folder: ModelFolder) -> InsufficientStorage:
+    """What MemoryError out of a model's own loading is to the one who asked for it."""
+    where = _said(_source(folder))
+    return InsufficientStorage(
+        f"model {show(name)} cannot be loaded: {where} raised MemoryError; {folder.need} bytes were reserved for it"
+    )
+
+
+def ran_out(error: BaseException | None) -> bool:
+    """Whether an exception, or one of a group, or what it was raised from, is MemoryError."""
+    while error is not None:
+        if isinstance(error, MemoryError):
+            return True
+        if isinstance(error, BaseExceptionGroup) and any(ran_out(inner) for inner in error.exceptions):
+            return True
+        error = error.__cause__
+    return False
+
+
+def _text(error: BaseException) -> str:
+    try:
+        return str(error)[:_SHOWN]
+    except Exception:  # a __str__ of the model's own
+        return "(it cannot say why)"
+
+
+def _source(folder: ModelFolder) -> str:
+    return os.path.join(folder.path, TOML if folder.config.factory else CODE)
+
+
+def _library_config(file: str, factory: str, defaults: ModelConfig) -> ModelConfig:
+    known = LIBRARY.get(factory)
+    if known is not None:
+        return replace(defaults, factory=known.factory, options={}, capacity=known.capacity)
+    if _FACTORY.fullmatch(factory):
+        return replace(defaults, factory=factory, options={})
+    near = difflib.get_close_matches(factory.lower(), LIBRARY, 1)
+    hint = f"did you mean {near[0]!r}?" if near else f"there are: {_listed(LIBRARY)}"
+    raise BadRequest(f"{_said(file)}: factory must be {_EXPECTED['factory']}, not {show(factory)}; {hint}")
+
+
+def _library_thing(folder: ModelFolder, factory: str) -> Any:
+    """What a factory of the library's names. What its modules have imported is not theirs to give."""
+    module_name, _, attribute = factory.partition(":")
+    where = f"{_said(_source(folder))}: factory {show(factory)}"
+    try:
+        thing: Any = importlib.import_module(module_name)
+    except ModuleNotFoundError:
+        raise BadRequest(f"{where}: there is no module {show(module_name)}") from None
+    for part in attribute.split("."):
+        thing = getattr(thing, part, None)
+        if getattr(thing, "__module__", None) != module_name:
+            raise BadRequest(f"{where}: {show(module_name)} defines no {show(attribute)}")
+    return thing
+
+
+@final
+class _Loader(SourceFileLoader):
+    """Neither reads nor writes __pycache__: a folder may be replaced by another within the resolution of a time stamp."""
+
+    def path_stats(self, path: Any) -> Mapping[str, Any]:
+        raise OSError
+
+
+def _run(folder: ModelFolder, module: str) -> ModuleType:
+    """Runs model.py, as a package whose other modules are the files beside it."""
+    file = os.path.join(folder.path, CODE)
+    spec = importlib.util.spec_from_file_location(
+        module, file, loader=_Loader(module, file), submodule_search_locations=[folder.path]
+    )
+    assert spec is not None
+    assert spec.loader is not None
+    made = importlib.util.module_from_spec(spec)
+    sys.modules[module] = made
+    spec.loader.exec_module(made)
+    return made
+
+
+def _model_of(folder: ModelFolder, module: ModuleType) -> str:
+    """The attribute that is the model: `model`, else the only public one that model.py defines."""
+    if hasattr(module, "model"):
+        return "model"
+    own = [
+        name
+        for name, value in vars(module).items()
+        if not name.startswith("_")
+        and (isinstance(value, ModelSpec) or getattr(value, "__module__", None) == module.__name__)
+        and (isinstance(value, ModelSpec) or inspect.isclass(value) or callable(value))
+    ]
+    if len(own) == 1:
+        return own[0]
+    there = f"it defines {_listed(own)}" if own else "it defines nothing public"
+    raise BadRequest(f"{_said(_source(folder))}: name one function, class or ModelSpec `model`; {there}")
+
+
+def _with_files(folder: ModelFolder, thing: Any) -> dict[str, Any]:
+    """The options, with each that is a file of the folder as its path: those whose parameter is annotated with Path."""
+    options = dict(folder.config.options)
+    for name in _paths(thing) if options else ():
+        value = options.get(name)
+        if value is None:
+            continue
+        key = f"{_said(os.path.join(folder.path, TOML))}: options.{name}"
+        if not isinstance(value, str) or not value or "\0" in value or value.startswith("/"):
+            raise BadRequest(f"{key} must be a path in the model's folder, not {show(value)}")
+        file = os.path.realpath(os.path.join(folder.path, value))
+        if not _inside(file, folder.path) or not os.path.exists(file):
+            raise BadRequest(f"{key}: there is no {show(value)} in the model's folder")
+        if not os.path.isdir(file):
+            _regular(file)
+        options[name] = Path(file)
+    return options
+
+
+def _paths(thing: Any) -> list[str]:
+    code: Callable[..., Any] = thing.__init__ if inspect.isclass(thing) else inspect.unwrap(thing)
+    try:
+        hints = typing.get_type_hints(code)
+    except (NameError, AttributeError, TypeError):
+        return []  # no annotations, or of names that are not there: load_spec says so where it matters
+    return [name for name, hint in hints.items() if name != "return" and (hint is Path or Path in typing.get_args(hint))]
+
+
+def _said(path: str) -> str:
+    return show(path) if not path.isprintable() else path if len(path) <= _SHOWN else f"{path[:_SHOWN]}..."
+
+
+def _listed(names: Iterable[str]) -> str:
+    return ", ".join(names)[:_SHOWN]

@@ -1,0 +1,454 @@
+"""Models that are loaded from folders and unloaded while the server runs, within a budget of memory."""
+
+from __future__ import annotations
+
+import ctypes
+import enum
+import gc
+import itertools
+import logging
+import os
+from collections import OrderedDict
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, field
+from functools import partial
+from typing import final
+
+import trio
+
+from gateway.config import ModelConfig
+from gateway.doorbell import Doorbell
+from gateway.errors import BadRequest, Conflict, GatewayError, InsufficientStorage, LoadFailed, NotFound, Unavailable
+from gateway.model_folder import ModelFolder, find_folder, forget, load_error, make_spec, read_folder
+from gateway.settings_text import show
+from gateway.workers.supervisor import Supervisor
+from gateway.workers.worker import Worker
+from models.blocking import run_step, set_step_holder
+from models.spec import ModelSpec
+
+log = logging.getLogger("gateway.repository")
+
+_LONGEST_NAME = 1024
+# What a load that was given up has to end in before whoever gave it up goes on without it: only a thread lasts longer.
+_GRACE = 5.0
+# What an unload may take beyond `unload_timeout`: cancelled sessions, the clean-up of load(), both bounded by the worker.
+_UNLOAD_GRACE = 15.0
+_IMPORTS = 4  # at once; a thread that does not return keeps its place
+_numbers = itertools.count(1)
+
+
+@final
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RepositoryLimits:
+    """From where models may be loaded, and how much of them."""
+
+    roots: tuple[str, ...] = ()
+    """Folders that models may be in."""
+    code_roots: tuple[str, ...] = ()
+    """Folders whose model.py may run."""
+    memory: int = 1024**3
+    """Bytes that all models may need together."""
+    models: int = 1000
+    """Models at once, those included that are on their way in or out."""
+    unload_timeout: float = 60.0
+    """Seconds that sessions under way may go on while their model is unloaded."""
+    defaults: ModelConfig = field(default_factory=lambda: ModelConfig(factory=""))
+    """How a model is served where its folder does not say."""
+
+
+@final
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LoadedModel:
+    """A model that is loaded."""
+
+    name: str
+    url: str
+    """As it was given."""
+    memory: int
+    """Bytes of the budget that it holds."""
+
+
+class _State(enum.Enum):
+    LOADING = "is being loaded"
+    READY = "is loaded already"
+    LEAVING = "is still being unloaded"
+
+
+@final
+class _Entry:
+    """A name that is taken, from the first moment of a load until nothing of the model is left."""
+
+    def __init__(self, name: str, url: str) -> None:
+        self.name, self.url = name, url
+        self.state = _State.LOADING
+        self.module = f"everywire_model_{next(_numbers)}"
+        self.folder = ""
+        self.worker: Worker | None = None
+        self.error: GatewayError | None = None
+        self.reserved: int | None = None
+        self.measured = 0
+        self.discarded = False
+        self.tangled = True
+        """Whether what it was made of may hold itself, so that only the garbage collector finds it: functions and the
+        module that they are of do. What the library loads does not, unless it fails."""
+        self.evicts = False
+        """Whether somebody wants it so much that others may go for it."""
+        self.waiters = self.users = 0
+        self.load_scope = trio.CancelScope()
+        self.decided = trio.Event()
+        """It is ready, or `error` says why not."""
+        self.gone = trio.Event()
+        self._threads, self._bell = 0, Doorbell()
+
+    @property
+    def idle(self) -> bool:
+        if self.state is not _State.READY or self.users or self.waiters:
+            return False
+        return self.worker is not None and not self.worker.live and not self.worker.slots_in_use
+
+    # a holder of blocking steps: the name stays taken until the last thread of a load has returned
+
+    def hold(self) -> None:
+        self._threads += 1
+
+    def release(self) -> None:
+        self._threads -= 1
+        self._bell.ring()
+
+    async def quiet(self) -> None:
+        """Returns when no session and no thread of this model runs any more."""
+        if self.worker is not None:
+            await self.worker.left()
+        while self._threads:
+            await self._bell.wait()
+
+
+@final
+class Repository:
+    """Loads models from folders under `limits.roots` into a running supervisor, and unloads them.
+
+    A name is taken from the moment its load begins until nothing of the model is left: no session, no thread, no module,
+    no byte of the budget. Whoever comes in between is told so at once (Conflict), and never waits. Nothing of a load that
+    fails stays behind. Models go in and out in tasks of the supervisor's, so that a caller who leaves leaves nothing
+    half done.
+
+    The budget: a model needs what its model.toml declares as `memory`, or its ModelSpec; where neither does, 1.2 times
+    the bytes of its files. That is reserved before any of its code runs. What an undeclared model has made `resident` grow
+    by, if that is more, is charged in its place, unless another model came or went meanwhile, when the growth would be
+    nobody's in particular. `resident` are the bytes of this process; give one that leaves out what requests hold.
+    """
+
+    def __init__(
+        self, supervisor: Supervisor, limits: RepositoryLimits, *, resident: Callable[[], int] | None = None
+    ) -> None:
+        self._supervisor, self._limits = supervisor, limits
+        self._resident = resident or resident_bytes
+        self._entries: OrderedDict[str, _Entry] = OrderedDict()  # the least recently used first
+        self._comings_and_goings = 0
+        self._imports = trio.CapacityLimiter(_IMPORTS)
+        self._collecting = trio.CapacityLimiter(1)
+
+    # -- what is there -----------------------------------------------------------------------------------------------
+
+    @property
+    def used(self) -> int:
+        """Bytes of the budget that are reserved."""
+        return sum(entry.reserved or 0 for entry in self._entries.values())
+
+    @property
+    def names(self) -> list[str]:
+        """All names that are taken, of models on their way in or out too."""
+        return sorted(self._entries)
+
+    def list(self) -> list[LoadedModel]:
+        """The models that are loaded, by name."""
+        return [_told(entry) for _, entry in sorted(self._entries.items()) if entry.state is _State.READY]
+
+    def get(self, name: str) -> LoadedModel:
+        """A model that is loaded; NotFound otherwise."""
+        entry = self._entries.get(name)
+        if entry is None or entry.state is not _State.READY:
+            raise NotFound(f"no model {show(name)} is loaded")
+        return _told(entry)
+
+    # -- for those who decide which models there are -----------------------------------------------------------------
+
+    async def load(self, name: str, url: str) -> LoadedModel:
+        """Loads the model in the folder `url` as `name`; returns when it answers.
+
+        Conflict at once where the name is taken. BadRequest and NotFound for a folder that is none, or not one of the
+        roots', or has a mistake; InsufficientStorage where the model does not fit; LoadFailed for what its code raised. A
+        caller who is cancelled has given the load up, and waits until it is undone; a thread that does not end is
+        not waited for beyond 5 seconds, but keeps the name.
+        """
+        taken = self._entries.get(name)
+        if taken is not None:
+            raise Conflict(f"model {show(name)} {taken.state.value}")
+        entry = self._begin(name, url)
+        try:
+            await self._decided(entry)
+        except trio.Cancelled:
+            if entry.idle:  # it became ready in the moment its caller left
+                self._retire(entry)
+                with trio.move_on_after(_GRACE, shield=True):
+                    await entry.gone.wait()
+            raise
+        return _told(entry)
+
+    async def unload(self, name: str) -> None:
+        """Unloads a model that `load` or `in_use` has loaded; returns when nothing of it is left.
+
+        New sessions find it gone at once, those that wait for a slot are answered, those that run have `unload_timeout`
+        seconds, and then end as lost. NotFound where there is none, Conflict while it is being loaded and for a model of
+        the configuration. Whoever asks while it is being unloaded waits for the same end. A caller who is cancelled is not
+        waited for. Unavailable where a thread of the model does not return: its name and memory are free when it does.
+        """
+        entry = self._entries.get(name)
+        if entry is None:
+            if name in self._supervisor.workers:
+                raise Conflict(f"model {show(name)} is of the server's configuration, and cannot be unloaded")
+            raise NotFound(f"no model {show(name)} is loaded")
+        if entry.state is _State.LOADING:
+            raise Conflict(f"model {show(name)} {entry.state.value}")
+        self._retire(entry, self._limits.unload_timeout)
+        with trio.move_on_after(self._limits.unload_timeout + _UNLOAD_GRACE):
+            await entry.gone.wait()
+        if not entry.gone.is_set():
+            raise Unavailable(f"model {show(name)} is out of service, but a thread of it does not end: it holds its memory")
+
+    # -- for those who want one to be there --------------------------------------------------------------------------
+
+    @asynccontextmanager
+    async def in_use(self, name: str, url: str) -> AsyncIterator[Worker]:
+        """The worker of a model, loaded first where it is not; within the block it is not unloaded for another's sake.
+
+        All who want a model at once share one load, and its errors, which are those of `load`; it is given up when
+        the last of them is cancelled. Where it does not fit, models go that nobody uses, the least recently used first,
+        until it does; InsufficientStorage when none is left. A model that is just being unloaded is waited for.
+        """
+        entry = await self._wanted(name, url)
+        worker = entry.worker
+        assert worker is not None
+        try:
+            yield worker
+        finally:
+            entry.users -= 1
+
+    async def _wanted(self, name: str, url: str) -> _Entry:
+        while True:
+            entry = self._entries.get(name) or self._begin(name, url)
+            if entry.url != url and entry.state is not _State.LEAVING:
+                raise Conflict(f"model {show(name)} {entry.state.value} from another url")
+            if entry.state is _State.LOADING:
+                entry.evicts = True
+                await self._decided(entry)
+            if entry.state is _State.READY and entry.worker is not None and not entry.worker.stopped.is_set():
+                entry.users += 1
+                self._entries.move_to_end(name)
+                return entry
+            await entry.gone.wait()
+
+    # -- one model's life --------------------------------------------------------------------------------------------
+
+    def _begin(self, name: str, url: str) -> _Entry:
+        if not 1 <= len(name) <= _LONGEST_NAME or not name.isprintable():
+            raise BadRequest(f"a model's name is of 1 to {_LONGEST_NAME} printable characters, not {show(name)}")
+        if name in self._supervisor.workers:
+            raise Conflict(f"model {show(name)} is of the server's configuration")
+        entry = _Entry(name, url)
+        self._supervisor.start_soon(self._live, entry)
+        self._entries[name] = entry
+        return entry
+
+    async def _decided(self, entry: _Entry) -> None:
+        """Returns when the model is ready, raises why it is not. The last who leaves gives the load up."""
+        entry.waiters += 1
+        try:
+            await entry.decided.wait()
+        finally:
+            entry.waiters -= 1
+            if not entry.waiters and not entry.decided.is_set():
+                if entry.state is _State.LOADING:
+                    entry.state = _State.LEAVING
+                    entry.load_scope.cancel()
+                with trio.move_on_after(_GRACE, shield=True):
+                    await entry.gone.wait()
+        error = entry.error
+        if error is not None:  # one for each who asked: an exception has one traceback
+            raise _anew(error)
+
+    def _retire(self, entry: _Entry, patience: float = 0.0) -> None:
+        if entry.state is _State.READY:
+            entry.state = _State.LEAVING
+            self._comings_and_goings += 1
+            if entry.worker is not None:
+                self._supervisor.retire(entry.worker, patience)
+
+    async def _live(self, entry: _Entry) -> None:
+        """All of it, in a task of its own: loading, until it has left, and what is left to do then."""
+        set_step_holder(entry)
+        try:
+            await self._load(entry)
+            if entry.error is None:
+                assert entry.worker is not None
+                await entry.worker.stopped.wait()
+            entry.state = _State.LEAVING
+            with trio.move_on_after(_GRACE):
+                await self._discard(entry)
+            if not entry.discarded:
+                entry.decided.set()  # a thread keeps the rest, and who asked for the load need not wait for that
+                await self._discard(entry)
+        finally:
+            entry.error = entry.error or Unavailable(f"model {show(entry.name)} is being unloaded")
+            entry.state, entry.worker, entry.reserved = _State.LEAVING, None, None
+            forget(entry.module, entry.folder)
+            del self._entries[entry.name]
+            self._comings_and_goings += 1
+            entry.decided.set()
+            entry.gone.set()
+
+    async def _load(self, entry: _Entry) -> None:
+        """Ends with a model that is ready, or with `error`."""
+        began = trio.current_time()
+        entry.load_scope.deadline = began + self._limits.defaults.load_timeout
+        try:
+            with entry.load_scope:
+                await self._bring_in(entry)
+        except GatewayError as e:
+            entry.error = _anew(e)
+        except Exception:
+            log.exception("loading failed", extra={"model": entry.name})
+            entry.error = LoadFailed(f"model {show(entry.name)} cannot be loaded; the server's log says why")
+        if entry.load_scope.cancelled_caught:
+            seconds = self._limits.defaults.load_timeout
+            late = trio.current_time() >= began + seconds
+            entry.error = (
+                LoadFailed(f"model {show(entry.name)} cannot be loaded: its code took longer than {seconds:g} s")
+                if late
+                else Unavailable(f"the load of model {show(entry.name)} was given up")
+            )
+        if entry.error is None:
+            entry.decided.set()
+            log.info("model loaded", extra={"model": entry.name, "url": entry.url, "memory": entry.reserved})
+        else:
+            log.info("model not loaded", extra={"model": entry.name, "url": entry.url, "reason": entry.error.message})
+
+    async def _bring_in(self, entry: _Entry) -> None:
+        folder = await run_step(partial(self._read, entry.url), limiter=self._imports)
+        entry.folder = folder.path
+        while True:
+            full: GatewayError
+            try:
+                await self._bring_in_once(entry, folder)
+                return
+            except InsufficientStorage as e:
+                full = _anew(e)
+            await self._discard(entry)
+            if not await self._make_room(entry, max(folder.need, entry.measured)):
+                raise full
+
+    def _read(self, url: str) -> ModelFolder:
+        path = find_folder(url, self._limits.roots)
+        return read_folder(path, code=self._limits.code_roots, defaults=self._limits.defaults)
+
+    async def _bring_in_once(self, entry: _Entry, folder: ModelFolder) -> None:
+        entry.discarded = False
+        self._reserve(entry, max(folder.need, entry.measured))
+        self._comings_and_goings += 1
+        moment, before = self._comings_and_goings, self._resident()
+        spec = await run_step(partial(make_spec, folder, entry.name, entry.module), limiter=self._imports)
+        if spec.memory:
+            self._reserve(entry, spec.memory)
+        entry.load_scope.deadline = float("inf")  # the worker has the model's own
+        await self._start(entry, folder, spec)
+        if not spec.memory and moment == self._comings_and_goings:
+            entry.measured = self._resident() - before
+            self._reserve(entry, max(folder.need, entry.measured))
+        self._comings_and_goings += 1
+        await trio.lowlevel.checkpoint_if_cancelled()  # all who wanted it may have left in this moment
+        entry.state, entry.tangled = _State.READY, not folder.config.factory
+
+    async def _start(self, entry: _Entry, folder: ModelFolder, spec: ModelSpec) -> None:
+        failure: GatewayError
+        try:
+            entry.worker = await self._supervisor.load(spec)
+            return
+        except GatewayError:
+            raise
+        except (Exception, SystemExit, BaseExceptionGroup) as e:
+            failure = load_error(e, entry.name, folder)
+        raise failure  # outside: what the traceback holds is the failed model's memory
+
+    def _reserve(self, entry: _Entry, need: int) -> None:
+        limits, others = self._limits, [e for e in self._entries.values() if e is not entry and e.reserved is not None]
+        used = sum(other.reserved or 0 for other in others)
+        if used + need > limits.memory:
+            raise InsufficientStorage(
+                f"model {show(entry.name)} needs {need} bytes, and {used} of {limits.memory} are in use (repository.memory)"
+            )
+        if len(others) >= limits.models:
+            raise InsufficientStorage(f"{len(others)} models are loaded, and no more may be (repository.models)")
+        entry.reserved = need
+
+    async def _make_room(self, entry: _Entry, need: int) -> bool:
+        """Unloads the model that nobody uses for the longest time; False where there is none to unload."""
+        if not entry.evicts or need > self._limits.memory:
+            return False
+        others = [other for other in self._entries.values() if other is not entry]
+        victim = next((other for other in others if other.idle), None)
+        if victim is not None:
+            log.info("model evicted", extra={"model": victim.name, "by": entry.name})
+            self._retire(victim)
+        else:  # one that is on its way out already makes room too
+            victim = next((other for other in others if other.state is _State.LEAVING), None)
+        if victim is None:
+            return False
+        with trio.move_on_after(self._limits.unload_timeout + _UNLOAD_GRACE):
+            await victim.gone.wait()
+        return victim.gone.is_set()
+
+    async def _discard(self, entry: _Entry) -> None:
+        """Leaves nothing of a model but its name; returns when its memory is back. Cancelled, it can be called again."""
+        worker = entry.worker
+        tangled = entry.tangled or (worker is not None and bool(worker.crashes))
+        if worker is not None:
+            self._supervisor.retire(worker)
+            await worker.stopped.wait()
+        await entry.quiet()
+        if worker is not None:
+            worker.retired()
+        worker = entry.worker = None
+        forget(entry.module, entry.folder)
+        if entry.reserved is not None:
+            await trio.to_thread.run_sync(_give_back, tangled, limiter=self._collecting)
+            entry.reserved = None
+        entry.discarded = True
+
+
+def _anew(error: GatewayError) -> GatewayError:
+    """The same error without its traceback, whose frames would keep what the load had made."""
+    return type(error)(error.message, status=error.status)
+
+
+def _told(entry: _Entry) -> LoadedModel:
+    return LoadedModel(name=entry.name, url=entry.url, memory=entry.reserved or 0)
+
+
+def resident_bytes() -> int:
+    """Bytes of memory that this process has; 0 where the system does not tell (it has no /proc)."""
+    try:
+        with open("/proc/self/statm", "rb") as statm:
+            return int(statm.read().split()[1]) * os.sysconf("SC_PAGE_SIZE")
+    except OSError:
+        return 0
+
+
+def _give_back(tangled: bool) -> None:
+    """Gives back what is left of a model: cycles to Python's allocator, and free memory to the system where libc can. The
+    collector stops all threads while it looks through everything there is, so it looks only where it has to."""
+    if tangled:
+        gc.collect()
+    trim = getattr(ctypes.CDLL(None), "malloc_trim", None)
+    if trim is not None:
+        trim(0)

@@ -1,0 +1,65 @@
+"""The standalone server as SageMaker starts it: what it finds in the container's folders, and what that changes."""
+
+from pathlib import Path
+
+import pytest
+
+from gateway import settings_sagemaker, standalone
+from gateway.config import Config, RepositoryConfig, SageMakerConfig
+from gateway.settings import ConfigError, resolve
+
+
+@pytest.fixture
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """Stands for /opt/ml/model."""
+    made = tmp_path / "model"
+    monkeypatch.setattr(standalone, "MODEL_FOLDER", made)
+    monkeypatch.setattr(settings_sagemaker, "MODEL_FOLDER", made)
+    return made
+
+
+def config_of(folder: Path, *, code: bool = False) -> Config:
+    roots = (str(folder),)
+    return Config(repository=RepositoryConfig(roots=roots, code=roots if code else ()))
+
+
+def test_the_model_in_the_containers_folder_is_the_one_that_is_served(folder: Path) -> None:
+    folder.mkdir()
+    (folder / "model.toml").write_text('factory = "echo"\n')
+    assert list(standalone.make_gateway(config_of(folder)).supervisor.workers) == ["model"]
+
+
+def test_its_code_runs_where_the_configuration_allows_it(folder: Path) -> None:
+    folder.mkdir()
+    (folder / "model.py").write_text("def model(text: str) -> str:\n    return text.upper()\n")
+    assert list(standalone.make_gateway(config_of(folder, code=True)).supervisor.workers) == ["model"]
+    with pytest.raises(ConfigError, match=r"repository\.code"):
+        standalone.make_gateway(config_of(folder))
+
+
+def test_a_model_that_cannot_be_served_is_not_replaced_by_another(folder: Path) -> None:
+    folder.mkdir()
+    (folder / "model.toml").write_text('factory = "no_such_model"\n')
+    with pytest.raises(ConfigError, match=r"model\.toml.*no_such_model"):
+        standalone.make_gateway(config_of(folder))
+
+
+def test_an_empty_folder_is_no_model(folder: Path) -> None:
+    folder.mkdir()
+    assert "echo" in standalone.make_gateway(config_of(folder)).supervisor.workers
+
+
+def test_a_multi_model_container_begins_without_a_model(folder: Path) -> None:
+    gateway = standalone.make_gateway(Config(sagemaker=SageMakerConfig(multi_model=True)))
+    assert not gateway.supervisor.workers
+
+
+def test_the_folder_is_a_sign_of_a_container_as_the_variables_are(folder: Path) -> None:
+    at_home = resolve(file=None, environ={}, overrides={})
+    assert at_home.config.listen.host == "127.0.0.1"
+    folder.mkdir()
+    inside = resolve(file=None, environ={}, overrides={})
+    assert (inside.config.listen.host, inside.config.drain.timeout) == ("0.0.0.0", 20.0)
+    assert inside.sources["listen.host"] == str(folder)
+    told = resolve(file=None, environ={"EVERYWIRE_LISTEN__HOST": "10.0.0.1"}, overrides={})
+    assert told.config.listen.host == "10.0.0.1"
