@@ -6,7 +6,7 @@ import logging
 import re
 from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import asynccontextmanager, suppress
-from typing import final
+from typing import Any, final
 
 import trio
 
@@ -20,26 +20,35 @@ from gateway.container_client import (
     NoAnswer,
     Within,
     container_address,
+    container_limits,
     dialler,
     next_piece,
     text_headers,
 )
+from gateway.container_models import NO_MEMORY, ContainerModels
 from gateway.container_relay import BROKEN, Relay
 from gateway.errors import BadRequest, TransportLost
+from gateway.settings import ConfigError
 from models.errors import ModelError
 from models.messages import Family, Part
 from models.session import Call, Session
 from models.spec import Model, ModelSpec
 from protocols.errors import RemoteProtocolError
-from protocols.events import Buffer, Response
+from protocols.events import Buffer, Headers, Response
 
-__all__ = ["ContainerLimits", "ContainerUnhealthy", "container_spec"]
+__all__ = ["CAPACITY", "HALF_CLOSE_QUIET", "ContainerLimits", "ContainerUnhealthy", "container", "container_spec"]
 
 log = logging.getLogger("gateway.bridge")
+
+CAPACITY = 1000
+"""Sessions of one container at once where nothing else is said: it is the container that refuses more."""
+HALF_CLOSE_QUIET = 1.0
+"""The `half_close_quiet` of a container of which nothing is known."""
 
 _DEFAULT_LIMITS = ContainerLimits()
 _TIMED_OUT = "ModelInvocationTimeExceeded"
 _RETRY_SECONDS = 1.0
+_NOT_FOUND = 404
 # The whole of a ModelInvocationPath as the service model has it; what it admits and we do not are the dot segments.
 _PATH = re.compile(r"[A-Za-z0-9._-]+(?:/[A-Za-z0-9._-]+)*")
 _REQUEST_ID = "x-amzn-sagemaker-request-id"
@@ -64,8 +73,35 @@ class ContainerUnhealthy(Exception):
     """The container has not answered GET /ping for too long: its worker ends, and waits for it as for a new one."""
 
 
+def container(url: str, *, ca: str = "", models: str = "", **limits: Any) -> ModelSpec:
+    """A container as a configuration names it: a factory whose options these are.
+
+        [models.remote]
+        factory = "gateway.bridge:container"
+        options = { url = "ws://10.0.0.7:8080", half_close_quiet = "500ms" }
+
+    `limits` are the fields of ContainerLimits, durations and sizes as anywhere in a configuration; `half_close_quiet` is
+    1 s where it is not among them. `models` makes it a multi-model container, as with `container_spec`. Without a
+    `capacity` and a `load_timeout` beside its options the model takes 1000 sessions at once, and waits `healthy_within` for
+    the container. Raises ConfigError for an option that is wrong.
+    """
+    if not all(isinstance(option, str) for option in (url, ca, models)):
+        raise ConfigError("url, ca and models must be strings")
+    chosen = container_limits({"half_close_quiet": HALF_CLOSE_QUIET, **limits})
+    try:
+        return container_spec(url, name="container", limits=chosen, ca=ca, models=models)
+    except ValueError as e:
+        raise ConfigError(str(e)) from None
+
+
 def container_spec(
-    url: str, *, name: str, limits: ContainerLimits = _DEFAULT_LIMITS, ca: str = "", dial: Dial | None = None
+    url: str,
+    *,
+    name: str,
+    limits: ContainerLimits = _DEFAULT_LIMITS,
+    ca: str = "",
+    models: str = "",
+    dial: Dial | None = None,
 ) -> ModelSpec:
     """A container at `url` (`ws://host:port`, perhaps with the path of its WebSocket; see `container_address`) as a
     model; `dataclasses.replace` gives it another capacity, queue, timeout or restart policy.
@@ -79,6 +115,9 @@ def container_spec(
     policy loads again, which waits for the container. One failure alone changes nothing, for a container that works
     hard may be slow to answer.
 
+    `models` is the path, as the container sees it, below which its models are: then invocations name one of them in
+    X-Amzn-SageMaker-Target-Model, and the container is asked to load and unload them, by the multi-model API.
+
     `ca` is a file with the CA of a wss:// container, instead of the system's; `dial` opens the connections, instead of
     TCP. Raises ValueError for a URL that is none, ConfigError for a CA that is none.
     """
@@ -90,7 +129,7 @@ def container_spec(
         await _wait_healthy(container)
         async with trio.open_nursery() as nursery:
             nursery.start_soon(_watch_health, container)
-            yield Bridge(container)
+            yield Bridge(container, ContainerModels(container, models, nursery) if models else None)
             nursery.cancel_scope.cancel()
 
     return ModelSpec(
@@ -98,8 +137,10 @@ def container_spec(
         family=Family.PARTS,
         load=load,
         platform="container",
+        capacity=CAPACITY,
         load_timeout=limits.healthy_within,
         accepts=True,
+        many=bool(models),
     )
 
 
@@ -132,8 +173,8 @@ class Bridge:
     """The model. It raises ModelError for what the container did, and BadRequest for what it must not be asked; of its
     connections none outlives its session."""
 
-    def __init__(self, container: Container) -> None:
-        self._container = container
+    def __init__(self, container: Container, models: ContainerModels | None = None) -> None:
+        self._container, self._models = container, models
 
     async def __call__(self, session: Session[Part, Part], /) -> None:
         if session.call.parameters.get("unary") is True:
@@ -171,25 +212,60 @@ class Bridge:
     # -- one invocation ----------------------------------------------------------------------------------------------
 
     async def _invoke(self, session: Session[Part, Part]) -> None:
-        container, call = self._container, session.call
-        headers = [*_forwarded(call, _ON_INVOCATION), (b"connection", b"close")]
+        headers = [*_forwarded(session.call, _ON_INVOCATION), (b"connection", b"close")]
         body: Buffer = b""
         with suppress(trio.EndOfChannel):
             body = (await session.receive()).data
-        within = Within(container.limits.invocation_timeout, "invocation_timeout")
         try:
-            async with container.connect(within) as transport:
-                peer = client.http1(transport)
-                answer = await container.ask(peer, b"POST", b"/invocations", headers, within, body)
-                if not 200 <= answer.status <= 299:
-                    raise await container.refusal(peer, answer, code="ModelError")
-                _reply(session.reply, answer, ("content-type", *_IN_REPLY))
-                session.accept()
-                while (piece := await self._piece(peer)) is not None:
-                    container.heard = True
-                    await session.send(Part(data=piece))
+            if self._models is None:
+                await self._ask(session, b"/invocations", headers, body)
+            else:
+                await self._ask_one_of_many(self._models, session, headers, body)
         except NoAnswer as e:
             raise ModelError(e.message, code=_TIMED_OUT if e.status == GATEWAY_TIMEOUT else BROKEN, status=e.status) from e
+
+    async def _ask_one_of_many(
+        self, models: ContainerModels, session: Session[Part, Part], headers: Headers, body: Buffer
+    ) -> None:
+        """What the container forgot meanwhile is loaded once more; where it has no memory, others go, and it is asked
+        again."""
+        target = session.call.headers.get("x-amzn-sagemaker-target-model", "")
+        if not target:
+            raise BadRequest("the endpoint serves many models: X-Amzn-SageMaker-Target-Model must name one")
+        forgotten = False
+        while True:
+            async with models.in_use(target) as path:
+                status, said = await self._ask(session, path, headers, body, may_try_again=True)
+                if said is None:
+                    return
+                if status == NO_MEMORY and await models.make_room():
+                    continue
+                if status != _NOT_FOUND or forgotten:
+                    raise said
+                forgotten = True
+                models.lost(path)
+
+    async def _ask(
+        self, session: Session[Part, Part], path: bytes, headers: Headers, body: Buffer, *, may_try_again: bool = False
+    ) -> tuple[int, ModelError | None]:
+        """Asks once, and answers with what comes. The container's refusal is raised; returned where it may be a reason to
+        ask again."""
+        container = self._container
+        within = Within(container.limits.invocation_timeout, "invocation_timeout")
+        async with container.connect(within) as transport:
+            peer = client.http1(transport)
+            answer = await container.ask(peer, b"POST", path, headers, within, body)
+            if not 200 <= answer.status <= 299:
+                refusal = await container.refusal(peer, answer, code="ModelError")
+                if may_try_again:
+                    return answer.status, refusal
+                raise refusal
+            _reply(session.reply, answer, ("content-type", *_IN_REPLY))
+            session.accept()
+            while (piece := await self._piece(peer)) is not None:
+                container.heard = True
+                await session.send(Part(data=piece))
+        return answer.status, None
 
     async def _piece(self, peer: client.Peer) -> Buffer | None:
         allowed = self._container.limits.invocation_timeout

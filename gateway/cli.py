@@ -224,11 +224,11 @@ def models(given: _Given) -> None:
     broken: list[str] = []
     for name, model in given.resolve().config.models.items():
         try:
-            family = load_spec(name, model).family.value
+            spec = load_spec(name, model)
+            rows.append((name, spec.family.value, str(spec.capacity), model.factory))
         except Exception as error:  # the import runs the user's own code, which may raise anything
             broken.append(_reason(name, error))
-            family = "-"
-        rows.append((name, family, str(model.capacity), model.factory))
+            rows.append((name, "-", "-", model.factory))
     rows += [(spec.name, spec.family.value, str(spec.capacity), "the library") for spec in library_specs()]
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
     for row in rows:
@@ -250,12 +250,20 @@ def emulate() -> None:
 Examples:
   everywire emulate sagemaker --container ws://127.0.0.1:8080
   everywire --port 9000 emulate sagemaker --container http://127.0.0.1:8081 --path invoke-bidi-stream
+  everywire emulate sagemaker --container ws://127.0.0.1:8080 --limit connect_timeout=250ms --limit ping_interval=5s
 """,
 )
 @click.option("--container", required=True, metavar="URL", help="The container: ws://HOST:PORT (or http, wss, https).")
 @click.option("--endpoint", default="container", show_default=True, metavar="NAME", help="The endpoint that it answers as.")
 @click.option(
     "--path", default="", metavar="PATH", help="Its WebSocket's path where a request names none.  [default: the contract's]"
+)
+@click.option(
+    "--models",
+    default="",
+    metavar="PATH",
+    help="It is a multi-model container, and its models are below this path of its own: X-Amzn-SageMaker-Target-Model "
+    "names one, which it is asked to load on first use, and to unload when it has no memory for another.",
 )
 @click.option("--ca", default="", metavar="FILE", help="CA of a wss:// container.  [default: the system's]")
 @click.option(
@@ -264,11 +272,25 @@ Examples:
     show_default=True,
     metavar="SECONDS",
     help="How long the container must be silent, after the client's last part, before it is sent Close. Most WebSocket "
-    "libraries say nothing more behind a Close, also not what they were asked; 0 for one that answers first.",
+    "libraries say nothing more behind a Close, also not what they were asked; 0 only for one that answers all before it.",
+)
+@click.option(
+    "--limit",
+    "limits",
+    multiple=True,
+    metavar="NAME=VALUE",
+    help="Another limit of the bridge; may be repeated. A wrong NAME tells all there are.",
 )
 @click.pass_context
 def emulate_sagemaker(
-    context: click.Context, container: str, endpoint: str, path: str, ca: str, half_close_quiet: str
+    context: click.Context,
+    container: str,
+    endpoint: str,
+    path: str,
+    models: str,
+    ca: str,
+    half_close_quiet: str,
+    limits: tuple[str, ...],
 ) -> NoReturn:
     """Answer SageMaker's clients from a model container: bidirectional streams over its WebSocket, InvokeEndpoint and
     response streams over its /invocations, its health by its /ping.
@@ -282,18 +304,35 @@ def emulate_sagemaker(
         quiet = parse_duration(half_close_quiet)
     except ValueError:
         raise click.UsageError(f"--half-close-quiet must be a duration such as 1s, not {half_close_quiet[:100]!r}") from None
-    from gateway.container_client import ContainerLimits
+    pairs = _limit_pairs(limits)
+    from gateway.container_client import container_limits
     from gateway.emulate import Emulation
-
-    limits = ContainerLimits(half_close_quiet=quiet)
-    emulation = Emulation(resolved, container, endpoint, path=path, ca=ca, limits=limits)
-    chosen = emulation.config
-    logging_setup.configure(chosen.log)
-    certificate = _announce_certificate(chosen.tls) if chosen.tls.dev else ""
-    click.echo(emulation.advice(certificate))
     from gateway.standalone import run
+    from gateway.tls_context import development_certificate
 
-    context.exit(run(chosen, emulation.models))
+    try:
+        allowed = container_limits({**pairs, "half_close_quiet": quiet})
+    except ConfigError as e:
+        raise ConfigError(f"--limit: {e}") from None
+    emulation = Emulation(resolved, container, endpoint, path=path, ca=ca, models=models, limits=allowed)
+    chosen = emulation.config
+    certificate = str(development_certificate(chosen.tls).ca.absolute()) if chosen.tls.dev else ""
+    code = run(chosen, emulation.models, listening=lambda ports: click.echo(emulation.advice(ports, certificate)))
+    context.exit(code)
+
+
+def _limit_pairs(limits: tuple[str, ...]) -> dict[str, str]:
+    pairs: dict[str, str] = {}
+    for text in limits:
+        name, found, value = (part.strip() for part in text.partition("="))
+        if not found:
+            raise click.UsageError(f"--limit takes NAME=VALUE, such as connect_timeout=250ms, not {text[:100]!r}")
+        if name in pairs:
+            raise click.UsageError(f"--limit: {name} is set twice")
+        if name == "half_close_quiet":
+            raise click.UsageError("--limit: half_close_quiet has a flag of its own, --half-close-quiet")
+        pairs[name] = value
+    return pairs
 
 
 def _reason(name: str, error: Exception) -> str:
@@ -315,14 +354,13 @@ def _serve(context: click.Context) -> NoReturn:
     context.exit(run(chosen))
 
 
-def _announce_certificate(tls: TLSConfig) -> str:
-    """Says where the CA of a development certificate is; returns that too."""
+def _announce_certificate(tls: TLSConfig) -> None:
+    """Says where the CA of a development certificate is."""
     from gateway.tls_context import development_certificate
 
     made = development_certificate(tls)
     extra = {"SSL_CERT_FILE": str(made.ca.absolute()), "expires": made.expires.isoformat()}
     _log.info("TLS has a development certificate: clients trust it by SSL_CERT_FILE", extra=extra)
-    return str(made.ca.absolute())
 
 
 def _check_directory() -> None:

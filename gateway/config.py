@@ -284,20 +284,21 @@ class RestartConfig:
 @final
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ModelConfig:
-    """One model: where its code is, and how much of it runs at once."""
+    """One model: where its code is, and how much of it runs at once. A factory that gives a ModelSpec says itself what is
+    not set here."""
 
     factory: str
     """`module:attribute`: a function, an async or sync generator, a class with `__call__`, or a ModelSpec."""
     options: dict[str, Any] = field(default_factory=dict)
     """Keyword arguments for a factory that takes them."""
-    capacity: int = 64
-    """Sessions at once."""
-    queue: int = 1000
-    """Sessions that may wait for a slot; more are refused with 503."""
-    timeout: float = 0.0
-    """Seconds a session may last; 0: no limit."""
-    load_timeout: float = 240.0
-    """How long loading may take."""
+    capacity: int | None = None
+    """Sessions at once; 64 where the model does not say."""
+    queue: int | None = None
+    """Sessions that may wait for a slot; more are refused with 503; 1000 where the model does not say."""
+    timeout: float | None = None
+    """Seconds a session may last; 0, which is meant where the model does not say: no limit."""
+    load_timeout: float | None = None
+    """How long loading may take; 240 where the model does not say."""
     restart: RestartConfig = field(default_factory=RestartConfig)
 
 

@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
+import math
 import os
 import re
 import secrets
 import socket
 import ssl
-from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager, suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from pathlib import Path
-from typing import TypeAlias, final
+from typing import Any, TypeAlias, final
 from urllib.parse import urlsplit
 
 import numpy as np
@@ -20,6 +21,7 @@ import trio
 from gateway import client
 from gateway.client import Peer
 from gateway.errors import BadRequest, TransportLost
+from gateway.settings import ConfigError, parse_duration, parse_size
 from gateway.tls_context import client_context
 from gateway.transport import SocketTransport, Transport
 from gateway.wires.tls import TLSTransport
@@ -77,6 +79,10 @@ class ContainerLimits:
     """Pings in a row without a byte from the container that end its session."""
     invocation_timeout: float = 60.0
     """Until the head of the answer to /invocations, and then between two pieces of it."""
+    model_load_timeout: float = 480.0
+    """For one POST /models of a multi-model container."""
+    model_unload_timeout: float = 360.0
+    """For one DELETE /models/{name} of it, which ends what the model is at."""
     health_timeout: float = 2.0
     """For one GET /ping."""
     health_interval: float = 10.0
@@ -85,6 +91,40 @@ class ContainerLimits:
     """So many in a row, without a byte from the container on any session, and it counts as gone."""
     healthy_within: float = 480.0
     """From the start of loading to the first 200."""
+
+
+_MAY_BE_ZERO = {"unsent", "half_close_quiet", "ping_interval", "health_interval"}
+
+
+def container_limits(given: Mapping[str, Any]) -> ContainerLimits:
+    """The limits of these names, as an operator writes them: a number, or text such as "500ms" or "64 KiB". Raises
+    ConfigError for a name or a value that is none."""
+    kinds = {field.name: type(field.default) for field in fields(ContainerLimits)}
+    found: dict[str, Any] = {}
+    for name, value in given.items():
+        if name not in kinds:
+            raise ConfigError(f"{name[:100]!r} is no limit of a container; there are: {', '.join(kinds)}")
+        try:
+            found[name] = _limit(kinds[name], value, low=0 if name in _MAY_BE_ZERO else 1)
+        except (ValueError, OverflowError):
+            wanted = "a duration, such as 500ms or 30" if kinds[name] is float else "a whole number, such as 5 or 64KiB"
+            raise ConfigError(f"{name} must be {wanted}, not {str(value)[:100]!r}") from None
+    return ContainerLimits(**found)
+
+
+def _limit(kind: type[Any], value: Any, *, low: int) -> Any:
+    """ValueError for what is no such number. A duration that must not be 0 may be as short as it likes."""
+    if isinstance(value, bool) or not isinstance(value, str | int | float):
+        raise ValueError
+    if kind is float:
+        seconds = parse_duration(value) if isinstance(value, str) else float(value)
+        if not math.isfinite(seconds) or seconds < 0 or (low and not seconds):
+            raise ValueError
+        return seconds
+    number = parse_size(value) if isinstance(value, str) else value
+    if not isinstance(number, int) or number < low:
+        raise ValueError
+    return number
 
 
 @final
@@ -125,8 +165,10 @@ def container_address(url: str) -> ContainerAddress:
 
 def dialler(address: ContainerAddress, limits: ContainerLimits, *, ca: str = "") -> Dial:
     """Connections over TCP, with TLS where the address has it: the server's name is checked against the system's CAs, or
-    against the file `ca` alone. Raises gateway.settings.ConfigError where that file cannot be used."""
+    against the file `ca` alone. Raises ConfigError where that file cannot be used, or is not needed."""
     context: ssl.SSLContext | None = None
+    if ca and not address.tls:
+        raise ConfigError("a CA is for wss:// and https://: this container is called in clear")
     if address.tls:
         context = client_context(Path(ca), alpn=["http/1.1"]) if ca else ssl.create_default_context()
 
@@ -223,7 +265,8 @@ class Container:
                     if isinstance(event, Response) and (event.status >= 200 or event.status == 101):
                         return event
             except (TransportLost, RemoteProtocolError) as e:
-                raise NoAnswer(f"the container gave no answer: {_reason(e)}") from e
+                asked = f"{method.decode()} {target.partition(b'?')[0][:100].decode('latin-1')}"
+                raise NoAnswer(f"the container gave no answer to {asked}: {_reason(e)}") from e
         raise NoAnswer(f"the container did not answer {within.words}", status=GATEWAY_TIMEOUT)
 
     async def ping(self) -> str:

@@ -4,17 +4,25 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
-from typing import final
+from typing import Protocol, final
 
 from gateway.bridge import ContainerLimits, container_spec
 from gateway.config import Config
 from gateway.settings import ConfigError, Resolved
 from models.spec import ModelSpec
+from protocols import bidi
 
 CLEAR_PORT = 8090
 """In clear, where nothing else is said: 8080 is the container's own."""
-CAPACITY = 1000
-"""Sessions at once: the container is the one to refuse more."""
+
+
+class Listening(Protocol):
+    """What listens: 0 is a port that is not open."""
+
+    @property
+    def port(self) -> int: ...
+    @property
+    def tls_port(self) -> int: ...
 
 
 @final
@@ -22,32 +30,46 @@ class Emulation:
     """What is served for a container: the configuration, the model that stands for it, and how clients reach it."""
 
     def __init__(
-        self, resolved: Resolved, container: str, endpoint: str, *, path: str = "", ca: str = "", limits: ContainerLimits
+        self,
+        resolved: Resolved,
+        container: str,
+        endpoint: str,
+        *,
+        path: str = "",
+        ca: str = "",
+        models: str = "",
+        limits: ContainerLimits,
     ) -> None:
-        """ConfigError for a container that no URL names."""
+        """ConfigError for a container that no URL names, and for an endpoint that no client can name."""
         config = resolved.config
         if "listen.port" not in resolved.sources:
             config = replace(config, listen=replace(config.listen, port=CLEAR_PORT))
-        if not any(key.startswith("tls.") for key in resolved.sources):
+        if not any(key.startswith("tls.") for key in resolved.sources if key != "tls.dev_dir"):
             config = replace(config, tls=replace(config.tls, dev=True))  # the AWS SDK speaks HTTP/2 over TLS alone
         self.config: Config = config
-        self.container, self.endpoint = container, endpoint
+        try:
+            bidi.validate_request(endpoint, {})
+        except bidi.BidiInputError as e:
+            raise ConfigError(f"--endpoint: {e}") from None
         if path:
             container = f"{container.rstrip('/')}/{path.lstrip('/')}"
+        self.container, self.endpoint = container, endpoint
         try:
-            spec = container_spec(container, name=endpoint, limits=limits, ca=ca)
+            spec = container_spec(container, name=endpoint, limits=limits, ca=ca, models=models)
         except ValueError as e:
             raise ConfigError(f"--container: {e}") from None
-        self.models: Sequence[ModelSpec] = [replace(spec, capacity=CAPACITY)]
+        self.models: Sequence[ModelSpec] = [spec]
 
-    def advice(self, certificate: str) -> str:
+    def advice(self, listening: Listening, certificate: str) -> str:
         """For whoever started it: what to tell the clients. `certificate` is the file of the CA that they must trust."""
-        listen = self.config.listen
         trust = f", and SSL_CERT_FILE={certificate} in its environment" if certificate else ""
         lines = [f"Endpoint {self.endpoint!r} is the container at {self.container}."]
-        if listen.tls_port > 0:
-            lines.append(f"AWS SDK (bidirectional): endpoint_uri https://localhost:{listen.tls_port}{trust}.")
-        if listen.port > 0:
-            lines.append(f"boto3 and the AWS CLI: endpoint_url http://localhost:{listen.port}.")
-        lines.append("Any region and any credentials will do, unless sagemaker.sigv4.credentials names the right ones.")
+        if listening.tls_port:
+            lines.append(f"AWS SDK (bidirectional): endpoint_uri https://localhost:{listening.tls_port}{trust}.")
+        if listening.port:
+            lines.append(f"boto3 and the AWS CLI: endpoint_url http://localhost:{listening.port}.")
+        if self.config.sagemaker.sigv4.credentials:
+            lines.append(f"Credentials must be those of {self.config.sagemaker.sigv4.credentials}.")
+        else:
+            lines.append("Any region and any credentials will do.")
         return "\n".join(lines)

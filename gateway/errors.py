@@ -130,6 +130,14 @@ class InsufficientStorage(GatewayError):
 
 
 @final
+class BadModel(GatewayError):
+    """A model's folder has a mistake, or holds no model. The text names the file and the key."""
+
+    status = 400
+    code = "BadModel"
+
+
+@final
 class LoadFailed(GatewayError):
     """A model's own code raised while it was loaded. The text names the file and the exception."""
 

@@ -17,16 +17,20 @@ from uuid import uuid4
 import trio
 
 from gateway.body_pool import BodyPool
-from gateway.config import Config
+from gateway.config import Config, ListenConfig
 from gateway.dialects.base import Models
 from gateway.dialects.bidi import BidiDialect
-from gateway.dialects.container import ContainerDialect
+from gateway.dialects.bidi import refuse_on as refuse_as_bidi
+from gateway.dialects.container import ContainerDialect, refuse_as_mme
 from gateway.dialects.endpoints import Endpoints
 from gateway.dialects.lmi import LMIDialect
+from gateway.dialects.lmi import refuse as refuse_as_lmi
 from gateway.dialects.management import ManagementDialect
 from gateway.dialects.mme import MMEDialect
 from gateway.dialects.sagemaker import SageMakerDialect
+from gateway.dialects.sagemaker import refuse_on as refuse_as_platform
 from gateway.dialects.v2 import V2Dialect
+from gateway.dialects.v2 import refuse_with as refuse_as_v2
 from gateway.doorbell import Doorbell
 from gateway.errors import Ending, GatewayError, InternalFailure, Overloaded, TransportLost, Unavailable
 from gateway.exchange import Exchange
@@ -35,7 +39,7 @@ from gateway.hub import Hub, Watchable
 from gateway.listeners import Listener
 from gateway.loading import configured_specs
 from gateway.observe import Observer
-from gateway.routing import Router
+from gateway.routing import Handler, Router
 from gateway.signatures import Signatures
 from gateway.tls_context import server_context
 from gateway.transport import SocketTransport, StreamTransport, Transport
@@ -56,6 +60,10 @@ _TICK = 1.0
 _TURN = 0.005  # seconds of connections' turns before tasks have theirs
 # What an interrupted exchange has for its goodbye, and a cancelled model for its clean-up, before the server stops.
 _GRACE = 5.0
+
+
+def _listener(listen: ListenConfig, port: int, setting: str) -> Listener:
+    return Listener(listen.host, port, backlog=listen.backlog, setting=setting)
 
 
 @final
@@ -132,7 +140,7 @@ class Gateway:
         self._tasks = ExchangeTasks(self._work, self._conclude, self._write)
         self.clock: Callable[[], float] = trio.current_time
         self._report: DrainReport | None = None
-        self._over = trio.Event()
+        self._listening, self._over = trio.Event(), trio.Event()
         self._nursery: trio.Nursery | None = None
         served = Models(self.config, self.supervisor.workers)
         served.check_defaults()
@@ -156,6 +164,16 @@ class Gateway:
         router.add("POST", "/endpoints/{endpoint}/invocations", platform.invoke)
         router.add("POST", "/endpoints/{endpoint}/invocations-response-stream", platform.invoke_with_response_stream)
         router.add("POST", "/endpoints/{endpoint}/invocations-bidirectional-stream", bidi.event_stream)
+        self._words: dict[Handler, Callable[[Exchange], Callable[[GatewayError], None]]] = {
+            platform.invoke: refuse_as_platform,
+            platform.invoke_with_response_stream: refuse_as_platform,
+            bidi.event_stream: refuse_as_bidi,
+            container.invocations: refuse_as_lmi,
+            container.invoke: refuse_as_mme,
+            lmi.predictions: refuse_as_lmi,
+            v2.infer: refuse_as_v2,
+        }
+        """How those are refused whose clients know errors by their shape, where it does not come to their handler."""
         router.add("GET", "/v2/health/live", v2.live)
         router.add("GET", "/v2/health/ready", v2.ready)
         router.add("GET", "/v2", v2.server)
@@ -166,6 +184,7 @@ class Gateway:
             router.add("POST", "/v2/models/{name}" + at + "/infer", v2.infer)
         if self.config.sagemaker.multi_model:
             mme = MMEDialect(self.repository)
+            self._words |= dict.fromkeys((mme.load, mme.list, mme.get, mme.unload), refuse_as_mme)
             for path in ("/models", "/models/"):
                 router.add("POST", path, mme.load)
                 router.add("GET", path, mme.list)
@@ -200,7 +219,7 @@ class Gateway:
         try:
             handler, arguments = self._router.find(exchange)
             if handler not in self._health:
-                self._admit()
+                self._admit(exchange, handler)
             await handler(exchange, **arguments)
         except GatewayError as e:
             return e
@@ -220,15 +239,19 @@ class Gateway:
             log.exception("an error could not be said", extra={"id": exchange.id})
             exchange.abort(Ending.MODEL_ERROR)
 
-    def _admit(self) -> None:
+    def _admit(self, exchange: Exchange, handler: Handler) -> None:
+        budget = self.budget
+        if not self.draining and budget.used <= self._refuse_above:
+            return
+        words = self._words.get(handler)
+        if words is not None:
+            exchange.fail = words(exchange)
         if self.draining:
             raise Unavailable("the server is shutting down; try another")
-        budget = self.budget
-        if budget.used > self._refuse_above:
-            raise Overloaded(
-                f"{budget.used} of {budget.limit} bytes are in use (limits.total_bytes): above "
-                f"{self.limits.memory_refuse} percent (limits.memory_refuse) nothing new begins; try again later"
-            )
+        raise Overloaded(
+            f"{budget.used} of {budget.limit} bytes are in use (limits.total_bytes): above "
+            f"{self.limits.memory_refuse} percent (limits.memory_refuse) nothing new begins; try again later"
+        )
 
     def _shed(self) -> None:
         """Memory runs out: the exchange that holds most makes room for the others."""
@@ -245,6 +268,7 @@ class Gateway:
         self.clock = trio.lowlevel.current_clock().current_time
         tls = self._tls_context()
         listeners = self._listen(tls)
+        self._listening.set()
         try:
             async with trio.open_nursery() as nursery:
                 async with trio.open_nursery() as connections:
@@ -282,13 +306,13 @@ class Gateway:
         listeners: list[tuple[Listener, ssl.SSLContext | None]] = []
         try:
             if listen.port >= 0:
-                listeners.append((Listener(listen.host, listen.port, backlog=listen.backlog), None))
+                listeners.append((_listener(listen, listen.port, "listen.port or --port"), None))
                 self.port = listeners[-1][0].port
             if listen.bidi_port >= 0:
-                listeners.append((Listener(listen.host, listen.bidi_port, backlog=listen.backlog), None))
+                listeners.append((_listener(listen, listen.bidi_port, "listen.bidi_port"), None))
                 self.bidi_port = listeners[-1][0].port
             if tls is not None and listen.tls_port >= 0:
-                listeners.append((Listener(listen.host, listen.tls_port, backlog=listen.backlog), tls))
+                listeners.append((_listener(listen, listen.tls_port, "listen.tls_port or --tls-port"), tls))
                 self.tls_port = listeners[-1][0].port
         except BaseException:
             for listener, _ in listeners:
@@ -482,6 +506,10 @@ class Gateway:
     def begin_drain(self) -> None:
         """Starts what `drain` waits for. Idempotent."""
         self._stop.set()
+
+    async def listening(self) -> None:
+        """Returns when `serve` has opened its ports, while the models may still be loading."""
+        await self._listening.wait()
 
     async def stopped(self) -> None:
         """Returns when `serve` has ended."""

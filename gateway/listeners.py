@@ -22,14 +22,14 @@ _ABORTED = {errno.ECONNABORTED, errno.EPERM, errno.EPROTO}
 class Listener:
     """One listening TCP socket."""
 
-    def __init__(self, host: str, port: int, *, backlog: int) -> None:
-        """Binds at once; OSError names the address where that fails."""
+    def __init__(self, host: str, port: int, *, backlog: int, setting: str = "listen.port or --port") -> None:
+        """Binds at once; OSError names the address where that fails, and the setting."""
         family = socket.AF_INET6 if ":" in host else socket.AF_INET
         try:
             self._sock = socket.create_server((host, port), family=family, backlog=backlog)
         except OSError as e:
             why = os.strerror(e.errno) if e.errno else str(e)
-            raise OSError(e.errno, f"cannot listen on {host} port {port}: {why}; listen.port or --port sets another") from e
+            raise OSError(e.errno, f"cannot listen on {host} port {port}: {why}; {setting} sets another") from e
         self._sock.setblocking(False)
         self.port: int = self._sock.getsockname()[1]
 

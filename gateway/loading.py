@@ -21,7 +21,8 @@ from models.spec import Model, ModelSpec, RestartPolicy
 
 
 def load_spec(name: str, config: ModelConfig) -> ModelSpec:
-    """The spec of a configured model. ConfigError says which module or attribute is missing, or why it is no model.
+    """The spec of a configured model: a number that the configuration does not set is the spec's own. ConfigError says which
+    module or attribute is missing, or why it is no model.
 
     The attribute may be what `models.adapt.spec_of` takes, or a factory of it: a class, or a function that can be called
     with the options alone. A factory runs in a thread, in the worker, anew at each start.
@@ -37,14 +38,8 @@ def load_spec(name: str, config: ModelConfig) -> ModelSpec:
         backoff=config.restart.backoff,
         backoff_max=config.restart.backoff_max,
     )
-    return replace(
-        spec,
-        capacity=config.capacity,
-        queue=config.queue,
-        timeout=config.timeout,
-        load_timeout=config.load_timeout,
-        restart=policy,
-    )
+    numbers = {name: getattr(config, name) for name in ("capacity", "queue", "timeout", "load_timeout")}
+    return replace(spec, restart=policy, **{name: number for name, number in numbers.items() if number is not None})
 
 
 def _spec(name: str, thing: Any, options: dict[str, Any]) -> ModelSpec:
@@ -55,7 +50,7 @@ def _spec(name: str, thing: Any, options: dict[str, Any]) -> ModelSpec:
     if is_loader(thing):
         _check_options(thing, options)
         return spec_of(partial_loader(thing, options), name) if options else spec_of(thing, name)
-    if not options and not inspect.isclass(thing) and _needs_arguments(thing):
+    if not options and not inspect.isclass(thing) and not _gives_spec(thing) and _needs_arguments(thing):
         return spec_of(thing, name)
     _check_options(thing, options)
     make = partial(thing, **options)
@@ -63,6 +58,8 @@ def _spec(name: str, thing: Any, options: dict[str, Any]) -> ModelSpec:
     if family is None:  # its annotations do not say: the product must
         try:
             made = make()
+        except ConfigError as e:  # one of ours: it says what is wrong with an option
+            raise TypeError(str(e)) from None
         except Exception as e:  # the user's own code, which may raise anything
             raise TypeError(f"calling it raised {_told(e)}") from e
         try:
@@ -86,6 +83,11 @@ def _check_options(thing: Any, options: dict[str, Any]) -> None:
     except TypeError as e:
         given = ", ".join(options) or "none"
         raise TypeError(f"{e}: its parameters are {str(signature)[:200]}, its options are {given[:200]}") from None
+
+
+def _gives_spec(thing: Any) -> bool:
+    """Whether its annotation says that it is a factory, also where the options that it needs are missing."""
+    return inspect.isroutine(thing) and inspect.signature(thing).return_annotation in (ModelSpec, ModelSpec.__name__)
 
 
 def _needs_arguments(thing: Any) -> bool:

@@ -22,7 +22,7 @@ from typing import Any, final
 from urllib.parse import unquote, urlsplit
 
 from gateway.config import ModelConfig
-from gateway.errors import BadRequest, GatewayError, InsufficientStorage, LoadFailed, NotFound
+from gateway.errors import BadModel, BadRequest, GatewayError, InsufficientStorage, LoadFailed, NotFound
 from gateway.loading import LIBRARY, load_spec
 from gateway.settings_schema import SETTINGS, ConfigError
 from gateway.settings_text import parse_duration, parse_size, show
@@ -122,7 +122,7 @@ def read_folder(path: str, *, code: Iterable[str], defaults: ModelConfig) -> Mod
     """Reads a folder that `find_folder` has found: model.toml, and the sizes of the files; no code runs.
 
     With model.toml alone the model is one of the library's. With model.py it is what that defines, and model.toml, if it
-    is there too, only says how it is served; `code` are the folders below which that is allowed. BadRequest names the file
+    is there too, only says how it is served; `code` are the folders below which that is allowed. BadModel names the file
     and the key for each mistake. Blocks.
     """
     size = _size(path)
@@ -130,19 +130,17 @@ def read_folder(path: str, *, code: Iterable[str], defaults: ModelConfig) -> Mod
     has_code = os.path.lexists(os.path.join(path, CODE))
     values = _read_toml(file) if os.path.lexists(file) else None
     if values is None and not has_code:
-        raise BadRequest(f"{_said(path)} holds neither {TOML} nor {CODE}: it is no model's folder")
+        raise BadModel(f"{_said(path)} holds neither {TOML} nor {CODE}: it is no model's folder")
     values = values or {}
     config = replace(defaults, factory="")
     if has_code:
         if "factory" in values:
-            raise BadRequest(f"{_said(file)}: factory names a model, and {CODE} beside it is another: remove one")
+            raise BadModel(f"{_said(file)}: factory names a model, and {CODE} beside it is another: remove one")
         if not under(path, code):
-            raise BadRequest(
-                f"{_said(os.path.join(path, CODE))} is code, and runs only below the folders of repository.code"
-            )
+            raise BadModel(f"{_said(os.path.join(path, CODE))} is code, and runs only below the folders of repository.code")
         _regular(os.path.join(path, CODE))
     elif "factory" not in values:
-        raise BadRequest(f"{_said(file)}: factory is missing: the name of a library model, such as {_listed(LIBRARY)}")
+        raise BadModel(f"{_said(file)}: factory is missing: the name of a library model, such as {_listed(LIBRARY)}")
     else:
         config = _library_config(file, values["factory"], defaults)
     served = {k: v for k, v in values.items() if k not in ("factory", "memory")}
@@ -162,16 +160,16 @@ def _size(path: str) -> int:
     try:
         os.scandir(path).close()
     except OSError as e:
-        raise BadRequest(f"{_said(path)} cannot be read: {e.strerror}") from None
+        raise BadModel(f"{_said(path)} cannot be read: {e.strerror}") from None
     for at, folders, files in os.walk(path):
         folders[:] = [name for name in folders if name != "__pycache__"]
         entries += len(folders) + len(files)
         if entries > _ENTRIES:
-            raise BadRequest(f"{_said(path)} holds more than {_ENTRIES} files")
+            raise BadModel(f"{_said(path)} holds more than {_ENTRIES} files")
         for name in (*folders, *files):
             entry = os.path.join(at, name)
             if os.path.islink(entry) and not _inside(os.path.realpath(entry), path):
-                raise BadRequest(f"{_said(entry)} is a link that leads out of the model's folder")
+                raise BadModel(f"{_said(entry)} is a link that leads out of the model's folder")
         for name in files:
             try:
                 found = os.stat(os.path.join(at, name))
@@ -189,8 +187,8 @@ def _regular(file: str) -> None:
         if stat.S_ISREG(os.stat(file).st_mode):
             return
     except OSError as e:
-        raise BadRequest(f"{_said(file)} cannot be read: {e.strerror}") from None
-    raise BadRequest(f"{_said(file)} is no regular file")
+        raise BadModel(f"{_said(file)} cannot be read: {e.strerror}") from None
+    raise BadModel(f"{_said(file)} is no regular file")
 
 
 def _read_toml(file: str) -> dict[str, Any]:
@@ -200,19 +198,19 @@ def _read_toml(file: str) -> dict[str, Any]:
         with open(file, "rb") as opened:
             data = opened.read(_TOML_BYTES + 1)
         if len(data) > _TOML_BYTES:
-            raise BadRequest(f"{_said(file)} is larger than 1 MiB")
+            raise BadModel(f"{_said(file)} is larger than 1 MiB")
         table = tomllib.loads(data.decode())
     except OSError as e:
-        raise BadRequest(f"{_said(file)} cannot be read: {e.strerror}") from None
+        raise BadModel(f"{_said(file)} cannot be read: {e.strerror}") from None
     except UnicodeDecodeError as e:
-        raise BadRequest(f"{_said(file)} is not UTF-8 text (at byte {e.start})") from None
+        raise BadModel(f"{_said(file)} is not UTF-8 text (at byte {e.start})") from None
     except (tomllib.TOMLDecodeError, RecursionError) as e:
-        raise BadRequest(f"{_said(file)} is not TOML: {str(e)[:_SHOWN]}") from None
+        raise BadModel(f"{_said(file)} is not TOML: {str(e)[:_SHOWN]}") from None
     for key in table:
         if key not in _NAMES:
             near = difflib.get_close_matches(key.lower(), _NAMES, 1)
             hint = f"did you mean {near[0]}?" if near else f"there are: {_listed(_NAMES)}"
-            raise BadRequest(f"{_said(file)}: {show(key, quoted=False)} is not a key of it; {hint}")
+            raise BadModel(f"{_said(file)}: {show(key, quoted=False)} is not a key of it; {hint}")
     return {key: _value(file, key, value) for key, value in table.items()}
 
 
@@ -246,7 +244,7 @@ def _value(file: str, key: str, value: Any) -> Any:
     except (ValueError, OverflowError):
         pass
     expected = _EXPECTED.get(key) or (setting.expected if setting is not None else "")
-    raise BadRequest(f"{_said(file)}: {key} must be {expected}, not {show(value)}")
+    raise BadModel(f"{_said(file)}: {key} must be {expected}, not {show(value)}")
 
 
 # ---- what it stands for ----
@@ -254,7 +252,7 @@ def _value(file: str, key: str, value: Any) -> Any:
 
 def make_spec(folder: ModelFolder, name: str, module: str) -> ModelSpec:
     """The ModelSpec of a folder's model. Its model.py is run as the module `module`, a name that nobody else has; undo it
-    with `forget`. BadRequest for what is no model, LoadFailed for what its code raises, InsufficientStorage where there is
+    with `forget`. BadModel for what is no model, LoadFailed for what its code raises, InsufficientStorage where there is
     no memory for that. Blocks, for as long as that code does."""
     factory = folder.config.factory
     try:
@@ -272,7 +270,7 @@ def make_spec(folder: ModelFolder, name: str, module: str) -> ModelSpec:
         if ran_out(e):
             raise no_memory(name, folder) from None
         text = str(e).removeprefix(f"models.{name}: {factory}: ")  # names that the folder's author does not know
-        raise BadRequest(f"{_said(_source(folder))}: {text[:500]}") from None
+        raise BadModel(f"{_said(_source(folder))}: {text[:500]}") from None
     except BaseException as e:  # code that was not written by us, which may raise anything, SystemExit too
         raise load_error(e, name, folder) from None
     if isinstance(thing, ModelSpec):  # it says itself how it is served, where model.toml does not
@@ -343,7 +341,7 @@ def _library_config(file: str, factory: str, defaults: ModelConfig) -> ModelConf
         return replace(defaults, factory=factory, options={})
     near = difflib.get_close_matches(factory.lower(), LIBRARY, 1)
     hint = f"did you mean {near[0]!r}?" if near else f"there are: {_listed(LIBRARY)}"
-    raise BadRequest(f"{_said(file)}: factory must be {_EXPECTED['factory']}, not {show(factory)}; {hint}")
+    raise BadModel(f"{_said(file)}: factory must be {_EXPECTED['factory']}, not {show(factory)}; {hint}")
 
 
 def _library_thing(folder: ModelFolder, factory: str) -> Any:
@@ -353,11 +351,11 @@ def _library_thing(folder: ModelFolder, factory: str) -> Any:
     try:
         thing: Any = importlib.import_module(module_name)
     except ModuleNotFoundError:
-        raise BadRequest(f"{where}: there is no module {show(module_name)}") from None
+        raise BadModel(f"{where}: there is no module {show(module_name)}") from None
     for part in attribute.split("."):
         thing = getattr(thing, part, None)
         if getattr(thing, "__module__", None) != module_name:
-            raise BadRequest(f"{where}: {show(module_name)} defines no {show(attribute)}")
+            raise BadModel(f"{where}: {show(module_name)} defines no {show(attribute)}")
     return thing
 
 
@@ -397,7 +395,7 @@ def _model_of(folder: ModelFolder, module: ModuleType) -> str:
     if len(own) == 1:
         return own[0]
     there = f"it defines {_listed(own)}" if own else "it defines nothing public"
-    raise BadRequest(f"{_said(_source(folder))}: name one function, class or ModelSpec `model`; {there}")
+    raise BadModel(f"{_said(_source(folder))}: name one function, class or ModelSpec `model`; {there}")
 
 
 def _with_files(folder: ModelFolder, thing: Any) -> dict[str, Any]:
@@ -409,10 +407,10 @@ def _with_files(folder: ModelFolder, thing: Any) -> dict[str, Any]:
             continue
         key = f"{_said(os.path.join(folder.path, TOML))}: options.{name}"
         if not isinstance(value, str) or not value or "\0" in value or value.startswith("/"):
-            raise BadRequest(f"{key} must be a path in the model's folder, not {show(value)}")
+            raise BadModel(f"{key} must be a path in the model's folder, not {show(value)}")
         file = os.path.realpath(os.path.join(folder.path, value))
         if not _inside(file, folder.path) or not os.path.exists(file):
-            raise BadRequest(f"{key}: there is no {show(value)} in the model's folder")
+            raise BadModel(f"{key}: there is no {show(value)} in the model's folder")
         if not os.path.isdir(file):
             _regular(file)
         options[name] = Path(file)

@@ -325,7 +325,10 @@ def to_toml(resolved: Resolved) -> str:
         setting = SETTINGS.get(template(path))
         source = resolved.sources.get(dotted(path))
         note = f"  # {plain(source)}" if source else ""
-        line = f"{dotted(path[-1:])} = {written(setting.unit, value) if setting else toml(value)}{note}"
+        if value is None and setting is not None:
+            line = f"# {dotted(path[-1:])}: {setting.computed}"
+        else:
+            line = f"{dotted(path[-1:])} = {written(setting.unit, value) if setting else toml(value)}{note}"
         sections.setdefault(path[:-1], []).append(line)
     return "\n".join("\n".join([f"[{dotted(section)}]", *lines, ""]) for section, lines in sections.items())
 

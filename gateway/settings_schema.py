@@ -55,9 +55,9 @@ class Setting:
     path: Key
     unit: Unit
     default: Any
-    """None where the setting is required."""
+    """None where there is none."""
     computed: str = ""
-    """What the default is on any machine, where `default` is what it is on this one."""
+    """What the default is in words, where `default` is only what it is on this machine, or None."""
     choices: tuple[str, ...] = ()
     low: float = 0
     high: float = math.inf
@@ -73,7 +73,7 @@ class Setting:
 
     @property
     def required(self) -> bool:
-        return self.default is None
+        return self.default is None and not self.computed
 
     @property
     def expected(self) -> str:
@@ -170,13 +170,17 @@ def _settings(section: type[Any], prefix: Key) -> Iterator[Setting]:
     for field in dataclasses.fields(section):
         path = (*prefix, field.name)
         hint: Any = hints[field.name]
+        optional = type(None) in typing.get_args(hint)
+        if optional:
+            (hint,) = (one for one in typing.get_args(hint) if one is not type(None))
         arguments = typing.get_args(hint)
         if _is_section(hint):
             yield from _settings(hint, path)
         elif typing.get_origin(hint) is dict and _is_section(arguments[1]):
             yield from _settings(arguments[1], (*path, "*"))
         else:
-            yield _setting(path, hint, field)
+            setting = _setting(path, hint, field)
+            yield dataclasses.replace(setting, computed="the model's own") if optional else setting
 
 
 def _is_section(hint: Any) -> bool:
@@ -188,7 +192,8 @@ def _setting(path: Key, hint: Any, field: dataclasses.Field[Any]) -> Setting:
     default, computed = field.default, ""
     if field.default_factory is not dataclasses.MISSING:
         default = field.default_factory()
-        computed = getattr(field.default_factory, "__name__", "").strip("_").replace("_", " ") if hint is int else ""
+        name = getattr(field.default_factory, "__name__", "").strip("_").replace("_", " ")
+        computed = f"a {name}" if hint is int else ""
     low, high = _RANGES.get(key, (0 if key in _MAY_BE_ZERO else 1, _MOST))
     pattern, wanted = _PATTERNS.get(key, ("", ""))
     setting = Setting(

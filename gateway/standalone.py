@@ -5,7 +5,7 @@ from __future__ import annotations
 import gc
 import logging
 import signal
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -19,41 +19,65 @@ from gateway.loading import library_specs
 from gateway.logging_setup import configure
 from gateway.settings import ConfigError
 from gateway.settings_sagemaker import MODEL_FOLDER
+from gateway.workers.repository import share_one_arena
 from models.spec import ModelSpec
 
 log = logging.getLogger("gateway")
 
+_SIGNALS = (signal.SIGTERM, signal.SIGINT)
 
-def run(config: Config, models: Sequence[Any] = ()) -> int:
+
+def run(config: Config, models: Sequence[Any] = (), *, listening: Callable[[Gateway], None] | None = None) -> int:
     """Serves the configured models and these until SIGTERM or SIGINT has drained it; 0 then, 1 where it could not start
-    (the log says why)."""
+    (the log says why). `listening` is called once the ports are open, before any model is ready. It is meant for a process
+    that ends with it: those signals are ignored afterwards."""
     configure(config.log)
-    code = 1
+    if config.sagemaker.multi_model or any(endpoint.models for endpoint in config.endpoints.values()):
+        share_one_arena()  # or not all of an unloaded model's memory goes back to the system
+    code, early = 1, list[int]()
+    for number in _SIGNALS:
+        signal.signal(number, lambda number, _: early.append(number))
     try:
-        code = trio.run(_serve, config, models)
+        code = trio.run(_serve, config, models, listening, early)
     except* OSError as group:
         for error in group.exceptions:
             log.error("cannot serve", extra={"reason": str(error)})
+    finally:
+        # nothing is left that a signal could hurry: an impatient second one must not make a killed end of a clean one
+        for number in _SIGNALS:
+            signal.signal(number, signal.SIG_IGN)
     return code
 
 
-async def _serve(config: Config, models: Sequence[Any]) -> int:
+async def _serve(
+    config: Config, models: Sequence[Any], listening: Callable[[Gateway], None] | None, early: Sequence[int]
+) -> int:
     gateway = make_gateway(config, models)
-    async with trio.open_nursery() as nursery:
-        # signals first: one that comes while models load must not be lost
-        with trio.open_signal_receiver(signal.SIGTERM, signal.SIGINT) as signals:
+    # signals first: one that comes while models load must not be lost
+    with trio.open_signal_receiver(*_SIGNALS) as signals:
+        async with trio.open_nursery() as nursery:
             nursery.start_soon(_obey, signals, gateway)
+            if early:
+                gateway.begin_drain()
+            if listening is not None:
+                nursery.start_soon(_announce, gateway, listening)
             await nursery.start(gateway.serve)
-            host = config.listen.host
-            where = [f"http://{host}:{gateway.port}"] if gateway.port else []
-            where += [f"https://{host}:{gateway.tls_port}"] if gateway.tls_port else []
-            log.info("serving", extra={"at": where, "models": sorted(gateway.supervisor.workers)})
+            if not gateway.draining:
+                host = config.listen.host
+                where = [f"http://{host}:{port}" for port in (gateway.port, gateway.bidi_port) if port]
+                where += [f"https://{host}:{gateway.tls_port}"] if gateway.tls_port else []
+                log.info("serving", extra={"at": where, "models": sorted(gateway.supervisor.workers)})
             # what is here now stays: the collector need not look at all of it again and again
             gc.collect()
             gc.freeze()
             await gateway.stopped()
             nursery.cancel_scope.cancel()
     return 0
+
+
+async def _announce(gateway: Gateway, listening: Callable[[Gateway], None]) -> None:
+    await gateway.listening()
+    listening(gateway)
 
 
 def make_gateway(config: Config, models: Sequence[Any] = ()) -> Gateway:

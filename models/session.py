@@ -97,6 +97,12 @@ class Session(Generic[In, Out]):
             self._reply = {} if shared is None else shared
         return self._reply
 
+    @reply.setter
+    def reply(self, fields: Mapping[str, str]) -> None:
+        current, given = self.reply, dict(fields)  # which may be the same
+        current.clear()
+        current.update(given)
+
     def accept(self) -> None:
         """Takes the session: the head of the answer goes out now, where the wire has one that is not out yet, and an
         error from here on is said in band. Only models whose `ModelSpec.accepts` is true need to call it, and only they

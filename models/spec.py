@@ -22,6 +22,9 @@ class Model(Protocol):
     def __call__(self, session: Session[Any, Any], /) -> Awaitable[None]: ...
 
 
+LOAD_TIMEOUT = 240.0
+"""Seconds that loading may take where nobody says."""
+
 Load: TypeAlias = Callable[[], AbstractAsyncContextManager[Model]]
 
 
@@ -70,8 +73,10 @@ class ModelSpec:
     """Sessions that may wait for a slot."""
     timeout: float = 0.0
     """Seconds a session may last; 0: no limit."""
-    load_timeout: float = 240.0
+    load_timeout: float = LOAD_TIMEOUT
     restart: RestartPolicy = field(default_factory=RestartPolicy)
+    many: bool = False
+    """Whether it stands for many models, and reads itself which of them a call is for."""
     memory: int = 0
     """Bytes that the loaded model needs; 0: undeclared."""
     accepts: bool = False

@@ -88,7 +88,7 @@ def _row(setting: Setting, helps: dict[str, str]) -> str:
 
 def _default(setting: Setting) -> str:
     if setting.computed:
-        return f"a {setting.computed}"
+        return setting.computed
     if setting.default is None:
         return "required"
     if setting.unit in (Unit.SECONDS, Unit.NUMBER):

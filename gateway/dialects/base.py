@@ -19,6 +19,7 @@ from gateway.workers.worker import Worker
 from models.convert import convertible
 from models.messages import Family
 from models.session import Call, Channel, Session
+from protocols import sagemaker
 from protocols.events import Buffer, Headers
 
 log = logging.getLogger("gateway.dialects")
@@ -189,6 +190,17 @@ def reply_value(exchange: Exchange, name: str, default: str = "") -> str:
         return value.strip()
     log.warning("a model's header field was left out", extra={"id": exchange.id, "model": exchange.model, "field": name})
     return default
+
+
+# what a model's head may say beside its content type, under the same names towards the platform and from it
+_PASSED = (sagemaker.CUSTOM_ATTRIBUTES, sagemaker.NEW_SESSION_ID, sagemaker.CLOSED_SESSION_ID)
+
+
+def reply_headers(exchange: Exchange) -> list[tuple[bytes, bytes]]:
+    """The fields that the model has put into its reply, beside the content type."""
+    if not exchange.reply:
+        return []
+    return [(name.encode(), value.encode()) for name in _PASSED if (value := reply_value(exchange, name))]
 
 
 class Wrapping(Protocol):

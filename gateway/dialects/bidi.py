@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import secrets
+from collections.abc import Callable
 from typing import final
 from urllib.parse import unquote
 
@@ -14,6 +15,7 @@ from gateway.dialects.endpoints import Endpoints
 from gateway.dialects.lmi import read_prompt
 from gateway.dialects.sagemaker import models_fault
 from gateway.errors import (
+    BadModel,
     BadRequest,
     DeadlineExceeded,
     Drained,
@@ -66,7 +68,7 @@ class BidiDialect:
         """POST /endpoints/{endpoint}/invocations-bidirectional-stream over HTTP/2, GA form and both readings of the seed's
         JSON form."""
         exchange.dialect = "bidi"
-        exchange.fail = lambda error: _refuse(exchange, error)
+        exchange.fail = refuse_on(exchange)
         if exchange.wire.name != "http/2":
             raise BadRequest("bidirectional streaming needs HTTP/2: connect with ALPN h2, or by prior knowledge in clear")
         asked, worker, channel = self._asked(exchange, endpoint)
@@ -290,12 +292,29 @@ def _size(message: Part) -> int:
     return len(data) if type(data) is bytes else memoryview(data).nbytes
 
 
+def refuse_on(exchange: Exchange) -> Callable[[GatewayError], None]:
+    """Says an error that comes before the head by the shapes of the operation."""
+
+    def say(error: GatewayError) -> None:
+        _refuse(exchange, error)
+
+    return say
+
+
 def _refuse(exchange: Exchange, error: GatewayError) -> None:
     """An error before the head, by the shapes of the operation."""
     match error:
         case BadRequest() | NotFound():
             status, headers, body = bidi.error_body(bidi.ErrorType.INPUT_VALIDATION_ERROR, error.message)
-        case ModelFailed() | ModelCrashed() | DeadlineExceeded() | InsufficientStorage() | ModelOutOfMemory() | LoadFailed():
+        case (
+            ModelFailed()
+            | ModelCrashed()
+            | DeadlineExceeded()
+            | InsufficientStorage()
+            | ModelOutOfMemory()
+            | LoadFailed()
+            | BadModel()
+        ):
             status, headers, body = bidi.error_body(
                 bidi.ErrorType.MODEL_ERROR,
                 error.message,

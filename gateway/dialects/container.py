@@ -7,7 +7,7 @@ from urllib.parse import parse_qs
 
 import trio
 
-from gateway.dialects.base import Models, Wrapping, reply_of, reply_value, session_of, text_header
+from gateway.dialects.base import Models, Wrapping, reply_headers, reply_of, reply_value, session_of, text_header
 from gateway.dialects.lmi import LMIDialect
 from gateway.dialects.lmi import refuse as refuse_as_lmi
 from gateway.dialects.v2 import V2Dialect
@@ -21,8 +21,6 @@ from protocols import mme, sagemaker, v2
 from protocols.events import Buffer
 
 _JSON = (b"content-type", b"application/json")
-# what a model's head may say beside its content type, under the same names towards the platform and from it
-_PASSED = (sagemaker.CUSTOM_ATTRIBUTES, sagemaker.NEW_SESSION_ID, sagemaker.CLOSED_SESSION_ID)
 
 
 @final
@@ -51,7 +49,8 @@ class ContainerDialect:
         await self._invoke(exchange, worker)
 
     async def invoke(self, exchange: Exchange, name: str) -> None:
-        """POST /models/{name}/invoke. X-Amzn-SageMaker-Target-Model is for the log alone, as the contract has it."""
+        """POST /models/{name}/invoke. The path alone says which model: X-Amzn-SageMaker-Target-Model is for the model to
+        read, and for the log of whoever wants it there."""
         exchange.dialect, exchange.fail = "container", refuse_as_mme(exchange)
         await self._invoke(exchange, self._models.invoked(name))
 
@@ -176,11 +175,8 @@ class _BodyChannel(Channel[Part, Part]):
         exchange = self._exchange
         if not exchange.status:
             default = "text/plain; charset=utf-8" if kind is PartKind.UTF8 else "application/octet-stream"
-            headers = [(b"content-type", reply_value(exchange, "content-type", default).encode())]
-            for name in _PASSED:
-                if value := reply_value(exchange, name):
-                    headers.append((name.encode(), value.encode()))
-            self._answer.start(200, headers)
+            content_type = (b"content-type", reply_value(exchange, "content-type", default).encode())
+            self._answer.start(200, [content_type, *reply_headers(exchange)])
 
     def finish(self) -> None:
         """The model has returned."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import hashlib
+import os
 import re
 from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager
@@ -12,10 +12,12 @@ from gateway.config import Config, EndpointConfig, VariantConfig
 from gateway.dialects.base import Models
 from gateway.errors import BadRequest, NotFound
 from gateway.settings import ConfigError
+from gateway.target_model import model_name, model_url
 from gateway.workers.repository import Repository
 from gateway.workers.worker import Worker
 
 _SHOWN = 100
+_ENDPOINT = re.compile(r"[a-zA-Z0-9](-*[a-zA-Z0-9])*")
 
 
 @final
@@ -50,15 +52,18 @@ class Endpoints:
         endpoint = self._endpoints.get(name)
         if endpoint is not None and endpoint.config.models:
             if not target_model:
-                raise BadRequest(f"endpoint {name!r} serves many models: X-Amzn-SageMaker-Target-Model must name one")
+                raise BadRequest(
+                    f"endpoint {name!r} serves many models: InvokeEndpoint names one in X-Amzn-SageMaker-Target-Model"
+                )
             self._check_variant(name, variant, [self._default_variant])
-            url = _model_url(endpoint.config.models, target_model)
-            async with self._repository.in_use(_model_name(url), url) as worker:
+            url = model_url(endpoint.folder, target_model)
+            async with self._repository.in_use(model_name(url), url) as worker:
                 yield worker, self._default_variant
             return
-        if target_model:
+        worker, variant = self._one_of(name, endpoint, variant)
+        if target_model and not worker.spec.many:
             raise BadRequest(f"endpoint {name!r} serves one model: X-Amzn-SageMaker-Target-Model must be absent")
-        yield self._one_of(name, endpoint, variant)
+        yield worker, variant
 
     def choose(self, name: str, variant: str | None) -> tuple[Worker, str]:
         """As `chosen`, for an operation that has no target model."""
@@ -78,7 +83,8 @@ class Endpoints:
         worker = self._models.workers.get(name)
         if worker is None:
             loaded = set(self._repository.names)
-            there = ", ".join(sorted({*self._endpoints, *self._models.workers} - loaded)) or "none"
+            names = sorted({*self._endpoints, *filter(_ENDPOINT.fullmatch, self._models.workers)} - loaded)
+            there = ", ".join(names) or "none"
             raise NotFound(f"no endpoint {name[:_SHOWN]!r}; there are: {there[:1000]}")
         self._check_variant(name, variant, [self._default_variant])
         return worker, self._default_variant
@@ -94,6 +100,8 @@ class _Endpoint:
 
     def __init__(self, name: str, config: EndpointConfig) -> None:
         self.name, self.config = name, config
+        # as other file names of a configuration: relative to the working directory
+        self.folder = os.path.abspath(config.models) if config.models else ""
         self.variants: Mapping[str, VariantConfig] = config.variants
         self._total = sum(variant.weight for variant in config.variants.values())
         self._credit = dict.fromkeys(config.variants, 0.0)
@@ -106,19 +114,3 @@ class _Endpoint:
         chosen = max(weighted, key=self._credit.__getitem__)
         self._credit[chosen] -= self._total
         return chosen
-
-
-def _model_url(prefix: str, target: str) -> str:
-    """The folder of a target model. A name that leaves the prefix is not made sense of: the repository resolves links, and
-    this looks at the words."""
-    relative = re.sub(r"\.tar\.gz$", "", target)
-    if not relative or relative.startswith("/") or "\0" in relative or ".." in relative.split("/"):
-        raise BadRequest(
-            f"X-Amzn-SageMaker-Target-Model must be a path below the endpoint's models, got {target[:_SHOWN]!r}"
-        )
-    return f"{prefix.rstrip('/')}/{relative}"
-
-
-def _model_name(url: str) -> str:
-    """An opaque name, as the platform gives: SageMaker uses a digest too."""
-    return hashlib.sha256(url.encode("utf-8", "surrogateescape")).hexdigest()[:32]

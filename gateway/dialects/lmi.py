@@ -7,7 +7,7 @@ from typing import Any, final
 
 import trio
 
-from gateway.dialects.base import Models, Wrapping, codec, reply_of, session_of, text_header
+from gateway.dialects.base import Models, Wrapping, codec, reply_headers, reply_of, session_of, text_header
 from gateway.errors import Ending, GatewayError, ModelCrashed, ModelFailed
 from gateway.exchange import Exchange
 from gateway.workers.worker import Worker
@@ -153,7 +153,8 @@ class _TextChannel(Channel[Prompt, Any]):
                 answer.finish()
 
     def _start(self) -> None:
-        self._answer.start(200, [(b"content-type", self._encoder.content_type.encode()), *lmi.response_headers()])
+        content_type = (b"content-type", self._encoder.content_type.encode())
+        self._answer.start(200, [content_type, *lmi.response_headers(), *reply_headers(self._exchange)])
 
     def finish(self) -> None:
         """The model has returned: the document, or the last line where it is not out yet."""
@@ -167,7 +168,7 @@ class _TextChannel(Channel[Prompt, Any]):
             answer.push(line)
             answer.finish()
         else:
-            answer.respond(200, [_JSON, *lmi.response_headers()], line)
+            answer.respond(200, [_JSON, *lmi.response_headers(), *reply_headers(exchange)], line)
 
     def fail(self, error: GatewayError) -> None:
         """Before the head: an HTTP status. In mid-stream: the schema's last line, then a whole end of the body."""

@@ -10,6 +10,7 @@ from gateway.dialects.base import Models
 from gateway.dialects.container import ContainerDialect
 from gateway.dialects.endpoints import Endpoints
 from gateway.errors import (
+    BadModel,
     BadRequest,
     DeadlineExceeded,
     Drained,
@@ -59,7 +60,7 @@ class SageMakerDialect:
         await self._invoke(exchange, Operation.INVOKE_ENDPOINT_WITH_RESPONSE_STREAM, endpoint)
 
     async def _invoke(self, exchange: Exchange, operation: Operation, endpoint: str) -> None:
-        exchange.dialect, exchange.fail = "sagemaker", _refuse_on(exchange)
+        exchange.dialect, exchange.fail = "sagemaker", refuse_on(exchange)
         claim = self._signatures.claim(exchange)
         headers = {k.decode("latin-1"): v.decode("latin-1") for k, v in reversed(exchange.request.headers)}
         try:
@@ -86,7 +87,9 @@ def models_fault(error: GatewayError) -> bool:
     return isinstance(error, ModelFailed | ModelCrashed | ModelOutOfMemory | DeadlineExceeded)
 
 
-def _refuse_on(exchange: Exchange) -> Callable[[GatewayError], None]:
+def refuse_on(exchange: Exchange) -> Callable[[GatewayError], None]:
+    """Says an error that comes before the head by the shapes of the operations."""
+
     def say(error: GatewayError) -> None:
         _refuse(exchange, error)
 
@@ -96,7 +99,15 @@ def _refuse_on(exchange: Exchange) -> Callable[[GatewayError], None]:
 def _refuse(exchange: Exchange, error: GatewayError) -> None:
     """An error before the head, by the shapes of the operations."""
     match error:
-        case ModelFailed() | ModelCrashed() | DeadlineExceeded() | InsufficientStorage() | ModelOutOfMemory() | LoadFailed():
+        case (
+            ModelFailed()
+            | ModelCrashed()
+            | DeadlineExceeded()
+            | InsufficientStorage()
+            | ModelOutOfMemory()
+            | LoadFailed()
+            | BadModel()
+        ):
             _model_error(exchange, error.status, error.message, error.ending)
             return
         case BadRequest() | NotFound() | MethodNotAllowed() | TooLarge() | UnsupportedEncoding() | SlowUpload():
@@ -142,9 +153,10 @@ class _Wrapped:
     def _head(self, headers: Headers) -> Headers:
         exchange = self._exchange
         own = next((v.decode("latin-1") for k, v in headers if k == b"content-type"), "")
+        reply = (exchange.reply or {}) | {sagemaker.CONTENT_TYPE: own}
         try:
             return sagemaker.response_headers(
-                self.operation, exchange.reply or {}, content_type=own, variant=self._variant, request_id=exchange.id
+                self.operation, reply, content_type=own, variant=self._variant, request_id=exchange.id
             )
         except sagemaker.ReplyError as e:
             raise ModelFailed(str(e), code="BadReply", status=500) from None

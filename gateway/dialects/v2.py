@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from functools import partial
 from types import MethodType
 from typing import final
 
 import trio
 
-from gateway.dialects.base import Models, Wrapping, codec, reply_of, session_of
+from gateway.dialects.base import Models, Wrapping, codec, reply_headers, reply_of, session_of
 from gateway.dialects.management import ManagementDialect
-from gateway.errors import Ending, GatewayError, ModelFailed, NotFound
+from gateway.errors import BadRequest, Ending, GatewayError, ModelFailed, NotFound
 from gateway.exchange import Exchange
 from gateway.workers.worker import Worker
 from models.messages import Family, InferRequest, InferResponse, Tensor
@@ -67,21 +67,26 @@ class V2Dialect:
         ready = worker.ready and not self._management.draining
         self._reply(exchange, 200 if ready else 503, v2.model_ready(worker.name, ready))
 
-    async def infer(self, exchange: Exchange, name: str, version: str = "") -> None:
+    def infer(self, exchange: Exchange, name: str, version: str = "") -> Awaitable[None]:
         """POST /v2/models/{name}[/versions/{version}]/infer."""
         worker = self._worker(exchange, name, version)
         if worker.spec.family is not Family.TENSOR:
             self._models.named(name, Family.TENSOR, "v2")  # BadRequest where it cannot answer
         worker.check_ready()
-        try:
-            lengths = exchange.header_values(v2.IHCL)
-            header_length = v2.parse_header_length(lengths) if lengths else None
-        except v2.V2Error as e:
-            _refuse(exchange, e)
-            return
+        lengths = exchange.header_values(v2.IHCL)
+        header_length = None
+        if lengths:
+            try:
+                header_length = v2.parse_header_length(lengths)
+            except v2.V2Error as e:
+                raise BadRequest(e.message, status=e.status) from None
         body = exchange.whole_body(self._body)
         if body is None:
-            body = await exchange.receive_body(self._body, setting="limits.body")
+            return self._receive_and_answer(exchange, worker, header_length)
+        return self.answer(exchange, worker, body, header_length)  # not awaited here: that would be a frame more for each
+
+    async def _receive_and_answer(self, exchange: Exchange, worker: Worker, header_length: int | None) -> None:
+        body = await exchange.receive_body(self._body, setting="limits.body")
         await self.answer(exchange, worker, body, header_length)
 
     async def answer(
@@ -129,8 +134,11 @@ class V2Dialect:
         except v2.V2Error as e:
             _refuse(wrapping or exchange, e)
             return
-        headers = reply.form if form is None else form(reply.form)
-        (wrapping or exchange).respond(200, headers, *reply.buffers)
+        if wrapping is None and form is None and exchange.reply is None:
+            exchange.respond(200, reply.form, *reply.buffers)
+        else:
+            headers = [*(form(reply.form) if form else reply.form), *reply_headers(exchange)]
+            (wrapping or exchange).respond(200, headers, *reply.buffers)
 
     def _codec(self, worker: Worker) -> v2.InferCodec:
         """Made at a model's first request: models come and go."""

@@ -24,7 +24,9 @@ _WRITE_AT_MOST = 256 * 1024
 # After our last byte an unread upload must be swallowed for a moment: closing over unread bytes makes the kernel
 # send RST, which can destroy the answer before the client reads it (RFC 9112 section 9.6).
 _LINGER_SECONDS = 1.0  # and up to one more, until the coarse timer sees it
-_LINGER_BYTES = 4 * 1024 * 1024
+# More than a client sends beyond a limit by mistake: one that is cut off while it writes never reads why (over TLS,
+# botocore and others do not even try). It costs time alone, which is bounded.
+_LINGER_BYTES = 64 * 1024 * 1024
 
 
 class ConnectionWire(Wire, Protocol):

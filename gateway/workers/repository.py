@@ -19,13 +19,22 @@ import trio
 
 from gateway.config import ModelConfig
 from gateway.doorbell import Doorbell
-from gateway.errors import BadRequest, Conflict, GatewayError, InsufficientStorage, LoadFailed, NotFound, Unavailable
+from gateway.errors import (
+    BadRequest,
+    Conflict,
+    GatewayError,
+    InsufficientStorage,
+    LoadFailed,
+    NotFound,
+    Overloaded,
+    Unavailable,
+)
 from gateway.model_folder import ModelFolder, find_folder, forget, load_error, make_spec, read_folder
 from gateway.settings_text import show
 from gateway.workers.supervisor import Supervisor
 from gateway.workers.worker import Worker
 from models.blocking import run_step, set_step_holder
-from models.spec import ModelSpec
+from models.spec import LOAD_TIMEOUT, ModelSpec
 
 log = logging.getLogger("gateway.repository")
 
@@ -35,6 +44,7 @@ _GRACE = 5.0
 # What an unload may take beyond `unload_timeout`: cancelled sessions, the clean-up of load(), both bounded by the worker.
 _UNLOAD_GRACE = 15.0
 _IMPORTS = 4  # at once; a thread that does not return keeps its place
+_M_ARENA_MAX = -8  # glibc's malloc.h
 _numbers = itertools.count(1)
 
 
@@ -178,9 +188,9 @@ class Repository:
         """Loads the model in the folder `url` as `name`; returns when it answers.
 
         Conflict at once where the name is taken. BadRequest and NotFound for a folder that is none, or not one of the
-        roots', or has a mistake; InsufficientStorage where the model does not fit; LoadFailed for what its code raised. A
-        caller who is cancelled has given the load up, and waits until it is undone; a thread that does not end is
-        not waited for beyond 5 seconds, but keeps the name.
+        roots'; BadModel for one with a mistake; InsufficientStorage where the model does not fit; LoadFailed for what
+        its code raised. A caller who is cancelled has given the load up, and waits until it is undone; a thread that
+        does not end is not waited for beyond 5 seconds, but keeps the name.
         """
         taken = self._entries.get(name)
         if taken is not None:
@@ -225,7 +235,8 @@ class Repository:
 
         All who want a model at once share one load, and its errors, which are those of `load`; it is given up when
         the last of them is cancelled. Where it does not fit, models go that nobody uses, the least recently used first,
-        until it does; InsufficientStorage when none is left. A model that is just being unloaded is waited for.
+        until it does; Overloaded when all that are left are in use, InsufficientStorage where it can never fit. A model
+        that is just being unloaded is waited for.
         """
         entry = await self._wanted(name, url)
         worker = entry.worker
@@ -311,7 +322,8 @@ class Repository:
     async def _load(self, entry: _Entry) -> None:
         """Ends with a model that is ready, or with `error`."""
         began = trio.current_time()
-        entry.load_scope.deadline = began + self._limits.defaults.load_timeout
+        seconds = self._limits.defaults.load_timeout or LOAD_TIMEOUT
+        entry.load_scope.deadline = began + seconds
         try:
             with entry.load_scope:
                 await self._bring_in(entry)
@@ -321,7 +333,6 @@ class Repository:
             log.exception("loading failed", extra={"model": entry.name})
             entry.error = LoadFailed(f"model {show(entry.name)} cannot be loaded; the server's log says why")
         if entry.load_scope.cancelled_caught:
-            seconds = self._limits.defaults.load_timeout
             late = trio.current_time() >= began + seconds
             entry.error = (
                 LoadFailed(f"model {show(entry.name)} cannot be loaded: its code took longer than {seconds:g} s")
@@ -345,7 +356,10 @@ class Repository:
             except InsufficientStorage as e:
                 full = _anew(e)
             await self._discard(entry)
-            if not await self._make_room(entry, max(folder.need, entry.measured)):
+            need = max(folder.need, entry.measured)
+            if not await self._make_room(entry, need):
+                if entry.evicts and need <= self._limits.memory:  # it will fit when others are done
+                    raise Overloaded(f"{full.message}: all of them in use; try again later")
                 raise full
 
     def _read(self, url: str) -> ModelFolder:
@@ -442,6 +456,15 @@ def resident_bytes() -> int:
             return int(statm.read().split()[1]) * os.sysconf("SC_PAGE_SIZE")
     except OSError:
         return 0
+
+
+def share_one_arena() -> None:
+    """Has all threads of this process allocate from one arena, where the C library is glibc. It gives each its own
+    otherwise, and of those alone `malloc_trim` cannot give back the end: up to 64 MiB in each that has loaded a model. For
+    whoever owns a process that unloads models, before it has threads."""
+    mallopt = getattr(ctypes.CDLL(None), "mallopt", None)
+    if mallopt is not None:
+        mallopt(_M_ARENA_MAX, 1)
 
 
 def _give_back(tangled: bool) -> None:

@@ -22,10 +22,12 @@ import pytest
 
 ROOT = Path(__file__).parents[2]
 _FENCE = re.compile(r"^```(\w*)\n(.*?)^```$", re.DOTALL | re.MULTILINE)
-_NAMED = re.compile(r"# ([\w.-]+\.(?:py|toml))\n")
+_NAMED = re.compile(r"# ([\w./-]+\.(?:py|toml))\n")
 # a program of ours serves until it is stopped; of the gateway's own commands only these do not
 _SERVER = re.compile(r"python -m gateway (?!(?:.* )?(?:demo|config|models) )")
 _PATIENCE = 30
+# what a program is called where it has to be there, by the command that pages type
+_PROGRAMS = {"curl": "curl", "aws": "aws-cli"}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -89,11 +91,15 @@ def commands(session: str) -> Iterator[tuple[str, str]]:
 
 def lacking(section: list[Block]) -> list[str]:
     """The programs and modules that these blocks need and that are not here."""
-    text = "\n".join(b.text for b in section if b.language == "console")
+    typed = "\n".join(c for b in section if b.language == "console" for c, _ in commands(b.text))
     modules = {m for b in section if b.language == "python" for m in re.findall(r"^(?:from|import) (\w+)", b.text, re.M)}
-    own = {b.file.removesuffix(".py") for b in section}
+    own = {Path(b.file).stem for b in section}
     missing = [m for m in sorted(modules - own) if importlib.util.find_spec(m) is None]
-    return missing + ["curl"] * ("curl " in text and shutil.which("curl") is None)
+    there = os.pathsep.join([str(Path(sys.executable).parent), os.environ.get("PATH", "")])
+    for program, name in _PROGRAMS.items():
+        if re.search(rf"(?:^|\s){program} ", typed) and shutil.which(program, path=there) is None:
+            missing.append(name)
+    return missing
 
 
 def skip_or_fail(missing: list[str]) -> None:
@@ -109,14 +115,16 @@ def skip_or_fail(missing: list[str]) -> None:
 class Reader:
     """Follows pages in a directory of its own, which is the home directory too.
 
-    The ports of the pages, 8080 and 8443, stand for two that are free. A server runs until the next one is started, a
-    line `^C` stops it, or the reader leaves; then it must have ended as a server does.
+    The ports of the pages, 8080, 8090 and 8443, stand for some that are free. A server runs until the next one is started,
+    a line `^C` stops it, or the reader leaves; then it must have ended as a server does. One that is started with a `&` at
+    the end of its line runs beside the others until the reader leaves.
     """
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
-        self.ports = {"8080": _free_port(), "8443": _free_port()}
+        self.ports = {"8080": _free_port(), "8090": _free_port(), "8443": _free_port()}
         self.server: _Server | None = None
+        self._beside: list[_Server] = []
         (folder / ".curlrc").write_text("silent\nshow-error\nmax-time = 20\n")
         inherited = {k: v for k, v in os.environ.items() if not k.startswith(("EVERYWIRE_", "XDG_", "COV_"))}
         paths = [str(Path(sys.executable).parent), inherited.get("PATH", "")]
@@ -134,16 +142,19 @@ class Reader:
         return self
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
-        if self.server is not None:
-            code = self.server.stop(signal.SIGTERM)
-            if kind is None:
-                assert code in (0, -signal.SIGTERM), f"the server ended with {code}:\n{self.server.output}"
+        servers = [*self._beside, *([] if self.server is None else [self.server])]
+        ended = [(server.stop(signal.SIGTERM), server.output) for server in reversed(servers)]
+        if kind is None:
+            for code, output in ended:
+                assert code in (0, -signal.SIGTERM), f"the server ended with {code}:\n{output}"
 
     def follow(self, followed: list[Block]) -> None:
         """Does what the blocks say, in order. AssertionError, with the line of the page, where something else happens."""
         for block in followed:
             if block.file:
-                (self.folder / block.file).write_text(self.ported(block.text))
+                file = self.folder / block.file
+                file.parent.mkdir(parents=True, exist_ok=True)
+                file.write_text(self.ported(block.text))
             elif block.language == "console":
                 for command, output in commands(block.text):
                     self.type(command, output, block.line)
@@ -161,6 +172,9 @@ class Reader:
             assert code == 0, f"line {line}: the server ended with {code}"
             self.server.await_lines(expected, self)
             self.server = None
+        elif command.endswith(" &"):
+            self._beside.append(_Server(self, self.ported(command.removesuffix(" &"))))
+            self._beside[-1].await_lines(expected, self)
         elif self._serves(command):
             if self.server is not None:
                 self.server.stop(signal.SIGTERM)
@@ -184,7 +198,7 @@ class Reader:
 
     def ported(self, text: str) -> str:
         """The page's text with the ports that are free here."""
-        return re.sub(r"\b(8080|8443)\b", lambda port: self.ports[port[0]], text)
+        return re.sub(r"\b(8080|8090|8443)\b", lambda port: self.ports[port[0]], text)
 
     def as_printed(self, text: str) -> str:
         """What a program here printed, with the ports of the page."""
@@ -199,9 +213,11 @@ class _Server:
     def __init__(self, reader: Reader, command: str) -> None:
         self._changed = threading.Condition()
         self.output, self._over = "", False
+        # before a container of its own machine it has another port: `everywire emulate` chooses it
+        clear = {"EVERYWIRE_LISTEN__PORT": reader.ports["8090"]} if " emulate " in command else {}
         self._process = subprocess.Popen(
             ["bash", "-c", "exec " + re.sub(r"^((?:\w+=\S+ )*)", r"env \1", command)], cwd=reader.folder,
-            env=reader.environ, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True,
+            env=reader.environ | clear, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True,
         )  # fmt: skip
         threading.Thread(target=self._listen, daemon=True).start()
         self._await(lambda: "serving" in self.output or "listening" in self.output)

@@ -1,18 +1,25 @@
 """Every page: its code runs, its links lead somewhere, what it names is there. And the reader of pages can fail."""
 
+import inspect
 import re
+from dataclasses import fields
 from pathlib import Path
 
 import pytest
 
 from gateway import errors
-from gateway.errors import Ending, GatewayError
+from gateway.config import ModelConfig
+from gateway.container_client import ContainerLimits
+from gateway.errors import BadModel, Ending, GatewayError
+from gateway.gateway import Gateway
+from gateway.model_folder import read_folder
+from protocols import mme, sagemaker, sigv4
 from tests.docs.pages import ROOT, Block, Reader, blocks, code_lines, commands, namespace_of
 
 PAGES = ["README.md", *sorted(str(p.relative_to(ROOT)) for p in (ROOT / "docs").rglob("*.md"))]
 FOLLOWED = {  # each by the test that follows it
     "README.md", "docs/tutorial/first-model.md", "docs/howto/clients.md", "docs/howto/embed.md", "docs/howto/models.md",
-    "docs/howto/test-a-model.md", "docs/reference/websocket.md",
+    "docs/howto/sagemaker.md", "docs/howto/test-a-model.md", "docs/reference/multi-model.md", "docs/reference/websocket.md",
 }  # fmt: skip
 
 
@@ -82,6 +89,41 @@ def test_the_page_of_endings_has_each_error_with_its_ending_and_status() -> None
         assert row[2] == kinds[name].ending.value
         if name != "ModelFailed":
             assert row[3] == str(kinds[name].status)
+
+
+def test_the_reference_names_every_route() -> None:
+    pages = "\n".join(p.read_text(encoding="utf-8") for p in (ROOT / "docs" / "reference").glob("*.md"))
+    routes = set(re.findall(r'"(/[^"]*)"', inspect.getsource(Gateway._route)))
+    assert len(routes) > 15
+    assert [route for route in sorted(routes) if route not in pages] == []
+
+
+def test_the_page_of_sagemaker_has_each_error_with_its_status() -> None:
+    rows = {row[0]: row[1] for row in table("docs/reference/sagemaker.md", "type")}
+    sent = {e.value: str(e.status) for e in sagemaker.ErrorType if e is not sagemaker.ErrorType.INTERNAL_DEPENDENCY}
+    assert {name: status for name, status in rows.items() if status != "403"} == sent
+    assert [row[0] for row in table("docs/reference/sagemaker.md", "`x-amzn-errortype`")] == [
+        e.value for e in sigv4.ErrorCode
+    ]
+
+
+def test_the_page_of_sagemaker_has_each_option_of_a_container() -> None:
+    options = {name for row in table("docs/reference/sagemaker.md", "option") for name in re.findall(r"\w+", row[0])}
+    assert options == {"url", "ca", "models", *(field.name for field in fields(ContainerLimits))}
+
+
+def test_the_page_of_multi_model_has_each_status_by_its_name() -> None:
+    for status, kind, _ in table("docs/reference/multi-model.md", "status"):
+        assert f'"type":"{kind}"' in mme.error_body_of(int(status), "").decode()
+
+
+def test_the_page_of_multi_model_has_each_key_of_a_model_folder(tmp_path: Path) -> None:
+    (tmp_path / "model.toml").write_text("zzz = 1")
+    with pytest.raises(BadModel, match="there are: ") as refused:
+        read_folder(str(tmp_path), code=(), defaults=ModelConfig(factory=""))
+    keys = refused.value.message.partition("there are: ")[2].split(", ")
+    rows = table("docs/reference/multi-model.md", "key of `model.toml`")
+    assert sorted(key for row in rows for key in re.findall(r"\w+", row[0])) == sorted(keys)
 
 
 def console(text: str) -> list[Block]:

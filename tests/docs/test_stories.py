@@ -7,7 +7,9 @@ import pytest
 from tests.docs.pages import Reader, blocks, lacking, skip_or_fail
 
 
-@pytest.mark.parametrize("name", ["howto/models", "howto/embed", "howto/test-a-model", "reference/websocket"])
+@pytest.mark.parametrize(
+    "name", ["howto/models", "howto/embed", "howto/test-a-model", "reference/multi-model", "reference/websocket"]
+)
 def test_the_page_works_as_it_is_written(name: str, tmp_path: Path) -> None:
     page = f"docs/{name}.md"
     skip_or_fail(lacking(blocks(page)))

@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import base64
+import functools
 import itertools
 import json
+import tempfile
+import time
 from collections import deque
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
-from contextlib import asynccontextmanager, contextmanager
+from contextlib import AsyncExitStack, asynccontextmanager, contextmanager
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -15,8 +19,10 @@ import trio
 from trio.testing import wait_all_tasks_blocked
 
 from gateway import client
+from gateway.bridge import container_spec
 from gateway.client import Peer
-from gateway.config import Config, LimitsConfig
+from gateway.config import Config, LimitsConfig, SigV4Config
+from gateway.container_client import ContainerLimits
 from gateway.errors import TransportLost
 from gateway.testing import MemoryGateway, memory_gateway
 from gateway.transport import MemoryTransport
@@ -26,7 +32,7 @@ from models.adapt import spec_of
 from models.messages import Family, InferResponse, Part, Tensor, Token
 from models.session import Session
 from models.spec import ModelSpec
-from protocols import bidi
+from protocols import bidi, sigv4
 from protocols.errors import RemoteProtocolError
 from protocols.events import Close, ConnectionEnd, Data, End, Frame, GoAway, Opcode, Ping, Pong, Request, Reset, Response
 from protocols.http2_frames import Kind
@@ -37,15 +43,123 @@ KiB = 1024
 PAYLOAD = 1000
 """Bytes of a numbered message, as its model makes it."""
 
-STREAMS = ("lmi-http1", "lmi-http2", "bidi", "websocket")
-UNARY = ("json-http1", "json-http2", "v2-http1", "v2-http2")
-WIRES = (*STREAMS, *UNARY)
 CANCELLED = {"cancelled-by-client": 1}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Wire:
+    """A wire's calls: what carries them, and how they say what went wrong."""
+
+    family: Family = Family.PARTS
+    transport: str = "http2"
+    streams: bool = True
+    """Whether each message leaves when it is sent."""
+    duplex: bool = False
+    opens: bool = False
+    """Whether a duplex client speaks first: its first message tells the form of the answer."""
+    in_band: str = "line"
+    """Where an answer that has begun says its error: in a last "line", an "event", a "close"; or the body is "cut"."""
+    blames: bool = False
+    """Whether the platform answers for its model: 424, whatever the model's own status was."""
+    crash: str = "424"
+    """The status of a model that raised."""
+    accepted: bool = False
+    """Whether the head goes out before the model is called."""
+
+    @property
+    def asked(self) -> bool:
+        """Whether there is a message before the answer."""
+        return self.opens or not self.duplex
+
+    def expected(self, *, lost: bool = False) -> tuple[str, str]:
+        """`how` and `code` of an error in the middle of an answer; `lost`: it was not the model's fault."""
+        match self.in_band:
+            case "event":
+                return "error", "InternalStreamFailure" if lost else "ModelStreamError"
+            case "close":
+                return "error", "1011"
+            case "cut":
+                return "cut", ""
+            case _:
+                return "error", ""
+
+    def failed(self, over: Over, text: str, *, lost: bool = False) -> None:
+        """The end of an answer in the middle says this error, as far as the wire has words."""
+        how, code = self.expected(lost=lost)
+        assert over.how == how
+        if how == "error":
+            assert over.code == code
+            assert text in over.text
+
+
+_BIDI = Wire(duplex=True, in_band="event", accepted=True)
+_SOCKET = Wire(transport="websocket", duplex=True, in_band="close", accepted=True)
+
+
+def _both(name: str, **about: Any) -> dict[str, Wire]:
+    return {f"{name}-{transport}": Wire(transport=transport, **about) for transport in ("http1", "http2")}
+
+
+WIRE: dict[str, Wire] = {
+    **_both("lmi", family=Family.TEXT),
+    "bidi": _BIDI,
+    "websocket": _SOCKET,
+    # what SageMaker's platform and its containers add
+    **_both("stream", family=Family.TEXT, in_band="event", blames=True),
+    **_both("streamparts", in_band="event", blames=True),
+    **_both("invoke", family=Family.TEXT, blames=True),
+    **_both("invokeparts", in_band="cut", blames=True),
+    **_both("container", in_band="cut", crash="500"),
+    **_both("mme", in_band="cut", crash="500"),
+    "bidi-json": replace(_BIDI, opens=True),
+    "bidi-literal": _BIDI,
+    "bidi-signed": _BIDI,
+    "bidi-padded": _BIDI,
+    "websocket-anywhere": _SOCKET,  # of the model "probe"
+    "bridge": _BIDI,
+    # answers of one piece
+    **_both("json", family=Family.TEXT, streams=False),
+    **_both("v2", family=Family.TENSOR, streams=False, crash="500"),
+    **_both("invokejson", family=Family.TEXT, streams=False, blames=True),
+    **_both("invokev2", family=Family.TENSOR, streams=False, blames=True),
+    "streamv2-http2": Wire(family=Family.TENSOR, streams=False, blames=True),
+}
+WIRES = tuple(WIRE)
+STREAMS = tuple(name for name, wire in WIRE.items() if wire.streams)
+UNARY = tuple(name for name, wire in WIRE.items() if not wire.streams)
+DUPLEX = tuple(name for name, wire in WIRE.items() if wire.duplex)
+_ANYWHERE = "probe"
+PADDING = 64
+"""The most of a padded wire's part."""
 
 
 def family_of(wire: str) -> Family:
     """The family that a wire's dialect speaks."""
-    return {"lmi": Family.TEXT, "json": Family.TEXT, "v2": Family.TENSOR}.get(wire.partition("-")[0], Family.PARTS)
+    return WIRE[wire].family
+
+
+@functools.cache
+def _credentials() -> Any:
+    """A file of one key, which lasts as long as the tests."""
+    file = tempfile.NamedTemporaryFile("w", suffix=".ini")  # noqa: SIM115  # closed with the process
+    file.write(f"[tests]\naws_access_key_id={SIGNER.access_key_id}\naws_secret_access_key={SIGNER.secret_access_key}\n")
+    file.flush()
+    return file
+
+
+SIGNER = sigv4.Credentials(access_key_id="AKIDEXAMPLE", secret_access_key="a secret of ours", region="eu-west-1")
+
+
+def configured(wire: str, config: Config) -> Config:
+    """The configuration with what this wire needs."""
+    if wire == "bidi-padded":
+        return replace(config, bidi=replace(config.bidi, padding=PADDING))
+    if wire == "websocket-anywhere":
+        return replace(config, bidi=replace(config.bidi, default_model=_ANYWHERE))
+    if wire == "bidi-signed":
+        verified = SigV4Config(credentials=_credentials().name)
+        return replace(config, sagemaker=replace(config.sagemaker, sigv4=verified))
+    return config
 
 
 # -- models ----------------------------------------------------------------------------------------------------------
@@ -56,7 +170,7 @@ class Probe:
 
     def __init__(self, script: Callable[[Probe, Session[Any, Any]], Awaitable[None]], name: str = "probe") -> None:
         self.script, self.name = script, name
-        self.family = Family.PARTS
+        self.family, self.asked = Family.PARTS, False
         self.calls = self.live = self.stopped = self.returned = self.sent = 0
         self.received: list[int] = []
         self.go = trio.Event()
@@ -73,8 +187,12 @@ class Probe:
 
     def spec(self, wire: str, **options: Any) -> ModelSpec:
         """The model in the family of a wire."""
-        self.family = family_of(wire)
+        self.speak(wire)
         return spec_of(self, self.name, family=self.family, **options)
+
+    def speak(self, wire: str) -> None:
+        """From now on its messages are that wire's."""
+        self.family, self.asked = WIRE[wire].family, WIRE[wire].asked
 
     def message(self, number: int) -> Any:
         text = f"{number:08d}".ljust(PAYLOAD, ".")
@@ -88,7 +206,7 @@ class Probe:
 
     async def take(self, session: Session[Any, Any]) -> None:
         """The request, where the wire has one before the answer."""
-        if self.family is not Family.PARTS:
+        if self.asked:
             await session.receive()
 
     async def say(self, session: Session[Any, Any], times: int = 1) -> None:
@@ -135,12 +253,14 @@ async def answering(probe: Probe, session: Session[Any, Any]) -> None:
 async def deaf(probe: Probe, session: Session[Any, Any]) -> None:
     """Reads nothing until told to `go`, then everything."""
     await probe.go.wait()
+    await probe.take(session)
     async for part in session:
         probe.received.append(int(bytes(part.data[:8])))
 
 
 async def echoing(probe: Probe, session: Session[Any, Any]) -> None:
     """Answers each part with the next number."""
+    await probe.take(session)
     async for part in session:
         probe.received.append(int(bytes(part.data[:8])))
         await probe.say(session)
@@ -152,8 +272,10 @@ async def echoing(probe: Probe, session: Session[Any, Any]) -> None:
 class House:
     """A gateway in memory, and what is left in it."""
 
-    def __init__(self, memory: MemoryGateway) -> None:
+    def __init__(self, memory: MemoryGateway, containers: tuple[MemoryGateway, ...] = ()) -> None:
         self.memory, self.gateway = memory, memory.gateway
+        self.containers = containers
+        """What the models of a bridge are served by."""
         self.lines: list[Line] = []
         self._tasks = self._tasks_before = 0
 
@@ -165,15 +287,41 @@ class House:
 
     async def call(self, wire: str, model: str = "probe", line: Line | None = None, **options: Any) -> Call:
         """A call of a model over a wire, on a connection of its own where none is given; its request is written."""
-        dialect, _, transport = wire.partition("-")
-        if dialect == "websocket":
+        about = WIRE[wire]
+        if about.transport == "websocket":
             tap = Tap(self.memory.connect())
-            peer = await client.websocket(tap, f"/models/{model}/invocations-bidirectional-stream")
+            named = f"/models/{model}/invocations-bidirectional-stream"
+            anywhere = wire == "websocket-anywhere" and model == _ANYWHERE
+            peer = await client.websocket(tap, "/as/one/likes.it?a=b" if anywhere else named)
             return SocketCall(self._keep(Line(peer, tap)), 1)
-        line = line or self.line(transport or "http2")
-        call = {"lmi": LinesCall, "json": JSONCall, "v2": InferCall, "bidi": EventsCall}[dialect](line, line.next_stream())
-        await call.open(model, **options)
+        line = line or self.line(about.transport)
+        call: Call = _CALLS[wire.removesuffix(f"-{about.transport}")](line, line.next_stream())
+        opening: Any = call.open  # each has options of its own
+        await opening(model, **options)
         return call
+
+    async def ask(
+        self,
+        path: str,
+        body: bytes | None = b"",
+        *headers: tuple[str, str],
+        method: bytes = b"POST",
+        line: Line | None = None,
+    ) -> tuple[int, dict[str, str], bytes]:
+        """One request and its whole answer, on a connection of its own where none is given."""
+        line = line or self.line("http1")
+        stream = line.next_stream()
+        fields = [(name.encode(), value.encode()) for name, value in headers]
+        await line.send(*self.posted(stream, path, body, method, fields))
+        status, answered, whole = await line.peer.read_answer(stream)
+        return status, {name.decode(): value.decode() for name, value in answered.items()}, whole
+
+    @staticmethod
+    def posted(stream: int, path: str, body: bytes | None, method: bytes = b"POST", headers: Any = ()) -> tuple[Any, ...]:
+        """The events of a request by any method."""
+        head, *rest = client.post(stream, path, body, headers)
+        named = raw(stream, method, path, headers=head.headers, content_length=head.content_length)
+        return (named, *rest)
 
     def _keep(self, line: Line) -> Line:
         self.lines.append(line)
@@ -197,12 +345,19 @@ class House:
         await wait_all_tasks_blocked()
 
     async def opened(self, before: int) -> None:
-        self._tasks_before, self._tasks = before, await tasks() - self.gateway._tasks.idle
+        self._tasks_before, self._tasks = before, await self._busy_tasks()
+
+    async def _busy_tasks(self) -> int:
+        gateways = [self.gateway, *(container.gateway for container in self.containers)]
+        return await tasks() - sum(gateway._tasks.idle for gateway in gateways)
 
     def check_ledger(self) -> None:
         """No exchange is live, so nothing is held: no byte, no slot, no credit, on connections that stay open."""
         counts = self.gateway.counts()
         assert (counts.exchanges, counts.bytes_reserved, counts.slots_in_use) == (0, 0, 0)
+        for container in self.containers:
+            left = container.gateway.counts()
+            assert (left.connections, left.exchanges, left.bytes_reserved, left.slots_in_use) == (0, 0, 0, 0)
         for connection in self.gateway._connections:
             assert not connection.exchanges
             if isinstance(connection.wire, HTTP2Wire):
@@ -211,16 +366,21 @@ class House:
                 assert all(ledger.available == ledger.library for ledger in machine.windows().values())
 
     async def closed(self) -> None:
-        """The clients leave: neither connection nor task outlives them."""
+        """The clients leave: neither connection nor task outlives them. What was loaded at run time goes too."""
         await self.still()
         self.check_ledger()
+        repository = self.gateway.repository
+        for model in repository.list():
+            await repository.unload(model.name)
+        assert (repository.names, repository.used) == ([], 0)
         for line in self.lines:
             line.peer.close()
         await self.still()
         counts = self.gateway.counts()
         assert (counts.connections, counts.exchanges, counts.bytes_reserved, counts.slots_in_use) == (0, 0, 0, 0)
         drained = self.gateway._over.is_set()
-        assert await tasks() - self.gateway._tasks.idle == (self._tasks_before if drained else self._tasks)
+        if not (drained and self.containers):  # those have no drain
+            assert await self._busy_tasks() == (self._tasks_before if drained else self._tasks)
 
 
 async def tasks() -> int:
@@ -230,14 +390,29 @@ async def tasks() -> int:
 
 
 @asynccontextmanager
-async def serving(*specs: ModelSpec, config: Config | None = None, capacity: int = 64 * KiB) -> AsyncIterator[House]:
+async def serving(
+    *specs: ModelSpec, config: Config | None = None, capacity: int = 64 * KiB, wire: str = "bidi"
+) -> AsyncIterator[House]:
     """A house for one story. At its end the clients leave and nothing may be left: the ledger is checked twice, with
-    the connections open and with them closed. What hangs fails after 1,000 s of the (mocked) clock."""
+    the connections open and with them closed. What hangs fails after 1,000 s of the (mocked) clock. `wire` is the one
+    that needs a configuration or a bridge of its own."""
     failure: Exception | None = None
     before = await tasks()
+    config, hub = configured(wire, config or Config()), ways.driver == "leader"
     with trio.move_on_after(1000) as patience:
-        async with memory_gateway(specs, config, capacity=capacity, hub=ways.driver == "leader") as memory:
-            house = House(memory)
+        async with AsyncExitStack() as stack:
+            containers: list[MemoryGateway] = []
+            served = list(specs)
+            if wire == "bridge":
+                served.clear()
+                for spec in specs:
+                    container = await stack.enter_async_context(
+                        memory_gateway([replace(spec, timeout=0)], capacity=capacity, hub=hub)
+                    )
+                    containers.append(container)
+                    served.append(bridge_to(container, spec))
+            memory = await stack.enter_async_context(memory_gateway(served, config, capacity=capacity, hub=hub))
+            house = House(memory, tuple(containers))
             await house.opened(before)
             try:
                 yield house
@@ -247,6 +422,18 @@ async def serving(*specs: ModelSpec, config: Config | None = None, capacity: int
     if failure is not None:
         raise failure
     assert not patience.cancelled_caught, "nothing moves any more"
+
+
+def bridge_to(container: MemoryGateway, spec: ModelSpec, **limits: Any) -> ModelSpec:
+    """A model behind a container of its own."""
+
+    async def dial() -> MemoryTransport:
+        await trio.lowlevel.checkpoint()
+        return container.connect()
+
+    allowed = ContainerLimits(health_interval=0, **limits)
+    shown = container_spec("ws://container", name=spec.name, limits=allowed, dial=dial)
+    return replace(shown, capacity=spec.capacity, queue=spec.queue, timeout=spec.timeout)
 
 
 @contextmanager
@@ -463,10 +650,12 @@ class Call:
 class LinesCall(Call):
     """LMI, jsonlines."""
 
+    path = "/predictions/{}"
+
     async def open(self, model: str, *, upto: int = 2**31 - 1, body: bytes | None = None) -> None:
         asked = {"inputs": "x", "stream": True, "parameters": {"max_new_tokens": upto}}
         self._whole = False
-        await self.line.send(*client.post(self.stream, f"/predictions/{model}", body or json.dumps(asked).encode()))
+        await self.line.send(*client.post(self.stream, self.path.format(model), body or json.dumps(asked).encode()))
 
     def feed(self, data: bytes) -> None:
         self._body += data
@@ -483,7 +672,7 @@ class LinesCall(Call):
 
     def ended(self) -> Over:
         if self.status != 200:
-            return super().ended()
+            return Call.ended(self)
         return self._failure or (Over("complete") if self._whole else Over("cut", "no last line"))
 
 
@@ -492,7 +681,7 @@ class JSONCall(LinesCall):
 
     async def open(self, model: str, *, upto: int = 1000, body: bytes | None = None) -> None:
         asked = {"inputs": "x", "parameters": {"max_new_tokens": upto}}
-        await self.line.send(*client.post(self.stream, f"/predictions/{model}", body or json.dumps(asked).encode()))
+        await self.line.send(*client.post(self.stream, self.path.format(model), body or json.dumps(asked).encode()))
 
     feed, ended = Call.feed, Call.ended
 
@@ -500,35 +689,139 @@ class JSONCall(LinesCall):
 class InferCall(Call):
     """v2 infer."""
 
+    path = "/v2/models/{}/infer"
+
     async def open(self, model: str) -> None:
         tensor = {"name": "x", "shape": [1], "datatype": "INT64", "data": [1]}
         body = json.dumps({"inputs": [tensor]}).encode()
-        await self.line.send(*client.post(self.stream, f"/v2/models/{model}/infer", body))
+        await self.line.send(*client.post(self.stream, self.path.format(model), body))
+
+
+class BodyCall(Call):
+    """A model of parts whose answer is a body as it is, or one part after the other."""
+
+    path = "/invocations?model_name={}"
+
+    async def open(self, model: str) -> None:
+        await self.line.send(*client.post(self.stream, self.path.format(model), b"00000000"))
+
+    def feed(self, data: bytes) -> None:
+        self._body += data
+        while self.status == 200 and len(self._body) >= PAYLOAD:
+            self._numbers.append(int(self._body[:8]))
+            del self._body[:PAYLOAD]
+
+    def ended(self) -> Over:
+        if self.status != 200:
+            return super().ended()
+        assert not self._body, "half a message"
+        return self._failure or Over("complete")
+
+
+class Events:
+    """The response stream: the body comes in PayloadParts. Before the class whose body that is."""
+
+    path = "/endpoints/{}/invocations-response-stream"
+    _decoder: bidi.ResponseDecoder | None = None
+    _failure: Over | None
+
+    def feed(self: Any, data: bytes) -> None:
+        if self.status != 200:
+            self._body += data
+            return
+        decoder = self._decoder = self._decoder or bidi.ResponseDecoder()
+        decoder.receive_data(data)
+        while True:
+            match decoder.next_event():
+                case bidi.PayloadPart(data=part):
+                    super().feed(bytes(part))  # type: ignore[misc]
+                case bidi.StreamFailure() as failure:
+                    self._failure = Over("error", failure.message, failure.exception_type)
+                case _:
+                    return
+
+    def ended(self: Any) -> Over:
+        if self.status == 200 and self._decoder is not None:
+            self._decoder.receive_eof()
+        return self._failure or super().ended()  # type: ignore[misc,no-any-return]
+
+
+class StreamedLines(Events, LinesCall):
+    """InvokeEndpointWithResponseStream, text."""
+
+
+class StreamedParts(Events, BodyCall):
+    """InvokeEndpointWithResponseStream, parts."""
+
+
+class StreamedInfer(Events, InferCall):
+    """InvokeEndpointWithResponseStream, tensors."""
+
+
+class InvokedLines(LinesCall):
+    """InvokeEndpoint, text in lines."""
+
+    path = "/endpoints/{}/invocations"
+
+
+class InvokedJSON(JSONCall):
+    """InvokeEndpoint, text in one document."""
+
+    path = "/endpoints/{}/invocations"
+
+
+class InvokedInfer(InferCall):
+    """InvokeEndpoint, tensors."""
+
+    path = "/endpoints/{}/invocations"
+
+
+class InvokedParts(BodyCall):
+    """InvokeEndpoint, parts."""
+
+    path = "/endpoints/{}/invocations"
+
+
+class MMECall(BodyCall):
+    """The multi-model container's invoke."""
+
+    path = "/models/{}/invoke"
 
 
 class EventsCall(Call):
     """BiDi over HTTP/2."""
 
+    content_type = bidi.CONTENT_TYPE
     _said = 0
 
     async def open(self, model: str) -> None:
         self._decoder = bidi.ResponseDecoder()
-        head = [(b"content-type", bidi.CONTENT_TYPE.encode())]
-        await self.line.send(*client.post(self.stream, f"/endpoints/{model}/invocations-bidirectional-stream", None, head))
+        path = f"/endpoints/{model}/invocations-bidirectional-stream"
+        (head,) = client.post(self.stream, path, None, [(b"content-type", self.content_type.encode())])
+        await self.line.send(self.signed(head))
+
+    def signed(self, head: Request) -> Request:
+        return head
 
     def part(self, size: int = PAYLOAD) -> Data:
         """The next numbered part, as the SDK frames it."""
         data = f"{self._said:08d}".encode().ljust(size, b".")
         self._said += 1
-        return Data(stream=self.stream, buffers=tuple(bidi.encode_request_part(data, date_ms=0)))
+        return Data(stream=self.stream, buffers=tuple(self.encoded(data)))
+
+    def encoded(self, data: bytes) -> Any:
+        return bidi.encode_request_part(data, date_ms=0)
+
+    def encoded_end(self) -> Any:
+        return bidi.encode_request_end(date_ms=0)
 
     async def say(self, size: int = PAYLOAD) -> None:
         await self.line.send(self.part(size))
 
     async def hush(self) -> None:
         """The input is complete."""
-        end = Data(stream=self.stream, buffers=tuple(bidi.encode_request_end(date_ms=0)))
-        await self.line.send(end, End(stream=self.stream))
+        end = tuple(self.encoded_end())
+        await self.line.send(*([Data(stream=self.stream, buffers=end)] if end else []), End(stream=self.stream))
 
     def feed(self, data: bytes) -> None:
         if self.status != 200:
@@ -549,6 +842,61 @@ class EventsCall(Call):
             return super().ended()
         self._decoder.receive_eof()
         return self._failure or Over("complete")
+
+
+class JSONEventsCall(EventsCall):
+    """The seed's JSON form as events. The first of them comes before the numbered ones, and tells the form."""
+
+    async def open(self, model: str) -> None:
+        await super().open(model)
+        await self.line.send(Data(stream=self.stream, buffers=tuple(self.encoded(b"hello"))))
+
+    def encoded(self, data: bytes) -> Any:
+        return bidi.encode_envelope(b"".join(bidi.encode_json_event(data)), date_ms=0)
+
+
+class LiteralCall(EventsCall):
+    """The seed's JSON form as it stands: a run of objects."""
+
+    content_type = bidi.JSON_CONTENT_TYPE
+
+    def encoded(self, data: bytes) -> Any:
+        return bidi.encode_literal_part(data)
+
+    def encoded_end(self) -> Any:
+        return ()
+
+    def feed(self, data: bytes) -> None:
+        self._body += data
+        while self.status == 200 and b"\n" in self._body:
+            line, _, rest = bytes(self._body).partition(b"\n")
+            self._body[:] = rest
+            ((kind, members),) = json.loads(line).items()
+            assert self._failure is None, "a line after the last"
+            if kind == "PayloadPart":
+                self._numbers.append(int(base64.b64decode(members["Bytes"])[:8]))
+            else:
+                self._failure = Over("error", members["Message"], kind)
+
+
+class SignedCall(EventsCall):
+    """BiDi whose head and events are signed."""
+
+    def signed(self, head: Request) -> Request:
+        given = sigv4.sign_request(head, SIGNER, now=time.time(), payload=sigv4.STREAMING_EVENTS)
+        assert given.events is not None
+        self._signer = given.events
+        return raw(head.stream, head.method, head.target.decode(), headers=[*head.headers, *given.headers])
+
+    def _sealed(self, event: bytes) -> Any:
+        date = int(time.time() * 1000)
+        return bidi.encode_envelope(event, date_ms=date, signature=self._signer.sign(date, event))
+
+    def encoded(self, data: bytes) -> Any:
+        return self._sealed(bidi.encode_request_event(data))
+
+    def encoded_end(self) -> Any:
+        return self._sealed(b"")
 
 
 class SocketCall(Call):
@@ -575,6 +923,29 @@ class SocketCall(Call):
                 self.over = Over("cut")
             case Ping() | Pong():
                 pass
+
+
+_CALLS: dict[str, type[Any]] = {
+    "lmi": LinesCall,
+    "json": JSONCall,
+    "v2": InferCall,
+    "stream": StreamedLines,
+    "streamparts": StreamedParts,
+    "streamv2": StreamedInfer,
+    "invoke": InvokedLines,
+    "invokejson": InvokedJSON,
+    "invokev2": InvokedInfer,
+    "invokeparts": InvokedParts,
+    "container": BodyCall,
+    "mme": MMECall,
+    "bidi": EventsCall,
+    "bidi-json": JSONEventsCall,
+    "bidi-literal": LiteralCall,
+    "bidi-signed": SignedCall,
+    "bidi-padded": EventsCall,
+    "bridge": EventsCall,
+}
+"""By the wire's name without its transport."""
 
 
 def raw(stream: int, method: bytes, path: str, **options: Any) -> Request:

@@ -22,6 +22,7 @@ from gateway.doorbell import Doorbell
 from gateway.errors import TransportLost
 from gateway.transport import MemoryTransport
 from gateway.wires.tls import TLSTransport
+from gateway.workers.repository import Repository
 from models.adapt import adapt
 from models.blocking import cancel_token
 from models.errors import ModelError
@@ -76,6 +77,11 @@ class Talk:
         return f"?talk={self.name}"
 
 
+def named(query: str) -> str:
+    """The name of a talk, by the query of its request."""
+    return query.removeprefix("talk=")
+
+
 class Boom(Exception):
     """What a model of the sweep raises at its k-th step."""
 
@@ -102,9 +108,14 @@ class Stage:
         self.can_leave = False
         self.points = self.raise_at = 0
         self.rude = False
+        """The victim's model raises while it is cancelled."""
         self.tls: ssl.SSLContext | None = None
         """With which clients encrypt."""
-        """The victim's model raises while it is cancelled."""
+        self.repository: Repository
+        self.start_soon: Callable[..., None]
+        """Runs what is neither a client nor the server's, such as a container."""
+        self.patient = False
+        """While it is true nothing is interrupted."""
 
     def talk(self, name: str, line: str = "", model: str = "m") -> Talk:
         """A new exchange, on the connection of its own name unless another is given."""
@@ -122,7 +133,7 @@ class Stage:
     @contextmanager
     def call(self, query: str) -> Iterator[Talk]:
         """A model's call: its beginning and its end are counted."""
-        talk = self.talks[query.removeprefix("talk=")]
+        talk = self.talks[named(query)]
         talk.begun += 1
         try:
             yield talk
@@ -177,8 +188,18 @@ def fragment(data: Buffer, last: bool) -> bytes:
 # -- models --------------------------------------------------------------------------------------------------------
 
 
-def serve(stage: Stage, model: Model, family: Family, *, capacity: int = 8) -> list[ModelSpec]:
-    """The model under the names m and n; the worker of m crashes when `stage.crash` rings."""
+def serve(stage: Stage, scenario: Scenario) -> list[ModelSpec]:
+    """The scenario's model under the names m and n; the worker of m crashes when `stage.crash` rings."""
+    if scenario.served is not None:
+        calm, other = map(scenario.served(stage), ("m", "n"))
+    else:
+        model = scenario.model(stage)
+
+        @asynccontextmanager
+        async def give() -> AsyncIterator[Model]:
+            yield model
+
+        calm, other = (ModelSpec(name=name, family=scenario.family, load=give) for name in ("m", "n"))
 
     @asynccontextmanager
     async def load() -> AsyncIterator[Model]:
@@ -186,19 +207,12 @@ def serve(stage: Stage, model: Model, family: Family, *, capacity: int = 8) -> l
             await stage.crash.wait()
             raise Boom("the worker crashed")
 
-        async with trio.open_nursery() as nursery:
+        async with trio.open_nursery() as nursery, calm.load() as model:
             nursery.start_soon(crash)
             yield model
             nursery.cancel_scope.cancel()
 
-    @asynccontextmanager
-    async def calm() -> AsyncIterator[Model]:
-        yield model
-
-    return [
-        ModelSpec(name="m", family=family, load=load, capacity=capacity),
-        ModelSpec(name="n", family=family, load=calm, capacity=capacity),
-    ]
+    return [replace(calm, load=load, capacity=scenario.capacity), replace(other, capacity=scenario.capacity)]
 
 
 def echo(stage: Stage) -> Model:
@@ -563,11 +577,12 @@ async def over_http1(
     *,
     pace: float = 0.0,
     length: int | None = None,
+    method: bytes = b"POST",
 ) -> None:
     """One request and its answer on an HTTP/1.1 connection. A chunked one says Expect, and does not wait for it."""
     head = Request(
         stream=stream,
-        method=b"POST",
+        method=method,
         target=path.encode(),
         authority=b"a",
         headers=headers,
@@ -667,12 +682,14 @@ async def pipelined(stage: Stage, *talks: Talk) -> None:
     transport.close()
 
 
-async def over_websocket(stage: Stage, talk: Talk, frames: Sequence[tuple[bytes, bool]], *, pace: float = 0.0) -> None:
+async def over_websocket(
+    stage: Stage, talk: Talk, frames: Sequence[tuple[bytes, bool]], *, pace: float = 0.0, path: str = ""
+) -> None:
     """A duplex conversation of frames; the model ends it."""
-    path = f"/models/{talk.model}/invocations-bidirectional-stream{talk.query}"
+    path = path or f"/models/{talk.model}/invocations-bidirectional-stream"
     transport = stage.connect(talk.line)
     try:
-        peer = await client.websocket(transport, path)
+        peer = await client.websocket(transport, path + talk.query)
     except (TransportLost, RemoteProtocolError) as e:
         refused = str(e).rpartition(" ")[2].isdigit()
         talk.view = View.ERROR if refused else View.CUT
@@ -844,10 +861,16 @@ class Scenario:
     tls: bool = False
     rude: bool = False
     """The victim's model raises while it is cancelled."""
+    cuts: bool = False
+    """An error in the middle of an answer has no words: the answer is cut off."""
+    served: Callable[[Stage], Callable[[str], ModelSpec]] | None = None
+    """Makes the specs of the models, by their names, in place of `model`."""
+    without: frozenset[str] = frozenset()
+    """Targets that it has not."""
 
 
-async def _together(*plays: Awaitable[None]) -> None:
-    async def run(play: Awaitable[None]) -> None:
+async def _together(*plays: Awaitable[Any]) -> None:
+    async def run(play: Awaitable[Any]) -> None:
         await play
 
     async with trio.open_nursery() as nursery:
@@ -875,6 +898,7 @@ def _bidi_scenario(
     cut: int = 0,
     window: int = 1024,
     neighbour: bool = False,
+    talk: Callable[..., Awaitable[None]] = bidi_talk,
     **more: Any,
 ) -> Scenario:
     """Two streams at once on one connection, one of them the victim; then, if the connection lives, a third."""
@@ -885,22 +909,22 @@ def _bidi_scenario(
         async def three() -> None:
             async with _line(stage, VICTIM, window=window) as line:
                 await _together(
-                    bidi_talk(line, victim, numbered(VICTIM, sizes), pace=0.0004, cut=cut),
-                    bidi_talk(line, companion, numbered(COMPANION, [30, 700])),
+                    talk(line, victim, numbered(VICTIM, sizes), pace=0.0004, cut=cut),
+                    talk(line, companion, numbered(COMPANION, [30, 700])),
                 )
                 if line.machine.can_open:
-                    await bidi_talk(line, stage.talk(NEXT, VICTIM, "n"), numbered(NEXT, [20]))
+                    await talk(line, stage.talk(NEXT, VICTIM, "n"), numbered(NEXT, [20]))
 
         async def elsewhere() -> None:
             if neighbour:
                 async with _line(stage, NEIGHBOUR) as line:
-                    await bidi_talk(line, stage.talk(NEIGHBOUR, model="n"), numbered(NEIGHBOUR, [30, 700]))
+                    await talk(line, stage.talk(NEIGHBOUR, model="n"), numbered(NEIGHBOUR, [30, 700]))
 
         await _together(three(), elsewhere())
 
     async def again(stage: Stage) -> None:
         async with _line(stage, FRESH) as line:
-            await bidi_talk(line, stage.talk(FRESH), numbered(FRESH, [20, 40]))
+            await talk(line, stage.talk(FRESH), numbered(FRESH, [20, 40]))
 
     return Scenario(name=name, wire="http/2", model=model, family=Family.PARTS, play=play, again=again, **more)
 

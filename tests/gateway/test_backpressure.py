@@ -9,14 +9,18 @@ import pytest
 import trio
 
 from gateway.config import Config, HTTP2Config, LimitsConfig
+from gateway.container_client import ContainerLimits
 from gateway.exchange import Exchange
-from models.messages import Part
+from models.messages import Family, Part
 from models.session import Session
 from protocols import bidi
-from protocols.events import Data, End, Frame
+from protocols.events import Data, End, Frame, Opcode
 from tests.gateway.promises import (
+    DUPLEX,
+    PADDING,
     PAYLOAD,
     STREAMS,
+    WIRE,
     WIRES,
     EventsCall,
     House,
@@ -40,14 +44,35 @@ SEND_BUFFER = LimitsConfig().send_buffer
 READ_AHEAD = LimitsConfig().read_ahead
 WINDOW = HTTP2Config().initial_window
 # What a message's framing adds to its payload, at least and at most: a line's keys and a chunk's ends, an event's headers,
-# frame heads.
-FRAMING = {"lmi-http1": (60, 110), "lmi-http2": (60, 110), "bidi": (120, 180), "websocket": (4, 10)}
+# frame heads, a third for base64.
+LINE, EVENT, RAW, BASE64 = (60, 110), (80, 180), (0, 20), (334, 350)
+FRAMING = {
+    "lmi": (LINE,),
+    "bidi": (EVENT,),
+    "websocket": ((4, 10),),
+    "stream": (LINE, EVENT),
+    "streamparts": (EVENT,),
+    "invoke": (LINE,),
+    "invokeparts": (RAW,),
+    "container": (RAW,),
+    "mme": (RAW,),
+    "bidi-json": (BASE64, EVENT),
+    "bidi-literal": (BASE64, (40, 100)),
+    "bidi-signed": (EVENT,),
+    "bidi-padded": (EVENT, (0, PADDING + 10)),
+    "websocket-anywhere": ((4, 10),),
+    "bridge": (EVENT,),
+}
+# What a bridge holds beside what its platform's side does: the container's transport and queue, and the frames between,
+# beyond whose bound one read reaches.
+BRIDGE = CAPACITY + SEND_BUFFER + ContainerLimits().read_ahead + 64 * KiB
 
 
 def messages(wire: str, held: int) -> tuple[int, int]:
     """How many numbered messages fill `held` bytes, at least and at most. A message is let in while a byte estimate of
     it fits, so that one may reach beyond."""
-    least, most = FRAMING[wire]
+    framing = FRAMING[wire.removesuffix(f"-{WIRE[wire].transport}")]
+    least, most = sum(low for low, _ in framing), sum(high for _, high in framing)
     return held // (PAYLOAD + most) - 1, held // (PAYLOAD + least) + 2
 
 
@@ -55,8 +80,9 @@ def messages(wire: str, held: int) -> tuple[int, int]:
 async def test_a_client_that_reads_nothing_stops_its_model_within_the_bound(wire: str, autojump_clock: Any) -> None:
     # produced <= (what the kernel's buffers hold + limits.send_buffer, which counts the write under way) / message
     probe = Probe(counting)
-    least, most = messages(wire, SEND_BUFFER)[0], messages(wire, CAPACITY + SEND_BUFFER)[1]
-    async with serving(probe.spec(wire), capacity=CAPACITY) as house:
+    between = BRIDGE if wire == "bridge" else 0
+    least, most = messages(wire, SEND_BUFFER)[0], messages(wire, CAPACITY + SEND_BUFFER + between)[1]
+    async with serving(probe.spec(wire), capacity=CAPACITY, wire=wire) as house:
         call = await house.call(wire)
         await house.still()
         assert least <= probe.sent <= most
@@ -69,27 +95,30 @@ async def test_a_client_that_reads_nothing_stops_its_model_within_the_bound(wire
         await call.leave("fin")
 
 
-@pytest.mark.parametrize("wire", ["lmi-http2", "bidi"])
+OF_HTTP2 = [w for w in STREAMS if WIRE[w].transport == "http2" and w != "bridge"]
+
+
+@pytest.mark.parametrize("wire", OF_HTTP2)
 async def test_a_client_that_gives_no_credit_stops_its_model_within_the_bound(wire: str, autojump_clock: Any) -> None:
     # produced <= (the client's window + limits.send_buffer) / message; the connection itself is read all the time
-    probe = Probe(counting)
+    probe, beside = Probe(counting), "bidi-signed" if wire == "bidi-signed" else "bidi"
     least, most = messages(wire, SEND_BUFFER)[0], messages(wire, WINDOW + SEND_BUFFER)[1]
-    async with serving(probe.spec(wire), Probe(echoing, "other").spec("bidi")) as house:
+    async with serving(probe.spec(wire), Probe(echoing, "other").spec(beside), wire=wire) as house:
         line = house.line("http2")
         call = await house.call(wire, line=line)
         await line.read()
         assert least <= probe.sent <= most
         await line.ping()
-        await other_streams_go_on(house, line)
+        await other_streams_go_on(house, line, beside)
         produced = probe.sent
 
         assert await call.take(produced + 200) == list(range(produced + 200))
         await call.leave("reset")
 
 
-async def other_streams_go_on(house: House, line: Any) -> None:
+async def other_streams_go_on(house: House, line: Any, wire: str) -> None:
     with at_once():
-        other = await house.call("bidi", "other", line=line)
+        other = await house.call(wire, "other", line=line)
         assert isinstance(other, EventsCall)
         for number in range(3):
             await other.say()
@@ -145,11 +174,12 @@ async def test_a_message_larger_than_the_send_buffer_is_charged_until_it_has_lef
         assert await call.rest() == ([], Over("complete", code="1000"))
 
 
-async def test_a_model_that_reads_nothing_closes_its_own_window_and_no_other(autojump_clock: Any) -> None:
+@pytest.mark.parametrize("wire", [w for w in DUPLEX if w in OF_HTTP2])
+async def test_a_model_that_reads_nothing_closes_its_own_window_and_no_other(wire: str, autojump_clock: Any) -> None:
     model = Probe(deaf)
-    async with serving(model.spec("bidi"), Probe(echoing, "other").spec("bidi")) as house:
+    async with serving(model.spec(wire), Probe(echoing, "other").spec(wire), wire=wire) as house:
         line = house.line("http2")
-        call = await house.call("bidi", line=line)
+        call = await house.call(wire, line=line)
         assert isinstance(call, EventsCall)
         await line.read()  # the server's SETTINGS
         for _ in range(40):
@@ -160,7 +190,7 @@ async def test_a_model_that_reads_nothing_closes_its_own_window_and_no_other(aut
         assert machine.unconsumed == WINDOW
         assert line.machine.queued(1) > 40 * 16 * KiB - WINDOW  # type: ignore[attr-defined]  # the rest waits in the client
         await line.ping()
-        await other_streams_go_on(house, line)
+        await other_streams_go_on(house, line, wire)
 
         model.go.set()
         await call.hush()
@@ -168,10 +198,30 @@ async def test_a_model_that_reads_nothing_closes_its_own_window_and_no_other(aut
         assert model.received == list(range(40))
 
 
-async def test_a_websocket_is_read_ahead_to_its_bound_and_no_further(autojump_clock: Any) -> None:
+async def test_a_container_that_reads_nothing_stops_the_platforms_client(autojump_clock: Any) -> None:
+    model = Probe(deaf)
+    async with serving(model.spec("bridge"), capacity=CAPACITY, wire="bridge") as house:
+        call = await house.call("bridge")
+        assert isinstance(call, EventsCall)
+        await call.line.read()  # the server's SETTINGS
+        for _ in range(60):
+            await call.say(16 * KiB)
+        await call.line.read()
+        waiting = call.line.machine.queued(1)  # type: ignore[attr-defined]
+        # our window, one part that the bridge could not write, its transport, and what the container reads ahead
+        assert 60 * 16 * KiB - (HTTP2Config().max_window + 32 * KiB + CAPACITY + READ_AHEAD + 64 * KiB) < waiting
+        await call.line.ping()
+        model.go.set()
+        await call.line.read()
+        assert model.received == list(range(60))
+        await call.leave("reset")
+
+
+@pytest.mark.parametrize("wire", ["websocket", "websocket-anywhere"])
+async def test_a_websocket_is_read_ahead_to_its_bound_and_no_further(wire: str, autojump_clock: Any) -> None:
     model, part = Probe(deaf), 16 * KiB
-    async with serving(model.spec("websocket"), capacity=CAPACITY) as house:
-        call = await house.call("websocket")
+    async with serving(model.spec(wire), capacity=CAPACITY, wire=wire) as house:
+        call = await house.call(wire)
         assert isinstance(call, SocketCall)
         async with trio.open_nursery() as nursery:
 
@@ -193,6 +243,69 @@ async def test_a_websocket_is_read_ahead_to_its_bound_and_no_further(autojump_cl
         assert model.received == list(range(40))
         assert machine.unconsumed == 0
         await call.leave("close")
+
+
+EMPTY = Frame(opcode=Opcode.BINARY, fin=True, data=b"")
+
+
+async def test_a_run_of_empty_frames_is_read_ahead_to_the_same_bound(autojump_clock: Any) -> None:
+    # a frame without bytes costs its objects and a place in the queue
+    async def unheard(probe: Probe, session: Session[Any, Any]) -> None:
+        await probe.go.wait()
+        probe.received = [len(part.data) async for part in session]
+
+    model, offered = Probe(unheard), 0
+    async with serving(model.spec("websocket"), capacity=CAPACITY) as house:
+        call = await house.call("websocket")
+        async with trio.open_nursery() as nursery:
+
+            @nursery.start_soon
+            async def offer() -> None:
+                nonlocal offered
+                while offered < 200_000:
+                    for _ in range(1000):
+                        call.line.machine.send(EMPTY)
+                    offered += 1000
+                    await call.line.peer.flush()
+
+            await house.still()
+            (connection,) = house.gateway._connections
+            (exchange,) = connection.exchanges.values()
+            assert connection.reading_paused
+            frames = (64 * KiB) // 6  # of one read, which reaches beyond
+            assert READ_AHEAD <= exchange.waiting <= READ_AHEAD + frames * exchange.waiting // len(exchange._inbox)
+            assert house.gateway.budget.used == exchange.held == exchange.waiting
+            nursery.cancel_scope.cancel()
+            model.go.set()
+        await call.line.peer.flush()
+        await house.still()
+        assert exchange.held == house.gateway.budget.used == 0
+        await call.leave("close")
+
+
+@pytest.mark.parametrize("wire", [w for w in STREAMS if WIRE[w].family is Family.PARTS])
+async def test_a_run_of_empty_parts_stops_at_a_client_that_reads_nothing(wire: str, autojump_clock: Any) -> None:
+    # on the wires where an empty part is something; a body as it is has no bytes for it, so its model goes on for ever
+    async def empties(probe: Probe, session: Session[Any, Any]) -> None:
+        await probe.take(session)
+        while probe.sent < MOST:
+            await session.send(Part(data=b""))
+            probe.sent += 1
+
+    probe, body = Probe(empties), WIRE[wire].in_band == "cut" or wire.startswith("streamparts")
+    async with serving(probe.spec(wire), capacity=CAPACITY, wire=wire) as house:
+        call = await house.call(wire)
+        await house.still()
+        if body:
+            assert probe.sent == MOST
+            assert await call.rest() == ([], Over("complete"))
+        else:
+            assert 0 < probe.sent < MOST
+            await call.leave("rst")
+
+
+MOST = 200_000
+"""Two bytes are the least that an empty part takes: more of them than all bounds together."""
 
 
 async def test_a_chunked_upload_is_read_ahead_to_its_bound_and_no_further(autojump_clock: Any) -> None:
@@ -271,7 +384,7 @@ async def test_a_transport_that_holds_one_byte_changes_nothing(wire: str, autoju
     script = pausing if wire in STREAMS else answering
     probe = Probe(script)
     probe.go.set()
-    async with serving(probe.spec(wire), capacity=1) as house:
+    async with serving(probe.spec(wire), capacity=1, wire=wire) as house:
         call = await house.call(wire)
         numbers, over = await call.rest()
         assert (numbers, over.how) == (list(range(6)) if wire in STREAMS else [], "complete")
@@ -279,15 +392,16 @@ async def test_a_transport_that_holds_one_byte_changes_nothing(wire: str, autoju
         assert house.endings == {"complete": 1}
 
 
-@pytest.mark.parametrize("wire", ["bidi", "websocket"])
+@pytest.mark.parametrize("wire", DUPLEX)
 async def test_many_sessions_at_once_are_each_whole(wire: str, autojump_clock: Any) -> None:
     # echoes, on one connection where the wire can; each message out is the one that came in
     async def echo(probe: Probe, session: Session[Any, Any]) -> None:
+        await probe.take(session)
         async for part in session:
             await session.send(part)
 
-    async with serving(Probe(echo).spec(wire), capacity=CAPACITY) as house:
-        line = house.line("http2") if wire == "bidi" else None
+    async with serving(Probe(echo).spec(wire), capacity=CAPACITY, wire=wire) as house:
+        line = house.line("http2") if WIRE[wire].transport == "http2" else None
         calls = [await house.call(wire, line=line) for _ in range(50)]
         for size in range(0, 3000, 300):
             for call in calls:
@@ -296,7 +410,7 @@ async def test_many_sessions_at_once_are_each_whole(wire: str, autojump_clock: A
         for call in calls:
             assert await call.take(10) == list(range(10))
         for call in calls:
-            await call.leave("reset" if wire == "bidi" else "close")
+            await call.leave("close" if line is None else "reset")
         await house.still()
         assert house.endings == {"cancelled-by-client": 50}
 

@@ -204,7 +204,8 @@ def test_help_teaches_by_example_and_shows_defaults() -> None:
 
 
 def test_every_command_has_help() -> None:
-    for command in ("serve", "demo", "config", "models"):
+    assert "[default: 1s]" in run("emulate", "sagemaker", "--help").output
+    for command in ("serve", "demo", "config", "models", "emulate"):
         assert run(command, "--help").exit_code == 0
         assert f"  {command} " in run("-h").output
 
@@ -266,7 +267,7 @@ def load_spec(name: str, config: ModelConfig) -> SimpleNamespace:
             raise AssertionError
         case "app:missing":
             raise ConfigError("models.missing.factory: cannot import 'app'")
-    return SimpleNamespace(family=Family.TENSOR)
+    return SimpleNamespace(family=Family.TENSOR, capacity=config.capacity)
 
 
 @pytest.fixture
@@ -294,7 +295,7 @@ def test_models_names_each_that_cannot_be_loaded_and_why() -> None:
         "Error: models.bad cannot be loaded: ZeroDivisionError: division by zero; "
         "models.worse cannot be loaded: AssertionError: no reason given; models.missing.factory: cannot import 'app'"
     )
-    assert "bad       -       64        app:broken" in result.output
+    assert "bad       -       -         app:broken" in result.output
 
 
 def test_help_names_the_models_of_the_library() -> None:

@@ -22,6 +22,7 @@ from tests.gateway import ways
 from tests.gateway.promises import (
     STREAMS,
     UNARY,
+    WIRE,
     WIRES,
     House,
     KiB,
@@ -30,6 +31,7 @@ from tests.gateway.promises import (
     Probe,
     answering,
     at_once,
+    configured,
     counting,
     family_of,
     pausing,
@@ -99,10 +101,10 @@ async def test_readiness_is_off_from_the_first_moment_also_on_kept_connections(
 @pytest.mark.parametrize("wire", WIRES)
 async def test_new_work_is_refused_from_the_first_moment(wire: str, autojump_clock: Any) -> None:
     probe = Probe(silent)
-    async with serving(probe.spec(wire), config=delay(5)) as house:
+    async with serving(probe.spec(wire), config=delay(5), wire=wire) as house:
         async with draining(house):
             with at_once():
-                if wire == "websocket":
+                if WIRE[wire].transport == "websocket":
                     with pytest.raises(Exception, match="503"):
                         await house.call(wire)
                 else:
@@ -133,7 +135,7 @@ async def test_idle_connections_are_closed(autojump_clock: Any) -> None:
 @pytest.mark.parametrize("wire", STREAMS)
 async def test_live_streams_finish_and_the_drain_ends_with_them(wire: str, autojump_clock: Any) -> None:
     probe = Probe(pausing)
-    async with serving(probe.spec(wire)) as house:
+    async with serving(probe.spec(wire), wire=wire) as house:
         calls = [await house.call(wire) for _ in range(3)]
         for call in calls:
             await call.take(3)
@@ -153,7 +155,7 @@ async def test_live_streams_finish_and_the_drain_ends_with_them(wire: str, autoj
 @pytest.mark.parametrize("wire", UNARY)
 async def test_live_unary_calls_finish(wire: str, autojump_clock: Any) -> None:
     probe = Probe(answering)
-    async with serving(probe.spec(wire)) as house:
+    async with serving(probe.spec(wire), wire=wire) as house:
         call = await house.call(wire)
         await house.still()
         async with draining(house) as reports:
@@ -197,7 +199,7 @@ async def test_http2_says_goaway_twice_and_refuses_what_comes_after_the_second(a
 @pytest.mark.parametrize("wire", STREAMS)
 async def test_at_the_deadline_the_rest_get_their_ending_in_band(wire: str, autojump_clock: Any) -> None:
     probe = Probe(pausing)
-    async with serving(probe.spec(wire)) as house:
+    async with serving(probe.spec(wire), wire=wire) as house:
         calls = [await house.call(wire) for _ in range(2)]
         for call in calls:
             await call.take(3)
@@ -205,9 +207,11 @@ async def test_at_the_deadline_the_rest_get_their_ending_in_band(wire: str, auto
         async with draining(house) as reports:
             for call in calls:
                 numbers, over = await call.rest()
-                assert (numbers, over.how) == ([], "error")
-                assert "drain" in over.text
-                assert over.code == {"bidi": "InternalStreamFailure", "websocket": "1001"}.get(wire, "")
+                how, code = WIRE[wire].expected(lost=True)
+                assert (numbers, over.how) == ([], how)
+                if how == "error":
+                    assert "drain" in over.text
+                    assert over.code == ("1001" if WIRE[wire].in_band == "close" else code)
                 await call.line.over()
         assert TIMEOUT <= trio.current_time() - began < TIMEOUT + GRACE
         (report,) = reports
@@ -215,15 +219,16 @@ async def test_at_the_deadline_the_rest_get_their_ending_in_band(wire: str, auto
         assert probe.live == 0
 
 
-@pytest.mark.parametrize("wire", [*UNARY, "lmi-http1", "lmi-http2"])
+@pytest.mark.parametrize("wire", [w for w in WIRES if not WIRE[w].accepted])
 async def test_at_the_deadline_a_call_without_an_answer_is_refused_as_retryable(wire: str, autojump_clock: Any) -> None:
-    async with serving(Probe(silent).spec(wire)) as house:
+    async with serving(Probe(silent).spec(wire), wire=wire) as house:
         call = await house.call(wire)
         await house.still()
         async with draining(house) as reports:
             _, over = await call.rest()
             assert (over.how, over.code) == ("refused", "503")
-            assert call.headers[b"retry-after"] == b"1"
+            if not WIRE[wire].blames:  # the platform's clients go by the error's name
+                assert call.headers[b"retry-after"] == b"1"
             await call.line.over()
         assert reports[0].endings == {"drained": 1}
 
@@ -231,7 +236,7 @@ async def test_at_the_deadline_a_call_without_an_answer_is_refused_as_retryable(
 @pytest.mark.parametrize("wire", STREAMS)
 async def test_a_second_signal_makes_the_deadline_now(wire: str, autojump_clock: Any) -> None:
     probe = Probe(pausing)
-    async with serving(probe.spec(wire), config=delay(60)) as house:
+    async with serving(probe.spec(wire), config=delay(60), wire=wire) as house:
         call = await house.call(wire)
         await call.take(3)
         async with draining(house) as reports:
@@ -239,7 +244,7 @@ async def test_a_second_signal_makes_the_deadline_now(wire: str, autojump_clock:
             with at_once():
                 house.gateway.hurry()
                 _, over = await call.rest()
-            assert over.how == "error"
+            assert over.how == WIRE[wire].expected()[0]
             await call.line.over()
         assert reports[0].endings == {"drained": 1}
         assert reports[0].seconds < 2 + GRACE
@@ -249,16 +254,19 @@ async def test_a_second_signal_makes_the_deadline_now(wire: str, autojump_clock:
 async def test_a_client_that_reads_nothing_cannot_hold_the_drain(wire: str, autojump_clock: Any) -> None:
     probe, other = Probe(counting), Probe(pausing, "other")
     config = Config(drain=DrainConfig(timeout=10))
-    async with serving(probe.spec(wire), other.spec(wire), config=config) as house:
+    async with serving(probe.spec(wire), other.spec(wire), config=config, wire=wire) as house:
         await house.call(wire)
         await house.still()
         reader = await house.call(wire, "other")
         await reader.take(3)
         async with draining(house) as reports:
             _, over = await reader.rest()
-            assert over.how == "error"
+            assert over.how == WIRE[wire].expected()[0]
         (report,) = reports
-        assert report.endings == {"drained": 1, "transport-lost": 1}
+        if wire.endswith("http1") and WIRE[wire].in_band == "cut":  # its last word waits for no reader
+            assert report.endings == {"drained": 2}
+        else:
+            assert report.endings == {"drained": 1, "transport-lost": 1}
         assert 10 <= report.seconds <= 10 + GRACE
 
 
@@ -286,10 +294,10 @@ async def test_an_upload_under_way_is_ended_at_the_deadline(transport: str, leng
         assert reports[0].endings == {"drained": 1}
 
 
-@pytest.mark.parametrize("wire", ["lmi-http1", "v2-http2", "bidi"])
+@pytest.mark.parametrize("wire", ["lmi-http1", "v2-http2", "bidi", "streamparts-http1", "container-http2", "bidi-signed"])
 async def test_calls_that_wait_for_a_slot_are_ended_at_the_deadline(wire: str, autojump_clock: Any) -> None:
     probe = Probe(silent)
-    async with serving(probe.spec(wire, capacity=1)) as house:
+    async with serving(probe.spec(wire, capacity=1), wire=wire) as house:
         first = await house.call(wire)
         await house.still()
         waiting = await house.call(wire)
@@ -365,7 +373,7 @@ async def test_models_are_unloaded_after_the_last_session(autojump_clock: Any) -
         finally:
             log.append(f"unload with {probe.live} live")
 
-    probe.family = family_of("bidi")
+    probe.speak("bidi")
     async with serving(ModelSpec(name="probe", family=probe.family, load=load)) as house:
         call = await house.call("bidi")
         await call.take(3)
@@ -424,10 +432,10 @@ async def test_a_drain_ends_by_its_deadline_whatever_state_a_model_is_in(state: 
 
 
 @pytest.mark.parametrize("driver", ways.DRIVERS)
-@pytest.mark.parametrize("wire", WIRES)
+@pytest.mark.parametrize("wire", [w for w in WIRES if w != "bridge"])
 async def test_a_gateway_that_is_cancelled_ends_everything_at_once(wire: str, driver: str, autojump_clock: Any) -> None:
     probe = Probe(silent)
-    gateway = Gateway(Config(listen=ListenConfig(port=-1)), [probe.spec(wire)])
+    gateway = Gateway(configured(wire, Config(listen=ListenConfig(port=-1))), [probe.spec(wire)])
     edges = MemoryEdges() if driver == "leader" else None
     gateway.hub = edges and Hub(edges)
     before = await tasks()

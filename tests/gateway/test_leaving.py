@@ -18,6 +18,10 @@ from protocols import bidi
 from protocols.events import Data, Frame, Opcode
 from tests.gateway.promises import (
     CANCELLED,
+    DUPLEX,
+    STREAMS,
+    UNARY,
+    WIRE,
     Call,
     EventsCall,
     House,
@@ -44,7 +48,11 @@ WAYS = {
 
 
 def transport_of(wire: str) -> str:
-    return {"bidi": "http2", "websocket": "websocket"}.get(wire) or wire.partition("-")[2]
+    return WIRE[wire].transport
+
+
+SLOTTED = [name for name in WIRE if transport_of(name) != "websocket"]
+"""Those on which a client that waits for its slot has not had an answer of the wire's own yet."""
 
 
 def each_way(*wires: str) -> list[Any]:
@@ -63,49 +71,49 @@ async def leaves(house: House, call: Call, how: str, probe: Probe) -> None:
         house.check_ledger()
 
 
-@pytest.mark.parametrize(("wire", "how"), each_way("lmi-http1", "lmi-http2", "bidi", "websocket"))
+@pytest.mark.parametrize(("wire", "how"), each_way(*STREAMS))
 async def test_before_the_first_byte_of_the_answer(wire: str, how: str, autojump_clock: Any) -> None:
     probe = Probe(silent)
-    async with serving(probe.spec(wire)) as house:
+    async with serving(probe.spec(wire), wire=wire) as house:
         call = await house.call(wire)
         await house.still()
         assert probe.live == 1
         await leaves(house, call, how, probe)
 
 
-@pytest.mark.parametrize(("wire", "how"), each_way("json-http1", "json-http2", "v2-http1", "v2-http2"))
+@pytest.mark.parametrize(("wire", "how"), each_way(*UNARY))
 async def test_during_a_unary_call(wire: str, how: str, autojump_clock: Any) -> None:
     probe = Probe(silent)
-    async with serving(probe.spec(wire)) as house:
+    async with serving(probe.spec(wire), wire=wire) as house:
         call = await house.call(wire)
         await house.still()
         assert probe.live == 1
         await leaves(house, call, how, probe)
 
 
-@pytest.mark.parametrize(("wire", "how"), each_way("lmi-http1", "lmi-http2", "bidi", "websocket"))
+@pytest.mark.parametrize(("wire", "how"), each_way(*STREAMS))
 async def test_in_mid_stream(wire: str, how: str, autojump_clock: Any) -> None:
     probe = Probe(pausing)
-    async with serving(probe.spec(wire)) as house:
+    async with serving(probe.spec(wire), wire=wire) as house:
         call = await house.call(wire)
         assert await call.take(3) == [0, 1, 2]
         await leaves(house, call, how, probe)
 
 
-@pytest.mark.parametrize(("wire", "how"), each_way("lmi-http1", "lmi-http2", "bidi", "websocket"))
+@pytest.mark.parametrize(("wire", "how"), each_way(*STREAMS))
 async def test_while_the_model_is_blocked_in_send(wire: str, how: str, autojump_clock: Any) -> None:
     probe = Probe(counting)
-    async with serving(probe.spec(wire)) as house:
+    async with serving(probe.spec(wire), wire=wire) as house:
         call = await house.call(wire)
         await house.still()
         assert probe.live == 1
         await leaves(house, call, how, probe)
 
 
-@pytest.mark.parametrize(("wire", "how"), each_way("bidi", "websocket"))
+@pytest.mark.parametrize(("wire", "how"), each_way(*DUPLEX))
 async def test_while_the_model_is_blocked_in_receive(wire: str, how: str, autojump_clock: Any) -> None:
     probe = Probe(echoing)
-    async with serving(probe.spec(wire)) as house:
+    async with serving(probe.spec(wire), wire=wire) as house:
         call = await house.call(wire)
         assert isinstance(call, EventsCall | SocketCall)
         await call.say()
@@ -113,10 +121,10 @@ async def test_while_the_model_is_blocked_in_receive(wire: str, how: str, autoju
         await leaves(house, call, how, probe)
 
 
-@pytest.mark.parametrize(("wire", "how"), each_way("bidi", "websocket"))
+@pytest.mark.parametrize(("wire", "how"), each_way(*DUPLEX))
 async def test_while_the_model_leaves_its_input_unread(wire: str, how: str, autojump_clock: Any) -> None:
     probe = Probe(deaf)
-    async with serving(probe.spec(wire)) as house:
+    async with serving(probe.spec(wire), wire=wire) as house:
         call = await house.call(wire)
         assert isinstance(call, EventsCall | SocketCall)
         for _ in range(20):
@@ -125,10 +133,10 @@ async def test_while_the_model_leaves_its_input_unread(wire: str, how: str, auto
         await leaves(house, call, how, probe)
 
 
-@pytest.mark.parametrize(("wire", "how"), each_way("lmi-http1", "lmi-http2", "bidi", "v2-http1", "v2-http2"))
+@pytest.mark.parametrize(("wire", "how"), each_way(*SLOTTED))
 async def test_while_waiting_for_a_slot(wire: str, how: str, autojump_clock: Any) -> None:
     probe = Probe(answering)
-    async with serving(probe.spec(wire, capacity=1)) as house:
+    async with serving(probe.spec(wire, capacity=1), wire=wire) as house:
         first = await house.call(wire)
         await house.still()
         waiting = await house.call(wire)
@@ -169,7 +177,7 @@ UPGRADE = [(b"sec-websocket-key", b"dGhlIHNhbXBsZSBub25jZQ=="), (b"sec-websocket
 async def test_in_mid_upload(transport: str, how: str, path: str, declared: bool, autojump_clock: Any) -> None:
     probe = Probe(silent)
     wire = "lmi-http1" if "predictions" in path else "v2-http1"
-    async with serving(probe.spec(wire)) as house:
+    async with serving(probe.spec(wire), wire=wire) as house:
         line = house.line(transport)
         length = 100 * KiB if declared else None
         await line.send(raw(1, b"POST", path, content_length=length), Data(stream=1, buffers=(bytes(10 * KiB),)))
@@ -201,13 +209,16 @@ async def returning(probe: Probe, session: Session[Any, Any]) -> None:
 
 
 @pytest.mark.parametrize("script", [answering, returning])
-@pytest.mark.parametrize(("wire", "how"), each_way("lmi-http1", "bidi", "websocket", "json-http1"))
+@pytest.mark.parametrize(
+    ("wire", "how"),
+    each_way("lmi-http1", "bidi", "websocket", "json-http1", "stream-http2", "container-http1", "bidi-literal", "bridge"),
+)
 async def test_a_model_that_is_woken_and_left_in_the_same_moment_sees_cancellation(
     wire: str, how: str, script: Any, autojump_clock: Any, caplog: pytest.LogCaptureFixture
 ) -> None:
     # in whichever order the two tasks run: what the model still says goes nowhere, and is an error of nobody
     probe = Probe(script)
-    async with serving(probe.spec(wire)) as house:
+    async with serving(probe.spec(wire), wire=wire) as house:
         for _ in range(5):
             call = await house.call(wire)
             await house.still()

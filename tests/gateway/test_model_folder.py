@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 from gateway.config import ModelConfig
-from gateway.errors import BadRequest, GatewayError, InsufficientStorage, LoadFailed, NotFound
+from gateway.errors import BadModel, BadRequest, GatewayError, InsufficientStorage, LoadFailed, NotFound
 from gateway.loading import LIBRARY
 from gateway.model_folder import ModelFolder, find_folder, forget, make_spec, read_folder
 from models.messages import Family
@@ -46,7 +46,7 @@ def made(folder: Path, *, code: bool = True) -> ModelSpec:
     return make_spec(read(folder, code=code), "m", MODULE)
 
 
-def refusal(folder: Path, kind: type[GatewayError] = BadRequest, *, code: bool = True) -> str:
+def refusal(folder: Path, kind: type[GatewayError] = BadModel, *, code: bool = True) -> str:
     with pytest.raises(kind) as caught:
         made(folder, code=code)
     message = caught.value.message

@@ -19,12 +19,14 @@ from trio.testing import MockClock, wait_all_tasks_blocked
 
 from gateway.config import ModelConfig
 from gateway.errors import (
+    BadModel,
     BadRequest,
     Conflict,
     GatewayError,
     InsufficientStorage,
     LoadFailed,
     NotFound,
+    Overloaded,
     Unavailable,
     WorkerLost,
 )
@@ -259,7 +261,7 @@ async def model() -> AsyncIterator[Callable[[Session[Part, Part]], Awaitable[Non
         ("import no_such_module_x", LoadFailed, "ModuleNotFoundError: No module named 'no_such_module_x'"),
         ("import helper", LoadFailed, "import a file beside model.py as: from . import helper"),
         ("raise MemoryError", InsufficientStorage, "model.py raised MemoryError"),
-        ("_x = 1", BadRequest, "it defines nothing public"),
+        ("_x = 1", BadModel, "it defines nothing public"),
         (RAISING.format(error="OSError('no weights')"), LoadFailed, r"OSError: no weights \(.*/bad/model.py, line 9\)"),
         (RAISING.format(error="SystemExit(3)"), LoadFailed, "SystemExit: 3"),
         (RAISING.format(error="ExceptionGroup('g', [MemoryError()])"), InsufficientStorage, "raised MemoryError"),
@@ -659,7 +661,7 @@ async def test_the_least_recently_used_go_first_and_those_in_use_never(tmp_path:
             await call(at, "e", urls["e"])
             assert at.repository.names == ["a", "c", "e"]
             async with at.repository.in_use("e", urls["e"]):
-                with pytest.raises(InsufficientStorage, match="needs 10240 bytes, and 30720 of 30720"):
+                with pytest.raises(Overloaded, match="needs 10240 bytes, and 30720 of 30720"):
                     await call(at, "b", urls["b"])
         await call(at, "b", urls["b"])
         assert at.repository.names == ["b", "c", "e"], "a was taken first, so it is the one used longest ago"
@@ -672,7 +674,7 @@ async def test_a_live_session_of_another_route_keeps_a_model_too(tmp_path: Path)
         async with trio.open_nursery() as nursery:
             nursery.start_soon(caller.call, at.worker("a"))
             await caller.called.wait()
-            with pytest.raises(InsufficientStorage):
+            with pytest.raises(Overloaded):
                 await call(at, "b", other)
             caller.leave()
         assert await call(at, "b", other) == "complete"

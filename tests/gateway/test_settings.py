@@ -204,7 +204,7 @@ def test_every_section_of_a_file_reaches_its_place(directory: Path) -> None:
     assert isinstance(config.limits.head_timeout, float)
     assert (config.log.level, config.log.format) == ("debug", "text")
     lm = config.models["lm"]
-    assert (lm.capacity, lm.queue, lm.restart.intensity, lm.restart.period) == (4, 1000, 0, 60.0)
+    assert (lm.capacity, lm.queue, lm.restart.intensity, lm.restart.period) == (4, None, 0, 60.0)
     assert lm.options == {"seed": 7, "table": {"deep": [1, {"x": 2}]}}
     assert config.models["llama-3.1"].factory == "app:nets.llama"
 
@@ -826,8 +826,21 @@ def test_what_has_no_default_is_required() -> None:
 
 def test_every_number_has_a_unit() -> None:
     for setting in SETTINGS.values():
+        if setting.default is None and not setting.required:
+            continue
         assert (setting.unit in (Unit.SECONDS, Unit.NUMBER)) == isinstance(setting.default, float), setting.key
         assert (setting.unit in (Unit.COUNT, Unit.BYTES)) == (type(setting.default) is int), setting.key
+
+
+def test_what_a_model_may_say_itself_has_the_unit_of_any_such_number_and_no_default() -> None:
+    own = {
+        setting.path[-1]: setting.unit for setting in SETTINGS.values() if setting.default is None and not setting.required
+    }
+    counts, seconds = (
+        dict.fromkeys(("capacity", "queue"), Unit.COUNT),
+        dict.fromkeys(("timeout", "load_timeout"), Unit.SECONDS),
+    )
+    assert own == counts | seconds
 
 
 def with_names(setting: Setting) -> tuple[str, dict[str, Any]]:
@@ -883,6 +896,7 @@ def test_the_printed_configuration_reads_back_as_the_same(directory: Path) -> No
     file = directory / "printed.toml"
     file.write_text(to_toml(resolved), encoding="utf-8")
     assert load(file=file, environ={}, overrides={}) == resolved.config
+    assert "\n# capacity: the model's own\n" in to_toml(resolved)
 
 
 _TEXTS = st.text(st.characters(exclude_categories=["Cs"], exclude_characters="\0"), min_size=1, max_size=8)

@@ -1,35 +1,20 @@
-"""A real server process, as a user starts it, and the real clients; absent clients are skipped by name."""
+"""What the interop tests share: servers that run for all of them, and clients that are skipped by name where absent."""
 
 from __future__ import annotations
 
 import importlib
-import json
 import os
 import shutil
-import signal
-import subprocess
-import sys
-import threading
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
-from pathlib import Path
+from contextlib import ExitStack
 from typing import Any
 
 import pytest
 
-
-@dataclass(frozen=True)
-class Server:
-    """Where the server listens, and the CA that signed its certificate."""
-
-    host: str
-    port: int
-    tls_port: int
-    ca: Path
-
-    @property
-    def url(self) -> str:
-        return f"http://{self.host}:{self.port}"
+from tests.interop import aws
+from tests.interop.runtime import KEY, REGION, SECRET, KiB, Runtime, running
+from tests.interop.servers import LIBRARY, serving, tables
+from tests.interop.servers import Server as Server
 
 
 def absent(client: str) -> None:
@@ -64,63 +49,63 @@ def curl() -> str:
 
 @pytest.fixture(scope="session")
 def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
-    """`python -m gateway` with the library models and the models of tests/interop/served.py, on free ports."""
-    folder = tmp_path_factory.mktemp("server")
-    (folder / "served.py").write_text((Path(__file__).parent / "served.py").read_text())
-    config = folder / "everywire.toml"
-    config.write_text(
-        "\n".join(
-            [
-                "listen = { port = 0, tls_port = 0 }",
-                f"tls = {{ dev = true, dev_dir = {json.dumps(str(folder / 'tls'))} }}",
-                'bidi = { default_model = "echo" }',
-                'lmi = { default_model = "lm" }',
-                *(
-                    f'[models.{name}]\nfactory = "{factory}"'
-                    for name, factory in {
-                        "echo": "models.library.echo:Echo",
-                        "identity": "models.library.tensors:identity",
-                        "add_sub": "models.library.tensors:add_sub",
-                        "lm": "models.library.lm:LanguageModel.load",
-                        "paced": "served:paced",
-                        "failing": "served:failing",
-                    }.items()
-                ),
-            ]
-        )
-    )
-    environment = {k: v for k, v in os.environ.items() if not k.startswith("EVERYWIRE_")}
-    process = subprocess.Popen(
-        [sys.executable, "-m", "gateway", "--config", str(config), "serve"],
-        cwd=folder,
-        env=environment,
-        stderr=subprocess.PIPE,
-        text=True,
-    )
-    try:
-        yield _where(process, folder)
-    finally:
-        process.send_signal(signal.SIGTERM)
-        try:
-            code = process.wait(15)
-        except subprocess.TimeoutExpired:
-            process.kill()
-            process.wait()
-            raise
-        assert process.stderr is not None
-        process.stderr.close()
-        assert code == 0, f"the server ended with {code}"
+    """The library models and the models of tests/interop/served.py, on free ports."""
+    models = LIBRARY | {"paced": "served:paced", "failing": "served:failing"}
+    defaults = ['bidi = { default_model = "echo" }', 'lmi = { default_model = "lm" }']
+    with serving(tmp_path_factory.mktemp("server"), "served.py", [*defaults, *tables(models)]) as server:
+        yield server
 
 
-def _where(process: subprocess.Popen[str], folder: Path) -> Server:
-    assert process.stderr is not None
-    seen = []
-    for line in process.stderr:
-        seen.append(line)
-        record = json.loads(line) if line.startswith("{") else {}
-        if record.get("event") == "serving":
-            ports = {at.partition(":")[0]: int(at.rpartition(":")[2]) for at in record["at"]}
-            # somebody must read the log, or the server would wait for the pipe
-            threading.Thread(target=process.stderr.read, daemon=True).start()
-            return Server("127.0.0.1", ports["http"], ports["https"], folder / "tls" / "ca.pem")
-    raise AssertionError("the server did not start:\n" + "".join(seen))
+@pytest.fixture(scope="session")
+def aws_servers(tmp_path_factory: pytest.TempPathFactory) -> Iterator[aws.Servers]:
+    """aws_servers(signed, "a line of configuration", ...) is a server for the AWS SDK, started when it is first asked for."""
+    tls = tmp_path_factory.mktemp("tls")
+    started: dict[tuple[bool, tuple[str, ...]], Server] = {}
+    with ExitStack() as running:
+
+        def get(signed: bool, *settings: str) -> Server:
+            if (signed, settings) not in started:
+                serve = aws.serving(tmp_path_factory.mktemp("aws"), tls, signed, settings)
+                started[signed, settings] = running.enter_context(serve)
+            return started[signed, settings]
+
+        yield get
+
+
+@pytest.fixture(params=[False, True], ids=["unsigned", "signed"])
+def signed(request: pytest.FixtureRequest) -> bool:
+    """Whether the server verifies signatures: the client signs in any case."""
+    verifies: bool = request.param
+    return verifies
+
+
+@pytest.fixture
+def sdk(needs: Callable[[str, str], Any]) -> Any:
+    """The models of the AWS SDK for Python."""
+    return needs("aws-sdk", "aws_sdk_sagemaker_runtime_http2.models")
+
+
+@pytest.fixture
+def service(sdk: Any, signed: bool, aws_servers: aws.Servers) -> Server:
+    """A server for the AWS SDK, which is there."""
+    return aws_servers(signed)
+
+
+@pytest.fixture(scope="session")
+def runtime(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Runtime]:
+    """A server with endpoints, variants and a folder of models, for SageMaker's runtime clients."""
+    with running(tmp_path_factory.mktemp("runtime")) as server:
+        yield server
+
+
+@pytest.fixture(scope="session")
+def signed_runtime(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Runtime]:
+    """The same where every request must be signed; and with a smaller limit on bodies."""
+    folder = tmp_path_factory.mktemp("signed")
+    (folder / "credentials").write_text(f"[default]\naws_access_key_id = {KEY}\naws_secret_access_key = {SECRET}\n")
+    sections = {
+        "sagemaker": f"body = {64 * KiB}",
+        "sagemaker.sigv4": f'credentials = "credentials"\nregion = "{REGION}"',
+    }
+    with running(folder, **sections) as server:
+        yield server

@@ -1,112 +1,228 @@
 """The AWS SDK for Python, aws-sdk-sagemaker-runtime-http2, unmodified: TLS with ALPN, signed event streams, duplex.
 
-It runs on asyncio, so each test is a small asyncio program. Python 3.12; see requirements-aws.txt.
+Everything is shown twice: signatures are verified, or not looked at. Python 3.12; see requirements-aws.txt.
 """
 
 import asyncio
 import hashlib
-from collections.abc import Awaitable, Callable
+import json
+from collections import Counter
+from collections.abc import Callable
 from typing import Any
 
 import pytest
 
-from tests.interop.conftest import Server
+from tests.interop.aws import QUIET, STREAMS, Client, Servers, client, run
+from tests.interop.servers import Server
 
-pytestmark = pytest.mark.filterwarnings("default")  # the SDK's own
+pytestmark = QUIET
 
-
-@pytest.fixture
-def sdk(needs: Callable[[str, str], Any], server: Server, monkeypatch: pytest.MonkeyPatch) -> Any:
-    monkeypatch.setenv("SSL_CERT_FILE", str(server.ca))
-    return needs("aws-sdk", "aws_sdk_sagemaker_runtime_http2.models")
-
-
-async def open_stream(server: Server, sdk: Any, endpoint: str) -> tuple[Any, Any]:
-    from aws_sdk_sagemaker_runtime_http2.client import AsyncSageMakerRuntimeHTTP2Client
-    from aws_sdk_sagemaker_runtime_http2.config import AsyncSageMakerRuntimeHTTP2Config
-    from smithy_http.aio.crt import AWSCRTHTTPClient
-
-    config = await AsyncSageMakerRuntimeHTTP2Config.resolve(
-        endpoint_uri=f"https://localhost:{server.tls_port}",
-        region="us-west-2",
-        aws_access_key_id="AKIDEXAMPLE",
-        aws_secret_access_key="secret",
-        transport=AWSCRTHTTPClient(),
-    )
-    client = AsyncSageMakerRuntimeHTTP2Client(config=config)
-    request = sdk.InvokeEndpointWithBidirectionalStreamInput(endpoint_name=endpoint)
-    return client, await client.invoke_endpoint_with_bidirectional_stream(request)
+# The SDK encodes events of 16 MiB, of which a part's own bytes are these where it has no members, and less a DataType's
+# header (8 bytes of name, 4 of lengths and type, and the value) where it has one.
+LARGEST = 16_777_111
 
 
-def part(sdk: Any, data: bytes, **members: str) -> Any:
-    return sdk.RequestStreamEventPayloadPart(value=sdk.RequestPayloadPart(bytes_=data, **members))
-
-
-def run(main: Callable[[], Awaitable[None]]) -> None:
-    asyncio.run(asyncio.wait_for(main(), 60))  # type: ignore[arg-type]
-
-
-def test_a_duplex_echo_of_a_thousand_parts_keeps_order_and_bytes(server: Server, sdk: Any) -> None:
+def test_a_duplex_echo_of_a_thousand_parts_keeps_order_and_bytes(service: Server) -> None:
     parts = [hashlib.sha256(str(i).encode()).digest() * (1 + i % 40) for i in range(1000)]
 
-    async def main() -> None:
-        client, stream = await open_stream(server, sdk, "echo")
+    async def story() -> None:
+        async with client(service) as aws:
+            stream = await aws.call("echo")
 
-        async def talk() -> None:
+            async def talk() -> None:
+                for data in parts:
+                    await stream.send(data, data_type="BINARY", completion_state="COMPLETE")
+                await stream.end()
+
+            talking = asyncio.create_task(talk())
+            assert await stream.rest() == parts
+            await talking
+
+    run(story())
+
+
+def test_the_head_comes_before_the_first_part_and_fragments_pass_as_they_are(service: Server) -> None:
+    character = "ö".encode()
+    sent = [
+        (b"zw" + character[:1], "UTF8", "PARTIAL"),
+        (b"", "UTF8", "PARTIAL"),
+        (character[1:], "UTF8", "COMPLETE"),
+        (b"\xff\x00", "BINARY", "PARTIAL"),
+        (b"\xfe", "BINARY", "COMPLETE"),
+        (b"\xff is not text", "UTF8", "COMPLETE"),
+    ]
+
+    async def story() -> None:
+        async with client(service) as aws:
+            stream = await aws.call("echo")
+            await stream.head()  # nothing was sent yet
+            for data, kind, completion in sent:
+                await stream.send(data, data_type=kind, completion_state=completion)
+                part = await stream.receive()
+                assert (part.bytes_ or b"", part.data_type, part.completion_state) == (data, kind, completion)
+            await stream.end()
+            assert await stream.receive() is None
+
+    run(story())
+
+
+def test_a_part_without_members_is_binary_and_complete_and_its_padding_goes_nowhere(service: Server) -> None:
+    async def story() -> None:
+        async with client(service) as aws:
+            stream = await aws.call("echo")
+            await stream.send(b"plain", p="x" * 100)
+            part = await stream.receive()
+            assert (part.bytes_, part.data_type, part.completion_state, part.p) == (b"plain", "BINARY", "COMPLETE", None)
+
+    run(story())
+
+
+def test_variants_take_their_turns_by_weight_and_a_header_chooses_one(service: Server) -> None:
+    async def invoked(aws: Client, endpoint: str, **members: str) -> tuple[str, str]:
+        stream = await aws.call(endpoint, **members)
+        variant = (await stream.head()).invoked_production_variant
+        return variant, json.loads(await stream.answer())["model"]
+
+    async def story() -> None:
+        async with client(service) as aws:
+            assert Counter([await invoked(aws, "split") for _ in range(8)]) == {("Blue", "blue"): 6, ("Green", "green"): 2}
+            assert await invoked(aws, "split", target_variant="Green") == ("Green", "green")
+            assert await invoked(aws, "told") == ("AllTraffic", "told")
+            assert await invoked(aws, "told", target_variant="AllTraffic") == ("AllTraffic", "told")
+
+    run(story())
+
+
+def test_the_model_sees_path_and_query_byte_for_byte(service: Server) -> None:
+    path, query = "v1/../Listen.-_/a", "model=nova%2D3&keyterm=Z%c3%bcrich&keyterm=a~b.c_d-e&x=%2F%3f"
+
+    async def story() -> None:
+        async with client(service) as aws:
+            said = json.loads((await aws.ask("told", model_invocation_path=path, model_query_string=query))[0])
+            assert (said["path"], said["query"]) == (path, query)
+
+    run(story())
+
+
+def test_an_empty_path_and_an_empty_query_are_none(service: Server) -> None:
+    """As pipecat sends them: the SDK signs and sends two empty headers."""
+
+    async def story() -> None:
+        async with client(service) as aws:
+            stream = await aws.call("told", model_invocation_path="", model_query_string="")
+            output = await stream.head()
+            said = json.loads(await stream.answer())
+            assert (said["path"], said["query"]) == ("/endpoints/told/invocations-bidirectional-stream", "")
+            assert output.response_metadata.request_id == said["id"]
+
+    run(story())
+
+
+def test_sixty_four_sessions_are_open_at_once_on_one_client(service: Server) -> None:
+    async def story() -> None:
+        async with client(service) as aws:
+            assert await aws.ask("echo", b"first") == [b"first"]  # sessions that begin together open connections each
+            streams = [await aws.call("echo") for _ in range(64)]
+            for stream in streams:
+                await stream.head()
+            for turn in range(3):
+                for number, stream in enumerate(streams):
+                    await stream.send(b"%d of %d" % (turn, number))
+                heard = await asyncio.gather(*(stream.answer() for stream in streams))
+                assert heard == [b"%d of %d" % (turn, number) for number in range(64)]
+            for stream in streams:
+                await stream.end()
+            assert await asyncio.gather(*(stream.rest() for stream in streams)) == [[]] * 64
+
+    run(story())
+
+
+@pytest.mark.parametrize(("size", "members"), [(LARGEST, {}), (LARGEST - 16, {"data_type": "UTF8"})])
+def test_the_largest_part_the_client_encodes_comes_back(service: Server, size: int, members: dict[str, str]) -> None:
+    data = hashlib.sha256(b"large").digest() * (size // 32) + bytes(size % 32)
+
+    async def story() -> None:
+        async with client(service) as aws:
+            stream = await aws.call("echo")
+            await stream.send(data, **members)
+            assert await stream.answer() == data
+            await stream.end()
+            assert await stream.receive() is None
+
+    run(story())
+
+
+def test_the_largest_part_the_client_decodes_arrives(service: Server) -> None:
+    async def story() -> None:
+        async with client(service) as aws:
+            assert await aws.ask("zeros", b"%d" % 2**24) == [bytes(2**24)]
+
+    run(story())
+
+
+def test_a_model_may_answer_after_the_end_of_input(service: Server) -> None:
+    parts = [b"%d " % i * 1000 for i in range(200)]
+
+    async def story() -> None:
+        async with client(service) as aws:
+            assert await aws.ask("listener", *parts) == parts[::-1]
+
+    run(story())
+
+
+def test_a_text_model_generates_over_the_stream(service: Server) -> None:
+    request = json.dumps({"inputs": "The", "parameters": {"max_new_tokens": 5, "seed": 1}}).encode()
+
+    async def story() -> None:
+        async with client(service) as aws:
+            *tokens, end = await aws.ask("lm", request)
+            assert len(tokens) == 5
+            assert all(tokens)
+            assert end == b""  # that of the generation; the session goes on
+
+    run(story())
+
+
+def test_two_hundred_sessions_that_the_model_ends_leave_no_stream_behind(
+    service: Server, needs: Callable[[str, str], Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The client never ends its input. It opens no second connection, so it would wait for ever at a hundred."""
+    transport = needs("aws-sdk", "smithy_http.aio.crt").AWSCRTHTTPClient
+    create = transport._create_connection
+    opened = []
+
+    async def counted(self: Any, url: Any) -> Any:
+        opened.append(url)
+        return await create(self, url)
+
+    monkeypatch.setattr(transport, "_create_connection", counted)
+
+    async def story() -> None:
+        async with client(service) as aws:
+            for number in range(2 * STREAMS):
+                stream = await aws.call("hasty")
+                for _ in range(3):
+                    await stream.send(b"session %d" % number)
+                assert await stream.rest() == [b"session %d" % number]
+                await stream.send(b"for nobody")
+            assert len(opened) == 1
+
+    run(story())
+
+
+def test_padding_of_answers_varies_in_length_and_changes_nothing_else(sdk: Any, signed: bool, aws_servers: Servers) -> None:
+    parts = [b"token %d" % i for i in range(100)]
+
+    async def story() -> None:
+        async with client(aws_servers(signed, "bidi = { padding = 64 }")) as aws:
+            stream = await aws.call("echo")
+            lengths = set()
             for data in parts:
-                await stream.input_stream.send(part(sdk, data, data_type="BINARY", completion_state="COMPLETE"))
-            await stream.input_stream.close()
+                await stream.send(data, data_type="UTF8", completion_state="PARTIAL")
+                part = await stream.receive()
+                assert (part.bytes_, part.data_type, part.completion_state) == (data, "UTF8", "PARTIAL")
+                lengths.add(len(part.p or ""))
+            assert len(lengths) > 10  # of 65; for fewer a hundred random ones would need a wonder
+            assert max(lengths) <= 64
 
-        talking = asyncio.create_task(talk())
-        _output, events = await stream.await_output()
-        got = []
-        async for event in events:
-            got.append(event.value.bytes_)
-        await talking
-        assert got == parts
-        await client.close()
-
-    run(main)
-
-
-def test_the_head_comes_before_the_first_part_and_fragments_pass_as_they_are(server: Server, sdk: Any) -> None:
-    async def main() -> None:
-        client, stream = await open_stream(server, sdk, "echo")
-        _output, events = await stream.await_output()  # nothing was sent yet
-        await stream.input_stream.send(part(sdk, "zwö".encode()[:3], data_type="UTF8", completion_state="PARTIAL"))
-        await stream.input_stream.send(part(sdk, "zwö".encode()[3:], data_type="UTF8", completion_state="COMPLETE"))
-        first, second = await events.receive(), await events.receive()
-        assert (first.value.bytes_ + second.value.bytes_).decode() == "zwö"
-        assert [first.value.completion_state, second.value.completion_state] == ["PARTIAL", "COMPLETE"]
-        assert first.value.data_type == "UTF8"
-        await stream.input_stream.close()
-        assert await events.receive() is None
-        await client.close()
-
-    run(main)
-
-
-def test_a_model_error_in_mid_stream_is_the_modeled_exception(server: Server, sdk: Any) -> None:
-    async def main() -> None:
-        client, stream = await open_stream(server, sdk, "failing")
-        _output, events = await stream.await_output()
-        await stream.input_stream.send(part(sdk, b"fine"))
-        assert (await events.receive()).value.bytes_ == b"fine"
-        await stream.input_stream.send(part(sdk, b"fail"))
-        with pytest.raises(sdk.ModelStreamError) as raised:
-            await events.receive()
-        assert raised.value.message == "the part said fail"
-        assert raised.value.error_code == "SaidFail"
-        await client.close()
-
-    run(main)
-
-
-def test_an_unknown_endpoint_is_refused_at_once(server: Server, sdk: Any) -> None:
-    async def main() -> None:
-        client, stream = await open_stream(server, sdk, "nobody")
-        with pytest.raises(sdk.InputValidationError, match="no model"):
-            await stream.await_output()
-        await client.close()
-
-    run(main)
+    run(story())

@@ -7,7 +7,7 @@ import subprocess
 
 import pytest
 
-from tests.interop.conftest import Server
+from tests.interop.servers import Server
 
 
 def run(curl: str, *arguments: str) -> str:

@@ -4,7 +4,7 @@ import pytest
 import trio
 import trio_websocket
 
-from tests.interop.conftest import Server
+from tests.interop.servers import Server
 
 
 async def test_messages_come_back_in_order_and_unchanged(server: Server) -> None:

@@ -6,7 +6,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from tests.interop.conftest import Server
+from tests.interop.servers import Server
 
 pytestmark = pytest.mark.filterwarnings("default")  # gevent's own
 

@@ -161,3 +161,19 @@ async def test_a_session_tells_its_call_and_deadline() -> None:
     assert (session.id, session.call.model, session.deadline) == ("x-1", "m", 7.0)
     bare: Session[Any, Any] = Session(MemoryChannel())
     assert (bare.id, dict(bare.call.headers), bare.deadline) == ("", {}, float("inf"))
+
+
+def test_a_reply_can_be_added_to_and_replaced_and_stays_the_channels_own() -> None:
+    class Headed(MemoryChannel):
+        def __init__(self) -> None:
+            super().__init__()
+            self.reply: dict[str, str] = {}
+
+    channel = Headed()
+    session: Session[Any, Any] = Session(channel)
+    session.reply["content-type"] = "a/b"
+    session.reply |= {"x-amzn-sagemaker-custom-attributes": "c"}
+    assert channel.reply == {"content-type": "a/b", "x-amzn-sagemaker-custom-attributes": "c"}
+    session.reply = {"content-type": "d/e"}
+    assert channel.reply == {"content-type": "d/e"}
+    assert Session(MemoryChannel()).reply == {}

@@ -1,0 +1,94 @@
+"""A real server process, as a user starts it, with the models of a file beside this one."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import threading
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+
+LIBRARY = {
+    "echo": "models.library.echo:Echo",
+    "identity": "models.library.tensors:identity",
+    "add_sub": "models.library.tensors:add_sub",
+    "lm": "models.library.lm:LanguageModel.load",
+}
+
+
+@dataclass(frozen=True)
+class Server:
+    """Where the server listens, the CA that signed its certificate, and its process."""
+
+    host: str
+    port: int
+    tls_port: int
+    ca: Path
+    pid: int
+    told: threading.Event = field(default_factory=threading.Event)
+    """That it was told to drain."""
+
+    @property
+    def url(self) -> str:
+        return f"http://{self.host}:{self.port}"
+
+    def terminate(self) -> None:
+        """SIGTERM, once: a second one may come when nobody listens any more, and kills."""
+        if not self.told.is_set():
+            self.told.set()
+            os.kill(self.pid, signal.SIGTERM)
+
+
+def tables(models: Mapping[str, str]) -> list[str]:
+    """The part of a configuration that names these models and their factories."""
+    return [f'[models.{name}]\nfactory = "{factory}"' for name, factory in models.items()]
+
+
+@contextmanager
+def serving(folder: Path, code: str, config: Iterable[str], tls: Path | None = None) -> Iterator[Server]:
+    """`python -m gateway` with a file of models from beside this one and these lines of configuration, on free ports, until
+    the end of the block. `tls` is a folder for the certificate, which several
+    servers may share."""
+    tls = tls or folder / "tls"
+    (folder / code).write_text((Path(__file__).parent / code).read_text())
+    file = folder / "everywire.toml"
+    begin = ["listen = { port = 0, tls_port = 0 }", f"tls = {{ dev = true, dev_dir = {json.dumps(str(tls))} }}"]
+    file.write_text("\n".join([*begin, *config]))
+    environment = {k: v for k, v in os.environ.items() if not k.startswith("EVERYWIRE_")}
+    process = subprocess.Popen(
+        [sys.executable, "-m", "gateway", "--config", str(file), "serve"],
+        cwd=folder,
+        env=environment,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+    try:
+        server = _where(process, tls)
+        yield server
+        server.terminate()
+        status = process.wait(15)
+        assert status == 0, f"the server ended with {status}"
+    finally:
+        process.kill()
+        process.wait()
+        assert process.stderr is not None
+        process.stderr.close()
+
+
+def _where(process: subprocess.Popen[str], tls: Path) -> Server:
+    assert process.stderr is not None
+    seen = []
+    for line in process.stderr:
+        seen.append(line)
+        record = json.loads(line) if line.startswith("{") else {}
+        if record.get("event") == "serving":
+            ports = {at.partition(":")[0]: int(at.rpartition(":")[2]) for at in record["at"]}
+            # somebody must read the log, or the server would wait for the pipe
+            threading.Thread(target=process.stderr.read, daemon=True).start()
+            return Server("127.0.0.1", ports["http"], ports["https"], tls / "ca.pem", process.pid)
+    raise AssertionError("the server did not start:\n" + "".join(seen))
