@@ -35,6 +35,7 @@ _TURN_SECONDS = 0.001
 _BODY_STEP = 1024 * 1024
 # What a piece that waits costs beside its bytes, for its objects and its place: without it, empty frames would be free.
 _PIECE = 128
+_SMALL = 512
 _FOREVER = float("inf")
 
 
@@ -228,7 +229,12 @@ class Exchange:
             assert not isinstance(item, Frame)
             self._collect(item, n)
         else:
-            if not self.wire.windowed:
+            if self.wire.windowed:
+                # the window bounds bytes alone: small pieces are put together, or each would hold thirty times its size
+                if n < _SMALL and self._inbox and len(last := self._inbox[-1]) < _SMALL:  # type: ignore[arg-type]
+                    self._inbox[-1] = b"".join((last, item))  # type: ignore[arg-type]
+                    return
+            else:
                 cost = n + _PIECE
                 if not self.owner.budget.try_reserve(cost):
                     self.wire.credit(self, n)

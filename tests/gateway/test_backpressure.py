@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+from contextlib import suppress
 from typing import Any
 
 import numpy as np
 import pytest
 import trio
 
+from gateway import client
 from gateway.config import Config, HTTP2Config, LimitsConfig
 from gateway.container_client import ContainerLimits
+from gateway.errors import BadRequest
 from gateway.exchange import Exchange
 from models.messages import Family, Part
 from models.session import Session
@@ -444,3 +447,27 @@ async def test_a_slow_client_costs_its_neighbour_on_another_connection_nothing(a
             neighbour = await house.call("lmi-http1", "quick")
             assert await neighbour.rest() == ([0], Over("complete"))
         await call.leave("rst")
+
+
+async def test_a_window_of_tiny_frames_holds_about_what_the_window_says(autojump_clock: Any) -> None:
+    async def unheard(probe: Probe, session: Session[Any, Any]) -> None:
+        await probe.go.wait()
+        with suppress(BadRequest):
+            await session.receive()
+
+    model = Probe(unheard)
+    async with serving(model.spec("bidi")) as house:
+        peer = house.memory.http2()
+        head = [(b"content-type", bidi.CONTENT_TYPE.encode())]
+        await peer.send(*client.post(1, "/endpoints/probe/invocations-bidirectional-stream", None, head))
+        for _ in range(10_000):
+            await peer.send(Data(stream=1, buffers=(b"ab",)))
+        await house.still()
+        (connection,) = house.gateway._connections
+        (exchange,) = connection.exchanges.values()
+        waiting = [*exchange._outbox, *exchange._inbox]
+        assert b"".join(waiting) == b"ab" * 10_000
+        assert len(waiting) <= 20_000 // 256, "pieces of less than 512 bytes are put together"
+        model.go.set()
+        await house.still()
+        peer.close()
