@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from types import MethodType
 from typing import TYPE_CHECKING, Protocol, final
 
 import msgspec
@@ -614,6 +615,10 @@ class Exchange:
         except BaseException:
             self.finishing = None
             raise
+
+    def take(self, dialect: str, refuse: Callable[[Exchange, GatewayError], None]) -> None:
+        """A dialect has it, which says in its own words what goes wrong before the head."""
+        self.dialect, self.fail = dialect, MethodType(refuse, self)
 
     def refuse(self, error: GatewayError) -> None:
         """The plain answer to an error, for exchanges that no dialect has taken."""

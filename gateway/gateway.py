@@ -20,7 +20,7 @@ from gateway.body_pool import BodyPool
 from gateway.config import Config, ListenConfig
 from gateway.dialects.base import Models
 from gateway.dialects.bidi import BidiDialect
-from gateway.dialects.bidi import refuse_on as refuse_as_bidi
+from gateway.dialects.bidi import refuse as refuse_as_bidi
 from gateway.dialects.container import ContainerDialect, refuse_as_mme
 from gateway.dialects.endpoints import Endpoints
 from gateway.dialects.lmi import LMIDialect
@@ -28,9 +28,9 @@ from gateway.dialects.lmi import refuse as refuse_as_lmi
 from gateway.dialects.management import ManagementDialect
 from gateway.dialects.mme import MMEDialect
 from gateway.dialects.sagemaker import SageMakerDialect
-from gateway.dialects.sagemaker import refuse_on as refuse_as_platform
+from gateway.dialects.sagemaker import refuse as refuse_as_platform
 from gateway.dialects.v2 import V2Dialect
-from gateway.dialects.v2 import refuse_with as refuse_as_v2
+from gateway.dialects.v2 import refuse as refuse_as_v2
 from gateway.doorbell import Doorbell
 from gateway.errors import Ending, GatewayError, InternalFailure, Overloaded, TransportLost, Unavailable
 from gateway.exchange import Exchange
@@ -164,7 +164,7 @@ class Gateway:
         router.add("POST", "/endpoints/{endpoint}/invocations", platform.invoke)
         router.add("POST", "/endpoints/{endpoint}/invocations-response-stream", platform.invoke_with_response_stream)
         router.add("POST", "/endpoints/{endpoint}/invocations-bidirectional-stream", bidi.event_stream)
-        self._words: dict[Handler, Callable[[Exchange], Callable[[GatewayError], None]]] = {
+        self._words: dict[Handler, Callable[[Exchange, GatewayError], None]] = {
             platform.invoke: refuse_as_platform,
             platform.invoke_with_response_stream: refuse_as_platform,
             bidi.event_stream: refuse_as_bidi,
@@ -245,7 +245,7 @@ class Gateway:
             return
         words = self._words.get(handler)
         if words is not None:
-            exchange.fail = words(exchange)
+            exchange.take("", words)
         if self.draining:
             raise Unavailable("the server is shutting down; try another")
         raise Overloaded(

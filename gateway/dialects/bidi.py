@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import secrets
-from collections.abc import Callable
 from typing import final
 from urllib.parse import unquote
 
@@ -11,28 +10,10 @@ import trio
 
 from gateway.config import Config
 from gateway.dialects.base import NO_PARAMETERS, Models, reply_of, session_of
+from gateway.dialects.blame import Blame, blame
 from gateway.dialects.endpoints import Endpoints
 from gateway.dialects.lmi import read_prompt
-from gateway.dialects.sagemaker import models_fault
-from gateway.errors import (
-    BadModel,
-    BadRequest,
-    DeadlineExceeded,
-    Drained,
-    Ending,
-    Forbidden,
-    GatewayError,
-    InsufficientStorage,
-    LoadFailed,
-    ModelCrashed,
-    ModelFailed,
-    ModelNotReady,
-    ModelOutOfMemory,
-    NotFound,
-    Overloaded,
-    Unavailable,
-    WorkerLost,
-)
+from gateway.errors import BadRequest, Drained, Ending, Forbidden, GatewayError, Overloaded, Unavailable
 from gateway.exchange import Exchange
 from gateway.signatures import Signatures, refusal
 from gateway.workers.worker import Worker
@@ -67,8 +48,7 @@ class BidiDialect:
     async def event_stream(self, exchange: Exchange, endpoint: str) -> None:
         """POST /endpoints/{endpoint}/invocations-bidirectional-stream over HTTP/2, GA form and both readings of the seed's
         JSON form."""
-        exchange.dialect = "bidi"
-        exchange.fail = refuse_on(exchange)
+        exchange.take("bidi", refuse)
         if exchange.wire.name != "http/2":
             raise BadRequest("bidirectional streaming needs HTTP/2: connect with ALPN h2, or by prior knowledge in clear")
         asked, worker, channel = self._asked(exchange, endpoint)
@@ -261,11 +241,11 @@ class _EventStreamChannel:
         """Before the head an HTTP status. In the stream an exception event, then a whole end: a bare reset reads as a
         clean end in the SDK."""
         if not self._exchange.status:
-            _refuse(self._exchange, error)
+            refuse(self._exchange, error)
             return
         form = Form.EVENT_STREAM if self._decoder is None else self._decoder.form
         encoder = bidi.ENCODERS[form]
-        if models_fault(error):
+        if blame(error) is Blame.MODEL:
             event = encoder.model_stream_error(error.message, error.code)
         elif isinstance(error, Forbidden) and form is not Form.LITERAL:
             event = bidi.encode_error(error.code, error.message)
@@ -292,42 +272,29 @@ def _size(message: Part) -> int:
     return len(data) if type(data) is bytes else memoryview(data).nbytes
 
 
-def refuse_on(exchange: Exchange) -> Callable[[GatewayError], None]:
+_ERRORS = {
+    Blame.CALLER: bidi.ErrorType.INPUT_VALIDATION_ERROR,
+    Blame.LOADING: bidi.ErrorType.SERVICE_UNAVAILABLE_ERROR,
+    Blame.BUSY: bidi.ErrorType.SERVICE_UNAVAILABLE_ERROR,
+    Blame.PLATFORM: bidi.ErrorType.INTERNAL_SERVER_ERROR,
+}
+
+
+def refuse(exchange: Exchange, error: GatewayError) -> None:
     """Says an error that comes before the head by the shapes of the operation."""
-
-    def say(error: GatewayError) -> None:
-        _refuse(exchange, error)
-
-    return say
-
-
-def _refuse(exchange: Exchange, error: GatewayError) -> None:
-    """An error before the head, by the shapes of the operation."""
-    match error:
-        case BadRequest() | NotFound():
-            status, headers, body = bidi.error_body(bidi.ErrorType.INPUT_VALIDATION_ERROR, error.message)
-        case (
-            ModelFailed()
-            | ModelCrashed()
-            | DeadlineExceeded()
-            | InsufficientStorage()
-            | ModelOutOfMemory()
-            | LoadFailed()
-            | BadModel()
-        ):
-            status, headers, body = bidi.error_body(
-                bidi.ErrorType.MODEL_ERROR,
-                error.message,
-                code=error.code,
-                original_status=error.status,
-                original_message=error.message,
-            )
-        case Overloaded() | Unavailable() | Drained() | WorkerLost() | ModelNotReady():
-            status, headers, body = bidi.error_body(bidi.ErrorType.SERVICE_UNAVAILABLE_ERROR, error.message)
-        case Forbidden():
-            status, headers, body = refusal(error)
-        case _:
-            status, headers, body = bidi.error_body(bidi.ErrorType.INTERNAL_SERVER_ERROR, error.message)
+    whose = blame(error)
+    if isinstance(error, Forbidden):
+        status, headers, body = refusal(error)
+    elif whose is Blame.MODEL:
+        status, headers, body = bidi.error_body(
+            bidi.ErrorType.MODEL_ERROR,
+            error.message,
+            code=error.code,
+            original_status=error.status,
+            original_message=error.message,
+        )
+    else:
+        status, headers, body = bidi.error_body(_ERRORS[whose], error.message)
     named = [*headers, (bidi.REQUEST_ID, exchange.id.encode())]
     exchange.respond(status, [h for h in named if h[0] != b"content-length"], body, ending=error.ending)
 

@@ -11,7 +11,7 @@ from gateway.dialects.base import Models, Wrapping, reply_headers, reply_of, rep
 from gateway.dialects.lmi import LMIDialect
 from gateway.dialects.lmi import refuse as refuse_as_lmi
 from gateway.dialects.v2 import V2Dialect
-from gateway.dialects.v2 import refuse_with as refuse_as_v2
+from gateway.dialects.v2 import refuse as refuse_as_v2
 from gateway.errors import Ending, GatewayError
 from gateway.exchange import Exchange
 from gateway.workers.worker import Worker
@@ -38,7 +38,7 @@ class ContainerDialect:
 
     async def invocations(self, exchange: Exchange) -> None:
         """POST /invocations: the model is `?model_name=`, the default, or the only one that fits."""
-        exchange.dialect, exchange.fail = "container", refuse_as_lmi(exchange)
+        exchange.take("container", refuse_as_lmi)
         name = _query_value(exchange.query, b"model_name")
         if name:
             worker = self._models.invoked(name)
@@ -51,7 +51,7 @@ class ContainerDialect:
     async def invoke(self, exchange: Exchange, name: str) -> None:
         """POST /models/{name}/invoke. The path alone says which model: X-Amzn-SageMaker-Target-Model is for the model to
         read, and for the log of whoever wants it there."""
-        exchange.dialect, exchange.fail = "container", refuse_as_mme(exchange)
+        exchange.take("container", refuse_as_mme)
         await self._invoke(exchange, self._models.invoked(name))
 
     async def _invoke(self, exchange: Exchange, worker: Worker) -> None:
@@ -59,13 +59,13 @@ class ContainerDialect:
         limits = self._models.config.limits
         match worker.spec.family:
             case Family.TEXT:
-                exchange.dialect, exchange.fail = "lmi", refuse_as_lmi(exchange)
+                exchange.take("lmi", refuse_as_lmi)
                 limit, setting = min(limits.json, limits.body), "limits.json"
             case Family.TENSOR:
-                exchange.dialect, exchange.fail = "v2", refuse_as_v2(exchange)
+                exchange.take("v2", refuse_as_v2)
                 limit, setting = limits.body, "limits.body"
             case Family.PARTS:
-                exchange.fail = refuse_as_mme(exchange)
+                exchange.take("container", refuse_as_mme)
                 limit, setting = limits.body, "limits.body"
         worker.check_ready()
         body = await exchange.receive_body(limit, setting=setting)
@@ -100,15 +100,10 @@ class ContainerDialect:
         channel.finish()
 
 
-def refuse_as_mme(exchange: Exchange) -> Any:
-    """Says an error in the words of the multi-model container API."""
-
-    def refuse(error: GatewayError) -> None:
-        headers = [_JSON, (b"retry-after", b"1")] if error.retryable else [_JSON]
-        body = mme.error_body_of(error.status, error.message)
-        exchange.respond(error.status, headers, body, ending=error.ending)
-
-    return refuse
+def refuse_as_mme(exchange: Exchange, error: GatewayError) -> None:
+    """Says an error that comes before the head in the words of the multi-model container API."""
+    headers = [_JSON, (b"retry-after", b"1")] if error.retryable else [_JSON]
+    exchange.respond(error.status, headers, mme.error_body_of(error.status, error.message), ending=error.ending)
 
 
 def _is_binary(exchange: Exchange) -> bool:
@@ -189,7 +184,7 @@ class _BodyChannel(Channel[Part, Part]):
         if self._exchange.status:
             self._exchange.abort(error.ending)
         else:
-            refuse_as_mme(self._exchange)(error)
+            refuse_as_mme(self._exchange, error)
 
 
 def octets(data: Buffer) -> memoryview:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Any, final
 
 import trio
@@ -31,7 +30,7 @@ class LMIDialect:
 
     async def predictions(self, exchange: Exchange, name: str) -> None:
         """POST /predictions/{name}."""
-        exchange.dialect, exchange.fail = "lmi", refuse(exchange)
+        exchange.take("lmi", refuse)
         limits = self._models.config.limits
         worker = self._models.named(name, Family.TEXT, "lmi")
         exchange.model = worker.name
@@ -176,25 +175,21 @@ class _TextChannel(Channel[Prompt, Any]):
             self._exchange.push(self.error_line(error))
             self._exchange.finish(error.ending)
         else:
-            refuse(self._exchange)(error)
+            refuse(self._exchange, error)
 
     def error_line(self, error: GatewayError) -> bytes:
         """The last line of a stream that failed."""
         return self._encoder.error(error.message)
 
 
-def refuse(exchange: Exchange) -> Callable[[GatewayError], None]:
+def refuse(exchange: Exchange, error: GatewayError) -> None:
     """Says an error that comes before the head in LMI's words."""
-
-    def say(error: GatewayError) -> None:
-        if isinstance(error, ModelFailed | ModelCrashed):
-            status = error.status if isinstance(error, ModelFailed) else 424
-            body = lmi.generation_error_body(error.message, status)
-        else:
-            status, body = error.status, lmi.error_body(error.message, error.status)
-        headers = [_JSON, *lmi.response_headers()]
-        if status == 503:
-            headers.append((b"retry-after", b"1"))
-        exchange.respond(status, headers, body, ending=error.ending)
-
-    return say
+    if isinstance(error, ModelFailed | ModelCrashed):
+        status = error.status if isinstance(error, ModelFailed) else 424
+        body = lmi.generation_error_body(error.message, status)
+    else:
+        status, body = error.status, lmi.error_body(error.message, error.status)
+    headers = [_JSON, *lmi.response_headers()]
+    if status == 503:
+        headers.append((b"retry-after", b"1"))
+    exchange.respond(status, headers, body, ending=error.ending)

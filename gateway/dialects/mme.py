@@ -55,4 +55,4 @@ class MMEDialect:
         exchange.respond(200, [_JSON], mme.unloaded_body(name))
 
     def _take(self, exchange: Exchange) -> None:
-        exchange.dialect, exchange.fail = "mme", refuse_as_mme(exchange)
+        exchange.take("mme", refuse_as_mme)

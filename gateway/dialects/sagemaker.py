@@ -7,31 +7,10 @@ from typing import final
 from urllib.parse import unquote
 
 from gateway.dialects.base import Models
+from gateway.dialects.blame import Blame, blame
 from gateway.dialects.container import ContainerDialect
 from gateway.dialects.endpoints import Endpoints
-from gateway.errors import (
-    BadModel,
-    BadRequest,
-    DeadlineExceeded,
-    Drained,
-    Ending,
-    Forbidden,
-    GatewayError,
-    InsufficientStorage,
-    LoadFailed,
-    MethodNotAllowed,
-    ModelCrashed,
-    ModelFailed,
-    ModelNotReady,
-    ModelOutOfMemory,
-    NotFound,
-    Overloaded,
-    SlowUpload,
-    TooLarge,
-    Unavailable,
-    UnsupportedEncoding,
-    WorkerLost,
-)
+from gateway.errors import BadRequest, Ending, Forbidden, GatewayError, ModelFailed, ModelNotReady
 from gateway.exchange import Exchange
 from gateway.signatures import Signatures, refusal
 from gateway.workers.worker import State
@@ -60,7 +39,7 @@ class SageMakerDialect:
         await self._invoke(exchange, Operation.INVOKE_ENDPOINT_WITH_RESPONSE_STREAM, endpoint)
 
     async def _invoke(self, exchange: Exchange, operation: Operation, endpoint: str) -> None:
-        exchange.dialect, exchange.fail = "sagemaker", refuse_on(exchange)
+        exchange.take("sagemaker", refuse)
         claim = self._signatures.claim(exchange)
         headers = {k.decode("latin-1"): v.decode("latin-1") for k, v in reversed(exchange.request.headers)}
         try:
@@ -82,46 +61,23 @@ class SageMakerDialect:
             await self._container.answer(exchange, worker, body, wrapped)
 
 
-def models_fault(error: GatewayError) -> bool:
-    """Whether it is the model that failed, not the platform or its caller: it raised, or did not finish in time."""
-    return isinstance(error, ModelFailed | ModelCrashed | ModelOutOfMemory | DeadlineExceeded)
+_ERRORS = {
+    Blame.CALLER: ErrorType.VALIDATION_ERROR,
+    Blame.LOADING: ErrorType.MODEL_NOT_READY,
+    Blame.BUSY: ErrorType.SERVICE_UNAVAILABLE,
+    Blame.PLATFORM: ErrorType.INTERNAL_FAILURE,
+}
 
 
-def refuse_on(exchange: Exchange) -> Callable[[GatewayError], None]:
+def refuse(exchange: Exchange, error: GatewayError) -> None:
     """Says an error that comes before the head by the shapes of the operations."""
-
-    def say(error: GatewayError) -> None:
-        _refuse(exchange, error)
-
-    return say
-
-
-def _refuse(exchange: Exchange, error: GatewayError) -> None:
-    """An error before the head, by the shapes of the operations."""
-    match error:
-        case (
-            ModelFailed()
-            | ModelCrashed()
-            | DeadlineExceeded()
-            | InsufficientStorage()
-            | ModelOutOfMemory()
-            | LoadFailed()
-            | BadModel()
-        ):
-            _model_error(exchange, error.status, error.message, error.ending)
-            return
-        case BadRequest() | NotFound() | MethodNotAllowed() | TooLarge() | UnsupportedEncoding() | SlowUpload():
-            kind = ErrorType.VALIDATION_ERROR
-        case ModelNotReady():
-            kind = ErrorType.MODEL_NOT_READY
-        case Overloaded() | Unavailable() | Drained() | WorkerLost():
-            kind = ErrorType.SERVICE_UNAVAILABLE
-        case Forbidden():
-            _respond(exchange, *refusal(error), error.ending)
-            return
-        case _:
-            kind = ErrorType.INTERNAL_FAILURE
-    _respond(exchange, *sagemaker.error_response(kind, error.message), error.ending)
+    whose = blame(error)
+    if isinstance(error, Forbidden):
+        _respond(exchange, *refusal(error), error.ending)
+    elif whose is Blame.MODEL:
+        _model_error(exchange, error.status, error.message, error.ending)
+    else:
+        _respond(exchange, *sagemaker.error_response(_ERRORS[whose], error.message), error.ending)
 
 
 def _model_error(exchange: Exchange, status: int, text: str, ending: Ending) -> None:
@@ -188,7 +144,7 @@ class _Invoked(_Wrapped):
         """In mid-body the dialect's own words, where it has some; else the body is cut off, and looks it."""
         exchange = self._exchange
         if not exchange.status:
-            _refuse(exchange, error)
+            refuse(exchange, error)
         elif self.in_band is None:
             exchange.abort(error.ending)
         else:
@@ -228,9 +184,9 @@ class _Streamed(_Wrapped):
         """In the stream an exception event, then a whole end of the body."""
         exchange = self._exchange
         if not exchange.status:
-            _refuse(exchange, error)
+            refuse(exchange, error)
             return
-        if models_fault(error):
+        if blame(error) is Blame.MODEL:
             event = sagemaker.encode_model_stream_error(error.message, error.code)
         else:
             event = sagemaker.encode_internal_stream_failure(error.message)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Awaitable, Callable
 from functools import partial
-from types import MethodType
 from typing import final
 
 import trio
@@ -150,7 +149,7 @@ class V2Dialect:
         return infer
 
     def _worker(self, exchange: Exchange, name: str, version: str) -> Worker:
-        exchange.dialect, exchange.fail = "v2", refuse_with(exchange)
+        exchange.take("v2", refuse)
         worker = self._models.workers.get(name)
         if worker is None:
             raise NotFound(f"unknown model {name[:100]!r}; there are: {', '.join(sorted(self._models.workers)) or 'none'}")
@@ -168,12 +167,8 @@ def _refuse(answer: Exchange | Wrapping, error: v2.V2Error) -> None:
     answer.respond(error.status, [_JSON], error.error_body(), ending=Ending.REFUSED)
 
 
-def refuse_with(exchange: Exchange) -> Callable[[GatewayError], None]:
+def refuse(exchange: Exchange, error: GatewayError) -> None:
     """Says an error in v2's words."""
-    return MethodType(_fail, exchange)
-
-
-def _fail(exchange: Exchange, error: GatewayError) -> None:
     headers: Headers = [_JSON, (b"retry-after", b"1")] if error.retryable else [_JSON]
     exchange.respond(error.status, headers, v2.V2Error(error.message).error_body(), ending=error.ending)
 

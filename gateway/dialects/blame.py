@@ -1,0 +1,64 @@
+"""Who is to blame for an error, as SageMaker's operations tell it to their callers."""
+
+from __future__ import annotations
+
+import enum
+
+from gateway.errors import (
+    BadModel,
+    BadRequest,
+    DeadlineExceeded,
+    Drained,
+    Forbidden,
+    GatewayError,
+    InsufficientStorage,
+    LoadFailed,
+    MethodNotAllowed,
+    ModelCrashed,
+    ModelFailed,
+    ModelNotReady,
+    ModelOutOfMemory,
+    NotFound,
+    Overloaded,
+    SlowUpload,
+    TooLarge,
+    Unavailable,
+    UnsupportedEncoding,
+    WorkerLost,
+)
+
+
+class Blame(enum.Enum):
+    """Each operation has its own names for these."""
+
+    CALLER = enum.auto()
+    """What was asked for cannot be."""
+    SIGNATURE = enum.auto()
+    """Who asked is not known, or not proved."""
+    MODEL = enum.auto()
+    """It raised, did not finish in time, or cannot be loaded."""
+    LOADING = enum.auto()
+    """It is not there yet."""
+    BUSY = enum.auto()
+    """The platform has no room or no worker for it now."""
+    PLATFORM = enum.auto()
+    """A bug of ours."""
+
+
+def blame(error: GatewayError) -> Blame:
+    """Who is to blame for it."""
+    match error:
+        case ModelFailed() | ModelCrashed() | ModelOutOfMemory() | DeadlineExceeded():
+            return Blame.MODEL
+        case InsufficientStorage() | LoadFailed() | BadModel():
+            return Blame.MODEL
+        case BadRequest() | NotFound() | MethodNotAllowed() | TooLarge() | UnsupportedEncoding() | SlowUpload():
+            return Blame.CALLER
+        case Forbidden():
+            return Blame.SIGNATURE
+        case ModelNotReady():
+            return Blame.LOADING
+        case Overloaded() | Unavailable() | Drained() | WorkerLost():
+            return Blame.BUSY
+        case _:
+            return Blame.PLATFORM
