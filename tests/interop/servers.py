@@ -38,7 +38,7 @@ class Server:
         return f"http://{self.host}:{self.port}"
 
     def terminate(self) -> None:
-        """SIGTERM, once: a second one may come when nobody listens any more, and kills."""
+        """SIGTERM, once: a second one would mean to hurry."""
         if not self.told.is_set():
             self.told.set()
             os.kill(self.pid, signal.SIGTERM)
