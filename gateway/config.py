@@ -257,7 +257,8 @@ class VariantConfig:
 @final
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EndpointConfig:
-    """A SageMaker endpoint. Without one of its own, every model is an endpoint by its name."""
+    """A SageMaker endpoint. Without one of its own, every model is an endpoint by its name, where that is one an endpoint
+    can have: letters, digits and hyphens."""
 
     variants: dict[str, VariantConfig] = field(default_factory=dict)
     """Production variants by their names."""

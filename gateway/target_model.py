@@ -12,11 +12,13 @@ _SHOWN = 100
 
 def model_url(prefix: str, target: str) -> str:
     """The folder of a target model: SageMaker unpacks an archive into a folder, so `.tar.gz` at the end is left out.
-    BadRequest for a name that leaves the prefix by its words; who opens the folder looks at links."""
+    BadRequest for a name that leaves the prefix by its words, and for one with segments that say nothing: each folder has
+    one name, or it would be loaded once for each. Who opens the folder looks at links."""
     relative = re.sub(r"\.tar\.gz$", "", target)
-    if not relative or relative.startswith("/") or "\0" in relative or ".." in relative.split("/"):
+    if "\0" in relative or not {"", ".", ".."}.isdisjoint(relative.split("/")):
         raise BadRequest(
-            f"X-Amzn-SageMaker-Target-Model must be a path below the endpoint's models, got {target[:_SHOWN]!r}"
+            "X-Amzn-SageMaker-Target-Model must be a path below the endpoint's models, without empty segments, . and .., "
+            f"got {target[:_SHOWN]!r}"
         )
     return f"{prefix.rstrip('/')}/{relative}"
 

@@ -16,6 +16,8 @@ class ModelError(Exception):
 
     def __init__(self, message: str, *, code: str = "ModelError", status: int = 424) -> None:
         super().__init__(message)
+        if not isinstance(message, str) or not isinstance(code, str) or not isinstance(status, int):
+            raise TypeError(f"ModelError takes a text, a code that is one, and a number: {message!r}, {code!r}, {status!r}")
         if not 400 <= status <= 599:
             raise ValueError(f"status must be an error status, 400 to 599, not {status}")
         self.message = message

@@ -220,7 +220,9 @@ def response_headers(
     return [(name.encode(), raw) for name, value in values.items() if (raw := _field_value(name, value))]
 
 
-def _field_value(name: str, value: str) -> bytes:
+def _field_value(name: str, value: object) -> bytes:
+    if not isinstance(value, str):
+        raise ReplyError(f"response header {name} is text, the model gave {type(value).__name__}")
     value = value.strip(" \t")  # no part of a value, and malformed at its ends in HTTP/2
     longest, pattern = _SESSION_REPLIES.get(name, (_LONGEST_FIELD, None))
     if len(value) > longest:

@@ -216,6 +216,32 @@ class Wrapping(Protocol):
     def respond(self, status: int, headers: Headers, *buffers: Buffer, ending: Ending = Ending.COMPLETE) -> None: ...
 
 
+# What must not be there twice: two who read the head would take it for two requests.
+_SINGLE = (b"x-amzn-sagemaker-", b"content-type", b"accept")
+
+
+def single_fields(exchange: Exchange) -> dict[str, str]:
+    """The request's fields by lower-case name. BadRequest where one that SageMaker's operations read is there twice."""
+    fields: dict[str, str] = {}
+    for raw, value in exchange.request.headers:
+        name = raw.decode("latin-1")
+        if name in fields and raw.startswith(_SINGLE):
+            raise BadRequest(f"header {name[:100]} is there twice")
+        fields[name] = value.decode("latin-1")
+    return fields
+
+
+def octets(data: Buffer) -> Buffer:
+    """The bytes of a buffer of any format and shape: itself where it is bytes already, and a copy only where they do not
+    lie one after the other."""
+    if type(data) is bytes:
+        return data
+    view = memoryview(data)
+    if not view.c_contiguous:
+        return view.tobytes()
+    return view.cast("B") if view.nbytes else b""
+
+
 def text_header(exchange: Exchange, name: bytes) -> str:
     """A header's value, empty where it is absent."""
     value = exchange.header(name)

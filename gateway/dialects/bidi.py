@@ -4,16 +4,15 @@ from __future__ import annotations
 
 import secrets
 from typing import final
-from urllib.parse import unquote
 
 import trio
 
 from gateway.config import Config
-from gateway.dialects.base import NO_PARAMETERS, Models, reply_of, session_of
+from gateway.dialects.base import NO_PARAMETERS, Models, octets, reply_of, session_of, single_fields
 from gateway.dialects.blame import Blame, blame
 from gateway.dialects.endpoints import Endpoints
 from gateway.dialects.lmi import read_prompt
-from gateway.errors import BadRequest, Drained, Ending, Forbidden, GatewayError, Overloaded, Unavailable
+from gateway.errors import BadRequest, DeadlineExceeded, Drained, Ending, Forbidden, GatewayError, Overloaded, Unavailable
 from gateway.exchange import Exchange
 from gateway.signatures import Signatures, refusal
 from gateway.workers.worker import Worker
@@ -21,8 +20,9 @@ from models.messages import Family, Part, PartKind
 from models.session import Channel
 from protocols import bidi, eventstream, websocket_handshake
 from protocols.bidi import Form
+from protocols.buffers import ByteBudget
 from protocols.errors import RemoteProtocolError
-from protocols.events import Frame, Headers, Opcode
+from protocols.events import Buffer, Frame, Headers, Opcode
 
 _DATA_TYPE = {PartKind.UTF8: bidi.DataType.UTF8, PartKind.BINARY: bidi.DataType.BINARY}
 _KIND = {v: k for k, v in _DATA_TYPE.items()}
@@ -34,7 +34,7 @@ _TEXT, _CONTINUATION = Opcode.TEXT, Opcode.CONTINUATION
 # RFC 6455 section 7.4.1 and the IANA registry
 _GOING_AWAY, _INVALID, _INTERNAL, _TRY_AGAIN = 1001, 1007, 1011, 1013
 _SMALL = 64 * 1024
-_ENVELOPE = 256  # what the JSON of a part has beside its bytes, and more
+_OBJECT = 256  # what the JSON of a part has beside its bytes, and more
 _PADDING = "abcdefghijklmnopqrstuvwxyzABCDEF" * 128
 
 
@@ -52,6 +52,7 @@ class BidiDialect:
         if exchange.wire.name != "http/2":
             raise BadRequest("bidirectional streaming needs HTTP/2: connect with ALPN h2, or by prior knowledge in clear")
         asked, worker, channel = self._asked(exchange, endpoint)
+        self._limit_wait(exchange)
         with await worker.slot(exchange):
             exchange.fail = channel.fail
             self._limit(exchange, worker)
@@ -78,9 +79,9 @@ class BidiDialect:
         """Whom the request asks, and in which form; BadRequest for what it says wrong. Not in `event_stream`, which would
         keep all of this for as long as the session lasts."""
         claim = self._signatures.claim(exchange, streaming=True)
-        headers = {k.decode("latin-1"): v.decode("latin-1") for k, v in exchange.request.headers}
+        headers = single_fields(exchange)
         try:
-            asked = bidi.validate_request(unquote(endpoint), headers)
+            asked = bidi.validate_request(endpoint, headers)
             form = bidi.form_of(headers.get("content-type", ""))
         except bidi.BidiInputError as e:
             raise BadRequest(str(e)) from None
@@ -106,6 +107,7 @@ class BidiDialect:
         except RemoteProtocolError as e:
             exchange.respond(e.status, websocket_handshake.refusal_headers(e), str(e).encode(), ending=Ending.REFUSED)
             return
+        self._limit_wait(exchange)
         with await worker.slot(exchange):
             channel = _FrameChannel(exchange, headers)
             exchange.fail = channel.fail
@@ -117,6 +119,10 @@ class BidiDialect:
             await worker.call(session, exchange, Family.PARTS, read_prompt)
         channel.accept()
         exchange.finish()
+
+    def _limit_wait(self, exchange: Exchange) -> None:
+        """Nobody waits for a slot longer than a session may last: clients have no limit of their own before the head."""
+        exchange.limit_time(self._models.config.bidi.session_timeout, "bidi.session_timeout")
 
     def _limit(self, exchange: Exchange, worker: Worker) -> None:
         config = self._models.config.bidi
@@ -171,6 +177,11 @@ class _EventStreamChannel:
     def reply(self) -> dict[str, str]:
         return reply_of(self._exchange)
 
+    @property
+    def budget(self) -> ByteBudget:
+        """For a model that itself holds bytes of the session."""
+        return self._exchange.owner.budget
+
     def accept(self) -> None:
         exchange, form = self._exchange, self.form
         if not exchange.status:
@@ -207,35 +218,45 @@ class _EventStreamChannel:
                     assert not isinstance(data, Frame)
                     decoder.receive_data(data)
         except RemoteProtocolError as e:
-            raise BadRequest(f"bad event stream: {e}") from None
+            raise self._broken(BadRequest(f"bad event stream: {e}")) from None
+        except Forbidden as e:
+            raise self._broken(e) from None
+
+    def _broken(self, error: GatewayError) -> GatewayError:
+        """How the session ends is not for its model to choose: one that goes on after this is cancelled."""
+        self._exchange.interrupt(error)
+        return error
 
     async def send(self, message: Part, /) -> None:
-        size = _size(message)
+        data = _octets(message)
+        size = len(data)
         if self._padding or self._decoder is None or self._decoder.form is not Form.EVENT_STREAM:
-            await self._send_otherwise(message, size)
+            await self._send_otherwise(message, data)
             return
         if size > eventstream.MAX_PAYLOAD:
             raise _too_large(size, eventstream.MAX_PAYLOAD)
-        buffers = bidi.encode_part(message.data, _DATA_TYPE[message.kind], _COMPLETE if message.last else _PARTIAL)
+        buffers = bidi.encode_part(data, _DATA_TYPE[message.kind], _COMPLETE if message.last else _PARTIAL)
         exchange = self._exchange
         await exchange.wait_room(size)
         if not exchange.status:
             self.accept()
         exchange.push(*buffers)
 
-    async def _send_otherwise(self, message: Part, size: int) -> None:
+    async def _send_otherwise(self, message: Part, data: Buffer) -> None:
         """With padding, or in one of the JSON forms."""
         form = Form.EVENT_STREAM if self._decoder is None else self._decoder.form
-        if form is not Form.EVENT_STREAM:
-            size = size * 4 // 3 + 4
-        at_most = eventstream.MAX_PAYLOAD - _ENVELOPE if form is Form.JSON_EVENTS else eventstream.MAX_PAYLOAD * 4 // 3 + 4
-        if size > (eventstream.MAX_PAYLOAD if form is Form.EVENT_STREAM else at_most):
-            raise _too_large(_size(message), at_most * 3 // 4 if form is Form.JSON_EVENTS else eventstream.MAX_PAYLOAD)
         padding = _PADDING[: secrets.randbelow(self._padding + 1)] if self._padding else ""
+        size, at_most = len(data), eventstream.MAX_PAYLOAD
+        if form is Form.JSON_EVENTS:  # there the payload is all of the object
+            at_most = (at_most - _OBJECT - self._padding) // 4 * 3
+        if size > at_most:
+            raise _too_large(size, at_most)
+        if form is not Form.EVENT_STREAM:
+            size = size * 4 // 3 + _OBJECT
         await self._exchange.wait_room(size + len(padding))
         self.accept()
         completion = _COMPLETE if message.last else _PARTIAL
-        self._exchange.push(*bidi.ENCODERS[form].part(message.data, _DATA_TYPE[message.kind], completion, padding))
+        self._exchange.push(*bidi.ENCODERS[form].part(data, _DATA_TYPE[message.kind], completion, padding))
 
     def fail(self, error: GatewayError) -> None:
         """Before the head an HTTP status. In the stream an exception event, then a whole end: a bare reset reads as a
@@ -264,12 +285,11 @@ def _too_large(size: int, at_most: int) -> ValueError:
     return ValueError(f"a part holds at most {at_most} bytes, this one has {size}: send it in fragments")
 
 
-def _size(message: Part) -> int:
+def _octets(message: Part) -> Buffer:
     """The bytes of what a model sends, if it sends the right thing."""
     if not isinstance(message, Part):
         raise TypeError(f"a call of parts is answered with Part, not {type(message).__name__}")
-    data = message.data
-    return len(data) if type(data) is bytes else memoryview(data).nbytes
+    return octets(message.data)
 
 
 _ERRORS = {
@@ -282,7 +302,8 @@ _ERRORS = {
 
 def refuse(exchange: Exchange, error: GatewayError) -> None:
     """Says an error that comes before the head by the shapes of the operation."""
-    whose = blame(error)
+    # whose time is over here has waited for a slot, and its model was not called
+    whose = Blame.BUSY if isinstance(error, DeadlineExceeded) else blame(error)
     if isinstance(error, Forbidden):
         status, headers, body = refusal(error)
     elif whose is Blame.MODEL:
@@ -321,17 +342,22 @@ class _FrameChannel(Channel[Part, Part]):
     def reply(self) -> dict[str, str]:
         return reply_of(self._exchange)
 
+    @property
+    def budget(self) -> ByteBudget:
+        """For a model that itself holds bytes of the session."""
+        return self._exchange.owner.budget
+
     def accept(self) -> None:
         if not self._exchange.status:
             self._exchange.start(101, self._handshake)
 
     async def send(self, message: Part, /) -> None:
-        exchange = self._exchange
-        await exchange.wait_room(_size(message))
+        exchange, data = self._exchange, _octets(message)
+        await exchange.wait_room(len(data))
         if not exchange.status:
             self.accept()
         opcode = _CONTINUATION if self._continuing else _OPCODE[message.kind]
-        exchange.push_frame(opcode, message.last, message.data)
+        exchange.push_frame(opcode, message.last, data)
         self._continuing = not message.last
 
     def fail(self, error: GatewayError) -> None:

@@ -7,7 +7,7 @@ from urllib.parse import parse_qs
 
 import trio
 
-from gateway.dialects.base import Models, Wrapping, reply_headers, reply_of, reply_value, session_of, text_header
+from gateway.dialects.base import Models, Wrapping, octets, reply_headers, reply_of, reply_value, session_of, text_header
 from gateway.dialects.lmi import LMIDialect
 from gateway.dialects.lmi import refuse as refuse_as_lmi
 from gateway.dialects.v2 import V2Dialect
@@ -18,7 +18,7 @@ from gateway.workers.worker import Worker
 from models.messages import Family, Part, PartKind
 from models.session import Channel
 from protocols import mme, sagemaker, v2
-from protocols.events import Buffer
+from protocols.buffers import ByteBudget
 
 _JSON = (b"content-type", b"application/json")
 
@@ -145,6 +145,11 @@ class _BodyChannel(Channel[Part, Part]):
     def reply(self) -> dict[str, str]:
         return reply_of(self._exchange)
 
+    @property
+    def budget(self) -> ByteBudget:
+        """For a model that itself holds bytes of the session."""
+        return self._exchange.owner.budget
+
     async def receive(self) -> Part:
         body, self._body = self._body, None
         if body is None:
@@ -158,9 +163,7 @@ class _BodyChannel(Channel[Part, Part]):
     async def send(self, message: Part, /) -> None:
         if not isinstance(message, Part):
             raise TypeError(f"a call of parts is answered with Part, not {type(message).__name__}")
-        data: Buffer = message.data
-        if type(data) is not bytes:
-            data = octets(data)
+        data = octets(message.data)
         await self._answer.wait_room(len(data))
         self.accept(message.kind)
         if len(data):
@@ -185,12 +188,6 @@ class _BodyChannel(Channel[Part, Part]):
             self._exchange.abort(error.ending)
         else:
             refuse_as_mme(self._exchange, error)
-
-
-def octets(data: Buffer) -> memoryview:
-    """The bytes of a contiguous buffer of any format and shape."""
-    view = memoryview(data)
-    return view.cast("B") if view.nbytes else memoryview(b"")
 
 
 def _query_value(query: bytes, name: bytes) -> str:

@@ -15,6 +15,8 @@ from gateway.settings import ConfigError
 from gateway.target_model import model_name, model_url
 from gateway.workers.repository import Repository
 from gateway.workers.worker import Worker
+from protocols import bidi
+from protocols.errors import LocalProtocolError
 
 _SHOWN = 100
 _ENDPOINT = re.compile(r"[a-zA-Z0-9](-*[a-zA-Z0-9])*")
@@ -27,6 +29,10 @@ class Endpoints:
     def __init__(self, config: Config, models: Models, repository: Repository) -> None:
         self._models, self._repository = models, repository
         self._default_variant = config.sagemaker.variant
+        try:
+            bidi.invoked_variant(self._default_variant)
+        except LocalProtocolError as e:
+            raise ConfigError(f"sagemaker.variant: {e}") from None
         self._endpoints = {name: _Endpoint(name, endpoint) for name, endpoint in config.endpoints.items()}
 
     def check(self) -> None:

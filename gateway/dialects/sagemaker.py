@@ -4,9 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from typing import final
-from urllib.parse import unquote
 
-from gateway.dialects.base import Models
+from gateway.dialects.base import Models, single_fields
 from gateway.dialects.blame import Blame, blame
 from gateway.dialects.container import ContainerDialect
 from gateway.dialects.endpoints import Endpoints
@@ -41,9 +40,9 @@ class SageMakerDialect:
     async def _invoke(self, exchange: Exchange, operation: Operation, endpoint: str) -> None:
         exchange.take("sagemaker", refuse)
         claim = self._signatures.claim(exchange)
-        headers = {k.decode("latin-1"): v.decode("latin-1") for k, v in reversed(exchange.request.headers)}
+        headers = single_fields(exchange)
         try:
-            asked = sagemaker.read_request(operation, unquote(endpoint), headers)
+            asked = sagemaker.read_request(operation, endpoint, headers)
         except sagemaker.InvokeInputError as e:
             raise BadRequest(str(e)) from None
         async with self._endpoints.chosen(asked.endpoint, asked.target_variant, asked.target_model) as (worker, variant):

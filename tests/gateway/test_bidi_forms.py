@@ -6,13 +6,15 @@ import json
 from dataclasses import replace
 from typing import Any
 
+import numpy as np
 import pytest
 import trio
 
 from gateway import client
-from gateway.config import BidiConfig, Config, ListenConfig, WebSocketConfig
+from gateway.config import BidiConfig, Config, ListenConfig, SageMakerConfig, WebSocketConfig
 from gateway.errors import TransportLost
 from gateway.gateway import Gateway
+from gateway.settings import ConfigError
 from models.errors import ModelError
 from models.messages import Part, PartKind
 from models.session import Session
@@ -436,3 +438,79 @@ async def test_an_upgrade_that_breaks_the_handshake_is_refused_with_a_reason(aut
         assert (await line.peer.read_answer(1))[0] == 400
         with pytest.raises(TransportLost):
             await client.websocket(house.line("http1").transport, "/models/none/invocations-bidirectional-stream")
+
+
+# -- what a model cannot hide, and what a client cannot wait for for ever ----------------------------------------------
+
+
+@pytest.mark.parametrize("wire", ["bidi", "bidi-json", "bidi-literal"])
+async def test_a_model_that_swallows_a_broken_input_does_not_make_it_whole(wire: str, autojump_clock: Any) -> None:
+    async def sloppy(probe: Probe, session: Session[Any, Any]) -> None:
+        try:
+            async for _ in session:
+                await probe.say(session)
+        except Exception:
+            await probe.say(session)
+
+    async with serving(Probe(sloppy).spec(wire)) as house:
+        call = await house.call(wire)
+        assert isinstance(call, EventsCall)
+        await call.say()
+        assert await call.next() == 0
+        await call.line.send(Data(stream=1, buffers=(b"\xff" * 40,)))
+        _, over = await call.rest()
+        assert (over.how, over.code) == ("error", "InternalStreamFailure")
+        assert house.endings == {"refused": 1}
+
+
+async def test_a_session_that_waits_for_a_slot_is_answered_in_the_end(autojump_clock: Any) -> None:
+    config = Config(bidi=BidiConfig(session_timeout=5))
+    spec = replace(Probe(silent).spec("bidi"), capacity=1, timeout=100.0)
+    async with serving(spec, config=config) as house:
+        first = await house.call("bidi")
+        await house.still()
+        began = trio.current_time()
+        status, _, body = await house.ask(PATH, b"", ("content-type", GA), line=house.line("http2"))
+        assert (status, trio.current_time() - began) == (503, 5)
+        assert "bidi.session_timeout" in json.loads(body)["Message"]
+        await first.leave("rst")
+        await house.still()
+
+
+NUMBER = np.frombuffer(b"00000042", np.uint8)
+ARRAYS = [NUMBER.view(np.int64)[0], np.asfortranarray(NUMBER.view(np.int16).reshape(2, 2)), np.repeat(NUMBER, 2)[::2]]
+
+
+@pytest.mark.parametrize("array", ARRAYS, ids=["0-d", "columns", "strided"])
+@pytest.mark.parametrize("wire", DUPLEX)
+async def test_a_part_is_its_bytes_whatever_array_they_are_in(wire: str, array: Any, autojump_clock: Any) -> None:
+    async def arrays(probe: Probe, session: Session[Any, Any]) -> None:
+        await session.receive()
+        await session.send(Part(data=memoryview(np.asarray(array))))
+
+    async with serving(Probe(arrays).spec(wire), wire=wire) as house:
+        call = await house.call(wire)
+        assert isinstance(call, EventsCall | SocketCall)
+        await call.say()
+        assert await call.next() == 42
+
+
+@pytest.mark.parametrize("name", ["x-amzn-sagemaker-target-variant", "content-type", "x-amzn-sagemaker-model-query-string"])
+async def test_a_header_that_is_there_twice_is_refused(name: str, autojump_clock: Any) -> None:
+    async with serving(Probe(silent).spec("bidi")) as house:
+        line = await opened(house, ("content-type", GA), (name, "a=b"), (name, "a=c"), body=b"")
+        status, headers, body = await answer(line)
+        assert (status, headers["x-amzn-errortype"]) == (400, "InputValidationError")
+        assert f"{name} is there twice" in json.loads(body)["Message"]
+
+
+@pytest.mark.parametrize("wrong", [(5, "c", 424), ("m", 5, 424), ("m", "c", "424"), (None, "c", 424)])
+def test_a_models_error_is_made_of_the_right_things(wrong: Any) -> None:
+    message, code, status = wrong
+    with pytest.raises(TypeError, match="ModelError takes"):
+        ModelError(message, code=code, status=status)
+
+
+def test_a_variant_that_no_header_can_carry_is_a_mistake_of_the_configuration() -> None:
+    with pytest.raises(ConfigError, match=r"sagemaker\.variant"):
+        Gateway(Config(sagemaker=SageMakerConfig(variant="a\r\nb")))

@@ -332,6 +332,11 @@ async def test_first_uses_at_once_share_one_load(folders: Path) -> None:
         ("none", 400, "ValidationError", "there is no such folder"),
         ("../models/a", 400, "ValidationError", "a path below the endpoint's models"),
         ("/etc", 400, "ValidationError", "a path below the endpoint's models"),
+        # one folder has one name, or each spelling of it would be a model of its own
+        *[
+            (t, 400, "ValidationError", "without empty segments")
+            for t in ("a/", "./a", ".", "models//a", "a/.tar.gz", ".tar.gz")
+        ],
         ("link", 400, "ValidationError", "repository.roots"),
         ("broken", 424, "ModelError", "no weights"),
         ("large", 424, "ModelError", "repository.memory"),
