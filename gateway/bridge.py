@@ -12,6 +12,7 @@ import trio
 
 from gateway import client
 from gateway.container_client import (
+    AS_IT_IS,
     BAD_GATEWAY,
     GATEWAY_TIMEOUT,
     Container,
@@ -21,12 +22,13 @@ from gateway.container_client import (
     Within,
     container_address,
     container_limits,
+    content_coding,
     dialler,
     next_piece,
     text_headers,
 )
 from gateway.container_models import NO_MEMORY, ContainerModels
-from gateway.container_relay import BROKEN, Relay
+from gateway.container_relay import Holding, Relay
 from gateway.errors import BadRequest, TransportLost
 from gateway.settings import ConfigError
 from models.errors import ModelError
@@ -35,6 +37,7 @@ from models.session import Call, Session
 from models.spec import Model, ModelSpec
 from protocols.errors import RemoteProtocolError
 from protocols.events import Buffer, Headers, Response
+from protocols.sagemaker import MODEL_INVOCATION_TIME_EXCEEDED, STREAM_BROKEN
 
 __all__ = ["CAPACITY", "HALF_CLOSE_QUIET", "ContainerLimits", "ContainerUnhealthy", "container", "container_spec"]
 
@@ -46,9 +49,10 @@ HALF_CLOSE_QUIET = 1.0
 """The `half_close_quiet` of a container of which nothing is known."""
 
 _DEFAULT_LIMITS = ContainerLimits()
-_TIMED_OUT = "ModelInvocationTimeExceeded"
 _RETRY_SECONDS = 1.0
 _NOT_FOUND = 404
+# Models that go for one invocation: a container that is short of memory whatever goes must not lose them all.
+_ROOMS = 8
 # The whole of a ModelInvocationPath as the service model has it; what it admits and we do not are the dot segments.
 _PATH = re.compile(r"[A-Za-z0-9._-]+(?:/[A-Za-z0-9._-]+)*")
 _REQUEST_ID = "x-amzn-sagemaker-request-id"
@@ -129,8 +133,13 @@ def container_spec(
         await _wait_healthy(container)
         async with trio.open_nursery() as nursery:
             nursery.start_soon(_watch_health, container)
-            yield Bridge(container, ContainerModels(container, models, nursery) if models else None)
-            nursery.cancel_scope.cancel()
+            many = ContainerModels(container, models, nursery) if models else None
+            try:
+                yield Bridge(container, many)
+            finally:
+                if many is not None:
+                    many.close()
+                nursery.cancel_scope.cancel()
 
     return ModelSpec(
         name=name,
@@ -190,10 +199,11 @@ class Bridge:
         within = Within(container.limits.connect_timeout, "connect_timeout")
         try:
             async with container.connect(within) as transport:
-                machine, answer = await container.upgrade(transport, target, headers, within)
+                holding = Holding(getattr(session.channel, "budget", None))
+                machine, answer = await container.upgrade(transport, target, headers, within, holding.allocate)
                 _reply(session.reply, answer, _IN_REPLY)
                 session.accept()
-                await Relay(container, transport, machine).run(session)
+                await Relay(container, transport, machine, holding).run(session)
         except NoAnswer as e:
             raise ModelError(e.message, code="HandshakeFailed", status=e.status) from e
 
@@ -212,7 +222,7 @@ class Bridge:
     # -- one invocation ----------------------------------------------------------------------------------------------
 
     async def _invoke(self, session: Session[Part, Part]) -> None:
-        headers = [*_forwarded(session.call, _ON_INVOCATION), (b"connection", b"close")]
+        headers = [*_forwarded(session.call, _ON_INVOCATION), AS_IT_IS, (b"connection", b"close")]
         body: Buffer = b""
         with suppress(trio.EndOfChannel):
             body = (await session.receive()).data
@@ -222,7 +232,8 @@ class Bridge:
             else:
                 await self._ask_one_of_many(self._models, session, headers, body)
         except NoAnswer as e:
-            raise ModelError(e.message, code=_TIMED_OUT if e.status == GATEWAY_TIMEOUT else BROKEN, status=e.status) from e
+            code = MODEL_INVOCATION_TIME_EXCEEDED if e.status == GATEWAY_TIMEOUT else STREAM_BROKEN
+            raise ModelError(e.message, code=code, status=e.status) from e
 
     async def _ask_one_of_many(
         self, models: ContainerModels, session: Session[Part, Part], headers: Headers, body: Buffer
@@ -232,18 +243,19 @@ class Bridge:
         target = session.call.headers.get("x-amzn-sagemaker-target-model", "")
         if not target:
             raise BadRequest("the endpoint serves many models: X-Amzn-SageMaker-Target-Model must name one")
-        forgotten = False
+        forgotten, rooms = False, 0
         while True:
             async with models.in_use(target) as path:
                 status, said = await self._ask(session, path, headers, body, may_try_again=True)
                 if said is None:
                     return
-                if status == NO_MEMORY and await models.make_room():
+                if status == NO_MEMORY and rooms < _ROOMS and await models.make_room():
+                    rooms += 1
                     continue
                 if status != _NOT_FOUND or forgotten:
                     raise said
                 forgotten = True
-                models.lost(path)
+                models.lost(target)
 
     async def _ask(
         self, session: Session[Part, Part], path: bytes, headers: Headers, body: Buffer, *, may_try_again: bool = False
@@ -260,6 +272,12 @@ class Bridge:
                 if may_try_again:
                     return answer.status, refusal
                 raise refusal
+            if coding := content_coding(answer):
+                raise ModelError(
+                    f"the container answered with content-encoding {coding[:100]!r}, though identity was asked for",
+                    code="ModelError",
+                    status=BAD_GATEWAY,
+                )
             _reply(session.reply, answer, ("content-type", *_IN_REPLY))
             session.accept()
             while (piece := await self._piece(peer)) is not None:

@@ -183,7 +183,12 @@ async def connect(host: str, port: int, *, tls: ssl.SSLContext | None = None) ->
     """A TCP connection, with TLS where a context is given; closed at the end of the block."""
     stream = await trio.open_tcp_stream(host, port)
     # the stdlib socket below trio's: our transports wait with trio.lowlevel themselves
-    transport: Transport = SocketTransport(_detached(stream))
+    sock = _detached(stream)
+    try:
+        transport: Transport = SocketTransport(sock)
+    except BaseException:
+        sock.close()
+        raise
     try:
         if tls is not None:
             secure = TLSTransport(transport, tls, server_side=False, hostname=host)

@@ -15,7 +15,6 @@ from pathlib import Path
 from typing import Any, TypeAlias, final
 from urllib.parse import urlsplit
 
-import numpy as np
 import trio
 
 from gateway import client
@@ -33,8 +32,14 @@ from protocols.roles import Role
 from protocols.websocket import WebSocketConnection, WebSocketLimits
 from protocols.websocket_handshake import check_response, request_headers
 
+Allocate: TypeAlias = Callable[[int], memoryview | None]
+"""Gives the memory of one large frame, or None where there is none."""
+
 Dial: TypeAlias = Callable[[], Awaitable[Transport]]
 """Opens a connection to the container. Raises OSError or TransportLost; a cancelled one leaves nothing open."""
+
+AS_IT_IS = (b"accept-encoding", b"identity")
+"""Asked of every answer whose content somebody reads: what it is encoded with would be lost on its way to the client."""
 
 DEFAULT_PATH = "invocations-bidirectional-stream"
 """Where a container takes its WebSocket unless the URL or the request says otherwise (container contract, GA)."""
@@ -60,7 +65,8 @@ class ContainerLimits:
     """The payload of one frame from the container; a larger one ends its session."""
     read_ahead: int = 256 * _KIB
     """Frames that are read from the container ahead of a slow client, for each session. The one that passes the bound
-    is whole, and one more is under way: a session holds at most `read_ahead` and two frames of `part` bytes."""
+    is whole: a session holds at most `read_ahead`, one frame of `part` bytes, and 128 KiB of what one receive brought.
+    All of it counts as `limits.total_bytes` of the gateway. What an invocation holds is one receive, 64 KiB."""
     unsent: int = 128 * _KIB
     """What the kernel takes ahead of what the container takes (TCP_NOTSENT_LOWAT); 0: the system's."""
     error_text: int = 4 * _KIB
@@ -80,7 +86,7 @@ class ContainerLimits:
     invocation_timeout: float = 60.0
     """Until the head of the answer to /invocations, and then between two pieces of it."""
     model_load_timeout: float = 480.0
-    """For one POST /models of a multi-model container."""
+    """For one load of a multi-model container's model: POST /models, and unloading others where it has no memory."""
     model_unload_timeout: float = 360.0
     """For one DELETE /models/{name} of it, which ends what the model is at."""
     health_timeout: float = 2.0
@@ -174,19 +180,29 @@ def dialler(address: ContainerAddress, limits: ContainerLimits, *, ca: str = "")
 
     async def dial() -> Transport:
         stream = await trio.open_tcp_stream(address.host, address.port)
-        # the stdlib socket below trio's: our transports wait with trio.lowlevel themselves
-        transport: Transport = SocketTransport(socket.socket(fileno=stream.socket.detach()), unsent=limits.unsent)
+        transport = _own(stream, limits.unsent)
         if context is None:
             return transport
-        secure = TLSTransport(transport, context, server_side=False, hostname=address.host)
         try:
+            secure = TLSTransport(transport, context, server_side=False, hostname=address.host)
             await secure.handshake()
         except BaseException:
-            secure.close()
+            transport.close()
             raise
         return secure
 
     return dial
+
+
+def _own(stream: trio.SocketStream, unsent: int) -> SocketTransport:
+    """A transport over the stdlib socket below trio's: ours wait with trio.lowlevel themselves."""
+    its = stream.socket
+    sock = socket.socket(its.family, its.type, its.proto, its.detach())
+    try:
+        return SocketTransport(sock, unsent=unsent)
+    except BaseException:  # a connection that is reset already may refuse its options
+        sock.close()
+        raise
 
 
 @final
@@ -280,10 +296,11 @@ class Container:
         return "" if answer.status == 200 else f"the container answered {answer.status} to GET /ping"
 
     async def upgrade(
-        self, transport: Transport, target: bytes, headers: Headers, within: Within
+        self, transport: Transport, target: bytes, headers: Headers, within: Within, allocate: Allocate
     ) -> tuple[WebSocketConnection, Response]:
-        """The WebSocket that the connection becomes, and the answer that said so. NoAnswer where there was none,
-        ModelError with the container's status and text where it refused."""
+        """The WebSocket that the connection becomes, and the answer that said so; its large frames land in what
+        `allocate` gives. NoAnswer where there was none, ModelError with the container's status and text where it
+        refused."""
         peer, key = client.http1(transport), secrets.token_bytes(16)
         answer = await self.ask(peer, b"GET", target, [*headers, *request_headers(key)], within)
         if answer.status != 101:
@@ -293,22 +310,35 @@ class Container:
         except RemoteProtocolError as e:
             raise NoAnswer(f"the container broke the WebSocket handshake: {e}") from e
         machine = WebSocketConnection(
-            Role.CLIENT, self._websocket_limits, mask=lambda: secrets.token_bytes(4), allocate=_allocate
+            Role.CLIENT, self._websocket_limits, mask=lambda: secrets.token_bytes(4), allocate=allocate
         )
         assert isinstance(peer.machine, HTTP1Connection)
         machine.receive_data(peer.machine.switch())
         return machine, answer
 
     async def refusal(self, peer: Peer, answer: Response, *, code: str) -> ModelError:
-        """What the container said instead, in its own words where it has an error status and any."""
-        if not 400 <= answer.status <= 599:
-            return ModelError(f"the container answered {answer.status}", code=code, status=BAD_GATEWAY)
+        """What the container said instead, in its own words where it has an error status and any that can be read."""
         limit, text = self.limits.error_text, bytearray()
-        with trio.move_on_after(_TEXT_SECONDS), suppress(TransportLost, RemoteProtocolError):
-            while len(text) < limit and (piece := await next_piece(peer)) is not None:
-                text += piece
-        said = text[:limit].decode(errors="replace")
-        return ModelError(said or f"the container answered {answer.status}", code=code, status=answer.status)
+        if 400 <= answer.status <= 599 and not content_coding(answer):
+            with trio.move_on_after(_TEXT_SECONDS), suppress(TransportLost, RemoteProtocolError):
+                while len(text) < limit and (piece := await next_piece(peer)) is not None:
+                    text += piece
+        return refused(answer.status, text[:limit].decode(errors="replace"), code=code)
+
+
+def refused(status: int, said: str, *, code: str, asked: str = "") -> ModelError:
+    """The error for an answer that is none: with the container's own status where that is an error's, and its own words
+    where it has any."""
+    error = 400 <= status <= 599
+    message = said if said and error else f"the container answered {status}{asked and f' to {asked}'}"
+    return ModelError(message, code=code, status=status if error else BAD_GATEWAY)
+
+
+def content_coding(answer: Response) -> str:
+    """How the answer's content is encoded (RFC 9110 section 8.4); empty where it is as it is."""
+    values = [value for name, value in answer.headers if name == b"content-encoding"]
+    codings = b",".join(values).decode("latin-1").lower().split(",")
+    return ", ".join(coding for c in codings if (coding := c.strip()) not in ("", "identity"))
 
 
 async def next_piece(peer: Peer) -> Buffer | None:
@@ -327,10 +357,6 @@ def text_headers(headers: Sequence[tuple[str, str]]) -> list[tuple[bytes, bytes]
         return [(name.encode("ascii"), value.encode("latin-1")) for name, value in headers]
     except UnicodeEncodeError as e:
         raise BadRequest(f"a header for the container: expected latin-1, got {e.object[:100]!r}") from None
-
-
-def _allocate(n: int) -> memoryview:
-    return np.empty(n, np.uint8).data  # not zeroed: what is only announced costs no memory
 
 
 def _reason(error: Exception) -> str:

@@ -6,23 +6,24 @@ from collections import deque
 from collections.abc import Awaitable, Callable
 from typing import final
 
+import numpy as np
 import trio
 
 from gateway.container_client import BAD_GATEWAY, GATEWAY_TIMEOUT, Container
 from gateway.doorbell import Doorbell
-from gateway.errors import TransportLost
+from gateway.errors import Overloaded, TransportLost
+from gateway.exchange import no_bytes
 from gateway.transport import Transport
 from models.errors import ModelError
 from models.messages import Part, PartKind
 from models.session import Session
+from protocols.buffers import ByteBudget
 from protocols.errors import RemoteProtocolError
 from protocols.events import NEED_DATA, Close, ConnectionEnd, Frame, Opcode, Ping
+from protocols.sagemaker import STREAM_BROKEN
 from protocols.websocket import WebSocketConnection
 
-BROKEN = "StreamBroken"
-"""The code of a session that the container did not end in order."""
-
-_NORMAL, _GOING_AWAY = 1000, 1001  # RFC 6455 section 7.4.1
+_NORMAL, _GOING_AWAY, _TRY_AGAIN = 1000, 1001, 1013  # RFC 6455 section 7.4.1 and the IANA registry
 _CLEAN = (_NORMAL, None)
 _OPCODE = {PartKind.UTF8: Opcode.TEXT, PartKind.BINARY: Opcode.BINARY}
 _UTF8, _BINARY = PartKind.UTF8, PartKind.BINARY
@@ -32,6 +33,40 @@ _FRAME = 128
 # Before others get their turn: so many frames, or a fourth of it of full receives.
 _TURN, _RECEIVED = 64, 16
 _WRITE_AT_MOST = 65536
+_NO_BOUND = 2**63
+
+
+@final
+class Holding:
+    """What one session's relay holds, paid from the byte budget before its memory is taken. Without a budget, as where
+    the session is no exchange's, everything has room."""
+
+    def __init__(self, budget: ByteBudget | None) -> None:
+        self._budget = budget or ByteBudget(_NO_BOUND)
+        self._paid = 0
+        self.landing = 0
+        """Of a large frame under way, which is paid for beside the rest."""
+        self.refusal: Overloaded | None = None
+        """Why `allocate` had nothing to give."""
+
+    def pay(self, n: int) -> None:
+        """For n bytes in all from now on, be it more or less than before. Overloaded, and nothing changed, where the
+        budget has no room."""
+        more = n + self.landing - self._paid
+        if more < 0:
+            self._budget.release(-more)
+        elif not self._budget.try_reserve(more):
+            raise no_bytes(self._budget, more)
+        self._paid += more
+
+    def allocate(self, n: int) -> memoryview | None:
+        """The memory of a large frame; None where the budget has no room."""
+        if not self._budget.try_reserve(n):
+            self.refusal = no_bytes(self._budget, n)
+            return None
+        self._paid += n
+        self.landing = n
+        return np.empty(n, np.uint8).data  # not zeroed: what is only announced costs no memory
 
 
 @final
@@ -44,17 +79,23 @@ class Relay:
     no further, because Pings and Close stand behind the frames: a container whose Pings stay unanswered gives up a
     client that was only slow.
 
+    All that is held is paid from the byte budget of the session's wire: the bytes received, which are at most
+    `read_ahead`, the one frame that passes it, and what one receive brought beside it; and the part that the container
+    has not taken. Where the budget has no room, the session ends with Overloaded.
+
     The end: the container's Close, or the end of its connection, comes to the session after every frame before it.
     When the session's input ends, Close 1000 follows the last part (or `half_close_quiet`), and frames go on until the
     container's own Close.
     """
 
-    def __init__(self, container: Container, transport: Transport, machine: WebSocketConnection) -> None:
+    def __init__(self, container: Container, transport: Transport, machine: WebSocketConnection, holding: Holding) -> None:
+        """The machine's frames land in memory that `holding` allocates."""
         self._container, self._limits = container, container.limits
-        self._transport, self._machine = transport, machine
+        self._transport, self._machine, self._holding = transport, machine, holding
         self._scope = trio.CancelScope()
         self._error: Exception | None = None
         self._held = 0  # of frames that the session has not taken
+        self._unsent = 0  # of the part that the container has not taken
         self._frames: deque[Frame] = deque()
         self._arrived, self._room = Doorbell(), Doorbell()
         self._over = False  # nothing comes from the container any more
@@ -67,8 +108,10 @@ class Relay:
 
     async def run(self, session: Session[Part, Part]) -> None:
         """Until the container has said its Close and the session has every frame. Raises ModelError for any other end:
-        the code is the Close's number, or StreamBroken. What the session raises comes out as it is."""
+        the code is the Close's number, or StreamBroken. What the session raises comes out as it is, and Overloaded where
+        the byte budget has no room."""
         try:
+            self._pay()  # frames may have come with the handshake's answer
             async with trio.open_nursery() as nursery:
                 self._scope = nursery.cancel_scope
                 for task in (self._read, self._write_rest, self._keep_alive):
@@ -97,11 +140,17 @@ class Relay:
     def _leave(self) -> None:
         # whoever ended it, nobody waits here: what the socket takes at once is what the container hears
         if self._machine.is_open:
-            self._machine.send(Close(code=_GOING_AWAY))
+            self._machine.send(Close(code=_TRY_AGAIN if isinstance(self._error, Overloaded) else _GOING_AWAY))
         self._write()
         self._transport.send_eof()
         self._machine.close()
         self._frames.clear()
+        self._holding.landing = 0
+        self._holding.pay(0)
+
+    def _pay(self, more: int = 0) -> None:
+        """For all that is held, and for so many bytes that are about to be."""
+        self._holding.pay(self._machine.unread + self._held + self._unsent + more)
 
     # -- from the container ------------------------------------------------------------------------------------------
 
@@ -112,8 +161,16 @@ class Relay:
         except TransportLost as e:
             self._verdict = _broken(f"the connection to the container was lost: {e}")
         except RemoteProtocolError as e:
-            self._verdict = _broken(f"the container broke the protocol: {e}")
             self._write()
+            if self._holding.refusal is not None:
+                self._end(self._holding.refusal)
+            self._verdict = _broken(f"the container broke the protocol: {e}")
+        except Overloaded as e:
+            self._end(e)
+        if self._holding.landing:  # the connection is gone in the middle of a frame: nothing goes either way any more
+            self._machine.close()
+            self._holding.landing = self._unsent = 0
+            self._pay()
         self._over = True
         self._arrived.wake()
 
@@ -129,6 +186,8 @@ class Relay:
             turn += 1
             if type(event) is Frame:
                 self._held += len(event.data) + _FRAME
+                self._holding.landing = 0  # a large frame is one of those now
+                self._pay()
                 self._last_frame = trio.current_time()
                 self._frames.append(event)
                 self._arrived.wake()
@@ -136,6 +195,7 @@ class Relay:
                 if self._receive():
                     turn += _RECEIVED
                 else:
+                    self._pay()  # less, after frames that are for nobody else
                     await self._transport.wait_readable()
                     turn = 0
             elif type(event) is Close:
@@ -159,6 +219,7 @@ class Relay:
         if not n:
             machine.receive_eof()
         elif buffer is None:
+            self._pay(n)
             machine.receive_data(scratch[:n])
         else:
             machine.buffer_updated(n)
@@ -177,6 +238,7 @@ class Relay:
                 del frame  # it may be large, and the next may be long in coming
                 self._machine.credit(n)
                 self._held -= n + _FRAME
+                self._pay()
                 self._room.wake()
             if self._over:
                 self._end(self._verdict)
@@ -197,6 +259,8 @@ class Relay:
                 break
             if machine.is_open:
                 opcode = _CONTINUATION if continuing else _OPCODE[part.kind]
+                self._unsent = memoryview(part.data).nbytes  # for a part is copied where it is masked
+                self._pay()
                 machine.send_frame(opcode, part.last, (part.data,))
                 continuing = not part.last
                 del part
@@ -244,6 +308,9 @@ class Relay:
             buffers = machine.data_to_send(_WRITE_AT_MOST)
             self._given = bool(buffers)
             if not buffers:
+                if self._unsent:
+                    self._unsent = 0
+                    self._pay()
                 return True
             self._rest = memoryview(b"".join(buffers))
 
@@ -280,7 +347,7 @@ class Relay:
 
 
 def _broken(message: str, *, status: int = BAD_GATEWAY) -> ModelError:
-    return ModelError(message, code=BROKEN, status=status)
+    return ModelError(message, code=STREAM_BROKEN, status=status)
 
 
 def _closed(event: Close) -> ModelError:

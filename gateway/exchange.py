@@ -239,7 +239,7 @@ class Exchange:
                 cost = n + _PIECE
                 if not self.owner.budget.try_reserve(cost):
                     self.wire.credit(self, n)
-                    self.interrupt(_no_bytes(self.owner.budget, cost))
+                    self.interrupt(no_bytes(self.owner.budget, cost))
                     return
                 self._held += cost
             self._inbox.append(item)
@@ -461,14 +461,14 @@ class Exchange:
                 if self.owner.budget.try_reserve(step):
                     self._reserved += step
                 else:
-                    self._refuse_body(_no_bytes(self.owner.budget, step))
+                    self._refuse_body(no_bytes(self.owner.budget, step))
         else:
             growing = self._growing
             assert growing is not None
             if len(growing) + n > self._limit:
                 self._refuse_body(_too_large(len(growing) + n, self._limit, self._setting))
             elif not self.owner.budget.try_reserve(n):
-                self._refuse_body(_no_bytes(self.owner.budget, n))
+                self._refuse_body(no_bytes(self.owner.budget, n))
             else:
                 self._reserved += n
                 growing += item
@@ -508,7 +508,7 @@ class Exchange:
 
     def _reserve(self, n: int) -> None:
         if not self.owner.budget.try_reserve(n):
-            raise _no_bytes(self.owner.budget, n)
+            raise no_bytes(self.owner.budget, n)
         self._reserved += n
 
     # -- outbound --------------------------------------------------------------------------------------------------
@@ -535,7 +535,7 @@ class Exchange:
             await self._refuse_room()
         if n > room:
             if not self.owner.budget.try_reserve(n):
-                raise _no_bytes(self.owner.budget, n)
+                raise no_bytes(self.owner.budget, n)
             self._charged += n
 
     async def _refuse_room(self) -> None:
@@ -633,7 +633,7 @@ class Exchange:
         if n > self._assembly:
             extra = n - self._assembly
             if not self.owner.budget.try_reserve(extra):
-                raise _no_bytes(self.owner.budget, extra)
+                raise no_bytes(self.owner.budget, extra)
             self._assembly = n
 
     def assembled(self) -> None:
@@ -705,7 +705,8 @@ def _too_large(n: int, limit: int, setting: str) -> TooLarge:
     return TooLarge(f"the body of {n} bytes is over the limit of {limit} bytes ({setting})")
 
 
-def _no_bytes(budget: ByteBudget, n: int) -> Overloaded:
+def no_bytes(budget: ByteBudget, n: int) -> Overloaded:
+    """What a session is told for which the budget has no n bytes more."""
     return Overloaded(
         f"no memory for {n} bytes: {budget.used} of {budget.limit} bytes are in use (limits.total_bytes); try again later"
     )

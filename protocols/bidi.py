@@ -36,6 +36,7 @@ from protocols.bidi_head import (
     validate_request,
 )
 from protocols.bidi_json import (
+    LONG,
     LiteralDecoder,
     encode_json_event,
     encode_literal_internal_stream_failure,
@@ -363,6 +364,16 @@ class _Incremental(Reader):
         self._ended = False
         self.form = Form.EVENT_STREAM
         """EVENT_STREAM until a JSON event has come, then JSON_EVENTS: the peer has shown that it knows them."""
+
+    @property
+    def work(self) -> int:
+        """Bytes that the next pull goes through at once, because a message of more than 256 KiB is whole: its checksum,
+        signature, base64. Else 0. That pull may run in another thread, if none other is made meanwhile."""
+        return self._whole_message() if self.buffered > LONG else 0
+
+    def _whole_message(self) -> int:
+        size = self.need or int.from_bytes(self._buffer[self._at : self._at + 4], "big")
+        return size if LONG < size <= self.buffered else 0
 
     def receive_eof(self) -> None:
         """The wire has ended. RemoteProtocolError if a message is cut off or bytes follow the end; parts that are whole

@@ -34,8 +34,9 @@ class Completion(enum.Enum):
 class PayloadPart(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     """One part, with the defaults filled in: BINARY and COMPLETE where the event says nothing.
 
-    Received `data` is `bytes` up to 16 KiB and in the JSON forms, and a read-only memoryview above. `content_type` is
-    the event's own, empty where it has none; GA clients send application/octet-stream.
+    Received `data` is `bytes` up to 16 KiB, in the JSON forms up to 192 KiB, and a read-only memoryview above (there `bytes`
+    too where the base64 has escapes). `content_type` is the event's own, empty where it has none; GA clients send
+    application/octet-stream.
     """
 
     data: Buffer

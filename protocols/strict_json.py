@@ -25,6 +25,8 @@ _NOT_BRACKETS = bytes(byte for byte in range(256) if byte not in b"[]{}")
 _NO_STRUCTURE = _NOT_BRACKETS.replace(b'"', b"")
 _CHUNK = 2**16  # bytes, or brackets, that numpy looks at together: temporary arrays stay small
 _LARGE = 2**14  # bytes from which on numpy looks through a text faster than `bytes` does
+_DECODER = msgspec.json.Decoder()
+_SHALLOW = msgspec.json.Decoder(float_hook=str)
 
 
 @final
@@ -37,7 +39,13 @@ class JSONError(Exception):
 
 
 def loads(
-    data: Buffer, *, depth: int = 64, what: str = "body", allow_nonfinite: bool = False, duplicates: bool = True
+    data: Buffer,
+    *,
+    depth: int = 64,
+    what: str = "body",
+    allow_nonfinite: bool = False,
+    duplicates: bool = True,
+    floats: bool = True,
 ) -> Any:  # a JSON value: the caller looks at its type
     """The value of a JSON text. Integers are exact, other numbers the nearest double; a byte order mark is skipped.
 
@@ -45,6 +53,7 @@ def loads(
     than `depth`, for a number of more than 400 characters or beyond the range of a double, and for an escaped
     surrogate without its pair. `NaN`, `Infinity` and `-Infinity`, which RFC 8259 does not know, are read only with
     `allow_nonfinite`. With `duplicates` the last of several equal keys of an object wins; without, they are an error.
+    Without `floats` numbers that are no integers are left as text, of whatever range: some take 8 us each to convert.
 
     The text is copied once if it is a memoryview. What it costs beyond its values is a few passes at memory speed and,
     where it looks suspicious, some four times its length of memory while they last.
@@ -53,7 +62,7 @@ def loads(
     if text.startswith(_BOM):
         text = text[len(_BOM) :]
     _check_bounds(text, depth, what)
-    value = _decode(text, what, allow_nonfinite)
+    value = _decode(text, what, allow_nonfinite, _DECODER if floats else _SHALLOW)
     if not duplicates and _may_repeat_keys(text, value):
         _check_keys(text, what)
     return value
@@ -94,9 +103,9 @@ def _may_hold_long_number(text: bytes | bytearray) -> bool:
     return _TOO_LONG in text.translate(_TO_ZERO)
 
 
-def _decode(text: bytes | bytearray, what: str, allow_nonfinite: bool) -> Any:
+def _decode(text: bytes | bytearray, what: str, allow_nonfinite: bool, decoder: msgspec.json.Decoder[Any] = _DECODER) -> Any:
     try:
-        return msgspec.json.decode(text)
+        return decoder.decode(text)
     except UnicodeDecodeError:
         raise JSONError(f"{what} is not UTF-8") from None
     except RecursionError:

@@ -15,6 +15,7 @@ from gateway.errors import TransportLost
 from gateway.transport import MemoryTransport, Transport, memory_pair
 from models.messages import Part
 from models.session import Call, Session
+from protocols.buffers import ByteBudget
 from protocols.errors import RemoteProtocolError
 from protocols.events import Close, ConnectionEnd, Data, End, Frame, Headers, Ping, Pong, Request, Response
 from protocols.http1 import HTTP1Connection
@@ -34,6 +35,7 @@ class Client(MemoryChannel):
         super().__init__(*messages, ended=ended, room=room)
         self.reply: dict[str, str] = {}
         self.accepted = 0
+        self.budget = ByteBudget(2**30)
 
     def accept(self) -> None:
         self.accepted += 1
@@ -65,8 +67,11 @@ class Containers:
         transport.close()
 
     async def call(self, client: Client, **call: Any) -> None:
-        """One session of the bridge, as a worker would call it."""
-        await Bridge(self.container)(Session(client, Call(**call)))
+        """One session of the bridge, as a worker would call it. However it ends, it holds nothing then."""
+        try:
+            await Bridge(self.container)(Session(client, Call(**call)))
+        finally:
+            assert client.budget.used == 0
 
     @property
     def all_closed(self) -> bool:
@@ -94,7 +99,7 @@ async def read_request(peer: Peer) -> tuple[Request, bytes]:
     return request, bytes(body)
 
 
-def http(*answers: tuple[int, Headers, Sequence[bytes]], seen: list[Any] | None = None) -> Serve:
+def http(*answers: tuple[int, Headers, Sequence[bytes | None]], seen: list[Any] | None = None) -> Serve:
     """A container that gives these answers, the last one again and again; None among the pieces of a body cuts it off."""
     left = list(answers)
 

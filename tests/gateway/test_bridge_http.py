@@ -87,6 +87,7 @@ async def test_an_invocation_is_a_post_with_the_one_parts_bytes_and_an_answer_pa
         b"content-length": b"200000",
         b"content-type": b"text/csv",
         b"accept": b"application/jsonlines",
+        b"accept-encoding": b"identity",
         b"x-amzn-sagemaker-custom-attributes": b"c",
         b"x-amzn-sagemaker-target-model": b"m.tar.gz",
         b"x-amzn-sagemaker-inference-id": b"i",
@@ -130,6 +131,37 @@ async def test_a_container_that_refuses_before_it_has_read_the_body_is_heard() -
     async with containers(serve, capacity=KIB) as found:
         error = await failure(found, Client(part(bytes(100 * KIB))), parameters={"unary": True})
     assert (error.message, error.status) == ("too large", 413)
+
+
+@pytest.mark.parametrize(
+    "answer",
+    [
+        [(b"content-encoding", b"gzip")],
+        [(b"content-encoding", b"identity, BR")],
+        [(b"content-encoding", b"identity"), (b"content-encoding", b"zstd")],
+    ],
+)
+async def test_an_answer_that_is_encoded_though_nobody_asked_for_it_is_refused_by_name(answer: Headers) -> None:
+    client = Client(part(b"x"))
+    async with containers(http((200, [*answer, (b"content-type", b"application/json")], [b"\x1f\x8b"]))) as found:
+        error = await failure(found, client, parameters={"unary": True})
+    coding = answer[-1][1].split()[-1].decode().lower()
+    assert (error.code, error.status, client.accepted, client.sent) == ("ModelError", 502, 0, [])
+    assert f"content-encoding {coding!r}" in error.message
+
+
+async def test_identity_is_no_encoding() -> None:
+    client = Client(part(b"x"))
+    async with containers(http((200, [(b"content-encoding", b"identity")], [b"yes"]))) as found:
+        await found.call(client, parameters={"unary": True})
+    assert [p.data for p in client.sent] == [b"yes"]
+
+
+@pytest.mark.parametrize("unary", [True, False])
+async def test_a_refusal_whose_words_are_encoded_is_told_without_them(unary: bool) -> None:
+    async with containers(http((418, [(b"content-encoding", b"gzip")], [b"\x1f\x8b\0\0"]))) as found:
+        error = await failure(found, Client(part(b"x")), parameters={"unary": unary})
+    assert (error.message, error.status) == ("the container answered 418", 418)
 
 
 async def test_an_invocation_that_hangs_is_given_up_before_the_head_and_in_the_middle(autojump_clock: MockClock) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import socket
 import ssl
 from collections.abc import Awaitable, Callable
@@ -147,6 +148,26 @@ async def test_a_certificate_that_the_system_does_not_know_is_no_connection(tmp_
         nursery.cancel_scope.cancel()
     assert "CERTIFICATE_VERIFY_FAILED" in raised.value.message
     assert raised.value.status == 502
+
+
+@pytest.mark.parametrize(("url", "what"), [("ws", "SocketTransport"), ("wss", "TLSTransport")])
+async def test_a_connection_that_cannot_be_made_a_transport_is_closed(
+    url: str, what: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As a socket whose options are refused, for its connection was reset already."""
+    made: list[socket.socket] = []
+
+    def refuse(below: Any, *_: Any, **__: Any) -> Any:
+        made.append(below if what == "SocketTransport" else below._sock)
+        raise OSError(errno.EINVAL, "Invalid argument")
+
+    monkeypatch.setattr(f"gateway.container_client.{what}", refuse)
+    async with trio.open_nursery() as nursery:
+        port = await serving(nursery, websocket(echo))
+        with pytest.raises(ModelError, match="Invalid argument"):
+            await call(f"{url}://127.0.0.1:{port}", Client())
+        nursery.cancel_scope.cancel()
+    assert [sock.fileno() for sock in made] == [-1]
 
 
 def test_a_ca_file_that_is_none_is_a_configuration_error(tmp_path: Path) -> None:

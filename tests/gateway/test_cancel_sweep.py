@@ -222,8 +222,8 @@ def end_behind_a_short_read_missed(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def user_never_leaves(monkeypatch: pytest.MonkeyPatch) -> None:
     @asynccontextmanager
-    async def in_use(repository: Repository, name: str, url: str) -> AsyncIterator[Worker]:
-        entry = await repository._wanted(name, url)
+    async def in_use(repository: Repository, name: str, url: str, *, shown: str = "") -> AsyncIterator[Worker]:
+        entry = await repository._wanted(name, url, shown)
         assert entry.worker is not None
         yield entry.worker
         entry.users -= 1

@@ -28,7 +28,7 @@ from protocols.bidi import (
     encode_literal_part,
     encode_request_event,
 )
-from protocols.bidi_json import HEADROOM, MAX_DEPTH
+from protocols.bidi_json import HEADROOM, MAX_DEPTH, MAX_VALUES
 from protocols.errors import LocalProtocolError, RemoteProtocolError
 from protocols.events import NEED_DATA
 from protocols.eventstream import encode_buffers
@@ -475,17 +475,213 @@ def test_the_limit_of_a_literal_part_is_that_of_its_bytes():
             assert literal(wire, max_part=size - 1) == [f"PayloadPart with {size} Bytes, the limit of a part is {size - 1}"]
 
 
-def test_the_limit_of_a_literal_object_is_exact_and_comes_before_it_is_decoded():
-    for max_part, encoded in ((0, 0), (1, 4), (3000, 4000)):
+BESIDE = f"with more than {HEADROOM} bytes beside the base64 of Bytes"
+
+
+def cuts(wire):
+    """The wire whole, and in pieces of some sizes."""
+    return ([wire[at : at + size] for at in range(0, len(wire), size)] for size in (len(wire), 1000, 777))
+
+
+@pytest.mark.parametrize("size", [0, 1, 150, 151, 300, 100_000, 400_000])
+@pytest.mark.parametrize("before", [True, False])
+def test_beside_the_base64_of_a_part_there_may_be_64_kib_to_the_byte(size, before):
+    data, encoded = bytes(size), base64.b64encode(bytes(size)).decode()
+    free = len(encoded) if len(encoded) > 200 else 0  # a short one is not told from what stands around it
+
+    for wrong in (0, 1):
+        names = len('{"PayloadPart":{"Bytes":"","P":"","x":""}}')
+        spare = HEADROOM - names - (len(encoded) - free) + wrong
+        members = [f'"Bytes":"{encoded}"', f'"P":"{"p" * (spare // 2)}","x":"{"x" * (spare - spare // 2)}"']
+        text = ('{"PayloadPart":{' + ",".join(members if before else members[::-1]) + "}}").encode()
+        assert len(text) == HEADROOM + free + wrong
+        for pieces in cuts(text):
+            assert told(LiteralDecoder(), pieces) == ([f"literal object {BESIDE}"] if wrong else [part(data), END])
+        for around in (b"%b", b"\xef\xbb\xbf%b"):
+            result = told(PartDecoder(), [event(around % text)])
+            assert result == ([f"payload of a JSON event {BESIDE}"] if wrong else [json_part(data), END])
+        (error,) = told(PartDecoder(), [event(text + b" " * (1 - wrong))])
+        assert error == f"payload of a JSON event {BESIDE}"
+
+
+def test_the_limit_of_a_literal_object_comes_before_it_is_decoded():
+    for max_part, encoded in ((300, 400), (3000, 4000)):
         largest = encoded + HEADROOM
-        room = largest - len('{"PayloadPart":{"Bytes":"","P":""}}')
-        fits, over = ('{"PayloadPart":{"Bytes":"","P":"%s"}}' % ("p" * n) for n in (room, room + 1))
-        assert len(fits) == largest
-        assert literal(fits + fits, max_part=max_part) == [part(b""), part(b""), END]
-        for wire in (over.encode(), over[:-1].encode() + b" " * 5, b'{"' + b"x" * largest):
-            for step in (1000, len(wire)):
-                (error,) = told(LiteralDecoder(max_part), [wire[at : at + step] for at in range(0, len(wire), step)])
-                assert error.startswith(f"literal object of more than {largest} bytes: a part has at most {max_part},")
+        wire = b'{"PayloadPart":{"Bytes":"' + b"!" * (largest + 1)
+        for pieces in cuts(wire):
+            (error,) = told(LiteralDecoder(max_part), pieces)
+            assert error.startswith(f"literal object of more than {largest} bytes: a part has at most {max_part},")
+
+
+LONG = b"A" * 100_000
+TOO_MUCH = [
+    b'{"PayloadPart":{"Bytes":"","P":"%b"}}' % LONG,
+    b'{"PayloadPart":{"Bytes":"","x":"%b"}}' % LONG,
+    b'{"PayloadPart":{"Bytes":""},"x":"%b"}' % LONG,
+    b'{"PayloadPart":{"Bytes":""},"x":{"Bytes":"%b"}}' % LONG,
+    b'{"PayloadPart":{"x":{"Bytes":"%b"},"Bytes":""}}' % LONG,
+    b'{"PayloadPart":[{"Bytes":"%b"}]}' % LONG,
+    b'{"PayloadPart":{"Bytes":"%b","Bytes":"%b"}}' % (LONG, LONG),
+    b'{"PayloadPart":{"Bytes":"%b"},"PayloadPart":{"Bytes":"%b"}}' % (LONG, LONG),
+    b'{"PayloadPart":{"x\\"Bytes":"%b","Bytes":""}}' % LONG,
+    b'{"x\\"PayloadPart":{"Bytes":"%b"},"PayloadPart":{"Bytes":""}}' % LONG,
+    b'{"PayloadPart":{"\\u0042ytes":"%b"}}' % LONG,
+    b'{"PayloadPart":{"Bytes" "%b"}}' % LONG,
+    b'{"Bytes":"%b","PayloadPart":{"Bytes":"%b"}}' % (LONG, LONG),
+    b'{"PayloadPart":{"Bytes":"%b%b"}}' % (LONG, b"\\/" * 70_000),
+    b'{"PayloadPart":{"Bytes":"%b","P":"%b"}}' % (LONG, b'\\"' * 40_000),
+    b'{"PayloadPart":{"Bytes":"%b","x":[%b1]}}' % (LONG, b"1," * 40_000),
+    b'{"PayloadPart":{"Bytes":"%b",%b"x":1}}' % (LONG, b" " * 70_000),
+    b"{" + b" " * 70_000,
+    b'{"' + LONG,
+]
+
+
+@pytest.mark.parametrize("wire", TOO_MUCH, ids=lambda wire: repr(wire[:50]))
+def test_whatever_is_long_and_not_the_base64_of_the_part_is_refused_before_it_is_read(wire, monkeypatch):
+    monkeypatch.setattr(bidi_json, "_decode", None)
+    for pieces in cuts(wire):
+        assert told(LiteralDecoder(), pieces) == [f"literal object {BESIDE}"]
+    if wire.endswith(b"}"):
+        assert told(PartDecoder(), [event(wire)]) == [f"payload of a JSON event {BESIDE}"]
+
+
+def test_too_much_is_found_as_it_comes():
+    decoder = LiteralDecoder()
+    decoder.receive_data(b'{"PayloadPart":{"Bytes":"%b","P":"' % LONG)
+    assert decoder.next_part() is NEED_DATA
+    decoder.receive_data(b"x" * (HEADROOM - len('{"PayloadPart":{"Bytes":"","P":"')))
+    assert decoder.next_part() is NEED_DATA
+    decoder.receive_data(b"x")
+    with pytest.raises(RemoteProtocolError, match="beside the base64"):
+        decoder.next_part()
+
+
+def test_the_bytes_beside_a_payload_part_are_not_its_own():
+    text = b'{"Bytes":"%b","PayloadPart":{"Bytes":""}}' % LONG
+    assert told(PartDecoder(), [event(text)]) == [f"payload of a JSON event {BESIDE}"]
+    assert literal(text) == [f"literal object {BESIDE}"]
+    assert told(PartDecoder(), [event(text.replace(LONG, b"AAAA" * 1500))]) == [f"payload of a JSON event {BESIDE}"]
+
+
+def test_an_object_may_hold_2048_arrays_and_objects():
+    for opening, closing in ((b"[", b"]"), (b'{"y":', b"}")):
+        for count in (MAX_VALUES, MAX_VALUES + 1):
+            inner = b",".join([opening + b"1" + closing] * (count - 3))
+            text = b'{"PayloadPart":{"Bytes":"%b","x":[%b]}}' % (b"A" * 3000, inner)
+            if count == MAX_VALUES:
+                assert literal(text) == [part(bytes(2250)), END]
+                assert told(PartDecoder(), [event(text)]) == [json_part(bytes(2250)), END]
+            else:
+                for pieces in cuts(text):
+                    assert told(LiteralDecoder(), pieces) == ["literal object with more than 2048 arrays and objects"]
+                (error,) = told(PartDecoder(), [event(text)])
+                assert error == "payload of a JSON event with more than 2048 arrays and objects"
+
+
+def test_numbers_that_nobody_asked_for_are_not_converted():
+    # What a double takes 10 us to read, and what none can hold; both are JSON.
+    for number in (b"1.7976931348623157e308", b"1e999", b"-0.0", b"1" * 400):
+        assert literal(b'{"PayloadPart":{"Bytes":"aGk=","x":[%b,1]}}' % number) == [part(b"hi"), END]
+
+
+@pytest.mark.parametrize("size", [70_000, 262_143, 262_145, 400_000, 1_000_001])
+def test_a_long_part_is_the_same_whatever_stands_around_its_base64(size):
+    data = bytes(range(256)) * (size // 256) + bytes(size % 256)
+    encoded = base64.b64encode(data)
+    for text in (
+        b'{"PayloadPart":{"Bytes":"%b"}}',
+        b'{ "x" : {"Bytes":"aGk="}, "PayloadPart" \n:\t{ "P":"\\"Bytes", "Bytes" : "%b" ,"x":[{"Bytes":null}]} }',
+        b'{"Bytes":7,"PayloadPart":{"x":["]"],"Bytes":"%b","P":"}"}}',
+    ):
+        for pieces in cuts(text % encoded):
+            assert told(LiteralDecoder(), pieces) == [part(data), END]
+        if b"7" not in text:
+            assert told(PartDecoder(), [event(text % encoded)]) == [json_part(data), END]
+    assert told(PartDecoder(), [event(b'\xef\xbb\xbf\n{"P":"x","Bytes":"%b"}\n' % encoded)]) == [json_part(data), END]
+
+
+def test_escapes_in_base64_are_read_and_count_as_beside_it():
+    data = b"\xff\xff\xff" * 100_000  # all slashes
+    for escapes in (1, 1025, HEADROOM - 28):
+        encoded = b"/" * (400_000 - escapes) + b"\\/" * escapes
+        for pieces in cuts(b'{"PayloadPart":{"Bytes":"%b"}}' % encoded):
+            assert told(LiteralDecoder(), pieces) == [part(data), END]
+        assert told(PartDecoder(), [event(b'{"Bytes":"%b"}' % encoded)]) == [json_part(data), END]
+    encoded = b"/" * 10 + b"\\/" * (HEADROOM - 27)
+    assert literal(b'{"PayloadPart":{"Bytes":"%b"}}' % encoded) == [f"literal object {BESIDE}"]
+
+
+@pytest.mark.parametrize("wrong", [b"=", b"==", b" ", b"-", b"\xff", b"\n", b"\\x", b"\\", b"AA=", b"A===", b"A"], ids=repr)
+@pytest.mark.parametrize("place", [0, 131_068, 131_070, 131_072, 399_999, 400_000])
+def test_long_base64_that_is_wrong_anywhere_is_refused(wrong, place):
+    for size in (100_000, 400_000):
+        text = b"A" * size
+        encoded = text[:place] + wrong + text[place + len(wrong) if place + len(wrong) <= size else size :]
+        if wrong in (b"=", b"==") and place + len(wrong) == size:
+            continue  # is right
+        if len(encoded) % 4 == 0 and wrong == b"A":
+            continue
+        for result in (
+            literal(b'{"PayloadPart":{"Bytes":"%b"}}' % encoded),
+            told(PartDecoder(), [event(b'{"Bytes":"%b"}' % encoded)]),
+        ):
+            assert len(result) == 1
+            assert isinstance(result[0], str)
+
+
+# ---- what a caller may do in a thread
+
+
+def test_work_is_told_when_a_large_message_is_whole_and_only_then():
+    for wire, decoder in (
+        (joined(encode_literal_part(bytes(300_000))), LiteralDecoder()),
+        (joined(encode_json_event(bytes(300_000))), PartDecoder()),
+        (sealed(joined(encode_json_event(bytes(300_000)))), PartDecoder()),
+        (sealed(encode_request_event(bytes(400_000))), PartDecoder()),
+        (encode_request_event(bytes(400_000)), PartDecoder()),
+    ):
+        end = len(wire) - (1 if isinstance(decoder, LiteralDecoder) else 0)  # its line's
+        for piece in (10_000, 100_000, len(wire)):
+            assert decoder.work == 0
+            for at in range(0, len(wire), piece):
+                decoder.receive_data(wire[at : at + piece])
+                whole = at + piece >= end
+                assert decoder.work == decoder.work == (end if whole else 0)
+                got = decoder.next_part()
+                assert decoder.work == 0
+                assert isinstance(got, PayloadPart) is whole
+                if whole:
+                    break
+            assert decoder.next_part() is NEED_DATA
+
+
+def test_short_messages_are_no_work_however_many_are_there():
+    for wire, decoder in (
+        (joined(encode_literal_part(bytes(1000))), LiteralDecoder()),
+        (joined(encode_json_event(bytes(1000))), PartDecoder()),
+        (sealed(encode_request_event(bytes(1000))), PartDecoder()),
+    ):
+        decoder.receive_data(wire * 500)
+        for _ in range(500):
+            assert decoder.work == 0
+            assert decoder.next_part().data == bytes(1000)
+        assert decoder.work == 0
+
+
+def test_work_leaves_an_error_to_the_pull():
+    for wire in (b'{"x":"' + bytes(300_000), b"x" + bytes(300_000), b"[" * 300_000):
+        decoder = LiteralDecoder()
+        decoder.receive_data(wire)
+        assert decoder.work == 0
+        with pytest.raises(RemoteProtocolError):
+            decoder.next_part()
+        assert (decoder.work, decoder.buffered) == (0, 0)
+    decoder = PartDecoder()
+    decoder.receive_data(b"x" * 300_000)
+    assert decoder.work == 0
+    with pytest.raises(RemoteProtocolError):
+        decoder.next_part()
 
 
 def test_an_object_may_be_nested_64_deep_and_no_deeper_whatever_opens():
@@ -566,8 +762,8 @@ def test_each_byte_is_looked_at_once_in_whatever_pieces_it_comes(filling, monkey
         def __init__(self, pattern):
             self.pattern = pattern
 
-        def match(self, buffer, pos):
-            match = self.pattern.match(buffer, pos)
+        def match(self, buffer, pos, end):
+            match = self.pattern.match(buffer, pos, end)
             looks.append(match.end() - pos)
             return match
 
@@ -588,21 +784,19 @@ def test_each_byte_is_looked_at_once_in_whatever_pieces_it_comes(filling, monkey
         assert sum(looks) <= len(wire)
 
 
-@pytest.mark.parametrize("filling", [b'\\"', b"\\\\", b"x\\n"], ids=repr)
-def test_a_string_full_of_escapes_is_searched_once_for_its_end(filling):
-    searched = 0
-
-    class Noting(bytes):
-        def find(self, sub, start, end=None):
-            nonlocal searched
-            found = super().find(sub, start, end)
-            searched += (found if found >= 0 else len(self) if end is None else end) - start
-            return found
-
-    text = Noting(filling * 2000 + b'"')
-    assert bidi_json._leave_string(text, 0) == (len(text), False)
-    assert bidi_json._leave_string(Noting(text[:-1]), 0) == (len(text) - 1, True)
-    assert searched <= 4 * len(text)
+@pytest.mark.parametrize("filling", [b'\\"', b"\\\\", b"x\\n", b"x" * 100 + b"\\/"], ids=repr)
+def test_a_string_full_of_escapes_is_left_in_few_steps(filling):
+    text = filling * 5000 + b'"'
+    for kind in (bytes, bytearray, memoryview):
+        for wire, left in ((kind(text), False), (kind(text[:-1]), True)):
+            pos, steps, in_string = 0, 0, True
+            while in_string and pos < len(wire):
+                before = pos
+                pos, in_string = bidi_json._leave_string(wire, pos)
+                assert pos > before
+                steps += 1
+            assert (pos, in_string) == (len(wire), left)
+            assert steps <= len(wire) // 2**16 + 2
 
 
 # ---- answers
