@@ -543,10 +543,10 @@ class Exchange:
             await trio.lowlevel.checkpoint()  # our own cancellation, unless the model has shielded itself from it
         raise trio.ClosedResourceError("the exchange has ended" if self.finishing is not None else "the client is gone")
 
-    async def turn(self) -> None:
+    async def turn(self, weight: int = _SENT) -> None:
         """A checkpoint where one is due: a model that never waits still meets its cancellation and lets others run, at
         the price of a checkpoint for so many messages or bytes."""
-        if self._turn_over(0, _SENT):
+        if self._turn_over(0, weight):
             await self._yield()
 
     def _turn_over(self, n: int, weight: int) -> bool:

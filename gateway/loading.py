@@ -11,13 +11,24 @@ from contextlib import asynccontextmanager
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, final
+
+import trio
 
 from gateway.config import Config, ModelConfig
 from gateway.settings import ConfigError
 from models.adapt import adapt, is_loader, made_family, partial_loader, spec_of
 from models.blocking import run_step
 from models.spec import Model, ModelSpec, RestartPolicy
+
+
+@final
+class FactoryRaised(TypeError):
+    """A factory raised when it was called to see what it makes."""
+
+    def __init__(self, error: Exception) -> None:
+        super().__init__(f"calling it raised {_told(error)}")
+        self.error = error
 
 
 def load_spec(name: str, config: ModelConfig) -> ModelSpec:
@@ -61,7 +72,7 @@ def _spec(name: str, thing: Any, options: dict[str, Any]) -> ModelSpec:
         except ConfigError as e:  # one of ours: it says what is wrong with an option
             raise TypeError(str(e)) from None
         except Exception as e:  # the user's own code, which may raise anything
-            raise TypeError(f"calling it raised {_told(e)}") from e
+            raise FactoryRaised(e) from e
         try:
             return spec_of(made, name)
         except TypeError as e:
@@ -70,7 +81,8 @@ def _spec(name: str, thing: Any, options: dict[str, Any]) -> ModelSpec:
 
     @asynccontextmanager
     async def load() -> AsyncIterator[Model]:
-        yield adapt(await run_step(make), family=family)[0]
+        # a limiter of its own: a factory that does not return keeps no thread from anybody else
+        yield adapt(await run_step(make, limiter=trio.CapacityLimiter(1)), family=family)[0]
 
     return ModelSpec(name=name, family=family, load=load)
 

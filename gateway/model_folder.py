@@ -23,7 +23,7 @@ from urllib.parse import unquote, urlsplit
 
 from gateway.config import ModelConfig
 from gateway.errors import BadModel, BadRequest, GatewayError, InsufficientStorage, LoadFailed, NotFound
-from gateway.loading import LIBRARY, load_spec
+from gateway.loading import LIBRARY, FactoryRaised, load_spec
 from gateway.settings_schema import SETTINGS, ConfigError
 from gateway.settings_text import parse_duration, parse_size, show
 from models.spec import ModelSpec
@@ -32,6 +32,7 @@ TOML, CODE = "model.toml", "model.py"
 _TOML_BYTES = 1024**2
 _ENTRIES = 100_000
 _SHOWN = 200
+_LONGEST_TEXT = 16 * 1024  # longer than any path, so that none is cut before it is found
 _MOST = 2**63 - 1
 _NAMES = ("factory", "options", "capacity", "queue", "timeout", "load_timeout", "memory")
 _LIBRARY = "models.library"
@@ -39,12 +40,36 @@ _FACTORY = re.compile(r"models\.library\.([a-z]\w*)((?:\.[a-z]\w*)*):([A-Za-z]\w
 
 
 @final
+@dataclass(frozen=True, slots=True)
+class Place:
+    """A path, and what it is called to whoever asked for it. As text it is the latter, so that an error that names a place
+    names none that its reader did not name himself."""
+
+    path: str
+    """Absolute, without symbolic links."""
+    shown: str
+
+    def __str__(self) -> str:
+        return _said(self.shown)
+
+    def at(self, path: str) -> Place:
+        """A path inside of this one, absolute or relative to it."""
+        file = os.path.join(self.path, path)
+        return Place(file, os.path.join(self.shown, os.path.relpath(file, self.path)))
+
+    def retold(self, text: str) -> str:
+        """A text of somebody else's that may hold the path, as it is or as Python quotes it."""
+        for path in {self.path, repr(self.path)[1:-1]}:
+            text = re.sub(rf"(?<![\w.-]){re.escape(path)}(?![\w-]|\.\w)", lambda _: self.shown, text)
+        return text
+
+
+@final
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ModelFolder:
     """What is known of a model before any code of it has run."""
 
-    path: str
-    """Absolute, without symbolic links."""
+    place: Place
     config: ModelConfig
     """What model.toml says over the defaults; `factory` is empty where the model is in model.py."""
     given: frozenset[str]
@@ -53,6 +78,16 @@ class ModelFolder:
     """Bytes, as declared; 0: undeclared."""
     size: int
     """Bytes of all regular files, each counted once."""
+
+    @property
+    def path(self) -> str:
+        """Absolute, without symbolic links."""
+        return self.place.path
+
+    @property
+    def source(self) -> Place:
+        """The file that says what the model is."""
+        return self.place.at(TOML if self.config.factory else CODE)
 
     @property
     def need(self) -> int:
@@ -64,25 +99,27 @@ class ModelFolder:
 # ---- where it is ----
 
 
-def find_folder(url: str, roots: Iterable[str]) -> str:
-    """The folder that a `url` names, an absolute path or the same as file://, with all symbolic links followed.
+def find_folder(url: str, roots: Iterable[str], *, shown: str = "") -> str:
+    """The folder that a `url` names, an absolute path or the same as file://, with all symbolic links followed. `shown` is
+    what the errors call it, where whoever asks has not named the url himself.
 
     BadRequest unless it is under one of the roots, whose own links are followed too; what there is outside of them is
     not told. Inside: NotFound where there is nothing, BadRequest where it is no folder.
     """
-    path = _local_path(url)
+    path = _local_path(url, shown)
+    said = _asked(path, shown)
     real = os.path.realpath(path)
     if not under(real, roots):
-        raise BadRequest(f"url {_said(path)} is not under one of the folders that models are loaded from (repository.roots)")
+        raise BadRequest(f"{said} is not under one of the folders that models are loaded from (repository.roots)")
     try:
         kind = os.stat(real).st_mode
     except OSError:
-        raise NotFound(f"url {_said(path)}: there is no such folder") from None
+        raise NotFound(f"{said}: there is no such folder") from None
     if stat.S_ISDIR(kind):
         return real
     if path.endswith((".tar.gz", ".tgz", ".tar", ".zip")):
-        raise BadRequest(f"url {_said(path)} is an archive: it must be unpacked, and url name the folder")
-    raise BadRequest(f"url {_said(path)} is no folder")
+        raise BadRequest(f"{said} is an archive: it must be unpacked, and the folder named")
+    raise BadRequest(f"{said} is no folder")
 
 
 def under(path: str, roots: Iterable[str]) -> bool:
@@ -94,58 +131,63 @@ def _inside(path: str, folder: str) -> bool:
     return path == folder or path.startswith(folder.rstrip("/") + "/")
 
 
-def _local_path(url: str) -> str:
-    path = url
+def _asked(url: str, shown: str) -> str:
+    return f"model {show(shown)}" if shown else f"url {_said(url)}"
+
+
+def _local_path(url: str, shown: str) -> str:
+    path, said = url, _asked(url, shown)
     if url[:5].lower() == "file:":
         try:
             parts = urlsplit(url)
         except ValueError:
-            raise BadRequest(f"url {_said(url)} is not a URL") from None
+            raise BadRequest(f"{said} is not a URL") from None
         if parts.netloc not in ("", "localhost") or parts.query or parts.fragment:
-            raise BadRequest(f"url {_said(url)} must be file:// and an absolute path of this machine, and nothing else")
+            raise BadRequest(f"{said} must be file:// and an absolute path of this machine, and nothing else")
         path = unquote(parts.path, errors="surrogateescape")
     if not path.startswith("/"):
         raise BadRequest(f"url must be an absolute path, or the same as file://, not {_said(url)}")
     try:
         os.fsencode(path)
     except UnicodeEncodeError:
-        raise BadRequest(f"url {_said(url)} is no path: it is not UTF-8") from None
+        raise BadRequest(f"{said} is no path: it is not UTF-8") from None
     if "\0" in path:
-        raise BadRequest(f"url {_said(url)} is no path: it holds a zero byte")
+        raise BadRequest(f"{said} is no path: it holds a zero byte")
     return path
 
 
 # ---- what it holds ----
 
 
-def read_folder(path: str, *, code: Iterable[str], defaults: ModelConfig) -> ModelFolder:
+def read_folder(path: str, *, code: Iterable[str], defaults: ModelConfig, shown: str = "") -> ModelFolder:
     """Reads a folder that `find_folder` has found: model.toml, and the sizes of the files; no code runs.
 
     With model.toml alone the model is one of the library's. With model.py it is what that defines, and model.toml, if it
     is there too, only says how it is served; `code` are the folders below which that is allowed. BadModel names the file
-    and the key for each mistake. Blocks.
+    and the key for each mistake, the file as one of the folder `shown`, which is the path unless given. Blocks.
     """
-    size = _size(path)
-    file = os.path.join(path, TOML)
-    has_code = os.path.lexists(os.path.join(path, CODE))
-    values = _read_toml(file) if os.path.lexists(file) else None
+    place = Place(path, shown or path)
+    size = _size(place)
+    file, source = place.at(TOML), place.at(CODE)
+    has_code = os.path.lexists(source.path)
+    values = _read_toml(file) if os.path.lexists(file.path) else None
     if values is None and not has_code:
-        raise BadModel(f"{_said(path)} holds neither {TOML} nor {CODE}: it is no model's folder")
+        raise BadModel(f"{place} holds neither {TOML} nor {CODE}: it is no model's folder")
     values = values or {}
     config = replace(defaults, factory="")
     if has_code:
         if "factory" in values:
-            raise BadModel(f"{_said(file)}: factory names a model, and {CODE} beside it is another: remove one")
+            raise BadModel(f"{file}: factory names a model, and {CODE} beside it is another: remove one")
         if not under(path, code):
-            raise BadModel(f"{_said(os.path.join(path, CODE))} is code, and runs only below the folders of repository.code")
-        _regular(os.path.join(path, CODE))
+            raise BadModel(f"{source} is code, and runs only below the folders of repository.code")
+        _regular(source)
     elif "factory" not in values:
-        raise BadModel(f"{_said(file)}: factory is missing: the name of a library model, such as {_listed(LIBRARY)}")
+        raise BadModel(f"{file}: factory is missing: the name of a library model, such as {_listed(LIBRARY)}")
     else:
         config = _library_config(file, values["factory"], defaults)
     served = {k: v for k, v in values.items() if k not in ("factory", "memory")}
     return ModelFolder(
-        path=path,
+        place=place,
         config=replace(config, **served),
         given=frozenset(values),
         memory=values.get("memory", 0),
@@ -153,23 +195,23 @@ def read_folder(path: str, *, code: Iterable[str], defaults: ModelConfig) -> Mod
     )
 
 
-def _size(path: str) -> int:
+def _size(place: Place) -> int:
     """Bytes of all regular files. No link may lead out of the folder: what a model is made of is all in it."""
-    total, entries = 0, 0
+    path, total, entries = place.path, 0, 0
     counted: set[tuple[int, int]] = set()
     try:
         os.scandir(path).close()
     except OSError as e:
-        raise BadModel(f"{_said(path)} cannot be read: {e.strerror}") from None
+        raise BadModel(f"{place} cannot be read: {e.strerror}") from None
     for at, folders, files in os.walk(path):
         folders[:] = [name for name in folders if name != "__pycache__"]
         entries += len(folders) + len(files)
         if entries > _ENTRIES:
-            raise BadModel(f"{_said(path)} holds more than {_ENTRIES} files")
+            raise BadModel(f"{place} holds more than {_ENTRIES} files")
         for name in (*folders, *files):
             entry = os.path.join(at, name)
             if os.path.islink(entry) and not _inside(os.path.realpath(entry), path):
-                raise BadModel(f"{_said(entry)} is a link that leads out of the model's folder")
+                raise BadModel(f"{place.at(entry)} is a link that leads out of the model's folder")
         for name in files:
             try:
                 found = os.stat(os.path.join(at, name))
@@ -181,36 +223,36 @@ def _size(path: str) -> int:
     return total
 
 
-def _regular(file: str) -> None:
+def _regular(file: Place) -> None:
     """A pipe or a device would be waited for, or read without end."""
     try:
-        if stat.S_ISREG(os.stat(file).st_mode):
+        if stat.S_ISREG(os.stat(file.path).st_mode):
             return
     except OSError as e:
-        raise BadModel(f"{_said(file)} cannot be read: {e.strerror}") from None
-    raise BadModel(f"{_said(file)} is no regular file")
+        raise BadModel(f"{file} cannot be read: {e.strerror}") from None
+    raise BadModel(f"{file} is no regular file")
 
 
-def _read_toml(file: str) -> dict[str, Any]:
+def _read_toml(file: Place) -> dict[str, Any]:
     """The values of model.toml, each checked by itself."""
     _regular(file)
     try:
-        with open(file, "rb") as opened:
+        with open(file.path, "rb") as opened:
             data = opened.read(_TOML_BYTES + 1)
         if len(data) > _TOML_BYTES:
-            raise BadModel(f"{_said(file)} is larger than 1 MiB")
+            raise BadModel(f"{file} is larger than 1 MiB")
         table = tomllib.loads(data.decode())
     except OSError as e:
-        raise BadModel(f"{_said(file)} cannot be read: {e.strerror}") from None
+        raise BadModel(f"{file} cannot be read: {e.strerror}") from None
     except UnicodeDecodeError as e:
-        raise BadModel(f"{_said(file)} is not UTF-8 text (at byte {e.start})") from None
+        raise BadModel(f"{file} is not UTF-8 text (at byte {e.start})") from None
     except (tomllib.TOMLDecodeError, RecursionError) as e:
-        raise BadModel(f"{_said(file)} is not TOML: {str(e)[:_SHOWN]}") from None
+        raise BadModel(f"{file} is not TOML: {str(e)[:_SHOWN]}") from None
     for key in table:
         if key not in _NAMES:
             near = difflib.get_close_matches(key.lower(), _NAMES, 1)
             hint = f"did you mean {near[0]}?" if near else f"there are: {_listed(_NAMES)}"
-            raise BadModel(f"{_said(file)}: {show(key, quoted=False)} is not a key of it; {hint}")
+            raise BadModel(f"{file}: {show(key, quoted=False)} is not a key of it; {hint}")
     return {key: _value(file, key, value) for key, value in table.items()}
 
 
@@ -221,7 +263,7 @@ _EXPECTED: Mapping[str, str] = {
 }
 
 
-def _value(file: str, key: str, value: Any) -> Any:
+def _value(file: Place, key: str, value: Any) -> Any:
     setting = SETTINGS.get(("models", "*", key))
     low, high = (setting.low, setting.high) if setting is not None else (0, _MOST)
     try:
@@ -244,7 +286,7 @@ def _value(file: str, key: str, value: Any) -> Any:
     except (ValueError, OverflowError):
         pass
     expected = _EXPECTED.get(key) or (setting.expected if setting is not None else "")
-    raise BadModel(f"{_said(file)}: {key} must be {expected}, not {show(value)}")
+    raise BadModel(f"{file}: {key} must be {expected}, not {show(value)}")
 
 
 # ---- what it stands for ----
@@ -267,10 +309,10 @@ def make_spec(folder: ModelFolder, name: str, module: str) -> ModelSpec:
     except GatewayError:
         raise
     except ConfigError as e:
-        if ran_out(e):
-            raise no_memory(name, folder) from None
+        if isinstance(e.__cause__, FactoryRaised):
+            raise load_error(e.__cause__.error, name, folder) from None
         text = str(e).removeprefix(f"models.{name}: {factory}: ")  # names that the folder's author does not know
-        raise BadModel(f"{_said(_source(folder))}: {text[:500]}") from None
+        raise BadModel(f"{folder.source}: {folder.place.retold(text)[:500]}") from None
     except BaseException as e:  # code that was not written by us, which may raise anything, SystemExit too
         raise load_error(e, name, folder) from None
     if isinstance(thing, ModelSpec):  # it says itself how it is served, where model.toml does not
@@ -291,23 +333,20 @@ def load_error(error: BaseException, name: str, folder: ModelFolder) -> GatewayE
     """What an exception out of a model's own loading is to the one who asked for it."""
     if ran_out(error):
         return no_memory(name, folder)
-    frames = traceback.extract_tb(error.__traceback__)
-    own = [frame for frame in frames if _inside(frame.filename, folder.path)]
-    hint, where = "", ""
-    if told := own or frames:
-        where = f" ({_said(told[-1].filename)}, line {told[-1].lineno})"
+    own = [frame for frame in traceback.extract_tb(error.__traceback__) if _inside(frame.filename, folder.path)]
+    where = f" ({folder.place.at(own[-1].filename)}, line {own[-1].lineno})" if own else ""
     if isinstance(error, ModuleNotFoundError) and os.path.exists(os.path.join(folder.path, f"{error.name}.py")):
-        hint = f"; import a file beside {CODE} as: from . import {error.name}"
-    elif not own:
-        where += f", loading {_said(_source(folder))}"
-    return LoadFailed(f"model {show(name)} cannot be loaded: {type(error).__name__}: {_text(error)}{where}{hint}")
+        where += f"; import a file beside {CODE} as: from . import {error.name}"
+    elif not own:  # files of others say nothing to whoever made this one
+        where = f", loading {folder.source}"
+    text = folder.place.retold(_text(error))[:_SHOWN]
+    return LoadFailed(f"model {show(name)} cannot be loaded: {type(error).__name__}: {text}{where}")
 
 
 def no_memory(name: str, folder: ModelFolder) -> InsufficientStorage:
     """What MemoryError out of a model's own loading is to the one who asked for it."""
-    where = _said(_source(folder))
     return InsufficientStorage(
-        f"model {show(name)} cannot be loaded: {where} raised MemoryError; {folder.need} bytes were reserved for it"
+        f"model {show(name)} cannot be loaded: {folder.source} raised MemoryError; {folder.need} bytes were reserved for it"
     )
 
 
@@ -324,16 +363,12 @@ def ran_out(error: BaseException | None) -> bool:
 
 def _text(error: BaseException) -> str:
     try:
-        return str(error)[:_SHOWN]
+        return str(error)[:_LONGEST_TEXT]
     except Exception:  # a __str__ of the model's own
         return "(it cannot say why)"
 
 
-def _source(folder: ModelFolder) -> str:
-    return os.path.join(folder.path, TOML if folder.config.factory else CODE)
-
-
-def _library_config(file: str, factory: str, defaults: ModelConfig) -> ModelConfig:
+def _library_config(file: Place, factory: str, defaults: ModelConfig) -> ModelConfig:
     known = LIBRARY.get(factory)
     if known is not None:
         return replace(defaults, factory=known.factory, options={}, capacity=known.capacity)
@@ -341,13 +376,13 @@ def _library_config(file: str, factory: str, defaults: ModelConfig) -> ModelConf
         return replace(defaults, factory=factory, options={})
     near = difflib.get_close_matches(factory.lower(), LIBRARY, 1)
     hint = f"did you mean {near[0]!r}?" if near else f"there are: {_listed(LIBRARY)}"
-    raise BadModel(f"{_said(file)}: factory must be {_EXPECTED['factory']}, not {show(factory)}; {hint}")
+    raise BadModel(f"{file}: factory must be {_EXPECTED['factory']}, not {show(factory)}; {hint}")
 
 
 def _library_thing(folder: ModelFolder, factory: str) -> Any:
     """What a factory of the library's names. What its modules have imported is not theirs to give."""
     module_name, _, attribute = factory.partition(":")
-    where = f"{_said(_source(folder))}: factory {show(factory)}"
+    where = f"{folder.source}: factory {show(factory)}"
     try:
         thing: Any = importlib.import_module(module_name)
     except ModuleNotFoundError:
@@ -395,7 +430,7 @@ def _model_of(folder: ModelFolder, module: ModuleType) -> str:
     if len(own) == 1:
         return own[0]
     there = f"it defines {_listed(own)}" if own else "it defines nothing public"
-    raise BadModel(f"{_said(_source(folder))}: name one function, class or ModelSpec `model`; {there}")
+    raise BadModel(f"{folder.source}: name one function, class or ModelSpec `model`; {there}")
 
 
 def _with_files(folder: ModelFolder, thing: Any) -> dict[str, Any]:
@@ -405,14 +440,14 @@ def _with_files(folder: ModelFolder, thing: Any) -> dict[str, Any]:
         value = options.get(name)
         if value is None:
             continue
-        key = f"{_said(os.path.join(folder.path, TOML))}: options.{name}"
+        key = f"{folder.place.at(TOML)}: options.{name}"
         if not isinstance(value, str) or not value or "\0" in value or value.startswith("/"):
             raise BadModel(f"{key} must be a path in the model's folder, not {show(value)}")
         file = os.path.realpath(os.path.join(folder.path, value))
         if not _inside(file, folder.path) or not os.path.exists(file):
             raise BadModel(f"{key}: there is no {show(value)} in the model's folder")
         if not os.path.isdir(file):
-            _regular(file)
+            _regular(folder.place.at(file))
         options[name] = Path(file)
     return options
 

@@ -161,6 +161,20 @@ class _Fields(Mapping[str, str]):
 _LONG = 256 * 1024
 
 
+_THREADS = 8
+_limiter: trio.lowlevel.RunVar[trio.CapacityLimiter] = trio.lowlevel.RunVar("gateway codec threads")
+
+
+async def beside(call: Callable[[], T]) -> T:
+    """Runs a pure and bounded step in a thread. Not in one of Trio's usual forty: models may hold all of those."""
+    try:
+        limiter = _limiter.get()
+    except LookupError:
+        limiter = trio.CapacityLimiter(_THREADS)
+        _limiter.set(limiter)
+    return await trio.to_thread.run_sync(call, limiter=limiter)
+
+
 async def codec(size: int, call: Callable[[], T]) -> T:
     """Runs a pure codec step over `size` bytes or elements: here if it is short, in a thread if the loop would feel it.
 
@@ -169,7 +183,7 @@ async def codec(size: int, call: Callable[[], T]) -> T:
     """
     if size <= _LONG:
         return call()
-    return await trio.to_thread.run_sync(call)
+    return await beside(call)
 
 
 def reply_of(exchange: Exchange) -> dict[str, str]:

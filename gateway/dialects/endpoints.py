@@ -63,7 +63,7 @@ class Endpoints:
                 )
             self._check_variant(name, variant, [self._default_variant])
             url = model_url(endpoint.folder, target_model)
-            async with self._repository.in_use(model_name(url), url) as worker:
+            async with self._repository.in_use(model_name(url), url, shown=target_model) as worker:
                 yield worker, self._default_variant
             return
         worker, variant = self._one_of(name, endpoint, variant)

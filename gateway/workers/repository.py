@@ -9,7 +9,7 @@ import itertools
 import logging
 import os
 from collections import OrderedDict
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from functools import partial
@@ -39,11 +39,14 @@ from models.spec import LOAD_TIMEOUT, ModelSpec
 log = logging.getLogger("gateway.repository")
 
 _LONGEST_NAME = 1024
-# What a load that was given up has to end in before whoever gave it up goes on without it: only a thread lasts longer.
-_GRACE = 5.0
+# What a load that was given up has to end in before whoever gave it up goes on without it: only a thread lasts longer. In a
+# drain it is part of the time that an exchange has for its goodbye, and must leave most of that.
+_GRACE = 1.5
 # What an unload may take beyond `unload_timeout`: cancelled sessions, the clean-up of load(), both bounded by the worker.
 _UNLOAD_GRACE = 15.0
-_IMPORTS = 4  # at once; a thread that does not return keeps its place
+_READS = 4  # at once, of what no code of a model's has a part in
+_IMPORTS = 4  # at once; one that is given up makes place for the next, though its thread may stay
+_ABANDONED = 16  # threads that stay; no more code is begun then
 _M_ARENA_MAX = -8  # glibc's malloc.h
 _numbers = itertools.count(1)
 
@@ -85,12 +88,20 @@ class _State(enum.Enum):
     LEAVING = "is still being unloaded"
 
 
+class _Step(enum.Enum):
+    """What a load is at, and what it is to have taken too long for that."""
+
+    READ = "its folder was not read within"
+    WAIT = "the code of others is run before it, and was not over within"
+    RUN = "its code took longer than"
+
+
 @final
 class _Entry:
     """A name that is taken, from the first moment of a load until nothing of the model is left."""
 
-    def __init__(self, name: str, url: str) -> None:
-        self.name, self.url = name, url
+    def __init__(self, name: str, url: str, shown: str) -> None:
+        self.name, self.url, self.shown = name, url, shown
         self.state = _State.LOADING
         self.module = f"everywire_model_{next(_numbers)}"
         self.folder = ""
@@ -98,18 +109,22 @@ class _Entry:
         self.error: GatewayError | None = None
         self.reserved: int | None = None
         self.measured = 0
-        self.discarded = False
         self.tangled = True
         """Whether what it was made of may hold itself, so that only the garbage collector finds it: functions and the
         module that they are of do. What the library loads does not, unless it fails."""
         self.evicts = False
         """Whether somebody wants it so much that others may go for it."""
+        self.goes_for: _Entry | None = None
+        """Whose place this one's is to be."""
         self.waiters = self.users = 0
-        self.load_scope = trio.CancelScope()
+        self.load_scope, self.step = trio.CancelScope(), _Step.READ
         self.decided = trio.Event()
         """It is ready, or `error` says why not."""
         self.gone = trio.Event()
-        self._threads, self._bell = 0, Doorbell()
+        self.stuck = False
+        """All of it has left but a thread that does not return: nobody knows when it goes."""
+        self.threads, self._bell = 0, Doorbell()
+        """Those of its load that have not returned."""
 
     @property
     def idle(self) -> bool:
@@ -120,17 +135,17 @@ class _Entry:
     # a holder of blocking steps: the name stays taken until the last thread of a load has returned
 
     def hold(self) -> None:
-        self._threads += 1
+        self.threads += 1
 
     def release(self) -> None:
-        self._threads -= 1
+        self.threads -= 1
         self._bell.ring()
 
     async def quiet(self) -> None:
         """Returns when no session and no thread of this model runs any more."""
         if self.worker is not None:
             await self.worker.left()
-        while self._threads:
+        while self.threads:
             await self._bell.wait()
 
 
@@ -156,8 +171,11 @@ class Repository:
         self._resident = resident or resident_bytes
         self._entries: OrderedDict[str, _Entry] = OrderedDict()  # the least recently used first
         self._comings_and_goings = 0
-        self._imports = trio.CapacityLimiter(_IMPORTS)
+        self._reads = trio.CapacityLimiter(_READS)
+        self._imports = trio.Semaphore(_IMPORTS)
         self._collecting = trio.CapacityLimiter(1)
+        self._moved = trio.lowlevel.ParkingLot()
+        """Those who wait for a model to go look again: one has gone, is stuck, or has lost a user."""
 
     # -- what is there -----------------------------------------------------------------------------------------------
 
@@ -189,13 +207,14 @@ class Repository:
 
         Conflict at once where the name is taken. BadRequest and NotFound for a folder that is none, or not one of the
         roots'; BadModel for one with a mistake; InsufficientStorage where the model does not fit; LoadFailed for what
-        its code raised. A caller who is cancelled has given the load up, and waits until it is undone; a thread that
-        does not end is not waited for beyond 5 seconds, but keeps the name.
+        its code raised; Unavailable where it has code, and too many threads of loads that were given up do not return.
+        A caller who is cancelled has given the load up, and waits until it is undone; a thread that does not end is not
+        waited for beyond 1.5 seconds, but keeps the name.
         """
         taken = self._entries.get(name)
         if taken is not None:
             raise Conflict(f"model {show(name)} {taken.state.value}")
-        entry = self._begin(name, url)
+        entry = self._begin(name, url, "")
         try:
             await self._decided(entry)
         except trio.Cancelled:
@@ -222,7 +241,7 @@ class Repository:
         if entry.state is _State.LOADING:
             raise Conflict(f"model {show(name)} {entry.state.value}")
         self._retire(entry, self._limits.unload_timeout)
-        with trio.move_on_after(self._limits.unload_timeout + _UNLOAD_GRACE):
+        with trio.move_on_after(_GRACE if entry.stuck else self._limits.unload_timeout + _UNLOAD_GRACE):
             await entry.gone.wait()
         if not entry.gone.is_set():
             raise Unavailable(f"model {show(name)} is out of service, but a thread of it does not end: it holds its memory")
@@ -230,44 +249,60 @@ class Repository:
     # -- for those who want one to be there --------------------------------------------------------------------------
 
     @asynccontextmanager
-    async def in_use(self, name: str, url: str) -> AsyncIterator[Worker]:
+    async def in_use(self, name: str, url: str, *, shown: str = "") -> AsyncIterator[Worker]:
         """The worker of a model, loaded first where it is not; within the block it is not unloaded for another's sake.
 
         All who want a model at once share one load, and its errors, which are those of `load`; it is given up when
-        the last of them is cancelled. Where it does not fit, models go that nobody uses, the least recently used first,
-        until it does; Overloaded when all that are left are in use, InsufficientStorage where it can never fit. A model
-        that is just being unloaded is waited for.
+        the last of them is cancelled. `shown` is what the errors call the folder, where whoever asks did not name the url
+        himself; the log has the url. Where the model does not fit, models go that nobody uses, the least recently used
+        first, until it does. One that is just being unloaded is waited for, by those who want it and by those who want its
+        place, but not when all that is left of it is a thread that does not return: Unavailable for the former.
+
+        Overloaded, at once, when all models that are left are in use: a session is never ended for another's model, so one
+        that never ends, such as an endless stream, keeps its model's place for as long as it lasts, and whoever wants that
+        place is told so each time he asks. InsufficientStorage where the model can never fit.
         """
-        entry = await self._wanted(name, url)
+        entry = await self._wanted(name, url, shown)
         worker = entry.worker
         assert worker is not None
         try:
             yield worker
         finally:
             entry.users -= 1
+            self._moved.unpark_all()
 
-    async def _wanted(self, name: str, url: str) -> _Entry:
+    async def _wanted(self, name: str, url: str, shown: str = "") -> _Entry:
         while True:
-            entry = self._entries.get(name) or self._begin(name, url)
+            entry = self._entries.get(name) or self._begin(name, url, shown)
             if entry.url != url and entry.state is not _State.LEAVING:
                 raise Conflict(f"model {show(name)} {entry.state.value} from another url")
             if entry.state is _State.LOADING:
                 entry.evicts = True
-                await self._decided(entry)
+                try:
+                    await self._decided(entry)
+                except GatewayError:
+                    if entry.shown == shown:
+                        raise
+                    # it was told in the words of another: it fails once more in ours
             if entry.state is _State.READY and entry.worker is not None and not entry.worker.stopped.is_set():
                 entry.users += 1
                 self._entries.move_to_end(name)
                 return entry
-            await entry.gone.wait()
+            while not entry.gone.is_set():
+                if entry.stuck:
+                    raise Unavailable(
+                        f"model {show(name)} is out of service, and a thread of it does not end: there is no other before"
+                    )
+                await self._moved.park()
 
     # -- one model's life --------------------------------------------------------------------------------------------
 
-    def _begin(self, name: str, url: str) -> _Entry:
+    def _begin(self, name: str, url: str, shown: str) -> _Entry:
         if not 1 <= len(name) <= _LONGEST_NAME or not name.isprintable():
             raise BadRequest(f"a model's name is of 1 to {_LONGEST_NAME} printable characters, not {show(name)}")
         if name in self._supervisor.workers:
             raise Conflict(f"model {show(name)} is of the server's configuration")
-        entry = _Entry(name, url)
+        entry = _Entry(name, url, shown)
         self._supervisor.start_soon(self._live, entry)
         self._entries[name] = entry
         return entry
@@ -305,10 +340,11 @@ class Repository:
                 assert entry.worker is not None
                 await entry.worker.stopped.wait()
             entry.state = _State.LEAVING
-            with trio.move_on_after(_GRACE):
-                await self._discard(entry)
-            if not entry.discarded:
-                entry.decided.set()  # a thread keeps the rest, and who asked for the load need not wait for that
+            if not await self._discard(entry, _GRACE):
+                log.warning("a thread of a model does not end", extra={"model": entry.name, "url": entry.url})
+                entry.stuck = True
+                entry.decided.set()  # who asked for the load need not wait for the rest
+                self._moved.unpark_all()
                 await self._discard(entry)
         finally:
             entry.error = entry.error or Unavailable(f"model {show(entry.name)} is being unloaded")
@@ -318,12 +354,10 @@ class Repository:
             self._comings_and_goings += 1
             entry.decided.set()
             entry.gone.set()
+            self._moved.unpark_all()
 
     async def _load(self, entry: _Entry) -> None:
         """Ends with a model that is ready, or with `error`."""
-        began = trio.current_time()
-        seconds = self._limits.defaults.load_timeout or LOAD_TIMEOUT
-        entry.load_scope.deadline = began + seconds
         try:
             with entry.load_scope:
                 await self._bring_in(entry)
@@ -333,21 +367,32 @@ class Repository:
             log.exception("loading failed", extra={"model": entry.name})
             entry.error = LoadFailed(f"model {show(entry.name)} cannot be loaded; the server's log says why")
         if entry.load_scope.cancelled_caught:
-            late = trio.current_time() >= began + seconds
-            entry.error = (
-                LoadFailed(f"model {show(entry.name)} cannot be loaded: its code took longer than {seconds:g} s")
-                if late
-                else Unavailable(f"the load of model {show(entry.name)} was given up")
-            )
+            entry.error = self._cut_short(entry)
         if entry.error is None:
             entry.decided.set()
             log.info("model loaded", extra={"model": entry.name, "url": entry.url, "memory": entry.reserved})
         else:
             log.info("model not loaded", extra={"model": entry.name, "url": entry.url, "reason": entry.error.message})
 
+    def _cut_short(self, entry: _Entry) -> GatewayError:
+        if trio.current_time() < entry.load_scope.deadline:
+            return Unavailable(f"the load of model {show(entry.name)} was given up")
+        kind = Unavailable if entry.step is _Step.WAIT else LoadFailed
+        return kind(f"model {show(entry.name)} cannot be loaded: {entry.step.value} {self._patience:g} s")
+
+    @property
+    def _patience(self) -> float:
+        """Seconds for each step of a load until the worker has it, which has the model's own."""
+        return self._limits.defaults.load_timeout or LOAD_TIMEOUT
+
+    def _at(self, entry: _Entry, step: _Step) -> None:
+        entry.step, entry.load_scope.deadline = step, trio.current_time() + self._patience
+
     async def _bring_in(self, entry: _Entry) -> None:
-        folder = await run_step(partial(self._read, entry.url), limiter=self._imports)
+        self._at(entry, _Step.READ)
+        folder = await run_step(partial(self._read, entry), limiter=self._reads)
         entry.folder = folder.path
+        until = float("inf")
         while True:
             full: GatewayError
             try:
@@ -355,23 +400,27 @@ class Repository:
                 return
             except InsufficientStorage as e:
                 full = _anew(e)
-            await self._discard(entry)
+            entry.load_scope.deadline = float("inf")
+            if not await self._discard(entry, _GRACE):
+                raise full
+            until = min(until, trio.current_time() + self._limits.unload_timeout + _UNLOAD_GRACE)
             need = max(folder.need, entry.measured)
-            if not await self._make_room(entry, need):
+            if not await self._make_room(entry, need, until):
                 if entry.evicts and need <= self._limits.memory:  # it will fit when others are done
-                    raise Overloaded(f"{full.message}: all of them in use; try again later")
+                    held = ", or held by threads that do not end" if any(e.stuck for e in self._entries.values()) else ""
+                    raise Overloaded(f"{full.message}: all of them in use{held}; try again later")
                 raise full
 
-    def _read(self, url: str) -> ModelFolder:
-        path = find_folder(url, self._limits.roots)
-        return read_folder(path, code=self._limits.code_roots, defaults=self._limits.defaults)
+    def _read(self, entry: _Entry) -> ModelFolder:
+        path = find_folder(entry.url, self._limits.roots, shown=entry.shown)
+        limits = self._limits
+        return read_folder(path, code=limits.code_roots, defaults=limits.defaults, shown=entry.shown)
 
     async def _bring_in_once(self, entry: _Entry, folder: ModelFolder) -> None:
-        entry.discarded = False
         self._reserve(entry, max(folder.need, entry.measured))
         self._comings_and_goings += 1
         moment, before = self._comings_and_goings, self._resident()
-        spec = await run_step(partial(make_spec, folder, entry.name, entry.module), limiter=self._imports)
+        spec = await self._spec(entry, folder)
         if spec.memory:
             self._reserve(entry, spec.memory)
         entry.load_scope.deadline = float("inf")  # the worker has the model's own
@@ -382,6 +431,27 @@ class Repository:
         self._comings_and_goings += 1
         await trio.lowlevel.checkpoint_if_cancelled()  # all who wanted it may have left in this moment
         entry.state, entry.tangled = _State.READY, not folder.config.factory
+
+    async def _spec(self, entry: _Entry, folder: ModelFolder) -> ModelSpec:
+        make = partial(make_spec, folder, entry.name, entry.module)
+        if folder.config.factory:
+            self._at(entry, _Step.READ)
+            return await run_step(make, limiter=self._reads)
+        self._check_threads(entry)
+        self._at(entry, _Step.WAIT)
+        async with self._imports:
+            self._check_threads(entry)
+            self._at(entry, _Step.RUN)
+            return await run_step(make, limiter=trio.CapacityLimiter(1))  # the place is all that it has to wait for
+
+    def _check_threads(self, entry: _Entry) -> None:
+        """Threads that do not return are never ended, so there is an end to beginning more."""
+        abandoned = sum(other.threads for other in self._entries.values() if other.state is _State.LEAVING)
+        if abandoned >= _ABANDONED:
+            raise Unavailable(
+                f"model {show(entry.name)} cannot be loaded: it has code, and {abandoned} threads of loads that were given "
+                "up do not end; none is begun until some do, or the server is restarted"
+            )
 
     async def _start(self, entry: _Entry, folder: ModelFolder, spec: ModelSpec) -> None:
         failure: GatewayError
@@ -405,31 +475,45 @@ class Repository:
             raise InsufficientStorage(f"{len(others)} models are loaded, and no more may be (repository.models)")
         entry.reserved = need
 
-    async def _make_room(self, entry: _Entry, need: int) -> bool:
-        """Unloads the model that nobody uses for the longest time; False where there is none to unload."""
+    async def _make_room(self, entry: _Entry, need: int, until: float) -> bool:
+        """Unloads the model that nobody uses for the longest time; True when that has gone, or another that was on its way
+        out, False where none will go, or none has until then."""
         if not entry.evicts or need > self._limits.memory:
             return False
-        others = [other for other in self._entries.values() if other is not entry]
-        victim = next((other for other in others if other.idle), None)
-        if victim is not None:
-            log.info("model evicted", extra={"model": victim.name, "by": entry.name})
-            self._retire(victim)
-        else:  # one that is on its way out already makes room too
-            victim = next((other for other in others if other.state is _State.LEAVING), None)
-        if victim is None:
-            return False
-        with trio.move_on_after(self._limits.unload_timeout + _UNLOAD_GRACE):
-            await victim.gone.wait()
-        return victim.gone.is_set()
+        with trio.CancelScope(deadline=until):
+            while awaited := self._going(entry):
+                await self._moved.park()
+                if any(other.gone.is_set() for other in awaited):
+                    return True
+        return False
 
-    async def _discard(self, entry: _Entry) -> None:
-        """Leaves nothing of a model but its name; returns when its memory is back. Cancelled, it can be called again."""
+    def _going(self, entry: _Entry) -> Sequence[_Entry]:
+        """Models that make room for this one when they have gone; those whose place another waits for only where there is
+        nothing else."""
+        others = [other for other in self._entries.values() if other is not entry]
+        leaving = [other for other in others if other.state is _State.LEAVING and not other.stuck]
+        free = [other for other in leaving if other.goes_for in (None, entry) or other.goes_for.state is not _State.LOADING]
+        if all(other.goes_for is not entry for other in free):
+            victim = next((other for other in others if other.idle), None)
+            if victim is not None:
+                log.info("model evicted", extra={"model": victim.name, "by": entry.name})
+                victim.goes_for = entry
+                self._retire(victim)
+                free.append(victim)
+        return free or leaving
+
+    async def _discard(self, entry: _Entry, patience: float = float("inf")) -> bool:
+        """Leaves nothing of a model but its name; True when its memory is back, False when a thread of it keeps that for
+        longer than `patience`. It can be called again, also where it was cancelled."""
         worker = entry.worker
         tangled = entry.tangled or (worker is not None and bool(worker.crashes))
         if worker is not None:
             self._supervisor.retire(worker)
             await worker.stopped.wait()
-        await entry.quiet()
+        with trio.move_on_after(patience) as waited:
+            await entry.quiet()
+        if waited.cancelled_caught:
+            return False
         if worker is not None:
             worker.retired()
         worker = entry.worker = None
@@ -437,7 +521,7 @@ class Repository:
         if entry.reserved is not None:
             await trio.to_thread.run_sync(_give_back, tangled, limiter=self._collecting)
             entry.reserved = None
-        entry.discarded = True
+        return True
 
 
 def _anew(error: GatewayError) -> GatewayError:

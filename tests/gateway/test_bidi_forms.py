@@ -514,3 +514,18 @@ def test_a_models_error_is_made_of_the_right_things(wrong: Any) -> None:
 def test_a_variant_that_no_header_can_carry_is_a_mistake_of_the_configuration() -> None:
     with pytest.raises(ConfigError, match=r"sagemaker\.variant"):
         Gateway(Config(sagemaker=SageMakerConfig(variant="a\r\nb")))
+
+
+async def test_large_steps_of_ours_do_not_wait_for_threads_that_models_hold() -> None:
+    limiter = trio.to_thread.current_default_thread_limiter()
+    async with serving(Probe(echo).spec("bidi")) as house:
+        for held in range(int(limiter.total_tokens)):
+            limiter.acquire_on_behalf_of_nowait(held)
+        try:
+            large = b"".join(bidi.encode_request_part(bytes(1024 * 1024), date_ms=0))
+            with trio.fail_after(10):
+                status, _, body = await house.ask(PATH, large, ("content-type", GA), line=house.line("http2"))
+            assert (status, len(body) > 1024 * 1024) == (200, True)
+        finally:
+            for held in range(int(limiter.total_tokens)):
+                limiter.release_on_behalf_of(held)

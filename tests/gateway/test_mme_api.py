@@ -349,6 +349,7 @@ async def test_a_target_model_that_cannot_be_used(target: str, status: int, kind
             answered, body = await use(house, target)
             assert (answered, body["type"]) == (status, kind)
             assert text in body["Message"]
+            assert str(folders) not in body["Message"], "a path of the server's is nothing to whoever named a target"
         if status == 424:
             assert body["OriginalStatusCode"] == (507 if target == "large" else 500)
 

@@ -14,7 +14,7 @@ import pytest
 from gateway.config import ModelConfig
 from gateway.errors import BadModel, BadRequest, GatewayError, InsufficientStorage, LoadFailed, NotFound
 from gateway.loading import LIBRARY
-from gateway.model_folder import ModelFolder, find_folder, forget, make_spec, read_folder
+from gateway.model_folder import ModelFolder, Place, find_folder, forget, load_error, make_spec, read_folder
 from models.messages import Family
 from models.spec import ModelSpec
 
@@ -297,6 +297,36 @@ def test_what_code_raises_is_told_with_its_place(folder: Path) -> None:
     assert refusal(folder, LoadFailed).endswith(f"({folder}/model.py, line 2)")
     (folder / "model.py").write_text("class E(Exception):\n    def __str__(self):\n        1 / 0\nraise E\n")
     assert "E: (it cannot say why)" in refusal(folder, LoadFailed)
+
+
+def test_a_place_of_nobodys_who_reads_the_error_is_not_told(folder: Path) -> None:
+    (folder / "model.py").write_text("def model(data: bytes) -> bytes: ...")
+    try:
+        os.stat("/nothing/at/all")
+    except OSError as e:
+        told = load_error(e, "m", read(folder)).message
+    assert told.endswith(f"'/nothing/at/all', loading {folder}/model.py")
+    late = load_error(TimeoutError("too late"), "m", read(folder)).message
+    assert late == f"model 'm' cannot be loaded: TimeoutError: too late, loading {folder}/model.py"
+
+
+@pytest.mark.parametrize(
+    ("text", "told"),
+    [
+        ("no '/m/a'", "no 'x'"),
+        ("in /m/a.", "in x."),
+        ("/m/a/b, /m/a", "x/b, x"),
+        ("file:///m/a", "file://x"),
+        ("/m/ab /m/a-1 /m/a.b /n/m/a", "/m/ab /m/a-1 /m/a.b /n/m/a"),
+    ],
+)
+def test_a_folder_is_called_by_its_name_in_the_texts_of_others(text: str, told: str) -> None:
+    assert Place("/m/a", "x").retold(text) == told
+
+
+def test_what_a_factory_raises_when_it_is_called_is_no_mistake_of_the_folders_words(folder: Path) -> None:
+    (folder / "model.py").write_text("def model():\n    1 / 0\n")
+    assert refusal(folder, LoadFailed).endswith(f"ZeroDivisionError: division by zero ({folder}/model.py, line 2)")
 
 
 def test_memory_that_runs_out_is_told_as_such_however_deep(folder: Path) -> None:

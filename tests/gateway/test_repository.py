@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import gc
+import json
 import random
 import sys
 import threading
 import weakref
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from contextlib import asynccontextmanager
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +19,8 @@ import pytest
 import trio
 from trio.testing import MockClock, wait_all_tasks_blocked
 
-from gateway.config import ModelConfig
+from gateway import gateway as serving_gateway
+from gateway.config import Config, DrainConfig, EndpointConfig, ModelConfig, RepositoryConfig, SageMakerConfig
 from gateway.errors import (
     BadModel,
     BadRequest,
@@ -30,6 +33,7 @@ from gateway.errors import (
     Unavailable,
     WorkerLost,
 )
+from gateway.workers import repository as loading
 from gateway.workers.repository import Repository, RepositoryLimits
 from gateway.workers.supervisor import Supervisor
 from gateway.workers.worker import State, Worker
@@ -37,6 +41,7 @@ from models.blocking import run_step
 from models.messages import Family, InferRequest, Part, Tensor
 from models.session import Session
 from models.spec import ModelSpec, RestartPolicy
+from tests.gateway.promises import Probe, serving, silent
 from tests.gateway.test_worker import Caller, House, forever, outcome
 from tests.models.channels import MemoryChannel
 
@@ -331,7 +336,7 @@ async def test_a_load_that_is_too_slow_is_ended_by_its_timeout_though_a_thread_k
             await until(entered.is_set)
             mock_clock.jump(30)
             await wait_all_tasks_blocked()
-            mock_clock.jump(5)
+            mock_clock.jump(loading._GRACE)
             await asked.over.wait()
         assert isinstance(asked.outcome, LoadFailed)
         assert "took longer than 30 s" in asked.outcome.message
@@ -367,7 +372,7 @@ async def test_a_caller_who_leaves_gives_the_load_up_and_waits_for_its_clean_up(
             assert (asked.outcome, at.repository.names) == ("left", [])
 
 
-async def test_a_thread_that_imports_keeps_the_name_and_nobody_waits_for_it_longer_than_five_seconds(
+async def test_a_thread_that_imports_keeps_the_name_and_nobody_waits_for_it_for_long(
     tmp_path: Path, mock_clock: MockClock
 ) -> None:
     async with place(tmp_path) as at:
@@ -379,7 +384,7 @@ async def test_a_thread_that_imports_keeps_the_name_and_nobody_waits_for_it_long
             asked.scope.cancel()
             await wait_all_tasks_blocked()
             assert not asked.over.is_set()
-            mock_clock.jump(5)
+            mock_clock.jump(loading._GRACE)
             await asked.over.wait()
         assert at.repository.names == ["a", "other"]
         assert at.repository.used > KiB
@@ -395,6 +400,134 @@ def at_module(name: str) -> str:
         n for n, m in sys.modules.items() if n.startswith("everywire_model_") and Path(str(m.__file__)).parent.name == name
     ]
     return found
+
+
+# -- threads that do not return --------------------------------------------------------------------------------------
+
+
+@asynccontextmanager
+async def hung(at: Place, *names: str, clock: MockClock) -> AsyncIterator[None]:
+    """Loads whose callers have left and whose model.py does not return; it does at the end of the block."""
+    urls, gates = {name: at.folder(name, memory="1 KiB") for name in names}, {name: at.gate(name) for name in names}
+    for name in names:
+        async with asking(lambda: at.repository.load(name, urls[name])) as (asked,):  # noqa: B023  # used up in this round
+            await until(gates[name][0].is_set)
+            asked.scope.cancel()
+            await wait_all_tasks_blocked()
+            clock.jump(loading._GRACE)
+        assert asked.outcome == "left"
+    yield
+    for _, leave in gates.values():
+        leave.set()
+    await until(lambda: not set(names) & set(at.repository.names))
+
+
+async def test_a_thread_that_was_given_up_keeps_no_place_of_those_that_load(tmp_path: Path, mock_clock: MockClock) -> None:
+    async with place(tmp_path) as at, hung(at, *(f"h{n}" for n in range(loading._IMPORTS)), clock=mock_clock):
+        assert (await at.repository.load("a", at.folder("a"))).name == "a"
+        assert await outcome(at.worker("a")) == "complete"
+
+
+async def test_code_is_refused_at_once_where_too_many_threads_stay_and_folders_without_are_not(
+    tmp_path: Path, mock_clock: MockClock, caplog: pytest.LogCaptureFixture
+) -> None:
+    async with place(tmp_path) as at:
+        names, url = [f"h{n}" for n in range(loading._ABANDONED)], at.folder("a")
+        async with hung(at, *names, clock=mock_clock):
+            for ask in (lambda: at.repository.load("a", url), lambda: call(at, "a", url)):
+                with pytest.raises(Unavailable, match="it has code, and 16 threads of loads that were given up do not end"):
+                    await ask()
+            assert HOUSES["a"].diary == []
+            await at.repository.load("t", at.table("t", np.arange(3)))
+            assert await row(at.worker("t"), 2) == 2
+            told = [record for record in caplog.records if record.message == "a thread of a model does not end"]
+            assert [vars(record)["model"] for record in told] == names
+        await at.repository.load("a", url)
+
+
+async def test_a_folder_without_code_waits_for_none(tmp_path: Path) -> None:
+    names = [f"h{n}" for n in range(loading._IMPORTS + 1)]
+    async with place(tmp_path) as at:
+        urls, gates = [at.folder(name) for name in names], [at.gate(name) for name in names]
+        async with asking(*[partial(at.repository.load, *each) for each in zip(names, urls, strict=True)]):
+            await until(lambda: sum(entered.is_set() for entered, _ in gates) == loading._IMPORTS)
+            with trio.move_on_after(PATIENCE / 2) as waited:
+                await at.repository.load("t", at.table("t", np.arange(3)))
+            for _, leave in gates:
+                leave.set()
+        assert not waited.cancelled_caught
+
+
+async def test_the_time_of_a_models_code_begins_when_it_does(tmp_path: Path, mock_clock: MockClock) -> None:
+    names = [f"h{n}" for n in range(loading._IMPORTS)]
+    async with place(tmp_path, defaults=ModelConfig(factory="", load_timeout=30.0)) as at:
+        gates, urls = [at.gate(name) for name in names], [at.folder(name) for name in names]
+        last, late = at.gate("last"), at.folder("last")
+        async with asking(*[partial(at.repository.load, *each) for each in zip(names, urls, strict=True)]) as first:
+            await until(lambda: all(entered.is_set() for entered, _ in gates))
+            mock_clock.jump(20)
+            async with asking(lambda: at.repository.load("last", late)) as (asked,):
+                await until(lambda: at.repository._imports.statistics().tasks_waiting)
+                mock_clock.jump(10)
+                await until(last[0].is_set)
+                mock_clock.jump(25)
+                await wait_all_tasks_blocked()
+                assert not asked.over.is_set()
+                last[1].set()
+            assert isinstance(asked.outcome, loading.LoadedModel)
+        assert all("its code took longer than 30 s" in one.outcome.message for one in first)
+        for _, leave in gates:
+            leave.set()
+        await until(lambda: at.repository.names == ["last"])
+
+
+async def test_code_that_never_began_is_not_what_took_too_long(tmp_path: Path, mock_clock: MockClock) -> None:
+    names = [f"h{n}" for n in range(loading._IMPORTS)]
+    async with place(tmp_path, defaults=ModelConfig(factory="", load_timeout=30.0)) as at:
+        gates, urls = [at.gate(name) for name in names], [at.folder(name) for name in names]
+        url = at.folder("last")
+        async with asking(*[partial(at.repository.load, *each) for each in zip(names, urls, strict=True)]):
+            await until(lambda: all(entered.is_set() for entered, _ in gates))
+            async with asking(lambda: at.repository.load("last", url)) as (asked,):
+                await until(lambda: at.repository._imports.statistics().tasks_waiting)
+                for name in names:
+                    at.repository._entries[name].load_scope.deadline = 1000.0
+                mock_clock.jump(30)
+            assert isinstance(asked.outcome, Unavailable)
+            assert "the code of others is run before it, and was not over within 30 s" in asked.outcome.message
+            for _, leave in gates:
+                leave.set()
+
+
+async def test_a_factory_that_does_not_return_keeps_no_thread_of_anybody_elses(tmp_path: Path) -> None:
+    code = (
+        "from tests.gateway.test_repository import GATES\nclass Model:\n"
+        "    def __init__(self):\n        GATES['a'][0].set()\n        GATES['a'][1].wait(10)\n"
+        "    def __call__(self, text: str) -> str:\n        return text\n"
+    )
+    async with place(tmp_path) as at:
+        url, (entered, leave) = at.folder("a", code=code), at.gate("a")
+        async with asking(lambda: at.repository.load("a", url)):
+            await until(entered.is_set)
+            assert trio.to_thread.current_default_thread_limiter().borrowed_tokens == 0
+            leave.set()
+
+
+async def test_who_wants_a_model_of_which_a_thread_stays_is_told_so_and_others_do_not_wait_for_its_place(
+    tmp_path: Path, mock_clock: MockClock
+) -> None:
+    async with place(tmp_path, memory=2 * KiB) as at:
+        used, other = at.folder("used", memory="1 KiB"), at.folder("other", memory="1 KiB")
+        async with at.repository.in_use("used", used), hung(at, "h", clock=mock_clock):
+            with pytest.raises(Unavailable, match="'h' is out of service, and a thread of it does not end"):
+                await call(at, "h", str(tmp_path / "h"))
+            with pytest.raises(Overloaded, match="all of them in use, or held by threads that do not end; try again later"):
+                await call(at, "other", other)
+            async with asking(lambda: at.repository.unload("h")) as (unload,):
+                await wait_all_tasks_blocked()
+                mock_clock.jump(loading._GRACE)
+            assert "a thread of it does not end: it holds its memory" in unload.outcome.message
+        assert await call(at, "other", other) == "complete"
 
 
 # -- the budget ------------------------------------------------------------------------------------------------------
@@ -727,6 +860,124 @@ async def test_one_that_is_being_unloaded_is_waited_for_by_those_who_want_it_or_
         assert (unload.outcome, asked.outcome) == (None, "complete")
 
 
+@pytest.mark.parametrize("sooner", ["the other one", "one that was in use"])
+async def test_the_place_of_whichever_goes_first_is_taken(tmp_path: Path, sooner: str) -> None:
+    going: dict[str, trio.Event] = {name: trio.Event() for name in "ab"}
+
+    def slow(name: str) -> House:
+        house = House()
+
+        async def after() -> None:
+            with trio.CancelScope(shield=True):
+                await going[name].wait()
+
+        house.after = after
+        return house
+
+    async with place(tmp_path, models=3) as at:
+        urls = {name: at.folder(name, slow(name) if name in going else None) for name in ("a", "b", "used", "c")}
+        for name in going:
+            await at.repository.load(name, urls[name])
+        leave = trio.Event()
+
+        async def use() -> None:
+            async with at.repository.in_use("used", urls["used"]):
+                await leave.wait()
+
+        unloads = [partial(at.repository.unload, name) for name in going]
+        async with asking(use, *unloads):
+            await until(lambda: "used" in at.supervisor.workers and len(at.supervisor.workers) == 1)
+            async with asking(lambda: call(at, "c", urls["c"])) as (asked,):
+                await until(lambda: at.repository._moved.statistics().tasks_waiting)
+                if sooner == "the other one":
+                    going["b"].set()
+                else:
+                    leave.set()
+                with trio.move_on_after(PATIENCE / 2):
+                    await asked.over.wait()
+                came, names = asked.outcome, at.repository.names
+                for event in (leave, *going.values()):
+                    event.set()
+        assert came == "complete"
+        assert names == (["a", "c", "used"] if sooner == "the other one" else ["a", "b", "c"])
+
+
+async def test_an_endless_session_keeps_its_models_place_and_whoever_wants_it_is_told_at_once(tmp_path: Path) -> None:
+    async with place(tmp_path, memory=KiB) as at:
+        urls = {name: at.folder(name, House(forever), memory="1 KiB") for name in "ab"}
+        caller = Caller()
+
+        async def stream() -> None:
+            async with at.repository.in_use("a", urls["a"]) as worker:
+                await caller.call(worker)
+
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(stream)
+            await caller.called.wait()
+            for _ in range(3):
+                with pytest.raises(Overloaded, match="all of them in use; try again later"):
+                    await call(at, "b", urls["b"])
+            assert (caller.ended.is_set(), at.repository.names) == (False, ["a"])
+            caller.leave()
+
+
+MISTAKES = {
+    "nothing": {},
+    "toml": {"model.toml": "capcity = 1"},
+    "library": {"model.toml": "factory = 'ehco'"},
+    "options": {"model.toml": "factory = 'lm'\noptions = { path = 'nothing' }"},
+    "missing": {"model.toml": "factory = 'models.library.lookup:Lookup'\noptions = { table = 'model.toml' }"},
+    "raises": {"model.py": "raise OSError(2, 'no such file', __file__)"},
+    "quoted'": {"model.py": "raise OSError(2, 'no such file', __file__)"},
+    "syntax": {"model.py": "def f(:"},
+    "factory": {"model.py": "def model():\n    open(__file__ + 'x')"},
+    "default": {"model.py": "class M:\n  def __init__(self, a, b=__file__): ...\n  def __call__(self, x: str) -> str: ..."},
+    "two": {"model.py": "def one(): ...\ndef two(): ..."},
+    "memory": {"model.py": "raise MemoryError"},
+    "long" * 50: {"model.py": "open(__file__ + 'x')"},
+}
+
+
+@pytest.mark.parametrize("name", ["none", "out", *MISTAKES])
+async def test_who_did_not_name_the_url_hears_the_folder_in_his_own_words_and_the_log_has_the_path(
+    tmp_path: Path, name: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level("INFO", "gateway.repository")
+    folder = tmp_path / name
+    if name in MISTAKES:
+        folder.mkdir()
+        for file, text in MISTAKES[name].items():
+            (folder / file).write_text(text)
+    elif name == "out":
+        folder.symlink_to("/etc")
+    async with place(tmp_path) as at:
+        with pytest.raises(GatewayError) as caught:
+            async with at.repository.in_use("m", str(folder), shown=f"{name}.tar.gz"):
+                pass
+        assert str(tmp_path) not in caught.value.message
+        assert "gateway/" not in caught.value.message
+        assert name[:90] in caught.value.message
+        (record,) = [r for r in caplog.records if r.message == "model not loaded"]
+        assert vars(record)["url"] == str(folder)
+
+
+async def test_each_who_shares_a_load_hears_of_its_failure_in_his_own_words(tmp_path: Path) -> None:
+    async with place(tmp_path) as at:
+        url, (entered, leave) = at.folder("a", code=MODEL + "1 / 0\n"), at.gate("a")
+
+        async def use(shown: str) -> None:
+            async with at.repository.in_use("a", url, shown=shown):
+                raise AssertionError
+
+        async with asking(lambda: at.repository.load("a", url)) as (first,):
+            await until(entered.is_set)
+            async with asking(lambda: use("mine"), lambda: use("yours")) as others:
+                await wait_all_tasks_blocked()
+                leave.set()
+        told = [one.outcome.message.rpartition("(")[2] for one in (first, *others)]
+        assert told == [f"{url}/model.py, line 3)", "mine/model.py, line 3)", "yours/model.py, line 3)"]
+
+
 async def test_one_name_has_one_url(tmp_path: Path) -> None:
     async with place(tmp_path) as at:
         await at.load("a")
@@ -841,6 +1092,45 @@ async def test_a_supervisor_that_is_cancelled_leaves_no_name(tmp_path: Path, beg
         else:
             supervisor._nursery.cancel_scope.cancel()
             await until(lambda: not at.repository.names)
+
+
+def test_who_gives_a_load_up_in_a_drain_has_time_left_for_his_goodbye() -> None:
+    assert 2 * loading._GRACE < serving_gateway._GRACE
+
+
+@pytest.mark.parametrize("route", ["/models", "/endpoints/many/invocations"])
+async def test_a_client_whose_load_a_drain_ends_is_told_so_though_its_thread_stays(
+    tmp_path: Path, route: str, mock_clock: MockClock
+) -> None:
+    root, (entered, leave) = str(tmp_path), GATES.setdefault("a", (threading.Event(), threading.Event()))
+    (tmp_path / "a").mkdir()
+    (tmp_path / "a" / "model.py").write_text(MODEL)
+    HOUSES["a"], OPTIONS["a"] = House(), {}
+    config = Config(
+        sagemaker=SageMakerConfig(multi_model=True),
+        repository=RepositoryConfig(roots=(root,), code=(root,)),
+        endpoints={"many": EndpointConfig(models=root)},
+        drain=DrainConfig(timeout=2.0),
+    )
+    body = json.dumps({"model_name": "a", "url": f"{root}/a"}).encode()
+    async with serving(Probe(silent).spec("bidi"), config=config) as house:
+        answers: list[Any] = []
+
+        async def ask() -> None:
+            answers.append(await house.ask(route, body, ("x-amzn-sagemaker-target-model", "a")))
+
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(ask)
+            await until(entered.is_set)
+            nursery.start_soon(house.gateway.drain)
+            for _ in range(40):
+                await wait_all_tasks_blocked()
+                mock_clock.jump(0.25)
+        ((status, _, said),) = answers
+        assert (status, b"drain.timeout" in said) == (503, True)
+        assert house.endings["drained"] == 1
+        leave.set()
+        await until(lambda: not house.gateway.repository.names)
 
 
 # -- cancelled at every step -----------------------------------------------------------------------------------------
