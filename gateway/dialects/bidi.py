@@ -8,7 +8,7 @@ from typing import final
 import trio
 
 from gateway.config import Config
-from gateway.dialects.base import NO_PARAMETERS, Models, codec, octets, reply_of, session_of, single_fields
+from gateway.dialects.base import NO_PARAMETERS, Models, beside, octets, reply_of, session_of, single_fields
 from gateway.dialects.blame import Blame, blame
 from gateway.dialects.endpoints import Endpoints
 from gateway.dialects.lmi import read_prompt
@@ -34,6 +34,7 @@ _TEXT, _CONTINUATION = Opcode.TEXT, Opcode.CONTINUATION
 # RFC 6455 section 7.4.1 and the IANA registry
 _GOING_AWAY, _INVALID, _INTERNAL, _TRY_AGAIN = 1001, 1007, 1011, 1013
 _SMALL = 64 * 1024
+_LONG = 2 * 1024 * 1024  # bytes of a message that are a millisecond's work or two: checksums, a digest, base64
 _RECEIVED = 1  # what a part is of a task's turn, beside the four of a message that is sent
 _OBJECT = 256  # what the JSON of a part has beside its bytes, and more
 _PADDING = "abcdefghijklmnopqrstuvwxyzABCDEF" * 128
@@ -203,7 +204,7 @@ class _EventStreamChannel:
         try:
             while True:
                 # a large message, whole now, is taken apart beside the loop; nothing else touches the decoder meanwhile
-                part = await codec(decoder.work, decoder.next_part) if decoder.work else decoder.next_part()
+                part = await beside(decoder.next_part) if decoder.work > _LONG else decoder.next_part()
                 if isinstance(part, bidi.PayloadPart):
                     if self._assembling:
                         exchange.assembled()

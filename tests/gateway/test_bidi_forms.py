@@ -522,10 +522,10 @@ async def test_large_steps_of_ours_do_not_wait_for_threads_that_models_hold() ->
         for held in range(int(limiter.total_tokens)):
             limiter.acquire_on_behalf_of_nowait(held)
         try:
-            large = b"".join(bidi.encode_request_part(bytes(1024 * 1024), date_ms=0))
+            large = b"".join(bidi.encode_request_part(bytes(3 * 1024 * 1024), date_ms=0))
             with trio.fail_after(10):
                 status, _, body = await house.ask(PATH, large, ("content-type", GA), line=house.line("http2"))
-            assert (status, len(body) > 1024 * 1024) == (200, True)
+            assert (status, len(body) > 3 * 1024 * 1024) == (200, True)
         finally:
             for held in range(int(limiter.total_tokens)):
                 limiter.release_on_behalf_of(held)
