@@ -232,9 +232,13 @@ class Exchange:
         else:
             if self.wire.windowed:
                 # the window bounds bytes alone: small pieces are put together, or each would hold thirty times its size
-                if n < _SMALL and self._inbox and len(last := self._inbox[-1]) < _SMALL:  # type: ignore[arg-type]
-                    self._inbox[-1] = b"".join((last, item))  # type: ignore[arg-type]
-                    return
+                last = self._inbox[-1] if n < _SMALL and self._inbox else None
+                if last is not None:
+                    assert not isinstance(last, Frame)
+                    assert not isinstance(item, Frame)
+                    if len(last) < _SMALL:
+                        self._inbox[-1] = b"".join((last, item))
+                        return
             else:
                 cost = n + _PIECE
                 if not self.owner.budget.try_reserve(cost):

@@ -390,15 +390,16 @@ class Connection:
         self._linger()
 
     def _linger(self) -> None:
-        while self._swallowed < _LINGER_BYTES:
+        for _ in range(_READS):  # in turns, as whatever else is received: there may be much of it
             n = self.transport.try_receive_into(self.server.scratch)
             if n is None:
                 self._dry()
                 return
-            if n == 0:
-                break
             self._swallowed += n
-        self.lost()
+            if not n or self._swallowed >= _LINGER_BYTES:
+                self.lost()
+                return
+        self.turn_soon()
 
     # -- exchanges -------------------------------------------------------------------------------------------------
 

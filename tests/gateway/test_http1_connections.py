@@ -191,6 +191,31 @@ async def test_a_client_that_uploads_for_ever_after_its_answer_is_cut_off(autoju
         assert (house.connections, house.endings) == (0, {"refused": 1})
 
 
+async def test_what_is_swallowed_after_an_answer_is_swallowed_in_turns(autojump_clock: Any) -> None:
+    class Endless:
+        """Always has more."""
+
+        taken = 0
+
+        def try_receive_into(self, buffer: memoryview) -> int:
+            self.taken += 1
+            assert self.taken < 10, "the others never have their turn"
+            return len(buffer)
+
+    async with serving() as house:
+        line = house.line("http1")
+        await line.send(raw(1, b"POST", "/none", content_length=2**40))
+        await house.still()
+        (connection,) = house.gateway._connections
+        below, endless = connection.transport, Endless()
+        connection.transport = endless  # type: ignore[assignment]
+        connection.turn()
+        connection.transport = below
+        assert 0 < endless.taken < 10
+        line.peer.close()
+        await house.still()
+
+
 async def test_a_stream_ends_whole_and_its_connection_serves_the_next(autojump_clock: Any) -> None:
     probe = Probe(pausing)
     probe.go.set()
