@@ -17,7 +17,7 @@ from models.messages import Part
 from models.session import Call, Session
 from protocols.buffers import ByteBudget
 from protocols.errors import RemoteProtocolError
-from protocols.events import Close, ConnectionEnd, Data, End, Frame, Headers, Ping, Pong, Request, Response
+from protocols.events import Close, ConnectionEnd, Data, End, Frame, Headers, Opcode, Ping, Pong, Request, Response
 from protocols.http1 import HTTP1Connection
 from protocols.roles import Role
 from protocols.websocket import WebSocketConnection
@@ -26,6 +26,18 @@ from tests.models.channels import MemoryChannel
 
 Serve = Callable[[Transport], Awaitable[None]]
 Script = Callable[[Peer], Awaitable[None]]
+
+
+def text(data: bytes, *, fin: bool = True) -> Frame:
+    return Frame(opcode=Opcode.TEXT, fin=fin, data=data)
+
+
+def binary(data: bytes, *, fin: bool = True) -> Frame:
+    return Frame(opcode=Opcode.BINARY, fin=fin, data=data)
+
+
+def continuation(data: bytes, *, fin: bool = True) -> Frame:
+    return Frame(opcode=Opcode.CONTINUATION, fin=fin, data=data)
 
 
 class Client(MemoryChannel):

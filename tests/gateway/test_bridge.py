@@ -21,37 +21,28 @@ from gateway.transport import Transport
 from models.errors import ModelError
 from models.messages import PartKind
 from protocols.buffers import ByteBudget
-from protocols.events import Close, Data, Frame, Opcode, Ping, Pong, Request, Response
+from protocols.events import Close, Data, Frame, Ping, Pong, Request, Response
 from protocols.http1 import HTTP1Connection
 from protocols.roles import Role
 from tests.gateway.containers import (
     Client,
     Containers,
+    binary,
     containers,
+    continuation,
     echo,
     http,
     part,
     read_frames,
     read_request,
     sends,
+    text,
     told,
     websocket,
 )
 
 UTF8, BINARY = PartKind.UTF8, PartKind.BINARY
 KIB = 1024
-
-
-def text(data: bytes, *, fin: bool = True) -> Frame:
-    return Frame(opcode=Opcode.TEXT, fin=fin, data=data)
-
-
-def binary(data: bytes, *, fin: bool = True) -> Frame:
-    return Frame(opcode=Opcode.BINARY, fin=fin, data=data)
-
-
-def continuation(data: bytes, *, fin: bool = True) -> Frame:
-    return Frame(opcode=Opcode.CONTINUATION, fin=fin, data=data)
 
 
 async def failure(found: Containers, client: Client, **call: Any) -> ModelError:
