@@ -182,6 +182,17 @@ class LMIConfig:
 
 @final
 @dataclass(frozen=True, slots=True, kw_only=True)
+class V2Config:
+    """The Open Inference Protocol at /v2."""
+
+    model_control: bool = False
+    """Whether clients may load and unload models and change the log's level: Triton's explicit model control."""
+    compression: int = 1
+    """zlib's level, 1 to 9, of replies whose client accepts gzip or deflate; 0: none is compressed."""
+
+
+@final
+@dataclass(frozen=True, slots=True, kw_only=True)
 class BidiConfig:
     """SageMaker bidirectional streaming over HTTP/2, and its container side over WebSocket."""
 
@@ -326,6 +337,7 @@ class Config:
     websocket: WebSocketConfig = field(default_factory=WebSocketConfig)
     drain: DrainConfig = field(default_factory=DrainConfig)
     lmi: LMIConfig = field(default_factory=LMIConfig)
+    v2: V2Config = field(default_factory=V2Config)
     bidi: BidiConfig = field(default_factory=BidiConfig)
     sagemaker: SageMakerConfig = field(default_factory=SageMakerConfig)
     repository: RepositoryConfig = field(default_factory=RepositoryConfig)

@@ -30,7 +30,9 @@ from gateway.dialects.mme import MMEDialect
 from gateway.dialects.sagemaker import SageMakerDialect
 from gateway.dialects.sagemaker import refuse as refuse_as_platform
 from gateway.dialects.v2 import V2Dialect
-from gateway.dialects.v2 import refuse as refuse_as_v2
+from gateway.dialects.v2_calls import V2Calls
+from gateway.dialects.v2_calls import refuse as refuse_as_v2
+from gateway.dialects.v2_infer import InferDialect
 from gateway.doorbell import Doorbell
 from gateway.errors import Ending, GatewayError, InternalFailure, Overloaded, TransportLost, Unavailable
 from gateway.exchange import Exchange
@@ -151,12 +153,13 @@ class Gateway:
     def _route(self, models: Models, endpoints: Endpoints) -> None:
         self._management = management = ManagementDialect(models)
         lmi, bidi = LMIDialect(models), BidiDialect(models, endpoints, self.signatures)
-        v2 = V2Dialect(models, management, name="everywire", version=version())
+        calls = V2Calls(models)
+        v2, infer = V2Dialect(calls, management, name="everywire", version=version()), InferDialect(calls)
         self._health = {management.ping, v2.live, v2.ready, v2.model_ready}
         """They answer whatever happens: who asks wants to know, in their own words."""
         router = self._router = Router()
         router.add("GET", "/ping", management.ping)
-        container = ContainerDialect(models, lmi, v2)
+        container = ContainerDialect(models, lmi, infer)
         platform = SageMakerDialect(models, endpoints, container, self.signatures)
         router.add("POST", "/invocations", container.invocations)
         router.add("POST", "/models/{name}/invoke", container.invoke)
@@ -171,7 +174,7 @@ class Gateway:
             container.invocations: refuse_as_lmi,
             container.invoke: refuse_as_mme,
             lmi.predictions: refuse_as_lmi,
-            v2.infer: refuse_as_v2,
+            infer.infer: refuse_as_v2,
         }
         """How those are refused whose clients know errors by their shape, where it does not come to their handler."""
         router.add("GET", "/v2/health/live", v2.live)
@@ -181,7 +184,7 @@ class Gateway:
             router.add("GET", "/v2/models/{name}" + at, v2.model)
             router.add("GET", "/v2/models/{name}" + at + "/config", v2.config)
             router.add("GET", "/v2/models/{name}" + at + "/ready", v2.model_ready)
-            router.add("POST", "/v2/models/{name}" + at + "/infer", v2.infer)
+            router.add("POST", "/v2/models/{name}" + at + "/infer", infer.infer)
         if self.config.sagemaker.multi_model:
             mme = MMEDialect(self.repository)
             self._words |= dict.fromkeys((mme.load, mme.list, mme.get, mme.unload), refuse_as_mme)

@@ -138,6 +138,7 @@ _RANGES = {
     "limits.memory_refuse": (1, 100),
     "limits.memory_reset": (1, 100),
     "bidi.padding": (0, 4096),
+    "v2.compression": (0, 9),
 }
 _MODEL = r"[A-Za-z0-9_][A-Za-z0-9._-]{0,127}"
 _MODEL_WANTED = "1 to 128 letters, digits, '.', '_' and '-', beginning with a letter, a digit or '_'"

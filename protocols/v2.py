@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from protocols.tensors import NO_PARAMETERS, V2Error, V2Tensor
+from protocols.tensors import NO_PARAMETERS, Parameters, V2Error, V2Tensor
 from protocols.v2_body import IHCL, V2Limits, parse_header_length
 from protocols.v2_codec import InferCodec
 from protocols.v2_metadata import (
@@ -25,6 +25,7 @@ __all__ = [
     "NO_PARAMETERS",
     "InferCodec",
     "ModelSignature",
+    "Parameters",
     "RequestedOutput",
     "TensorSpec",
     "V2Answer",

@@ -10,8 +10,8 @@ import trio
 from gateway.dialects.base import Models, Wrapping, octets, reply_headers, reply_of, reply_value, session_of, text_header
 from gateway.dialects.lmi import LMIDialect
 from gateway.dialects.lmi import refuse as refuse_as_lmi
-from gateway.dialects.v2 import V2Dialect
-from gateway.dialects.v2 import refuse as refuse_as_v2
+from gateway.dialects.v2_calls import refuse as refuse_as_v2
+from gateway.dialects.v2_infer import InferDialect
 from gateway.errors import Ending, GatewayError
 from gateway.exchange import Exchange
 from gateway.workers.worker import Worker
@@ -33,7 +33,7 @@ class ContainerDialect:
     UTF8 where the content type is text or JSON.
     """
 
-    def __init__(self, models: Models, lmi: LMIDialect, v2: V2Dialect) -> None:
+    def __init__(self, models: Models, lmi: LMIDialect, v2: InferDialect) -> None:
         self._models, self._lmi, self._v2 = models, lmi, v2
 
     async def invocations(self, exchange: Exchange) -> None:

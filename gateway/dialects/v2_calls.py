@@ -1,0 +1,172 @@
+"""What every v2 call needs: the model that a route names, the codec of its calls, and errors in v2's words."""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable
+from functools import partial
+from typing import final
+
+from gateway.dialects.base import Models, codec
+from gateway.errors import BadRequest, GatewayError, NotFound
+from gateway.exchange import Exchange
+from gateway.workers.worker import Worker
+from models.messages import Family, InferRequest, InferResponse, Tensor
+from models.spec import TensorSpec
+from protocols import v2
+from protocols.events import Headers
+
+JSON = (b"content-type", b"application/json")
+_SHORT = 16 * 1024  # bytes or numbers that are never too long for a codec's step, whatever they are
+
+
+@final
+class V2Calls:
+    """Finds models and reads and writes their inference requests and replies."""
+
+    def __init__(self, models: Models) -> None:
+        self.models = models
+        limits = models.config.limits
+        self.body = limits.body
+        self._bounds = v2.V2Limits(
+            json=limits.json, depth=limits.json_depth, tensors=limits.tensors, dims=limits.tensor_dims
+        )
+        self._codecs: dict[str, tuple[Worker, v2.InferCodec]] = {}
+
+    def worker(self, exchange: Exchange, name: str, version: str) -> Worker:
+        """The model of a route, whatever its family; the exchange is v2's from here on. NotFound."""
+        exchange.take("v2", refuse)
+        worker = self.models.workers.get(name)
+        if worker is None:
+            raise NotFound(
+                f"unknown model {name[:100]!r}; there are: {', '.join(sorted(self.models.workers))[:1000] or 'none'}"
+            )
+        if version and version != worker.spec.version:
+            raise NotFound(f"model {name!r} has no version {version[:20]!r}, only {worker.spec.version!r}")
+        exchange.model = worker.name
+        return worker
+
+    def tensor_worker(self, exchange: Exchange, name: str, version: str) -> Worker:
+        """The model of a route that infers, ready to be called. NotFound, BadRequest for one of another family,
+        Unavailable."""
+        worker = self.worker(exchange, name, version)
+        if worker.spec.family is not Family.TENSOR:
+            self.models.check_family(worker, Family.TENSOR, "v2")  # BadRequest where it cannot answer
+        worker.check_ready()
+        return worker
+
+    def header_length(self, exchange: Exchange) -> int | None:
+        """Where the JSON of a body ends, as the request says it; BadRequest for what is no length."""
+        lengths = exchange.header_values(v2.IHCL)
+        if not lengths:
+            return None
+        try:
+            return v2.parse_header_length(lengths)
+        except v2.V2Error as e:
+            raise BadRequest(e.message, status=e.status) from None
+
+    def codec_of(self, worker: Worker) -> v2.InferCodec:
+        """The codec of a model's calls."""
+        known = self._codecs.get(worker.name)
+        if known is not None and known[0] is worker:
+            return known[1]
+        # made at a model's first request: models come and go
+        for name, (other, _) in list(self._codecs.items()):
+            if self.models.workers.get(name) is not other:
+                del self._codecs[name]
+        infer = v2.InferCodec(signature_of(worker), version=worker.spec.version, limits=self._bounds)
+        self._codecs[worker.name] = worker, infer
+        return infer
+
+    def read_long(self, infer: v2.InferCodec, body: memoryview, header_length: int | None) -> Awaitable[v2.V2Request]:
+        """`infer.parse`, in a thread where the loop would feel it. V2Error."""
+        return codec(_elements(body, header_length), partial(infer.parse, body, header_length))
+
+    def write_long(
+        self,
+        infer: v2.InferCodec,
+        outputs: list[v2.V2Tensor],
+        request: v2.V2Request,
+        id: str,
+        parameters: v2.Parameters,
+    ) -> Awaitable[v2.V2Reply]:
+        """`infer.render`, in a thread where the loop would feel it. V2Error."""
+        return codec(_written(outputs, request), partial(infer.render, outputs, request, id, parameters))
+
+    async def read(self, worker: Worker, body: memoryview, header_length: int | None) -> v2.V2Request:
+        """The request in a whole body. V2Error."""
+        infer = self.codec_of(worker)
+        if is_short(len(body)):
+            return infer.parse(body, header_length)
+        return await self.read_long(infer, body, header_length)
+
+    async def write(self, worker: Worker, response: InferResponse, request: v2.V2Request) -> v2.V2Reply:
+        """The reply to a request with what the model gave. V2Error."""
+        infer = self.codec_of(worker)
+        outputs, size = outputs_of(response)
+        parameters = dict(response.parameters) if response.parameters else v2.NO_PARAMETERS
+        if is_short(size):
+            return infer.render(outputs, request, response.id, parameters)
+        return await self.write_long(infer, outputs, request, response.id, parameters)
+
+
+def is_short(size: int) -> bool:
+    """Whether so many bytes or elements are read or written at once, whatever they are."""
+    return size <= _SHORT
+
+
+def request_of(request: v2.V2Request) -> InferRequest:
+    """A request as its model sees it."""
+    return InferRequest(
+        inputs=tuple(
+            [Tensor(name=t.name, datatype=t.datatype, data=t.array, parameters=t.parameters) for t in request.inputs]
+        ),
+        id=request.id,
+        parameters=request.parameters,
+        outputs=tuple([o.name for o in request.outputs]) if request.outputs else (),
+    )
+
+
+def outputs_of(response: InferResponse) -> tuple[list[v2.V2Tensor], int]:
+    """What a model gave as the codec takes it, and its elements."""
+    outputs, size = [], 0
+    for t in response.outputs:
+        data, parameters = t.data, dict(t.parameters) if t.parameters else v2.NO_PARAMETERS
+        outputs.append(v2.V2Tensor(name=t.name, datatype=t.datatype, array=data, parameters=parameters))
+        size += data.size
+    return outputs, size
+
+
+def refuse(exchange: Exchange, error: GatewayError) -> None:
+    """Says an error that comes before the head in v2's words."""
+    headers: Headers = [JSON, (b"retry-after", b"1")] if error.retryable else [JSON]
+    exchange.respond(error.status, headers, v2.V2Error(error.message).error_body(), ending=error.ending)
+
+
+def _elements(body: memoryview, header_length: int | None) -> int:
+    """How many bytes of a body are read one by one: binary numbers are views of it, JSON and BYTES are not."""
+    if header_length is None or b'"BYTES"' in body[:header_length].tobytes():
+        return len(body)
+    return header_length
+
+
+def _written(outputs: list[v2.V2Tensor], request: v2.V2Request) -> int:
+    """How many elements of the outputs are written one by one."""
+    return sum(t.array.size for t in outputs if t.datatype == "BYTES" or not request.wants_binary(t.name))
+
+
+def signature_of(worker: Worker) -> v2.ModelSignature:
+    """What a model declares, as the codec takes it."""
+    spec = worker.spec
+    return v2.ModelSignature(
+        name=spec.name,
+        versions=(spec.version,),
+        platform=spec.platform,
+        inputs=_declared(spec.inputs),
+        outputs=_declared(spec.outputs),
+    )
+
+
+def _declared(tensors: tuple[TensorSpec, ...] | None) -> tuple[v2.TensorSpec, ...] | None:
+    if tensors is None:
+        return None
+    return tuple(v2.TensorSpec(name=t.name, datatype=t.datatype, shape=t.shape) for t in tensors)

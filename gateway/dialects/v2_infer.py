@@ -1,0 +1,124 @@
+"""The Open Inference Protocol's infer (v2): one request of tensors, one reply, as JSON or with binary tensors."""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable
+from typing import final
+
+import trio
+
+from gateway.dialects.base import Wrapping, reply_headers, reply_of, session_of
+from gateway.dialects.v2_calls import JSON, V2Calls, is_short, outputs_of, request_of
+from gateway.errors import Ending, ModelFailed
+from gateway.exchange import Exchange
+from gateway.workers.worker import Worker
+from models.messages import Family, InferRequest, InferResponse
+from protocols import v2
+from protocols.events import Headers
+
+
+@final
+class InferDialect:
+    """Answers inference requests, at v2's own route and for the routes that carry v2 bodies."""
+
+    def __init__(self, calls: V2Calls) -> None:
+        self._calls = calls
+
+    def infer(self, exchange: Exchange, name: str, version: str = "") -> Awaitable[None]:
+        """POST /v2/models/{name}[/versions/{version}]/infer."""
+        calls = self._calls
+        worker = calls.tensor_worker(exchange, name, version)
+        header_length = calls.header_length(exchange)
+        body = exchange.whole_body(calls.body)
+        if body is None:
+            return self._receive_and_answer(exchange, worker, header_length)
+        return self.answer(exchange, worker, body, header_length)  # not awaited here: that would be a frame more for each
+
+    async def _receive_and_answer(self, exchange: Exchange, worker: Worker, header_length: int | None) -> None:
+        body = await exchange.receive_body(self._calls.body, setting="limits.body")
+        await self.answer(exchange, worker, body, header_length)
+
+    async def answer(
+        self,
+        exchange: Exchange,
+        worker: Worker,
+        body: memoryview,
+        header_length: int | None,
+        wrapping: Wrapping | None = None,
+        *,
+        form: Callable[[Headers], Headers] | None = None,
+    ) -> None:
+        """Answers the inference request in `body`, whatever its route. `wrapping` takes the answer in place of the
+        exchange, and then says the errors too; `form` changes the head of a reply."""
+        calls = self._calls
+        infer = calls.codec_of(worker)
+        try:
+            if is_short(len(body)):
+                request = infer.parse(body, header_length)
+            else:
+                request = await calls.read_long(infer, body, header_length)
+        except v2.V2Error as e:
+            _refuse(wrapping or exchange, e)
+            return
+        channel = _InferChannel(exchange, request)
+        with worker.free_slot(exchange) or await worker.slot(exchange):
+            session = session_of(exchange, worker, channel, parameters=request.parameters)
+            await worker.call(session, exchange, Family.TENSOR)
+        response = channel.response
+        if response is None:
+            raise ModelFailed(f"model {worker.name!r} returned without an answer", code="NoAnswer", status=500)
+        outputs, size = outputs_of(response)
+        parameters = dict(response.parameters) if response.parameters else v2.NO_PARAMETERS
+        try:
+            if is_short(size):
+                reply = infer.render(outputs, request, response.id, parameters)
+            else:
+                reply = await calls.write_long(infer, outputs, request, response.id, parameters)
+        except v2.V2Error as e:
+            _refuse(wrapping or exchange, e)
+            return
+        if wrapping is None and form is None and exchange.reply is None:
+            exchange.respond(200, reply.form, *reply.buffers)
+        else:
+            headers = [*(form(reply.form) if form else reply.form), *reply_headers(exchange)]
+            (wrapping or exchange).respond(200, headers, *reply.buffers)
+
+
+def _refuse(answer: Exchange | Wrapping, error: v2.V2Error) -> None:
+    answer.respond(error.status, [JSON], error.error_body(), ending=Ending.REFUSED)
+
+
+@final
+class _InferChannel:
+    """One request in, one response out; the response completes the call."""
+
+    __slots__ = ("_exchange", "_request", "exhausted", "response")
+
+    def __init__(self, exchange: Exchange, request: v2.V2Request) -> None:
+        self._exchange = exchange
+        self._request: v2.V2Request | None = request
+        self.exhausted = False
+        self.response: InferResponse | None = None
+
+    @property
+    def complete(self) -> bool:
+        return self.response is not None
+
+    @property
+    def reply(self) -> dict[str, str]:
+        return reply_of(self._exchange)
+
+    async def receive(self) -> InferRequest:
+        request, self._request = self._request, None
+        if request is None:
+            await self._exchange.turn()
+            raise trio.EndOfChannel
+        self.exhausted = True
+        return request_of(request)
+
+    async def send(self, message: InferResponse, /) -> None:
+        if not isinstance(message, InferResponse):
+            raise TypeError(f"an infer call is answered with InferResponse, not {type(message).__name__}")
+        if self.response is not None:
+            raise trio.ClosedResourceError("an infer call has one response")
+        self.response = message
