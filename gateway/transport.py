@@ -17,6 +17,9 @@ from protocols.events import Buffer
 
 _IOV_MAX = 512
 _NOTSENT_LOWAT: int = getattr(socket, "TCP_NOTSENT_LOWAT", 0)
+# What is sent in pieces as large as this is there already: the kernel may take so much of it at once, which is a sixth of
+# the wake-ups that a bound for streams costs.
+_BULK, _SMALL = 1024 * 1024, 16 * 1024
 
 
 class Transport(Protocol):
@@ -70,11 +73,13 @@ class SocketTransport:
     def __init__(self, sock: socket.socket, *, unsent: int = 0) -> None:
         """`unsent` bounds what the kernel takes before the peer does, where the system can; 0 leaves it to the system."""
         sock.setblocking(False)
+        self._sock = sock
+        self._unsent, self._bulk = 0, False
         if sock.family in (socket.AF_INET, socket.AF_INET6):
             sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
             if unsent and _NOTSENT_LOWAT:
-                sock.setsockopt(socket.IPPROTO_TCP, _NOTSENT_LOWAT, unsent)
-        self._sock = sock
+                self._unsent = unsent
+                self._bound(unsent)
         self._closed = False
         self.peer = _address(sock)
         self.alpn = ""
@@ -92,13 +97,24 @@ class SocketTransport:
         if not buffers:
             return 0
         try:
+            data = buffers[0]
+            if len(data) >= _BULK:
+                if not self._bulk and self._unsent:
+                    self._bulk = True
+                    self._bound(max(_BULK, self._unsent))
+            elif self._bulk and len(data) < _SMALL:
+                self._bulk = False
+                self._bound(self._unsent)
             if len(buffers) == 1:
-                return self._sock.send(buffers[0])
+                return self._sock.send(data)
             return self._sock.sendmsg(buffers[:_IOV_MAX])
         except BlockingIOError:
             return 0
         except OSError as e:
             raise _lost(e) from e
+
+    def _bound(self, unsent: int) -> None:
+        self._sock.setsockopt(socket.IPPROTO_TCP, _NOTSENT_LOWAT, unsent)
 
     async def wait_readable(self) -> None:
         await self._wait(trio.lowlevel.wait_readable)

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 log = logging.getLogger("gateway.connection")
 
 _READS = 4  # receives before others get their turn
-_WRITE_AT_MOST = 256 * 1024
+_WRITE_AT_MOST = 1024 * 1024
 # After our last byte an unread upload must be swallowed for a moment: closing over unread bytes makes the kernel
 # send RST, which can destroy the answer before the client reads it (RFC 9112 section 9.6).
 _LINGER_SECONDS = 1.0  # and up to one more, until the coarse timer sees it
