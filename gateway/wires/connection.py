@@ -253,7 +253,9 @@ class Connection:
                 wire.receive_eof()
             else:
                 if n < len(buffer) and transport.short_is_dry and not self._hung_up:
-                    self._dry()
+                    self._ready = False
+                    if not self._watch.edges:
+                        self._watch.dry()
                 if buffer is scratch:
                     wire.receive_data(scratch[:n])
                 elif not wire.buffer_updated(n):
@@ -261,7 +263,8 @@ class Connection:
                         return
                     continue
             del buffer  # a body must not live longer than its exchange
-            self.pump()
+            if not self._pump_some():
+                self.pump_soon()
             if not self._ready or self._lost is not None or self._linger_until is not None:
                 return
             wire = self.wire
@@ -368,10 +371,11 @@ class Connection:
 
     def _sent(self, sent: Sent) -> None:
         exchanges = self.exchanges
-        for stream in sent.room:
-            exchange = exchanges.get(stream)
-            if exchange is not None:
-                exchange.room_changed()
+        if sent.room != sent.ended:  # of an answer that left whole nobody waits for room
+            for stream in sent.room:
+                exchange = exchanges.get(stream)
+                if exchange is not None:
+                    exchange.room_changed()
         for stream in sent.ended:
             exchange = exchanges.get(stream)
             if exchange is not None:
