@@ -140,6 +140,8 @@ class Gateway:
         self.hub: Hub | None = None
         """Who tells connections what is ready; made by `serve` where it listens and nobody has chosen one before."""
         self._tasks = ExchangeTasks(self._work, self._conclude, self._write)
+        # what each exchange goes through is theirs, without a call of ours between
+        self.exchange_opened, self.run_exchange = self._observer.opened, self._tasks.start
         self.clock: Callable[[], float] = trio.current_time
         self._report: DrainReport | None = None
         self._listening, self._over = trio.Event(), trio.Event()
@@ -207,15 +209,8 @@ class Gateway:
     def new_id(self) -> str:
         return f"{self._boot}-{next(self._numbers):x}"
 
-    def exchange_opened(self, exchange: Exchange) -> None:
-        self._observer.opened(exchange)
-
     def exchange_closed(self, exchange: Exchange) -> None:
         self._observer.closed(exchange, self.clock())
-
-    def run_exchange(self, exchange: Exchange) -> None:
-        """Starts one exchange in a task of its own."""
-        self._tasks.start(exchange)
 
     async def _work(self, exchange: Exchange) -> GatewayError | None:
         """Does what the exchange asks for. Whatever goes wrong becomes its one honest ending; only Cancelled comes out."""
