@@ -219,6 +219,7 @@ class Run(trio.abc.Instrument):
         self.budget = self.gateway.budget = Budget(self.gateway.budget.limit, self._fire)  # type: ignore[assignment]
         self.recorder = Recorder(self.gateway._observer)
         self.gateway._observer = self.recorder  # type: ignore[assignment]
+        self.gateway.exchange_opened = self.recorder.opened
         self.serving = trio.CancelScope()
         self.embedder: dict[str, trio.CancelScope] = {}
         self.ours: dict[str, MemoryTransport] = {}
