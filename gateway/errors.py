@@ -5,6 +5,9 @@ from __future__ import annotations
 import enum
 from typing import ClassVar, final
 
+from protocols.content_coding import ACCEPTED
+from protocols.events import Headers
+
 
 class Ending(enum.Enum):
     """The one terminal event of an exchange."""
@@ -32,6 +35,8 @@ class GatewayError(Exception):
     retryable: ClassVar[bool] = False
     ending: ClassVar[Ending] = Ending.REFUSED
     code: str = "InternalFailure"
+    headers: Headers = ()
+    """Fields that the head of the answer has beside its dialect's own."""
 
     def __init__(self, message: str, *, status: int | None = None) -> None:
         super().__init__(message)
@@ -74,7 +79,7 @@ class MethodNotAllowed(GatewayError):
 
     def __init__(self, message: str, *, allow: str) -> None:
         super().__init__(message)
-        self.allow = allow
+        self.headers = ((b"allow", allow.encode()),)
 
 
 @final
@@ -227,10 +232,14 @@ class ModelOutOfMemory(GatewayError):
 
 @final
 class UnsupportedEncoding(GatewayError):
-    """A Content-Encoding that this route does not take."""
+    """A Content-Encoding that is not known, or none that this route takes; `accepted` are those that it does."""
 
     status = 415
     code = "UnsupportedMediaType"
+
+    def __init__(self, message: str, *, accepted: bytes = ACCEPTED) -> None:
+        super().__init__(message)
+        self.headers = ((b"accept-encoding", accepted),)
 
 
 @final

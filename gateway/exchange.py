@@ -3,22 +3,26 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from functools import partial
 from types import MethodType
 from typing import TYPE_CHECKING, Protocol, final
 
 import msgspec
 import trio
 
+from gateway.codec_threads import beside
 from gateway.errors import (
+    BadRequest,
     DeadlineExceeded,
     Ending,
     GatewayError,
-    MethodNotAllowed,
     Overloaded,
     SlowUpload,
     TooLarge,
     UnsupportedEncoding,
 )
+from protocols.content_coding import Coding, Inflater, parse_content_encoding
+from protocols.errors import RemoteProtocolError
 from protocols.events import Buffer, Frame, Headers, Opcode, Request
 
 if TYPE_CHECKING:
@@ -34,6 +38,8 @@ _SENT, _RECEIVED = 4, 1
 _TURN_SECONDS = 0.001
 # A body of known length is paid for as it arrives, in steps of this many bytes.
 _BODY_STEP = 1024 * 1024
+# A body is inflated in steps: a few short ones here, which is all that most bodies need, then long ones in a thread.
+_SHORT_STEP, _SHORT_STEPS = 64 * 1024, 4
 # What a piece that waits costs beside its bytes, for its objects and its place: without it, empty frames would be free.
 _PIECE = 128
 _SMALL = 512
@@ -133,6 +139,7 @@ class Exchange:
         "arrived_at",
         "bytes_in",
         "bytes_out",
+        "copied",
         "deadline",
         "dialect",
         "ending",
@@ -179,6 +186,9 @@ class Exchange:
         self.reply: dict[str, str] | None = None
         """Header fields that the model wants in the head of its answer, by lower-case name."""
         self.bytes_in = self.bytes_out = 0
+        self.copied = 0
+        """Bytes of the body that were copied or inflated, each time they were, on their way into the one buffer that
+        `receive_body` or `whole_body` has given; what lands there costs nothing."""
         self.started_at = self.arrived_at = self.moved_at = self.sent_at = now
         self._inbox: list[Buffer | Frame] = []
         self._outbox: list[Buffer | Frame] = []  # the same, the next one last: what the work takes from
@@ -237,7 +247,8 @@ class Exchange:
                     assert not isinstance(last, Frame)
                     assert not isinstance(item, Frame)
                     if len(last) < _SMALL:
-                        self._inbox[-1] = b"".join((last, item))
+                        self._inbox[-1] = whole = b"".join((last, item))
+                        self.copied += len(whole)
                         return
             else:
                 cost = n + _PIECE
@@ -385,17 +396,20 @@ class Exchange:
         self._writer = None
         return trio.lowlevel.Abort.SUCCEEDED
 
-    async def receive_body(self, limit: int, *, setting: str) -> memoryview:
+    async def receive_body(self, limit: int, *, setting: str, as_sent: bool = False) -> memoryview:
         """The whole body in one buffer: its memory is reserved before it is taken and its credit returned as the
-        bytes land there.
+        bytes land there. Of one with a content coding, the content: both within the limit, both paid for while both are
+        there; the request then says nothing of the coding any more. `as_sent`: such a body is refused, as where its very
+        bytes are signed.
 
-        Raises TooLarge before reading where Content-Length says so, at the limit otherwise, and Overloaded where the
-        byte budget has no room. One call for an exchange, instead of `receive`.
+        Raises TooLarge before reading where Content-Length says so, at the limit otherwise, Overloaded where the byte
+        budget has no room, UnsupportedEncoding before reading for a coding that is unknown, and BadRequest for data that
+        are damaged. One call for an exchange, instead of `receive`.
         """
         body = self.whole_body(limit)
         if body is not None:
             return body
-        self._check_encoding()
+        codings = self._codings(as_sent)
         if self._cancelled:
             await trio.lowlevel.checkpoint()
         length = self.request.content_length
@@ -426,31 +440,69 @@ class Exchange:
             raise self._body_error
         body = self._sink if self._sink is not None else memoryview(self._growing or b"")
         self._sink = self._growing = None
-        return body
+        return await self._inflated(body, codings, limit, setting) if codings else body
 
-    def _check_encoding(self) -> None:
-        encoding = self.header(b"content-encoding")
-        if encoding is not None and encoding.strip().lower() not in (b"", b"identity"):
-            raise UnsupportedEncoding(
-                f"content-encoding {encoding[:40].decode('latin-1')!r} is not accepted: send the body as it is"
-            )
+    def _codings(self, as_sent: bool) -> tuple[Coding, ...]:
+        try:
+            codings = parse_content_encoding(self.header_values(b"content-encoding"))
+        except RemoteProtocolError as e:
+            if not as_sent:
+                raise UnsupportedEncoding(str(e)) from None
+        else:
+            if not (as_sent and codings):
+                return codings
+        encoding = self.header(b"content-encoding") or b""
+        raise UnsupportedEncoding(
+            f"content-encoding {encoding[:40].decode('latin-1')!r} is not accepted: send the body as it is",
+            accepted=b"identity",
+        )
+
+    async def _inflated(self, body: memoryview, codings: tuple[Coding, ...], limit: int, setting: str) -> memoryview:
+        """The content of a body that is all here. Each step is paid for before it is made, and the body until the last."""
+        inflater, out, sent, steps = Inflater(codings, limit=limit), bytearray(), self._reserved, 0
+        inflater.feed(body)
+        try:
+            while not inflater.hungry:
+                steps += 1
+                short = steps <= _SHORT_STEPS
+                step = min(_SHORT_STEP if short else _BODY_STEP, max(limit - len(out), 1))
+                self._reserve(step)
+                if short:
+                    inflater.inflate_into(out, step)
+                else:
+                    await beside(partial(inflater.inflate_into, out, step))
+                self._unreserve(self._reserved - sent - len(out))
+            inflater.finish()
+        except RemoteProtocolError as e:
+            raise TooLarge(f"{e} ({setting})") if e.status == 413 else BadRequest(str(e)) from None
+        self._unreserve(sent)
+        self.copied += len(out)
+        # who reads the request from now on sees a body that is what it was made of
+        gone = (b"content-encoding", b"content-length")
+        self.request = msgspec.structs.replace(
+            self.request, headers=[field for field in self.request.headers if field[0] not in gone]
+        )
+        self._fields = None
+        return memoryview(out)
 
     def whole_body(self, limit: int) -> memoryview | None:
-        """What `receive_body` returns, if all of it is here already, in one piece and within the limit. What paid for it
-        in the inbox pays for it from now on."""
+        """What `receive_body` returns, if all of it is here already, in one piece, within the limit and without a content
+        coding. What paid for it in the inbox pays for it from now on."""
         if len(self._inbox) != 1 or not self._input_ended or self._cancelled or self._outbox:
             return None
         whole = self._inbox[0]
         if isinstance(whole, Frame) or len(whole) != self.request.content_length or len(whole) > limit:
             return None
+        if self.header(b"content-encoding") is not None:
+            return None
         n = len(whole)
-        self._check_encoding()
         if self.wire.windowed:
             self._reserve(n)
         else:
             self._reserved, self._held = self._reserved + n, 0
             self.owner.budget.release(_PIECE)
         self._inbox = []
+        self.copied += n
         self.wire.credit(self, n)
         return memoryview(whole)
 
@@ -458,6 +510,7 @@ class Exchange:
         if self._sink is not None:
             if not self._landed:
                 self._sink[self._filled : self._filled + n] = item
+                self.copied += 2 * n  # out of what the wire received into, and from there
             self._filled += n
             missing = self._filled - self._reserved
             if missing > 0:
@@ -476,6 +529,7 @@ class Exchange:
             else:
                 self._reserved += n
                 growing += item
+                self.copied += 2 * n
         self.wire.credit(self, n)
 
     def _refuse_body(self, error: GatewayError) -> None:
@@ -514,6 +568,10 @@ class Exchange:
         if not self.owner.budget.try_reserve(n):
             raise no_bytes(self.owner.budget, n)
         self._reserved += n
+
+    def _unreserve(self, n: int) -> None:
+        self.owner.budget.release(n)
+        self._reserved -= n
 
     # -- outbound --------------------------------------------------------------------------------------------------
 
@@ -626,9 +684,7 @@ class Exchange:
 
     def refuse(self, error: GatewayError) -> None:
         """The plain answer to an error, for exchanges that no dialect has taken."""
-        headers = [(b"content-type", b"application/json")]
-        if isinstance(error, MethodNotAllowed):
-            headers.append((b"allow", error.allow.encode()))
+        headers = [(b"content-type", b"application/json"), *error.headers]
         self.respond(error.status, headers, msgspec.json.encode({"error": error.message}), ending=error.ending)
 
     def assembling(self, n: int) -> None:

@@ -9,8 +9,7 @@ from functools import partial
 from types import MappingProxyType
 from typing import Any, Protocol, TypeVar, final
 
-import trio
-
+from gateway.codec_threads import beside as beside
 from gateway.config import Config
 from gateway.errors import BadRequest, Ending, GatewayError, NotFound
 from gateway.exchange import Exchange
@@ -159,20 +158,6 @@ class _Fields(Mapping[str, str]):
 
 # Above this many bytes or numbers a codec takes longer than others should wait for their turn.
 _LONG = 256 * 1024
-
-
-_THREADS = 8
-_limiter: trio.lowlevel.RunVar[trio.CapacityLimiter] = trio.lowlevel.RunVar("gateway codec threads")
-
-
-async def beside(call: Callable[[], T]) -> T:
-    """Runs a pure and bounded step in a thread. Not in one of Trio's usual forty: models may hold all of those."""
-    try:
-        limiter = _limiter.get()
-    except LookupError:
-        limiter = trio.CapacityLimiter(_THREADS)
-        _limiter.set(limiter)
-    return await trio.to_thread.run_sync(call, limiter=limiter)
 
 
 async def codec(size: int, call: Callable[[], T]) -> T:

@@ -189,7 +189,7 @@ def refuse(exchange: Exchange, error: GatewayError) -> None:
         body = lmi.generation_error_body(error.message, status)
     else:
         status, body = error.status, lmi.error_body(error.message, error.status)
-    headers = [_JSON, *lmi.response_headers()]
+    headers = [_JSON, *lmi.response_headers(), *error.headers]
     if status == 503:
         headers.append((b"retry-after", b"1"))
     exchange.respond(status, headers, body, ending=error.ending)

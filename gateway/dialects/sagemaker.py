@@ -50,7 +50,7 @@ class SageMakerDialect:
             if worker.state is State.LOADING:
                 raise ModelNotReady(f"the model of endpoint {asked.endpoint!r} is loading; try again")
             worker.check_ready()
-            body = await exchange.receive_body(self._body, setting="sagemaker.body")
+            body = await exchange.receive_body(self._body, setting="sagemaker.body", as_sent=True)
             await self._signatures.check_body(claim, body)
             if operation is Operation.INVOKE_ENDPOINT:
                 wrapped: _Invoked | _Streamed = _Invoked(exchange, variant)

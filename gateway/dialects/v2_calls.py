@@ -13,7 +13,6 @@ from gateway.workers.worker import Worker
 from models.messages import Family, InferRequest, InferResponse, Tensor
 from models.spec import TensorSpec
 from protocols import v2
-from protocols.events import Headers
 
 JSON = (b"content-type", b"application/json")
 _SHORT = 16 * 1024  # bytes or numbers that are never too long for a codec's step, whatever they are
@@ -138,7 +137,7 @@ def outputs_of(response: InferResponse) -> tuple[list[v2.V2Tensor], int]:
 
 def refuse(exchange: Exchange, error: GatewayError) -> None:
     """Says an error that comes before the head in v2's words."""
-    headers: Headers = [JSON, (b"retry-after", b"1")] if error.retryable else [JSON]
+    headers = [JSON, *error.headers, *([(b"retry-after", b"1")] if error.retryable else ())]
     exchange.respond(error.status, headers, v2.V2Error(error.message).error_body(), ending=error.ending)
 
 

@@ -8,6 +8,7 @@ from typing import final
 import trio
 
 from gateway.dialects.base import Wrapping, reply_headers, reply_of, session_of
+from gateway.dialects.compression import compressed
 from gateway.dialects.v2_calls import JSON, V2Calls, is_short, outputs_of, request_of
 from gateway.errors import Ending, ModelFailed
 from gateway.exchange import Exchange
@@ -23,6 +24,7 @@ class InferDialect:
 
     def __init__(self, calls: V2Calls) -> None:
         self._calls = calls
+        self._level = calls.models.config.v2.compression
 
     def infer(self, exchange: Exchange, name: str, version: str = "") -> Awaitable[None]:
         """POST /v2/models/{name}[/versions/{version}]/infer."""
@@ -77,11 +79,16 @@ class InferDialect:
         except v2.V2Error as e:
             _refuse(wrapping or exchange, e)
             return
-        if wrapping is None and form is None and exchange.reply is None:
-            exchange.respond(200, reply.form, *reply.buffers)
+        headers = reply.form
+        if form is not None or exchange.reply is not None:
+            headers = [*(form(headers) if form else headers), *reply_headers(exchange)]
+        if wrapping is not None:
+            wrapping.respond(200, headers, *reply.buffers)
+        elif self._level and exchange.header(b"accept-encoding") is not None:
+            headers, buffers = await compressed(exchange, headers, reply.buffers, self._level)
+            exchange.respond(200, headers, *buffers)
         else:
-            headers = [*(form(reply.form) if form else reply.form), *reply_headers(exchange)]
-            (wrapping or exchange).respond(200, headers, *reply.buffers)
+            exchange.respond(200, headers, *reply.buffers)
 
 
 def _refuse(answer: Exchange | Wrapping, error: v2.V2Error) -> None:
