@@ -1,14 +1,13 @@
-"""Which JSON library the codecs stand on: CPU microseconds to read and write what the gateway's requests look like.
+"""Which JSON libraries the codecs stand on: CPU microseconds to read and write what the gateway's requests look like.
 
     python -m benchmarks micro json-library
 
 Measures our own strict reader, which is msgspec plus what RFC 8259 leaves open (depth, length of numbers, repeated
-keys), msgspec, the standard library and, where it is installed, orjson.
+keys), msgspec, the standard library and orjson; and the numbers of tensors, which simdjson reads and orjson writes.
 """
 
 from __future__ import annotations
 
-import importlib.util
 import json
 from collections.abc import Callable, Iterator
 from functools import partial
@@ -16,9 +15,11 @@ from typing import Any
 
 import msgspec
 import numpy as np
+import orjson
 
 from benchmarks.units import Case, repeated
 from protocols import strict_json
+from protocols.json_numbers import read_numbers
 from protocols.tensors import from_json, to_json
 
 
@@ -47,15 +48,28 @@ def write_with_json(value: Any) -> bytes:
 
 def libraries() -> dict[str, tuple[Callable[[bytes], object], Callable[[Any], bytes]]]:
     """How each reads and writes; ours writes with msgspec."""
-    found: dict[str, tuple[Callable[[bytes], object], Callable[[Any], bytes]]] = {
+    return {
         "strict_json": (partial(strict_json.loads, duplicates=False), msgspec.json.encode),
         "msgspec": (msgspec.json.decode, msgspec.json.encode),
         "json": (json.loads, write_with_json),
+        "orjson": (orjson.loads, orjson.dumps),
     }
-    if importlib.util.find_spec("orjson"):
-        orjson = importlib.import_module("orjson")
-        found["orjson"] = (orjson.loads, orjson.dumps)
-    return found
+
+
+def numbers_to_a_tensor(name: str, text: bytes, count: int, datatype: str) -> Iterator[Case]:
+    """A JSON array read into a tensor."""
+
+    def by_lists(loads: Callable[[bytes], Any]) -> object:
+        return from_json(datatype, (count,), loads(text), "x", numbers=True)
+
+    yield Case(
+        name=f"{name} to a tensor",
+        costs={
+            "json_numbers": repeated(partial(read_numbers, text, 0, len(text), datatype, (count,))),
+            "msgspec and struct": repeated(partial(by_lists, msgspec.json.decode)),
+            "orjson and struct": repeated(partial(by_lists, orjson.loads)),
+        },
+    )
 
 
 def cases() -> Iterator[Case]:
@@ -76,13 +90,7 @@ def cases() -> Iterator[Case]:
     for count in (16, 100_000):
         data = TEXTS["16 numbers" if count == 16 else "100k numbers"]["inputs"][0]["data"]
         array = from_json("FP32", (1, count), data, "x")
-        yield Case(
-            name=f"{count} numbers to a tensor",
-            costs={
-                "tensors": repeated(partial(from_json, "FP32", (1, count), data, "x")),
-                "numpy": repeated(partial(np.array, data, np.float32)),
-            },
-        )
+        yield from numbers_to_a_tensor(f"{count} numbers", msgspec.json.encode(data), count, "FP32")
         yield Case(
             name=f"a tensor of {count} to JSON",
             costs={
@@ -90,6 +98,8 @@ def cases() -> Iterator[Case]:
                 "numpy and msgspec": repeated(lambda array=array: msgspec.json.encode(array.ravel().tolist())),  # type: ignore[misc]
             },
         )
+    large = ",".join(["1e300"] * 10_000)
+    yield from numbers_to_a_tensor("10000 numbers of 1e300", f"[{large}]".encode(), 10_000, "FP64")
 
 
 if __name__ == "__main__":

@@ -295,6 +295,18 @@ class RestartConfig:
 
 @final
 @dataclass(frozen=True, slots=True, kw_only=True)
+class TensorConfig:
+    """An input or output of a model, as `models.spec.TensorSpec` has it."""
+
+    name: str
+    datatype: str = ""
+    shape: tuple[int, ...] | None = None
+    optional: bool = False
+    labels: tuple[str, ...] = ()
+
+
+@final
+@dataclass(frozen=True, slots=True, kw_only=True)
 class ModelConfig:
     """One model: where its code is, and how much of it runs at once. A factory that gives a ModelSpec says itself what is
     not set here."""
@@ -311,6 +323,14 @@ class ModelConfig:
     """Seconds a session may last; 0, which is meant where the model does not say: no limit."""
     load_timeout: float | None = None
     """How long loading may take; 240 where the model does not say."""
+    inputs: tuple[TensorConfig, ...] | None = None
+    """What a model of tensors takes, where that is checked and shown by v2: each tensor has a `name`, and may have a
+    `datatype`, a `shape` with -1 for any size, `optional = true`, and `labels`."""
+    outputs: tuple[TensorConfig, ...] | None = None
+    """What it gives."""
+    max_batch_size: int | None = None
+    """Above 0 each tensor has a leading batch dimension of at most this, which its `shape` leaves out; 0, which is meant
+    where the model does not say: shapes are whole."""
     restart: RestartConfig = field(default_factory=RestartConfig)
 
 

@@ -239,7 +239,7 @@ class Tour:
                 status, reply_headers, body = await peer.read_answer(stream)
                 took = (time.perf_counter() - began) * 1000
                 _check(status == 200, f"status {status}: {body[:200]!r}")
-                outputs = {t.name: t.array for t in v2.decode_infer_reply(list(reply_headers.items()), body).outputs}
+                outputs = {t.name: t.elements for t in v2.decode_infer_reply(list(reply_headers.items()), body).outputs}
                 if model == "add_sub":
                     _check(bool((outputs["OUTPUT0"] == a + b).all() and (outputs["OUTPUT1"] == a - b).all()), "wrong sums")
                     self._echo(

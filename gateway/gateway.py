@@ -32,7 +32,12 @@ from gateway.dialects.sagemaker import refuse as refuse_as_platform
 from gateway.dialects.v2 import V2Dialect
 from gateway.dialects.v2_calls import V2Calls
 from gateway.dialects.v2_calls import refuse as refuse_as_v2
+from gateway.dialects.v2_control import V2ControlDialect
+from gateway.dialects.v2_generate import GenerateDialect
 from gateway.dialects.v2_infer import InferDialect
+from gateway.dialects.v2_openapi import OPERATIONS, OpenAPIDialect
+from gateway.dialects.v2_sessions import SessionDialect
+from gateway.dialects.v2_streams import StreamDialect
 from gateway.doorbell import Doorbell
 from gateway.errors import Ending, GatewayError, InternalFailure, Overloaded, TransportLost, Unavailable
 from gateway.exchange import Exchange
@@ -41,7 +46,7 @@ from gateway.hub import Hub, Watchable
 from gateway.listeners import Listener
 from gateway.loading import configured_specs
 from gateway.observe import Observer
-from gateway.routing import Handler, Router
+from gateway.routing import Handler, Router, Words
 from gateway.signatures import Signatures
 from gateway.tls_context import server_context
 from gateway.transport import SocketTransport, StreamTransport, Transport
@@ -50,6 +55,7 @@ from gateway.wires.connection import Connection, ConnectionWire
 from gateway.wires.sniff import sniff
 from gateway.wires.tls import TLSTransport
 from gateway.wires.waiting import Waiting
+from gateway.workers.control import ModelControl
 from gateway.workers.repository import Repository, RepositoryLimits, resident_bytes
 from gateway.workers.supervisor import Supervisor
 from models.adapt import spec_of
@@ -116,17 +122,15 @@ class Gateway:
         specs: list[ModelSpec] = [*configured_specs(self.config), *(spec_of(m) for m in models)]
         self.supervisor = Supervisor(specs)
         chosen = self.config.repository
-        self.repository = Repository(
-            self.supervisor,
-            RepositoryLimits(
-                roots=chosen.roots,
-                code_roots=chosen.code,
-                memory=chosen.memory,
-                models=chosen.models,
-                unload_timeout=chosen.unload_timeout,
-            ),
-            resident=lambda: resident_bytes() - self.budget.used,
+        limits = RepositoryLimits(
+            roots=chosen.roots,
+            code_roots=chosen.code,
+            memory=chosen.memory,
+            models=chosen.models,
+            unload_timeout=chosen.unload_timeout,
         )
+        self.repository = Repository(self.supervisor, limits, resident=lambda: resident_bytes() - self.budget.used)
+        self.control = ModelControl(self.supervisor, self.repository, limits)
         self.signatures = Signatures(self.config.sagemaker.sigv4)
         self._observer = Observer()
         self._connections: set[Connection] = set()
@@ -169,27 +173,46 @@ class Gateway:
         router.add("POST", "/endpoints/{endpoint}/invocations", platform.invoke)
         router.add("POST", "/endpoints/{endpoint}/invocations-response-stream", platform.invoke_with_response_stream)
         router.add("POST", "/endpoints/{endpoint}/invocations-bidirectional-stream", bidi.event_stream)
-        self._words: dict[Handler, Callable[[Exchange, GatewayError], None]] = {
-            platform.invoke: refuse_as_platform,
-            platform.invoke_with_response_stream: refuse_as_platform,
-            bidi.event_stream: refuse_as_bidi,
+        router.words |= {
             container.invocations: refuse_as_lmi,
             container.invoke: refuse_as_mme,
             lmi.predictions: refuse_as_lmi,
-            infer.infer: refuse_as_v2,
         }
-        """How those are refused whose clients know errors by their shape, where it does not come to their handler."""
-        router.add("GET", "/v2/health/live", v2.live)
-        router.add("GET", "/v2/health/ready", v2.ready)
-        router.add("GET", "/v2", v2.server)
-        for at in ("", "/versions/{version}"):
-            router.add("GET", "/v2/models/{name}" + at, v2.model)
-            router.add("GET", "/v2/models/{name}" + at + "/config", v2.config)
-            router.add("GET", "/v2/models/{name}" + at + "/ready", v2.model_ready)
-            router.add("POST", "/v2/models/{name}" + at + "/infer", infer.infer)
+        generate = GenerateDialect(calls)
+        control = V2ControlDialect(calls, self.control, self.repository)
+        handlers: dict[str, Handler] = {
+            "server_live": v2.live,
+            "server_ready": v2.ready,
+            "server_metadata": v2.server,
+            "openapi": OpenAPIDialect(version()).openapi,
+            "models": control.models,
+            "all_statistics": control.all_statistics,
+            "model_metadata": v2.model,
+            "model_config": v2.config,
+            "model_ready": v2.model_ready,
+            "statistics": control.statistics,
+            "infer": infer.infer,
+            "generate": generate.generate,
+            "generate_stream": generate.generate_stream,
+            "infer_stream": StreamDialect(calls).infer_stream,
+            "index": control.index,
+            "load": control.load,
+            "unload": control.unload,
+            "log_settings": control.log_settings,
+            "change_log": control.change_log,
+        }
+        for kind in ("system", "cuda"):
+            handlers[f"{kind}_shared_memory"] = control.regions
+            handlers[f"register_{kind}_shared_memory"] = control.register
+            handlers[f"unregister_{kind}_shared_memory"] = control.unregister
+        for operation in OPERATIONS:
+            handler = handlers[operation.name]
+            router.words[handler] = refuse_as_v2
+            for path in operation.paths:
+                router.add(operation.method, path, handler)
         if self.config.sagemaker.multi_model:
             mme = MMEDialect(self.repository)
-            self._words |= dict.fromkeys((mme.load, mme.list, mme.get, mme.unload), refuse_as_mme)
+            router.words |= dict.fromkeys((mme.load, mme.list, mme.get, mme.unload), refuse_as_mme)
             for path in ("/models", "/models/"):
                 router.add("POST", path, mme.load)
                 router.add("GET", path, mme.list)
@@ -199,6 +222,17 @@ class Gateway:
             router.upgrade_elsewhere(bidi.container)
         router.upgrade(self.config.websocket.path, bidi.container)
         router.upgrade("/models/{name}" + self.config.websocket.path, bidi.container)
+        sessions = SessionDialect(calls, self.config.bidi)
+        router.words[sessions.session] = refuse_as_v2
+        for at in ("", "/versions/{version}"):
+            router.upgrade("/v2/models/{name}" + at + "/infer", sessions.session)
+        self._words: dict[Handler, Words] = {
+            **router.words,
+            # whose errors have each a status of its own, and none for a wrong method
+            platform.invoke: refuse_as_platform,
+            platform.invoke_with_response_stream: refuse_as_platform,
+            bidi.event_stream: refuse_as_bidi,
+        }
 
     # -- what connections ask ----------------------------------------------------------------------------------------
 

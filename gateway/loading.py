@@ -8,7 +8,7 @@ import sys
 import traceback
 from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager
-from dataclasses import replace
+from dataclasses import asdict, replace
 from functools import partial
 from pathlib import Path
 from typing import Any, final
@@ -17,9 +17,9 @@ import trio
 
 from gateway.config import Config, ModelConfig
 from gateway.settings import ConfigError
-from models.adapt import adapt, is_loader, made_family, partial_loader, spec_of
+from models.adapt import adapt, is_loader, made_declared, made_family, partial_loader, spec_of
 from models.blocking import run_step
-from models.spec import Model, ModelSpec, RestartPolicy
+from models.spec import Model, ModelSpec, RestartPolicy, TensorSpec
 
 
 @final
@@ -31,26 +31,32 @@ class FactoryRaised(TypeError):
         self.error = error
 
 
+_SAID = ("capacity", "queue", "timeout", "load_timeout", "max_batch_size")
+"""The numbers that a configuration may set in the place of the model."""
+
+
 def load_spec(name: str, config: ModelConfig) -> ModelSpec:
-    """The spec of a configured model: a number that the configuration does not set is the spec's own. ConfigError says which
-    module or attribute is missing, or why it is no model.
+    """The spec of a configured model: what the configuration does not set is the spec's own. ConfigError says which module
+    or attribute is missing, or why it is no model.
 
     The attribute may be what `models.adapt.spec_of` takes, or a factory of it: a class, or a function that can be called
     with the options alone. A factory runs in a thread, in the worker, anew at each start.
     """
     thing = _attribute(name, config.factory)
-    try:
-        spec = _spec(name, thing, config.options)
-    except (TypeError, ValueError) as e:
-        raise ConfigError(f"models.{name}: {config.factory}: {e}") from e
     policy = RestartPolicy(
         intensity=config.restart.intensity,
         period=config.restart.period,
         backoff=config.restart.backoff,
         backoff_max=config.restart.backoff_max,
     )
-    numbers = {name: getattr(config, name) for name in ("capacity", "queue", "timeout", "load_timeout")}
-    return replace(spec, restart=policy, **{name: number for name, number in numbers.items() if number is not None})
+    said = {field: value for field in _SAID if (value := getattr(config, field)) is not None}
+    try:
+        for side, tensors in (("inputs", config.inputs), ("outputs", config.outputs)):
+            if tensors is not None:
+                said[side] = tuple([TensorSpec(**asdict(tensor)) for tensor in tensors])
+        return replace(_spec(name, thing, config.options), restart=policy, **said)
+    except (TypeError, ValueError) as e:
+        raise ConfigError(f"models.{name}: {config.factory}: {e}") from e
 
 
 def _spec(name: str, thing: Any, options: dict[str, Any]) -> ModelSpec:
@@ -84,7 +90,7 @@ def _spec(name: str, thing: Any, options: dict[str, Any]) -> ModelSpec:
         # a limiter of its own: a factory that does not return keeps no thread from anybody else
         yield adapt(await run_step(make, limiter=trio.CapacityLimiter(1)), family=family)[0]
 
-    return ModelSpec(name=name, family=family, load=load)
+    return ModelSpec(name=name, family=family, load=load, **made_declared(thing, family))
 
 
 def _check_options(thing: Any, options: dict[str, Any]) -> None:

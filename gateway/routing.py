@@ -1,17 +1,19 @@
-"""Which handler answers a request: exact paths first, then the few patterns; 404 and 405 in words."""
+"""Which handler answers a request: exact paths first, then the few patterns; 404 and 405 in words, OPTIONS."""
 
 from __future__ import annotations
 
 import re
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, TypeAlias, final
 from urllib.parse import unquote
 
-from gateway.errors import BadRequest, MethodNotAllowed, NotFound, UpgradeRequired
+from gateway.errors import BadRequest, GatewayError, MethodNotAllowed, NotFound, UpgradeRequired
 from gateway.exchange import Exchange
 
 Handler: TypeAlias = Callable[..., Awaitable[None]]
+Words: TypeAlias = Callable[[Exchange, GatewayError], None]
 
 
 # Clients ask for few paths again and again; what was found for them is kept, so many paths of so many bytes.
@@ -37,9 +39,13 @@ class Router:
         self._patterns: list[Route] = []
         self._found: dict[bytes, tuple[Route, dict[str, Any]]] = {}
         self._any_upgrade: Handler | None = None
+        self._server = Route({})  # what OPTIONS * asks about
+        self._exact[b"*"] = self._server
+        self.words: dict[Handler, Words] = {}
+        """How those are refused whose clients know errors by their shape, where it does not come to their handler."""
 
     def add(self, method: str, path: str, handler: Handler) -> None:
-        """`{name}` in a path captures one segment. GET serves HEAD too."""
+        """`{name}` in a path captures one segment. GET serves HEAD too, and every path OPTIONS."""
         methods = self._route(path).methods
         methods[method.encode()] = handler
         if method == "GET":
@@ -74,13 +80,24 @@ class Router:
         handler = route.methods.get(method)
         if handler is not None:
             return handler, captured
-        allowed = [m.decode() for m in route.methods if m != _UPGRADE]
-        if not allowed:
-            raise UpgradeRequired("this path is a WebSocket: connect with ws:// or wss://")
         if method == _UPGRADE:
             raise BadRequest("this path is no WebSocket")
-        allow = ", ".join(sorted(allowed))
+        allow = self._allow(route)
+        if method == b"OPTIONS":
+            return partial(_options, allow=allow), {}
+        if _UPGRADE in route.methods and len(route.methods) == 1:
+            raise UpgradeRequired("this path is a WebSocket: connect with ws:// or wss://")
+        for words in filter(None, map(self.words.get, route.methods.values())):
+            exchange.take("", words)
         raise MethodNotAllowed(f"{method.decode('latin-1')[:20]} is not allowed here, only {allow}", allow=allow)
+
+    def _allow(self, route: Route) -> str:
+        methods = {b"OPTIONS"}
+        for known in (route,) if route is not self._server else (*self._exact.values(), *self._patterns):
+            methods |= known.methods.keys() - {_UPGRADE}
+            if known.methods.keys() == {_UPGRADE}:
+                methods.add(b"GET")  # which every handshake is (RFC 6455 section 4.1)
+        return ", ".join(sorted(method.decode() for method in methods))
 
     def _upgrades(self, path: bytes) -> bool:
         try:
@@ -108,3 +125,9 @@ class Router:
             if match is not None:
                 return route, {k: unquote(v.decode("latin-1")) for k, v in match.groupdict().items()}
         raise NotFound(f"no such path: {path.decode('latin-1')[:100]}")
+
+
+async def _options(exchange: Exchange, *, allow: str) -> None:
+    """What can be asked here (RFC 9110 section 9.3.7)."""
+    exchange.start(204, [(b"allow", allow.encode())])  # without a length: RFC 9110 section 8.6
+    exchange.finish()

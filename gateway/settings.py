@@ -14,7 +14,7 @@ from typing import Any, final
 
 import msgspec
 
-from gateway.config import Config
+from gateway.config import Config, TensorConfig
 from gateway.settings_agreement import agree, open_ports
 from gateway.settings_sagemaker import check_ports, container_defaults
 from gateway.settings_schema import NAMES, OPEN, SECTIONS, SETTINGS, ConfigError, Setting, Unit, spelt, template
@@ -254,12 +254,14 @@ def _override_path(key: str, source: str) -> Key:
 
 
 def _convert(setting: Setting, path: Key, value: Any, source: str, *, text: bool) -> Any:
+    why = ""
     try:
         converted = _typed(setting, _utf8(value, path, source) if isinstance(value, str) else value, text=text)
-    except (ValueError, OverflowError, msgspec.ValidationError):
+    except (ValueError, OverflowError, msgspec.ValidationError) as error:
         converted = None
+        why = f": {error}" if setting.unit is Unit.TENSORS else ""
     if converted is None or not _in_range(setting, converted):
-        raise ConfigError(f"{plain(source)}: {dotted(path)} must be {setting.expected}, not {show(value)}")
+        raise ConfigError(f"{plain(source)}: {dotted(path)} must be {setting.expected}, not {show(value)}{why}")
     return converted
 
 
@@ -279,6 +281,8 @@ def _typed(setting: Setting, value: Any, *, text: bool) -> Any:
             return msgspec.convert(value, bool, strict=not text)
         case Unit.PATHS:
             return msgspec.convert(_paths(value) if isinstance(value, str) and text else value, tuple[str, ...])
+        case Unit.TENSORS:
+            return _tensors(toml_value(value) if text else value)
         case Unit.TABLE:
             return msgspec.convert(toml_value(value) if text else value, dict[str, Any])
         case Unit.TEXT | Unit.CHOICE:
@@ -290,6 +294,15 @@ def _paths(text: str) -> Any:
     if text.lstrip().startswith("["):
         return toml_value(text)
     return text.split(":") if text else []
+
+
+def _tensors(tables: Any) -> Any:
+    """The tables as they are, if each has the members of a tensor; what those mean is the model's to judge."""
+    msgspec.convert(tables, list[TensorConfig])
+    known = [field.name for field in dataclasses.fields(TensorConfig)]
+    if unknown := [name for table in tables for name in table if name not in known]:
+        raise msgspec.ValidationError(f"a tensor has {', '.join(known)}; not {show(unknown[0])}")
+    return tables
 
 
 def _in_range(setting: Setting, value: Any) -> bool:
@@ -347,4 +360,7 @@ def _each(section: Any, prefix: Key) -> Iterator[tuple[Key, Any]]:
 
 def written(unit: Unit, value: Any) -> str:
     """A value as TOML, a size with the largest binary unit that divides it."""
+    if unit is Unit.TENSORS:
+        fields = dataclasses.fields(TensorConfig)
+        value = [{f.name: v for f in fields if (v := getattr(tensor, f.name)) != f.default} for tensor in value]
     return written_size(value) if unit is Unit.BYTES else toml(value)

@@ -10,7 +10,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any, Literal, final
 
-from gateway.config import Config
+from gateway.config import Config, TensorConfig
 from gateway.settings_text import Key, dotted
 
 
@@ -30,6 +30,7 @@ class Unit(enum.Enum):
     BYTES = "bytes"
     SECONDS = "seconds"
     PATHS = "paths"
+    TENSORS = "tensors"
     TABLE = "table"
 
 
@@ -95,6 +96,8 @@ class Setting:
                 return f'a duration{self._range}, such as 30, "500ms" or "5min"'
             case Unit.PATHS:
                 return 'a list of paths, such as ["/srv/models", "more"]'
+            case Unit.TENSORS:
+                return 'a list of tensors, such as [{name = "x", datatype = "FP32", shape = [-1, 4]}]'
             case Unit.TABLE:
                 return "a table"
 
@@ -122,7 +125,8 @@ _MAY_BE_ZERO = frozenset({
     "limits.chunk_extensions", "limits.trailers", "limits.trailer_fields", "limits.write_stall",
     "limits.body_pool", "limits.unsent", "limits.descriptors_reserved", "http2.continuations",
     "websocket.ping_interval", "drain.delay", "drain.timeout", "bidi.idle_timeout", "repository.unload_timeout",
-    "models.*.queue", "models.*.timeout", "models.*.restart.intensity", "models.*.restart.backoff",
+    "models.*.queue", "models.*.timeout", "models.*.max_batch_size", "models.*.restart.intensity",
+    "models.*.restart.backoff",
     "models.*.restart.backoff_max", "endpoints.*.variants.*.weight",
 })  # fmt: skip
 _RANGES = {
@@ -212,7 +216,7 @@ def _setting(path: Key, hint: Any, field: dataclasses.Field[Any]) -> Setting:
     if typing.get_origin(hint) is dict:
         return dataclasses.replace(setting, unit=Unit.TABLE)
     if typing.get_origin(hint) is tuple:
-        return dataclasses.replace(setting, unit=Unit.PATHS)
+        return dataclasses.replace(setting, unit=Unit.TENSORS if TensorConfig in typing.get_args(hint) else Unit.PATHS)
     if hint is bool:
         return dataclasses.replace(setting, unit=Unit.FLAG)
     if hint is int:

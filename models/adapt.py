@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 import inspect
 import typing
-from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Iterable, Mapping, Sequence
+from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Iterable, Mapping
 from contextlib import AbstractAsyncContextManager, aclosing, asynccontextmanager, closing
 from dataclasses import replace
 from typing import Any, TypeAlias, TypeVar, final
@@ -13,6 +13,7 @@ from typing import Any, TypeAlias, TypeVar, final
 import numpy as np
 import trio
 
+from models.annotations import hints_of, input_specs, is_named_tuple, output_specs, unaliased
 from models.blocking import iterate_steps, run_step
 from models.errors import ModelError
 from models.messages import (
@@ -27,7 +28,7 @@ from models.messages import (
     Token,
 )
 from models.session import Session
-from models.spec import Load, Model, ModelSpec, TensorSpec
+from models.spec import Declaration, Load, Model, ModelSpec, TensorSpec
 
 F = TypeVar("F", bound=Callable[..., Any])
 
@@ -60,18 +61,18 @@ def spec_of(thing: Any, name: str = "", *, family: Family | None = None, **overr
     `thing` may be a ModelSpec; a function, async function, generator or async generator of one message (annotate its
     first parameter: Prompt or str, InferRequest or numpy arrays by name, Part or bytes); an async function of a
     Session (duplex); an object whose `__call__` is one of these; a functools.partial of one; or an async context manager
-    function that yields one of these (loading and unloading around it). `overrides` are ModelSpec's fields. TypeError
-    says what is missing.
+    function that yields one of these (loading and unloading around it). `overrides` are ModelSpec's fields; what a model
+    of tensors declares, by annotations or by `models.spec.declare`, is in the spec where they do not say otherwise.
+    TypeError says what is missing.
     """
     if isinstance(thing, ModelSpec):
         return replace(thing, name=name or thing.name, family=family or thing.family, **overrides)
     name = name or getattr(_unbound(thing), "__name__", type(thing).__name__)
     if is_loader(thing):
         family = family or _loader_family(thing)
-        return ModelSpec(name=name, family=family, load=_adapting(thing, family), **overrides)
+        return ModelSpec(name=name, family=family, load=_adapting(thing, family), **{**declared(thing, family), **overrides})
     model, found = adapt(thing, family=family)
-    signature = _declared_tensors(thing) if found is Family.TENSOR else {}
-    return ModelSpec(name=name, family=found, load=_constant(model), **{**signature, **overrides})
+    return ModelSpec(name=name, family=found, load=_constant(model), **{**declared(thing, found), **overrides})
 
 
 def adapt(thing: Any, *, family: Family | None = None) -> tuple[Model, Family]:
@@ -79,10 +80,9 @@ def adapt(thing: Any, *, family: Family | None = None) -> tuple[Model, Family]:
     if not callable(thing) or inspect.isclass(thing):
         raise TypeError(f"{repr(thing)[:200]} is no model: give a function, a generator, or an object with __call__")
     name, fn = _name(thing), _code_of(thing)
-    parameters = _parameters(thing)
-    first = _unaliased(_hints(fn).get(parameters[0]))
-    takes = typing.get_origin(first) or first
-    if takes is Session or (first is None and parameters[0] == "session"):
+    parameters, hints = _parameters(thing), hints_of(fn)
+    first, takes = _taken(parameters[0], hints)
+    if takes is Session:
         if not inspect.iscoroutinefunction(fn):
             raise TypeError(f"{name} takes a Session, so it must be an async function")
         found = _agreed(name, _family_in(first), family)
@@ -98,7 +98,8 @@ def adapt(thing: Any, *, family: Family | None = None) -> tuple[Model, Family]:
             "or give family="
         )
     if found is Family.TENSOR and takes is not InferRequest:
-        return _PerMessage(thing, fn, found, _arrays_of(parameters)), found
+        by_position = _by_position(thing)
+        return _PerMessage(thing, fn, found, _arrays_of(by_position, input_specs(name, by_position, hints))), found
     if len(parameters) > 1:
         raise TypeError(f"{name}: a model takes one message; give {_listed(parameters[1:])} a default")
     arguments = _text_of if takes is str else _bytes_of if takes is bytes else _message_itself
@@ -189,6 +190,8 @@ class _PerMessage:
                     return InferResponse(outputs=(_tensor("OUTPUT0", item),))
                 if isinstance(item, Mapping):
                     return InferResponse(outputs=tuple(_tensor(k, v) for k, v in item.items()))
+                if is_named_tuple(type(item)):
+                    return self._message(item._asdict())
             case Family.PARTS:
                 if isinstance(item, str):
                     return Part(data=item.encode(), kind=PartKind.UTF8)
@@ -214,16 +217,21 @@ def _bytes_of(message: Part) -> tuple[Any, ...]:
     return (bytes(message.data),)
 
 
-def _arrays_of(names: Sequence[str]) -> _Arguments:
-    """The inputs of these names, in this order."""
-    wanted = set(names)
+def _arrays_of(parameters: Iterable[inspect.Parameter], inputs: Iterable[TensorSpec]) -> _Arguments:
+    """The arrays of these inputs, each where its parameter is; a parameter without an array gets its default."""
+    optional = {spec.name: spec.optional for spec in inputs}
+    required = {name for name, may_miss in optional.items() if not may_miss}
+    order = [(p.name, p.default) for p in parameters]
+    while order[-1][0] not in optional:
+        order.pop()
 
     def arrays(message: InferRequest) -> tuple[Any, ...]:
         given = {t.name: t.data for t in message.inputs}
-        if given.keys() != wanted:
-            text = f"expected inputs {_listed(names)}; got {_listed(given)}"
+        if given.keys() != required and not required <= given.keys() <= optional.keys():
+            wanted = [f"{name} (optional)" if may_miss else name for name, may_miss in optional.items()]
+            text = f"expected inputs {_listed(wanted)}; got {_listed(given)}"
             raise ModelError(text[:200], code="BadInputs", status=400)
-        return tuple([given[name] for name in names])
+        return tuple([given.get(name, default) for name, default in order])
 
     return arrays
 
@@ -237,7 +245,7 @@ _WHOLE: Mapping[Family, tuple[type, ...]] = {
 
 _ANSWERS = {
     Family.TEXT: "str, Token or Finish",
-    Family.TENSOR: "InferResponse, a numpy array or a dict of arrays",
+    Family.TENSOR: "InferResponse, a numpy array, or a dict or NamedTuple of arrays",
     Family.PARTS: "Part, bytes or str",
 }
 
@@ -260,7 +268,7 @@ def _agreed(name: str, annotated: Family | None, given: Family | None) -> Family
 def _family_in(hint: Any) -> Family | None:
     """The family that an annotation tells of, however deep: a message, a Session or Callable of messages, a class that
     is called with them."""
-    hint = _unaliased(hint)
+    hint = unaliased(hint)
     inner = hint if isinstance(hint, list) else typing.get_args(hint)
     kind = typing.get_origin(hint) or hint
     if inspect.isclass(kind):
@@ -268,15 +276,14 @@ def _family_in(hint: Any) -> Family | None:
             return _FAMILY_OF[kind]
         call = getattr(kind, "__call__", None)  # noqa: B004  # its annotations are wanted, not whether it is there
         if inspect.isfunction(call):
-            inner = (*(v for k, v in _hints(call).items() if k != "return"), *inner)
+            inner = (*(v for k, v in hints_of(call).items() if k != "return"), *inner)
     return next((found for one in inner if (found := _family_in(one))), None)
 
 
-def _unaliased(hint: Any) -> Any:
-    """What an alias made by a `type` statement stands for; numpy's NDArray is one."""
-    while (value := getattr(typing.get_origin(hint) or hint, "__value__", None)) is not None:
-        hint = value
-    return hint
+def _taken(name: str, hints: Mapping[str, Any]) -> tuple[Any, Any]:
+    """The annotation of the first parameter, and what that is an annotation of."""
+    first = unaliased(hints.get(name))
+    return first, Session if first is None and name == "session" else typing.get_origin(first) or first
 
 
 def _parameters(thing: Any) -> list[str]:
@@ -293,17 +300,15 @@ def _parameters(thing: Any) -> list[str]:
     return found
 
 
+def _by_position(thing: Any) -> list[inspect.Parameter]:
+    """The parameters that may be given by position; of a class, those that its objects are called with."""
+    parameters = inspect.signature(thing.__call__ if inspect.isclass(thing) else thing).parameters.values()
+    found = [p for p in parameters if p.kind in (p.POSITIONAL_ONLY, p.POSITIONAL_OR_KEYWORD)]
+    return found[1:] if inspect.isclass(thing) else found
+
+
 def _listed(names: Iterable[str]) -> str:
     return ", ".join(names) or "none"
-
-
-def _hints(fn: Any) -> dict[str, Any]:
-    try:
-        return typing.get_type_hints(fn)
-    except (NameError, AttributeError) as e:
-        raise TypeError(
-            f"{_name(fn)}: an annotation cannot be resolved: {e}; import it at run time, not under TYPE_CHECKING"
-        ) from e
 
 
 def _unbound(thing: Any) -> Any:
@@ -322,21 +327,70 @@ def _name(thing: Any) -> str:
     return getattr(_unbound(thing), "__qualname__", None) or type(thing).__name__
 
 
-def _declared_tensors(thing: Any) -> dict[str, tuple[TensorSpec, ...]]:
-    """`inputs` and `outputs` attributes, where a model carries them."""
-    return {k: tuple(getattr(thing, k)) for k in ("inputs", "outputs") if isinstance(getattr(thing, k, None), list | tuple)}
+def declared(thing: Any, family: Family) -> dict[str, Any]:
+    """The fields of a ModelSpec that a model of tensors, or a loader of one, tells: by annotations, and by attributes of
+    these names, which win. Other families have none."""
+    if family is not Family.TENSOR:
+        return {}
+    if not is_loader(thing):
+        return _annotated(thing) | _attributes(thing)
+    yields = typing.get_args(hints_of(thing.__wrapped__).get("return"))
+    return _of_class(next(iter(yields), None)) | _attributes(thing)
+
+
+def made_declared(factory: Any, family: Family) -> dict[str, Any]:
+    """As `declared`, of what a class or a factory function makes."""
+    return _of_class(_made(factory)) | _attributes(factory) if family is Family.TENSOR else {}
+
+
+def _of_class(made: Any) -> dict[str, Any]:
+    return _annotated(made) | _attributes(made) if inspect.isclass(made) and _is_called(made) else {}
+
+
+def _made(factory: Any) -> Any:
+    return factory if inspect.isclass(factory) else hints_of(factory).get("return")
+
+
+def _is_called(made: Any) -> bool:
+    return inspect.isfunction(getattr(made, "__call__", None))  # noqa: B004  # of a class, its own
+
+
+def _attributes(thing: Any) -> dict[str, Any]:
+    found = {name: getattr(_unbound(thing), name, None) for name in Declaration.__annotations__}
+    return {
+        name: tuple(value) if isinstance(value, list) else value
+        for name, value in found.items()
+        if isinstance(value, list | tuple if name in ("inputs", "outputs") else int)
+    }
+
+
+def _annotated(thing: Any) -> dict[str, Any]:
+    """What the annotations of a callable, or of a class of callables, say."""
+    name, parameters = _name(thing), _by_position(thing)
+    fn = thing.__call__ if inspect.isclass(thing) else _code_of(thing)
+    hints = hints_of(fn)
+    takes = _taken(parameters[0].name, hints)[1] if parameters else Session
+    if takes is Session:
+        return {}
+    found: dict[str, Any] = {} if takes is InferRequest else {"inputs": input_specs(name, parameters, hints)}
+    answer = hints.get("return")
+    if inspect.isgeneratorfunction(fn) or inspect.isasyncgenfunction(fn):
+        found["decoupled"] = True
+        answer = next(iter(typing.get_args(unaliased(answer))), None)
+    outputs = output_specs(name, answer)
+    return found if outputs is None else {**found, "outputs": outputs}
 
 
 def made_family(factory: Any) -> Family | None:
     """The family of what a class or a factory function makes, as its annotations say it; None where they do not."""
-    made = factory if inspect.isclass(factory) else _hints(factory).get("return")
-    return _family_in(made) if inspect.isfunction(getattr(made, "__call__", None)) else None  # noqa: B004  # a class, called
+    made = _made(factory)
+    return _family_in(made) if _is_called(made) else None
 
 
 def partial_loader(loader: Any, options: Mapping[str, Any]) -> Any:
     """An async context manager function with its options bound."""
 
-    @functools.wraps(loader.__wrapped__)
+    @functools.wraps(loader)
     async def bound() -> AsyncGenerator[Any, None]:
         async with loader(**options) as model:
             yield model
@@ -350,7 +404,7 @@ def is_loader(thing: Any) -> bool:
 
 
 def _loader_family(thing: Any) -> Family:
-    found = _family_in(_hints(thing.__wrapped__).get("return"))
+    found = _family_in(hints_of(thing.__wrapped__).get("return"))
     if found is None:
         raise TypeError(
             f"{_name(thing)}: say what it yields, such as "

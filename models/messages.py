@@ -9,7 +9,7 @@ from __future__ import annotations
 import enum
 from collections.abc import Mapping, Sequence
 from types import MappingProxyType
-from typing import Any, TypeAlias, final
+from typing import Any, Protocol, TypeAlias, cast, final
 
 import msgspec
 import numpy as np
@@ -94,19 +94,21 @@ class Finish(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     reason: FinishReason
 
 
-@final
 class Tensor(msgspec.Struct, frozen=True, kw_only=True, eq=False):
     """A named array. `datatype` is the v2 name (BOOL, UINT8 ... FP64, BF16, BYTES) and decides what `data` holds.
 
     `data` is a read-only view of the bytes received where it came from a wire: copy before writing. BF16 is
     `ml_dtypes.bfloat16`, BYTES an object array of `bytes`. A tensor that is sent must not change until `send` has
     returned and the reply is written.
+
+    `whole` is set where `data` are only some rows of a tensor that arrives in pieces: the shape of all of it.
     """
 
     name: str
     data: npt.NDArray[Any]
     datatype: str = ""
     parameters: Mapping[str, Parameter] = _EMPTY
+    whole: tuple[int, ...] = ()
 
     def __post_init__(self) -> None:
         if not self.datatype:
@@ -117,10 +119,51 @@ class Tensor(msgspec.Struct, frozen=True, kw_only=True, eq=False):
         return self.data.shape
 
 
+class Elements(Protocol):
+    """What stands for an array of BYTES that nobody has looked at."""
+
+    @property
+    def shape(self) -> tuple[int, ...]: ...
+
+    def array(self) -> npt.NDArray[Any]:
+        """The read-only object array of `bytes`, the same one at each call."""
+
+
+_given: Any = vars(Tensor)["data"]
+
+
+@final
+class BytesTensor(Tensor, frozen=True, kw_only=True, eq=False):
+    """A Tensor of BYTES as it came from a wire: its elements become objects when `data` is first looked at. One that a
+    model hands on without a look leaves as the bytes that came."""
+
+    @classmethod
+    def of(cls, name: str, elements: Elements, parameters: Mapping[str, Parameter] = _EMPTY) -> BytesTensor:
+        return cls(name=name, data=cast("npt.NDArray[Any]", elements), datatype="BYTES", parameters=parameters)
+
+    @property  # type: ignore[misc]  # over the parent's member, which holds what was given
+    def data(self) -> npt.NDArray[Any]:
+        given = self.given
+        return given if isinstance(given, np.ndarray) else given.array()
+
+    @property
+    def given(self) -> npt.NDArray[Any] | Elements:
+        """What `data` is made of: that it is asked for makes no objects."""
+        given: npt.NDArray[Any] | Elements = _given.__get__(self)
+        return given
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        return self.given.shape
+
+
 _DATATYPES = {
     "b1": "BOOL", "u1": "UINT8", "u2": "UINT16", "u4": "UINT32", "u8": "UINT64",
     "i1": "INT8", "i2": "INT16", "i4": "INT32", "i8": "INT64", "f2": "FP16", "f4": "FP32", "f8": "FP64",
 }  # fmt: skip
+
+DATATYPES = (*_DATATYPES.values(), "BF16", "BYTES")
+"""The names of all datatypes of v2."""
 
 
 def datatype_of(dtype: np.dtype[Any]) -> str:
@@ -136,12 +179,17 @@ def datatype_of(dtype: np.dtype[Any]) -> str:
 
 @final
 class InferRequest(msgspec.Struct, frozen=True, kw_only=True, eq=False):
-    """One inference: inputs in the order sent, and the names of the outputs asked for (empty: all)."""
+    """One inference: inputs in the order sent, and the names of the outputs asked for (empty: all).
+
+    `last` False: more pieces of this request follow, to a model that asked for pieces. `parameters` are the client's;
+    Triton's `sequence_id`, `sequence_start`, `sequence_end`, `priority` and `timeout` are among them where it sent them.
+    """
 
     inputs: Sequence[Tensor]
     id: str = ""
     parameters: Mapping[str, Parameter] = _EMPTY
     outputs: Sequence[str] = ()
+    last: bool = True
 
     def __getitem__(self, name: str) -> npt.NDArray[Any]:
         for tensor in self.inputs:

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Sequence
 from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass, field
-from typing import Any, Protocol, TypeAlias, final
+from typing import Any, Protocol, TypeAlias, TypedDict, TypeVar, Unpack, final
 
-from models.messages import Family
+from models.messages import DATATYPES, Family
 from models.session import Session
 
 
@@ -31,11 +31,65 @@ Load: TypeAlias = Callable[[], AbstractAsyncContextManager[Model]]
 @final
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TensorSpec:
-    """A declared input or output: v2 datatype, and shape with -1 where it varies."""
+    """A declared input or output of a tensor model. ValueError for what v2 does not have."""
 
     name: str
-    datatype: str
-    shape: tuple[int, ...]
+    datatype: str = ""
+    """The v2 name, such as FP32 or BYTES; empty: any."""
+    shape: tuple[int, ...] | None = None
+    """The size of each dimension, -1 where it varies; None: any number of dimensions. That of one item, without the batch
+    dimension, where the model has a `max_batch_size`."""
+    optional: bool = False
+    """Whether a request may come without this input."""
+    labels: tuple[str, ...] = ()
+    """For the classification of an output: the word for each index of the last dimension."""
+
+    def __post_init__(self) -> None:
+        if not self.name:
+            raise ValueError("a tensor needs a name")
+        said = f"tensor {self.name[:60]!r}"
+        if self.datatype and self.datatype not in DATATYPES:
+            known = ", ".join(DATATYPES)
+            raise ValueError(f"{said}: datatype must be one of {known}, or empty for any, got {self.datatype[:20]!r}")
+        if self.shape is not None and not all(type(size) is int and size >= -1 for size in self.shape):
+            raise ValueError(f"{said}: a dimension is a size, or -1 for any, got {str(self.shape)[:100]}")
+        if self.shape and -1 < self.shape[-1] < len(self.labels):
+            raise ValueError(f"{said}: {len(self.labels)} labels for a last dimension of {self.shape[-1]}")
+
+
+@final
+class Shape(tuple[int, ...]):
+    """The shape of an array in an annotation, -1 where it varies: `Annotated[NDArray[np.float32], Shape(-1, 4)]`."""
+
+    __slots__ = ()
+
+    def __new__(cls, *sizes: int) -> Shape:
+        return super().__new__(cls, sizes)
+
+
+class Declaration(TypedDict, total=False):
+    """What a tensor model may declare of itself; the fields of `ModelSpec` have the meaning of each."""
+
+    inputs: Sequence[TensorSpec]
+    outputs: Sequence[TensorSpec]
+    max_batch_size: int
+    decoupled: bool
+    pieces: bool
+
+
+C = TypeVar("C", bound=Callable[..., Any])
+
+
+def declare(**declared: Unpack[Declaration]) -> Callable[[C], C]:
+    """Declares the tensors of a function, a class or a loader, and how it takes requests, as attributes of it. They win
+    over what annotations say."""
+
+    def mark(thing: C) -> C:
+        for name, value in declared.items():
+            setattr(thing, name, value)
+        return thing
+
+    return mark
 
 
 @final
@@ -57,7 +111,7 @@ class ModelSpec:
 
     `load` is an async context manager that yields the model: it is entered again after each crash, so state in it is
     clean at each start, and background tasks live inside it. An exception out of it is the worker's crash.
-    `inputs` and `outputs` None: undeclared, anything is accepted.
+    `inputs` and `outputs` None: undeclared, anything is accepted. ValueError where it contradicts itself.
     """
 
     name: str
@@ -81,6 +135,14 @@ class ModelSpec:
     """Bytes that the loaded model needs; 0: undeclared."""
     accepts: bool = False
     """Whether the model itself calls `session.accept()`; before that, its errors are still HTTP errors."""
+    max_batch_size: int = 0
+    """Above 0 each tensor has a leading batch dimension, the same for all inputs of a request and at most this; 0: the
+    shapes are whole."""
+    decoupled: bool = False
+    """Whether a request may have any number of responses, as those of a generator; else it has one."""
+    pieces: bool = False
+    """Whether the model asks for binary inputs as they arrive: then a request comes as several InferRequests, each with
+    some of the rows, and `last` on the final one."""
 
     def __post_init__(self) -> None:
         if self.capacity < 1:
@@ -89,3 +151,22 @@ class ModelSpec:
             raise ValueError(f"memory must be at least 0, not {self.memory}")
         if not self.name:
             raise ValueError("a model needs a name")
+        self._check_tensors(f"model {self.name[:60]!r}")
+
+    def _check_tensors(self, said: str) -> None:
+        if self.max_batch_size < 0:
+            raise ValueError(f"{said}: max_batch_size must be at least 0, not {self.max_batch_size}")
+        if self.pieces and self.max_batch_size:
+            raise ValueError(f"{said}: a request that comes in pieces cannot be part of a batch: pieces or max_batch_size")
+        if self.family is not Family.TENSOR and (self.inputs or self.outputs or self.max_batch_size or self.pieces):
+            raise ValueError(f"{said}: a {self.family.value} model has no tensors to declare")
+        for side, tensors in (("inputs", self.inputs), ("outputs", self.outputs)):
+            names = []
+            for tensor in tensors or ():
+                if not isinstance(tensor, TensorSpec):
+                    raise TypeError(f"{said}: {side} are TensorSpecs, not {type(tensor).__name__}")
+                if tensor.name in names:
+                    raise ValueError(f"{said}: two {side} have the name {tensor.name[:60]!r}")
+                names.append(tensor.name)
+        if optional := [tensor.name for tensor in self.outputs or () if tensor.optional]:
+            raise ValueError(f"{said}: output {optional[0][:60]!r} cannot be optional: a model gives all that it declares")

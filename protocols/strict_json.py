@@ -9,6 +9,7 @@ from typing import Any, final
 import msgspec
 import numpy as np
 import numpy.typing as npt
+import orjson
 
 from protocols.events import Buffer
 
@@ -19,13 +20,26 @@ _BOM = b"\xef\xbb\xbf"
 _NUMBER_BYTES = b"0123456789+-.eE"
 _TO_ZERO = bytes(ord("0") if byte in _NUMBER_BYTES else ord(" ") for byte in range(256))
 _TOO_LONG = b"0" * (MAX_NUMBER + 1)
+_DIGITS_TO_ZERO = bytes(ord("0") if byte in b"0123456789" else ord(" ") for byte in range(256))
+_BEYOND_64_BITS = b"0" * 19  # may be
 _PAIR_SIGNS = (b'":', b" :", b"\t:", b"\n:", b"\r:")
 _TO_SQUARE = bytes.maketrans(b"{}", b"[]")
 _NOT_BRACKETS = bytes(byte for byte in range(256) if byte not in b"[]{}")
 _NO_STRUCTURE = _NOT_BRACKETS.replace(b'"', b"")
 _CHUNK = 2**16  # bytes, or brackets, that numpy looks at together: temporary arrays stay small
 _LARGE = 2**14  # bytes from which on numpy looks through a text faster than `bytes` does
+_SHORT = 2**10  # bytes that may all be floats of the kind of which the decoder takes 8 us each, as for 1e300
+
+
+def _float(text: str) -> float:
+    value = float(text)
+    if value - value:  # not 0, but NaN
+        raise ValueError("Number out of range")
+    return value
+
+
 _DECODER = msgspec.json.Decoder()
+_STEADY = msgspec.json.Decoder(float_hook=_float)  # slower for most floats, and never slow
 _SHALLOW = msgspec.json.Decoder(float_hook=str)
 
 
@@ -53,7 +67,7 @@ def loads(
     than `depth`, for a number of more than 400 characters or beyond the range of a double, and for an escaped
     surrogate without its pair. `NaN`, `Infinity` and `-Infinity`, which RFC 8259 does not know, are read only with
     `allow_nonfinite`. With `duplicates` the last of several equal keys of an object wins; without, they are an error.
-    Without `floats` numbers that are no integers are left as text, of whatever range: some take 8 us each to convert.
+    Without `floats` numbers that are no integers are left as text, of whatever range.
 
     The text is copied once if it is a memoryview. What it costs beyond its values is a few passes at memory speed and,
     where it looks suspicious, some four times its length of memory while they last.
@@ -62,7 +76,7 @@ def loads(
     if text.startswith(_BOM):
         text = text[len(_BOM) :]
     _check_bounds(text, depth, what)
-    value = _decode(text, what, allow_nonfinite, _DECODER if floats else _SHALLOW)
+    value = _decode_all(text, what, allow_nonfinite) if floats else _decode(text, what, allow_nonfinite, _SHALLOW)
     if not duplicates and _may_repeat_keys(text, value):
         _check_keys(text, what)
     return value
@@ -72,7 +86,7 @@ def is_plain(text: bytes, pairs: int) -> bool:
     """Whether a JSON text, which a typed decoder has read, is seen at a glance to have no number of more than 400
     characters and no more members in its objects than the `pairs` that were found: then no member was there twice.
     False where that is not certain."""
-    if len(text) > MAX_NUMBER and _may_hold_long_number(text):
+    if len(text) > MAX_NUMBER and may_hold_long_number(text):
         return False
     return _count(text, b":") == pairs or sum(map(text.count, _PAIR_SIGNS)) == pairs
 
@@ -81,7 +95,7 @@ def _check_bounds(text: bytes | bytearray, depth: int, what: str) -> None:
     # The raw text can only overstate: strings are taken out where it speaks against the peer.
     if _count(text, b"[") + _count(text, b"{") > depth and _deeper_than(text, depth):
         raise JSONError(f"{what} is nested deeper than {depth} arrays and objects")
-    if len(text) > MAX_NUMBER and _may_hold_long_number(text) and _TOO_LONG in _outside_strings(text).translate(_TO_ZERO):
+    if len(text) > MAX_NUMBER and may_hold_long_number(text) and _TOO_LONG in _outside_strings(text).translate(_TO_ZERO):
         raise JSONError(f"{what} holds a number of more than {MAX_NUMBER} characters")
 
 
@@ -92,8 +106,9 @@ def _count(text: bytes | bytearray, byte: bytes) -> int:
     return sum(int(np.count_nonzero(codes[at : at + _CHUNK] == code)) for at in range(0, len(codes), _CHUNK))
 
 
-def _may_hold_long_number(text: bytes | bytearray) -> bool:
-    """False is certain. No number has a comma, and one that is too long fills a block of half its length."""
+def may_hold_long_number(text: bytes | bytearray) -> bool:
+    """Whether a JSON text may have a number of more than 400 characters. False is certain: no number has a comma, and
+    one that is too long fills a block of half its length."""
     if len(text) >= _LARGE:
         block = MAX_NUMBER // 2
         blocks = _codes(text)[: len(text) // block * block].reshape(-1, block)
@@ -103,7 +118,18 @@ def _may_hold_long_number(text: bytes | bytearray) -> bool:
     return _TOO_LONG in text.translate(_TO_ZERO)
 
 
-def _decode(text: bytes | bytearray, what: str, allow_nonfinite: bool, decoder: msgspec.json.Decoder[Any] = _DECODER) -> Any:
+def _decode_all(text: bytes | bytearray, what: str, allow_nonfinite: bool) -> Any:
+    if len(text) <= _SHORT:
+        return _decode(text, what, allow_nonfinite, _DECODER)
+    if _BEYOND_64_BITS not in text.translate(_DIGITS_TO_ZERO):  # orjson would make a double of such an integer
+        try:
+            return orjson.loads(text)
+        except orjson.JSONDecodeError:
+            pass  # msgspec has the better words
+    return _decode(text, what, allow_nonfinite, _STEADY)
+
+
+def _decode(text: bytes | bytearray, what: str, allow_nonfinite: bool, decoder: msgspec.json.Decoder[Any]) -> Any:
     try:
         return decoder.decode(text)
     except UnicodeDecodeError:
@@ -124,7 +150,11 @@ def _decode_nonfinite(text: bytes | bytearray, what: str) -> Any:
     """The standard library reads the three literals, but also what is refused here. So the same text with a number of
     their length in their place must be good first; the spaces keep it from growing together with what stands beside."""
     plain = text.replace(b"-Infinity", b"    0    ").replace(b"Infinity", b"   0    ").replace(b"NaN", b" 0 ")
-    _decode(np.where(_inside_strings(text), _codes(text), _codes(plain)).tobytes(), what, allow_nonfinite=False)
+    plain = np.where(_inside_strings(text), _codes(text), _codes(plain)).tobytes()
+    try:
+        orjson.loads(plain)
+    except orjson.JSONDecodeError:  # also for integers beyond a double, which are good
+        _decode(plain, what, False, _STEADY)
     return json.loads(text.decode())
 
 

@@ -15,6 +15,7 @@ import ml_dtypes
 import msgspec
 import numpy as np
 import numpy.typing as npt
+import orjson
 
 from protocols.events import Buffer
 
@@ -39,9 +40,15 @@ DATATYPES: Mapping[str, np.dtype[Any]] = MappingProxyType({
 
 _FP32, _FP64, _U1, _U4 = DATATYPES["FP32"], DATATYPES["FP64"], DATATYPES["UINT8"], DATATYPES["UINT32"]
 _INTEGERS = {name: np.iinfo(dtype) for name, dtype in DATATYPES.items() if dtype.kind in "iu"}
-_RANGES = {name: (int(info.min), int(info.max)) for name, info in _INTEGERS.items()}
+FLOATS = ("FP16", "FP32", "FP64", "BF16")
+"""The datatypes of floating-point numbers."""
+RANGES: Mapping[str, tuple[int, int]] = MappingProxyType({
+    name: (int(info.min), int(info.max)) for name, info in _INTEGERS.items()
+})  # fmt: skip
+"""The smallest and the largest number of each datatype of integers."""
 _LARGEST = {"FP16": "65504", "BF16": "3.38953139e+38", "FP32": "3.40282347e+38", "FP64": "1.79769313e+308"}
 _BEYOND_FP64 = 2**1024 - 2**970  # the first integer that rounds to infinity
+_EXACT = 2.0**53  # here doubles begin to miss whole numbers: another one may have been meant
 _LENGTH = struct.Struct("<I")
 PACKED = {
     "FP16": "e", "FP32": "f", "FP64": "d", "UINT8": "B", "UINT16": "H", "UINT32": "I", "UINT64": "Q",
@@ -52,7 +59,10 @@ PACK_AT_ONCE = 4096
 """Numbers that are given to `struct` in one call."""
 _CASTABLE = frozenset(name for name in PACKED if np.zeros(1, DATATYPES[name]).data.format in "bBhHiIlLqQfd")
 """The datatypes whose memory a memoryview shows as bytes too."""
+_WRITTEN_AS_IS = {name: dtype for name, dtype in DATATYPES.items() if name not in ("BYTES", "BF16")}
+_NUMPY = orjson.OPT_SERIALIZE_NUMPY
 _encode = msgspec.json.Encoder().encode
+_dumps = orjson.dumps
 
 
 @final
@@ -71,14 +81,53 @@ class V2Error(Exception):
 
 
 @final
+class BytesData:
+    """The binary data of a BYTES tensor, known to be good, in place of its array: it leaves as it came, and an element
+    becomes an object when somebody looks. `data` must not change while this lives."""
+
+    __slots__ = ("_array", "data", "dtype", "shape", "size")
+
+    def __init__(self, data: memoryview, shape: tuple[int, ...], size: int) -> None:
+        self.data, self.shape, self.size = data, shape, size
+        self.dtype = DATATYPES["BYTES"]
+        self._array: Array | None = None
+
+    def array(self) -> Array:
+        """The read-only object array of the elements, which are `bytes`: made by the first call, and kept."""
+        if self._array is None:
+            self._array = _objects(self._items(), self.shape)
+        return self._array
+
+    def _items(self) -> list[bytes]:
+        data, count = self.data, self.size
+        if not count:
+            return []
+        length = _LENGTH.unpack_from(data)[0]
+        if _are_alike(data, count, length):
+            return [item for (item,) in struct.iter_unpack(f"<4x{length}s", data)]
+        items, at = [], 0
+        for _ in range(count):
+            start = at + _LENGTH.size
+            at = start + _LENGTH.unpack_from(data, at)[0]
+            items.append(data[start:at].tobytes())
+        return items
+
+
+@final
 class V2Tensor(msgspec.Struct, frozen=True, kw_only=True, eq=False, gc=False):
-    """A tensor with its v2 name and datatype; `array` has the dtype that DATATYPES tells. `parameters` are those of
-    the tensor, without the ones that only describe the transfer (`binary_data_size`)."""
+    """A tensor with its v2 name and datatype; `array` has the dtype that DATATYPES tells, and stands for the elements
+    of BYTES that came as binary data. `parameters` are those of the tensor, without the ones that only describe the
+    transfer (`binary_data_size`)."""
 
     name: str
     datatype: str
-    array: Array
+    array: Array | BytesData
     parameters: Parameters = NO_PARAMETERS
+
+    @property
+    def elements(self) -> Array:
+        """The array, where another thing stands for it too: see `BytesData.array`."""
+        return self.array.array() if type(self.array) is BytesData else self.array
 
 
 def show(value: object) -> str:
@@ -120,17 +169,25 @@ def check_shape(shape: object, name: str, *, dims: int = MAX_DIMS) -> tuple[int,
     return tuple(shape)
 
 
-def decode_binary(datatype: str, shape: tuple[int, ...], view: memoryview, name: str) -> Array:
+def decode_binary(datatype: str, shape: tuple[int, ...], view: memoryview, name: str) -> Array | BytesData:
     """The array of a tensor's binary data: little-endian, row-major, without padding (binary tensor data extension).
 
-    A read-only view of the memory of `view`, which must not change while the array lives. Two datatypes are copies:
-    BYTES, whose elements become `bytes`, and BOOL where a byte is neither 0 nor 1 (any such byte is true). V2Error
-    naming the tensor, what its shape takes and what came, before anything is allocated.
+    A read-only view of the memory of `view`, which must not change while the array lives; a copy for BOOL where a byte
+    is neither 0 nor 1 (any such byte is true). BYTES are checked, and become objects later. V2Error naming the tensor,
+    what its shape takes and what came, before anything is allocated.
     """
+    if datatype != "BYTES":
+        return decode_fixed(datatype, shape, view, name)
+    count = math.prod(shape)
+    _check_bytes(count, shape, view, name)
+    _check_empty(count, DATATYPES[datatype], shape, name)
+    return BytesData(view.toreadonly(), shape, count)
+
+
+def decode_fixed(datatype: str, shape: tuple[int, ...], view: memoryview, name: str) -> Array:
+    """`decode_binary` for the datatypes whose elements have one size: all but BYTES."""
     dtype = DATATYPES[datatype]
     count = math.prod(shape)
-    if datatype == "BYTES":
-        return _decode_bytes(count, shape, view, name)
     if view.nbytes != count * dtype.itemsize:
         expected = show(count * dtype.itemsize)
         raise V2Error(f"tensor {show(name)}: {datatype} {show_shape(shape)} takes {expected} bytes, got {view.nbytes}")
@@ -141,49 +198,81 @@ def decode_binary(datatype: str, shape: tuple[int, ...], view: memoryview, name:
     return _shaped(flat, shape, name)
 
 
-def _decode_bytes(count: int, shape: tuple[int, ...], view: memoryview, name: str) -> Array:
-    if count * _LENGTH.size > view.nbytes:
+def bytes_apart(array: Array | BytesData, view: memoryview) -> int:
+    """The bytes of an array that `decode_binary` made of `view`, if it is not a view of it."""
+    if type(array) is BytesData or not array.nbytes or np.may_share_memory(array, np.frombuffer(view, _U1)):
+        return 0
+    return array.nbytes
+
+
+def _check_bytes(count: int, shape: tuple[int, ...], view: memoryview, name: str) -> None:
+    size = view.nbytes
+    if count * _LENGTH.size > size:
         raise V2Error(
             f"tensor {show(name)}: BYTES {show_shape(shape)} has {show(count)} elements, each with a length of 4 bytes,"
-            f" got {view.nbytes} bytes"
+            f" got {size} bytes"
         )
-    items = []
-    at = 0
-    for index in range(count):
+    if count and _are_alike(view, count, _LENGTH.unpack_from(view)[0]):
+        return
+    at, length_at = 0, _LENGTH.unpack_from
+    try:
+        for _ in range(count):
+            at += 4 + length_at(view, at)[0]
+    except struct.error:
+        raise _fault_of_bytes(count, view, name) from None
+    if at > size:
+        raise _fault_of_bytes(count, view, name)
+    if at < size:
+        raise V2Error(f"tensor {show(name)}: {size - at} bytes are left after the last of {count} elements")
+
+
+def _are_alike(view: memoryview, count: int, length: int) -> bool:
+    """Whether all elements have that length, and take up the data."""
+    step = _LENGTH.size + length
+    return step * count == view.nbytes and bool((np.ndarray(count, "<u4", view, 0, step) == length).all())
+
+
+def _fault_of_bytes(count: int, view: memoryview, name: str) -> V2Error:
+    """The error for data that ends before its elements do: which of them is the first that is not whole."""
+    at = index = 0
+    while at + _LENGTH.size <= view.nbytes:
         start = at + _LENGTH.size
-        if start > view.nbytes:
-            raise V2Error(f"tensor {show(name)}: the length of element {index} of {count} is cut off")
-        at = start + _LENGTH.unpack_from(view, start - _LENGTH.size)[0]
+        at = start + _LENGTH.unpack_from(view, at)[0]
         if at > view.nbytes:
             rest = view.nbytes - start
-            raise V2Error(f"tensor {show(name)}: element {index} of {count} has {at - start} bytes, only {rest} are left")
-        items.append(bytes(view[start:at]))
-    if at != view.nbytes:
-        raise V2Error(f"tensor {show(name)}: {view.nbytes - at} bytes are left after the last of {count} elements")
-    return _objects(items, shape, name)
+            return V2Error(f"tensor {show(name)}: element {index} of {count} has {at - start} bytes, only {rest} are left")
+        index += 1
+    return V2Error(f"tensor {show(name)}: the length of element {index} of {count} is cut off")
 
 
-def _objects(items: list[bytes], shape: tuple[int, ...], name: str) -> Array:
+def _check_empty(count: int, dtype: np.dtype[Any], shape: tuple[int, ...], name: str) -> None:
+    # One zero makes a tensor empty however large the other dimensions are; numpy wants those below 2**63 bytes too.
+    if not count and math.prod(filter(None, shape)) * dtype.itemsize >= 2**63:
+        raise V2Error(f"tensor {show(name)}: shape {show_shape(shape)} is too large")
+
+
+def _objects(items: list[bytes], shape: tuple[int, ...]) -> Array:
     flat = np.empty(len(items), object)
     flat[:] = items
     flat.setflags(write=False)
-    return _shaped(flat, shape, name)
-
-
-def _shaped(flat: Array, shape: tuple[int, ...], name: str) -> Array:
-    # One zero makes a tensor empty however large the other dimensions are; numpy wants those below 2**63 bytes too.
-    if not flat.size and math.prod(filter(None, shape)) * flat.itemsize >= 2**63:
-        raise V2Error(f"tensor {show(name)}: shape {show_shape(shape)} is too large")
     return flat.reshape(shape)
 
 
-def encode_binary(array: Array, datatype: str) -> list[Buffer]:
+def _shaped(flat: Array, shape: tuple[int, ...], name: str) -> Array:
+    _check_empty(flat.size, flat.dtype, shape, name)
+    return flat.reshape(shape)
+
+
+def encode_binary(array: Array | BytesData, datatype: str) -> list[Buffer]:
     """The binary data of an array, as buffers to write in order; none for an array without elements.
 
     The array's own memory where it is row-major and little-endian: it must not change until it is written. Else, and
-    for BYTES (elements `bytes` or `str`, the latter as UTF-8), a copy. V2Error with status 500 if the array is not of
-    that datatype: nothing is cast.
+    for BYTES (elements `bytes` or `str`, the latter as UTF-8), a copy; what stands for BYTES that were received leaves
+    as they came. V2Error with status 500 if the array is not of that datatype: nothing is cast.
     """
+    if type(array) is BytesData:
+        _check_dtype(array, datatype)
+        return [array.data] if array.size else []
     if datatype == "BYTES":
         items = _bytes_items(array)
         data = b"".join(itertools.chain.from_iterable((_LENGTH.pack(len(item)), item) for item in items))
@@ -198,7 +287,7 @@ def encode_binary(array: Array, datatype: str) -> list[Buffer]:
     return [flat.view(_U1).data]  # as bytes: bfloat16 has no format of its own in the buffer protocol
 
 
-def to_json(array: Array, datatype: str) -> bytes:
+def to_json(array: Array | BytesData, datatype: str) -> bytes:
     """The `data` of an array: a flat JSON array, row-major.
 
     Integers are exact and a float is the shortest text that reads back to the same value: for FP32, and the 16-bit
@@ -206,21 +295,19 @@ def to_json(array: Array, datatype: str) -> bytes:
     them: ask for binary data where the sign matters. BYTES are strings; V2Error if one is not UTF-8, and with status
     500 if the array is not of that datatype.
     """
-    if array.dtype is not _SINGLES.get(datatype):
+    if type(array) is BytesData:
+        _check_dtype(array, datatype)
+        array = array.array()
+    if array.dtype is not _WRITTEN_AS_IS.get(datatype) or not array.flags.aligned:
         if datatype == "BYTES":
             return _encode([_as_text(item) for item in _bytes_items(array)])
         _check_dtype(array, datatype)
-        if datatype not in _SINGLES:
-            return _encode(array.ravel().tolist())
-    if array.size > _FEW:
-        return _encode(_shortest(array.ravel()).tolist())
-    text = _encode(array.ravel().tolist())
-    if text.translate(_ALL_ZERO, b".").find(b"0000000") < 0 and _E not in text:
-        return text  # at most 6 digits are the text of no other single: so it is the shortest, as it is for the double
-    return _few_singles(array.ravel(), text)
+        array = np.array(array, _FP32 if datatype == "BF16" else DATATYPES[datatype])  # in native order, and aligned
+    flat = array.ravel()  # contiguous
+    return _dumps(flat if type(flat) is np.ndarray else np.asarray(flat), None, _NUMPY)
 
 
-def _check_dtype(array: Array, datatype: str) -> None:
+def _check_dtype(array: Array | BytesData, datatype: str) -> None:
     dtype = DATATYPES.get(datatype)
     if array.dtype is dtype:
         return
@@ -254,76 +341,11 @@ def _as_text(item: bytes) -> str:
         raise V2Error("the output is not UTF-8 and JSON has no other text: ask for it with binary_data true") from None
 
 
-_FEW = 32  # up to here the fixed cost of the vector steps is more than numpy's own conversion
-_BLOCK = 2048  # elements for which the arrays of all steps stay in the nearest cache
-_SINGLES = {name: DATATYPES[name] for name in ("FP32", "FP16", "BF16")}  # all of them are singles too
-_E = ord("e")
-_ALL_ZERO = bytes(ord("0") if byte in b"0123456789" else byte for byte in range(256))
-
-
-def _few_singles(values: Array, text: bytes) -> bytes:
-    """The JSON of singles and halves, given that of the same doubles: numpy writes the shortest text, 0.4 us each."""
-    if text.find(b"null") >= 0:
-        return _encode(_shortest(values).tolist())
-    text = b",".join(values.astype(_FP32, copy=False).astype("S24").tolist())
-    if _E in text:  # numpy writes exponents in its own way
-        return _encode(list(map(float, text.split(b","))))
-    return b"[%b]" % text
-
-
-def _scales() -> tuple[npt.NDArray[np.float64], npt.NDArray[np.float64]]:
-    """By the upper 9 bits of a single, sign and exponent: the power of ten that makes a whole number of 9 digits of it,
-    the same for magnitudes from the next power of ten on, and that power. NaN beyond what a double holds exactly; 1
-    for zeros and subnormals, of which only zeros are whole then."""
-    scales, limits = np.full((2, 512), np.nan), np.full(512, np.inf)
-    for exponent in range(127 - 40, 127 + 20):  # a binade, of which one power of ten is in the middle at most
-        low = 2.0 ** (exponent - 127)
-        digits = int(f"{low:e}".partition("e")[2])
-        for upper, magnitude in enumerate((digits, digits + 1)):
-            if -12 <= magnitude <= 5:
-                scales[upper, [exponent, exponent + 256]] = float(10 ** (8 - magnitude))
-        limits[[exponent, exponent + 256]] = float(f"1e{digits + 1}")
-    scales[0, [0, 256]] = 1
-    return scales.reshape(-1), limits
-
-
-_SCALES, _LIMITS = _scales()
-
-
-@np.errstate(invalid="ignore")  # a signalling NaN is quietened, and numpy would warn of it
-def _shortest(values: Array) -> npt.NDArray[np.float64]:
-    """Doubles whose shortest text is that of the given singles: 0.1 and not 0.10000000149011612.
-
-    numpy writes the text itself, 0.4 us each. For ordinary magnitudes there is a way around it: round to 9 digits, then
-    to 8, 7 and 6 where that reads back too. Whole number and power of ten are exact, so their quotient is the
-    double nearest to that decimal, which is what its text means.
-    """
-    values = values.astype(_FP32, copy=False)
-    if values.size <= _BLOCK:
-        return _shortest_of(values)
-    return np.concatenate([_shortest_of(values[at : at + _BLOCK]) for at in range(0, values.size, _BLOCK)])
-
-
-def _shortest_of(values: Array) -> npt.NDArray[np.float64]:
-    wide = values.astype(_FP64)
-    index = values.view(_U4) >> 23
-    scale = _SCALES.take(np.where(np.abs(wide) < _LIMITS.take(index), index, index + 512))
-    shortest: npt.NDArray[np.float64] = np.rint(wide * scale) / scale
-    rest = np.flatnonzero(shortest.astype(_FP32) != values)
-    for _ in range(3):
-        scale /= 10
-        decimal = np.rint(wide * scale) / scale
-        np.copyto(shortest, decimal, where=decimal.astype(_FP32) == values)
-    if rest.size:
-        shortest[rest] = values[rest].astype("S24").astype(_FP64)
-    return shortest
-
-
 def from_json(datatype: str, shape: tuple[int, ...], data: object, name: str, *, numbers: bool = False) -> Array:
     """The array of a tensor's `data`: a flat array of its elements in row-major order, or arrays nested exactly as
     the shape says. Read-only.
 
-    Elements: for integers a whole number in range (1.0 is one); for floats any number in range, `null` for NaN;
+    Elements: for integers a whole number in range (1.0 is one, below 2**53); for floats any number in range, `null` for NaN;
     for BOOL true, false, 0 and 1; for BYTES a string, taken as UTF-8. Anything else, another count or another nesting
     is a V2Error that names the tensor and the first wrong element; nothing is cut, wrapped or guessed.
 
@@ -336,7 +358,8 @@ def from_json(datatype: str, shape: tuple[int, ...], data: object, name: str, *,
     if numbers and count and (packed := _pack(datatype, values)) is not None:
         return np.ndarray(shape, DATATYPES[datatype], packed)
     if datatype == "BYTES":
-        return _objects(_to_bytes(values, name), shape, name)
+        _check_empty(count, DATATYPES[datatype], shape, name)
+        return _objects(_to_bytes(values, name), shape)
     array = _to_array(datatype, values, name)
     array.setflags(write=False)
     return _shaped(array, shape, name)
@@ -391,7 +414,7 @@ def _to_array(datatype: str, values: list[Any], name: str) -> Array:
         return np.array(values, np.bool_)
     if kinds <= {float, int} and (packed := _pack(datatype, values)) is not None:
         return np.frombuffer(packed, DATATYPES[datatype])
-    if datatype in _RANGES:
+    if datatype in RANGES:
         return np.array(_to_integers(datatype, values, kinds, name), DATATYPES[datatype])
     if not kinds <= {float, int, type(None)}:
         bad = _first(values, lambda v: type(v) not in (float, int, type(None)))
@@ -401,12 +424,15 @@ def _to_array(datatype: str, values: list[Any], name: str) -> Array:
 
 def _to_integers(datatype: str, values: list[Any], kinds: set[type], name: str) -> list[int]:
     if float in kinds:
-        values = [int(v) if type(v) is float and v.is_integer() else v for v in values]
+        values = [int(v) if type(v) is float and -_EXACT < v < _EXACT and v.is_integer() else v for v in values]
         kinds = set(map(type, values))
-    low, high = _RANGES[datatype]
+    low, high = RANGES[datatype]
     if not kinds <= {int} or (values and not (low <= min(values) and max(values) <= high)):
         bad = _first(values, lambda v: type(v) is not int or not low <= v <= high)
-        raise _wrong(name, f"{datatype} takes whole numbers from {low} to {high}", values, bad)
+        rule = f"{datatype} takes whole numbers from {low} to {high}"
+        if type(values[bad]) is float:
+            rule += ", those with a point or an exponent below 2**53"
+        raise _wrong(name, rule, values, bad)
     return values
 
 
@@ -417,12 +443,25 @@ def _to_floats(datatype: str, values: list[Any], name: str) -> Array:
         bad = _first(values, lambda v: type(v) is int and abs(v) >= _BEYOND_FP64)
     else:
         with np.errstate(over="ignore"):
-            narrow = wide.astype(DATATYPES[datatype], copy=False)
+            narrow = narrowed(wide, datatype)
         lost = np.isinf(narrow) & np.isfinite(wide)
         if not lost.any():
             return narrow
         bad = int(np.argmax(lost))
     raise _wrong(name, f"{datatype} takes numbers up to {_LARGEST[datatype]}", values, bad)
+
+
+def narrowed(wide: npt.NDArray[np.float64], datatype: str) -> Array:
+    """Doubles as an array of a datatype of floats: each the nearest; infinite where too large, of which numpy warns."""
+    if datatype == "BF16":
+        # by way of a single, which must not be half-way between two: it is rounded to even there, whatever it came from
+        single = wide.astype(_FP32)
+        halfway = ((single.view(_U4) & 0xFFFF) == 0x8000) & (single != wide)
+        if halfway.any():
+            towards = np.where(wide[halfway] > single[halfway], np.inf, -np.inf).astype(_FP32)
+            single[halfway] = np.nextafter(single[halfway], towards)
+        return single.astype(DATATYPES["BF16"])
+    return wide.astype(DATATYPES[datatype], copy=False)
 
 
 def _to_bytes(values: list[Any], name: str) -> list[bytes]:

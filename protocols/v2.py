@@ -2,9 +2,22 @@
 
 from __future__ import annotations
 
-from protocols.tensors import NO_PARAMETERS, Parameters, V2Error, V2Tensor
+from protocols.tensors import NO_PARAMETERS, BytesData, Parameters, V2Error, V2Tensor
 from protocols.v2_body import IHCL, V2Limits, parse_header_length
 from protocols.v2_codec import InferCodec
+from protocols.v2_frames import (
+    EVENTS,
+    FRAMES,
+    FrameDecoder,
+    V2Frame,
+    decode_streamed_reply,
+    encode_frame,
+    encode_infer_frame,
+    failure_body,
+    id_of,
+    prefers_frames,
+    split_frame,
+)
 from protocols.v2_metadata import (
     EXTENSIONS,
     ModelSignature,
@@ -20,9 +33,13 @@ from protocols.v2_request import RequestedOutput, V2Request, encode_infer_reques
 from protocols.v2_response import V2Answer, V2Reply, decode_infer_reply, render_infer
 
 __all__ = [
+    "EVENTS",
     "EXTENSIONS",
+    "FRAMES",
     "IHCL",
     "NO_PARAMETERS",
+    "BytesData",
+    "FrameDecoder",
     "InferCodec",
     "ModelSignature",
     "Parameters",
@@ -30,19 +47,27 @@ __all__ = [
     "TensorSpec",
     "V2Answer",
     "V2Error",
+    "V2Frame",
     "V2Limits",
     "V2Reply",
     "V2Request",
     "V2Tensor",
     "decode_infer_reply",
+    "decode_streamed_reply",
+    "encode_frame",
+    "encode_infer_frame",
     "encode_infer_request",
+    "failure_body",
+    "id_of",
     "live_body",
     "model_config",
     "model_metadata",
     "model_ready",
     "parse_header_length",
     "parse_infer",
+    "prefers_frames",
     "ready_body",
     "render_infer",
     "server_metadata",
+    "split_frame",
 ]

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any, final
@@ -17,6 +17,8 @@ from protocols.tensors import (
     DATATYPES,
     MAX_DIMS,
     NO_PARAMETERS,
+    Array,
+    BytesData,
     V2Error,
     V2Tensor,
     check_shape,
@@ -34,7 +36,7 @@ _OCTETS = (b"content-type", b"application/octet-stream")
 _MAX_HEADER_LENGTH = 2**31 - 1  # Triton and its clients read it as an int32
 
 # Extensions of Triton that do not exist here. To ignore one would answer something else than what was asked.
-UNSUPPORTED = frozenset(("shared_memory_region", "shared_memory_byte_size", "shared_memory_offset", "classification"))
+UNSUPPORTED = frozenset(("shared_memory_region", "shared_memory_byte_size", "shared_memory_offset"))
 
 
 @final
@@ -161,6 +163,23 @@ def read_tensors(
     entries: Iterable[dict[str, Any]], rest: memoryview, header_length: int | None, limits: V2Limits, kind: str
 ) -> tuple[V2Tensor, ...]:
     """The tensors that `entries` describe, from their `data` or, in that order, from `rest`, which they must use up."""
+
+    def decode(datatype: str, shape: tuple[int, ...], at: int, size: int, name: str) -> Array | BytesData:
+        return decode_binary(datatype, shape, rest[at : at + size], name)
+
+    return describe_tensors(entries, rest.nbytes, header_length, limits, kind, decode)
+
+
+def describe_tensors(
+    entries: Iterable[dict[str, Any]],
+    given: int | None,
+    header_length: int | None,
+    limits: V2Limits,
+    kind: str,
+    decode: Callable[[str, tuple[int, ...], int, int, str], Array | BytesData],
+) -> tuple[V2Tensor, ...]:
+    """The tensors that `entries` describe, whose binary data are the `given` bytes behind the JSON; None where nobody has
+    said how many. `decode` makes the array of datatype, shape, the place of its bytes, their number, and name."""
     tensors = []
     at = 0
     for entry in entries:
@@ -171,22 +190,23 @@ def read_tensors(
         parameters = read_parameters(entry, kind, name)
         data, size = entry.get("data"), parameters.pop("binary_data_size", None)
         if (data is None) == (size is None):
-            given = "neither data nor" if size is None else "both data and"
-            raise V2Error(f"{_what(kind, name)} has {given} binary_data_size")
+            missing = "neither data nor" if size is None else "both data and"
+            raise V2Error(f"{_what(kind, name)} has {missing} binary_data_size")
+        array: Array | BytesData
         if size is None:
             array = from_json(datatype, shape, data, name)
         else:
             _check_size(datatype, shape, size, kind, name)
             if size and header_length is None:
                 raise V2Error(f"{_what(kind, name)} is binary, but Inference-Header-Content-Length is missing")
-            if size > rest.nbytes - at:
-                left = rest.nbytes - at
+            if given is not None and size > given - at:
+                left = given - at
                 raise V2Error(f"{_what(kind, name)} has {size} bytes of binary data, but only {left} are left in the body")
-            array = decode_binary(datatype, shape, rest[at : at + size], name)
+            array = decode(datatype, shape, at, size, name)
             at += size
         tensors.append(V2Tensor(name=name, datatype=datatype, array=array, parameters=parameters or NO_PARAMETERS))
-    if at != rest.nbytes:
-        raise V2Error(f"the {kind}s take {at} bytes of binary data, but {rest.nbytes} follow the JSON")
+    if given is not None and at != given:
+        raise V2Error(f"the {kind}s take {at} bytes of binary data, but {given} follow the JSON")
     return tuple(tensors)
 
 

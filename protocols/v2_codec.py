@@ -14,17 +14,17 @@ import msgspec
 import numpy as np
 
 from protocols.events import Buffer
-from protocols.tensors import NO_PARAMETERS, Parameters, V2Error, V2Tensor, encode_binary, to_json
+from protocols.tensors import NO_PARAMETERS, BytesData, Parameters, V2Error, V2Tensor, encode_binary, to_json
 from protocols.v2_body import DEFAULT_LIMITS, JSON_FORM, V2Limits, form_of
 from protocols.v2_metadata import ModelSignature
 from protocols.v2_request import RequestedOutput, V2Request, parse_infer
-from protocols.v2_response import V2Reply, choose_outputs, render_infer
+from protocols.v2_response import V2Reply, check_outputs, choose_outputs, render_infer
 from protocols.v2_templates import Template, template_of
 from protocols.v2_typed import read_typed
 
 _KEPT = 128  # entries of a memo ...
 _KEPT_BYTES = 1024  # ... and bytes of the text in each
-_CHECKED = ("BYTES", "BOOL")  # datatypes of which the bytes are looked at
+_COMPARED = 256 * 1024  # bytes of JSON: one above is not compared with what was seen before
 
 _array = np.ndarray
 _encode = msgspec.json.Encoder().encode
@@ -51,11 +51,22 @@ class InferCodec:
     each of at most 1 KiB, and never an id, a parameter or a tensor's data. Threads may share it.
     """
 
-    __slots__ = ("_largest", "_limits", "_openings", "_plans", "_prefix", "_recent", "_signature", "_templates", "_version")
+    __slots__ = (
+        "_largest",
+        "_limits",
+        "_openings",
+        "_plans",
+        "_prefix",
+        "_promises",
+        "_recent",
+        "_signature",
+        "_templates",
+        "_version",
+    )
 
     def __init__(self, signature: ModelSignature, *, version: str = "", limits: V2Limits = DEFAULT_LIMITS) -> None:
         self._signature, self._version, self._limits = signature, version, limits
-        self._largest = limits.json
+        self._largest, self._promises = limits.json, signature.promised is not None
         named = {"model_name": signature.name} | ({"model_version": version} if version else {})
         self._prefix = _encode(named)[:-1] + b","
         self._plans: dict[bytes, _Plan] = {}
@@ -75,7 +86,7 @@ class InferCodec:
             return parse_infer(view, header_length, self._signature, self._limits)
         head = view[:header_length].tobytes()
         size -= header_length
-        plan = self._plans.get(head)
+        plan = self._plans.get(head) if header_length <= _KEPT_BYTES else None
         if plan is None or plan.size != size:
             request = read_typed(head, view[header_length:], self._signature, self._limits)
             if request is None:
@@ -93,6 +104,8 @@ class InferCodec:
 
     def _read_json(self, view: memoryview) -> V2Request:
         text, recent = view.tobytes(), self._recent
+        if len(text) > _COMPARED:
+            return read_typed(text, None, self._signature, self._limits) or self._read_by_rules(text)
         if recent is not None and (request := recent.read(text)) is not None:
             return request
         cut = text.find(b'"data"', 0, _KEPT_BYTES)
@@ -103,12 +116,15 @@ class InferCodec:
             return request
         request = read_typed(text, None, self._signature, self._limits)
         if request is None:
-            return parse_infer(text, None, self._signature, self._limits)
+            return self._read_by_rules(text)
         if key and not _is_somebodys(request):
             # what comes once, like a shape that no other has, is not worth taking apart
             again = template is None and key in self._templates
             _keep(self._templates, key, template_of(text, request, _KEPT_BYTES) if again else None)
         return request
+
+    def _read_by_rules(self, text: bytes) -> V2Request:
+        return parse_infer(text, None, self._signature, self._limits)
 
     def render(
         self,
@@ -129,6 +145,8 @@ class InferCodec:
     def _write(self, outputs: Sequence[V2Tensor], request: V2Request, id: str) -> V2Reply:
         data: list[Buffer] = []
         if len(outputs) == 1 and not request.outputs:
+            if self._promises:
+                check_outputs(outputs, self._signature)
             entries = self._write_output(outputs[0], request.binary_default, data)
         else:
             chosen = choose_outputs(outputs, request, self._signature)
@@ -180,7 +198,8 @@ def _plan_of(request: V2Request, size: int) -> _Plan | None:
     at = 0
     for tensor in request.inputs:
         array = tensor.array
-        if tensor.datatype in _CHECKED or not array.size:
+        # The bytes of BYTES and BOOL are looked at each time.
+        if type(array) is BytesData or tensor.datatype == "BOOL" or not array.size:
             return None
         inputs.append((tensor.name, tensor.datatype, array.dtype, array.shape, at))
         at += array.nbytes

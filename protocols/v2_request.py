@@ -3,14 +3,25 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, final
 
 import msgspec
 import numpy as np
 
 from protocols.events import Buffer
-from protocols.tensors import DATATYPES, NO_PARAMETERS, Array, Parameters, V2Error, V2Tensor, decode_binary, show, show_shape
+from protocols.tensors import (
+    DATATYPES,
+    NO_PARAMETERS,
+    Array,
+    Parameters,
+    V2Error,
+    V2Tensor,
+    bytes_apart,
+    decode_fixed,
+    show,
+    show_shape,
+)
 from protocols.v2_body import (
     DEFAULT_LIMITS,
     V2Limits,
@@ -24,27 +35,32 @@ from protocols.v2_body import (
     with_length,
     write_tensor,
 )
-from protocols.v2_metadata import ModelSignature, TensorSpec
+from protocols.v2_classification import read_count
+from protocols.v2_metadata import ModelSignature
 
 
 @final
 class RequestedOutput(msgspec.Struct, frozen=True, kw_only=True, gc=False):
-    """An output by name; `binary` None leaves its form to the request's `binary_data_output`."""
+    """An output by name; `binary` None leaves its form to the request's `binary_data_output`. `classification` above 0 asks
+    for that many of its largest values: see `classify`."""
 
     name: str
     binary: bool | None = None
+    classification: int = 0
 
 
 @final
 class V2Request(msgspec.Struct, frozen=True, kw_only=True, eq=False, gc=False):
     """A checked request. `id` is empty where there is none; `parameters` are the model's, so without
-    `binary_data_output`, which is `binary_default`; `outputs` empty asks for all of them."""
+    `binary_data_output`, which is `binary_default`; `outputs` empty asks for all of them. `copied` are the bytes that
+    were copied or converted to make the arrays: none for views of the body, all of the JSON where an input is in it."""
 
     id: str = ""
     parameters: Parameters = NO_PARAMETERS
     inputs: tuple[V2Tensor, ...] = ()
     outputs: tuple[RequestedOutput, ...] = ()
     binary_default: bool = False
+    copied: int = 0
 
     def wants_binary(self, output: str) -> bool:
         """Whether that output is asked for as binary data: `binary_data` on it outranks `binary_data_output`."""
@@ -67,12 +83,36 @@ def parse_infer(
     if header_length == 0:
         return _raw_request(memoryview(body), signature)
     head, rest = split_body(body, header_length, limits, "the request")
+    request = read_request(
+        head, signature, limits, lambda entries: read_tensors(entries, rest, header_length, limits, "input")
+    )
+    copied = _count_copied(head["inputs"], request.inputs, memoryview(body).nbytes - rest.nbytes, rest)
+    return msgspec.structs.replace(request, copied=copied) if copied else request
+
+
+def _count_copied(entries: list[dict[str, Any]], inputs: Sequence[V2Tensor], length: int, rest: memoryview) -> int:
+    read = copied = 0
+    for entry, tensor in zip(entries, inputs, strict=True):
+        if entry.get("data") is None:
+            copied += bytes_apart(tensor.array, rest)
+        else:
+            read = length
+    return copied + read
+
+
+def read_request(
+    head: dict[str, Any],
+    signature: ModelSignature,
+    limits: V2Limits,
+    read_inputs: Callable[[list[dict[str, Any]]], tuple[V2Tensor, ...]],
+) -> V2Request:
+    """What the JSON of a request says. `read_inputs` makes tensors of the entries of its inputs."""
     parameters = read_parameters(head, "the request")
     for key in parameters:
         if key.startswith("triton_"):
             raise V2Error(f"parameter {show(key)} of the request: names that begin with triton_ are reserved")
     binary_default = take_flag(parameters, "binary_data_output", "the request") or False
-    inputs = read_tensors(read_entries(head, "inputs", limits), rest, header_length, limits, "input")
+    inputs = read_inputs(read_entries(head, "inputs", limits))
     check_inputs(inputs, signature)
     return V2Request(
         id=read_string(head, "id"),
@@ -87,26 +127,29 @@ def check_inputs(inputs: Sequence[V2Tensor], signature: ModelSignature) -> None:
     """V2Error unless the inputs, of which no two have the same name, are those that the model declares."""
     expected = signature.expected
     if expected is None:
+        if signature.max_batch_size:
+            _check_batch(inputs, signature.max_batch_size)
         return
-    specs = [expected.get(tensor.name) for tensor in inputs]
-    if len(specs) != len(expected) or None in specs:
-        given = {tensor.name for tensor in inputs}
+    given = {tensor.name for tensor in inputs}
+    if not signature.required <= given <= expected.keys():
         wrong = [f"unknown input {show(tensor.name)}" for tensor in inputs if tensor.name not in expected]
-        wrong += [f"missing input {show(name)}" for name in expected if name not in given]
+        wrong += [f"missing input {show(name)}" for name in expected if name in signature.required - given]
         takes = ", ".join(map(show, expected)) or "none"
         raise V2Error(f"{', '.join(wrong[:2])}: model {show(signature.name)} takes {takes}")
     for tensor in inputs:
         spec = expected[tensor.name]
-        if tensor.datatype != spec.datatype:
+        if spec.datatype and tensor.datatype != spec.datatype:
             raise V2Error(f"input {show(tensor.name)}: datatype must be {spec.datatype}, got {tensor.datatype}")
         if not spec.fits(shape := tensor.array.shape):
-            wanted = list(spec.shape)
-            raise V2Error(f"input {show(tensor.name)}: shape must be {wanted} (-1 is any), got {show_shape(shape)}")
+            raise V2Error(f"input {show(tensor.name)}: shape must {spec.wanted}, got {show_shape(shape)}")
     if signature.max_batch_size:
         _check_batch(inputs, signature.max_batch_size)
 
 
 def _check_batch(inputs: Sequence[V2Tensor], largest: int) -> None:
+    for tensor in inputs:
+        if not tensor.array.shape:
+            raise V2Error(f"input {show(tensor.name)}: shape must begin with the batch dimension, got []")
     sizes = sorted({tensor.array.shape[0] for tensor in inputs})
     if len(sizes) > 1:
         raise V2Error(f"all inputs must have one batch size, got {sizes[0]} and {sizes[-1]}")
@@ -120,14 +163,16 @@ def _read_outputs(entries: list[dict[str, Any]], signature: ModelSignature) -> t
         name = entry["name"]
         check_output(name, signature)
         parameters = read_parameters(entry, "output", name)
-        outputs.append(RequestedOutput(name=name, binary=take_flag(parameters, "binary_data", "output", name)))
+        binary = take_flag(parameters, "binary_data", "output", name)
+        count = read_count(parameters.get("classification"), name)
+        outputs.append(RequestedOutput(name=name, binary=binary, classification=count))
     return tuple(outputs)
 
 
 def check_output(name: str, signature: ModelSignature) -> None:
     """V2Error unless the model may give an output of that name."""
-    if signature.output_names is not None and name not in signature.output_names:
-        known = ", ".join(show(spec.name) for spec in signature.outputs or ())
+    if signature.promised is not None and name not in signature.promised:
+        known = ", ".join(map(show, signature.promised))
         raise V2Error(f"unknown output {show(name)}: model {show(signature.name)} gives {known}")
 
 
@@ -139,30 +184,34 @@ def _raw_request(view: memoryview, signature: ModelSignature) -> V2Request:
             f" {show(signature.name)} has {has}"
         )
     spec = signature.inputs[0]
-    array = _raw_element(view, spec) if spec.datatype == "BYTES" else _raw_array(view, spec)
+    if not spec.datatype or spec.shape is None:
+        missing = "shape" if spec.datatype else "datatype"
+        raise V2Error(f"a raw binary request does not tell the {missing} of input {show(spec.name)}, nor does its model")
+    read = _raw_element if spec.datatype == "BYTES" else _raw_array
+    array = read(view, spec.name, spec.datatype, spec.shape)
+    copied = bytes_apart(array, view) and view.nbytes
     if signature.max_batch_size:
         array = array[np.newaxis]  # a batch of one
     tensor = V2Tensor(name=spec.name, datatype=spec.datatype, array=array)
-    return V2Request(inputs=(tensor,), binary_default=True)
+    return V2Request(inputs=(tensor,), binary_default=True, copied=copied)
 
 
-def _raw_element(view: memoryview, spec: TensorSpec) -> Array:
+def _raw_element(view: memoryview, name: str, datatype: str, shape: tuple[int, ...]) -> Array:
     # The body is the element itself; what looks like a length in front of it is content.
-    if -1 in spec.shape or math.prod(spec.shape) != 1:
-        raise V2Error(f"a raw binary request is one BYTES element, but input {show(spec.name)} has {list(spec.shape)}")
+    if -1 in shape or math.prod(shape) != 1:
+        raise V2Error(f"a raw binary request is one {datatype} element, but input {show(name)} has {list(shape)}")
     array = np.empty(1, object)
     array[0] = bytes(view)
     array.setflags(write=False)
-    return array.reshape(spec.shape)
+    return array.reshape(shape)
 
 
-def _raw_array(view: memoryview, spec: TensorSpec) -> Array:
-    if spec.shape.count(-1) > 1:
-        raise V2Error(f"a raw binary request tells one open dimension, but input {show(spec.name)} has {list(spec.shape)}")
-    row = math.prod(size for size in spec.shape if size != -1) * DATATYPES[spec.datatype].itemsize
+def _raw_array(view: memoryview, name: str, datatype: str, shape: tuple[int, ...]) -> Array:
+    if shape.count(-1) > 1:
+        raise V2Error(f"a raw binary request tells one open dimension, but input {show(name)} has {list(shape)}")
+    row = math.prod(size for size in shape if size != -1) * DATATYPES[datatype].itemsize
     variable = view.nbytes // row if row else 0
-    shape = tuple(variable if size == -1 else size for size in spec.shape)
-    return decode_binary(spec.datatype, shape, view, spec.name)
+    return decode_fixed(datatype, tuple(variable if size == -1 else size for size in shape), view, name)
 
 
 def encode_infer_request(
@@ -194,6 +243,7 @@ def encode_infer_request(
 
 
 def _write_output(output: RequestedOutput) -> dict[str, Any]:
-    if output.binary is None:
-        return {"name": output.name}
-    return {"name": output.name, "parameters": {"binary_data": output.binary}}
+    parameters: dict[str, Any] = {} if output.binary is None else {"binary_data": output.binary}
+    if output.classification:
+        parameters["classification"] = output.classification
+    return {"name": output.name, "parameters": parameters} if parameters else {"name": output.name}

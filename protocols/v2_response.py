@@ -8,7 +8,7 @@ from typing import Any, final
 import msgspec
 
 from protocols.events import Buffer, Headers
-from protocols.tensors import NO_PARAMETERS, Parameters, V2Error, V2Tensor, show
+from protocols.tensors import NO_PARAMETERS, Parameters, V2Error, V2Tensor, show, show_shape
 from protocols.v2_body import (
     DEFAULT_LIMITS,
     IHCL,
@@ -23,6 +23,7 @@ from protocols.v2_body import (
     with_length,
     write_tensor,
 )
+from protocols.v2_classification import classify
 from protocols.v2_metadata import ModelSignature
 from protocols.v2_request import V2Request
 
@@ -78,7 +79,10 @@ def render_infer(
 def choose_outputs(
     outputs: Sequence[V2Tensor], request: V2Request, signature: ModelSignature | None
 ) -> list[tuple[V2Tensor, bool]]:
-    """The outputs that the request asks for, each with whether it is asked for as binary data."""
+    """The outputs that the request asks for, in the form of classes where it does, each with whether it is asked for as
+    binary data. V2Error where one is not what the model has declared."""
+    if signature is not None:
+        check_outputs(outputs, signature)
     if not request.outputs:
         return [(tensor, request.binary_default) for tensor in outputs]
     given = {tensor.name: tensor for tensor in outputs}
@@ -89,8 +93,28 @@ def choose_outputs(
             declared = signature is not None and signature.outputs is not None
             gives = ", ".join(map(show, given)) or "none"
             raise V2Error(f"unknown output {show(wanted.name)}: the model gave {gives}", status=500 if declared else 400)
-        chosen.append((given[wanted.name], request.binary_default if wanted.binary is None else wanted.binary))
+        tensor = given[wanted.name]
+        if wanted.classification:
+            promised = None if signature is None or signature.promised is None else signature.promised[wanted.name]
+            tensor = classify(tensor, wanted.classification, promised.labels if promised is not None else ())
+        chosen.append((tensor, request.binary_default if wanted.binary is None else wanted.binary))
     return chosen
+
+
+def check_outputs(outputs: Sequence[V2Tensor], signature: ModelSignature) -> None:
+    """V2Error with status 500 for an output that the model does not declare, or declares otherwise."""
+    promised = signature.promised
+    if promised is None:
+        return
+    for tensor in outputs:
+        of = f"output {show(tensor.name)} of model {show(signature.name)}"
+        spec = promised.get(tensor.name)
+        if spec is None:
+            raise V2Error(f"{of} is not one that it declares: {', '.join(map(show, promised)) or 'none'}", status=500)
+        if spec.datatype and tensor.datatype != spec.datatype:
+            raise V2Error(f"{of} is declared as {spec.datatype}, the model gave {tensor.datatype}", status=500)
+        if not spec.fits(shape := tensor.array.shape):
+            raise V2Error(f"{of}: its shape must {spec.wanted}, the model gave {show_shape(shape)}", status=500)
 
 
 @final
@@ -111,7 +135,7 @@ class V2Answer(msgspec.Struct, frozen=True, kw_only=True, eq=False, gc=False):
 
 
 def decode_infer_reply(headers: Headers, body: Buffer, *, status: int = 200, limits: V2Limits = DEFAULT_LIMITS) -> V2Answer:
-    """The reply in a complete body. Binary outputs are read-only views of it.
+    """The reply in a complete body. Binary outputs are read-only views of it, those of BYTES arrays of `bytes`.
 
     `headers` have lower-case names. V2Error for what is not a v2 reply, and for a status other than 200, which it then
     carries, with the server's text.
@@ -120,10 +144,11 @@ def decode_infer_reply(headers: Headers, body: Buffer, *, status: int = 200, lim
     head, rest = split_body(body, header_length, limits, "the reply")
     if status != 200:
         raise V2Error(read_string(head, "error"), status=status)
+    tensors = read_tensors(read_entries(head, "outputs", limits), rest, header_length, limits, "output")
     return V2Answer(
         model_name=read_string(head, "model_name"),
         model_version=read_string(head, "model_version"),
         id=read_string(head, "id"),
         parameters=read_parameters(head, "the reply"),
-        outputs=read_tensors(read_entries(head, "outputs", limits), rest, header_length, limits, "output"),
+        outputs=tuple([msgspec.structs.replace(tensor, array=tensor.elements) for tensor in tensors]),
     )

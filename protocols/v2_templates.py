@@ -10,8 +10,9 @@ from typing import Any, TypeAlias, final
 import msgspec
 import numpy as np
 
+from protocols.json_numbers import FAST_FROM, read_numbers
 from protocols.strict_json import MAX_NUMBER, is_plain
-from protocols.tensors import DATATYPES, PACK_AT_ONCE, PACKED, V2Error, V2Tensor, from_json, packer
+from protocols.tensors import DATATYPES, PACK_AT_ONCE, PACKED, Array, V2Error, V2Tensor, from_json, packer
 from protocols.v2_request import RequestedOutput, V2Request
 from protocols.v2_typed import Numbers
 
@@ -64,20 +65,26 @@ class Template(msgspec.Struct, frozen=True, gc=False):
                 end = text.find(after, at)
                 if end < 0:
                     return None
-                values = _decode_numbers(text[at:end])
-                if end - at > MAX_NUMBER and not is_plain(text[at:end], 0):
-                    return None
-                if values and type(values[0]) is list:
-                    array = from_json(datatype, shape, values, name, numbers=True)
+                array: Array | None
+                if end - at >= FAST_FROM:
+                    array = read_numbers(text, at, end, datatype, shape)
+                    if array is None:
+                        return None
                 else:
-                    array = _array(shape, dtype, pack(*values))
+                    values = _decode_numbers(text[at:end])
+                    if end - at > MAX_NUMBER and not is_plain(text[at:end], 0):
+                        return None
+                    if values and type(values[0]) is list:
+                        array = from_json(datatype, shape, values, name, numbers=True)
+                    else:
+                        array = _array(shape, dtype, pack(*values))
                 inputs.append(V2Tensor(name=name, datatype=datatype, array=array))
                 at = end + len(after)
         except (msgspec.DecodeError, UnicodeDecodeError, struct.error, OverflowError, V2Error):
             return None
         if at != len(text):
             return None
-        return V2Request(inputs=tuple(inputs), outputs=self.outputs, binary_default=self.binary_default)
+        return V2Request(inputs=tuple(inputs), outputs=self.outputs, binary_default=self.binary_default, copied=len(text))
 
 
 def template_of(text: bytes, request: V2Request, largest: int) -> Template | None:

@@ -12,7 +12,9 @@ PACKAGES = ("protocols", "models", "gateway")
 # What each package may import beside itself. The standard library is allowed except for what would be I/O, time or
 # chance in a sans-IO machine.
 THIRD_PARTY = {
-    "protocols": {"h2", "hpack", "hyperframe", "httptools", "wsproto", "numpy", "ml_dtypes", "msgspec"},
+    "protocols": {
+        "h2", "hpack", "hyperframe", "httptools", "wsproto", "numpy", "ml_dtypes", "msgspec", "orjson", "simdjson",
+    },
     "models": {"trio", "numpy", "ml_dtypes", "msgspec"},
     "gateway": {
         "protocols", "models", "trio", "numpy", "ml_dtypes", "msgspec", "click", "cryptography", "pythonjsonlogger",

@@ -12,7 +12,17 @@ from gateway.dialects.base import NO_PARAMETERS, Models, beside, octets, reply_o
 from gateway.dialects.blame import Blame, blame
 from gateway.dialects.endpoints import Endpoints
 from gateway.dialects.lmi import read_prompt
-from gateway.errors import BadRequest, DeadlineExceeded, Drained, Ending, Forbidden, GatewayError, Overloaded, Unavailable
+from gateway.errors import (
+    BadRequest,
+    DeadlineExceeded,
+    Drained,
+    Ending,
+    Forbidden,
+    GatewayError,
+    Overloaded,
+    TooLarge,
+    Unavailable,
+)
 from gateway.exchange import Exchange
 from gateway.signatures import Signatures, refusal
 from gateway.workers.worker import Worker
@@ -32,7 +42,7 @@ _PARTIAL, _COMPLETE = bidi.Completion.PARTIAL, bidi.Completion.COMPLETE
 _UTF8, _BINARY = PartKind.UTF8, PartKind.BINARY
 _TEXT, _CONTINUATION = Opcode.TEXT, Opcode.CONTINUATION
 # RFC 6455 section 7.4.1 and the IANA registry
-_GOING_AWAY, _INVALID, _INTERNAL, _TRY_AGAIN = 1001, 1007, 1011, 1013
+_GOING_AWAY, _INVALID, _TOO_BIG, _INTERNAL, _TRY_AGAIN = 1001, 1007, 1009, 1011, 1013
 _SMALL = 64 * 1024
 _LONG = 2 * 1024 * 1024  # bytes of a message that are a millisecond's work or two: checksums, a digest, base64
 _RECEIVED = 1  # what a part is of a task's turn, beside the four of a message that is sent
@@ -370,19 +380,26 @@ class _FrameChannel(Channel[Part, Part]):
         self._continuing = not message.last
 
     def fail(self, error: GatewayError) -> None:
-        """Before the handshake's answer an HTTP status; then a Close whose code says whose fault it was and whose reason is
-        the message, cut to what a Close holds."""
-        if not self._exchange.status:
+        """Before the handshake's answer an HTTP status; then a Close."""
+        if self._exchange.status:
+            close(self._exchange, error)
+        else:
             self._exchange.refuse(error)
-            return
-        match error:
-            case Drained():
-                code = _GOING_AWAY
-            case Overloaded() | Unavailable():
-                code = _TRY_AGAIN
-            case BadRequest():
-                code = _INVALID
-            case _:
-                code = _INTERNAL
-        reason = error.message.encode()[:123].decode(errors="ignore")  # RFC 6455 section 5.5: 125 bytes with the code
-        self._exchange.finish(error.ending, code=code, reason=reason)
+
+
+def close(exchange: Exchange, error: GatewayError) -> None:
+    """Ends a WebSocket with a Close whose code says whose fault it was and whose reason is the message, cut to what a
+    Close holds."""
+    match error:
+        case Drained():
+            code = _GOING_AWAY
+        case Overloaded() | Unavailable():
+            code = _TRY_AGAIN
+        case BadRequest():
+            code = _INVALID
+        case TooLarge():
+            code = _TOO_BIG
+        case _:
+            code = _INTERNAL
+    reason = error.message.encode()[:123].decode(errors="ignore")  # RFC 6455 section 5.5: 125 bytes with the code
+    exchange.finish(error.ending, code=code, reason=reason)

@@ -9,8 +9,6 @@ from gateway.dialects.v2_calls import JSON, V2Calls, signature_of
 from gateway.exchange import Exchange
 from protocols import v2
 
-_EXTENSIONS = ("binary_tensor_data", "parameters")
-
 
 @final
 class V2Dialect:
@@ -18,7 +16,7 @@ class V2Dialect:
 
     def __init__(self, calls: V2Calls, management: ManagementDialect, *, name: str, version: str) -> None:
         self._calls, self._management = calls, management
-        self._metadata = v2.server_metadata(name, version, _EXTENSIONS)
+        self._metadata = v2.server_metadata(name, version)
 
     async def live(self, exchange: Exchange) -> None:
         """GET /v2/health/live: true while the process answers."""

@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Awaitable
+from collections.abc import Awaitable, Mapping
 from functools import partial
-from typing import final
+from typing import Any, final
+
+import trio
 
 from gateway.dialects.base import Models, codec
-from gateway.errors import BadRequest, GatewayError, NotFound
+from gateway.errors import BadRequest, GatewayError, ModelFailed, NotFound
 from gateway.exchange import Exchange
-from gateway.workers.worker import Worker
-from models.messages import Family, InferRequest, InferResponse, Tensor
+from gateway.workers.worker import Slot, Worker
+from models.messages import BytesTensor, Family, InferRequest, InferResponse, Tensor
 from models.spec import TensorSpec
 from protocols import v2
 
@@ -26,9 +28,7 @@ class V2Calls:
         self.models = models
         limits = models.config.limits
         self.body = limits.body
-        self._bounds = v2.V2Limits(
-            json=limits.json, depth=limits.json_depth, tensors=limits.tensors, dims=limits.tensor_dims
-        )
+        self.bounds = v2.V2Limits(json=limits.json, depth=limits.json_depth, tensors=limits.tensors, dims=limits.tensor_dims)
         self._codecs: dict[str, tuple[Worker, v2.InferCodec]] = {}
 
     def worker(self, exchange: Exchange, name: str, version: str) -> Worker:
@@ -72,7 +72,7 @@ class V2Calls:
         for name, (other, _) in list(self._codecs.items()):
             if self.models.workers.get(name) is not other:
                 del self._codecs[name]
-        infer = v2.InferCodec(signature_of(worker), version=worker.spec.version, limits=self._bounds)
+        infer = v2.InferCodec(signature_of(worker), version=worker.spec.version, limits=self.bounds)
         self._codecs[worker.name] = worker, infer
         return infer
 
@@ -108,6 +108,64 @@ class V2Calls:
         return await self.write_long(infer, outputs, request, response.id, parameters)
 
 
+@final
+class Timeout:
+    """What a request's parameter `timeout` allows, as Triton has it: microseconds, from when the request was read."""
+
+    __slots__ = ("seconds", "until")
+
+    NAME = "parameter timeout of the request"
+
+    def __init__(self, microseconds: int) -> None:
+        self.seconds = microseconds / 1e6
+        self.until = trio.current_time() + self.seconds
+
+    def apply(self, exchange: Exchange) -> None:
+        """The exchange ends by then with DeadlineExceeded, which names the parameter, unless it does so before. Said again
+        inside the slot, where the model's own timeout begins."""
+        if self.until < exchange.deadline:
+            exchange.limit_time(self.until - trio.current_time(), self.NAME)
+            exchange.allowed = self.seconds
+
+
+def timeout_of(parameters: Mapping[str, Any]) -> Timeout | None:
+    """What the parameter allows; None where it is absent or 0. V2Error for what is no number of microseconds."""
+    value = parameters.get("timeout")
+    if value is None:
+        return None
+    if type(value) is not int or not 0 <= value < 2**63:
+        raise v2.V2Error(f"{Timeout.NAME} must be a whole number of microseconds, 0 for none, got {str(value)[:40]!r}")
+    return Timeout(value) if value else None
+
+
+async def slot_within(
+    exchange: Exchange, worker: Worker, within: Timeout | None, request: v2.V2Request | None = None, arrived: int = 0
+) -> Slot:
+    """A place in the model's capacity for a request that may take so long. Where that is one of tensors, which was read from
+    `arrived` on, on `perf_counter_ns`, it is counted as such."""
+    if within is None:
+        slot = await worker.slot(exchange)
+    else:
+        within.apply(exchange)
+        slot = await worker.slot(exchange)
+        within.apply(exchange)
+    if request is not None:
+        slot.told = (arrived, batch_of(worker, request), request.copied)
+    return slot
+
+
+def batch_of(worker: Worker, request: v2.V2Request) -> int:
+    """How many inferences a request asks for."""
+    return request.inputs[0].array.shape[0] if worker.spec.max_batch_size and request.inputs else 1
+
+
+def error_of(error: v2.V2Error) -> GatewayError:
+    """What the codec found wrong, as an ending of the exchange: the client's mistake, or its model's."""
+    if error.status < 500:
+        return BadRequest(error.message, status=error.status)
+    return ModelFailed(error.message, code="BadOutput", status=error.status)
+
+
 def is_short(size: int) -> bool:
     """Whether so many bytes or elements are read or written at once, whatever they are."""
     return size <= _SHORT
@@ -116,20 +174,27 @@ def is_short(size: int) -> bool:
 def request_of(request: v2.V2Request) -> InferRequest:
     """A request as its model sees it."""
     return InferRequest(
-        inputs=tuple(
-            [Tensor(name=t.name, datatype=t.datatype, data=t.array, parameters=t.parameters) for t in request.inputs]
-        ),
+        inputs=tuple([_tensor_of(t) for t in request.inputs]),
         id=request.id,
         parameters=request.parameters,
         outputs=tuple([o.name for o in request.outputs]) if request.outputs else (),
     )
 
 
+def _tensor_of(tensor: v2.V2Tensor) -> Tensor:
+    array = tensor.array
+    if isinstance(array, v2.BytesData):
+        return BytesTensor.of(tensor.name, array, tensor.parameters)
+    return Tensor(name=tensor.name, datatype=tensor.datatype, data=array, parameters=tensor.parameters)
+
+
 def outputs_of(response: InferResponse) -> tuple[list[v2.V2Tensor], int]:
     """What a model gave as the codec takes it, and its elements."""
     outputs, size = [], 0
     for t in response.outputs:
-        data, parameters = t.data, dict(t.parameters) if t.parameters else v2.NO_PARAMETERS
+        # what nobody has looked at leaves as the bytes that came
+        data: Any = t.given if type(t) is BytesTensor else t.data
+        parameters = dict(t.parameters) if t.parameters else v2.NO_PARAMETERS
         outputs.append(v2.V2Tensor(name=t.name, datatype=t.datatype, array=data, parameters=parameters))
         size += data.size
     return outputs, size
@@ -149,8 +214,14 @@ def _elements(body: memoryview, header_length: int | None) -> int:
 
 
 def _written(outputs: list[v2.V2Tensor], request: v2.V2Request) -> int:
-    """How many elements of the outputs are written one by one."""
-    return sum(t.array.size for t in outputs if t.datatype == "BYTES" or not request.wants_binary(t.name))
+    """How many elements of the outputs are written one by one, or put in order."""
+    if any(output.classification for output in request.outputs):
+        return sum(t.array.size for t in outputs)
+    return sum(
+        t.array.size
+        for t in outputs
+        if not request.wants_binary(t.name) or (t.datatype == "BYTES" and not isinstance(t.array, v2.BytesData))
+    )
 
 
 def signature_of(worker: Worker) -> v2.ModelSignature:
@@ -162,10 +233,15 @@ def signature_of(worker: Worker) -> v2.ModelSignature:
         platform=spec.platform,
         inputs=_declared(spec.inputs),
         outputs=_declared(spec.outputs),
+        max_batch_size=spec.max_batch_size,
+        decoupled=spec.decoupled,
     )
 
 
 def _declared(tensors: tuple[TensorSpec, ...] | None) -> tuple[v2.TensorSpec, ...] | None:
     if tensors is None:
         return None
-    return tuple(v2.TensorSpec(name=t.name, datatype=t.datatype, shape=t.shape) for t in tensors)
+    return tuple([
+        v2.TensorSpec(name=t.name, datatype=t.datatype, shape=t.shape, optional=t.optional, labels=t.labels)
+        for t in tensors
+    ])  # fmt: skip

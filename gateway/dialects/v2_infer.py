@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable
+from time import perf_counter_ns
 from typing import final
 
 import trio
 
 from gateway.dialects.base import Wrapping, reply_headers, reply_of, session_of
 from gateway.dialects.compression import compressed
-from gateway.dialects.v2_calls import JSON, V2Calls, is_short, outputs_of, request_of
+from gateway.dialects.v2_calls import JSON, V2Calls, batch_of, is_short, outputs_of, request_of, timeout_of
+from gateway.dialects.v2_pieces import infer_in_pieces
 from gateway.errors import Ending, ModelFailed
 from gateway.exchange import Exchange
 from gateway.workers.worker import Worker
@@ -31,6 +33,8 @@ class InferDialect:
         calls = self._calls
         worker = calls.tensor_worker(exchange, name, version)
         header_length = calls.header_length(exchange)
+        if worker.spec.pieces and header_length:
+            return infer_in_pieces(calls, exchange, worker, header_length)
         body = exchange.whole_body(calls.body)
         if body is None:
             return self._receive_and_answer(exchange, worker, header_length)
@@ -54,31 +58,42 @@ class InferDialect:
         exchange, and then says the errors too; `form` changes the head of a reply."""
         calls = self._calls
         infer = calls.codec_of(worker)
+        arrived = perf_counter_ns()
         try:
             if is_short(len(body)):
                 request = infer.parse(body, header_length)
             else:
                 request = await calls.read_long(infer, body, header_length)
+            timeout = timeout_of(request.parameters) if request.parameters else None
         except v2.V2Error as e:
             _refuse(wrapping or exchange, e)
             return
         channel = _InferChannel(exchange, request)
-        with worker.free_slot(exchange) or await worker.slot(exchange):
+        if timeout is not None:
+            timeout.apply(exchange)
+        with worker.free_slot(exchange) or await worker.slot(exchange) as slot:
+            if timeout is not None:
+                timeout.apply(exchange)
             session = session_of(exchange, worker, channel, parameters=request.parameters)
             await worker.call(session, exchange, Family.TENSOR)
-        response = channel.response
-        if response is None:
-            raise ModelFailed(f"model {worker.name!r} returned without an answer", code="NoAnswer", status=500)
-        outputs, size = outputs_of(response)
-        parameters = dict(response.parameters) if response.parameters else v2.NO_PARAMETERS
+            slot.counts = False
         try:
+            response = channel.response
+            if response is None:
+                raise ModelFailed(f"model {worker.name!r} returned without an answer", code="NoAnswer", status=500)
+            outputs, size = outputs_of(response)
+            parameters = dict(response.parameters) if response.parameters else v2.NO_PARAMETERS
             if is_short(size):
                 reply = infer.render(outputs, request, response.id, parameters)
             else:
                 reply = await calls.write_long(infer, outputs, request, response.id, parameters)
-        except v2.V2Error as e:
+        except BaseException as e:
+            slot.unanswered(e)
+            if not isinstance(e, v2.V2Error):
+                raise
             _refuse(wrapping or exchange, e)
             return
+        slot.answered(arrived, batch_of(worker, request) if worker.spec.max_batch_size else 1, request.copied)
         headers = reply.form
         if form is not None or exchange.reply is not None:
             headers = [*(form(headers) if form else headers), *reply_headers(exchange)]

@@ -189,6 +189,10 @@ class Repository:
         """All names that are taken, of models on their way in or out too."""
         return sorted(self._entries)
 
+    def standings(self) -> dict[str, tuple[Worker | None, bool]]:
+        """By each name that is taken the model's worker, where it has one, and whether it is on its way out."""
+        return {name: (entry.worker, entry.state is _State.LEAVING) for name, entry in sorted(self._entries.items())}
+
     def list(self) -> list[LoadedModel]:
         """The models that are loaded, by name."""
         return [_told(entry) for _, entry in sorted(self._entries.items()) if entry.state is _State.READY]
@@ -235,7 +239,7 @@ class Repository:
         """
         entry = self._entries.get(name)
         if entry is None:
-            if name in self._supervisor.workers:
+            if name in self._supervisor.workers or name in self._supervisor.configured:
                 raise Conflict(f"model {show(name)} is of the server's configuration, and cannot be unloaded")
             raise NotFound(f"no model {show(name)} is loaded")
         if entry.state is _State.LOADING:
@@ -300,7 +304,7 @@ class Repository:
     def _begin(self, name: str, url: str, shown: str) -> _Entry:
         if not 1 <= len(name) <= _LONGEST_NAME or not name.isprintable():
             raise BadRequest(f"a model's name is of 1 to {_LONGEST_NAME} printable characters, not {show(name)}")
-        if name in self._supervisor.workers:
+        if name in self._supervisor.workers or name in self._supervisor.configured:
             raise Conflict(f"model {show(name)} is of the server's configuration")
         entry = _Entry(name, url, shown)
         self._supervisor.start_soon(self._live, entry)

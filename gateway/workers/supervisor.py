@@ -17,7 +17,8 @@ class Supervisor:
     """Runs a worker per model. One that cannot load or keeps crashing is given up; the others never notice.
 
     `workers` are the models in service, by name: those of `specs`, and those that `load` has added. A model of `load` is
-    there only while it is loaded: it appears when it is ready, and goes when it is unloaded or given up.
+    there only while it is loaded: it appears when it is ready, and goes when it is unloaded or given up. `configured` are
+    `specs` by name, whether they are in service or not.
     """
 
     def __init__(self, specs: Iterable[ModelSpec]) -> None:
@@ -26,6 +27,7 @@ class Supervisor:
             if spec.name in self.workers:
                 raise ValueError(f"two models are named {spec.name!r}: give one another name")
             self.workers[spec.name] = Worker(spec)
+        self.configured = {name: worker.spec for name, worker in self.workers.items()}
         self._configured = list(self.workers.values())
         self._begun: list[Worker] = []
         self._added: list[Worker] = []
@@ -82,11 +84,13 @@ class Supervisor:
             finally:
                 self._aside.remove(scope)
 
-    async def load(self, spec: ModelSpec) -> Worker:
+    async def load(self, spec: ModelSpec, *, lasting: bool = False) -> Worker:
         """Adds a model, and returns when it is in service. What its `load()` raised comes out, and then there is nothing
         left of it; Conflict where the name is taken. When cancelled the load is given up, and its clean-up waited for.
-        A model that crashes later is loaded again by its policy; one that is given up is gone."""
-        if spec.name in self.workers or any(worker.name == spec.name for worker in self._added):
+        A model that crashes later is loaded again by its policy; one that is given up is gone, or, where it is to be
+        `lasting`, stays as FAILED, as those of `specs` do."""
+        alive = (worker.name for worker in (*self._begun, *self._added) if not worker.stopped.is_set())
+        if spec.name in self.workers or spec.name in alive:
             raise Conflict(f"a model named {spec.name[:100]!r} is there already")
         worker = Worker(spec, lasting=False)
         self._running().start_soon(self._keep, worker)
@@ -99,6 +103,7 @@ class Supervisor:
                 await worker.stopped.wait()
             raise
         if not worker.stopped.is_set():
+            worker.lasting = lasting
             self.workers[spec.name] = worker
             return worker
         failure, worker.failure = worker.failure, None
@@ -113,7 +118,7 @@ class Supervisor:
                 del self.workers[worker.name]
 
     def retire(self, worker: Worker, patience: float = 0.0) -> None:
-        """Takes a model of `load` out of service at once, and begins to unload it: `worker.stopped` says when it is.
+        """Takes a model out of service at once, and begins to unload it: `worker.stopped` says when it is.
         Sessions that run have `patience` seconds to end. Idempotent."""
         if self.workers.get(worker.name) is worker:
             del self.workers[worker.name]

@@ -6,6 +6,7 @@ import enum
 import logging
 from contextlib import AbstractAsyncContextManager
 from dataclasses import replace
+from time import perf_counter_ns
 from typing import Any, final
 from uuid import uuid4
 
@@ -13,6 +14,7 @@ import trio
 
 from gateway.doorbell import Doorbell
 from gateway.errors import (
+    Ending,
     GatewayError,
     ModelCrashed,
     ModelFailed,
@@ -24,6 +26,7 @@ from gateway.errors import (
 )
 from gateway.exchange import Exchange
 from gateway.workers.policy import decide, within_period
+from gateway.workers.statistics import ModelStatistics
 from models.blocking import reset_step_holder, set_step_holder
 from models.convert import convert
 from models.errors import ModelError
@@ -50,23 +53,63 @@ class State(enum.Enum):
 @final
 class Slot:
     """One place in a worker's capacity, as a context manager. It is free when the session and every blocking step of
-    it are over."""
+    it are over.
 
-    __slots__ = ("_exchange", "_holder", "_holds", "_worker")
+    It also counts the call: as a success where the block ends without an exception, as a failure where not. A dialect that
+    knows better sets `counts` to False inside the block. One that writes its answer after the block then says `answered` or
+    `unanswered`, once; one that makes many calls of one session counts them itself.
+    """
 
-    def __init__(self, worker: Worker, exchange: Exchange) -> None:
-        """The place is taken already."""
+    __slots__ = ("_asked", "_began", "_exchange", "_holder", "_holds", "_returned", "_worker", "counts", "told")
+
+    def __init__(self, worker: Worker, exchange: Exchange, asked: int = 0) -> None:
+        """The place is taken already; it was `asked` for then, on `perf_counter_ns`, if not just now."""
         self._worker, self._exchange = worker, exchange
         self._holds = 1
         self._holder = set_step_holder(self)
+        self.counts = True
+        self.told: tuple[int, ...] = ()
+        """What `answered` is to be told at the end of the block."""
+        self._began = perf_counter_ns()
+        self._asked = asked or self._began
 
-    def __enter__(self) -> None:
-        return
+    def __enter__(self) -> Slot:
+        return self
 
-    def __exit__(self, *exc: object) -> None:
+    def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
         reset_step_holder(self._holder)
         self._worker.live.discard(self._exchange)
         self.release()
+        self._returned = perf_counter_ns()
+        if self.counts:
+            if error is None:
+                self.answered(*self.told)
+            else:
+                self.unanswered(error)
+
+    def answered(self, arrived: int = 0, batch: int = 1, copied: int = -1) -> None:
+        """The call was a success, of so many inferences. Its request was read from `arrived` on, on `perf_counter_ns`, until
+        the slot was asked for, where that took time; what has passed since the block is the writing of its answer. `copied`
+        are the bytes of the body that were copied or converted for its tensors, where it has some."""
+        exchange = self._exchange
+        if exchange.gone and exchange.ending is not Ending.COMPLETE:
+            self.unanswered()  # it was written to nobody
+            return
+        asked, began, returned, now = self._asked, self._began, self._returned, perf_counter_ns()
+        statistics, read = self._worker.statistics, asked - arrived if arrived else 0
+        statistics.success(now, began - asked, read, returned - began, now - returned, batch)
+        if copied >= 0:
+            statistics.received += exchange.bytes_in
+            statistics.copied += exchange.copied + copied
+
+    def unanswered(self, error: BaseException | None = None) -> None:
+        """The call was a failure: of this error, or of a client's leaving."""
+        exchange = self._exchange
+        if exchange.ending is Ending.COMPLETE and isinstance(error, trio.Cancelled):
+            self.answered(*self.told)  # it left with its whole answer
+            return
+        now = perf_counter_ns()
+        self._worker.statistics.failure(now, now - self._asked, cancelled=exchange.gone)
 
     def hold(self) -> None:
         self._holds += 1
@@ -91,11 +134,12 @@ class Worker:
 
     def __init__(self, spec: ModelSpec, *, lasting: bool = True) -> None:
         self.spec, self.name = spec, spec.name
-        self._lasting, self._loaded = lasting, False
+        self.lasting, self._loaded = lasting, False
         self.failure: BaseException | None = None
         self.state = State.LOADING
         self.reason = ""
         self.crashes: list[float] = []
+        self.statistics = ModelStatistics()
         self.slots = trio.Semaphore(spec.capacity, max_value=spec.capacity)
         self.live: set[Exchange] = set()
         """Exchanges inside `slot`, those that wait for theirs too."""
@@ -133,13 +177,13 @@ class Worker:
                 now = trio.current_time()
                 self.crashes = [*within_period(policy, self.crashes, now), now]
                 self.reason = f"{type(crash).__name__}: {crash}"[:300]
-                wait = decide(policy, self.crashes, now) if self._lasting or self._loaded else None
+                wait = decide(policy, self.crashes, now) if self.lasting or self._loaded else None
                 log.error(
                     "model crashed" if wait is not None else "model given up",
                     extra={"model": self.name, "reason": self.reason, "restart_in": wait},
                     exc_info=crash,
                 )
-                if wait is None and not self._lasting:
+                if wait is None and not self.lasting:
                     self.failure = crash
                     break
                 self.state = State.FAILED if wait is None else State.RESTARTING
@@ -247,7 +291,7 @@ class Worker:
         if self.state is State.READY:
             return
         match self.state:
-            case State.STOPPED if self._stop.is_set() or not self._lasting:
+            case State.STOPPED if self._stop.is_set() or not self.lasting:
                 raise NotFound(f"model {self.name!r} is not loaded")
             case State.FAILED:
                 raise Unavailable(f"model {self.name!r} is unavailable: it crashed too often; the log says why")
@@ -264,10 +308,10 @@ class Worker:
         self.live.add(exchange)
         return self._slot(exchange)
 
-    def _slot(self, exchange: Exchange) -> Slot:
+    def _slot(self, exchange: Exchange, asked: int = 0) -> Slot:
         if self.spec.timeout:
             exchange.limit_time(self.spec.timeout, f"models.{self.name}.timeout")
-        return Slot(self, exchange)
+        return Slot(self, exchange, asked)
 
     async def slot(self, exchange: Exchange) -> Slot:
         """A place in the capacity for one exchange: `with await worker.slot(exchange):`. Waited for in order;
@@ -275,6 +319,7 @@ class Worker:
         free = self.free_slot(exchange)
         if free is not None:
             return free
+        asked = perf_counter_ns()
         self.live.add(exchange)
         self._waiting.add(exchange)
         try:
@@ -282,10 +327,12 @@ class Worker:
         except BaseException:
             self.live.discard(exchange)
             self._left.ring()
+            now = perf_counter_ns()
+            self.statistics.failure(now, now - asked, cancelled=exchange.gone)
             raise
         finally:
             self._waiting.discard(exchange)
-        return self._slot(exchange)
+        return self._slot(exchange, asked)
 
     async def _queue(self) -> None:
         waiting = self.slots.statistics().tasks_waiting

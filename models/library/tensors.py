@@ -1,40 +1,23 @@
-"""The two classic tensor models: identity, and add_sub, which Triton's examples call "simple"."""
+"""The two classic tensor models: identity, and add_sub, of which Triton's "simple" is one kind."""
 
 from __future__ import annotations
 
 import functools
 from collections.abc import Sequence
-from dataclasses import dataclass
-from typing import Final, final
+from typing import Final
 
+import msgspec
 import numpy as np
 
+from models.adapt import spec_of
 from models.errors import ModelError
 from models.messages import InferRequest, InferResponse, Tensor
 from models.session import Session
-
-
-@final
-@dataclass(frozen=True, slots=True, kw_only=True)
-class TensorSignature:
-    """What metadata says of one tensor: the v2 `datatypes` it may have (the usual one first), and the shape, where -1
-    is any size; these models take every number of dimensions."""
-
-    name: str
-    datatypes: tuple[str, ...]
-    shape: tuple[int, ...]
-
+from models.spec import TensorSpec, declare
 
 NUMERIC: Final = (
     "INT32", "FP32", "INT8", "INT16", "INT64", "UINT8", "UINT16", "UINT32", "UINT64", "FP16", "FP64", "BF16",
 )  # fmt: skip
-
-ANY: Final = (*NUMERIC, "BOOL", "BYTES")
-
-IDENTITY_INPUTS: Final = (TensorSignature(name="INPUT0", datatypes=ANY, shape=(-1,)),)
-IDENTITY_OUTPUTS: Final = (TensorSignature(name="OUTPUT0", datatypes=ANY, shape=(-1,)),)
-ADD_SUB_INPUTS: Final = tuple(TensorSignature(name=f"INPUT{n}", datatypes=NUMERIC, shape=(-1,)) for n in range(2))
-ADD_SUB_OUTPUTS: Final = tuple(TensorSignature(name=f"OUTPUT{n}", datatypes=NUMERIC, shape=(-1,)) for n in range(2))
 
 
 async def identity(session: Session[InferRequest, InferResponse]) -> None:
@@ -42,14 +25,23 @@ async def identity(session: Session[InferRequest, InferResponse]) -> None:
     other name under that name. Any datatype and shape; one response a request, until the end of input. ModelError with
     status 400 where two inputs would come back under one name."""
     async for request in session:
-        outputs = [
-            Tensor(name=output_name(tensor.name), data=tensor.data, datatype=tensor.datatype) for tensor in request.inputs
-        ]
+        outputs = [_named(tensor, output_name(tensor.name)) for tensor in request.inputs]
         if len(outputs) > 1 and len(set(names := [tensor.name for tensor in outputs])) < len(names):
             raise _refused(f"inputs: expected one input for each output, got outputs {', '.join(names)[:100]}")
         await session.send(InferResponse(outputs=requested(request, outputs), id=request.id))
 
 
+def _named(tensor: Tensor, name: str) -> Tensor:
+    if tensor.datatype == "BYTES":  # whose elements nobody has looked at: they stay the bytes that came
+        return msgspec.structs.replace(tensor, name=name, parameters={})
+    return Tensor(name=name, data=tensor.data, datatype=tensor.datatype)
+
+
+def _pair(side: str, datatype: str, shape: tuple[int, ...] | None) -> tuple[TensorSpec, ...]:
+    return tuple(TensorSpec(name=f"{side}{n}", datatype=datatype, shape=shape) for n in range(2))
+
+
+@declare(inputs=_pair("INPUT", "", None), outputs=_pair("OUTPUT", "", None))
 async def add_sub(session: Session[InferRequest, InferResponse]) -> None:
     """OUTPUT0 = INPUT0 + INPUT1 and OUTPUT1 = INPUT0 - INPUT1, elementwise; integers wrap around.
 
@@ -65,6 +57,12 @@ async def add_sub(session: Session[InferRequest, InferResponse]) -> None:
                 operation(first.data, second.data, out=data)
             outputs.append(Tensor(name=name, data=data, datatype=first.datatype))
         await session.send(InferResponse(outputs=requested(request, outputs), id=request.id))
+
+
+simple: Final = spec_of(
+    add_sub, "simple", inputs=_pair("INPUT", "INT32", (16,)), outputs=_pair("OUTPUT", "INT32", (16,)), max_batch_size=8
+)
+"""`add_sub` as Triton's examples declare it: batches of up to 8 rows of 16 INT32."""
 
 
 @functools.lru_cache(maxsize=256)

@@ -7,15 +7,17 @@ from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+import numpy.typing as npt
 import pytest
 
 from gateway.bridge import CAPACITY
-from gateway.config import ModelConfig
+from gateway.config import ModelConfig, TensorConfig
 from gateway.container_client import ContainerLimits, container_limits
 from gateway.loading import load_spec
 from gateway.settings import ConfigError, load
 from models.messages import Family
-from models.spec import Model, ModelSpec
+from models.spec import Model, ModelSpec, TensorSpec, declare
 
 NUMBERS = ("capacity", "queue", "timeout", "load_timeout")
 
@@ -58,9 +60,67 @@ def test_a_model_that_says_nothing_has_the_numbers_of_the_reference() -> None:
     assert numbers("plain") == [64, 1000, 0.0, 240.0]
     page = (Path(__file__).parents[2] / "docs" / "reference" / "configuration.md").read_text()
     rows = {row.split("|")[1].strip(" `"): row for row in page.splitlines() if "| the model's own |" in row}
-    assert list(rows) == list(NUMBERS)
+    assert set(rows) == {*NUMBERS, "inputs", "outputs", "max_batch_size"}
     for name, number in zip(NUMBERS, numbers("plain"), strict=True):
         assert f"{number:g}" in rows[name]
+
+
+# ---- tensors ----
+
+
+class Scaler:
+    outputs = (TensorSpec(name="OUTPUT0", datatype="FP32"),)
+    max_batch_size = 4
+
+    def __init__(self, by: float = 1.0) -> None:
+        self.by = by
+
+    def __call__(self, x: npt.NDArray[np.float32]) -> Any:
+        return x * self.by
+
+
+@declare(outputs=[TensorSpec(name="scaled")])
+def makes_scaler(by: float = 2.0) -> Scaler:
+    return Scaler(by)
+
+
+@asynccontextmanager
+async def loads_scaler(by: float = 2.0) -> AsyncIterator[Scaler]:
+    yield Scaler(by)
+
+
+X = (TensorSpec(name="x", datatype="FP32"),)
+
+
+@pytest.mark.parametrize("options", [{}, {"by": 3.0}])
+@pytest.mark.parametrize("factory", ["Scaler", "makes_scaler", "loads_scaler"])
+def test_what_a_class_declares_is_in_the_spec_before_anything_is_made(factory: str, options: dict[str, Any]) -> None:
+    spec = load_spec("m", ModelConfig(factory=f"{__name__}:{factory}", options=options))
+    assert (spec.inputs, spec.max_batch_size) == (X, 4)
+    assert [t.name for t in spec.outputs or ()] == ["scaled" if factory == "makes_scaler" else "OUTPUT0"]
+
+
+def test_the_configuration_declares_over_what_the_code_says() -> None:
+    other = (TensorConfig(name="x", datatype="FP64", shape=(2,), labels=("a",)),)
+    spec = load_spec("m", ModelConfig(factory=f"{__name__}:Scaler", inputs=other, max_batch_size=0))
+    assert spec.inputs == (TensorSpec(name="x", datatype="FP64", shape=(2,), labels=("a",)),)
+    assert (spec.outputs, spec.max_batch_size) == (Scaler.outputs, 0)
+
+
+@pytest.mark.parametrize(
+    ("factory", "inputs", "said"),
+    [
+        ("plain", [TensorConfig(name="x")], "model 'm': a text model has no tensors to declare"),
+        ("Scaler", [TensorConfig(name="x", datatype="FLOAT")], "tensor 'x': datatype must be one of BOOL, .* got 'FLOAT'"),
+        ("Scaler", [TensorConfig(name="x", shape=(-2,))], r"tensor 'x': a dimension is a size, or -1 for any, got \(-2,\)"),
+        ("Scaler", [TensorConfig(name="x")] * 2, "model 'm': two inputs have the name 'x'"),
+    ],
+)
+def test_tensors_that_cannot_be_are_a_mistake_in_the_configuration(
+    factory: str, inputs: list[TensorConfig], said: str
+) -> None:
+    with pytest.raises(ConfigError, match=rf"models\.m: .*:{factory}: {said}"):
+        load_spec("m", ModelConfig(factory=f"{__name__}:{factory}", inputs=tuple(inputs)))
 
 
 # ---- a container ----

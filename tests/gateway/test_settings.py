@@ -16,7 +16,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from gateway.config import Config
+from gateway.config import Config, TensorConfig
 from gateway.settings import (
     SETTINGS,
     ConfigError,
@@ -836,11 +836,12 @@ def test_what_a_model_may_say_itself_has_the_unit_of_any_such_number_and_no_defa
     own = {
         setting.path[-1]: setting.unit for setting in SETTINGS.values() if setting.default is None and not setting.required
     }
-    counts, seconds = (
-        dict.fromkeys(("capacity", "queue"), Unit.COUNT),
+    counts, seconds, tensors = (
+        dict.fromkeys(("capacity", "queue", "max_batch_size"), Unit.COUNT),
         dict.fromkeys(("timeout", "load_timeout"), Unit.SECONDS),
+        dict.fromkeys(("inputs", "outputs"), Unit.TENSORS),
     )
-    assert own == counts | seconds
+    assert own == counts | seconds | tensors
 
 
 def with_names(setting: Setting) -> tuple[str, dict[str, Any]]:
@@ -855,6 +856,44 @@ def test_the_bounds_of_a_setting_are_allowed_and_what_is_beyond_is_not() -> None
             key, complete = with_names(setting)
             for outside in (setting.low - 1, setting.high + 1):
                 assert f"{key} must be" in complaint(overrides={**complete, key: int(outside)})
+
+
+@pytest.mark.parametrize(
+    ("tensors", "why"),
+    [
+        ("5", "must be a list of tensors"),
+        ('[{datatype = "FP32"}]', "missing required field `name`"),
+        ('[{name = "x", shape = ["a"]}]', "Expected `int`, got `str`"),
+        ('[{name = "x", dims = [1]}]', "a tensor has name, datatype, shape, optional, labels; not 'dims'"),
+    ],
+)
+def test_a_tensor_that_is_none_is_refused_with_what_is_wrong(directory: Path, tensors: str, why: str) -> None:
+    text = f'[models.m]\nfactory = "a:b"\ninputs = {tensors}\n'
+    said = complaint(file=text)
+    assert "models.m.inputs must be a list of tensors, such as " in said
+    assert why in said
+
+
+def test_the_tensors_of_a_model_are_declared_in_either_form_of_toml_and_as_text(directory: Path) -> None:
+    wanted = (TensorConfig(name="x", datatype="FP32", shape=(-1, 4)), TensorConfig(name="m", shape=(), optional=True))
+    inline = '[{name = "x", datatype = "FP32", shape = [-1, 4]}, {name = "m", shape = [], optional = true}]'
+    tables = """
+        [[models.m.inputs]]
+        name = "x"
+        datatype = "FP32"
+        shape = [-1, 4]
+        [[models.m.inputs]]
+        name = "m"
+        shape = []
+        optional = true
+    """
+    for config in (
+        from_file(f'[models.m]\nfactory = "a:b"\ninputs = {inline}'),
+        from_file('[models.m]\nfactory = "a:b"\n' + tables),
+        from_environment(EVERYWIRE_MODELS__m__FACTORY="a:b", EVERYWIRE_MODELS__m__INPUTS=inline),
+    ):
+        assert config.models["m"].inputs == wanted
+        assert (config.models["m"].outputs, config.models["m"].max_batch_size) == (None, None)
 
 
 def test_zero_means_something_where_the_reference_says_so() -> None:
@@ -915,6 +954,13 @@ def values(draw: st.DrawFn, setting: Setting) -> Any:
             return draw(st.floats(setting.low, 1e9, exclude_min=setting.above))
         case Unit.PATHS:
             return draw(st.lists(_TEXTS, max_size=3))
+        case Unit.TENSORS:
+            shapes = st.none() | st.lists(st.integers(-1, 5), max_size=3)
+            return [
+                {"name": name, "datatype": draw(st.sampled_from(["", "FP32", "BYTES"])), "optional": draw(st.booleans())}
+                | ({} if (shape := draw(shapes)) is None else {"shape": shape})
+                for name in draw(st.lists(_TEXTS, max_size=3, unique=True))
+            ]
         case Unit.TABLE:
             return draw(st.dictionaries(_TEXTS, _TEXTS | st.integers() | st.booleans(), max_size=3))
         case Unit.TEXT:

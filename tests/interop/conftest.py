@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from tests.interop import aws
+from tests.interop import aws, served_v2
 from tests.interop.runtime import KEY, REGION, SECRET, KiB, Runtime, running
 from tests.interop.servers import LIBRARY, serving, tables
 from tests.interop.servers import Server as Server
@@ -53,6 +53,13 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
     models = LIBRARY | {"paced": "served:paced", "failing": "served:failing"}
     defaults = ['bidi = { default_model = "echo" }', 'lmi = { default_model = "lm" }']
     with serving(tmp_path_factory.mktemp("server"), "served.py", [*defaults, *tables(models)]) as server:
+        yield server
+
+
+@pytest.fixture(scope="session")
+def v2_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
+    """The models of tests/interop/served_v2.py, which may be loaded and unloaded."""
+    with serving(tmp_path_factory.mktemp("v2"), "served_v2.py", served_v2.configuration()) as server:
         yield server
 
 

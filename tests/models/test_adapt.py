@@ -590,7 +590,7 @@ async def test_a_dict_names_the_outputs_and_a_response_is_sent_as_it_is() -> Non
             InferRequest,
             tensors(),
             [1],
-            "a tensor model answers with InferResponse, a numpy array or a dict of arrays.* gave list",
+            "a tensor model answers with InferResponse, a numpy array, or a dict or NamedTuple of arrays.* gave list",
         ),
         (InferRequest, tensors(), np.array([1j]), "complex128: cast to"),
     ],

@@ -8,15 +8,9 @@ import ml_dtypes
 import numpy as np
 import pytest
 
+from models.adapt import spec_of
 from models.errors import ModelError
-from models.library.tensors import (
-    ADD_SUB_INPUTS,
-    ADD_SUB_OUTPUTS,
-    IDENTITY_INPUTS,
-    IDENTITY_OUTPUTS,
-    add_sub,
-    identity,
-)
+from models.library.tensors import add_sub, identity, simple
 from models.messages import InferRequest, Tensor
 from tests.models.library_session import converse
 
@@ -107,8 +101,12 @@ async def test_long_names_are_not_echoed_at_length() -> None:
     assert len((await refusal(identity, request((long,), INPUT0=[1]))).message) < 200
 
 
-def test_the_signatures_name_what_the_models_take_and_give() -> None:
-    assert [tensor.name for tensor in ADD_SUB_INPUTS + ADD_SUB_OUTPUTS] == ["INPUT0", "INPUT1", "OUTPUT0", "OUTPUT1"]
-    assert ADD_SUB_INPUTS[0].datatypes[:2] == ("INT32", "FP32")
-    assert "BYTES" in IDENTITY_INPUTS[0].datatypes
-    assert IDENTITY_OUTPUTS[0].name == "OUTPUT0"
+def test_add_sub_declares_its_names_alone_and_simple_is_that_of_tritons_examples() -> None:
+    names = ["INPUT0", "INPUT1"], ["OUTPUT0", "OUTPUT1"]
+    declared = spec_of(add_sub)
+    for spec in (declared, simple):
+        assert ([t.name for t in spec.inputs or ()], [t.name for t in spec.outputs or ()]) == names
+    assert {(t.datatype, t.shape) for t in (*(declared.inputs or ()), *(declared.outputs or ()))} == {("", None)}
+    assert {(t.datatype, t.shape) for t in (*(simple.inputs or ()), *(simple.outputs or ()))} == {("INT32", (16,))}
+    assert (simple.name, simple.max_batch_size, declared.max_batch_size) == ("simple", 8, 0)
+    assert spec_of(identity).inputs is spec_of(identity).outputs is None

@@ -278,7 +278,7 @@ def test_what_the_client_asks_for_reaches_the_server() -> None:
     request = serve(headers, buffers)
     assert (request.id, request.parameters, request.binary_default) == ("7", {"k": 1}, True)
     assert request.outputs == (RequestedOutput(name="p"), RequestedOutput(name="q", binary=False))
-    assert [t.array.tolist() for t in request.inputs] == [[[1, 2]], [b"x"]]
+    assert [t.elements.tolist() for t in request.inputs] == [[[1, 2]], [b"x"]]
 
 
 def test_a_json_request_has_no_binary_header() -> None:
@@ -331,7 +331,7 @@ def v2_tensors(draw: st.DrawFn) -> V2Tensor:
 
 
 def described(tensors: tuple[V2Tensor, ...]) -> list[tuple[str, str, tuple[int, ...], Any]]:
-    return [(t.name, t.datatype, t.array.shape, t.array.tolist()) for t in tensors]
+    return [(t.name, t.datatype, t.array.shape, t.elements.tolist()) for t in tensors]
 
 
 @settings(max_examples=150, deadline=None)

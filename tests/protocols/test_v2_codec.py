@@ -260,6 +260,159 @@ def test_the_codec_and_the_rules_agree_on_any_request(
     agree(text + data, None if off is None else len(text) + off, signature, limits)
 
 
+# Large requests
+
+
+def large(numbers: list[str], datatype: str = "FP32", more: str = "", shape: Any = None) -> bytes:
+    return f'{{"inputs":[{{"name":"x","datatype":"{datatype}","shape":{shape or [len(numbers)]},"data":[{",".join(numbers)}]}}]{more}}}'.encode()
+
+
+MORE = ["", ',"id":"7"', ',"parameters":{"data":"data"}', ',"outputs":[{"name":"data"}]', ',"model_name":"m"']
+PLAIN = ["0.5"] * 1500
+
+
+@pytest.mark.parametrize("more", MORE)
+def test_the_numbers_of_a_large_request_are_read_apart_from_it(more: str) -> None:
+    for datatype, numbers in (
+        ("FP32", PLAIN),
+        ("INT64", ["-7"] * 1500),
+        ("FP16", [*PLAIN, "null"]),
+        ("BF16", [*PLAIN, "NaN"]),
+    ):
+        for body in (large(numbers, datatype, more), large(numbers, datatype, more).replace(b'"data":', b'"data" :\n ')):
+            assert len(body) > v2_typed.LARGE
+            assert v2_typed.read_typed(body, None, ANY) is not None
+            agree(body, None)
+            agree(body, len(body))
+
+
+@pytest.mark.parametrize("number", ["1e300", "4e-324"])
+def test_a_large_request_holds_few_floats_for_the_decoder_that_is_slow_with_some(number: str) -> None:
+    limits = V2Limits()
+    assert len(v2_typed._Apart(large([number] * 9000, "FP64"), limits).beside) < 100
+    many = ",".join(f'"{n}":{number}' for n in range(2000))
+    with pytest.raises(V2Error):
+        v2_typed._Apart(large(PLAIN, more=f',"parameters":{{{many}}}'), limits)
+    agree(large(PLAIN, more=f',"parameters":{{{many}}}'), None)
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        large([*PLAIN, "true"]), large([*PLAIN, "1e39"]), large([*PLAIN, '"a"']), large([*PLAIN, "1.0"], "INT8"), large([*PLAIN, "1", "]"]),
+        large([*PLAIN, "-9223372036854775809"], "INT64"), large(PLAIN, shape=[1499]), large(PLAIN, shape=[2, 750]), large(PLAIN, shape=[1.0, 1500]),
+        large(PLAIN, "BYTES"), large(PLAIN, more=',"id":5'), large(PLAIN, more=',"data":[1]'), large(PLAIN, more=',"parameters":{"data":[1,2]}'),
+        large(PLAIN)[:-1], large(PLAIN) + b"x", large(PLAIN) + b'"data":[1]', large(PLAIN).replace(b'"data"', b'"d\\u0061ta"'), large(PLAIN).replace(b'"x"', b'"\xff"'),
+        large(PLAIN).replace(b'"data"', b'"data":[1,2],"data"'), large(PLAIN).replace(b'"data"', b'"data":0e-000,"data"'), large(PLAIN).replace(b'"x"', b'"0e-000"'),
+        large(PLAIN).replace(b'"x"', b'"\\"data\\":[1]"'), large(PLAIN).replace(b'"x"', b'"data"'), large(PLAIN).replace(b'"data":[', b'"data":["'),
+        large(PLAIN).replace(b'"name":"x"', b'"name":"x","parameters":{"k":1},"name":"y"'), large(PLAIN).replace(b'[0.5,', b"[[[[[0.5]]]],"),
+        large([*PLAIN, "2." + "0" * 399]), large(PLAIN, more=',"id":"' + " " * 5000 + '"'), b'{"inputs":' + b'[{"data":[1]},' * 300 + large(PLAIN),
+        large(["[1,2]"] * 1500, shape=[1500, 2]), large(["[1[,2]"] * 1500, shape=[1500, 2]), large(["[1,2]"] * 1500, shape=[3000]),
+    ],
+)  # fmt: skip
+def test_what_is_odd_in_a_large_request_is_what_the_rules_make_of_it(wrong: bytes) -> None:
+    for limits in (USUAL, V2Limits(depth=5), V2Limits(depth=4), V2Limits(tensors=1), TIGHT):
+        agree(wrong, None, limits=limits)
+
+
+def test_what_is_nested_too_deep_is_refused_in_a_large_request_too() -> None:
+    body = large(["[[0.5]]"] * 900, shape=[900, 1, 1])
+    assert v2_typed.read_typed(body, None, ANY, V2Limits(depth=6)) is not None
+    assert v2_typed.read_typed(body, None, ANY, V2Limits(depth=5)) is None
+    for depth in (4, 5, 6):
+        agree(body, None, limits=V2Limits(depth=depth))
+
+
+def test_no_more_data_are_taken_out_than_there_may_be_inputs() -> None:
+    text = large(["1"]) * 3
+    assert len(v2_typed._Apart(text, V2Limits(tensors=3))._places) == 3
+    with pytest.raises(V2Error):
+        v2_typed._Apart(text, V2Limits(tensors=2))
+
+
+def test_a_mark_is_not_taken_for_another() -> None:
+    # What stands for data that were taken out may stand in the text itself, also where nothing was taken out.
+    one = '{"name":"%s","datatype":"FP32","shape":[%d],"data":%s}'
+    big = "[" + ",".join(PLAIN) + "]"
+    for mark in ("0e-000", "0e-001", "0e-00", "0", "0e-0000"):
+        for inputs in (
+            (one % ("a", 1, mark), one % ("b", 1500, big)),
+            (one % ("a", 1500, big), one % ("b", 1, mark)),
+            (one % (mark, 1500, big), one % ("b", 1, "[1]")),
+        ):
+            agree(('{"inputs":[' + ",".join(inputs) + "]}").encode(), None)
+
+
+ODD = ["null", "NaN", "Infinity", "true", '"1"', "1.0", "1e5", "-0", "1e39", "65520", "18446744073709551616", "-9223372036854775809", "255", "[1]", "", "01", "1 2", "1e400", "]", "}"]  # fmt: skip
+
+
+@settings(max_examples=150, deadline=None)
+@given(
+    st.lists(
+        st.tuples(
+            st.sampled_from(["FP32", "FP64", "FP16", "BF16", "INT8", "INT64", "UINT64", "BOOL"]),
+            st.sampled_from([(3,), (600,), (2, 450), (900, 1), (1, 300, 2)]),
+            st.sampled_from(["1", "-0.5", "0.1234567890123456", "1e-7", "7", "0"]),
+            st.lists(st.tuples(st.integers(0, 899), st.sampled_from(ODD)), max_size=1),
+            st.booleans(),
+        ),
+        min_size=1,
+        max_size=3,
+    ),
+    st.sampled_from([*MORE, ',"data":[1]']),
+    st.lists(st.tuples(st.integers(0, 20_000), st.integers(0, 2), st.sampled_from(["", '"', "]", "[", ",", "}", " ", '"data":[', "0e-000"])), max_size=1),
+    st.sampled_from([USUAL, USUAL, V2Limits(depth=5), V2Limits(tensors=2)]),
+)  # fmt: skip
+def test_the_codec_and_the_rules_agree_on_any_large_request(
+    inputs: list[tuple[str, tuple[int, ...], str, list[tuple[int, str]], bool]],
+    more: str,
+    edits: list[tuple[int, int, str]],
+    limits: V2Limits,
+) -> None:
+    entries = []
+    for index, (datatype, shape, number, odd, nested) in enumerate(inputs):
+        numbers = np.full(math.prod(shape), number, object)
+        for at, text in odd:
+            numbers[at % numbers.size] = text
+        data = (
+            json.dumps((numbers.reshape(shape) if nested else numbers).tolist())
+            .replace('\\"', "'")
+            .replace('"', "")
+            .replace("'", '"')
+        )
+        entries.append(f'{{"name":"{index}","datatype":"{datatype}","shape":{list(shape)},"data":{data}}}')
+    text = '{"inputs":[' + ",".join(entries) + "]" + more + "}"
+    for at, drop, piece in edits:
+        text = text[:at] + piece + text[at + drop :]
+    agree(text.encode(), None, limits=limits)
+
+
+# Copies
+
+
+def test_copied_bytes_are_counted() -> None:
+    def copied(body: bytes, length: int | None, signature: ModelSignature = ANY) -> int:
+        codec = InferCodec(signature)
+        counts = {parse_infer(body, length, signature).copied, *(codec.parse(body, length).copied for _ in range(4))}
+        (count,) = counts
+        return count
+
+    assert copied(BINARY + DATA, len(BINARY)) == 0
+    text = head(entry(None, data=[1, 2, 3, 4]))
+    assert copied(text, None) == copied(text, len(text)) == len(text)
+    assert copied(large(PLAIN), None) == len(large(PLAIN))
+    mixed = head(entry(None, data=[1, 2, 3, 4], name="a"), entry(None, data=[1, 2, 3, 4], name="b"), entry())
+    assert copied(mixed + DATA, len(mixed)) == len(mixed)
+    boolean = head(entry(4, shape=[4], datatype="BOOL"))
+    assert copied(boolean + b"\0\1\1\0", len(boolean)) == 0
+    assert copied(boolean + b"\0\1\2\0", len(boolean)) == 4
+    text_or_bytes = head(entry(8, shape=[2], datatype="BYTES"), entry(0, shape=[0], name="none"))
+    assert copied(text_or_bytes + bytes(8), len(text_or_bytes)) == 0
+    for datatype, body, expected in (("FP32", DATA, 0), ("BOOL", b"\1\2", 2), ("BYTES", b"abc", 3)):
+        spec = TensorSpec(name="x", datatype=datatype, shape=(1,) if datatype == "BYTES" else (-1,))
+        assert copied(body, 0, ModelSignature(name="m", inputs=(spec,))) == expected
+
+
 # Replies
 
 

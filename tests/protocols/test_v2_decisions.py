@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import math
+import re
 import struct
 from collections.abc import Callable, Mapping
 from typing import Any
@@ -10,8 +12,10 @@ from typing import Any
 import numpy as np
 import pytest
 
+from protocols.events import Request
 from protocols.tensors import DATATYPES
 from protocols.v2 import (
+    IHCL,
     InferCodec,
     ModelSignature,
     RequestedOutput,
@@ -25,6 +29,7 @@ from protocols.v2 import (
     parse_infer,
     render_infer,
 )
+from tests.protocols.http1_helpers import server
 
 ANY = ModelSignature(name="m")
 ONE = ModelSignature(
@@ -96,6 +101,14 @@ EIGHT = struct.pack("<2f", 1.5, -2.0)
 
 
 # Inference-Header-Content-Length
+
+
+@pytest.mark.parametrize("name", ["Inference-Header-Content-Length", "inference-header-content-length", "INFERENCE-HEADER-CONTENT-LENGTH"])  # fmt: skip
+def test_header_name_in_any_case(name: str) -> None:
+    machine = server(f"POST /v2/models/m/infer HTTP/1.1\r\nhost: x\r\n{name}: 16\r\n\r\n".encode())
+    received = machine.next_event()
+    assert isinstance(received, Request)
+    assert [value for name, value in received.headers if name == IHCL] == [b"16"]
 
 
 def test_ihcl_above_the_body() -> None:
@@ -203,7 +216,7 @@ def test_bytes_that_do_not_add_up(data: bytes, text: str) -> None:
 def test_bytes_not_utf_8_in_and_out_as_binary_are_exact() -> None:
     data = b"\2\0\0\0\xff\0\0\0\0\0"
     tensor = parse(request(binary(len(data), "BYTES")), data).inputs[0]
-    assert tensor.array.tolist() == [b"\xff\0", b""]
+    assert tensor.elements.tolist() == [b"\xff\0", b""]
     rendered = render_infer("m", "1", [tensor], V2Request(binary_default=True))
     assert bytes(rendered.buffers[1]) == data
 
@@ -455,6 +468,11 @@ def test_model_version_is_a_string() -> None:
 # Bodies
 
 
+def test_empty_body_without_ihcl_is_no_raw_request() -> None:
+    for signature in (ANY, ONE):
+        assert refusal(b"", length=None, signature=signature) == "the request is empty where JSON was expected"
+
+
 @pytest.mark.parametrize(
     "body",
     [b"", b" ", b"[]", b"null", b"5", b'"x"', b"{}", b'{"inputs":null}', b'{"inputs":{}}', b'{"inputs":[5]}', b"[" * 5],
@@ -515,9 +533,6 @@ def test_an_extension_that_would_change_the_answer_is_not_ignored() -> None:
     region = {"shared_memory_region": "r", "shared_memory_byte_size": 8}
     assert "parameter shared_memory_" in refusal(request(entry(parameters=region)))
     assert "parameter shared_memory_" in refusal(request(entry(data=[1, 2]), outputs=[{"name": "y", "parameters": region}]))
-    assert "classification" in refusal(
-        request(entry(data=[1, 2]), outputs=[{"name": "y", "parameters": {"classification": 3}}])
-    )
 
 
 def test_json_limit_is_exact_and_413() -> None:
@@ -570,3 +585,57 @@ def test_errors_echo_at_most_200_characters_of_the_request(signature: ModelSigna
         assert refusal(head, signature=signature).count("n") < 230
     surplus = request(*(entry(name=f"{n}{long}", data=[1, 2]) for n in range(9)))
     assert refusal(surplus, signature=ONE).count("n") < 230
+
+
+@pytest.mark.parametrize("count", [1, 600])  # few are read by one reader, many by another
+@pytest.mark.parametrize(
+    ("text", "nearest"),
+    [("1.0039062500001", 1.0078125), ("1.00390625", 1.0), ("-1.0039062500001", -1.0078125), ("1.0117187499999", 1.0078125)],
+)
+def test_bf16_is_rounded_once(text: str, nearest: float, count: int) -> None:
+    body = b'{"inputs":[{"name":"x","datatype":"BF16","shape":[%d],"data":[%b]}]}' % (
+        count,
+        b",".join([text.encode()] * count),
+    )
+    request = InferCodec(ModelSignature(name="m")).parse(body, None)
+    assert set(request.inputs[0].elements.astype(np.float64).tolist()) == {nearest}
+
+
+@pytest.mark.parametrize(
+    ("shapes", "words"),
+    [([[]], "input 'x0': shape must begin with the batch dimension, got []"), ([[3]], "the batch size is at most 2"),
+     ([[1], [2]], "all inputs must have one batch size"), ([[2], [2, 5]], "")],
+)  # fmt: skip
+def test_batches_of_undeclared_inputs_are_checked_too(shapes: list[list[int]], words: str) -> None:
+    inputs = [
+        {"name": f"x{n}", "datatype": "INT32", "shape": shape, "data": [0] * math.prod(shape)}
+        for n, shape in enumerate(shapes)
+    ]
+    codec = InferCodec(ModelSignature(name="m", max_batch_size=2))
+    if words:
+        with pytest.raises(V2Error, match=re.escape(words)):
+            codec.parse(json.dumps({"inputs": inputs}).encode(), None)
+    else:
+        assert len(codec.parse(json.dumps({"inputs": inputs}).encode(), None).inputs) == len(shapes)
+
+
+@pytest.mark.parametrize(
+    ("name", "datatype", "array", "words"),
+    [
+        ("z", "FP32", np.zeros((1, 2), np.float32), "output 'z' of model 'm' is not one that it declares: 'y'"),
+        ("y", "INT32", np.zeros((1, 2), np.int32), "output 'y' of model 'm' is declared as FP32, the model gave INT32"),
+        ("y", "FP32", np.zeros((1, 3), np.float32), "output 'y' of model 'm': its shape must be [-1, 2] (-1 is any)"),
+        ("y", "FP32", np.zeros(2, np.float32), "the model gave [2]"),
+    ],
+)
+@pytest.mark.parametrize("asked", [(), (RequestedOutput(name="y"),)])
+def test_a_model_that_breaks_its_declaration_is_an_error_of_its_own(
+    name: str, datatype: str, array: Any, words: str, asked: tuple[RequestedOutput, ...]
+) -> None:
+    signature = ModelSignature(name="m", outputs=(TensorSpec(name="y", datatype="FP32", shape=(-1, 2)),))
+    codec, request = InferCodec(signature), V2Request(outputs=asked)
+    good = V2Tensor(name="y", datatype="FP32", array=np.zeros((1, 2), np.float32))
+    assert b"data" in codec.render([good], request).buffers[0]
+    with pytest.raises(V2Error, match=re.escape(words)) as error:
+        codec.render([V2Tensor(name=name, datatype=datatype, array=array)], request)
+    assert error.value.status == 500

@@ -13,10 +13,10 @@ def described(request: V2Request) -> Any:
         return array.tolist() if array.dtype.kind == "O" else array.tobytes()
 
     tensors = [
-        (t.name, t.datatype, t.array.dtype, t.array.shape, bits(t.array), t.array.flags.writeable, repr(t.parameters))
+        (t.name, t.datatype, t.array.dtype, t.array.shape, bits(t.elements), t.elements.flags.writeable, repr(t.parameters))
         for t in request.inputs
     ]
-    return (request.id, repr(request.parameters), tensors, request.outputs, request.binary_default)
+    return (request.id, repr(request.parameters), tensors, request.outputs, request.binary_default, request.copied)
 
 
 def outcome(call: Any, *arguments: Any) -> Any:

@@ -1,0 +1,159 @@
+"""What became of a model's calls, and where their time went: counters that only grow, read at any time."""
+
+from __future__ import annotations
+
+from time import perf_counter_ns, time_ns
+from typing import final
+
+_SIZES = 1024  # batch sizes that are told apart
+_RESPONSES = 128  # responses of one call that are told apart
+
+
+@final
+class Batches:
+    """Executions of one batch size, and the nanoseconds of their three steps."""
+
+    __slots__ = ("count", "infer", "input", "output")
+
+    def __init__(self) -> None:
+        self.count = self.input = self.infer = self.output = 0
+
+
+@final
+class Responses:
+    """What became of the nth responses of calls that may have many, and the nanoseconds they took."""
+
+    __slots__ = ("cancelled", "cancelled_ns", "failed", "failed_ns", "infer", "output", "succeeded")
+
+    def __init__(self) -> None:
+        self.succeeded = self.infer = self.output = 0
+        self.failed = self.failed_ns = self.cancelled = self.cancelled_ns = 0
+
+
+@final
+class ModelStatistics:
+    """The calls of one worker, on every wire. Times are nanoseconds.
+
+    A call begins when a slot is asked of a model that can be called, and is counted once, at its end: it succeeded or it
+    failed. What failed of it was cancelled where its client had left before its answer was complete. The time of a
+    success is that of its queue, input, infer and output, and nothing else. Written by the event loop's thread alone.
+    """
+
+    __slots__ = (
+        "_beyond",
+        "batches",
+        "cancelled",
+        "cancelled_ns",
+        "copied",
+        "failed",
+        "failed_ns",
+        "infer",
+        "input",
+        "last",
+        "output",
+        "queue",
+        "received",
+        "responses",
+        "succeeded",
+    )  # fmt: skip
+
+    def __init__(self) -> None:
+        self.succeeded = self.failed = self.cancelled = 0
+        self.queue = self.input = self.infer = self.output = 0
+        self.failed_ns = self.cancelled_ns = 0
+        self._beyond = 0  # inferences beyond one a call
+        self.received = self.copied = 0
+        """Bytes of the bodies of tensor requests that succeeded, and of how many of them a copy was made, each time that
+        one was, until the model had its arrays."""
+        self.last = 0
+        """The end of the last call, on `perf_counter_ns`; 0: there was none."""
+        self.batches: dict[int, Batches] = {}
+        """By size, without those of 1, which are all that are not here."""
+        self.responses: dict[int, Responses] = {}
+        """By their place in their call, from 0 on."""
+
+    def success(self, now: int, queue: int, read: int, infer: int, output: int, batch: int = 1) -> None:
+        """A call has its answer. `batch` is how many inferences it was."""
+        self.last = now
+        self.succeeded += 1
+        self.queue += queue
+        self.input += read
+        self.infer += infer
+        self.output += output
+        if batch != 1:
+            self._beyond += batch - 1
+            batches = self.batches.get(batch)
+            if batches is None:
+                # beyond that they are of no size: a client chooses it, within the model's max_batch_size
+                size = batch if len(self.batches) < _SIZES else -1
+                batches = self.batches.setdefault(size, Batches())
+            batches.count += 1
+            batches.input += read
+            batches.infer += infer
+            batches.output += output
+
+    def failure(self, now: int, lasted: int, *, cancelled: bool) -> None:
+        """A call has no answer, or an error."""
+        self.last = now
+        self.failed += 1
+        self.failed_ns += lasted
+        if cancelled:
+            self.cancelled += 1
+            self.cancelled_ns += lasted
+
+    def response(self, place: int, infer: int, output: int) -> None:
+        """One of a call's responses is on its way: it took so long since the one before, or since the call, and so long to
+        write."""
+        if (responses := self._at(place)) is not None:
+            responses.succeeded += 1
+            responses.infer += infer
+            responses.output += output
+
+    def no_response(self, place: int, lasted: int, *, cancelled: bool) -> None:
+        """The call ended badly where this response would have come."""
+        if (responses := self._at(place)) is not None:
+            if cancelled:
+                responses.cancelled += 1
+                responses.cancelled_ns += lasted
+            else:
+                responses.failed += 1
+                responses.failed_ns += lasted
+
+    def _at(self, place: int) -> Responses | None:
+        responses = self.responses.get(place)
+        if responses is None and place < _RESPONSES:
+            responses = self.responses[place] = Responses()
+        return responses
+
+    @property
+    def inferences(self) -> int:
+        """As `succeeded`, but each item of a batch counts."""
+        return self.succeeded + self._beyond
+
+    @property
+    def success_ns(self) -> int:
+        """The time of all calls that succeeded."""
+        return self.queue + self.input + self.infer + self.output
+
+    @property
+    def last_ms(self) -> int:
+        """The end of the last call, in milliseconds since 1970; 0 where there was none."""
+        if not self.last:
+            return 0
+        return (time_ns() - perf_counter_ns() + self.last) // 1_000_000
+
+    @property
+    def by_size(self) -> dict[int, Batches]:
+        """The executions of each batch size, 1 included."""
+        ones, sizes = Batches(), {}
+        ones.count, ones.input, ones.infer, ones.output = self.succeeded, self.input, self.infer, self.output
+        for size, batches in self.batches.items():
+            ones.count -= batches.count
+            ones.input -= batches.input
+            ones.infer -= batches.infer
+            ones.output -= batches.output
+            if size >= 0:
+                sizes[size] = batches
+        if ones.count:
+            sizes[1] = ones
+        return dict(sorted(sizes.items()))

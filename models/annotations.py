@@ -1,0 +1,121 @@
+"""The tensors that a function of arrays takes and gives, as its annotations say."""
+
+from __future__ import annotations
+
+import inspect
+import typing
+from collections.abc import Iterable, Mapping
+from types import NoneType, UnionType
+from typing import Annotated, Any, NotRequired, Required, Union
+
+import numpy as np
+
+from models.messages import datatype_of
+from models.spec import Shape, TensorSpec
+
+# What an annotation may say for "some number": numpy has no dtype of them.
+_ABSTRACT = (
+    np.generic, np.number, np.integer, np.signedinteger, np.unsignedinteger,
+    np.inexact, np.floating, np.complexfloating, np.flexible, np.character,
+)  # fmt: skip
+
+
+def input_specs(owner: str, parameters: Iterable[inspect.Parameter], hints: Mapping[str, Any]) -> tuple[TensorSpec, ...]:
+    """The inputs that a function of arrays takes, in the order of its parameters: those that have to be given, and as
+    optional ones those that have a default and an array for annotation. What an annotation leaves open is not declared.
+    TypeError, which names `owner`, for an array that v2 cannot carry."""
+    found = []
+    for parameter in parameters:
+        name, hint, optional = parameter.name, hints.get(parameter.name), parameter.default is not parameter.empty
+        if not optional or _is_array(hint):
+            found.append(_spec(owner, name, hint, optional=optional))
+    return tuple(found)
+
+
+def output_specs(owner: str, hint: Any) -> tuple[TensorSpec, ...] | None:
+    """The outputs that an answer of this annotation is: an array is OUTPUT0, a TypedDict or a NamedTuple names its own.
+    None where it does not say, or where one may be missing. TypeError as for `input_specs`."""
+    if _is_array(hint):
+        return (_spec(owner, "OUTPUT0", hint),)
+    hint = unaliased(hint)
+    if not typing.is_typeddict(hint) and not is_named_tuple(hint):
+        return None
+    members = hints_of(hint)
+    # __optional_keys__ does not see a NotRequired in annotations that are strings
+    if getattr(hint, "__optional_keys__", ()) or any(typing.get_origin(m) is NotRequired for m in members.values()):
+        return None
+    names = hint._fields if is_named_tuple(hint) else members  # collections.namedtuple has no annotations
+    return tuple([_spec(owner, name, members.get(name)) for name in names])
+
+
+def is_named_tuple(kind: Any) -> bool:
+    """Whether it is a class that typing.NamedTuple or collections.namedtuple made."""
+    return inspect.isclass(kind) and issubclass(kind, tuple) and hasattr(kind, "_fields")
+
+
+def hints_of(thing: Any) -> dict[str, Any]:
+    """The annotations of a function or a class; TypeError for one that cannot be resolved."""
+    try:
+        return typing.get_type_hints(thing, include_extras=True)
+    except (NameError, AttributeError) as e:
+        raise TypeError(
+            f"{thing.__qualname__}: an annotation cannot be resolved: {e}; import it at run time, not under TYPE_CHECKING"
+        ) from e
+
+
+def unaliased(hint: Any) -> Any:
+    """What an annotation stands for behind the aliases of `type` statements, of which numpy's NDArray is one, Annotated
+    and `| None`."""
+    return _taken_apart(hint)[0]
+
+
+def _taken_apart(hint: Any) -> tuple[Any, Shape | None]:
+    shape = None
+    while True:
+        kind, arguments = typing.get_origin(hint), typing.get_args(hint)
+        if kind in (Annotated, Required):
+            shape = next((extra for extra in arguments[1:] if isinstance(extra, Shape)), shape)
+            hint = arguments[0]
+        elif kind in (Union, UnionType):
+            some = [one for one in arguments if one is not NoneType]
+            if len(some) != 1:
+                return hint, shape
+            hint = some[0]
+        elif (alias := getattr(kind or hint, "__value__", None)) is not None:
+            bound = dict(zip((kind or hint).__type_params__, arguments, strict=False))
+            open_ = getattr(alias, "__parameters__", ())
+            hint = alias[tuple([bound.get(one, Any) for one in open_])] if open_ else alias
+        else:
+            return hint, shape
+
+
+def _is_array(hint: Any) -> bool:
+    hint = unaliased(hint)
+    return (typing.get_origin(hint) or hint) is np.ndarray
+
+
+def _spec(owner: str, name: str, hint: Any, *, optional: bool = False) -> TensorSpec:
+    array, shape = _taken_apart(hint)
+    axes, dtype = (*typing.get_args(array), None, None)[:2] if _is_array(array) else (None, None)
+    try:
+        return TensorSpec(
+            name=name,
+            datatype=_datatype(dtype),
+            shape=_open_shape(axes) if shape is None else tuple(shape),
+            optional=optional,
+        )
+    except (TypeError, ValueError) as e:
+        raise TypeError(f"{owner}: the annotation of {name!r}: {e}") from None
+
+
+def _open_shape(axes: Any) -> tuple[int, ...] | None:
+    """The shape that numpy's own annotation tells: how many dimensions there are, if that."""
+    sizes = typing.get_args(axes)
+    return (-1,) * len(sizes) if typing.get_origin(axes) is tuple and Ellipsis not in sizes else None
+
+
+def _datatype(dtype: Any) -> str:
+    scalar = next(iter(typing.get_args(dtype)), None)
+    if not inspect.isclass(scalar) or not issubclass(scalar, np.generic) or scalar in _ABSTRACT:
+        return ""
+    return datatype_of(np.dtype(scalar))
