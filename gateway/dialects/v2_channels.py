@@ -79,14 +79,27 @@ class OneResponse:
 
     def response(self) -> InferResponse:
         """The one that was given; ModelFailed if there is none, or were others."""
-        name, given = repr(self._worker.name), self._given
+        given = self._given
         if not given:
-            raise ModelFailed(f"model {name} returned without an answer", code="NoAnswer", status=500)
+            raise no_answer(self._worker)
         if len(given) > 1:
             del given[2:]
-            text = f"model {name} gave more than one response: ask for them at /infer_stream, or at /generate_stream"
-            raise ModelFailed(text, code="TooManyResponses", status=500)
+            raise too_many(self._worker)
         return given[0]
+
+
+def no_answer(worker: Worker) -> ModelFailed:
+    """What a call ends with whose model gave no response."""
+    return ModelFailed(f"model {worker.name!r} returned without an answer", code="NoAnswer", status=500)
+
+
+def too_many(worker: Worker) -> ModelFailed:
+    """What a call of one response ends with whose model gave another."""
+    return ModelFailed(
+        f"model {worker.name!r} gave more than one response: ask for them at /infer_stream, or at /generate_stream",
+        code="TooManyResponses",
+        status=500,
+    )
 
 
 def check_response(message: object) -> None:

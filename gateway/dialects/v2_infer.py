@@ -11,8 +11,9 @@ import trio
 from gateway.dialects.base import Wrapping, reply_headers, reply_of, session_of
 from gateway.dialects.compression import compressed
 from gateway.dialects.v2_calls import JSON, V2Calls, batch_of, is_short, outputs_of, request_of, timeout_of
+from gateway.dialects.v2_channels import check_response, no_answer, too_many
 from gateway.dialects.v2_pieces import infer_in_pieces
-from gateway.errors import Ending, ModelFailed
+from gateway.errors import Ending
 from gateway.exchange import Exchange
 from gateway.workers.worker import Worker
 from models.messages import Family, InferRequest, InferResponse
@@ -68,7 +69,7 @@ class InferDialect:
         except v2.V2Error as e:
             _refuse(wrapping or exchange, e)
             return
-        channel = _InferChannel(exchange, request)
+        channel = _InferChannel(exchange, worker, request)
         if timeout is not None:
             timeout.apply(exchange)
         with worker.free_slot(exchange) or await worker.slot(exchange) as slot:
@@ -80,7 +81,9 @@ class InferDialect:
         try:
             response = channel.response
             if response is None:
-                raise ModelFailed(f"model {worker.name!r} returned without an answer", code="NoAnswer", status=500)
+                raise no_answer(worker)
+            if channel.more:
+                raise too_many(worker)
             outputs, size = outputs_of(response)
             parameters = dict(response.parameters) if response.parameters else v2.NO_PARAMETERS
             if is_short(size):
@@ -107,24 +110,21 @@ class InferDialect:
 
 
 def _refuse(answer: Exchange | Wrapping, error: v2.V2Error) -> None:
-    answer.respond(error.status, [JSON], error.error_body(), ending=Ending.REFUSED)
+    ending = Ending.REFUSED if error.status < 500 else Ending.MODEL_ERROR
+    answer.respond(error.status, [JSON], error.error_body(), ending=ending)
 
 
 @final
 class _InferChannel:
-    """One request in, one response out; the response completes the call."""
+    """One request in, one response out: WholeRequest and OneResponse in one, as it is made for each small request."""
 
-    __slots__ = ("_exchange", "_request", "exhausted", "response")
+    __slots__ = ("_exchange", "_request", "_worker", "exhausted", "more", "response")
 
-    def __init__(self, exchange: Exchange, request: v2.V2Request) -> None:
-        self._exchange = exchange
+    def __init__(self, exchange: Exchange, worker: Worker, request: v2.V2Request) -> None:
+        self._exchange, self._worker = exchange, worker
         self._request: v2.V2Request | None = request
-        self.exhausted = False
+        self.exhausted = self.more = False
         self.response: InferResponse | None = None
-
-    @property
-    def complete(self) -> bool:
-        return self.response is not None
 
     @property
     def reply(self) -> dict[str, str]:
@@ -139,8 +139,8 @@ class _InferChannel:
         return request_of(request)
 
     async def send(self, message: InferResponse, /) -> None:
-        if not isinstance(message, InferResponse):
-            raise TypeError(f"an infer call is answered with InferResponse, not {type(message).__name__}")
+        check_response(message)
         if self.response is not None:
-            raise trio.ClosedResourceError("an infer call has one response")
+            self.more = True
+            raise too_many(self._worker)
         self.response = message

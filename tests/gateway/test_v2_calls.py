@@ -11,6 +11,7 @@ from gateway.testing import memory_gateway
 from models.adapt import spec_of
 from models.messages import InferRequest, InferResponse, Tensor
 from models.session import Call, Session
+from models.spec import TensorSpec
 
 
 class Seer:
@@ -48,3 +49,33 @@ async def test_the_model_knows_its_deadline(autojump_clock: Any) -> None:
     seer = Seer()
     await infer(seer, {}, timeout=60)
     assert 59 < seer.deadline - autojump_clock.current_time() <= 60
+
+
+@pytest.mark.parametrize("swallows", [False, True])
+async def test_a_second_response_to_infer_is_an_error_that_says_where_there_may_be_many(swallows: bool) -> None:
+    async def twice(session: Session[InferRequest, InferResponse]) -> None:
+        await session.receive()
+        response = InferResponse(outputs=(Tensor(name="OUTPUT0", data=np.zeros(1, np.float32)),))
+        await session.send(response)
+        try:
+            await session.send(response)
+        except Exception:
+            if not swallows:
+                raise
+
+    status, answer = await infer(twice, {})
+    assert status == 500
+    assert "more than one response" in answer["error"]
+    assert "/infer_stream" in answer["error"]
+
+
+async def test_an_output_that_breaks_the_declaration_is_the_models_error() -> None:
+    async with memory_gateway([spec_of(Seer(), "seer", outputs=(TensorSpec(name="other"),))]) as served:
+        peer = served.http1()
+        body = b'{"inputs":[{"name":"x","datatype":"BOOL","shape":[1],"data":[true]}]}'
+        await peer.send(*post(1, "/v2/models/seer/infer", body))
+        status, _headers, answer = await peer.read_answer(1)
+        assert (status, json.loads(answer)) == (
+            500, {"error": "output 'OUTPUT0' of model 'seer' is not one that it declares: 'other'"}
+        )  # fmt: skip
+        assert served.gateway.counts().endings == {"model-error": 1}
