@@ -262,10 +262,15 @@ class Exchange:
                 self._wake_reader()
 
     def feed_whole(self, body: bytes, now: float) -> None:
-        """The whole body, before the work has begun."""
+        """The whole body, before the work has begun, on a wire without windows: `feed` and `feed_end`."""
         n = len(body)
         if n:
-            self.feed(body, n, now)
+            cost = n + _PIECE
+            if self.owner.budget.try_reserve(cost):
+                self.bytes_in, self.arrived_at, self._held = n, now, cost
+                self._inbox.append(body)
+            else:
+                self.feed(body, n, now)  # which says so
         self._input_ended = True
 
     @property
@@ -662,7 +667,7 @@ class Exchange:
 
     def respond(self, status: int, headers: Headers, *buffers: Buffer, ending: Ending = Ending.COMPLETE) -> None:
         """A whole answer of known length."""
-        if not self._open():
+        if (self.finishing is not None or self.gone) and not self._open():
             return
         length = sum(map(len, buffers)) if len(buffers) != 1 else len(buffers[0])
         self.status = status
@@ -732,14 +737,16 @@ class Exchange:
 
     def _give_back(self) -> None:
         unread = 0
-        for item in (*self._outbox, *self._inbox):
-            unread += len(item.data) if isinstance(item, Frame) else len(item)
-        self._outbox, self._inbox = [], []
-        if not self.wire.windowed:
+        if self._outbox or self._inbox:
+            for item in (*self._outbox, *self._inbox):
+                unread += len(item.data) if isinstance(item, Frame) else len(item)
+            self._outbox, self._inbox = [], []
+        if self._held:
             self.owner.budget.release(self._held)
             self._held = 0
         self._sink = self._growing = None
-        self.assembled()
+        if self._assembly:
+            self.assembled()
         if unread:
             self.wire.credit(self, unread)
         self.wire.release(self)

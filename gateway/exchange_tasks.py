@@ -161,8 +161,8 @@ class ExchangeTasks:
     async def _lead(self, place: _Place, readiness: Readiness) -> bool:
         """Tells who is ready, until one of the exchanges that begin thereby has waited and is over. True when its
         scope was cancelled, whoever leads by then."""
-        told = 0
-        began = trio.current_time()
+        told, now = 0, trio.lowlevel.current_clock().current_time
+        began = now()
         while place.leads:
             if self._begun:
                 exchange = self._begun.popleft()
@@ -182,10 +182,10 @@ class ExchangeTasks:
                 self._done(place, error)
                 if place.leads:
                     self._doubt = 0
-                    if trio.current_time() - began > _TURN:
+                    if now() - began > _TURN:
                         self._write()
                         await trio.lowlevel.checkpoint()
-                        began = trio.current_time()
+                        began = now()
                 continue
             self._telling = True  # what begins meanwhile is ours
             try:
@@ -196,15 +196,15 @@ class ExchangeTasks:
                     self._write()
             finally:
                 self._telling = False
-            if told % _BATCH == 0 and trio.current_time() - began > _TURN:
+            if told % _BATCH == 0 and now() - began > _TURN:
                 await trio.lowlevel.checkpoint()
-                began = trio.current_time()
+                began = now()
             elif not more and not self._begun:
                 told = 0
                 self.leading = False
                 await readiness.wait()
                 self.leading = True
-                began = trio.current_time()
+                began = now()
         return False
 
     def _follow(self, place: _Place) -> None:
@@ -223,7 +223,8 @@ class ExchangeTasks:
         exchange, place.exchange = place.exchange, None
         assert exchange is not None
         exchange.leave()
-        self._conclude(exchange, error)
+        if exchange.finishing is None:  # else there is nothing to be said
+            self._conclude(exchange, error)
         self._returned(exchange)
 
     def _returned(self, exchange: Exchange) -> None:

@@ -11,7 +11,7 @@ import ssl
 from collections import Counter
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
-from typing import Any, final
+from typing import Any, NoReturn, final
 from uuid import uuid4
 
 import trio
@@ -241,7 +241,7 @@ class Gateway:
         return self._management.draining
 
     def new_id(self) -> str:
-        return f"{self._boot}-{next(self._numbers):x}"
+        return f"{self._boot}{next(self._numbers):x}"  # letters and digits alone: a head takes them without a look
 
     def exchange_closed(self, exchange: Exchange) -> None:
         self._observer.closed(exchange, self.clock())
@@ -250,8 +250,8 @@ class Gateway:
         """Does what the exchange asks for. Whatever goes wrong becomes its one honest ending; only Cancelled comes out."""
         try:
             handler, arguments = self._router.find(exchange)
-            if handler not in self._health:
-                self._admit(exchange, handler)
+            if (self._management.draining or self.budget.used > self._refuse_above) and handler not in self._health:
+                self._turn_away(exchange, handler)
             await handler(exchange, **arguments)
         except GatewayError as e:
             return e
@@ -271,10 +271,8 @@ class Gateway:
             log.exception("an error could not be said", extra={"id": exchange.id})
             exchange.abort(Ending.MODEL_ERROR)
 
-    def _admit(self, exchange: Exchange, handler: Handler) -> None:
+    def _turn_away(self, exchange: Exchange, handler: Handler) -> NoReturn:
         budget = self.budget
-        if not self.draining and budget.used <= self._refuse_above:
-            return
         words = self._words.get(handler)
         if words is not None:
             exchange.take("", words)

@@ -76,7 +76,7 @@ class Router:
             method = _UPGRADE
             if self._any_upgrade is not None and not self._upgrades(exchange.path):
                 return self._any_upgrade, {}
-        route, captured = self._match(exchange.path)
+        route, captured = self._found.get(exchange.path) or self._match(exchange.path)
         handler = route.methods.get(method)
         if handler is not None:
             return handler, captured

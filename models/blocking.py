@@ -66,13 +66,9 @@ def cancel_token() -> CancelToken:
     return _token.get() or CancelToken()
 
 
-def set_step_holder(holder: StepHolder) -> contextvars.Token[StepHolder | None]:
-    """Names what the steps of the current task keep occupied. For whoever runs models; reset with `reset_step_holder`."""
-    return _holder.set(holder)
-
-
-def reset_step_holder(token: contextvars.Token[StepHolder | None]) -> None:
-    _holder.reset(token)
+set_step_holder = _holder.set
+"""Names what the steps of the current task keep occupied; what it returns is for `reset_step_holder`. For whoever runs models."""
+reset_step_holder = _holder.reset
 
 
 async def run_step(

@@ -94,6 +94,8 @@ SHARE = 16_384
 """What each stream may queue, whatever the other streams have queued."""
 WORTHWHILE = 1024
 """A frame is not cut shorter than this to fill the end of a write."""
+LOOKS = 30
+"""How many calls of `tick` a stream may outlast its answer at most."""
 _head_at = FRAME_HEAD.unpack_from
 
 
@@ -113,9 +115,15 @@ class HTTP2Connection:
     after a server's End; a Reset always comes. A Reset may name a stream that was never announced (its head was
     malformed), and one with code 0 may follow the End of a response: the server needs no more of the request.
 
-    **Sending.** `send` never blocks and takes any size: who wants bounds asks `room` first. A server's End while the
-    peer still sends is followed by RST_STREAM(NO_ERROR) once it is written, as section 8.1 allows and as clients
-    need that wait for their own end. A LocalProtocolError has queued nothing.
+    **Sending.** `send` never blocks and takes any size: who wants bounds asks `room` first. A LocalProtocolError has
+    queued nothing.
+
+    **Lingering.** A server's whole answer to a request that is not whole leaves the stream half closed: it is not open
+    any more, nothing is reported of it, not even a Reset, and what comes is dropped. The peer's END_STREAM or RST_STREAM
+    ends it, else our RST_STREAM(NO_ERROR) (section 8.1), which asks the peer to stop. That one waits until the peer has
+    had time to read the answer: some clients forget an answer whose reset they read with it, others read nothing
+    before their request is out. It is sent by `tick`, and before that past `limits.linger` bytes and for a stream that
+    others may need the place of: of `limits.streams`, those that linger have half of what the open ones leave.
 
     **Ending.** After a RemoteProtocolError `data_to_send` still gives the GOAWAY. When the transport is gone, call `close`;
     then credit or drop what is unread, so that a byte budget gets everything back.
@@ -171,6 +179,8 @@ class HTTP2Connection:
         self._control.put(self._h2.opening)
         self._ring: OrderedDict[int, Stream] = OrderedDict()
         self._queued = 0
+        self._answered: set[int] = set()
+        self._lingering: OrderedDict[int, Stream] = OrderedDict()
         self._leaving: list[tuple[Stream, int]] = []
         self._ending: list[int] = []
         self._handed_out = False
@@ -178,8 +188,8 @@ class HTTP2Connection:
     # What the connection is like.
 
     def is_open(self, stream: int) -> bool:
-        """Whether the stream is neither reset nor complete in both directions: a Reset may be sent, and until our own
-        End also the rest."""
+        """Whether the stream is neither reset nor complete in both directions, nor lingering: a Reset may be sent, and
+        until our own End also the rest."""
         found = self._streams.get(stream)
         return found is not None and found.open
 
@@ -187,6 +197,11 @@ class HTTP2Connection:
     def open_streams(self) -> int:
         """How many streams are open."""
         return self._open
+
+    @property
+    def lingering(self) -> int:
+        """How many streams of peers that have their whole answer and may still send are to be looked at by `tick`."""
+        return len(self._lingering)
 
     @property
     def unconsumed(self) -> int:
@@ -309,7 +324,23 @@ class HTTP2Connection:
         if unread:
             self._windows.consumed(found.window, unread)
         self._return_credit(found, grow=False)
+        if found.lingering:
+            self._windows.unreserve(found.window)
         return unread
+
+    def tick(self) -> bool:
+        """To be called about once a second while streams are `lingering`: resets those on which nothing has come since the
+        last call, or that have outlasted LOOKS of them. Says whether there were any."""
+        over = []
+        for stream in self._lingering.values():
+            quiet = stream.looks and stream.swallowed == stream.swallowed_before
+            stream.swallowed_before = stream.swallowed
+            stream.looks += 1
+            if quiet or stream.looks > LOOKS:
+                over.append(stream)
+        for stream in over:
+            self._reset_lingering(stream)
+        return bool(over)
 
     def _next_plain(self) -> Event | None:
         """What a plain DATA or HEADERS frame at the front of the input means; None, and nothing done, if what is there is
@@ -560,6 +591,10 @@ class HTTP2Connection:
         if unused:
             self._windows.consumed(found.window, unused)
             self._return_credit(found, grow=False)
+        if found.lingering:
+            found.swallowed += n
+            if found.swallowed > self.limits.linger and found.id in self._lingering:
+                self._reset_lingering(found)
 
     def _receive_late_payload(self, frame: Frame) -> None:
         """DATA on a stream whose peer may not send: legal while our RST_STREAM is under way, else an error."""
@@ -603,8 +638,10 @@ class HTTP2Connection:
             self.counters.resets += 1
             self._remember_reset(found.id)
             self._drain(found.id)
+        lingered = found.lingering
         self._lose(found)
-        self._events.append(Reset(stream=found.id, code=code))
+        if not lingered:
+            self._events.append(Reset(stream=found.id, code=code))
 
     def _receive_acknowledgement(self, event: SettingsAcknowledged) -> None:
         self._splitter.frame_size = self._h2.max_inbound_frame_size
@@ -746,6 +783,7 @@ class HTTP2Connection:
         self._events.clear()
         self._abandon()
         self._control.clear()
+        self._answered.clear()
         self._leaving.clear()
         self._ending.clear()
         self._handed_out = False
@@ -842,23 +880,40 @@ class HTTP2Connection:
             pieces: list[bytes | memoryview] = []
             self._h2.data(stream.library, [], 0, True, pieces)
             frames = b"".join(pieces)
-        self._control.put(frames, 0 if self._cuts(stream) else stream.id)
+        self._control.put(frames, stream.id)
         self._finished(stream)
 
-    def _finished(self, stream: Stream) -> bool:
-        """Our END_STREAM is out of the queue. Says whether it is the last that goes out on the stream."""
+    def _finished(self, stream: Stream) -> None:
+        """Our END_STREAM is out of the queue."""
         stream.finished = True
-        if self._cuts(stream):
-            self._reset_in_library(stream.id, Code.NO_ERROR)
-            self._lose(stream)
-            return False
         if not stream.receiving:
             self._settle(stream)
-        return True
+        elif not self._client:
+            stream.lingering, stream.counted = True, False
+            self._open -= 1
+            self._answered.add(stream.id)
 
-    def _cuts(self, stream: Stream) -> bool:
-        """Whether RST_STREAM(NO_ERROR) follows our end: a server's whole answer to a request that is not whole."""
-        return stream.receiving and not self._client
+    def _linger(self, written: list[int]) -> None:
+        """Of these streams the last byte of ours is written: from now on those that linger may be reset."""
+        for number in self._answered.intersection(written):
+            self._answered.discard(number)
+            stream = self._streams.get(number)
+            if stream is not None and stream.lingering:
+                self._lingering[number] = stream
+                if not stream.window.unread:
+                    self._windows.unreserve(stream.window)
+        self._make_place(1)
+
+    def _make_place(self, keep: int) -> None:
+        """Resets the streams that have lingered longest while they, which count against MAX_CONCURRENT_STREAMS (section
+        5.1.2), have more than half of what the open ones leave: so they are in no new stream's way."""
+        while len(self._lingering) > max(keep, (self.limits.streams - self._open) // 2):
+            self._reset_lingering(next(iter(self._lingering.values())))
+
+    def _reset_lingering(self, stream: Stream) -> None:
+        self._control.put(self._h2.reset(stream.id, Code.NO_ERROR))
+        self._remember_reset(stream.id)
+        self._lose(stream)
 
     # Writing.
 
@@ -888,8 +943,7 @@ class HTTP2Connection:
         return gathered(out, filled)
 
     def data_sent(self) -> Sent:
-        """The buffers of the last `data_to_send` are written. Says which streams have more room and which are ended: for
-        a stream reset after END_STREAM, when the RST_STREAM is written."""
+        """The buffers of the last `data_to_send` are written. Says which streams have more room and which are ended."""
         if not self._handed_out:
             raise LocalProtocolError("data_sent without data_to_send")
         leaving, self._leaving = self._leaving, []
@@ -898,6 +952,8 @@ class HTTP2Connection:
         for stream, n in leaving:
             stream.queue.leaving -= n
             self._queued -= n
+        if self._answered:
+            self._linger(ended)
         if len(leaving) == 1:
             return Sent(room=[leaving[0][0].id], ended=ended)
         return Sent(room=list(dict.fromkeys([stream.id for stream, _ in leaving])), ended=ended)
@@ -927,7 +983,8 @@ class HTTP2Connection:
             ring[number] = stream
         if last and stream.trailers:
             self._finish(stream)
-        elif last and self._finished(stream):
+        elif last:
+            self._finished(stream)
             self._ending.append(number)
         return HEAD + n
 
@@ -936,6 +993,8 @@ class HTTP2Connection:
     def _adopt(self, stream: int, library: H2Stream, window: Window) -> Stream:
         found = self._streams[stream] = Stream(stream, library, window, self._h2.inbound(library))
         self._open += 1
+        if self._lingering:
+            self._make_place(0)
         return found
 
     def _arm(self, stream: Stream) -> None:
@@ -949,9 +1008,12 @@ class HTTP2Connection:
         """The peer broke one stream. If that was with its END_STREAM after ours, there is nothing left to reset."""
         self.counters.resets += 1
         self._reset_in_library(stream, code)
-        if stream in self._streams:
-            self._lose(self._streams[stream])
-        self._events.append(Reset(stream=stream, code=int(code)))
+        found = self._streams.get(stream)
+        lingered = found is not None and found.lingering
+        if found is not None:
+            self._lose(found)
+        if not lingered:
+            self._events.append(Reset(stream=stream, code=int(code)))
 
     def _reset_in_library(self, stream: int, code: int) -> None:
         frames = self._h2.reset(stream, code)
@@ -979,6 +1041,9 @@ class HTTP2Connection:
         if stream.counted:
             stream.counted = False
             self._open -= 1
+        elif stream.lingering:
+            stream.lingering = False
+            self._lingering.pop(stream.id, None)
         if not stream.window.unread and self._streams.pop(stream.id, None) is not None:
             self._windows.forget(stream.window)
 

@@ -16,7 +16,8 @@ class HTTP2Limits:
 
     `initial_window` and `max_window` bound what a stream may hold unread, `send_buffer` what it may queue to write,
     `connection_send_buffer` what all may queue beyond their shares, `output` the control frames that wait before
-    `choked`. `head` is the header list as RFC 9113 section 6.5.2 counts it.
+    `choked`, `linger` what a server drops of one request after its answer. `head` is the header list as RFC 9113
+    section 6.5.2 counts it.
     """
 
     streams: int = 1000
@@ -30,6 +31,7 @@ class HTTP2Limits:
     send_buffer: int = 65_536
     connection_send_buffer: int = 262_144
     output: int = 262_144
+    linger: int = 64 * 1024 * 1024
 
     def __post_init__(self) -> None:
         if not 1 <= self.initial_window <= self.max_window <= LARGEST_WINDOW:

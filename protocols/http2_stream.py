@@ -27,10 +27,14 @@ class Stream:
         "id",
         "inbound",
         "library",
+        "lingering",
+        "looks",
         "queue",
         "received",
         "receiving",
         "reset",
+        "swallowed",
+        "swallowed_before",
         "trailers",
         "window",
     )
@@ -54,6 +58,14 @@ class Stream:
         """`send` accepted our End."""
         self.finished = False
         """Our END_STREAM is out of the queue."""
+        self.lingering = False
+        """Server: our END_STREAM is out of the queue, the peer's has not come; it counts as over. Its payload is dropped."""
+        self.swallowed = 0
+        """Flow-controlled bytes that came while it lingered."""
+        self.swallowed_before = 0
+        """As many of them as the machine's last `tick` saw."""
+        self.looks = 0
+        """How often a `tick` has looked at it."""
         self.reset = False
         self.trailers: Headers = ()
         self.queue = PayloadQueue()
@@ -61,4 +73,4 @@ class Stream:
 
     @property
     def open(self) -> bool:
-        return not self.reset and (self.receiving or not self.finished)
+        return not self.reset and not self.lingering and (self.receiving or not self.finished)

@@ -84,10 +84,15 @@ class ReceiveWindows:
 
     def forget(self, window: Window) -> None:
         """The stream is closed and everything is read: its reservation ends."""
-        assert not window.unread, f"a stream is forgotten with {window.unread} bytes unread"
+        self.unreserve(window)
         self._change(-window.granted)
+
+    def unreserve(self, window: Window) -> None:
+        """Nothing that still comes on the stream will be held, nor is anything: its reservation ends."""
+        assert not window.unread, f"a reservation ends with {window.unread} bytes unread"
         if self._budget is not None:
             self._budget.release(window.reserved)
+        window.reserved = 0
 
     def adjust(self, window: Window, delta: int) -> None:
         """The peer acknowledged another initial window, which changes the windows of the streams that exist."""

@@ -66,13 +66,14 @@ class Template(msgspec.Struct, frozen=True, gc=False):
                 if end < 0:
                     return None
                 array: Array | None
-                if end - at >= FAST_FROM:
+                size = end - at
+                if size >= FAST_FROM:
                     array = read_numbers(text, at, end, datatype, shape)
                     if array is None:
                         return None
                 else:
                     values = _decode_numbers(text[at:end])
-                    if end - at > MAX_NUMBER and not is_plain(text[at:end], 0):
+                    if size > MAX_NUMBER and not is_plain(text[at:end], 0):
                         return None
                     if values and type(values[0]) is list:
                         array = from_json(datatype, shape, values, name, numbers=True)

@@ -17,7 +17,8 @@ from models.spec import TensorSpec
 from protocols import v2
 
 JSON = (b"content-type", b"application/json")
-_SHORT = 16 * 1024  # bytes or numbers that are never too long for a codec's step, whatever they are
+SHORT = 16 * 1024
+"""Bytes or elements that are read or written at once, whatever they are."""
 
 
 @final
@@ -29,7 +30,6 @@ class V2Calls:
         limits = models.config.limits
         self.body = limits.body
         self.bounds = v2.V2Limits(json=limits.json, depth=limits.json_depth, tensors=limits.tensors, dims=limits.tensor_dims)
-        self._codecs: dict[str, tuple[Worker, v2.InferCodec]] = {}
 
     def worker(self, exchange: Exchange, name: str, version: str) -> Worker:
         """The model of a route, whatever its family; the exchange is v2's from here on. NotFound."""
@@ -65,15 +65,9 @@ class V2Calls:
 
     def codec_of(self, worker: Worker) -> v2.InferCodec:
         """The codec of a model's calls."""
-        known = self._codecs.get(worker.name)
-        if known is not None and known[0] is worker:
-            return known[1]
-        # made at a model's first request: models come and go
-        for name, (other, _) in list(self._codecs.items()):
-            if self.models.workers.get(name) is not other:
-                del self._codecs[name]
-        infer = v2.InferCodec(signature_of(worker), version=worker.spec.version, limits=self.bounds)
-        self._codecs[worker.name] = worker, infer
+        infer: v2.InferCodec | None = worker.kept
+        if infer is None:
+            infer = worker.kept = v2.InferCodec(signature_of(worker), version=worker.spec.version, limits=self.bounds)
         return infer
 
     def read_long(self, infer: v2.InferCodec, body: memoryview, header_length: int | None) -> Awaitable[v2.V2Request]:
@@ -94,7 +88,7 @@ class V2Calls:
     async def read(self, worker: Worker, body: memoryview, header_length: int | None) -> v2.V2Request:
         """The request in a whole body. V2Error."""
         infer = self.codec_of(worker)
-        if is_short(len(body)):
+        if len(body) <= SHORT:
             return infer.parse(body, header_length)
         return await self.read_long(infer, body, header_length)
 
@@ -103,7 +97,7 @@ class V2Calls:
         infer = self.codec_of(worker)
         outputs, size = outputs_of(response)
         parameters = dict(response.parameters) if response.parameters else v2.NO_PARAMETERS
-        if is_short(size):
+        if size <= SHORT:
             return infer.render(outputs, request, response.id, parameters)
         return await self.write_long(infer, outputs, request, response.id, parameters)
 
@@ -164,11 +158,6 @@ def error_of(error: v2.V2Error) -> GatewayError:
     if error.status < 500:
         return BadRequest(error.message, status=error.status)
     return ModelFailed(error.message, code="BadOutput", status=error.status)
-
-
-def is_short(size: int) -> bool:
-    """Whether so many bytes or elements are read or written at once, whatever they are."""
-    return size <= _SHORT
 
 
 def request_of(request: v2.V2Request) -> InferRequest:

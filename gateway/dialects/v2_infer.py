@@ -10,7 +10,7 @@ import trio
 
 from gateway.dialects.base import Wrapping, reply_headers, reply_of, session_of
 from gateway.dialects.compression import compressed
-from gateway.dialects.v2_calls import JSON, V2Calls, batch_of, is_short, outputs_of, request_of, timeout_of
+from gateway.dialects.v2_calls import JSON, SHORT, V2Calls, batch_of, outputs_of, request_of, timeout_of
 from gateway.dialects.v2_channels import check_response, no_answer, too_many
 from gateway.dialects.v2_pieces import infer_in_pieces
 from gateway.errors import Ending
@@ -33,7 +33,8 @@ class InferDialect:
         """POST /v2/models/{name}[/versions/{version}]/infer."""
         calls = self._calls
         worker = calls.tensor_worker(exchange, name, version)
-        header_length = calls.header_length(exchange)
+        # asked for here: most requests have none, and each call counts
+        header_length = None if exchange.header(v2.IHCL) is None else calls.header_length(exchange)
         if worker.spec.pieces and header_length:
             return infer_in_pieces(calls, exchange, worker, header_length)
         body = exchange.whole_body(calls.body)
@@ -58,10 +59,10 @@ class InferDialect:
         """Answers the inference request in `body`, whatever its route. `wrapping` takes the answer in place of the
         exchange, and then says the errors too; `form` changes the head of a reply."""
         calls = self._calls
-        infer = calls.codec_of(worker)
+        infer: v2.InferCodec = worker.kept or calls.codec_of(worker)
         arrived = perf_counter_ns()
         try:
-            if is_short(len(body)):
+            if len(body) <= SHORT:
                 request = infer.parse(body, header_length)
             else:
                 request = await calls.read_long(infer, body, header_length)
@@ -86,7 +87,7 @@ class InferDialect:
                 raise too_many(worker)
             outputs, size = outputs_of(response)
             parameters = dict(response.parameters) if response.parameters else v2.NO_PARAMETERS
-            if is_short(size):
+            if size <= SHORT:
                 reply = infer.render(outputs, request, response.id, parameters)
             else:
                 reply = await calls.write_long(infer, outputs, request, response.id, parameters)

@@ -9,7 +9,7 @@ import trio
 
 from gateway.dialects.base import beside, codec, reply_headers, session_of
 from gateway.dialects.compression import compressed
-from gateway.dialects.v2_calls import V2Calls, error_of, is_short, request_of, signature_of, slot_within, timeout_of
+from gateway.dialects.v2_calls import SHORT, V2Calls, error_of, request_of, signature_of, slot_within, timeout_of
 from gateway.dialects.v2_channels import OneResponse
 from gateway.errors import GatewayError, Overloaded, UnsupportedEncoding
 from gateway.exchange import Exchange
@@ -79,7 +79,7 @@ class Pieces:
         await exchange.turn()
         try:
             while True:
-                piece = reader.next_piece() if is_short(reader.work) else await beside(reader.next_piece)
+                piece = reader.next_piece() if reader.work <= SHORT else await beside(reader.next_piece)
                 if isinstance(piece, V2Piece):
                     self.exhausted = piece.last
                     return self._message(piece)

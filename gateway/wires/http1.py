@@ -181,7 +181,8 @@ class HTTP1Wire:
 
     def credit(self, exchange: Exchange, n: int) -> None:
         self._machine.credit(exchange.stream, n)
-        self._connection.read_more()
+        if self._connection.reading_paused:
+            self._connection.read_more()
 
     def proceed(self, exchange: Exchange) -> None:
         if not self._gone:
@@ -231,8 +232,10 @@ class HTTP1Wire:
         return True
 
     def release(self, exchange: Exchange) -> None:
-        self._idle_since = self._connection.clock()
-        self._connection.read_more()
+        connection = self._connection
+        self._idle_since = connection.clock()
+        if connection.reading_paused:
+            connection.read_more()
 
     # -- time ------------------------------------------------------------------------------------------------------
 

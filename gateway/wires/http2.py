@@ -231,6 +231,8 @@ class HTTP2Wire:
                 facts = {"peer": connection.peer, "id": exchange.id, "setting": "limits.write_stall"}
                 log.info("stream stalled", extra=facts)
                 self._cut(exchange, Ending.LOST)
+        if self._machine.lingering and self._machine.tick():
+            connection.output_ready()
         if self._draining_since is not None and now > self._draining_since:
             self._draining_since = None
             self._machine.shutdown(last=True)

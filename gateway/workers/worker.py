@@ -50,6 +50,9 @@ class State(enum.Enum):
     STOPPED = "stopped"
 
 
+_READY = State.READY  # named once: a member costs three look-ups where it is used
+
+
 @final
 class Slot:
     """One place in a worker's capacity, as a context manager. It is free when the session and every blocking step of
@@ -141,6 +144,8 @@ class Worker:
         self.crashes: list[float] = []
         self.statistics = ModelStatistics()
         self.slots = trio.Semaphore(spec.capacity, max_value=spec.capacity)
+        self.kept: Any = None
+        """What v2 has made for this worker's calls: it lasts as long."""
         self.live: set[Exchange] = set()
         """Exchanges inside `slot`, those that wait for theirs too."""
         self._waiting: set[Exchange] = set()
@@ -281,14 +286,14 @@ class Worker:
             await self._left.wait()
 
     def retired(self) -> None:
-        """After the end: what still knows this worker, such as a dialect's memo, no longer keeps the model alive."""
+        """After the end: what still knows this worker no longer keeps the model alive."""
         self.spec = replace(self.spec, load=_never)
 
     # -- calls -------------------------------------------------------------------------------------------------------
 
     def check_ready(self) -> None:
         """Raises Unavailable unless the model can be called now."""
-        if self.state is State.READY:
+        if self.state is _READY:
             return
         match self.state:
             case State.STOPPED if self._stop.is_set() or not self.lasting:
@@ -300,13 +305,14 @@ class Worker:
 
     def free_slot(self, exchange: Exchange) -> Slot | None:
         """What `slot` returns, if nobody has to wait for it."""
-        self.check_ready()
+        if self.state is not _READY:
+            self.check_ready()
         try:
             self.slots.acquire_nowait()
         except trio.WouldBlock:
             return None
         self.live.add(exchange)
-        return self._slot(exchange)
+        return self._slot(exchange) if self.spec.timeout else Slot(self, exchange)
 
     def _slot(self, exchange: Exchange, asked: int = 0) -> Slot:
         if self.spec.timeout:
@@ -356,7 +362,8 @@ class Worker:
     async def call(self, session: Session[Any, Any], exchange: Exchange, wire: Family, read_prompt: Any = None) -> None:
         """Runs the model for one session, inside `slot`. Returns when the model has; what it raised comes out as ModelFailed
         (its own ModelError) or ModelCrashed (anything else, logged under the exchange's incident id)."""
-        self.check_ready()
+        if self.state is not _READY:
+            self.check_ready()
         model = self._model
         assert model is not None
         if self.spec.family is not wire:

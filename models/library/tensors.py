@@ -25,16 +25,16 @@ async def identity(session: Session[InferRequest, InferResponse]) -> None:
     other name under that name. Any datatype and shape; one response a request, until the end of input. ModelError with
     status 400 where two inputs would come back under one name."""
     async for request in session:
-        outputs = [_named(tensor, output_name(tensor.name)) for tensor in request.inputs]
+        outputs = [
+            Tensor(name=output_name(tensor.name), data=tensor.data, datatype=tensor.datatype)
+            if tensor.datatype != "BYTES"
+            # whose elements nobody has looked at: they stay the bytes that came
+            else msgspec.structs.replace(tensor, name=output_name(tensor.name), parameters={})
+            for tensor in request.inputs
+        ]
         if len(outputs) > 1 and len(set(names := [tensor.name for tensor in outputs])) < len(names):
             raise _refused(f"inputs: expected one input for each output, got outputs {', '.join(names)[:100]}")
         await session.send(InferResponse(outputs=requested(request, outputs), id=request.id))
-
-
-def _named(tensor: Tensor, name: str) -> Tensor:
-    if tensor.datatype == "BYTES":  # whose elements nobody has looked at: they stay the bytes that came
-        return msgspec.structs.replace(tensor, name=name, parameters={})
-    return Tensor(name=name, data=tensor.data, datatype=tensor.datatype)
 
 
 def _pair(side: str, datatype: str, shape: tuple[int, ...] | None) -> tuple[TensorSpec, ...]:

@@ -32,16 +32,19 @@ from models.adapt import spec_of
 from models.messages import Family, InferResponse, Part, Tensor, Token
 from models.session import Session
 from models.spec import ModelSpec
-from protocols import bidi, sigv4
+from protocols import bidi, sigv4, v2
 from protocols.errors import RemoteProtocolError
 from protocols.events import Close, ConnectionEnd, Data, End, Frame, GoAway, Opcode, Ping, Pong, Request, Reset, Response
 from protocols.http2_frames import Kind
 from protocols.lmi import parse_stream_line
+from protocols.sse import ServerSentEvent, SSEDecoder
 from tests.gateway import ways
 
 KiB = 1024
 PAYLOAD = 1000
 """Bytes of a numbered message, as its model makes it."""
+BASE = 10_000_000
+"""What is added to a number in a tensor, so that all have one length in JSON."""
 
 CANCELLED = {"cancelled-by-client": 1}
 
@@ -65,6 +68,8 @@ class Wire:
     """The status of a model that raised."""
     accepted: bool = False
     """Whether the head goes out before the model is called."""
+    survives: bool = False
+    """Whether it goes on after an error of its model, which ends one request of many."""
 
     @property
     def asked(self) -> bool:
@@ -117,6 +122,11 @@ WIRE: dict[str, Wire] = {
     "bidi-padded": _BIDI,
     "websocket-anywhere": _SOCKET,  # of the model "probe"
     "bridge": _BIDI,
+    # v2, with each response as it comes
+    **_both("inferstream", family=Family.TENSOR, crash="500"),
+    **_both("inferframes", family=Family.TENSOR, crash="500"),
+    **_both("generatestream", family=Family.TENSOR, crash="500"),
+    "v2session": Wire(family=Family.TENSOR, transport="websocket", in_band="close", accepted=True, survives=True),
     # answers of one piece
     **_both("json", family=Family.TEXT, streams=False),
     **_both("v2", family=Family.TENSOR, streams=False, crash="500"),
@@ -202,7 +212,7 @@ class Probe:
             case Family.PARTS:
                 return Part(data=text.encode())
             case Family.TENSOR:
-                return InferResponse(outputs=(Tensor(name="y", data=np.array([number], np.int64)),))
+                return InferResponse(outputs=(Tensor(name="y", data=np.full(PAYLOAD // 9, BASE + number)),))
 
     async def take(self, session: Session[Any, Any]) -> None:
         """The request, where the wire has one before the answer."""
@@ -291,6 +301,10 @@ class House:
         if about.transport == "websocket":
             tap = Tap(self.memory.connect())
             named = f"/models/{model}/invocations-bidirectional-stream"
+            if wire == "v2session":
+                session = SessionCall(self._keep(Line(await client.websocket(tap, f"/v2/models/{model}/infer"), tap)), 1)
+                await session.ask()
+                return session
             anywhere = wire == "websocket-anywhere" and model == _ANYWHERE
             peer = await client.websocket(tap, "/as/one/likes.it?a=b" if anywhere else named)
             return SocketCall(self._keep(Line(peer, tap)), 1)
@@ -697,6 +711,76 @@ class InferCall(Call):
         await self.line.send(*client.post(self.stream, self.path.format(model), body))
 
 
+class StreamedReplies(InferCall):
+    """v2 infer_stream, as server-sent events."""
+
+    path = "/v2/models/{}/infer_stream"
+
+    async def open(self, model: str) -> None:
+        await super().open(model)
+        self._events = SSEDecoder()
+
+    def feed(self, data: bytes) -> None:
+        if self.status != 200:
+            self._body += data
+            return
+        self._events.receive_data(data)
+        while isinstance(event := self._events.next_event(), ServerSentEvent):
+            self.told(event.data)
+
+    def told(self, data: Any, header_length: int | None = None) -> None:
+        assert self._failure is None, "a response after the last"
+        try:
+            self._numbers.append(int(v2.decode_streamed_reply(data, header_length)["y"].elements[0]) - BASE)
+        except v2.V2Error as error:
+            self._failure = Over("error", error.message)
+
+    def ended(self) -> Over:
+        return super().ended() if self.status != 200 else self._failure or Over("complete")
+
+
+class FramedReplies(StreamedReplies):
+    """v2 infer_stream, as frames."""
+
+    async def open(self, model: str) -> None:
+        tensor = v2.V2Tensor(name="x", datatype="INT64", array=np.array([1]))
+        headers, body = v2.encode_infer_request([tensor], binary_data_output=True)
+        asked = [*(h for h in headers if h[0] != b"content-length"), (b"accept", v2.FRAMES.encode())]
+        await self.line.send(*client.post(self.stream, self.path.format(model), b"".join(body), asked))
+        self._frames = v2.FrameDecoder()
+
+    def feed(self, data: bytes) -> None:
+        if self.status != 200:
+            self._body += data
+            return
+        self._frames.receive_data(data)
+        while isinstance(frame := self._frames.next_frame(), v2.V2Frame):
+            self.told(frame.body, frame.header_length)
+
+    def ended(self) -> Over:
+        if self.status == 200:
+            self._frames.receive_eof()
+        return super().ended()
+
+
+class GeneratedReplies(StreamedReplies):
+    """v2 generate_stream of a model of tensors."""
+
+    path = "/v2/models/{}/generate_stream"
+
+    async def open(self, model: str) -> None:
+        await self.line.send(*client.post(self.stream, self.path.format(model), b'{"x":1}'))
+        self._events = SSEDecoder()
+
+    def told(self, data: Any, header_length: int | None = None) -> None:
+        assert self._failure is None, "a response after the last"
+        reply = json.loads(data)
+        if "error" in reply:
+            self._failure = Over("error", reply["error"])
+        else:
+            self._numbers.append(reply["y"][0] - BASE)
+
+
 class BodyCall(Call):
     """A model of parts whose answer is a body as it is, or one part after the other."""
 
@@ -912,10 +996,13 @@ class SocketCall(Call):
     async def say(self, size: int = PAYLOAD) -> None:
         await self.line.send(self.part(size))
 
+    def heard(self, data: Any) -> int:
+        return int(bytes(data[:8]))
+
     async def _step(self) -> None:
         match await self.line.event(1):
             case Frame(data=data):
-                self._numbers.append(int(bytes(data[:8])))
+                self._numbers.append(self.heard(data))
             case Close(code=code, reason=reason):
                 await self.line.peer.flush()  # the machine has answered
                 self.over = Over("complete" if code == 1000 else "error", reason, str(code))
@@ -925,10 +1012,25 @@ class SocketCall(Call):
                 pass
 
 
+class SessionCall(SocketCall):
+    """A WebSocket session of v2. An error of the model is the end of its request, and here of the call: there is one."""
+
+    async def ask(self) -> None:
+        """One request."""
+        tensor = {"name": "x", "shape": [1], "datatype": "INT64", "data": [1]}
+        await self.line.send(Frame(opcode=Opcode.TEXT, fin=True, data=json.dumps({"id": "7", "inputs": [tensor]}).encode()))
+
+    def heard(self, data: Any) -> int:
+        return int(v2.decode_streamed_reply(data)["y"].elements[0]) - BASE
+
+
 _CALLS: dict[str, type[Any]] = {
     "lmi": LinesCall,
     "json": JSONCall,
     "v2": InferCall,
+    "inferstream": StreamedReplies,
+    "inferframes": FramedReplies,
+    "generatestream": GeneratedReplies,
     "stream": StreamedLines,
     "streamparts": StreamedParts,
     "streamv2": StreamedInfer,

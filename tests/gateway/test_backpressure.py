@@ -49,6 +49,7 @@ WINDOW = HTTP2Config().initial_window
 # What a message's framing adds to its payload, at least and at most: a line's keys and a chunk's ends, an event's headers,
 # frame heads, a third for base64.
 LINE, EVENT, RAW, BASE64 = (60, 110), (80, 180), (0, 20), (334, 350)
+REPLY = (100, 160)  # of v2, in JSON, with all that an output says of itself
 FRAMING = {
     "lmi": (LINE,),
     "bidi": (EVENT,),
@@ -65,6 +66,10 @@ FRAMING = {
     "bidi-padded": (EVENT, (0, PADDING + 10)),
     "websocket-anywhere": ((4, 10),),
     "bridge": (EVENT,),
+    "inferstream": (REPLY,),
+    "inferframes": ((20, 80),),  # numbers are shorter in binary
+    "generatestream": (LINE,),
+    "v2session": (REPLY,),
 }
 # What a bridge holds beside what its platform's side does: the container's transport and queue, and the frames between,
 # beyond whose bound one read reaches.

@@ -23,7 +23,8 @@ from gateway.wires.http2 import HTTP2Wire
 from gateway.workers.repository import Repository
 from gateway.workers.worker import Worker
 from models.messages import Part
-from protocols.http2_windows import ReceiveWindows
+from protocols.http2 import HTTP2Connection
+from protocols.http2_stream import Stream
 from tests.gateway.sweep import DRIVERS, TARGETS, applies, followed_by, run_once, sweep
 from tests.gateway.sweep_sagemaker import SAGEMAKER, SCENARIOS
 
@@ -32,7 +33,7 @@ STRIDES = {
     "tls": 53, "early": 19, "nursery": 43, "rude": 53, "bidi-large": 29, "websocket": 19, "websocket-large": 13,
     "stream": 23, "stream-h2": 47, "invoke": 23, "invoke-h2": 41, "container": 23, "container-h2": 47, "bidi-json": 67,
     "bidi-literal": 61, "bidi-signed": 61, "bidi-padded": 61, "anywhere": 31, "bridge": 97, "bridge-invoke": 31, "load": 17,
-    "unload": 31, "first-use": 13,
+    "unload": 31, "first-use": 13, "v2-stream": 17, "v2-stream-h2": 41, "v2-pieces": 29, "v2-pieces-h2": 67, "v2-session": 37,
 }  # fmt: skip
 """What a test here takes of the steps; the targets of a scenario start at different ones, and so cover them together.
 Every step of everything is what `python -m tests.gateway.sweep` does."""
@@ -122,7 +123,14 @@ def unread_bytes_are_not_credited(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def no_late_credit(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(ReceiveWindows, "discarded", lambda windows, n: None)
+    real = HTTP2Connection._accept_payload
+
+    def accept(machine: HTTP2Connection, found: Stream, data: bytes, n: int, *, ended: bool) -> None:
+        late = found.lingering
+        real(machine, found, data, n, ended=ended)
+        machine._windows.connection.owed -= n * late
+
+    monkeypatch.setattr(HTTP2Connection, "_accept_payload", accept)
 
 
 def forgotten_body(monkeypatch: pytest.MonkeyPatch) -> None:

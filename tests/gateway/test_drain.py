@@ -294,7 +294,10 @@ async def test_an_upload_under_way_is_ended_at_the_deadline(transport: str, leng
         assert reports[0].endings == {"drained": 1}
 
 
-@pytest.mark.parametrize("wire", ["lmi-http1", "v2-http2", "bidi", "streamparts-http1", "container-http2", "bidi-signed"])
+@pytest.mark.parametrize(
+    "wire",
+    ["lmi-http1", "v2-http2", "bidi", "streamparts-http1", "container-http2", "bidi-signed", "inferstream-http2"],
+)
 async def test_calls_that_wait_for_a_slot_are_ended_at_the_deadline(wire: str, autojump_clock: Any) -> None:
     probe = Probe(silent)
     async with serving(probe.spec(wire, capacity=1), wire=wire) as house:

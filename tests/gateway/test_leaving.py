@@ -211,7 +211,19 @@ async def returning(probe: Probe, session: Session[Any, Any]) -> None:
 @pytest.mark.parametrize("script", [answering, returning])
 @pytest.mark.parametrize(
     ("wire", "how"),
-    each_way("lmi-http1", "bidi", "websocket", "json-http1", "stream-http2", "container-http1", "bidi-literal", "bridge"),
+    each_way(
+        "lmi-http1",
+        "bidi",
+        "websocket",
+        "json-http1",
+        "stream-http2",
+        "container-http1",
+        "bidi-literal",
+        "bridge",
+        "inferstream-http1",
+        "inferframes-http2",
+        "v2session",
+    ),
 )
 async def test_a_model_that_is_woken_and_left_in_the_same_moment_sees_cancellation(
     wire: str, how: str, script: Any, autojump_clock: Any, caplog: pytest.LogCaptureFixture

@@ -195,7 +195,11 @@ async def test_each_item_of_a_batch_is_an_inference() -> None:
         told = await stats(house)
         assert await counts(house) == (4, 0, 0)
         assert (told["inference_count"], told["execution_count"]) == (15, 4)
-        for path, body in (("generate", {"x": [1, 2, 3]}), ("generate_stream", {"x": [1, 2]}), ("infer_stream", wanted(1, 2))):
+        for path, body in (
+            ("generate", {"x": [1, 2, 3]}),
+            ("generate_stream", {"x": [1, 2]}),
+            ("infer_stream", wanted(1, 2)),
+        ):
             asked = body if isinstance(body, bytes) else json.dumps(body).encode()
             assert (await house.ask(f"/v2/models/probe/{path}", asked))[0] == 200
         assert await counts(house) == (7, 0, 0)

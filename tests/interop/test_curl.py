@@ -60,4 +60,4 @@ def test_unknown_paths_and_methods_are_told_apart(server: Server, curl: str) -> 
     assert run(curl, "-o", "/dev/null", "-w", "%{http_code}", f"{server.url}/nowhere") == "404"
     answer = run(curl, "-i", f"{server.url}/invocations")
     assert answer.startswith("HTTP/1.1 405")
-    assert "allow: POST" in answer
+    assert "allow: OPTIONS, POST" in answer

@@ -198,8 +198,10 @@ def test_what_is_allowed_is_told(ask: Ask) -> None:
     assert "error" in answer.json()
 
 
-def test_a_refusal_before_the_body_is_read_reaches_curl(ask: Ask, tmp_path: Path) -> None:
-    (tmp_path / "numbers").write_bytes(bytes(8 * 1024 * 1024))
-    answer = ask("/v2/models/nobody/infer", "--data-binary", f"@{tmp_path / 'numbers'}", "-H", "Expect: 100-continue")
+@pytest.mark.parametrize("size", [10_000, 70_000, 8 * 1024 * 1024])
+@pytest.mark.parametrize("more", [[], ["-H", "Expect: 100-continue"]], ids=["plain", "expect"])
+def test_a_refusal_before_the_body_is_read_reaches_curl(ask: Ask, tmp_path: Path, size: int, more: list[str]) -> None:
+    (tmp_path / "numbers").write_bytes(bytes(size))
+    answer = ask("/v2/models/nobody/infer", "--data-binary", f"@{tmp_path / 'numbers'}", *more)
     assert answer.status == 404
     assert "unknown model 'nobody'" in str(answer.json()["error"])

@@ -253,6 +253,7 @@ acts = often(
         st.builds(lambda last, code: send(GoAway(last_stream=last, code=code)), st.sampled_from([0, 5, 2**31 - 1]), st.sampled_from([0, 0, 2])),
         st.just(send(Ping(data=bytes(8)))),
     )),
+    (2, st.just(lambda machine: machine.tick())),
 )  # fmt: skip
 hand_outs = st.sampled_from([10, 30, 1000, 20_000, 65_536, EVERYTHING]).map(lambda at_most: ("hand out", at_most))
 writing = st.one_of(hand_outs, st.just(("sent", 0)), st.just(("flush", 0)), st.just(("flush", 0)))
@@ -260,7 +261,7 @@ steps = st.lists(often((5, wire), (5, acts), (3, writing)), min_size=6, max_size
 limits = st.builds(
     lambda streams, window, frame_size: HTTP2Limits(
         streams=streams, initial_window=window, max_window=4 * window, frame_size=frame_size, head=600, fields=4,
-        send_buffer=30_000, connection_send_buffer=70_000,
+        send_buffer=30_000, connection_send_buffer=70_000, linger=5000,
     ),
     st.sampled_from([2, 4, 100]), st.sampled_from([1000, 1000, 65_535, 100_000]), st.sampled_from([16_384, 20_000]),
 )  # fmt: skip
@@ -368,6 +369,7 @@ class Side:
             "machine": (
                 machine.open_streams, machine.unconsumed, machine.has_output, machine.idle, machine.must_close,
                 machine.choked, list(machine._ring), list(machine._reset_by_us), machine._queued,
+                list(machine._lingering), machine._answered,
             ),
         }  # fmt: skip
 

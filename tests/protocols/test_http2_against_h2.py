@@ -97,6 +97,9 @@ class Ours:
                 self.machine.send(Response(stream=stream, status=200))
             case "end":
                 self.machine.send(End(stream=stream))
+                output(self.machine)
+                while self.machine.lingering:  # h2 has no such thing, so it must be over
+                    self.machine.tick()
             case "reset":
                 self.machine.send(Reset(stream=stream, code=8))
 

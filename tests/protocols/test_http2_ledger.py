@@ -14,8 +14,9 @@ from protocols.roles import Role
 from tests.protocols.http2_helpers import check
 
 LIMITS = HTTP2Limits(
-    streams=5, initial_window=3000, max_window=12_000, send_buffer=8000, connection_send_buffer=16_000, output=100_000
-)
+    streams=5, initial_window=3000, max_window=12_000, send_buffer=8000, connection_send_buffer=16_000, output=100_000,
+    linger=10_000,
+)  # fmt: skip
 SIZES = st.sampled_from([0, 1, 10, 749, 750, 3000, 5000, 20_000])
 
 
@@ -134,6 +135,10 @@ class Exchanges(RuleBasedStateMachine):
             side.dropped.add(stream)
         side.machine.drop(stream)
 
+    @rule(who=who)
+    def tick(self, who: str) -> None:
+        self.sides[who].machine.tick()
+
     @rule(who=who, at_most=st.sampled_from([10, 100, 5000, 100_000]), n=st.sampled_from([1, 50, 3000, 100_000]))
     def move(self, who: str, at_most: int, n: int) -> None:
         side, other = self.sides[who], self.sides["server" if who == "client" else "client"]
@@ -149,6 +154,7 @@ class Exchanges(RuleBasedStateMachine):
             for stream, heard in side.heard.items():
                 assert other.said.get(stream, b"")[: len(heard)] == heard
             assert side.budget.used >= side.machine.unconsumed
+            assert side.machine.lingering <= 2
             assert side.machine.open_streams == sum(side.machine.is_open(stream) for stream in side.machine.windows())
             for stream in side.machine.windows():
                 assert 0 <= side.machine.room(stream) <= LIMITS.send_buffer
@@ -169,6 +175,7 @@ class Exchanges(RuleBasedStateMachine):
             for stream in set(self.client.machine.windows()) - {0}:
                 if self.client.may_send(stream) and stream in self.client.over:
                     self.end(stream, "client", ())
+            self.server.machine.tick()
             for who in ("client", "server"):
                 self.move(who, 100_000, 10**7)
             self.agree()
