@@ -67,7 +67,8 @@ def cancel_token() -> CancelToken:
 
 
 set_step_holder = _holder.set
-"""Names what the steps of the current task keep occupied; what it returns is for `reset_step_holder`. For whoever runs models."""
+"""Names what the steps of the current task keep occupied; what it returns is for `reset_step_holder`. For those who run
+models."""
 reset_step_holder = _holder.reset
 
 
