@@ -173,7 +173,17 @@ class ExchangeTasks:
                 place.exchange = exchange
                 exchange.begin(place.scope)
                 try:
-                    error = await _stepped(self._work(exchange), place, self._follow)
+                    # with context variables of its own
+                    work, context, before = self._work(exchange), place.context.copy(), place.task.context
+                    place.task.context = context
+                    try:
+                        trap = context.run(work.send, None)
+                    except StopIteration as end:  # it did not wait, as most do not: nothing was made to await it
+                        place.task.context = before
+                        error = end.value
+                    else:
+                        self._follow(place)
+                        error = await _resumed(work, trap)
                 finally:
                     if place.task._cancel_status is not place.cancel_status:
                         self._tidy(place)
@@ -244,18 +254,10 @@ class ExchangeTasks:
 
 
 @types.coroutine
-def _stepped(work: Coroutine[Any, Any, T], place: _Place, first_wait: Callable[[_Place], None]) -> Generator[Any, Any, T]:
-    """Awaits `work` with context variables of its own, and calls `first_wait` when it waits for the first time."""
-    task, context = place.task, place.context.copy()
-    step: Callable[[Any], Any] = work.send
-    value: Any = None
-    before, task.context = task.context, context
-    try:
-        trap = context.run(step, value)
-    except StopIteration as end:
-        task.context = before
-        return end.value  # type: ignore[no-any-return]
-    first_wait(place)
+def _resumed(work: Coroutine[Any, Any, T], trap: Any) -> Generator[Any, Any, T]:
+    """Awaits what has begun to wait, for this."""
+    step: Callable[[Any], Any]
+    value: Any
     while True:
         try:
             value, step = (yield trap), work.send

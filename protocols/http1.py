@@ -521,12 +521,15 @@ class HTTP1Connection(Output):
             raise self._other_stream(stream)
         # the request is given out whole, and neither it nor we have anything to say about the connection
         if self._usual and self._reading is _READ_DONE and self._writing is _WRITE_HEAD and not self._closing:
-            size = 0
-            for buffer in buffers:
-                if type(buffer) is memoryview:
-                    size += buffer.nbytes if buffer.c_contiguous else LARGE  # which is not for here
-                else:
-                    size += len(buffer)
+            if len(buffers) == 1 and type(buffers[0]) is bytes:
+                size = len(buffers[0])
+            else:
+                size = 0
+                for buffer in buffers:
+                    if type(buffer) is memoryview:
+                        size += buffer.nbytes if buffer.c_contiguous else LARGE  # which is not for here
+                    else:
+                        size += len(buffer)
             parts = plain_head(status, headers, fresh, size) if size < LARGE else None
             if parts is not None:
                 parts += buffers

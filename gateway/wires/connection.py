@@ -430,7 +430,7 @@ class Connection:
         self.server.exchange_closed(exchange)
         if self._lost is not None:
             self._close_if_over()
-        elif self.wire.over:
+        elif not self._dirty and self.wire.over:
             self.output_ready()
 
     # -- time ------------------------------------------------------------------------------------------------------

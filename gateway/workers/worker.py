@@ -81,8 +81,11 @@ class Slot:
 
     def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
         reset_step_holder(self._holder)
-        self._worker.live.discard(self._exchange)
-        self.release()
+        worker = self._worker
+        worker.live.discard(self._exchange)
+        self._holds -= 1
+        if not self._holds:
+            worker.slot_released()
         self._returned = perf_counter_ns()
         if self.counts:
             if error is None:
