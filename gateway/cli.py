@@ -8,7 +8,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from importlib.machinery import PathFinder
 from pathlib import Path
-from typing import Any, NoReturn, TypeVar, final
+from typing import TYPE_CHECKING, Any, NoReturn, TypeVar, final
 
 import click
 
@@ -18,6 +18,8 @@ from gateway.settings import PREFIX, SETTINGS, ConfigError, Resolved, Unit, dott
 from gateway.version import version
 
 # Nothing of `models` or of the server is imported before `check_shadowing` has looked.
+if TYPE_CHECKING:
+    from models.spec import ModelSpec, TensorSpec
 
 F = TypeVar("F", bound=Callable[..., Any])
 _log = logging.getLogger("gateway.cli")
@@ -216,25 +218,48 @@ def config(given: _Given) -> None:
 @program.command(short_help="List the models there are.")
 @click.pass_obj
 def models(given: _Given) -> None:
-    """List the configured models and those of the library, with the messages that each speaks."""
+    """List the configured models and those of the library, with the messages that each speaks and the tensors that it
+    declares."""
     _check_directory()
     from gateway.loading import library_specs, load_spec
 
-    rows = [("NAME", "FAMILY", "CAPACITY", "FROM")]
+    rows = [("NAME", "FAMILY", "CAPACITY", "FROM", "TENSORS")]
     broken: list[str] = []
     for name, model in given.resolve().config.models.items():
         try:
             spec = load_spec(name, model)
-            rows.append((name, spec.family.value, str(spec.capacity), model.factory))
+            rows.append((name, spec.family.value, str(spec.capacity), model.factory, _tensors(spec)))
         except Exception as error:  # the import runs the user's own code, which may raise anything
             broken.append(_reason(name, error))
-            rows.append((name, "-", "-", model.factory))
-    rows += [(spec.name, spec.family.value, str(spec.capacity), "the library") for spec in library_specs()]
+            rows.append((name, "-", "-", model.factory, ""))
+    for spec in library_specs():
+        rows.append((spec.name, spec.family.value, str(spec.capacity), "the library", _tensors(spec)))
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
     for row in rows:
         click.echo("  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip())
     if broken:
         raise ConfigError("; ".join(broken))
+
+
+def _tensors(spec: ModelSpec) -> str:
+    """What a model of tensors declares, in one line; empty for another."""
+    if spec.family.value != "tensor":
+        return ""
+    batching = f"max_batch_size {spec.max_batch_size}" if spec.max_batch_size else ""
+    how = [batching, "decoupled" if spec.decoupled else "", "pieces" if spec.pieces else ""]
+    taken, given = (_listed(tensors, spec.max_batch_size) for tensors in (spec.inputs, spec.outputs))
+    return f"{taken} -> {given}" + (f" ({', '.join(filter(None, how))})" if any(how) else "")
+
+
+def _listed(tensors: tuple[TensorSpec, ...] | None, batch: int) -> str:
+    """Each as `name datatype [shape]`, with `?` behind the name of one that may be missing."""
+    if tensors is None:
+        return "any"
+    said = []
+    for tensor in tensors:
+        shape = "[...]" if tensor.shape is None else str([-1, *tensor.shape] if batch else list(tensor.shape))
+        said.append(f"{tensor.name}{'?' if tensor.optional else ''} {tensor.datatype or 'any'} {shape}")
+    return ", ".join(said) or "none"
 
 
 @program.group(short_help="Stand in for a cloud's front, before a container of yours.")

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Coroutine, Sequence
 from functools import partial
 from types import MethodType
-from typing import TYPE_CHECKING, Protocol, final
+from typing import TYPE_CHECKING, Any, Protocol, final
 
 import msgspec
 import trio
@@ -156,6 +156,7 @@ class Exchange:
         "query",
         "reply",
         "request",
+        "route",
         "sent_at",
         "silence",
         "started_at",
@@ -164,11 +165,23 @@ class Exchange:
         "wire",
     )  # fmt: skip
 
-    def __init__(self, owner: Owner, wire: Wire, request: Request, *, id: str, now: float) -> None:
+    def __init__(
+        self, owner: Owner, wire: Wire, request: Request, *, id: str, now: float, like: Exchange | None = None
+    ) -> None:
+        """`like` is one whose request had the same head: what was found out from that is not looked for again."""
         self.owner, self.wire, self.request, self.id = owner, wire, request, id
         self.stream = request.stream
-        self.path, _, self.query = request.target.partition(b"?")
-        self._fields: dict[bytes, bytes] | None = None
+        self.path: bytes
+        self.query: bytes
+        self._fields: dict[bytes, bytes] | None
+        self.route: tuple[Callable[..., Coroutine[Any, Any, None]], dict[str, Any]] | None
+        """Who answers it, and with what arguments."""
+        # one whose body was inflated has other fields since
+        if like is not None and like.request.headers is request.headers:
+            self.path, self.query, self._fields, self.route = like.path, like.query, like._fields, like.route
+        else:
+            self.path, _, self.query = request.target.partition(b"?")
+            self._fields = self.route = None
         self._clock = owner.clock
         self._scope: trio.CancelScope | None = None
         self._cancelled = False

@@ -65,18 +65,19 @@ class ExchangeTasks:
     what is ready, the leader, runs what begins thereby itself. As soon as an exchange waits for anything, another task
     leads and this one is the exchange's alone: nobody who reads ever waits for a model.
 
-    `work` does what the exchange asks for and returns the error that is to be said, if any; `conclude` says it, and that
-    it was interrupted instead where its scope was cancelled; `write` writes what they have put off. All contain every
-    exception except Cancelled.
+    `work` does what the exchange asks for; `blame` makes of what that raises, if it does, the error that is to be said;
+    `conclude` says it, and that it was interrupted instead where its scope was cancelled; `write` writes what they have put
+    off. These three contain every exception.
     """
 
     def __init__(
         self,
-        work: Callable[[Exchange], Coroutine[Any, Any, GatewayError | None]],
+        work: Callable[[Exchange], Coroutine[Any, Any, None]],
+        blame: Callable[[Exchange, Exception], GatewayError],
         conclude: Callable[[Exchange, GatewayError | None], None],
         write: Callable[[], None],
     ) -> None:
-        self._work, self._conclude, self._write = work, conclude, write
+        self._work, self._blame, self._conclude, self._write = work, blame, conclude, write
         self.leading = False
         """Whether the leader is at work: it writes what is put off before it waits."""
         self._idle: list[_Place] = []
@@ -143,14 +144,18 @@ class ExchangeTasks:
             exchange = place.exchange
             if exchange is not None:
                 exchange.begin(place.scope)
+                error = None
                 try:
-                    error = await self._work(exchange)
+                    await self._work(exchange)
+                except Exception as e:
+                    error = self._blame(exchange, e)
                 finally:
                     if place.task._cancel_status is not place.cancel_status:
                         self._tidy(place)
                 if exchange.cancelled:
                     return True
                 self._done(place, error)
+                error = None  # it knows this frame: a cycle would keep the exchange's memory
             # only who was woken for it: after an exchange that has waited, its context variables are still about
             if place.leads and self._readiness is not None and await self._lead(place, self._readiness):
                 return True
@@ -172,24 +177,30 @@ class ExchangeTasks:
                     continue
                 place.exchange = exchange
                 exchange.begin(place.scope)
+                error = None
+                context, before = place.context.copy(), place.task.context
+                place.task.context = context  # with variables of its own
                 try:
-                    # with context variables of its own
-                    work, context, before = self._work(exchange), place.context.copy(), place.task.context
-                    place.task.context = context
+                    work = self._work(exchange)
+                    trap = context.run(work.send, None)
+                except StopIteration:  # it did not wait, as most do not: nothing was made to await it
+                    place.task.context = before
+                except Exception as e:
+                    place.task.context = before
+                    error = self._blame(exchange, e)
+                else:
+                    self._follow(place)
                     try:
-                        trap = context.run(work.send, None)
-                    except StopIteration as end:  # it did not wait, as most do not: nothing was made to await it
-                        place.task.context = before
-                        error = end.value
-                    else:
-                        self._follow(place)
-                        error = await _resumed(work, trap)
+                        await _resumed(work, trap)
+                    except Exception as e:
+                        error = self._blame(exchange, e)
                 finally:
                     if place.task._cancel_status is not place.cancel_status:
                         self._tidy(place)
                 if exchange.cancelled:
                     return True
                 self._done(place, error)
+                error = None  # it knows this frame: a cycle would keep the exchange's memory
                 if place.leads:
                     self._doubt = 0
                     if now() - began > _TURN:

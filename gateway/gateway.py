@@ -9,7 +9,7 @@ import secrets
 import socket
 import ssl
 from collections import Counter
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Coroutine, Iterable
 from dataclasses import dataclass, field
 from typing import Any, NoReturn, final
 from uuid import uuid4
@@ -143,7 +143,7 @@ class Gateway:
         self._turn_bell = Doorbell()
         self.hub: Hub | None = None
         """Who tells connections what is ready; made by `serve` where it listens and nobody has chosen one before."""
-        self._tasks = ExchangeTasks(self._work, self._conclude, self._write)
+        self._tasks = ExchangeTasks(self._work, self._blame, self._conclude, self._write)
         # what each exchange goes through is theirs, without a call of ours between
         self.exchange_opened, self.run_exchange = self._observer.opened, self._tasks.start
         self.clock: Callable[[], float] = trio.current_time
@@ -246,20 +246,23 @@ class Gateway:
     def exchange_closed(self, exchange: Exchange) -> None:
         self._observer.closed(exchange, self.clock())
 
-    async def _work(self, exchange: Exchange) -> GatewayError | None:
-        """Does what the exchange asks for. Whatever goes wrong becomes its one honest ending; only Cancelled comes out."""
-        try:
-            handler, arguments = self._router.find(exchange)
-            if (self._management.draining or self.budget.used > self._refuse_above) and handler not in self._health:
-                self._turn_away(exchange, handler)
-            await handler(exchange, **arguments)
-        except GatewayError as e:
-            return e
-        except Exception:
-            exchange.incident = uuid4().hex[:12]
-            log.exception("exchange failed", extra={"id": exchange.id, "incident": exchange.incident})
-            return InternalFailure(f"internal error; incident {exchange.incident} in the server's log")
-        return None
+    def _work(self, exchange: Exchange) -> Coroutine[Any, Any, None]:
+        """What the exchange asks for, to be awaited. What may go wrong is for `_blame`."""
+        route = exchange.route
+        if route is None:
+            route = exchange.route = self._router.find(exchange)
+        handler, arguments = route
+        if (self._management.draining or self.budget.used > self._refuse_above) and handler not in self._health:
+            self._turn_away(exchange, handler)
+        return handler(exchange, **arguments)
+
+    def _blame(self, exchange: Exchange, error: Exception) -> GatewayError:
+        """Whatever goes wrong becomes its one honest ending."""
+        if isinstance(error, GatewayError):
+            return error
+        exchange.incident = uuid4().hex[:12]
+        log.error("exchange failed", extra={"id": exchange.id, "incident": exchange.incident}, exc_info=error)
+        return InternalFailure(f"internal error; incident {exchange.incident} in the server's log")
 
     def _conclude(self, exchange: Exchange, error: GatewayError | None) -> None:
         """Says what is still to be said: a client that has left or has its whole answer is told nothing."""

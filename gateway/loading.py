@@ -6,7 +6,7 @@ import importlib
 import inspect
 import sys
 import traceback
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import asdict, replace
 from functools import partial
@@ -54,9 +54,22 @@ def load_spec(name: str, config: ModelConfig) -> ModelSpec:
         for side, tensors in (("inputs", config.inputs), ("outputs", config.outputs)):
             if tensors is not None:
                 said[side] = tuple([TensorSpec(**asdict(tensor)) for tensor in tensors])
-        return replace(_spec(name, thing, config.options), restart=policy, **said)
+        spec = _spec(name, thing, config.options)
+        for side in ("inputs", "outputs"):
+            _check_names(side, getattr(spec, side), said.get(side))
+        return replace(spec, restart=policy, **said)
     except (TypeError, ValueError) as e:
         raise ConfigError(f"models.{name}: {config.factory}: {e}") from e
+
+
+def _check_names(side: str, own: Sequence[TensorSpec] | None, said: Sequence[TensorSpec] | None) -> None:
+    """ValueError where the configuration declares tensors of other names than those that the code has."""
+    if own is None or said is None:
+        return
+    names, known = [tensor.name for tensor in said], [tensor.name for tensor in own]
+    if not {tensor.name for tensor in own if not tensor.optional} <= set(names) <= set(known):
+        has, given = ", ".join(known)[:200] or "none", ", ".join(names)[:200] or "none"
+        raise ValueError(f"{side}: the names must be those that the model's code has, {has}, got {given}")
 
 
 def _spec(name: str, thing: Any, options: dict[str, Any]) -> ModelSpec:
@@ -82,7 +95,8 @@ def _spec(name: str, thing: Any, options: dict[str, Any]) -> ModelSpec:
         try:
             return spec_of(made, name)
         except TypeError as e:
-            said = str(e) if inspect.isclass(thing) else f"it was called to make a model: {e}"
+            # a function that needs no more arguments is a factory, whatever it was meant to be
+            said = str(e) if inspect.isclass(thing) else f"it was called to make a model, for it needs no argument: {e}"
             raise TypeError(said) from None
 
     @asynccontextmanager

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Awaitable, Callable
+from collections.abc import Callable, Coroutine
 from dataclasses import dataclass
 from functools import partial
 from typing import Any, TypeAlias, final
@@ -12,7 +12,7 @@ from urllib.parse import unquote
 from gateway.errors import BadRequest, GatewayError, MethodNotAllowed, NotFound, UpgradeRequired
 from gateway.exchange import Exchange
 
-Handler: TypeAlias = Callable[..., Awaitable[None]]
+Handler: TypeAlias = Callable[..., Coroutine[Any, Any, None]]
 Words: TypeAlias = Callable[[Exchange, GatewayError], None]
 
 

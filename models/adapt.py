@@ -5,7 +5,17 @@ from __future__ import annotations
 import functools
 import inspect
 import typing
-from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Iterable, Mapping
+from collections.abc import (
+    AsyncGenerator,
+    AsyncIterable,
+    AsyncIterator,
+    Awaitable,
+    Callable,
+    Generator,
+    Iterable,
+    Iterator,
+    Mapping,
+)
 from contextlib import AbstractAsyncContextManager, aclosing, asynccontextmanager, closing
 from dataclasses import replace
 from typing import Any, TypeAlias, TypeVar, final
@@ -28,7 +38,7 @@ from models.messages import (
     Token,
 )
 from models.session import Session
-from models.spec import Declaration, Load, Model, ModelSpec, TensorSpec
+from models.spec import DECLARED, Load, Model, ModelSpec, TensorSpec
 
 F = TypeVar("F", bound=Callable[..., Any])
 
@@ -186,7 +196,7 @@ class _PerMessage:
                 if isinstance(item, str):
                     return Token(text=item, id=made)
             case Family.TENSOR:
-                if isinstance(item, np.ndarray):
+                if isinstance(item, _OUTPUT0):
                     return InferResponse(outputs=(_tensor("OUTPUT0", item),))
                 if isinstance(item, Mapping):
                     return InferResponse(outputs=tuple(_tensor(k, v) for k, v in item.items()))
@@ -236,6 +246,12 @@ def _arrays_of(parameters: Iterable[inspect.Parameter], inputs: Iterable[TensorS
     return arrays
 
 
+# What a generator is annotated with, over what it yields.
+_YIELDS = (Iterator, Iterable, Generator, AsyncIterator, AsyncIterable, AsyncGenerator)
+
+# What is the one output of a function of arrays; a number has no dimensions.
+_OUTPUT0 = (np.ndarray, np.generic, int, float)
+
 # What is sent as it is.
 _WHOLE: Mapping[Family, tuple[type, ...]] = {
     Family.TEXT: (Token, Finish),
@@ -245,7 +261,7 @@ _WHOLE: Mapping[Family, tuple[type, ...]] = {
 
 _ANSWERS = {
     Family.TEXT: "str, Token or Finish",
-    Family.TENSOR: "InferResponse, a numpy array, or a dict or NamedTuple of arrays",
+    Family.TENSOR: "InferResponse, a numpy array, a number, or a dict or NamedTuple of arrays",
     Family.PARTS: "Part, bytes or str",
 }
 
@@ -296,7 +312,8 @@ def _parameters(thing: Any) -> list[str]:
         raise TypeError(f"{_name(thing)}: arguments are given by position; give {_listed(named)} a default")
     found = [p.name for p in required if p.kind in (p.POSITIONAL_ONLY, p.POSITIONAL_OR_KEYWORD)]
     if not found:
-        raise TypeError(f"{_name(thing)} takes no argument: a model takes a Session or one message")
+        said = "a model takes a Session, one message, or arrays of which one has no default"
+        raise TypeError(f"{_name(thing)} has no argument that must be given: {said}")
     return found
 
 
@@ -356,11 +373,11 @@ def _is_called(made: Any) -> bool:
 
 
 def _attributes(thing: Any) -> dict[str, Any]:
-    found = {name: getattr(_unbound(thing), name, None) for name in Declaration.__annotations__}
+    found = {name: getattr(_unbound(thing), name, None) for name in DECLARED}
     return {
         name: tuple(value) if isinstance(value, list) else value
         for name, value in found.items()
-        if isinstance(value, list | tuple if name in ("inputs", "outputs") else int)
+        if isinstance(value, DECLARED[name])
     }
 
 
@@ -376,7 +393,8 @@ def _annotated(thing: Any) -> dict[str, Any]:
     answer = hints.get("return")
     if inspect.isgeneratorfunction(fn) or inspect.isasyncgenfunction(fn):
         found["decoupled"] = True
-        answer = next(iter(typing.get_args(unaliased(answer))), None)
+        answer = unaliased(answer)
+        answer = next(iter(typing.get_args(answer)), None) if typing.get_origin(answer) in _YIELDS else None
     outputs = output_specs(name, answer)
     return found if outputs is None else {**found, "outputs": outputs}
 

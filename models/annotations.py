@@ -10,7 +10,7 @@ from typing import Annotated, Any, NotRequired, Required, Union
 
 import numpy as np
 
-from models.messages import datatype_of
+from models.messages import InferResponse, datatype_of
 from models.spec import Shape, TensorSpec
 
 # What an annotation may say for "some number": numpy has no dtype of them.
@@ -19,26 +19,44 @@ _ABSTRACT = (
     np.inexact, np.floating, np.complexfloating, np.flexible, np.character,
 )  # fmt: skip
 
+# What a function of arrays may answer with, beside what has names of its own.
+_ANSWERS = (np.ndarray, int, float, Mapping, InferResponse)
+
 
 def input_specs(owner: str, parameters: Iterable[inspect.Parameter], hints: Mapping[str, Any]) -> tuple[TensorSpec, ...]:
     """The inputs that a function of arrays takes, in the order of its parameters: those that have to be given, and as
     optional ones those that have a default and an array for annotation. What an annotation leaves open is not declared.
-    TypeError, which names `owner`, for an array that v2 cannot carry."""
+    TypeError, which names `owner`, for an array that v2 cannot carry and for an input that is annotated as no array."""
     found = []
     for parameter in parameters:
         name, hint, optional = parameter.name, hints.get(parameter.name), parameter.default is not parameter.empty
+        if not optional and (other := _other_class(hint)):
+            raise TypeError(
+                f"{owner}: {name!r} is annotated as {other.__name__}, and each input is a numpy array: annotate it as one, "
+                "or give it a default if it is no input"
+            )
         if not optional or _is_array(hint):
             found.append(_spec(owner, name, hint, optional=optional))
     return tuple(found)
 
 
 def output_specs(owner: str, hint: Any) -> tuple[TensorSpec, ...] | None:
-    """The outputs that an answer of this annotation is: an array is OUTPUT0, a TypedDict or a NamedTuple names its own.
-    None where it does not say, or where one may be missing. TypeError as for `input_specs`."""
+    """The outputs that an answer of this annotation is: an array is OUTPUT0, and so is a number, without dimensions; a
+    TypedDict or a NamedTuple names its own. None where it does not say, or where one may be missing. TypeError as for
+    `input_specs`, and for what is no answer."""
     if _is_array(hint):
         return (_spec(owner, "OUTPUT0", hint),)
     hint = unaliased(hint)
+    other = _other_class(hint)
+    if other and issubclass(other, np.generic):
+        dtype = np.dtype[other]  # type: ignore[valid-type]  # as an annotation has it
+        return (_spec(owner, "OUTPUT0", Annotated[np.ndarray[Any, dtype], Shape()]),)
     if not typing.is_typeddict(hint) and not is_named_tuple(hint):
+        if other and not issubclass(other, _ANSWERS):
+            raise TypeError(
+                f"{owner} returns {other.__name__}: a model of tensors answers with an InferResponse, an array, a number, "
+                "or a dict, TypedDict or NamedTuple of arrays; to answer more than once, write a generator"
+            )
         return None
     members = hints_of(hint)
     # __optional_keys__ does not see a NotRequired in annotations that are strings
@@ -79,7 +97,7 @@ def _taken_apart(hint: Any) -> tuple[Any, Shape | None]:
         elif kind in (Union, UnionType):
             some = [one for one in arguments if one is not NoneType]
             if len(some) != 1:
-                return hint, shape
+                return np.ndarray if all(map(_is_array, some)) else hint, shape
             hint = some[0]
         elif (alias := getattr(kind or hint, "__value__", None)) is not None:
             bound = dict(zip((kind or hint).__type_params__, arguments, strict=False))
@@ -87,6 +105,19 @@ def _taken_apart(hint: Any) -> tuple[Any, Shape | None]:
             hint = alias[tuple([bound.get(one, Any) for one in open_])] if open_ else alias
         else:
             return hint, shape
+
+
+def _other_class(hint: Any) -> Any:
+    """The class that an annotation names where it is not that of arrays, None for what may be an array."""
+    hint = unaliased(hint)
+    kind = typing.get_origin(hint) or hint
+    if (
+        not inspect.isclass(kind)
+        or kind in (np.ndarray, object, Any, NoneType, UnionType)
+        or getattr(kind, "_is_protocol", False)
+    ):
+        return None
+    return kind
 
 
 def _is_array(hint: Any) -> bool:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass, field
 from typing import Any, Protocol, TypeAlias, TypedDict, TypeVar, Unpack, final
@@ -77,12 +77,27 @@ class Declaration(TypedDict, total=False):
     pieces: bool
 
 
+DECLARED: Mapping[str, tuple[type, ...]] = {
+    "inputs": (list, tuple),
+    "outputs": (list, tuple),
+    "max_batch_size": (int,),
+    "decoupled": (bool,),
+    "pieces": (bool,),
+}
+"""The names of a declaration, each with the types of its values."""
+
 C = TypeVar("C", bound=Callable[..., Any])
 
 
 def declare(**declared: Unpack[Declaration]) -> Callable[[C], C]:
     """Declares the tensors of a function, a class or a loader, and how it takes requests, as attributes of it. They win
-    over what annotations say."""
+    over what annotations say. TypeError for another name, or for a value of another type."""
+    for name, value in declared.items():
+        if name not in DECLARED:
+            raise TypeError(f"declare has no {name[:60]!r}; it has: {', '.join(DECLARED)}")
+        if not isinstance(value, DECLARED[name]):
+            wanted = "a list of TensorSpecs" if list in DECLARED[name] else DECLARED[name][0].__name__
+            raise TypeError(f"declare: {name} must be {wanted}, not {type(value).__name__}")
 
     def mark(thing: C) -> C:
         for name, value in declared.items():

@@ -273,6 +273,8 @@ def encode_binary(array: Array | BytesData, datatype: str) -> list[Buffer]:
     if type(array) is BytesData:
         _check_dtype(array, datatype)
         return [array.data] if array.size else []
+    if type(array) is not np.ndarray:
+        array = _plain(array)
     if datatype == "BYTES":
         items = _bytes_items(array)
         data = b"".join(itertools.chain.from_iterable((_LENGTH.pack(len(item)), item) for item in items))
@@ -298,13 +300,21 @@ def to_json(array: Array | BytesData, datatype: str) -> bytes:
     if type(array) is BytesData:
         _check_dtype(array, datatype)
         array = array.array()
+    elif type(array) is not np.ndarray:
+        array = _plain(array)
     if array.dtype is not _WRITTEN_AS_IS.get(datatype) or not array.flags.aligned:
         if datatype == "BYTES":
             return _encode([_as_text(item) for item in _bytes_items(array)])
         _check_dtype(array, datatype)
         array = np.array(array, _FP32 if datatype == "BF16" else DATATYPES[datatype])  # in native order, and aligned
-    flat = array.ravel()  # contiguous
-    return _dumps(flat if type(flat) is np.ndarray else np.asarray(flat), None, _NUMPY)
+    return _dumps(array.ravel(), None, _NUMPY)  # ravel: contiguous
+
+
+def _plain(array: Any) -> Array:
+    """What a scalar or an array of a class of its own holds: such a class may see its elements and its shape otherwise."""
+    if isinstance(array, np.ma.MaskedArray) and np.ma.is_masked(array):
+        raise V2Error("a masked array has elements without a value: give it some, as with numpy.ma.filled", status=500)
+    return np.asarray(array)
 
 
 def _check_dtype(array: Array | BytesData, datatype: str) -> None:

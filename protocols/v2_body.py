@@ -222,6 +222,8 @@ def _check_size(datatype: str, shape: tuple[int, ...], size: object, kind: str, 
 
 def write_tensor(tensor: V2Tensor, *, binary: bool) -> tuple[dict[str, Any], list[Buffer]]:
     """The JSON object of a tensor, and its binary data, which is empty for one that is written as JSON."""
+    if type(tensor.name) is not str or not tensor.name:
+        raise V2Error(f"a tensor has a name, which is a string, got {show(tensor.name)}", status=500)
     entry: dict[str, Any] = {"name": tensor.name, "datatype": tensor.datatype, "shape": tensor.array.shape}
     buffers: list[Buffer] = []
     parameters = tensor.parameters

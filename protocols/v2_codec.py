@@ -174,8 +174,10 @@ class InferCodec:
     def _open(self, tensor: V2Tensor) -> bytes:
         """The JSON of an output as far as its shape."""
         name, datatype, shape = key = (tensor.name, tensor.datatype, tensor.array.shape)
+        if type(name) is not str or not name:
+            raise TypeError("names are the rules' to refuse")
         opening = _encode({"name": name, "datatype": datatype, "shape": shape})[:-1] + b","
-        if type(name) is str and len(opening) <= _KEPT_BYTES:  # 1 and True would be one key
+        if len(opening) <= _KEPT_BYTES:
             _keep(self._openings, key, opening)
         return opening
 

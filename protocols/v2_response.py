@@ -83,9 +83,13 @@ def choose_outputs(
     binary data. V2Error where one is not what the model has declared."""
     if signature is not None:
         check_outputs(outputs, signature)
+    given = {tensor.name: tensor for tensor in outputs}
+    if len(given) < len(outputs):
+        names = [tensor.name for tensor in outputs]
+        twice = next(name for name in names if names.count(name) > 1)
+        raise V2Error(f"the model gave two outputs with the name {show(twice)}", status=500)
     if not request.outputs:
         return [(tensor, request.binary_default) for tensor in outputs]
-    given = {tensor.name: tensor for tensor in outputs}
     chosen = []
     for wanted in request.outputs:
         if wanted.name not in given:

@@ -19,6 +19,8 @@ from protocols import v2
 JSON = (b"content-type", b"application/json")
 SHORT = 16 * 1024
 """Bytes or elements that are read or written at once, whatever they are."""
+_LOOKED_THROUGH = 64 * 1024  # bytes of a head in which words are looked for here
+_LOOKED_AT = (b'"BYTES"', b'"BOOL"', b"\\")  # an escape may hide either
 
 
 @final
@@ -196,21 +198,26 @@ def refuse(exchange: Exchange, error: GatewayError) -> None:
 
 
 def _elements(body: memoryview, header_length: int | None) -> int:
-    """How many bytes of a body are read one by one: binary numbers are views of it, JSON and BYTES are not."""
-    if header_length is None or b'"BYTES"' in body[:header_length].tobytes():
+    """How many bytes of a body may be looked at one by one: those of JSON, BYTES and BOOL, while binary numbers are views
+    of it. A raw request does not say what it is."""
+    if not header_length or header_length > _LOOKED_THROUGH:
         return len(body)
-    return header_length
+    head = body[:header_length].tobytes()
+    return len(body) if any(word in head for word in _LOOKED_AT) else header_length
 
 
 def _written(outputs: list[v2.V2Tensor], request: v2.V2Request) -> int:
     """How many elements of the outputs are written one by one, or put in order."""
     if any(output.classification for output in request.outputs):
         return sum(t.array.size for t in outputs)
-    return sum(
-        t.array.size
-        for t in outputs
-        if not request.wants_binary(t.name) or (t.datatype == "BYTES" and not isinstance(t.array, v2.BytesData))
-    )
+    return sum(t.array.size for t in outputs if not request.wants_binary(t.name) or not _leaves_as_it_is(t.array))
+
+
+def _leaves_as_it_is(array: Any) -> bool:
+    """Whether the binary data of an output is memory that is there."""
+    if isinstance(array, v2.BytesData):
+        return True
+    return bool(array.flags.c_contiguous and array.dtype.isnative and not array.dtype.hasobject)
 
 
 def signature_of(worker: Worker) -> v2.ModelSignature:

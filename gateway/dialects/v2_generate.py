@@ -104,8 +104,7 @@ async def _stream(
     parameters: Mapping[str, Any],
 ) -> None:
     with slot:
-        exchange.fail = channel.fail
-        await worker.call(session_of(exchange, worker, channel, parameters=parameters), exchange, family)
+        await channel.call(session_of(exchange, worker, channel, parameters=parameters), family)
     channel.finish()
 
 

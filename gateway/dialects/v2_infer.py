@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable
+from collections.abc import Callable, Coroutine
 from time import perf_counter_ns
-from typing import final
+from typing import Any, final
 
 import trio
 
@@ -29,7 +29,7 @@ class InferDialect:
         self._calls = calls
         self._level = calls.models.config.v2.compression
 
-    def infer(self, exchange: Exchange, name: str, version: str = "") -> Awaitable[None]:
+    def infer(self, exchange: Exchange, name: str, version: str = "") -> Coroutine[Any, Any, None]:
         """POST /v2/models/{name}[/versions/{version}]/infer."""
         calls = self._calls
         worker = calls.tensor_worker(exchange, name, version)

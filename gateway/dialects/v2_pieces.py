@@ -54,8 +54,8 @@ class Pieces:
     async def begin(cls, calls: V2Calls, exchange: Exchange, worker: Worker, header_length: int) -> Pieces:
         """Reads what the request's JSON says. V2Error for what is wrong with it; UnsupportedEncoding for a body with a
         content coding, whose bytes are not the tensors'."""
-        encoding = (exchange.header(b"content-encoding") or b"identity").strip().lower()
-        if encoding != b"identity":
+        encoding = b", ".join(exchange.header_values(b"content-encoding"))
+        if any(coding.strip(b" \t").lower() not in (b"", b"identity") for coding in encoding.split(b",")):
             raise UnsupportedEncoding(
                 f"content-encoding {encoding[:40].decode('latin-1')!r} is not accepted by a model that takes its inputs in "
                 "pieces: send the body as it is",

@@ -33,7 +33,7 @@ class StreamDialect:
         worker = calls.tensor_worker(exchange, name, version)
         header_length = calls.header_length(exchange)
         source: Source
-        arrived = 0
+        whole, arrived = None, 0
         try:
             if worker.spec.pieces and header_length:
                 source = pieces = await Pieces.begin(calls, exchange, worker, header_length)
@@ -41,7 +41,7 @@ class StreamDialect:
             else:
                 body = await exchange.receive_body(calls.body, setting="limits.body")
                 arrived = perf_counter_ns()
-                request = await calls.read(worker, body, header_length)
+                request = whole = await calls.read(worker, body, header_length)
                 source = WholeRequest(exchange, request)
             frames = v2.prefers_frames(exchange.header_values(b"accept"))
             if not frames and (request.binary_default or any(output.binary for output in request.outputs)):
@@ -54,10 +54,8 @@ class StreamDialect:
             raise error_of(e) from None
         form = FRAMES if frames else EVENTS
         channel = StreamChannel(exchange, worker, source, form, partial(self._replied, worker, request, form))
-        with await slot_within(exchange, worker, within, request, arrived):
-            exchange.fail = channel.fail
-            session = session_of(exchange, worker, channel, parameters=request.parameters)
-            await worker.call(session, exchange, Family.TENSOR)
+        with await slot_within(exchange, worker, within, whole, arrived):
+            await channel.call(session_of(exchange, worker, channel, parameters=request.parameters), Family.TENSOR)
         channel.finish()
 
     async def _replied(self, worker: Worker, request: v2.V2Request, form: Form, response: InferResponse) -> Sequence[Buffer]:

@@ -407,10 +407,10 @@ class Connection:
 
     # -- exchanges -------------------------------------------------------------------------------------------------
 
-    def open_exchange(self, request: Request) -> Exchange:
-        """A request head has arrived: its exchange starts in a task of its own."""
+    def open_exchange(self, request: Request, like: Exchange | None = None) -> Exchange:
+        """A request head has arrived: its exchange starts in a task of its own. `like` is one with the same head."""
         self.requests += 1
-        exchange = Exchange(self, self.wire, request, id=self.server.new_id(), now=self.last_received)
+        exchange = Exchange(self, self.wire, request, id=self.server.new_id(), now=self.last_received, like=like)
         self.exchanges[exchange.stream] = exchange
         self.server.exchange_opened(exchange)
         self.server.run_exchange(exchange)

@@ -98,7 +98,7 @@ class HTTP1Wire:
         connection, machine = self._connection, self._machine
         whole = machine.next_whole()
         if whole is not None:
-            self._open(whole[0]).feed_whole(whole[1], connection.last_received)
+            self._open(whole[0], self._current).feed_whole(whole[1], connection.last_received)
             if not machine.unread and not connection.eof:
                 return True
         current, next_event = self._current, machine.next_event
@@ -121,11 +121,11 @@ class HTTP1Wire:
                 return True
         return False
 
-    def _open(self, request: Request) -> Exchange:
+    def _open(self, request: Request, like: Exchange | None = None) -> Exchange:
         connection = self._connection
         if connection.requests + 1 >= connection.limits.requests_per_connection or connection.server.draining:
             self._machine.close_after_response()
-        self._current = exchange = connection.open_exchange(request)
+        self._current = exchange = connection.open_exchange(request, like)
         return exchange
 
     def _leave(self) -> None:

@@ -91,10 +91,7 @@ class ModelControl:
             await self._load_configured(name, spec)
 
     async def _load_folder(self, name: str) -> None:
-        taken = self._repository.standings().get(name)
-        if taken is not None and taken[0] is not None and not taken[1]:
-            if not taken[0].ready:
-                raise Conflict(f"model {show(name)}: {STANDINGS[taken[0].state][1]}")
+        if self._answers(name):
             return
         roots = self._limits.roots
         path = await run_step(partial(_find, name, roots), limiter=self._reads) if roots else ""
@@ -103,7 +100,17 @@ class ModelControl:
                 f"no model {show(name)}: neither in the configuration, nor a folder in one of those that models are loaded "
                 "from (repository.roots)"
             )
-        await self._repository.load(name, path)
+        if not self._answers(name):  # it may have been loaded while its folder was looked for
+            await self._repository.load(name, path, shown=f"the folder of model {show(name)}")
+
+    def _answers(self, name: str) -> bool:
+        """Whether a model of the repository is in service. Conflict where it is, and has crashed."""
+        worker, leaving = self._repository.standings().get(name, (None, False))
+        if worker is None or leaving:
+            return False
+        if not worker.ready:
+            raise Conflict(f"model {show(name)} is {worker.state.value}: the log says why")
+        return True
 
     async def _load_configured(self, name: str, spec: ModelSpec) -> None:
         worker = self._supervisor.workers.get(name)
@@ -222,11 +229,19 @@ def _folders(roots: Iterable[str]) -> list[str]:
         try:
             with os.scandir(root) as entries:
                 for _, entry in zip(range(_LISTED), entries, strict=False):
-                    if _legal(entry.name) and any(os.path.isfile(os.path.join(entry.path, file)) for file in (TOML, CODE)):
+                    if not _legal(entry.name):
+                        continue
+                    if entry.is_symlink() and not _is_within(os.path.realpath(entry.path), roots):
+                        continue  # where loading would refuse to go
+                    if any(os.path.isfile(os.path.join(entry.path, file)) for file in (TOML, CODE)):
                         names.add(entry.name)
         except OSError:
             continue  # a root that is not there has no models
     return sorted(names)
+
+
+def _is_within(path: str, roots: Iterable[str]) -> bool:
+    return any(path.startswith(os.path.join(os.path.realpath(root), "")) for root in roots)
 
 
 def _legal(name: str) -> bool:

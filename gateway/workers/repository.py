@@ -206,8 +206,9 @@ class Repository:
 
     # -- for those who decide which models there are -----------------------------------------------------------------
 
-    async def load(self, name: str, url: str) -> LoadedModel:
-        """Loads the model in the folder `url` as `name`; returns when it answers.
+    async def load(self, name: str, url: str, *, shown: str = "") -> LoadedModel:
+        """Loads the model in the folder `url` as `name`; returns when it answers. `shown` is what the errors call the
+        folder, as for `in_use`.
 
         Conflict at once where the name is taken. BadRequest and NotFound for a folder that is none, or not one of the
         roots'; BadModel for one with a mistake; InsufficientStorage where the model does not fit; LoadFailed for what
@@ -218,7 +219,7 @@ class Repository:
         taken = self._entries.get(name)
         if taken is not None:
             raise Conflict(f"model {show(name)} {taken.state.value}")
-        entry = self._begin(name, url, "")
+        entry = self._begin(name, url, shown)
         try:
             await self._decided(entry)
         except trio.Cancelled:

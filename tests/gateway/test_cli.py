@@ -22,6 +22,7 @@ from gateway.cli import check_shadowing, program
 from gateway.config import Config, ModelConfig
 from gateway.settings import PREFIX, ConfigError
 from models.messages import Family
+from models.spec import TensorSpec
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -259,6 +260,9 @@ def test_config_fails_as_serving_would() -> None:
 LIBRARY = ["echo", "identity", "add_sub", "lm", "speech"]
 
 
+TENSORS: dict[str, Any] = {"inputs": None, "outputs": None, "max_batch_size": 0, "decoupled": False, "pieces": False}
+
+
 def load_spec(name: str, config: ModelConfig) -> SimpleNamespace:
     match config.factory:
         case "app:broken":
@@ -267,7 +271,7 @@ def load_spec(name: str, config: ModelConfig) -> SimpleNamespace:
             raise AssertionError
         case "app:missing":
             raise ConfigError("models.missing.factory: cannot import 'app'")
-    return SimpleNamespace(family=Family.TENSOR, capacity=config.capacity)
+    return SimpleNamespace(family=Family.TENSOR, capacity=config.capacity, **TENSORS)
 
 
 @pytest.fixture
@@ -281,9 +285,33 @@ def test_models_lists_those_configured_and_those_of_the_library() -> None:
     result = run("--model", "mine=app:f", "--set", "models.mine.capacity=2", "models")
     assert result.exit_code == 0, result.output
     rows = [line.split() for line in result.output.splitlines()]
-    assert rows[0] == ["NAME", "FAMILY", "CAPACITY", "FROM"]
-    assert rows[1] == ["mine", "tensor", "2", "app:f"]
+    assert rows[0] == ["NAME", "FAMILY", "CAPACITY", "FROM", "TENSORS"]
+    assert rows[1] == ["mine", "tensor", "2", "app:f", "any", "->", "any"]
     assert rows[2:] == [[name, "text", "9", "the", "library"] for name in LIBRARY]
+
+
+@pytest.mark.parametrize(
+    ("declared", "said"),
+    [
+        ({"inputs": (), "outputs": (TensorSpec(name="y", shape=()),)}, "none -> y any []"),
+        (
+            {"inputs": (TensorSpec(name="x", datatype="FP32", shape=(-1, 3)), TensorSpec(name="bias", optional=True))},
+            "x FP32 [-1, 3], bias? any [...] -> any",
+        ),
+        (
+            {"inputs": (TensorSpec(name="x", shape=(4,)),), "max_batch_size": 8, "decoupled": True},
+            "x any [-1, 4] -> any (max_batch_size 8, decoupled)",
+        ),
+        ({"pieces": True}, "any -> any (pieces)"),
+    ],
+)
+def test_models_shows_what_a_model_of_tensors_declares(
+    declared: dict[str, Any], said: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    spec = SimpleNamespace(family=Family.TENSOR, capacity=1, **TENSORS | declared)
+    replace_module(monkeypatch, "gateway.loading", load_spec=lambda name, config: spec, library_specs=lambda: [])
+    result = run("--model", "mine=app:f", "models")
+    assert result.output.splitlines()[1] == f"mine  tensor  1         app:f  {said}"
 
 
 @pytest.mark.usefixtures("_loading")

@@ -65,7 +65,7 @@ class House:
     def __init__(self, *, led: bool = True) -> None:
         self.readiness = Readiness()
         self.led = led
-        self.tasks = ExchangeTasks(self.work, self.conclude, self.write)
+        self.tasks = ExchangeTasks(self.work, self.blame, self.conclude, self.write)
         self.scripts: dict[int, Script] = {}
         self.log: list[str] = []
         self.ends: dict[str, GatewayError | None] = {}
@@ -81,14 +81,11 @@ class House:
 
     clock = staticmethod(trio.current_time)
 
-    async def work(self, exchange: Exchange) -> GatewayError | None:
-        try:
-            await self.scripts[exchange.stream](exchange)
-        except GatewayError as e:
-            return e
-        except Exception as e:
-            return ModelCrashed(f"{type(e).__name__}: {e}")
-        return None
+    async def work(self, exchange: Exchange) -> None:
+        await self.scripts[exchange.stream](exchange)
+
+    def blame(self, exchange: Exchange, error: Exception) -> GatewayError:
+        return error if isinstance(error, GatewayError) else ModelCrashed(f"{type(error).__name__}: {error}")
 
     def conclude(self, exchange: Exchange, error: GatewayError | None) -> None:
         self.ends[exchange.id] = error

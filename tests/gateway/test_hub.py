@@ -18,7 +18,7 @@ from trio.testing import wait_all_tasks_blocked
 
 from gateway import client
 from gateway.config import Config, LimitsConfig, ListenConfig, TLSConfig
-from gateway.errors import Ending, TransportLost
+from gateway.errors import Ending, GatewayError, TransportLost
 from gateway.exchange_tasks import ExchangeTasks
 from gateway.gateway import Gateway
 from gateway.hub import Hub
@@ -98,7 +98,7 @@ class Server:
         self.clock = trio.lowlevel.current_clock().current_time
         self.due: list[Connection] = []
         self.connections: set[Connection] = set()
-        self.tasks = ExchangeTasks(self.work, lambda *_: None, self.write)
+        self.tasks = ExchangeTasks(self.work, lambda _, e: GatewayError(str(e)), lambda *_: None, self.write)
 
     async def work(self, exchange: Any) -> None: ...
 

@@ -89,6 +89,14 @@ async def loads_scaler(by: float = 2.0) -> AsyncIterator[Scaler]:
     yield Scaler(by)
 
 
+def shifted(x: npt.NDArray[np.float32], by: npt.NDArray[np.float32] | None = None) -> npt.NDArray[np.float32]:
+    return x if by is None else x + by
+
+
+def all_optional(x: npt.NDArray[np.float32] | None = None) -> npt.NDArray[np.float32]:
+    return np.zeros(1, np.float32) if x is None else x
+
+
 X = (TensorSpec(name="x", datatype="FP32"),)
 
 
@@ -114,6 +122,8 @@ def test_the_configuration_declares_over_what_the_code_says() -> None:
         ("Scaler", [TensorConfig(name="x", datatype="FLOAT")], "tensor 'x': datatype must be one of BOOL, .* got 'FLOAT'"),
         ("Scaler", [TensorConfig(name="x", shape=(-2,))], r"tensor 'x': a dimension is a size, or -1 for any, got \(-2,\)"),
         ("Scaler", [TensorConfig(name="x")] * 2, "model 'm': two inputs have the name 'x'"),
+        ("Scaler", [TensorConfig(name="y")], "inputs: the names must be those that the model's code has, x, got y"),
+        ("Scaler", [], "inputs: the names must be those that the model's code has, x, got none"),
     ],
 )
 def test_tensors_that_cannot_be_are_a_mistake_in_the_configuration(
@@ -121,6 +131,23 @@ def test_tensors_that_cannot_be_are_a_mistake_in_the_configuration(
 ) -> None:
     with pytest.raises(ConfigError, match=rf"models\.m: .*:{factory}: {said}"):
         load_spec("m", ModelConfig(factory=f"{__name__}:{factory}", inputs=tuple(inputs)))
+
+
+def test_the_configuration_may_leave_out_what_is_optional() -> None:
+    def names(*tensors: str) -> list[str]:
+        told = tuple([TensorConfig(name=name) for name in tensors])
+        spec = load_spec("m", ModelConfig(factory=f"{__name__}:shifted", inputs=told))
+        return [tensor.name for tensor in spec.inputs or ()]
+
+    assert names("x") == ["x"]
+    assert names("by", "x") == ["by", "x"]
+    with pytest.raises(ConfigError, match="has, x, by, got by"):
+        names("by")
+
+
+def test_a_function_whose_arrays_all_have_defaults_is_told_that_it_was_taken_for_a_factory() -> None:
+    with pytest.raises(ConfigError, match="it was called to make a model, for it needs no argument: array"):
+        load_spec("m", ModelConfig(factory=f"{__name__}:all_optional"))
 
 
 # ---- a container ----

@@ -1,6 +1,7 @@
 """What a model sees of a v2 call, over the whole path."""
 
 import json
+import threading
 from typing import Any
 
 import numpy as np
@@ -12,6 +13,7 @@ from models.adapt import spec_of
 from models.messages import InferRequest, InferResponse, Tensor
 from models.session import Call, Session
 from models.spec import TensorSpec
+from protocols import v2
 
 
 class Seer:
@@ -79,3 +81,90 @@ async def test_an_output_that_breaks_the_declaration_is_the_models_error() -> No
             500, {"error": "output 'OUTPUT0' of model 'seer' is not one that it declares: 'other'"}
         )  # fmt: skip
         assert served.gateway.counts().endings == {"model-error": 1}
+
+
+FLAGS = TensorSpec(name="x", datatype="BOOL", shape=(-1,))
+
+
+@pytest.mark.parametrize(
+    ("datatype", "declared", "apart"),
+    [("BYTES", None, True), (r"B\u0059TES", None, True), ("BOOL", None, True), (r"B\u004fOL", None, True), ("", (FLAGS,), True), ("UINT8", None, False)],
+)  # fmt: skip
+async def test_elements_that_are_looked_at_one_by_one_are_not_on_the_loop_however_their_datatype_is_spelled(
+    datatype: str, declared: Any, apart: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    threads, parse = [], v2.InferCodec.parse
+
+    def seen(codec: v2.InferCodec, *args: Any) -> v2.V2Request:
+        threads.append(threading.get_ident())
+        return parse(codec, *args)
+
+    monkeypatch.setattr(v2.InferCodec, "parse", seen)
+    data = bytes(300_000)
+    count = 75_000 if "Y" in datatype or "0059" in datatype else 300_000
+    tensor = f'{{"name":"x","datatype":"{datatype}","shape":[{count}],"parameters":{{"binary_data_size":{len(data)}}}}}'
+    head = f'{{"inputs":[{tensor}]}}'.encode() if datatype else b""
+    async with memory_gateway([spec_of(Seer(), "seer", inputs=declared)]) as served:
+        peer = served.http1()
+        length = (b"inference-header-content-length", str(len(head)).encode())
+        await peer.send(*post(1, "/v2/models/seer/infer", head + data, [length]))
+        assert (await peer.read_answer(1))[0] == 200
+    assert [thread != threading.get_ident() for thread in threads] == [apart]
+
+
+@pytest.mark.parametrize(("array", "apart"), [(np.zeros((600, 500)), False), (np.zeros((500, 600)).T, True), (np.zeros(300_000, ">f8"), True)])  # fmt: skip
+async def test_an_output_that_has_to_be_put_in_order_is_not_on_the_loop(
+    array: Any, apart: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    threads, render = [], v2.InferCodec.render
+
+    def seen(codec: v2.InferCodec, *args: Any) -> v2.V2Reply:
+        threads.append(threading.get_ident())
+        return render(codec, *args)
+
+    monkeypatch.setattr(v2.InferCodec, "render", seen)
+    status, _ = await asked_for(InferResponse(outputs=(Tensor(name="y", data=array),)), binary_data_output=True)
+    assert status == 200
+    assert [thread != threading.get_ident() for thread in threads] == [apart]
+
+
+async def asked_for(response: Any, path: str = "infer", **parameters: Any) -> tuple[int, bytes]:
+    """Status and body where the model answers so."""
+
+    async def model(session: Session[InferRequest, InferResponse]) -> None:
+        await session.receive()
+        await session.send(response)
+
+    body = json.dumps(
+        {"inputs": [{"name": "x", "datatype": "BOOL", "shape": [1], "data": [True]}], "parameters": parameters}
+    )
+    async with memory_gateway([spec_of(model, "m")]) as served:
+        peer = served.http1()
+        await peer.send(*post(1, f"/v2/models/m/{path}", body.encode()))
+        status, _headers, answer = await peer.read_answer(1)
+        return status, answer
+
+
+@pytest.mark.parametrize("path", ["infer", "infer_stream"])
+@pytest.mark.parametrize(
+    ("outputs", "said"),
+    [
+        (None, "the outputs of an InferResponse are a sequence of Tensors, not NoneType"),
+        ((np.zeros(1),), "an output is a Tensor, not ndarray"),
+        ((Tensor(name="y", datatype="FP32", data=[1.0]),), "output 'y': its data are a numpy array, not list"),  # type: ignore[arg-type]
+    ],
+)
+async def test_what_is_no_tensor_is_the_models_fault_and_the_log_says_which(
+    outputs: Any, said: str, path: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    status, answer = await asked_for(InferResponse(outputs=outputs), path)
+    assert (status, b"the model failed" in answer) == (500, True)
+    (raised,) = [record.exc_info[1] for record in caplog.records if record.exc_info]
+    assert str(raised) == said
+
+
+@pytest.mark.parametrize("path", ["infer", "infer_stream"])
+async def test_two_outputs_of_one_name_are_the_models_error(path: str) -> None:
+    y = Tensor(name="y", data=np.zeros(1))
+    status, answer = await asked_for(InferResponse(outputs=(y, y)), path)
+    assert (status, json.loads(answer)) == (500, {"error": "the model gave two outputs with the name 'y'"})

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import json
 import logging
-from collections.abc import AsyncIterator, Callable, Iterator
+import threading
+from collections.abc import AsyncIterator, Callable, Iterable, Iterator
 from contextlib import asynccontextmanager
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +18,7 @@ import trio
 from gateway.config import Config, EndpointConfig, RepositoryConfig, SageMakerConfig, V2Config, VariantConfig
 from gateway.dialects.v2_control import _changed
 from gateway.errors import BadRequest
+from gateway.workers import control
 from gateway.workers.control import STANDINGS
 from gateway.workers.worker import State
 from models.adapt import spec_of
@@ -380,6 +383,20 @@ def rooted(root: Path, **more: Any) -> Config:
     return replace(CONTROL, repository=RepositoryConfig(roots=(str(root / "none"), str(root))), **more)
 
 
+async def test_what_leads_out_of_the_roots_is_not_listed_and_no_error_tells_where_they_are(root: Path) -> None:
+    elsewhere = root.parent / "elsewhere"
+    folder(elsewhere, "secret", 'factory = "echo"\n')
+    (root / "out").symlink_to(elsewhere / "models" / "secret")
+    (root / "in").symlink_to(root / "a")
+    async with serving(Probe(silent, "m").spec("bidi"), config=rooted(root)) as house:
+        assert sorted(await index(house)) == ["a", "b", "broken", "in", "m"]
+        for name in ("out", "broken"):
+            status, body = await load(house, name)
+            assert status >= 400
+            assert str(root.parent) not in body["error"]
+            assert f"the folder of model '{name}'" in body["error"]
+
+
 async def test_folders_are_models_by_their_names(root: Path) -> None:
     config = rooted(root, sagemaker=SageMakerConfig(multi_model=True))
     there = dict.fromkeys(("a", "b", "broken"), ("UNAVAILABLE", "not loaded"))
@@ -401,6 +418,26 @@ async def test_folders_are_models_by_their_names(root: Path) -> None:
         await house.ask("/models", json.dumps({"model_name": "of-mme", "url": str(root / "b")}).encode())
         assert (await index(house))["of-mme"] == READY
         assert (await unload(house, "of-mme"))[0] == 200
+
+
+async def test_a_model_that_was_loaded_while_its_folder_was_looked_for_stays_as_it_is(
+    root: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    looking, loaded, find = threading.Event(), threading.Event(), control._find
+
+    def slow(name: str, roots: Iterable[str]) -> str:
+        looking.set()
+        loaded.wait(30)
+        return find(name, roots)
+
+    async with serving(config=rooted(root)) as house:
+        monkeypatch.setattr(control, "_find", slow)
+        async with beside(house, partial(load, house, "a")) as answers:
+            await trio.to_thread.run_sync(looking.wait)
+            monkeypatch.setattr(control, "_find", find)
+            assert (await load(house, "a"))[0] == 200
+            loaded.set()
+        assert answers == [(200, {"name": "a", "load": True})]
 
 
 @pytest.mark.parametrize(

@@ -277,12 +277,25 @@ async def test_what_needs_no_data_is_refused_before_the_model_is_called(kind: st
         line.peer.close()
 
 
-async def test_a_body_with_a_content_coding_is_refused_by_name() -> None:
+@pytest.mark.parametrize("codings", [[b"gzip"], [b"identity", b"gzip"], [b"identity, GZIP"]])
+async def test_a_body_with_a_content_coding_is_refused_by_name(codings: list[bytes]) -> None:
     taker = Taker()
     headers, body = body_of(np.ones(10, np.uint8))
     async with serving(taker.spec()) as house:
-        status, answer = await whole(house, "http1", [*headers, (b"content-encoding", b"gzip")], body)
-        assert (status, "gzip" in json.loads(answer)["error"], taker.taken) == (415, True, [])
+        coded = [(b"content-encoding", coding) for coding in codings]
+        status, answer = await whole(house, "http1", [*headers, *coded], body)
+        assert (status, "gzip" in json.loads(answer)["error"].lower(), taker.taken) == (415, True, [])
+
+
+@pytest.mark.parametrize("path", ["infer", "infer_stream"])
+async def test_bytes_that_came_in_pieces_are_not_among_those_transferred(path: str) -> None:
+    taker = Taker()
+    headers, body = body_of(np.ones(10, np.uint8))
+    async with serving(taker.spec()) as house:
+        for coded in ([], [(b"content-encoding", b"identity")], [(b"content-encoding", b" ,")]):
+            assert (await whole(house, "http1", [*headers, *coded], body, f"/v2/models/m/{path}"))[0] == 200
+        statistics = house.gateway.supervisor.workers["m"].statistics
+        assert (statistics.succeeded, statistics.received, statistics.copied) == (3, 0, 0)
 
 
 async def test_requests_without_binary_data_come_whole() -> None:

@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 import trio
 
+from gateway.client import post
 from gateway.workers.statistics import ModelStatistics
 from models.adapt import spec_of
 from models.errors import ModelError
@@ -210,6 +211,26 @@ async def test_each_item_of_a_batch_is_an_inference() -> None:
         assert told["transfer"]["received_bytes"] > 0
         places = {place: responses["success"]["count"] for place, responses in told["response_stats"].items()}
         assert places == {"0": 2}
+
+
+@pytest.mark.parametrize("path", ["infer_stream", "generate_stream"])
+async def test_a_response_that_its_client_did_not_wait_for_is_cancelled(path: str) -> None:
+    async def once(session: Session[InferRequest, InferResponse]) -> None:
+        await session.receive()
+        await session.send(InferResponse(outputs=(Tensor(name="y", data=np.zeros(1)),)))
+        await trio.sleep_forever()
+
+    async with serving(spec_of(once, "probe")) as house:
+        line = house.line("http1")
+        body = wanted(1) if path == "infer_stream" else b'{"x": 1}'
+        await line.send(*post(line.next_stream(), f"/v2/models/probe/{path}", body))
+        await house.still()
+        line.peer.close()
+        await house.still()
+        told = (await stats(house))["response_stats"]
+        places = {place: [told[place][what]["count"] for what in ("success", "fail", "cancel")] for place in told}
+        assert places == {"0": [1, 0, 0], "1": [0, 0, 1]}
+        assert await counts(house) == (0, 1, 1)
 
 
 async def test_binary_tensors_are_views_of_the_bytes_received_and_json_is_converted() -> None:

@@ -590,7 +590,7 @@ async def test_a_dict_names_the_outputs_and_a_response_is_sent_as_it_is() -> Non
             InferRequest,
             tensors(),
             [1],
-            "a tensor model answers with InferResponse, a numpy array, or a dict or NamedTuple of arrays.* gave list",
+            "a tensor model answers with InferResponse, a numpy array, a number, or a dict or NamedTuple of arrays.* gave list",
         ),
         (InferRequest, tensors(), np.array([1j]), "complex128: cast to"),
     ],
@@ -626,7 +626,7 @@ async def streams(session: Session[Prompt, Token]) -> AsyncIterator[str]:
     [
         (5, "5 is no model: give a function, a generator, or an object with __call__"),
         (Upper, "Upper.* is no model"),
-        (nothing, "nothing takes no argument: a model takes a Session or one message"),
+        (nothing, "nothing has no argument that must be given: a model takes a Session, one message, or arrays of which one has"),
         (untyped, "untyped: annotate 'x' with Prompt, str, InferRequest, numpy.ndarray, Part, bytes or Session, or give family="),
         (Plain(), "annotate 'x'"),
         (of_lists, "of_lists: annotate 'x'"),

@@ -17,7 +17,7 @@ from models.adapt import spec_of
 from models.annotations import input_specs, output_specs
 from models.messages import Family, InferRequest, InferResponse, Prompt, Tensor
 from models.session import Session
-from models.spec import Shape, TensorSpec, declare
+from models.spec import DECLARED, Declaration, Shape, TensorSpec, declare
 from tests.models.channels import MemoryChannel
 
 Some = TypeVar("Some", bound=np.generic)
@@ -86,7 +86,7 @@ def test_an_alias_of_a_type_statement_is_what_it_stands_for() -> None:
 
 
 def test_names_are_declared_also_where_nothing_is_said_of_the_arrays() -> None:
-    def model(x: npt.NDArray[np.int8], y, z: float, /):  # type: ignore[no-untyped-def]
+    def model(x: npt.NDArray[np.int8], y, z: object, /):  # type: ignore[no-untyped-def]
         return x
 
     assert spec_of(model).inputs == (
@@ -152,10 +152,58 @@ def test_a_typed_dict_or_a_named_tuple_names_the_outputs() -> None:
 
 
 @pytest.mark.parametrize(
-    "hint", [MayMiss, MayBeEmpty, dict[str, np.ndarray], InferResponse, Any, None, np.ndarray | Both, tuple[np.ndarray, ...]]
+    "hint", [MayMiss, MayBeEmpty, dict[str, np.ndarray], InferResponse, Any, None, np.ndarray | Both, object, float]
 )
 def test_an_answer_that_may_be_of_any_names_declares_no_outputs(hint: Any) -> None:
     assert output_specs("model", hint) is None
+
+
+def test_a_number_is_an_output_without_dimensions() -> None:
+    assert declared(np.float32) == TensorSpec(name="OUTPUT0", datatype="FP32", shape=())
+    assert declared(np.floating[Any]) == TensorSpec(name="OUTPUT0", datatype="", shape=())
+
+
+def test_one_of_several_kinds_of_arrays_is_an_array_of_which_nothing_is_said() -> None:
+    def model(x: npt.NDArray[np.float32] | npt.NDArray[np.float64] | None) -> None: ...
+
+    assert spec_of(model).inputs == (TensorSpec(name="x"),)
+
+
+@pytest.mark.parametrize("hint", [tuple[np.ndarray, np.ndarray], list[np.ndarray], Iterator[np.ndarray], str, TensorSpec])
+def test_an_annotation_of_what_is_no_answer_is_refused_before_a_client_meets_it(hint: Any) -> None:
+    with pytest.raises(
+        TypeError, match=r"^model returns \w+: a model of tensors answers with an InferResponse, an array, .*generator"
+    ):
+        output_specs("model", hint)
+
+
+def test_an_input_that_is_annotated_as_no_array_is_refused() -> None:
+    def model(x: np.ndarray, k: int) -> np.ndarray:
+        return x
+
+    with pytest.raises(
+        TypeError, match=r"model: 'k' is annotated as int, and each input is a numpy array: .* or give it a def"
+    ):
+        spec_of(model)
+
+
+def test_a_generator_whose_annotation_is_of_no_generator_leaves_its_outputs_open() -> None:
+    def model(x: np.ndarray) -> np.ndarray[tuple[int], np.dtype[np.int8]]:  # type: ignore[misc]
+        yield x
+
+    assert (spec_of(model).outputs, spec_of(model).decoupled) == (None, True)
+
+
+@pytest.mark.parametrize("number", [np.float32(1.5), np.int64(3), 2, 2.5, True])
+async def test_a_number_is_an_answer(number: Any) -> None:
+    async def model(x: np.ndarray) -> Any:
+        return number
+
+    channel = MemoryChannel(InferRequest(inputs=(Tensor(name="x", data=np.zeros(2)),)))
+    async with spec_of(model).load() as loaded:
+        await loaded(Session(channel))
+    (output,) = channel.sent[0].outputs
+    assert (output.name, output.shape, output.data) == ("OUTPUT0", (), number)
 
 
 async def test_a_named_tuple_is_an_answer() -> None:
@@ -235,6 +283,24 @@ def test_what_is_declared_wins_over_annotations_and_an_override_over_both() -> N
     assert spec_of(Declared(), inputs=None, max_batch_size=0).inputs is None
     assert spec_of(declare(inputs=[Y])(duplex)).inputs == (Y,)
     assert spec_of(declare(pieces=True)(answers)).pieces
+
+
+@pytest.mark.parametrize(
+    ("fields", "said"),
+    [
+        ({"max_batch": 2}, "declare has no 'max_batch'; it has: inputs, outputs, max_batch_size, decoupled, pieces"),
+        ({"inputs": Y}, "declare: inputs must be a list of TensorSpecs, not TensorSpec"),
+        ({"max_batch_size": "2"}, "declare: max_batch_size must be int, not str"),
+        ({"pieces": 1}, "declare: pieces must be bool, not int"),
+    ],
+)
+def test_a_declaration_that_would_be_passed_over_is_refused(fields: dict[str, Any], said: str) -> None:
+    with pytest.raises(TypeError, match=said):
+        declare(**fields)
+
+
+def test_a_declaration_has_the_same_names_for_mypy_and_when_it_runs() -> None:
+    assert list(DECLARED) == list(Declaration.__annotations__)
 
 
 @asynccontextmanager

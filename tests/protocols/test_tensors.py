@@ -634,3 +634,16 @@ def test_singles_next_to_powers_of_two_and_ten_are_written_as_numpy_writes_them(
         near = (edges.astype(np.int64)[:, None] + np.arange(-3, 4)).clip(0, 2**31).astype(np.uint32).reshape(-1)
         for singles in (near.view(np.float32), -near.view(np.float32)):
             assert written(singles, "FP32") == shortest(singles)
+
+
+@pytest.mark.parametrize(
+    "array", [np.array([[1.0, 2.0]]).view(np.matrix), np.ma.array([[1.0, 2.0]]), np.array([[1.0, 2.0]]).view(np.recarray)]
+)
+def test_an_array_of_another_class_is_written_as_what_it_holds(array: Array) -> None:
+    assert to_json(array, "FP64") == b"[1.0,2.0]"
+    assert b"".join(encode_binary(array, "FP64")) == struct.pack("<2d", 1, 2)
+
+
+@pytest.mark.parametrize("write", [to_json, encode_binary])
+def test_an_element_without_a_value_is_not_written(write: Any) -> None:
+    assert "numpy.ma.filled" in refusal(write, np.ma.array([1.0, 2.0], mask=[False, True]), "FP64", status=500)

@@ -639,3 +639,11 @@ def test_a_model_that_breaks_its_declaration_is_an_error_of_its_own(
     with pytest.raises(V2Error, match=re.escape(words)) as error:
         codec.render([V2Tensor(name=name, datatype=datatype, array=array)], request)
     assert error.value.status == 500
+
+
+@pytest.mark.parametrize("name", ["", 5, None, True])
+def test_an_output_without_a_name_is_the_models_error(name: Any) -> None:
+    codec, output = InferCodec(ANY), V2Tensor(name=name, datatype="FP32", array=np.zeros(1, np.float32))
+    with pytest.raises(V2Error, match="a tensor has a name") as error:
+        codec.render([output], V2Request())
+    assert error.value.status == 500
