@@ -150,11 +150,18 @@ def _check_batch(inputs: Sequence[V2Tensor], largest: int) -> None:
     for tensor in inputs:
         if not tensor.array.shape:
             raise V2Error(f"input {show(tensor.name)}: shape must begin with the batch dimension, got []")
-    sizes = sorted({tensor.array.shape[0] for tensor in inputs})
-    if len(sizes) > 1:
-        raise V2Error(f"all inputs must have one batch size, got {sizes[0]} and {sizes[-1]}")
-    if sizes and sizes[0] > largest:
-        raise V2Error(f"the batch size is at most {largest} (max_batch_size), got {sizes[0]}")
+    if not inputs:
+        return
+    first = inputs[0]
+    size = first.array.shape[0]
+    for tensor in inputs:
+        if tensor.array.shape[0] != size:
+            raise V2Error(
+                f"input {show(tensor.name)}: all inputs must have one batch size, got {tensor.array.shape[0]}, and {size} "
+                f"for {show(first.name)}"
+            )
+    if size > largest:
+        raise V2Error(f"input {show(first.name)}: the batch size is at most {largest} (max_batch_size), got {size}")
 
 
 def _read_outputs(entries: list[dict[str, Any]], signature: ModelSignature) -> tuple[RequestedOutput, ...]:

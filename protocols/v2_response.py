@@ -106,7 +106,8 @@ def choose_outputs(
 
 
 def check_outputs(outputs: Sequence[V2Tensor], signature: ModelSignature) -> None:
-    """V2Error with status 500 for an output that the model does not declare, or declares otherwise."""
+    """V2Error with status 500 for an output that the model does not declare, or declares otherwise. One that is missing may
+    be that of an optional input."""
     promised = signature.promised
     if promised is None:
         return

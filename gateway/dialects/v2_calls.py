@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Mapping
+from collections.abc import Awaitable, Mapping, Sequence
 from functools import partial
 from typing import Any, final
 
+import numpy as np
 import trio
 
 from gateway.dialects.base import Models, codec
@@ -19,6 +20,7 @@ from protocols import v2
 JSON = (b"content-type", b"application/json")
 SHORT = 16 * 1024
 """Bytes or elements that are read or written at once, whatever they are."""
+_ARRAYS = (np.ndarray, np.generic)
 _LOOKED_THROUGH = 64 * 1024  # bytes of a head in which words are looked for here
 _LOOKED_AT = (b'"BYTES"', b'"BOOL"', b"\\")  # an escape may hide either
 
@@ -51,7 +53,10 @@ class V2Calls:
         Unavailable."""
         worker = self.worker(exchange, name, version)
         if worker.spec.family is not Family.TENSOR:
-            self.models.check_family(worker, Family.TENSOR, "v2")  # BadRequest where it cannot answer
+            raise BadRequest(
+                f"model {worker.name!r} speaks {worker.spec.family.value} and cannot answer with tensors: "
+                f"ask /v2/models/{worker.name}/generate"
+            )
         worker.check_ready()
         return worker
 
@@ -180,15 +185,26 @@ def _tensor_of(tensor: v2.V2Tensor) -> Tensor:
 
 
 def outputs_of(response: InferResponse) -> tuple[list[v2.V2Tensor], int]:
-    """What a model gave as the codec takes it, and its elements."""
+    """What a model gave as the codec takes it, and its elements. TypeError for what is no tensor."""
+    if type(response.outputs) is not tuple and not isinstance(response.outputs, Sequence):
+        raise TypeError(f"the outputs of an InferResponse are a sequence of Tensors, not {type(response.outputs).__name__}")
     outputs, size = [], 0
     for t in response.outputs:
+        if type(t) is not Tensor or type(t.data) is not np.ndarray:
+            _check_output(t)
         # what nobody has looked at leaves as the bytes that came
         data: Any = t.given if type(t) is BytesTensor else t.data
         parameters = dict(t.parameters) if t.parameters else v2.NO_PARAMETERS
         outputs.append(v2.V2Tensor(name=t.name, datatype=t.datatype, array=data, parameters=parameters))
         size += data.size
     return outputs, size
+
+
+def _check_output(tensor: object) -> None:
+    if not isinstance(tensor, Tensor):
+        raise TypeError(f"an output is a Tensor, not {type(tensor).__name__}")
+    if type(tensor) is not BytesTensor and not isinstance(tensor.data, _ARRAYS):
+        raise TypeError(f"output {str(tensor.name)[:60]!r}: its data are a numpy array, not {type(tensor.data).__name__}")
 
 
 def refuse(exchange: Exchange, error: GatewayError) -> None:

@@ -7,21 +7,19 @@ from functools import partial
 from time import perf_counter_ns
 from typing import Any, Protocol, final
 
-import numpy as np
 import trio
 
 from gateway.dialects.base import beside, reply_headers, reply_of
-from gateway.dialects.v2_calls import V2Calls, error_of, refuse, request_of
+from gateway.dialects.v2_calls import V2Calls, error_of, outputs_of, refuse, request_of
 from gateway.errors import GatewayError, ModelFailed
 from gateway.exchange import Exchange
 from gateway.workers.worker import Worker
-from models.messages import BytesTensor, Family, InferRequest, InferResponse, Tensor
+from models.messages import Family, InferRequest, InferResponse
 from models.session import Session
 from protocols import v2
 from protocols.events import Buffer
 
 _LONG = 2 * 1024 * 1024  # bytes whose copying the loop would feel
-_ARRAYS = (np.ndarray, np.generic)
 _JOINED = 64 * 1024  # bytes of a text that are copied to leave in one buffer
 
 
@@ -109,19 +107,7 @@ def check_response(message: object) -> None:
     """TypeError for what a model of tensors cannot answer with."""
     if not isinstance(message, InferResponse):
         raise TypeError(f"an infer call is answered with InferResponse, not {type(message).__name__}")
-    outputs = message.outputs
-    if type(outputs) is not tuple and not isinstance(outputs, Sequence):
-        raise TypeError(f"the outputs of an InferResponse are a sequence of Tensors, not {type(outputs).__name__}")
-    for tensor in outputs:
-        if type(tensor) is not Tensor or type(tensor.data) is not np.ndarray:
-            _check_output(tensor)
-
-
-def _check_output(tensor: object) -> None:
-    if not isinstance(tensor, Tensor):
-        raise TypeError(f"an output is a Tensor, not {type(tensor).__name__}")
-    if type(tensor) is not BytesTensor and not isinstance(tensor.data, _ARRAYS):
-        raise TypeError(f"output {str(tensor.name)[:60]!r}: its data are a numpy array, not {type(tensor.data).__name__}")
+    outputs_of(message)
 
 
 async def replied(calls: V2Calls, worker: Worker, request: v2.V2Request, response: InferResponse) -> list[Buffer]:

@@ -85,7 +85,7 @@ class InferDialect:
                 raise no_answer(worker)
             if channel.more:
                 raise too_many(worker)
-            outputs, size = outputs_of(response)
+            outputs, size = channel.outputs, channel.size
             parameters = dict(response.parameters) if response.parameters else v2.NO_PARAMETERS
             if size <= SHORT:
                 reply = infer.render(outputs, request, response.id, parameters)
@@ -119,13 +119,16 @@ def _refuse(answer: Exchange | Wrapping, error: v2.V2Error) -> None:
 class _InferChannel:
     """One request in, one response out: WholeRequest and OneResponse in one, as it is made for each small request."""
 
-    __slots__ = ("_exchange", "_request", "_worker", "exhausted", "more", "response")
+    __slots__ = ("_exchange", "_request", "_worker", "exhausted", "more", "outputs", "response", "size")
 
     def __init__(self, exchange: Exchange, worker: Worker, request: v2.V2Request) -> None:
         self._exchange, self._worker = exchange, worker
         self._request: v2.V2Request | None = request
         self.exhausted = self.more = False
         self.response: InferResponse | None = None
+        self.outputs: list[v2.V2Tensor]
+        """Of the response, as the codec takes them, and their elements."""
+        self.size: int
 
     @property
     def reply(self) -> dict[str, str]:
@@ -139,9 +142,11 @@ class _InferChannel:
         self.exhausted = True
         return request_of(request)
 
-    async def send(self, message: InferResponse, /) -> None:
-        check_response(message)
+    async def send(self, message: Any, /) -> None:
+        if not isinstance(message, InferResponse):
+            check_response(message)  # which says what it is not
         if self.response is not None:
             self.more = True
             raise too_many(self._worker)
+        self.outputs, self.size = outputs_of(message)
         self.response = message

@@ -512,7 +512,7 @@ BATCHED = ModelSignature(
 
 
 @pytest.mark.parametrize(("left", "right", "text"), [
-    (4, 4, None), (1, 1, None), (0, 0, None), (5, 5, "at most 4"), (2, 3, "got 2 and 3"),
+    (4, 4, None), (1, 1, None), (0, 0, None), (5, 5, "at most 4"), (2, 3, "got 3, and 2 for 'x'"),
 ])  # fmt: skip
 def test_batch_comes_first_is_equal_and_bounded(left: int, right: int, text: str | None) -> None:
     head = request(entry(shape=[left, 2], data=[0] * left * 2), entry("INT8", [right], "z", data=[0] * right))

@@ -197,7 +197,7 @@ def test_a_batch_dimension_is_there_whatever_the_others_are() -> None:
     for inputs, said in (
         ({"x": floats()}, r"input 'x': shape must begin with the batch dimension, got \[\]"),
         ({"x": floats(2), "y": floats()}, r"input 'y': shape must be \[-1\] \(-1 is any\), got \[\]"),
-        ({"x": floats(2), "y": floats(1)}, "all inputs must have one batch size, got 1 and 2"),
+        ({"x": floats(2), "y": floats(1)}, "input 'y': all inputs must have one batch size, got 1, and 2 for 'x'"),
         ({"x": floats(3)}, r"the batch size is at most 2 \(max_batch_size\), got 3"),
     ):
         with pytest.raises(V2Error, match=said):
