@@ -187,7 +187,7 @@ def decode_streamed_reply(body: Buffer, header_length: int | None = None, limits
     view = memoryview(body)
     try:
         failure = _decode_failure(view[:header_length])
-    except (msgspec.DecodeError, UnicodeDecodeError):
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
         failure = _Failure()  # as decode_infer_reply says it
     if failure.error is not None:
         raise V2Error(failure.error, status=500)
@@ -204,7 +204,7 @@ def id_of(text: Buffer, limits: V2Limits = DEFAULT_LIMITS) -> str:
     """The id of a request in JSON that is refused for another reason; empty where it has none or is no JSON."""
     try:
         return _decode_failure(text).id or ""
-    except (msgspec.DecodeError, UnicodeDecodeError):
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
         pass
     try:
         head = strict_json.loads(text, depth=limits.depth, allow_nonfinite=True)

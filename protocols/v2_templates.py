@@ -81,7 +81,7 @@ class Template(msgspec.Struct, frozen=True, gc=False):
                         array = _array(shape, dtype, pack(*values))
                 inputs.append(V2Tensor(name=name, datatype=datatype, array=array))
                 at = end + len(after)
-        except (msgspec.DecodeError, UnicodeDecodeError, struct.error, OverflowError, V2Error):
+        except (msgspec.DecodeError, UnicodeDecodeError, RecursionError, struct.error, OverflowError, V2Error):
             return None
         if at != len(text):
             return None

@@ -96,7 +96,7 @@ def read_typed(
             return None
         inputs, copied = read
         check_inputs(inputs, signature)
-    except (msgspec.DecodeError, UnicodeDecodeError, V2Error):
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError, V2Error):
         return None
     parameters, binary_default = head.parameters, False
     if parameters:

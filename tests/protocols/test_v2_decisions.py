@@ -25,6 +25,7 @@ from protocols.v2 import (
     V2Reply,
     V2Request,
     V2Tensor,
+    id_of,
     parse_header_length,
     parse_infer,
     render_infer,
@@ -647,3 +648,23 @@ def test_an_output_without_a_name_is_the_models_error(name: Any) -> None:
     with pytest.raises(V2Error, match="a tensor has a name") as error:
         codec.render([output], V2Request())
     assert error.value.status == 500
+
+
+@pytest.mark.parametrize("depth", [65, 900, 3_000, 100_000])
+@pytest.mark.parametrize(
+    "around",
+    [
+        '{"inputs":[{"name":"x","datatype":"FP32","shape":[1],"data":%s}]}', '{"inputs":[],"parameters":{"p":%s}}', '{"inputs":%s}',
+        '{"inputs":[],"id":%s}', '{"inputs":[{"name":"x","datatype":"FP32","shape":%s,"data":[1]}]}', '{"inputs":[],"more":%s}', "%s",
+    ],
+)  # fmt: skip
+def test_nesting_is_refused_wherever_it_stands_and_however_deep_it_is(around: str, depth: int) -> None:
+    codec = InferCodec(ANY)
+    for inner in ("[" * depth + "]" * depth, '{"a":' * depth + "1" + "}" * depth):
+        text = (around % inner).encode()
+        for length in (None, len(text)):
+            for _ in range(3):  # what was seen before is read in another way
+                with pytest.raises(V2Error) as error:
+                    codec.parse(text, length)
+                assert error.value.status == 400
+        assert id_of(text) == ""
