@@ -650,11 +650,12 @@ def test_an_output_without_a_name_is_the_models_error(name: Any) -> None:
     assert error.value.status == 500
 
 
-@pytest.mark.parametrize("depth", [65, 900, 3_000, 100_000])
+@pytest.mark.parametrize("depth", [65, 1_500, 3_000, 100_000])
 @pytest.mark.parametrize(
     "around",
     [
         '{"inputs":[{"name":"x","datatype":"FP32","shape":[1],"data":%s}]}', '{"inputs":[],"parameters":{"p":%s}}', '{"inputs":%s}',
+        '{"inputs":[{"name":"x","datatype":"FP32","shape":[1],"d\\u0061ta":%s}]}', '{"inputs":[{"d\\u0061ta":%s}]}',
         '{"inputs":[],"id":%s}', '{"inputs":[{"name":"x","datatype":"FP32","shape":%s,"data":[1]}]}', '{"inputs":[],"more":%s}', "%s",
     ],
 )  # fmt: skip
