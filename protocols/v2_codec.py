@@ -74,6 +74,11 @@ class InferCodec:
         self._recent: Template | None = None  # what was read last, as one client seldom comes once
         self._openings: dict[tuple[str, str, tuple[int, ...]], bytes] = {}
 
+    @property
+    def signature(self) -> ModelSignature:
+        """What the model declares."""
+        return self._signature
+
     def parse(self, body: Buffer, header_length: int | None) -> V2Request:
         """The request in a complete body: see `parse_infer`."""
         view = memoryview(body)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import final
 
 from gateway.dialects.management import ManagementDialect
-from gateway.dialects.v2_calls import JSON, V2Calls, signature_of
+from gateway.dialects.v2_calls import JSON, V2Calls
 from gateway.exchange import Exchange
 from protocols import v2
 
@@ -34,12 +34,12 @@ class V2Dialect:
     async def model(self, exchange: Exchange, name: str, version: str = "") -> None:
         """GET /v2/models/{name}[/versions/{version}]."""
         worker = self._calls.worker(exchange, name, version)
-        self._reply(exchange, 200, v2.model_metadata(signature_of(worker)))
+        self._reply(exchange, 200, v2.model_metadata(self._calls.codec_of(worker).signature))
 
     async def config(self, exchange: Exchange, name: str, version: str = "") -> None:
         """GET /v2/models/{name}[/versions/{version}]/config: what Triton's clients ask before they measure."""
         worker = self._calls.worker(exchange, name, version)
-        self._reply(exchange, 200, v2.model_config(signature_of(worker)))
+        self._reply(exchange, 200, v2.model_config(self._calls.codec_of(worker).signature))
 
     async def model_ready(self, exchange: Exchange, name: str, version: str = "") -> None:
         """GET /v2/models/{name}[/versions/{version}]/ready."""

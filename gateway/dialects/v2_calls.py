@@ -74,7 +74,7 @@ class V2Calls:
         """The codec of a model's calls."""
         infer: v2.InferCodec | None = worker.kept
         if infer is None:
-            infer = worker.kept = v2.InferCodec(signature_of(worker), version=worker.spec.version, limits=self.bounds)
+            infer = worker.kept = v2.InferCodec(_signature_of(worker), version=worker.spec.version, limits=self.bounds)
         return infer
 
     def read_long(self, infer: v2.InferCodec, body: memoryview, header_length: int | None) -> Awaitable[v2.V2Request]:
@@ -236,7 +236,7 @@ def _leaves_as_it_is(array: Any) -> bool:
     return bool(array.flags.c_contiguous and array.dtype.isnative and not array.dtype.hasobject)
 
 
-def signature_of(worker: Worker) -> v2.ModelSignature:
+def _signature_of(worker: Worker) -> v2.ModelSignature:
     """What a model declares, as the codec takes it."""
     spec = worker.spec
     return v2.ModelSignature(

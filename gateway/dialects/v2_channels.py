@@ -31,7 +31,6 @@ class Source(Protocol):
     async def receive(self) -> Any: ...
 
 
-@final
 class WholeRequest:
     """One request, all of it here."""
 
@@ -51,15 +50,13 @@ class WholeRequest:
         return request_of(request)
 
 
-@final
-class OneResponse:
-    """Requests in; one response out, which is kept."""
+class _Requests:
+    """Requests in, from wherever they come."""
 
-    __slots__ = ("_exchange", "_given", "_source", "_worker")
+    __slots__ = ("_exchange", "_source", "_worker")
 
     def __init__(self, exchange: Exchange, worker: Worker, source: Source) -> None:
         self._exchange, self._worker, self._source = exchange, worker, source
-        self._given: list[InferResponse] = []
 
     @property
     def exhausted(self) -> bool:
@@ -72,8 +69,20 @@ class OneResponse:
     async def receive(self) -> Any:
         return await self._source.receive()
 
+
+@final
+class OneResponse(_Requests):
+    """Requests in; one response out, which is kept."""
+
+    __slots__ = ("_given",)
+
+    def __init__(self, exchange: Exchange, worker: Worker, source: Source) -> None:
+        super().__init__(exchange, worker, source)
+        self._given: list[InferResponse] = []
+
     async def send(self, message: InferResponse, /) -> None:
         check_response(message)
+        outputs_of(message)  # what is wrong with them is its model's to hear, not of whoever writes them
         self._given.append(message)
         if len(self._given) > 1:
             self.response()
@@ -104,10 +113,9 @@ def too_many(worker: Worker) -> ModelFailed:
 
 
 def check_response(message: object) -> None:
-    """TypeError for what a model of tensors cannot answer with."""
+    """TypeError for what is no answer of a model of tensors; `outputs_of` looks at what is in one."""
     if not isinstance(message, InferResponse):
         raise TypeError(f"an infer call is answered with InferResponse, not {type(message).__name__}")
-    outputs_of(message)
 
 
 async def replied(calls: V2Calls, worker: Worker, request: v2.V2Request, response: InferResponse) -> list[Buffer]:
@@ -153,11 +161,11 @@ FRAMES = Form(v2.FRAMES, v2.encode_frame)
 
 
 @final
-class StreamChannel:
+class StreamChannel(_Requests):
     """Requests in; responses out, each its own event or frame, the first one carrying the head. `encode` makes the one or
     the other of a message, and of nothing else; one that it makes nothing of is left out."""
 
-    __slots__ = ("_encode", "_exchange", "_form", "_sent", "_since", "_source", "_worker")
+    __slots__ = ("_encode", "_form", "_sent", "_since")
 
     def __init__(
         self,
@@ -167,20 +175,10 @@ class StreamChannel:
         form: Form,
         encode: Callable[[Any], Awaitable[Sequence[Buffer]]],
     ) -> None:
-        self._exchange, self._worker, self._source, self._form, self._encode = exchange, worker, source, form, encode
+        super().__init__(exchange, worker, source)
+        self._form, self._encode = form, encode
         self._sent = 0
         self._since = perf_counter_ns()  # when the last response was on its way
-
-    @property
-    def exhausted(self) -> bool:
-        return self._source.exhausted
-
-    @property
-    def reply(self) -> dict[str, str]:
-        return reply_of(self._exchange)
-
-    async def receive(self) -> Any:
-        return await self._source.receive()
 
     async def send(self, message: Any, /) -> None:
         exchange, made = self._exchange, perf_counter_ns()

@@ -13,7 +13,7 @@ import trio
 from gateway.dialects.base import NO_PARAMETERS, codec, reply_headers, reply_of, session_of
 from gateway.dialects.compression import compressed
 from gateway.dialects.lmi import prompt_of
-from gateway.dialects.v2_calls import JSON, Timeout, V2Calls, error_of, outputs_of, signature_of, slot_within, timeout_of
+from gateway.dialects.v2_calls import JSON, Timeout, V2Calls, error_of, outputs_of, slot_within, timeout_of
 from gateway.dialects.v2_channels import EVENTS, OneResponse, StreamChannel, WholeRequest, check_response
 from gateway.errors import ModelFailed
 from gateway.exchange import Exchange
@@ -55,7 +55,7 @@ class GenerateDialect:
         arrived = perf_counter_ns()
         try:
             if tensors:
-                read = partial(v2_generate.read_generate, body, signature_of(worker), calls.bounds)
+                read = partial(v2_generate.read_generate, body, calls.codec_of(worker).signature, calls.bounds)
                 await self._tensors(exchange, worker, await codec(len(body), read), arrived, streams=streams)
             else:
                 asked = await codec(len(body), partial(_read_text, body, calls.bounds))

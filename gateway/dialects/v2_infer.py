@@ -6,17 +6,15 @@ from collections.abc import Callable, Coroutine
 from time import perf_counter_ns
 from typing import Any, final
 
-import trio
-
 from gateway.dialects.base import Wrapping, reply_headers, reply_of, session_of
 from gateway.dialects.compression import compressed
-from gateway.dialects.v2_calls import JSON, SHORT, V2Calls, batch_of, outputs_of, request_of, timeout_of
-from gateway.dialects.v2_channels import check_response, no_answer, too_many
+from gateway.dialects.v2_calls import JSON, SHORT, V2Calls, batch_of, outputs_of, timeout_of
+from gateway.dialects.v2_channels import WholeRequest, check_response, no_answer, too_many
 from gateway.dialects.v2_pieces import infer_in_pieces
 from gateway.errors import Ending
 from gateway.exchange import Exchange
 from gateway.workers.worker import Worker
-from models.messages import Family, InferRequest, InferResponse
+from models.messages import Family, InferResponse
 from protocols import v2
 from protocols.events import Headers
 
@@ -116,15 +114,14 @@ def _refuse(answer: Exchange | Wrapping, error: v2.V2Error) -> None:
 
 
 @final
-class _InferChannel:
-    """One request in, one response out: WholeRequest and OneResponse in one, as it is made for each small request."""
+class _InferChannel(WholeRequest):
+    """One request in, one response out: with OneResponse in one, as it is made for each small request."""
 
-    __slots__ = ("_exchange", "_request", "_worker", "exhausted", "more", "outputs", "response", "size")
+    __slots__ = ("_worker", "more", "outputs", "response", "size")
 
     def __init__(self, exchange: Exchange, worker: Worker, request: v2.V2Request) -> None:
-        self._exchange, self._worker = exchange, worker
-        self._request: v2.V2Request | None = request
-        self.exhausted = self.more = False
+        super().__init__(exchange, request)
+        self._worker, self.more = worker, False
         self.response: InferResponse | None = None
         self.outputs: list[v2.V2Tensor]
         """Of the response, as the codec takes them, and their elements."""
@@ -133,14 +130,6 @@ class _InferChannel:
     @property
     def reply(self) -> dict[str, str]:
         return reply_of(self._exchange)
-
-    async def receive(self) -> InferRequest:
-        request, self._request = self._request, None
-        if request is None:
-            await self._exchange.turn()
-            raise trio.EndOfChannel
-        self.exhausted = True
-        return request_of(request)
 
     async def send(self, message: Any, /) -> None:
         if not isinstance(message, InferResponse):

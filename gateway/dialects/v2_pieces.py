@@ -9,7 +9,7 @@ import trio
 
 from gateway.dialects.base import beside, codec, reply_headers, session_of
 from gateway.dialects.compression import compressed
-from gateway.dialects.v2_calls import SHORT, V2Calls, error_of, request_of, signature_of, slot_within, timeout_of
+from gateway.dialects.v2_calls import SHORT, V2Calls, error_of, request_of, slot_within, timeout_of
 from gateway.dialects.v2_channels import OneResponse
 from gateway.errors import GatewayError, Overloaded, UnsupportedEncoding
 from gateway.exchange import Exchange
@@ -62,7 +62,7 @@ class Pieces:
                 accepted=b"identity",
             )
         length = exchange.request.content_length
-        reader = PieceReader(header_length, length, signature_of(worker), calls.bounds, largest=calls.body)
+        reader = PieceReader(header_length, length, calls.codec_of(worker).signature, calls.bounds, largest=calls.body)
         # who has said what is to come may be as slow with it as the model's timeout allows
         exchange.limit_silence(calls.models.config.limits.body_silence, "limits.body_silence")
         while not isinstance(request := await codec(header_length, reader.head), v2.V2Request):
