@@ -1,5 +1,6 @@
 """What a model sees of a v2 call, over the whole path."""
 
+import gzip
 import json
 import threading
 from typing import Any
@@ -168,3 +169,29 @@ async def test_two_outputs_of_one_name_are_the_models_error(path: str) -> None:
     y = Tensor(name="y", data=np.zeros(1))
     status, answer = await asked_for(InferResponse(outputs=(y, y)), path)
     assert (status, json.loads(answer)) == (500, {"error": "the model gave two outputs with the name 'y'"})
+
+
+async def test_a_request_with_the_head_of_the_one_before_is_looked_at_anew_where_that_matters() -> None:
+    """Coded bodies, a model that has gone, and a query: nothing of them is carried over."""
+    seer = Seer()
+    body = b'{"inputs":[{"name":"x","datatype":"BOOL","shape":[1],"data":[true]}]}'
+    async with memory_gateway([spec_of(seer, "seer")]) as served:
+        peer = served.http1()
+
+        async def status(number: int, sent: bytes, *headers: tuple[bytes, bytes], path: str = "") -> int:
+            await peer.send(*post(number, "/v2/models/seer/infer" + path, sent, headers))
+            return (await peer.read_answer(number))[0]
+
+        coded = gzip.compress(body, mtime=0)
+        assert [await status(n, coded, (b"content-encoding", b"gzip")) for n in (1, 2, 3)] == [200] * 3
+        damaged = coded[:-8] + b"\0" * 8  # of the same length: the head is the same, byte for byte
+        assert await status(4, damaged, (b"content-encoding", b"gzip")) == 400
+        assert [await status(n, body, path="?a=1") for n in (5, 6)] == [200] * 2
+        assert seer.call.query == "a=1"
+        assert await status(7, body) == 200
+        assert seer.call.query == ""
+        worker = served.gateway.supervisor.workers.pop("seer")
+        assert await status(8, body) == 404
+        served.gateway.supervisor.workers["seer"] = worker
+        assert await status(9, body) == 200
+        assert served.gateway.budget.used == 0
