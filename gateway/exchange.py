@@ -44,6 +44,7 @@ _SHORT_STEP, _SHORT_STEPS = 64 * 1024, 4
 _PIECE = 128
 _SMALL = 512
 _FOREVER = float("inf")
+_NOTHING: list[Buffer | Frame] = []  # which nobody changes
 
 
 class Wire(Protocol):
@@ -95,6 +96,21 @@ class Owner(Protocol):
 
 
 @final
+class _Gathering:
+    """A whole body on its way into one buffer."""
+
+    __slots__ = ("error", "filled", "growing", "landed", "limit", "setting", "sink")
+
+    def __init__(self, limit: int, setting: str, sink: memoryview | None) -> None:
+        """`sink` is its buffer where its length is known."""
+        self.limit, self.setting, self.sink = limit, setting, sink
+        self.growing = bytearray()  # the buffer where it is not
+        self.filled = 0
+        self.landed = False  # the wire itself receives into the sink
+        self.error: GatewayError | None = None
+
+
+@final
 class Exchange:
     """A request, its body as it arrives, and the answer as it leaves.
 
@@ -110,29 +126,20 @@ class Exchange:
 
     __slots__ = (
         "_assembly",
-        "_body_error",
         "_bytes_turn",
         "_cancelled",
         "_charged",
-        "_clock",
-        "_fields",
-        "_filled",
-        "_growing",
+        "_consumed",
+        "_gathering",
         "_held",
         "_inbox",
-        "_input_ended",
-        "_landed",
-        "_limit",
         "_outbox",
         "_reader",
         "_reserved",
         "_returned",
         "_scope",
-        "_setting",
-        "_sink",
         "_turn_began",
         "_turn_done",
-        "_turn_look",
         "_writer",
         "allowed",
         "allowed_by",
@@ -144,10 +151,12 @@ class Exchange:
         "dialect",
         "ending",
         "fail",
+        "fields",
         "finishing",
         "gone",
         "id",
         "incident",
+        "input_ended",
         "interruption",
         "model",
         "moved_at",
@@ -166,23 +175,23 @@ class Exchange:
     )  # fmt: skip
 
     def __init__(
-        self, owner: Owner, wire: Wire, request: Request, *, id: str, now: float, like: Exchange | None = None
+        self, owner: Owner, wire: Wire, request: Request, id: str, now: float, like: Exchange | None = None, stream: int = 0
     ) -> None:
         """`like` is one whose request had the same head: what was found out from that is not looked for again."""
         self.owner, self.wire, self.request, self.id = owner, wire, request, id
-        self.stream = request.stream
+        self.stream = stream or request.stream
         self.path: bytes
         self.query: bytes
-        self._fields: dict[bytes, bytes] | None
+        self.fields: dict[bytes, bytes]
+        """The first field of each (lower-case) name."""
         self.route: tuple[Callable[..., Coroutine[Any, Any, None]], dict[str, Any]] | None
         """Who answers it, and with what arguments."""
         # one whose body was inflated has other fields since
         if like is not None and like.request.headers is request.headers:
-            self.path, self.query, self._fields, self.route = like.path, like.query, like._fields, like.route
+            self.path, self.query, self.fields, self.route = like.path, like.query, like.fields, like.route
         else:
             self.path, _, self.query = request.target.partition(b"?")
-            self._fields = self.route = None
-        self._clock = owner.clock
+            self.fields, self.route = owner.fields(request.headers), None
         self._scope: trio.CancelScope | None = None
         self._cancelled = False
         self.ending: Ending | None = None
@@ -204,40 +213,31 @@ class Exchange:
         `receive_body` or `whole_body` has given; what lands there costs nothing."""
         self.started_at = self.arrived_at = self.moved_at = self.sent_at = now
         self._inbox: list[Buffer | Frame] = []
-        self._outbox: list[Buffer | Frame] = []  # the same, the next one last: what the work takes from
+        self._outbox = _NOTHING  # the same, the next one last: what the work takes from
         self._held = 0  # what the inbox costs, paid from the budget on wires without windows
-        self._input_ended = self.gone = self._returned = False
+        self.input_ended = False
+        """Whether the body has arrived to its end."""
+        self.gone = self._returned = self._consumed = False
         self._reader: trio.lowlevel.Task | None = None  # waits for input
         self._writer: trio.lowlevel.Task | None = None  # waits for room
-        self._sink: memoryview | None = None
-        self._growing: bytearray | None = None
-        self._limit, self._setting = 0, ""
-        self._filled = 0
-        self._landed = False
+        self._gathering: _Gathering | None = None
         self._reserved = 0  # the whole body, paid from the budget
         self._charged = 0  # a message larger than the send buffer, likewise
         self._assembly = 0  # a message under way in a decoder, likewise
-        self._body_error: GatewayError | None = None
         self._turn_done = self._bytes_turn = 0
-        self._turn_look = False
-        self._turn_began = now
 
     # -- what the request says -----------------------------------------------------------------------------------
 
     def header(self, name: bytes) -> bytes | None:
         """The first field of that (lower-case) name."""
-        fields = self._fields
-        if fields is None:
-            fields = self._fields = self.owner.fields(self.request.headers)
-        return fields.get(name)
+        return self.fields.get(name)
 
     def header_values(self, name: bytes) -> list[bytes]:
         """All fields of that (lower-case) name."""
         first = self.header(name)
         if first is None:
             return []
-        assert self._fields is not None
-        if len(self._fields) == len(self.request.headers):
+        if len(self.fields) == len(self.request.headers):
             return [first]
         return [value for key, value in self.request.headers if key == name]
 
@@ -247,11 +247,11 @@ class Exchange:
         """A piece of the body, n bytes that the wire wants credit for."""
         self.bytes_in += n
         self.arrived_at = now
-        if self._returned or self._body_error is not None:
+        if self._returned:
             self.wire.credit(self, n)
-        elif self._sink is not None or self._growing is not None:
+        elif self._gathering is not None:
             assert not isinstance(item, Frame)
-            self._collect(item, n)
+            self._collect(self._gathering, item, n)
         else:
             if self.wire.windowed:
                 # the window bounds bytes alone: small pieces are put together, or each would hold thirty times its size
@@ -275,30 +275,31 @@ class Exchange:
                 self._wake_reader()
 
     def feed_whole(self, body: bytes, now: float) -> None:
-        """The whole body, before the work has begun, on a wire without windows: `feed` and `feed_end`."""
+        """The whole body, before the work has begun, on a wire without windows that wants no credit for it: `feed` and
+        `feed_end`."""
         n = len(body)
         if n:
+            self.bytes_in, self.arrived_at, self._consumed = n, now, True
             cost = n + _PIECE
             if self.owner.budget.try_reserve(cost):
-                self.bytes_in, self.arrived_at, self._held = n, now, cost
+                self._held = cost
                 self._inbox.append(body)
             else:
-                self.feed(body, n, now)  # which says so
-        self._input_ended = True
+                self.interrupt(no_bytes(self.owner.budget, cost))
+        self.input_ended = True
+
+    def _credit(self, n: int) -> None:
+        if not self._consumed:
+            self.wire.credit(self, n)
 
     @property
     def waiting(self) -> int:
         """What the pieces that nobody has taken yet cost beside their bytes."""
         return _PIECE * (len(self._inbox) + len(self._outbox))
 
-    @property
-    def input_ended(self) -> bool:
-        """Whether the body has arrived to its end."""
-        return self._input_ended
-
     def feed_end(self) -> None:
         """The body is complete."""
-        self._input_ended = True
+        self.input_ended = True
         if self._reader is not None:
             self._wake_reader()
 
@@ -373,9 +374,9 @@ class Exchange:
             await self._yield()
         while not (outbox := self._outbox):
             if self._inbox:
-                self._outbox, self._inbox = self._inbox, outbox
+                self._outbox, self._inbox = self._inbox, []
                 self._outbox.reverse()
-            elif self._input_ended:
+            elif self.input_ended:
                 return None
             elif self._returned:
                 raise trio.ClosedResourceError("the exchange has ended")
@@ -392,7 +393,8 @@ class Exchange:
             cost = n + _PIECE
             self._held -= cost
             self.owner.budget.release(cost)
-        wire.credit(self, n)
+        if not self._consumed:
+            wire.credit(self, n)
         return item
 
     async def _wait_input(self) -> None:
@@ -437,27 +439,30 @@ class Exchange:
             if length:
                 # what is only announced holds no more than a step of the budget, and no memory that was not there
                 self._reserve(min(length, _BODY_STEP))
-                self._sink = self.owner.pool.take(length, self.started_at)
+                gathering = _Gathering(limit, setting, self.owner.pool.take(length, self.started_at))
+            else:
+                gathering = _Gathering(limit, setting, memoryview(b""))
         else:
-            self._growing = bytearray()
-        self._limit, self._setting = limit, setting
+            gathering = _Gathering(limit, setting, None)
+        self._gathering = gathering
         waiting, self._inbox = self._inbox, []
         for item in waiting:
             assert not isinstance(item, Frame)
             if not self.wire.windowed:
                 self._held -= len(item) + _PIECE
                 self.owner.budget.release(len(item) + _PIECE)
-            self._collect(item, len(item))
-        if self._sink is not None and self._filled < len(self._sink):
-            self._landed = self.wire.land(self, self._sink[self._filled :])
+            self._collect(gathering, item, len(item))
+        sink = gathering.sink
+        if sink is not None and gathering.filled < len(sink):
+            gathering.landed = self.wire.land(self, sink[gathering.filled :])
         if self.request.expects_continue and not self.bytes_in and not self.status:
             self.wire.proceed(self)
-        while not self._input_ended and self._body_error is None:
+        while not self.input_ended and gathering.error is None:
             await self._wait_input()
-        if self._body_error is not None:
-            raise self._body_error
-        body = self._sink if self._sink is not None else memoryview(self._growing or b"")
-        self._sink = self._growing = None
+        if gathering.error is not None:
+            raise gathering.error
+        body = sink if sink is not None else memoryview(gathering.growing)
+        self._gathering = None
         return await self._inflated(body, codings, limit, setting) if codings else body
 
     def _codings(self, as_sent: bool) -> tuple[Coding, ...]:
@@ -500,58 +505,61 @@ class Exchange:
         self.request = msgspec.structs.replace(
             self.request, headers=[field for field in self.request.headers if field[0] not in gone]
         )
-        self._fields = None
+        self.fields = self.owner.fields(self.request.headers)
         return memoryview(out)
 
     def whole_body(self, limit: int) -> memoryview | None:
         """What `receive_body` returns, if all of it is here already, in one piece, within the limit and without a content
         coding. What paid for it in the inbox pays for it from now on."""
-        if len(self._inbox) != 1 or not self._input_ended or self._cancelled or self._outbox:
+        if len(self._inbox) != 1 or not self.input_ended or self._cancelled or self._outbox:
             return None
         whole = self._inbox[0]
         if isinstance(whole, Frame) or len(whole) != self.request.content_length or len(whole) > limit:
             return None
-        if self.header(b"content-encoding") is not None:
+        if b"content-encoding" in self.fields:
             return None
         n = len(whole)
         if self.wire.windowed:
             self._reserve(n)
         else:
-            self._reserved, self._held = self._reserved + n, 0
-            self.owner.budget.release(_PIECE)
-        self._inbox = []
+            self._reserved, self._held = self._reserved + self._held, 0
+        self._inbox.clear()
         self.copied += n
-        self.wire.credit(self, n)
+        if not self._consumed:
+            self.wire.credit(self, n)
         return memoryview(whole)
 
-    def _collect(self, item: Buffer, n: int) -> None:
-        if self._sink is not None:
-            if not self._landed:
-                self._sink[self._filled : self._filled + n] = item
+    def _collect(self, gathering: _Gathering, item: Buffer, n: int) -> None:
+        sink = gathering.sink
+        if gathering.error is not None:
+            pass
+        elif sink is not None:
+            filled = gathering.filled
+            if not gathering.landed:
+                sink[filled : filled + n] = item
                 self.copied += 2 * n  # out of what the wire received into, and from there
-            self._filled += n
-            missing = self._filled - self._reserved
+            gathering.filled = filled = filled + n
+            missing = filled - self._reserved
             if missing > 0:
-                step = max(missing, min(_BODY_STEP, len(self._sink) - self._reserved))
+                step = max(missing, min(_BODY_STEP, len(sink) - self._reserved))
                 if self.owner.budget.try_reserve(step):
                     self._reserved += step
                 else:
-                    self._refuse_body(no_bytes(self.owner.budget, step))
+                    self._refuse_body(gathering, no_bytes(self.owner.budget, step))
         else:
-            growing = self._growing
-            assert growing is not None
-            if len(growing) + n > self._limit:
-                self._refuse_body(_too_large(len(growing) + n, self._limit, self._setting))
+            growing = gathering.growing
+            if len(growing) + n > gathering.limit:
+                self._refuse_body(gathering, _too_large(len(growing) + n, gathering.limit, gathering.setting))
             elif not self.owner.budget.try_reserve(n):
-                self._refuse_body(no_bytes(self.owner.budget, n))
+                self._refuse_body(gathering, no_bytes(self.owner.budget, n))
             else:
                 self._reserved += n
                 growing += item
                 self.copied += 2 * n
-        self.wire.credit(self, n)
+        self._credit(n)
 
-    def _refuse_body(self, error: GatewayError) -> None:
-        self._body_error = error
+    def _refuse_body(self, gathering: _Gathering, error: GatewayError) -> None:
+        gathering.error = error
         if self._reader is not None:
             self._wake_reader()
 
@@ -567,7 +575,7 @@ class Exchange:
             seconds, setting = self.silence
             if now - max(self.arrived_at, self.sent_at) > seconds:
                 self.interrupt(DeadlineExceeded(f"no part in either direction for {seconds:g} s ({setting})"))
-        if self._input_ended or self._returned or (self._sink is None and self._growing is None):
+        if self.input_ended or self._returned or self._gathering is None:
             return
         limits, waited, lasted = self.owner.limits, now - self.arrived_at, now - self.started_at
         if waited > limits.body_silence:
@@ -634,14 +642,14 @@ class Exchange:
         self._turn_done = done + weight
         self._bytes_turn += n
         if not done:
-            self._turn_began = self._clock()
+            self._turn_began = self.owner.clock()
             return self._cancelled  # then the checkpoint does not come back
-        look = self._turn_look = not self._turn_look  # at the clock: for every second message
         return (
             done >= _TURN
             or self._cancelled
             or self._bytes_turn >= self.owner.limits.checkpoint_bytes
-            or (look and self._clock() - self._turn_began > _TURN_SECONDS)
+            # at the clock for every second message
+            or (done & weight != 0 and self.owner.clock() - self._turn_began > _TURN_SECONDS)
         )
 
     async def _yield(self) -> None:
@@ -744,25 +752,26 @@ class Exchange:
             return
         self._returned = True
         try:
-            self._give_back()
+            if self._outbox or self._inbox or self._assembly:
+                self._give_back()
+            self._gathering = None
+            self.wire.release(self)
         finally:
-            self._close_if_over()
+            if self.ending is not None:
+                self._close()
 
     def _give_back(self) -> None:
         unread = 0
-        if self._outbox or self._inbox:
-            for item in (*self._outbox, *self._inbox):
-                unread += len(item.data) if isinstance(item, Frame) else len(item)
-            self._outbox, self._inbox = [], []
+        for item in (*self._outbox, *self._inbox):
+            unread += len(item.data) if isinstance(item, Frame) else len(item)
+        self._outbox, self._inbox = [], []
         if self._held:
             self.owner.budget.release(self._held)
             self._held = 0
-        self._sink = self._growing = None
         if self._assembly:
             self.assembled()
         if unread:
-            self.wire.credit(self, unread)
-        self.wire.release(self)
+            self._credit(unread)
 
     def _settle(self, ending: Ending) -> None:
         if self.ending is None:
@@ -770,15 +779,17 @@ class Exchange:
             if self._charged:
                 self.owner.budget.release(self._charged)
                 self._charged = 0
-            self._close_if_over()
+            if self._returned:
+                self._close()
 
-    def _close_if_over(self) -> None:
-        if self._returned and self.ending is not None:
-            self.fail = None  # it knows the exchange: a cycle would keep both until the collector comes by
+    def _close(self) -> None:
+        """It has its ending, and its task is done with it."""
+        self.fail = None  # it knows the exchange: a cycle would keep both until the collector comes by
+        if self._reserved:
             # the body's memory counts until the answer, which may be views of it, is written
             self.owner.budget.release(self._reserved)
             self._reserved = 0
-            self.owner.exchange_closed(self)
+        self.owner.exchange_closed(self)
 
 
 def _too_large(n: int, limit: int, setting: str) -> TooLarge:

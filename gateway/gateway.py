@@ -138,6 +138,7 @@ class Gateway:
         """One for each connection that has not said yet what it wants."""
         self._boot, self._numbers = secrets.token_hex(4), itertools.count(1)
         self._stop = trio.Event()
+        self.draining = False
         self._drain_bell, self._hurrying = Doorbell(), False
         self._due: list[Connection] = []
         self._turn_bell = Doorbell()
@@ -145,7 +146,8 @@ class Gateway:
         """Who tells connections what is ready; made by `serve` where it listens and nobody has chosen one before."""
         self._tasks = ExchangeTasks(self._work, self._blame, self._conclude, self._write)
         # what each exchange goes through is theirs, without a call of ours between
-        self.exchange_opened, self.run_exchange = self._observer.opened, self._tasks.start
+        self.exchange_opened, self.exchange_closed = self._observer.opened, self._observer.closed
+        self.run_exchange = self._tasks.start
         self.clock: Callable[[], float] = trio.current_time
         self._report: DrainReport | None = None
         self._listening, self._over = trio.Event(), trio.Event()
@@ -236,15 +238,8 @@ class Gateway:
 
     # -- what connections ask ----------------------------------------------------------------------------------------
 
-    @property
-    def draining(self) -> bool:
-        return self._management.draining
-
     def new_id(self) -> str:
-        return f"{self._boot}{next(self._numbers):x}"  # letters and digits alone: a head takes them without a look
-
-    def exchange_closed(self, exchange: Exchange) -> None:
-        self._observer.closed(exchange, self.clock())
+        return f"{self._boot}{next(self._numbers)}"  # letters and digits alone: a head takes them without a look
 
     def _work(self, exchange: Exchange) -> Coroutine[Any, Any, None]:
         """What the exchange asks for, to be awaited. What may go wrong is for `_blame`."""
@@ -252,7 +247,7 @@ class Gateway:
         if route is None:
             route = exchange.route = self._router.find(exchange)
         handler, arguments = route
-        if (self._management.draining or self.budget.used > self._refuse_above) and handler not in self._health:
+        if (self.draining or self.budget.used > self._refuse_above) and handler not in self._health:
             self._turn_away(exchange, handler)
         return handler(exchange, **arguments)
 
@@ -557,7 +552,7 @@ class Gateway:
         self, listeners: Any, accepting: trio.CancelScope, connections: trio.Nursery
     ) -> tuple[float, list[Exchange], bool]:
         drain, began = self.config.drain, trio.current_time()
-        self._management.draining = True
+        self.draining = self._management.draining = True
         live = list(self._observer.live)
         log.info("draining", extra={"live": len(live), "delay": drain.delay, "timeout": drain.timeout})
         with trio.move_on_after(drain.delay):

@@ -42,7 +42,6 @@ class Channel(Protocol[In_co, Out_contra]):
     async def send(self, message: Out_contra, /) -> None: ...
 
 
-@final
 class Session(Generic[In, Out]):
     """One call of a model.
 
@@ -93,8 +92,7 @@ class Session(Generic[In, Out]):
         the first `send`. `content-type` where the wire leaves that to the model, and
         `x-amzn-sagemaker-custom-attributes`; a wire without such a head, or one that does not know a name, ignores it."""
         if self._reply is None:
-            shared: dict[str, str] | None = getattr(self.channel, "reply", None)
-            self._reply = {} if shared is None else shared
+            self._reply = self._shared_reply()
         return self._reply
 
     @reply.setter
@@ -102,6 +100,10 @@ class Session(Generic[In, Out]):
         current, given = self.reply, dict(fields)  # which may be the same
         current.clear()
         current.update(given)
+
+    def _shared_reply(self) -> dict[str, str]:
+        shared: dict[str, str] | None = getattr(self.channel, "reply", None)
+        return {} if shared is None else shared
 
     def accept(self) -> None:
         """Takes the session: the head of the answer goes out now, where the wire has one that is not out yet, and an

@@ -97,8 +97,8 @@ class HTTP1Connection(Output):
 
     __slots__ = (
         "_chunks", "_client", "_closing", "_continue_due", "_earlier", "_eof", "_error", "_head_request", "_http10",
-        "_input", "_known", "_landed", "_landing", "_limits", "_must_close", "_reading", "_rest", "_retired", "_scheme",
-        "_to_send", "_told", "_upgrade", "_usual", "_whole", "_writing", "unconsumed",
+        "_known", "_landed", "_landing", "_limits", "_reading", "_rest", "_retired", "_scheme",
+        "_to_send", "_told", "_upgrade", "_usual", "_whole", "_writing", "input", "must_close", "unconsumed",
     )  # fmt: skip
 
     def __init__(self, role: Role, limits: HTTP1Limits = _DEFAULT_LIMITS, *, scheme: bytes = b"http") -> None:
@@ -109,10 +109,13 @@ class HTTP1Connection(Output):
         self._scheme = scheme
         self._error: RemoteProtocolError | None = None
         self._retired = False
-        self._must_close = False
+        self.must_close = False
+        """The connection carries no message after the one under way: one side said close, the peer speaks HTTP/1.0
+        without keep-alive, a body ends with the connection, was not read to its end, or broke the protocol."""
         self._closing = False  # the next head we write says close
 
-        self._input = Input()
+        self.input = Input()
+        """What was received and not looked at: a driver may ask how much."""
         self._eof = False
         self._reading = _Reading.DONE if self._client else _Reading.HEAD
         self._known: tuple[bytes, RequestHead] | None = None  # the head of the last request
@@ -140,12 +143,7 @@ class HTTP1Connection(Output):
     @property
     def unread(self) -> int:
         """Bytes received and not given out as events yet, landed ones included."""
-        return self._input.unread + self._landed - self._told
-
-    @property
-    def held(self) -> int:
-        """`unread` and `unconsumed`: what a driver decides by whether to read on."""
-        return self._input.unread + self._landed - self._told + self.unconsumed
+        return self.input.unread + self._landed - self._told
 
     def receive_data(self, data: Buffer) -> None:
         """Stores a copy of what is worth keeping; the memory may be reused at once. After an error, or when the
@@ -155,7 +153,7 @@ class HTTP1Connection(Output):
         if self._landing is not None:
             data = self._land(self._landing, bytes_view(memoryview(data)))
         if self._reading is not _READ_OVER:
-            self._input.feed(data)
+            self.input.feed(data)
 
     def receive_eof(self) -> None:
         """The peer closed its side. `next_event` first gives out what came before."""
@@ -185,7 +183,7 @@ class HTTP1Connection(Output):
                 event = self._read_other(reading)
             if event is not None:
                 return event
-            return self._starved() if self._eof or self._input.data else NEED_DATA
+            return self._starved() if self._eof or self.input.data else NEED_DATA
         except RemoteProtocolError as error:
             if self._error is None:
                 self._fail(error)
@@ -195,13 +193,14 @@ class HTTP1Connection(Output):
         """A server's next request with its whole body, where the connection repeats itself: its head is, byte for byte,
         that of the request before, declares a body below 16 KiB or none, expects and upgrades nothing, and all of it has
         come in one piece. It is exactly as if `next_event` had given the Request, a Data unless the body is empty, and
-        the End. None where anything is otherwise, or its turn has not come: nothing has happened then, and `next_event`
+        the End, and the Data had been credited; but the Request is the very object that came first, and `stream` says which
+        this one is. None where anything is otherwise, or its turn has not come: nothing has happened then, and `next_event`
         says what is to be done."""
         whole = self._whole
         if whole is None or self._reading is not _READ_HEAD:
             return None
         head, length, request = whole
-        body = self._input.accept_whole(head, length)
+        body = self.input.accept_whole(head, length)
         if body is None:
             return None
         # what else depends on the head is as the request before has left it, for it had the same
@@ -210,8 +209,7 @@ class HTTP1Connection(Output):
         else:
             self.stream += 1
         self._reading, self._writing = _READ_DONE, _WRITE_HEAD
-        self.unconsumed += length
-        return replace(request, stream=self.stream), body
+        return request, body
 
     def _read_other(self, reading: _Reading) -> Event | None:
         if self._error is not None:
@@ -226,13 +224,13 @@ class HTTP1Connection(Output):
         """What to say when the bytes at hand make no event."""
         reading = self._reading
         between = reading in (_Reading.DONE, _Reading.SWITCHED, _Reading.OVER)
-        if between and self._input.data:
+        if between and self.input.data:
             if self._client and reading is _Reading.DONE:
                 raise RemoteProtocolError("bytes that no request asked for")  # RFC 9112 section 9.2
             return PAUSED
         if not self._eof:
             return NEED_DATA
-        if between or (reading is _Reading.HEAD and not self._client and not self._input.unread):
+        if between or (reading is _Reading.HEAD and not self._client and not self.input.unread):
             return _CONNECTION_END
         if reading is _Reading.UNTIL_EOF:  # RFC 9112 section 6.3, rule 8
             self._end_reading()
@@ -252,9 +250,9 @@ class HTTP1Connection(Output):
         self._close_reading()
 
     def _close_reading(self) -> None:
-        self._must_close = True
+        self.must_close = True
         self._reading = _Reading.OVER
-        self._input.clear()
+        self.input.clear()
         self._end_landing()
 
     # -- heads -----------------------------------------------------------------------------------------------------
@@ -267,7 +265,7 @@ class HTTP1Connection(Output):
         self.stream += 1
 
     def _read_request(self) -> Request | None:
-        source, known = self._input, self._known
+        source, known = self.input, self._known
         if not source.data:
             return None
         if known is not None and source.accept(known[0]):
@@ -282,7 +280,7 @@ class HTTP1Connection(Output):
         request, length, chunked, keep_alive, http10, is_head = head
         self._next_stream()
         self._writing = _WRITE_HEAD
-        self._head_request, self._http10, self._must_close = is_head, http10, not keep_alive
+        self._head_request, self._http10, self.must_close = is_head, http10, not keep_alive
         self._usual = keep_alive and not is_head and not http10
         self._continue_due = request.expects_continue
         self._upgrade = request.upgrade
@@ -298,7 +296,7 @@ class HTTP1Connection(Output):
 
     def _read_response(self) -> Response | None:
         limits = self._limits
-        head = self._input.head(limits.head, limits.head, blank_line=False)
+        head = self.input.head(limits.head, limits.head, blank_line=False)
         if head is None:
             return None
         parsed = read_response(head, max_fields=limits.fields)
@@ -309,7 +307,7 @@ class HTTP1Connection(Output):
             self._reading = _Reading.SWITCHED
             self._writing = _Writing.DONE
         elif status >= 200:
-            self._must_close |= not parsed.keep_alive
+            self.must_close |= not parsed.keep_alive
             # RFC 9112 section 6.3, rules 1 and 8
             if self._head_request or status in (204, 304):
                 self._reading = _Reading.END
@@ -317,7 +315,7 @@ class HTTP1Connection(Output):
                 self._start_body(parsed.length or 0, parsed.chunked)
             else:
                 self._reading = _Reading.UNTIL_EOF
-                self._must_close = True
+                self.must_close = True
         return Response(stream=self.stream, status=status, headers=parsed.headers)
 
     # -- bodies ----------------------------------------------------------------------------------------------------
@@ -325,16 +323,16 @@ class HTTP1Connection(Output):
     def _start_body(self, length: int, chunked: bool) -> None:
         self._rest = length
         if chunked:
-            self._chunks = Chunks(self._input, self._limits)
+            self._chunks = Chunks(self.input, self._limits)
             self._reading = _Reading.CHUNKED
         else:
             self._reading = _READ_LENGTH if length else _READ_END
 
     def _read_until_eof(self) -> Data | None:
-        return self._give(self._input.take(self._input.unread))
+        return self._give(self.input.take(self.input.unread))
 
     def _read_length(self) -> Data | None:
-        piece = self._input.take(self._rest)
+        piece = self.input.take(self._rest)
         if piece is None:
             return None
         size = len(piece)
@@ -386,7 +384,7 @@ class HTTP1Connection(Output):
                         self._reading, self._chunks = _READ_DONE, None
                         break
             return
-        while self._rest and (piece := self._input.take(self._rest)) is not None:
+        while self._rest and (piece := self.input.take(self._rest)) is not None:
             self._rest -= len(piece)
         if not self._rest:
             self._reading = _READ_DONE
@@ -411,7 +409,7 @@ class HTTP1Connection(Output):
             )
         view = view[: self._rest]
         n = 0
-        while n < self._rest and (piece := self._input.take(self._rest - n)) is not None:
+        while n < self._rest and (piece := self.input.take(self._rest - n)) is not None:
             view[n : n + len(piece)] = piece
             n += len(piece)
         self._landing, self._landed, self._told = view, n, 0
@@ -574,7 +572,7 @@ class HTTP1Connection(Output):
         asked = fields.connection
         # a client that was not told to continue may send its body or not: nobody could tell what comes next
         if until_close or unmet or self._closing or b"close" in asked:
-            self._must_close = True
+            self.must_close = True
         self._closing = False
         self._to_send = length or 0
         self._writing = _Writing.CHUNKED if chunked else _Writing.UNTIL_CLOSE if until_close else _Writing.LENGTH
@@ -604,12 +602,12 @@ class HTTP1Connection(Output):
 
     def _connection_fields(self, asked: list[bytes], upgrade: bytes) -> bytes:
         """Our own word on the connection, with what else the caller lists there."""
-        if not (asked or upgrade or self._must_close or self._http10):
+        if not (asked or upgrade or self.must_close or self._http10):
             return b""
         tokens = [token for token in asked if token not in (b"close", b"keep-alive", b"upgrade")]
         if upgrade:
             tokens.append(b"upgrade")
-        if self._must_close:
+        if self.must_close:
             tokens.append(b"close")
         elif self._http10:
             tokens.append(b"keep-alive")
@@ -619,7 +617,7 @@ class HTTP1Connection(Output):
     def _send_request(self, event: Request) -> None:
         if not self._client or self._writing is not _Writing.HEAD:
             raise LocalProtocolError("send: no request may be sent here")
-        if self._must_close or self._eof or self._input.unread:
+        if self.must_close or self._eof or self.input.unread:
             raise LocalProtocolError("send: this connection takes no further request")
         if event.stream != self.stream + 1:
             raise LocalProtocolError(f"send: expected stream {self.stream + 1}, got {event.stream}")
@@ -644,7 +642,7 @@ class HTTP1Connection(Output):
         if upgrade and not is_protocol(upgrade):
             raise LocalProtocolError(f"upgrade: expected one protocol, got {upgrade[:40]!r}")
         asked = fields.connection
-        self._must_close = self._closing or b"close" in asked
+        self.must_close = self._closing or b"close" in asked
         self._closing = False
         self._upgrade = upgrade
         self._head_request = event.method == b"HEAD"
@@ -671,16 +669,10 @@ class HTTP1Connection(Output):
     # -- the connection --------------------------------------------------------------------------------------------
 
     @property
-    def must_close(self) -> bool:
-        """The connection carries no message after the one under way: one side said close, the peer speaks HTTP/1.0
-        without keep-alive, a body ends with the connection, was not read to its end, or broke the protocol."""
-        return self._must_close
-
-    @property
     def idle(self) -> bool:
         """No message is under way, nothing is unread, nothing is queued."""
         at_rest = self._writing is _Writing.HEAD if self._client else self._reading is _Reading.HEAD
-        return at_rest and not self._input.unread and not self.queued
+        return at_rest and not self.input.unread and not self.queued
 
     def switch(self) -> bytes:
         """After a 101, sent or received, what was received for the other protocol. The machine only gives out what it
@@ -688,7 +680,7 @@ class HTTP1Connection(Output):
         if self._reading is not _Reading.SWITCHED or self._retired:
             raise LocalProtocolError("switch: no 101 was sent or received")
         self._retired = True
-        return self._input.clear()
+        return self.input.clear()
 
     def _turn(self) -> None:
         """One of the two messages is complete. When both are, the connection turns to the next or is over."""
@@ -698,7 +690,7 @@ class HTTP1Connection(Output):
             if self._client:
                 return
             self._skip_body()
-        if self._must_close or self._reading is not _Reading.DONE:
+        if self.must_close or self._reading is not _Reading.DONE:
             self._close_reading()
         elif self._client:
             self._writing = _Writing.HEAD

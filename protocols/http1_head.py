@@ -264,6 +264,12 @@ def plain_head(status: int, headers: Headers, fresh: Headers, length: int) -> li
         block, fresh = _PLAIN_LINES.get(status), [*headers, *fresh]
         if block is None:
             return None
+    declared: bytes | None
+    if len(fresh) == 2:  # as most answers have it: the length, and a name for it
+        (name, declared), (other, value) = fresh
+        start = _PLAIN_STARTS.get(other)
+        if start is not None and name == b"content-length" and declared == b"%d" % length and value.isalnum():
+            return [block, _PLAIN_LENGTH, declared, start, value, b"\r\n\r\n"]
     parts: list[Buffer] = [block]
     declared = None
     for name, value in fresh:

@@ -159,7 +159,7 @@ class InferCodec:
         if id:
             text = b'%b"id":%b,"outputs":[%b]}' % (self._prefix, _encode(id), entries)
         else:
-            text = b'%b"outputs":[%b]}' % (self._prefix, entries)
+            text = b"".join((self._prefix, b'"outputs":[', entries, b"]}"))
         if data:
             return V2Reply(form=form_of(len(text), data), buffers=[text, *data])
         return V2Reply(form=JSON_FORM, buffers=[text])
@@ -171,7 +171,7 @@ class InferCodec:
         if tensor.parameters:
             raise TypeError("parameters are written by the rules")
         if not binary:
-            return b'%b"data":%b}' % (opening, to_json(array, datatype))
+            return b"".join((opening, b'"data":', to_json(array, datatype), b"}"))
         buffers = encode_binary(array, datatype)
         data += buffers
         return b'%b"parameters":{"binary_data_size":%d}}' % (opening, len(buffers[0]) if buffers else 0)

@@ -112,10 +112,19 @@ def session_of(
 ) -> Session[Any, Any]:
     """The session a model is called with, inside its slot: the channel, the call's metadata and its deadline. `query` and
     `path` are the request's own where the dialect has no others."""
-    return Session(channel, partial(_call_of, exchange, worker, query, path, parameters), deadline=exchange.deadline)
+    session = Session(channel, partial(call_of, exchange, worker, query, path, parameters))
+    session.deadline = exchange.deadline
+    return session
 
 
-def _call_of(exchange: Exchange, worker: Worker, query: str | None, path: str, parameters: Mapping[str, Any]) -> Call:
+def call_of(
+    exchange: Exchange,
+    worker: Worker,
+    query: str | None = None,
+    path: str = "",
+    parameters: Mapping[str, Any] = NO_PARAMETERS,
+) -> Call:
+    """What a session's model may know of its call."""
     return Call(
         id=exchange.id,
         model=worker.name,

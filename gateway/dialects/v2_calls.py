@@ -12,7 +12,7 @@ import trio
 from gateway.dialects.base import Models, codec
 from gateway.errors import BadRequest, GatewayError, ModelFailed, NotFound
 from gateway.exchange import Exchange
-from gateway.workers.worker import Slot, Worker
+from gateway.workers.worker import Slot, State, Worker
 from models.messages import BytesTensor, Family, InferRequest, InferResponse, Tensor
 from models.spec import TensorSpec
 from protocols import v2
@@ -20,6 +20,8 @@ from protocols import v2
 JSON = (b"content-type", b"application/json")
 SHORT = 16 * 1024
 """Bytes or elements that are read or written at once, whatever they are."""
+_READY = State.READY  # named once, as it is looked up for each request
+_USUAL = (list, tuple)
 _ARRAYS = (np.ndarray, np.generic)
 _LOOKED_THROUGH = 64 * 1024  # bytes of a head in which words are looked for here
 _LOOKED_AT = (b'"BYTES"', b'"BOOL"', b"\\")  # an escape may hide either
@@ -57,7 +59,8 @@ class V2Calls:
                 f"model {worker.name!r} speaks {worker.spec.family.value} and cannot answer with tensors: "
                 f"ask /v2/models/{worker.name}/generate"
             )
-        worker.check_ready()
+        if worker.state is not _READY:
+            worker.check_ready()
         return worker
 
     def header_length(self, exchange: Exchange) -> int | None:
@@ -186,7 +189,7 @@ def _tensor_of(tensor: v2.V2Tensor) -> Tensor:
 
 def outputs_of(response: InferResponse) -> tuple[list[v2.V2Tensor], int]:
     """What a model gave as the codec takes it, and its elements. TypeError for what is no tensor."""
-    if type(response.outputs) is not tuple and not isinstance(response.outputs, Sequence):
+    if type(response.outputs) not in _USUAL and not isinstance(response.outputs, Sequence):
         raise TypeError(f"the outputs of an InferResponse are a sequence of Tensors, not {type(response.outputs).__name__}")
     outputs, size = [], 0
     for t in response.outputs:

@@ -31,6 +31,7 @@ class Source(Protocol):
     async def receive(self) -> Any: ...
 
 
+@final
 class WholeRequest:
     """One request, all of it here."""
 

@@ -6,15 +6,18 @@ from collections.abc import Callable, Coroutine
 from time import perf_counter_ns
 from typing import Any, final
 
-from gateway.dialects.base import Wrapping, reply_headers, reply_of, session_of
+import trio
+
+from gateway.dialects.base import Wrapping, call_of, reply_headers, reply_of
 from gateway.dialects.compression import compressed
-from gateway.dialects.v2_calls import JSON, SHORT, V2Calls, batch_of, outputs_of, timeout_of
-from gateway.dialects.v2_channels import WholeRequest, check_response, no_answer, too_many
+from gateway.dialects.v2_calls import JSON, SHORT, V2Calls, batch_of, outputs_of, request_of, timeout_of
+from gateway.dialects.v2_channels import check_response, no_answer, too_many
 from gateway.dialects.v2_pieces import infer_in_pieces
 from gateway.errors import Ending
 from gateway.exchange import Exchange
 from gateway.workers.worker import Worker
-from models.messages import Family, InferResponse
+from models.messages import Family, InferRequest, InferResponse
+from models.session import Call, Channel, Session
 from protocols import v2
 from protocols.events import Headers
 
@@ -32,7 +35,7 @@ class InferDialect:
         calls = self._calls
         worker = calls.tensor_worker(exchange, name, version)
         # asked for here: most requests have none, and each call counts
-        header_length = None if exchange.header(v2.IHCL) is None else calls.header_length(exchange)
+        header_length = calls.header_length(exchange) if v2.IHCL in exchange.fields else None
         if worker.spec.pieces and header_length:
             return infer_in_pieces(calls, exchange, worker, header_length)
         body = exchange.whole_body(calls.body)
@@ -68,22 +71,22 @@ class InferDialect:
         except v2.V2Error as e:
             _refuse(wrapping or exchange, e)
             return
-        channel = _InferChannel(exchange, worker, request)
+        call = _InferCall(exchange, worker, request)
         if timeout is not None:
             timeout.apply(exchange)
         with worker.free_slot(exchange) or await worker.slot(exchange) as slot:
             if timeout is not None:
                 timeout.apply(exchange)
-            session = session_of(exchange, worker, channel, parameters=request.parameters)
-            await worker.call(session, exchange, Family.TENSOR)
+            call.deadline = exchange.deadline
+            await worker.call(call, exchange, Family.TENSOR)
             slot.counts = False
         try:
-            response = channel.response
+            response = call.response
             if response is None:
                 raise no_answer(worker)
-            if channel.more:
+            if call.more:
                 raise too_many(worker)
-            outputs, size = channel.outputs, channel.size
+            outputs, size = call.outputs, call.size
             parameters = dict(response.parameters) if response.parameters else v2.NO_PARAMETERS
             if size <= SHORT:
                 reply = infer.render(outputs, request, response.id, parameters)
@@ -101,7 +104,7 @@ class InferDialect:
             headers = [*(form(headers) if form else headers), *reply_headers(exchange)]
         if wrapping is not None:
             wrapping.respond(200, headers, *reply.buffers)
-        elif self._level and exchange.header(b"accept-encoding") is not None:
+        elif self._level and b"accept-encoding" in exchange.fields:
             headers, buffers = await compressed(exchange, headers, reply.buffers, self._level)
             exchange.respond(200, headers, *buffers)
         else:
@@ -114,26 +117,52 @@ def _refuse(answer: Exchange | Wrapping, error: v2.V2Error) -> None:
 
 
 @final
-class _InferChannel(WholeRequest):
-    """One request in, one response out: with OneResponse in one, as it is made for each small request."""
+class _InferCall(Session[InferRequest, InferResponse]):
+    """One request in, one response out, as a session that is its own channel: neither direction ever waits, so nobody can
+    be in the middle of it. It is made for each small request."""
 
-    __slots__ = ("_worker", "more", "outputs", "response", "size")
+    __slots__ = ("_exchange", "_request", "_worker", "exhausted", "more", "outputs", "response", "size")
 
     def __init__(self, exchange: Exchange, worker: Worker, request: v2.V2Request) -> None:
-        super().__init__(exchange, request)
-        self._worker, self.more = worker, False
+        self._exchange, self._worker, self._request = exchange, worker, request
+        self._call = self._reply = None
+        self.exhausted = self.more = False
         self.response: InferResponse | None = None
         self.outputs: list[v2.V2Tensor]
         """Of the response, as the codec takes them, and their elements."""
         self.size: int
 
     @property
-    def reply(self) -> dict[str, str]:
+    def channel(self) -> Channel[InferRequest, InferResponse]:  # type: ignore[override]
+        return self
+
+    @property
+    def call(self) -> Call:
+        call = self._call
+        if type(call) is not Call:
+            call = self._call = call_of(self._exchange, self._worker, parameters=self._request.parameters)
+        return call
+
+    def _shared_reply(self) -> dict[str, str]:
         return reply_of(self._exchange)
 
-    async def send(self, message: Any, /) -> None:
-        if not isinstance(message, InferResponse):
-            check_response(message)  # which says what it is not
+    def accept(self) -> None:
+        """The head goes out with the answer."""
+
+    async def receive(self) -> InferRequest:
+        if self.exhausted:
+            await self._exchange.turn()
+            raise trio.EndOfChannel
+        self.exhausted = True
+        return request_of(self._request)
+
+    def __anext__(self) -> Coroutine[Any, Any, InferRequest]:
+        if self.exhausted:
+            raise StopAsyncIteration
+        return self.receive()
+
+    async def send(self, message: InferResponse) -> None:
+        check_response(message)
         if self.response is not None:
             self.more = True
             raise too_many(self._worker)

@@ -73,9 +73,7 @@ class Server(Protocol):
     budget: ByteBudget
     pool: BodyPool
     scratch: memoryview
-
-    @property
-    def draining(self) -> bool: ...
+    draining: bool
 
     def clock(self) -> float: ...
     def new_id(self) -> str: ...
@@ -134,6 +132,7 @@ class Connection:
         self._ready = True  # worth a try to receive
         self._hung_up = False
         self.reading_paused = self._behind = self._dirty = False
+        self._ending = False  # being told what has left: whether the wire is over is looked at after that
         self._rest: list[Buffer] = []  # what the transport did not take
         self._blocked = False
         self._blocked_since: float | None = None
@@ -333,7 +332,9 @@ class Connection:
             self._watch.full()
             return
         # also when there was nothing: an end without bytes of its own, such as a declared length that is met, shows here
+        self._ending = True
         self._sent(wire.data_sent())
+        self._ending = False
         if size >= _WRITE_AT_MOST:
             self.output_ready()
         elif self.wire.over and self._lost is None and self._linger_until is None:
@@ -407,10 +408,11 @@ class Connection:
 
     # -- exchanges -------------------------------------------------------------------------------------------------
 
-    def open_exchange(self, request: Request, like: Exchange | None = None) -> Exchange:
-        """A request head has arrived: its exchange starts in a task of its own. `like` is one with the same head."""
+    def open_exchange(self, request: Request, like: Exchange | None = None, stream: int = 0) -> Exchange:
+        """A request head has arrived: its exchange starts in a task of its own. `like` is one with the same head, perhaps
+        the very same object; then `stream` says which this one is."""
         self.requests += 1
-        exchange = Exchange(self, self.wire, request, id=self.server.new_id(), now=self.last_received, like=like)
+        exchange = Exchange(self, self.wire, request, self.server.new_id(), self.last_received, like, stream)
         self.exchanges[exchange.stream] = exchange
         self.server.exchange_opened(exchange)
         self.server.run_exchange(exchange)
@@ -430,7 +432,7 @@ class Connection:
         self.server.exchange_closed(exchange)
         if self._lost is not None:
             self._close_if_over()
-        elif not self._dirty and self.wire.over:
+        elif not (self._dirty or self._ending) and self.wire.over:
             self.output_ready()
 
     # -- time ------------------------------------------------------------------------------------------------------

@@ -65,6 +65,7 @@ class HTTP1Wire:
             _limits_of(limits),
             scheme=scheme,
         )
+        self._input = self._machine.input
         self._current: Exchange | None = None
         self._failed = self._gone = self._draining = False
         self._idle_since = self._head_since = connection.clock()
@@ -75,7 +76,9 @@ class HTTP1Wire:
         machine = self._machine
         target = machine.get_buffer()
         if target is None:
-            ahead = machine.held if self._current is None else machine.held + self._current.waiting
+            ahead = self._input.unread + machine.unconsumed
+            if ahead and self._current is not None:
+                ahead += self._current.waiting
             return scratch if ahead < self._connection.limits.read_ahead else None
         return target
 
@@ -85,7 +88,7 @@ class HTTP1Wire:
         return machine.unread >= _LANDED or machine.get_buffer() is None
 
     def receive_data(self, data: memoryview) -> None:
-        if not self._machine.unread:
+        if not self._input.unread:
             self._head_since = self._connection.last_received
         self._machine.receive_data(data)
 
@@ -98,8 +101,8 @@ class HTTP1Wire:
         connection, machine = self._connection, self._machine
         whole = machine.next_whole()
         if whole is not None:
-            self._open(whole[0], self._current).feed_whole(whole[1], connection.last_received)
-            if not machine.unread and not connection.eof:
+            self._open(whole[0], self._current, machine.stream).feed_whole(whole[1], connection.last_received)
+            if not self._input.unread and not connection.eof:
                 return True
         current, next_event = self._current, machine.next_event
         for _ in range(at_most):
@@ -121,11 +124,11 @@ class HTTP1Wire:
                 return True
         return False
 
-    def _open(self, request: Request, like: Exchange | None = None) -> Exchange:
+    def _open(self, request: Request, like: Exchange | None = None, stream: int = 0) -> Exchange:
         connection = self._connection
         if connection.requests + 1 >= connection.limits.requests_per_connection or connection.server.draining:
             self._machine.close_after_response()
-        self._current = exchange = connection.open_exchange(request, like)
+        self._current = exchange = connection.open_exchange(request, like, stream)
         return exchange
 
     def _leave(self) -> None:
@@ -166,9 +169,10 @@ class HTTP1Wire:
     def data_sent(self) -> Sent:
         sent, current = self._machine.data_sent(), self._current
         if sent.ended:
-            self._idle_since = self._connection.last_sent
-            if self._machine.unread or self._connection.eof:
-                self._connection.pump_soon()  # a request that was sent ahead, or the client's leaving
+            connection = self._connection
+            self._idle_since = connection.last_sent
+            if self._input.unread or connection.eof:
+                connection.pump_soon()  # a request that was sent ahead, or the client's leaving
             if current is not None and current.stream not in sent.ended:
                 sent.room.append(current.stream)  # it shares the queue with the answer that has left
         return sent
@@ -233,7 +237,8 @@ class HTTP1Wire:
 
     def release(self, exchange: Exchange) -> None:
         connection = self._connection
-        self._idle_since = connection.clock()
+        if exchange.ending is not None:  # else its last byte says when
+            self._idle_since = connection.clock()
         if connection.reading_paused:
             connection.read_more()
 

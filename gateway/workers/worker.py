@@ -146,7 +146,8 @@ class Worker:
         self.reason = ""
         self.crashes: list[float] = []
         self.statistics = ModelStatistics()
-        self.slots = trio.Semaphore(spec.capacity, max_value=spec.capacity)
+        self._free = spec.capacity
+        self._queue = trio.lowlevel.ParkingLot()
         self.kept: Any = None
         """What v2 has made for this worker's calls: it lasts as long."""
         self.live: set[Exchange] = set()
@@ -165,8 +166,13 @@ class Worker:
         return self.state is State.READY
 
     @property
+    def queued(self) -> int:
+        """Exchanges that wait for a slot."""
+        return len(self._queue)
+
+    @property
     def slots_in_use(self) -> int:
-        return self.spec.capacity - self.slots.value
+        return self.spec.capacity - self._free
 
     # -- supervised life ---------------------------------------------------------------------------------------------
 
@@ -310,10 +316,9 @@ class Worker:
         """What `slot` returns, if nobody has to wait for it."""
         if self.state is not _READY:
             self.check_ready()
-        try:
-            self.slots.acquire_nowait()
-        except trio.WouldBlock:
+        if not self._free:
             return None
+        self._free -= 1
         self.live.add(exchange)
         return self._slot(exchange) if self.spec.timeout else Slot(self, exchange)
 
@@ -332,7 +337,7 @@ class Worker:
         self.live.add(exchange)
         self._waiting.add(exchange)
         try:
-            await self._queue()
+            await self._wait_for_slot()
         except BaseException:
             self.live.discard(exchange)
             self._left.ring()
@@ -343,14 +348,13 @@ class Worker:
             self._waiting.discard(exchange)
         return self._slot(exchange, asked)
 
-    async def _queue(self) -> None:
-        waiting = self.slots.statistics().tasks_waiting
-        if waiting >= self.spec.queue:
+    async def _wait_for_slot(self) -> None:
+        if self.queued >= self.spec.queue:
             raise Overloaded(
-                f"model {self.name!r} is busy: {self.spec.capacity} sessions run and {waiting} wait "
+                f"model {self.name!r} is busy: {self.spec.capacity} sessions run and {self.queued} wait "
                 f"(models.{self.name}.capacity, models.{self.name}.queue); try again later"
-            ) from None
-        await self.slots.acquire()
+            )
+        await self._queue.park()
         try:
             self.check_ready()
         except BaseException:
@@ -359,8 +363,12 @@ class Worker:
 
     def slot_released(self) -> None:
         """A session and every step of it are over."""
-        self.slots.release()
-        self._left.ring()
+        if not self._free and self._queue:
+            self._queue.unpark()  # the first in the queue has it
+        else:
+            self._free += 1
+        if self.state is not _READY:
+            self._left.ring()
 
     async def call(self, session: Session[Any, Any], exchange: Exchange, wire: Family, read_prompt: Any = None) -> None:
         """Runs the model for one session, inside `slot`. Returns when the model has; what it raised comes out as ModelFailed

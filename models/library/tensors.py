@@ -34,7 +34,9 @@ async def identity(session: Session[InferRequest, InferResponse]) -> None:
         ]
         if len(outputs) > 1 and len(set(names := [tensor.name for tensor in outputs])) < len(names):
             raise _refused(f"inputs: expected one input for each output, got outputs {', '.join(names)[:100]}")
-        await session.send(InferResponse(outputs=requested(request, outputs), id=request.id))
+        if request.outputs:
+            outputs = requested(request, outputs)
+        await session.send(InferResponse(outputs=outputs, id=request.id))
 
 
 def _pair(side: str, datatype: str, shape: tuple[int, ...] | None) -> tuple[TensorSpec, ...]:
@@ -87,7 +89,7 @@ def operands(inputs: Sequence[Tensor]) -> tuple[Tensor, Tensor]:
     return first, second
 
 
-def requested(request: InferRequest, outputs: Sequence[Tensor]) -> Sequence[Tensor]:
+def requested(request: InferRequest, outputs: list[Tensor]) -> list[Tensor]:
     """The outputs that the request asks for, in its order; all where it names none."""
     if not request.outputs:
         return outputs

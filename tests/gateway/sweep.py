@@ -177,12 +177,12 @@ class Recorder:
         self.endings_of[exchange] = []
         self.by_talk[named(exchange.query.decode())] = exchange
 
-    def closed(self, exchange: Exchange, now: float) -> None:
+    def closed(self, exchange: Exchange) -> None:
         assert exchange.ending is not None
         self.endings_of[exchange].append(exchange.ending)
-        self.closed_at[named(exchange.query.decode())] = now
+        self.closed_at[named(exchange.query.decode())] = exchange.owner.clock()
         if len(self.endings_of[exchange]) == 1:
-            self._observer.closed(exchange, now)
+            self._observer.closed(exchange)
 
     def ending(self, talk: Talk) -> Ending | None:
         exchange = self.by_talk.get(talk.name)
@@ -219,7 +219,7 @@ class Run(trio.abc.Instrument):
         self.budget = self.gateway.budget = Budget(self.gateway.budget.limit, self._fire)  # type: ignore[assignment]
         self.recorder = Recorder(self.gateway._observer)
         self.gateway._observer = self.recorder  # type: ignore[assignment]
-        self.gateway.exchange_opened = self.recorder.opened
+        self.gateway.exchange_opened, self.gateway.exchange_closed = self.recorder.opened, self.recorder.closed
         self.serving = trio.CancelScope()
         self.embedder: dict[str, trio.CancelScope] = {}
         self.ours: dict[str, MemoryTransport] = {}

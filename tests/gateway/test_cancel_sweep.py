@@ -134,14 +134,14 @@ def no_late_credit(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def forgotten_body(monkeypatch: pytest.MonkeyPatch) -> None:
-    real = Exchange._close_if_over
+    real = Exchange._close
 
     def close(exchange: Exchange) -> None:
         if exchange.ending is Ending.CANCELLED:
             exchange._reserved = 0
         real(exchange)
 
-    monkeypatch.setattr(Exchange, "_close_if_over", close)
+    monkeypatch.setattr(Exchange, "_close", close)
 
 
 def swallowed_cancelled(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -182,7 +182,8 @@ def two_endings(monkeypatch: pytest.MonkeyPatch) -> None:
 
     def ended(exchange: Exchange) -> None:
         real(exchange)
-        exchange._close_if_over()
+        if exchange._returned:
+            exchange._close()
 
     monkeypatch.setattr(Exchange, "ended", ended)
 

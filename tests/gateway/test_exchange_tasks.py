@@ -80,6 +80,7 @@ class House:
         self.nursery: trio.Nursery
 
     clock = staticmethod(trio.current_time)
+    fields = staticmethod(dict)
 
     async def work(self, exchange: Exchange) -> None:
         await self.scripts[exchange.stream](exchange)

@@ -48,6 +48,7 @@ class Nobody:
 
     name, windowed, peer = "memory", True, "test"
     limits, budget, clock = LimitsConfig(), ByteBudget(1 << 20), staticmethod(trio.current_time)
+    fields = staticmethod(dict)
 
 
 class Caller:
@@ -658,7 +659,7 @@ async def test_a_queue_is_turned_away_when_the_worker_is_lost_though_a_thread_ke
         nursery.start_soon(first.call, worker)
         await entered.wait()
         nursery.start_soon(second.call, worker)
-        while not worker.slots.statistics().tasks_waiting:
+        while not worker.queued:
             await trio.lowlevel.checkpoint()
         house.crash.set()
         await second.ended.wait()
@@ -687,7 +688,7 @@ async def test_a_slot_is_held_by_an_abandoned_step_until_it_returns() -> None:
         assert (worker.slots_in_use, worker.live) == (1, set())
         house.model = echo
         nursery.start_soon(second.call, worker)
-        while not worker.slots.statistics().tasks_waiting:
+        while not worker.queued:
             await trio.lowlevel.checkpoint()
         assert not second.called.is_set()
         leave.set()
