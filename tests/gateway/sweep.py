@@ -335,8 +335,8 @@ class Run(trio.abc.Instrument):
         """The windows of an idle connection are whole, and its two ends agree on them. A stream may be there that was
         answered and that its client has neither ended nor reset."""
         connection = self.connection(line)
-        if connection is None or not isinstance(connection.wire, HTTP2Wire) or connection._linger_until is not None:
-            return  # the last of them: everything is said there, and what still comes is swallowed unread
+        if connection is None or not isinstance(connection.wire, HTTP2Wire) or client._control.nbytes:
+            return  # the client has not said all: its end of a stream, cut off on the way, the server cannot know
         server = connection.wire._machine
         quiet = {0, *server._lingering}
         for here, there in ((server, client), (client, server)):
