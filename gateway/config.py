@@ -172,12 +172,40 @@ class DrainConfig:
 @final
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LMIConfig:
-    """Text generation at /invocations and /predictions/{model}."""
+    """Text generation at /invocations and /predictions/{model}. A model's own serving.properties comes before what is set
+    here, and the variables OPTION_* of LMI's containers behind it."""
 
     default_model: str = ""
     """The model where the request names none; empty: the only model that fits."""
-    output_formatter: Literal["", "json", "jsonlines", "sse"] = ""
-    """The form of an answer where the request does not say."""
+    output_formatter: Literal["", "json", "jsonlines", "sse", "json_chat", "jsonlines_chat"] = ""
+    """The form of an answer where the request does not say; empty: what `stream` asks for."""
+    tgi_compat: bool = False
+    """Whether answers have the form of Hugging Face's TGI: `logprob`, an array around a json answer, SSE for streams."""
+    rolling_batch: Literal["auto", "vllm", "lmi-dist", "trtllm", "disable"] = "auto"
+    """The engine whose table of parameters holds, with its defaults and ranges; auto is vllm. disable is LMI's dynamic
+    batch: `inputs` may be an array, and the answer is a list."""
+    enable_streaming: bool = False
+    """Whether a dynamic batch is answered with JSON lines as it is generated."""
+    do_sample: Literal["0.31", "0.32"] = "0.31"
+    """The release of LMI that says what a request without `do_sample` is: always greedy in 0.31; in 0.32 greedy only where
+    it has no `temperature` either."""
+    unsupported: Literal["ignore", "refuse"] = "ignore"
+    """What becomes of a parameter that the model says it does not support: it is passed over, or the request refused."""
+    max_text: int = 16 * MiB
+    """Text and details that one answer may keep for its end; more is a failure of the generation."""
+    max_prompts: int = 256
+    """Prompts in one request of a dynamic batch."""
+
+
+@final
+@dataclass(frozen=True, slots=True, kw_only=True)
+class OpenAIConfig:
+    """Chat and text completions as OpenAI's clients ask for them."""
+
+    default_model: str = ""
+    """The model where the request names none; empty: the only model that fits."""
+    max_tokens: int = 256
+    """The most tokens of an answer where the request does not say."""
 
 
 @final
@@ -357,6 +385,7 @@ class Config:
     websocket: WebSocketConfig = field(default_factory=WebSocketConfig)
     drain: DrainConfig = field(default_factory=DrainConfig)
     lmi: LMIConfig = field(default_factory=LMIConfig)
+    openai: OpenAIConfig = field(default_factory=OpenAIConfig)
     v2: V2Config = field(default_factory=V2Config)
     bidi: BidiConfig = field(default_factory=BidiConfig)
     sagemaker: SageMakerConfig = field(default_factory=SageMakerConfig)

@@ -27,8 +27,11 @@ from gateway.dialects.lmi import LMIDialect
 from gateway.dialects.lmi import refuse as refuse_as_lmi
 from gateway.dialects.management import ManagementDialect
 from gateway.dialects.mme import MMEDialect
+from gateway.dialects.openai import OpenAIDialect
+from gateway.dialects.openai import refuse as refuse_as_openai
 from gateway.dialects.sagemaker import SageMakerDialect
 from gateway.dialects.sagemaker import refuse as refuse_as_platform
+from gateway.dialects.text_calls import TextCalls
 from gateway.dialects.v2 import V2Dialect
 from gateway.dialects.v2_calls import V2Calls
 from gateway.dialects.v2_calls import refuse as refuse_as_v2
@@ -160,7 +163,9 @@ class Gateway:
 
     def _route(self, models: Models, endpoints: Endpoints) -> None:
         self._management = management = ManagementDialect(models)
-        lmi, bidi = LMIDialect(models), BidiDialect(models, endpoints, self.signatures)
+        texts = TextCalls(models)
+        openai = OpenAIDialect(texts)
+        lmi, bidi = LMIDialect(models, texts, openai), BidiDialect(models, endpoints, self.signatures)
         calls = V2Calls(models)
         v2, infer = V2Dialect(calls, management, name="everywire", version=version()), InferDialect(calls)
         self._health = {management.ping, v2.live, v2.ready, v2.model_ready}
@@ -168,6 +173,10 @@ class Gateway:
         router = self._router = Router()
         router.add("GET", "/ping", management.ping)
         container = ContainerDialect(models, lmi, infer)
+        router.add("POST", "/v1/chat/completions", openai.chat_completions)
+        router.add("POST", "/v1/completions", openai.completions)
+        router.add("GET", "/v1/models", openai.models)
+        router.add("GET", "/v1/models/{name}", openai.model)
         platform = SageMakerDialect(models, endpoints, container, self.signatures)
         router.add("POST", "/invocations", container.invocations)
         router.add("POST", "/models/{name}/invoke", container.invoke)
@@ -179,6 +188,7 @@ class Gateway:
             container.invocations: refuse_as_lmi,
             container.invoke: refuse_as_mme,
             lmi.predictions: refuse_as_lmi,
+            **dict.fromkeys((openai.chat_completions, openai.completions, openai.models, openai.model), refuse_as_openai),
         }
         generate = GenerateDialect(calls)
         control = V2ControlDialect(calls, self.control, self.repository)

@@ -1,4 +1,5 @@
-"""A folder that holds a model: where it may be, what its model.toml says, and the ModelSpec that it stands for."""
+"""A folder that holds a model: where it may be, what its model.toml and serving.properties say, and the ModelSpec that it
+stands for."""
 
 from __future__ import annotations
 
@@ -6,6 +7,7 @@ import difflib
 import importlib
 import importlib.util
 import inspect
+import logging
 import os
 import re
 import stat
@@ -24,12 +26,17 @@ from urllib.parse import unquote, urlsplit
 from gateway.config import ModelConfig
 from gateway.errors import BadModel, BadRequest, GatewayError, InsufficientStorage, LoadFailed, NotFound
 from gateway.loading import LIBRARY, FactoryRaised, load_spec
+from gateway.serving_properties import FILE as PROPERTIES
+from gateway.serving_properties import ServingProperties, read_properties
 from gateway.settings_schema import SETTINGS, ConfigError
 from gateway.settings_text import parse_duration, parse_size, show
+from models.formatters import is_marked, marked
 from models.spec import ModelSpec
 
+log = logging.getLogger("gateway.model_folder")
+
 TOML, CODE = "model.toml", "model.py"
-_TOML_BYTES = 1024**2
+_TOML_BYTES, _PROPERTIES_BYTES = 1024**2, 64 * 1024
 _ENTRIES = 100_000
 _SHOWN = 200
 _LONGEST_TEXT = 16 * 1024  # longer than any path, so that none is cut before it is found
@@ -71,9 +78,13 @@ class ModelFolder:
 
     place: Place
     config: ModelConfig
-    """What model.toml says over the defaults; `factory` is empty where the model is in model.py."""
+    """What the folder says over the defaults; `factory` is empty where the model is in model.py."""
     given: frozenset[str]
-    """The keys of model.toml."""
+    """The keys that it says it by, as model.toml has them."""
+    options: Mapping[str, str]
+    """Those of serving.properties, in lower case."""
+    code: bool
+    """Whether there is a model.py."""
     memory: int
     """Bytes, as declared; 0: undeclared."""
     size: int
@@ -160,11 +171,13 @@ def _local_path(url: str, shown: str) -> str:
 
 
 def read_folder(path: str, *, code: Iterable[str], defaults: ModelConfig, shown: str = "") -> ModelFolder:
-    """Reads a folder that `find_folder` has found: model.toml, and the sizes of the files; no code runs.
+    """Reads a folder that `find_folder` has found: model.toml, serving.properties, and the sizes of the files; no code runs.
 
     With model.toml alone the model is one of the library's. With model.py it is what that defines, and model.toml, if it
-    is there too, only says how it is served; `code` are the folders below which that is allowed. BadModel names the file
-    and the key for each mistake, the file as one of the folder `shown`, which is the path unless given. Blocks.
+    is there too, only says how it is served; but where it names a library model, model.py has formatters for it alone.
+    `code` are the folders below which model.py is allowed. A serving.properties says
+    how it is served where model.toml does not, and the form of its answers. BadModel names the file and the key for each
+    mistake, the file as one of the folder `shown`, which is the path unless given. Blocks.
     """
     place = Place(path, shown or path)
     size = _size(place)
@@ -176,20 +189,22 @@ def read_folder(path: str, *, code: Iterable[str], defaults: ModelConfig, shown:
     values = values or {}
     config = replace(defaults, factory="")
     if has_code:
-        if "factory" in values:
-            raise BadModel(f"{file}: factory names a model, and {CODE} beside it is another: remove one")
         if not under(path, code):
             raise BadModel(f"{source} is code, and runs only below the folders of repository.code")
         _regular(source)
-    elif "factory" not in values:
-        raise BadModel(f"{file}: factory is missing: the name of a library model, such as {_listed(LIBRARY)}")
-    else:
+    if "factory" in values:
         config = _library_config(file, values["factory"], defaults)
+    elif not has_code:
+        raise BadModel(f"{file}: factory is missing: the name of a library model, such as {_listed(LIBRARY)}")
+    properties = _read_properties(place.at(PROPERTIES))
+    values = {**properties.served, **values}
     served = {k: v for k, v in values.items() if k not in ("factory", "memory")}
     return ModelFolder(
         place=place,
         config=replace(config, **served),
         given=frozenset(values),
+        options=properties.options,
+        code=has_code,
         memory=values.get("memory", 0),
         size=size,
     )
@@ -233,17 +248,35 @@ def _regular(file: Place) -> None:
     raise BadModel(f"{file} is no regular file")
 
 
-def _read_toml(file: Place) -> dict[str, Any]:
-    """The values of model.toml, each checked by itself."""
+def _read(file: Place, most: int, said: str) -> bytes:
     _regular(file)
     try:
         with open(file.path, "rb") as opened:
-            data = opened.read(_TOML_BYTES + 1)
-        if len(data) > _TOML_BYTES:
-            raise BadModel(f"{file} is larger than 1 MiB")
-        table = tomllib.loads(data.decode())
+            data = opened.read(most + 1)
     except OSError as e:
         raise BadModel(f"{file} cannot be read: {e.strerror}") from None
+    if len(data) > most:
+        raise BadModel(f"{file} is larger than {said}")
+    return data
+
+
+def _read_properties(file: Place) -> ServingProperties:
+    """What serving.properties says, which is nothing where there is none."""
+    data = _read(file, _PROPERTIES_BYTES, "64 KiB") if os.path.lexists(file.path) else b""
+    try:
+        said = read_properties(data)
+    except (ConfigError, ValueError) as e:
+        raise BadModel(f"{file}: {e}") from None
+    if said.ignored:  # their values are not shown: some are secrets
+        keys = _listed(show(key, quoted=False) for key in said.ignored)
+        log.debug("keys that do nothing here", extra={"file": str(file), "keys": keys})
+    return said
+
+
+def _read_toml(file: Place) -> dict[str, Any]:
+    """The values of model.toml, each checked by itself."""
+    try:
+        table = tomllib.loads(_read(file, _TOML_BYTES, "1 MiB").decode())
     except UnicodeDecodeError as e:
         raise BadModel(f"{file} is not UTF-8 text (at byte {e.start})") from None
     except (tomllib.TOMLDecodeError, RecursionError) as e:
@@ -299,8 +332,10 @@ def make_spec(folder: ModelFolder, name: str, module: str) -> ModelSpec:
     factory = folder.config.factory
     try:
         thing = _library_thing(folder, factory) if factory else None
+        defined = _run(folder, module) if folder.code else None
+        formatters = _formatters(folder, defined) if defined is not None else {}
         if not factory:
-            defined = _run(folder, module)
+            assert defined is not None
             attribute = _model_of(folder, defined)
             thing, factory = getattr(defined, attribute), f"{module}:{attribute}"
         options = _with_files(folder, thing)
@@ -315,10 +350,11 @@ def make_spec(folder: ModelFolder, name: str, module: str) -> ModelSpec:
         raise BadModel(f"{folder.source}: {folder.place.retold(text)[:500]}") from None
     except BaseException as e:  # code that was not written by us, which may raise anything, SystemExit too
         raise load_error(e, name, folder) from None
-    if isinstance(thing, ModelSpec):  # it says itself how it is served, where model.toml does not
+    if isinstance(thing, ModelSpec):  # it says itself how it is served, where the folder does not
         own = {k: getattr(thing, k) for k in ("capacity", "queue", "timeout", "load_timeout") if k not in folder.given}
         spec = replace(spec, restart=thing.restart, **own)
-    return replace(spec, memory=folder.memory if "memory" in folder.given else spec.memory)
+    memory = folder.memory if "memory" in folder.given else spec.memory
+    return replace(spec, memory=memory, options={**spec.options, **folder.options}, **formatters)
 
 
 def forget(module: str, folder: str = "") -> None:
@@ -424,6 +460,7 @@ def _model_of(folder: ModelFolder, module: ModuleType) -> str:
         name
         for name, value in vars(module).items()
         if not name.startswith("_")
+        and not is_marked(value)
         and (isinstance(value, ModelSpec) or getattr(value, "__module__", None) == module.__name__)
         and (isinstance(value, ModelSpec) or inspect.isclass(value) or callable(value))
     ]
@@ -431,6 +468,19 @@ def _model_of(folder: ModelFolder, module: ModuleType) -> str:
         return own[0]
     there = f"it defines {_listed(own)}" if own else "it defines nothing public"
     raise BadModel(f"{folder.source}: name one function, class or ModelSpec `model`; {there}")
+
+
+def _formatters(folder: ModelFolder, module: ModuleType) -> dict[str, Any]:
+    """The fields of a ModelSpec that model.py's formatters are."""
+    code = folder.place.at(CODE)
+    try:
+        reads, writes = marked(vars(module))
+    except ValueError as e:
+        raise BadModel(f"{code}: {e}") from None
+    if folder.config.factory and not (reads or writes):
+        raise BadModel(f"{code}: model.toml names a model beside it by factory, and then it holds formatters: it has none")
+    found = {"input_formatter": reads, "output_formatter": writes}
+    return {name: formatter for name, formatter in found.items() if formatter is not None}
 
 
 def _with_files(folder: ModelFolder, thing: Any) -> dict[str, Any]:

@@ -16,6 +16,7 @@ import msgspec
 
 from gateway.config import Config, TensorConfig
 from gateway.settings_agreement import agree, open_ports
+from gateway.settings_lmi import option_defaults
 from gateway.settings_sagemaker import check_ports, container_defaults
 from gateway.settings_schema import NAMES, OPEN, SECTIONS, SETTINGS, ConfigError, Setting, Unit, spelt, template
 from gateway.settings_text import Key, dotted, parse_duration, parse_size, plain, show, toml, toml_value, written_size
@@ -42,8 +43,8 @@ def load(*, file: Path | None, environ: Mapping[str, str], overrides: Mapping[st
     (dotted keys, as in `models."my.model".capacity`).
 
     Text from the environment or an override is read as its setting's type. What none of these sets, the variables of a
-    SageMaker container may set. Raises ConfigError for a file that cannot be read, a key that is no setting, a value of
-    the wrong type or out of its range, and values that contradict one another.
+    SageMaker container may set, and those of LMI's, OPTION_*. Raises ConfigError for a file that cannot be read, a key that
+    is no setting, a value of the wrong type or out of its range, and values that contradict one another.
     """
     return resolve(file=file, environ=environ, overrides=overrides).config
 
@@ -66,7 +67,7 @@ def resolve(
     for key, value in overrides.items():
         source = (flags or {}).get(key, f"--set {key}")
         values.put(_override_path(key, source), value, source, text=isinstance(value, str))
-    for path, value, name in container_defaults(environ):
+    for path, value, name in (*container_defaults(environ), *option_defaults(environ)):
         if path not in values:
             values.put(path, value, name, text=True)
     resolved = values.resolved()

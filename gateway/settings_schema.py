@@ -118,7 +118,7 @@ _BYTES = frozenset({
     "limits.connection_send_buffer", "limits.body_pool", "limits.unsent", "limits.part", "limits.event_headers",
     "limits.checkpoint_bytes",
     "http2.initial_window", "http2.max_window", "http2.frame_size", "websocket.part", "sagemaker.body",
-    "repository.memory",
+    "repository.memory", "lmi.max_text",
 })  # fmt: skip
 _NUMBERS = frozenset({"endpoints.*.variants.*.weight"})
 _MAY_BE_ZERO = frozenset({
@@ -143,6 +143,7 @@ _RANGES = {
     "limits.memory_reset": (1, 100),
     "bidi.padding": (0, 4096),
     "v2.compression": (0, 9),
+    "openai.max_tokens": (1, 2**31 - 1),  # as max_new_tokens
 }
 _MODEL = r"[A-Za-z0-9_][A-Za-z0-9._-]{0,127}"
 _MODEL_WANTED = "1 to 128 letters, digits, '.', '_' and '-', beginning with a letter, a digit or '_'"

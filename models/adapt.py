@@ -138,6 +138,9 @@ class _PerMessage:
         )  # fmt: skip
         self._threads = bool(getattr(fn, "__model_blocking__", getattr(thing, "__model_blocking__", True)))
         self._limiter = trio.CapacityLimiter(64)
+        # what a model of text says of itself
+        self.parameters = getattr(thing, "parameters", None)
+        self.chat_template = getattr(thing, "chat_template", None)
 
     async def __call__(self, session: Session[Any, Any]) -> None:
         channel = session.channel

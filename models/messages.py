@@ -18,7 +18,7 @@ import numpy.typing as npt
 Parameter: TypeAlias = str | int | float | bool
 
 
-_EMPTY: Mapping[str, Any] = MappingProxyType({})
+_EMPTY: Mapping[Any, Any] = MappingProxyType({})
 
 
 class Family(enum.Enum):
@@ -42,22 +42,69 @@ class FinishReason(enum.Enum):
 
 @final
 class GenerationParameters(msgspec.Struct, frozen=True, kw_only=True):
-    """How to generate: the LMI common table with its defaults, and `extra` for whatever the schema does not know.
+    """How to generate: every parameter of the LMI tables (common, vLLM, lmi-dist, TensorRT-LLM) and of OpenAI's, with
+    defaults that leave the model's own distribution alone, and `extra` for whatever the tables do not know, as it came.
 
-    `seed` None means: choose one. `top_k` 0 is off. `max_new_tokens` counts the end-of-sequence token too.
+    A model acts on those it supports, and may say which (`ModelSpec.parameters`).
     """
 
     do_sample: bool = False
+    """False: the most probable token, whatever the parameters of sampling say."""
     seed: int | None = None
+    """None: choose one. The same seed gives the same text."""
     temperature: float = 1.0
+    """0 is greedy."""
     repetition_penalty: float = 1.0
+    """Divides the scores of tokens that are in the prompt or the output; above 1 makes them rarer."""
     top_k: int = 0
+    """0 is off."""
     top_p: float = 1.0
+    min_p: float = 0.0
+    """Tokens less probable than this share of the most probable one are left out."""
+    typical_p: float = 1.0
+    """The mass of the most typical tokens that are kept (Meister and others 2022); 1 is off."""
+    presence_penalty: float = 0.0
+    """Taken from the score of each token that is in the output."""
+    frequency_penalty: float = 0.0
+    """The same, once for each time that it is there."""
+    logit_bias: Mapping[int, float] = _EMPTY
+    """Added to the scores of these tokens."""
     max_new_tokens: int = 30
+    """It counts the end-of-sequence token too."""
+    min_length: int = 0
+    """The end-of-sequence token is not chosen before so many tokens."""
+    ignore_eos_token: bool = False
+    """It is never chosen."""
+    stop_sequences: tuple[str, ...] = ()
+    stop_token_ids: tuple[int, ...] = ()
+    include_stop_str_in_output: bool = True
+    """Whether a text that ends by a stop sequence includes it."""
+    bad_sequences: tuple[str, ...] = ()
+    """Texts that must not be generated."""
+    n: int = 1
+    """How many sequences come back: `Token.sequence` tells them apart. Of those that were chosen from more, by `best_of` or
+    `num_beams`, 0 is the best."""
+    best_of: int = 1
+    """How many are generated to choose them from; never less than `n`."""
+    num_beams: int = 1
+    """Above 1: beam search of that width, which is deterministic and has no use for `best_of`."""
+    length_penalty: float = 1.0
+    """Of beams: the exponent of the length that divides their log-probability."""
+    early_stopping: bool = False
+    """Of beams: the search ends as soon as `num_beams` are complete."""
+    truncate: int | None = None
+    """At most so many tokens of the prompt, the last ones."""
+    skip_special_tokens: bool = True
+    """Special tokens have no text."""
+    spaces_between_special_tokens: bool = True
     details: bool = False
     return_full_text: bool = False
-    stop_sequences: tuple[str, ...] = ()
     decoder_input_details: bool = False
+    """The prompt's tokens are to be sent first, as `Token(prefill=True)`."""
+    top_n_tokens: int = 0
+    """How many of the most probable tokens of each step are to come with its token, as `Token.top`."""
+    logprobs: int | None = None
+    prompt_logprobs: int | None = None
     extra: Mapping[str, Any] = _EMPTY
 
 
@@ -70,12 +117,24 @@ class Prompt(msgspec.Struct, frozen=True, kw_only=True):
 
 
 @final
+class TopToken(msgspec.Struct, frozen=True, kw_only=True, gc=False):
+    """One of the most probable tokens of a step, whether it was chosen or not."""
+
+    text: str
+    id: int = 0
+    log_prob: float | None = 0.0
+    special: bool = False
+
+
+@final
 class Token(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     """One generated token: `text` is what it adds to the output (possibly nothing), `log_prob` natural, at most 0.
 
     `prefill` marks a token of the prompt, reported when `decoder_input_details` asks for it; its `log_prob` is None
-    for the first. `special` marks one that is not text (end of sequence). `finish` on the last token says why it is
-    the last; a model that knows it only afterwards sends Finish.
+    for the first. `special` marks one that is not text itself (end of sequence): its `text` is empty but for what was
+    held back before it, or where special tokens are to be shown. `finish` on the last token says why it is the last; a
+    model that knows it only afterwards sends Finish. `top` are the most probable tokens of its step, the best first,
+    where `top_n_tokens` asks for them. `sequence` is which of several continuations it belongs to (`n`).
     """
 
     text: str
@@ -84,14 +143,17 @@ class Token(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     special: bool = False
     prefill: bool = False
     finish: FinishReason | None = None
+    top: tuple[TopToken, ...] = ()
+    sequence: int = 0
 
 
 @final
 class Finish(msgspec.Struct, frozen=True, kw_only=True, gc=False):
-    """The generation is complete. Optional: a model that just returns has finished with LENGTH if it produced
-    `max_new_tokens` tokens and EOS_TOKEN otherwise."""
+    """The generation is complete, or one `sequence` of it. Optional: a model that just returns has finished with LENGTH
+    if it produced `max_new_tokens` tokens and EOS_TOKEN otherwise."""
 
     reason: FinishReason
+    sequence: int = 0
 
 
 class Tensor(msgspec.Struct, frozen=True, kw_only=True, eq=False):

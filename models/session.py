@@ -55,7 +55,7 @@ class Session(Generic[In, Out]):
     `trio.Cancelled` pass.
     """
 
-    __slots__ = ("_call", "_receiving", "_reply", "_sending", "channel", "deadline")
+    __slots__ = ("_call", "_receiving", "_reply", "_sending", "channel", "deadline", "prompt_tokens")
 
     def __init__(
         self,
@@ -72,6 +72,8 @@ class Session(Generic[In, Out]):
         self._call = call
         self.deadline = deadline
         """On Trio's clock; infinite when there is none."""
+        self.prompt_tokens: int | None = None
+        """How many tokens the last prompt has, for the wires that tell their clients: a text model says it when it knows."""
 
     @property
     def call(self) -> Call:

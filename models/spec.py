@@ -7,6 +7,8 @@ from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass, field
 from typing import Any, Protocol, TypeAlias, TypedDict, TypeVar, Unpack, final
 
+from models.chat import ChatMessage
+from models.formatters import InputFormatter, OutputFormatter
 from models.messages import DATATYPES, Family
 from models.session import Session
 
@@ -158,6 +160,17 @@ class ModelSpec:
     pieces: bool = False
     """Whether the model asks for binary inputs as they arrive: then a request comes as several InferRequests, each with
     some of the rows, and `last` on the final one."""
+    parameters: frozenset[str] | None = None
+    """The GenerationParameters, by name, that a text model acts on, beside those that are the answer's form alone; None:
+    it does not say. `lmi.unsupported` decides what becomes of a request that gives another."""
+    options: Mapping[str, str] = field(default_factory=dict)
+    """What the model's own serving.properties says of how it is served: `option.X` by the name X."""
+    chat_template: Callable[[Sequence[ChatMessage]], str] | None = None
+    """The prompt of a text model for a conversation; None: `models.chat.plain_template`."""
+    input_formatter: InputFormatter | None = None
+    """Reads the requests of a text model at LMI's routes, in place of the schema."""
+    output_formatter: OutputFormatter | None = None
+    """Writes its answers there."""
 
     def __post_init__(self) -> None:
         if self.capacity < 1:

@@ -8,6 +8,9 @@ from typing import Final, Literal, TypeAlias, final
 
 Stage: TypeAlias = Literal["payload", "parameters", "generation"]
 
+ErrorType: TypeAlias = Literal["validation", "generation", "overloaded", "incomplete_generation"]
+"""TGI's `error_type`, from which its clients choose the exception that they raise."""
+
 _SURROGATE = re.compile("[\ud800-\udfff]")
 
 
@@ -26,10 +29,16 @@ class LMIError(Exception):
         self.message = message
         self.stage: Stage = stage
 
-    def body(self) -> bytes:
-        """The `application/json` body of the HTTP answer, the same whether a stream was asked for or not. After a
-        stream has begun the error belongs in it: `TextEncoder.error`."""
-        return error_body(self.message) if self.stage == "payload" else generation_error_body(self.message)
+    @property
+    def error_type(self) -> ErrorType:
+        """TGI's word for the stage."""
+        return "generation" if self.stage == "generation" else "validation"
+
+    def body(self, *, tgi: bool = False) -> bytes:
+        """The `application/json` body of the HTTP answer, the same whether a stream was asked for or not, and with
+        `error_type` in TGI's form. After a stream has begun the error belongs in it: `TextEncoder.error`."""
+        body = error_body(self.message) if self.stage == "payload" else generation_error_body(self.message)
+        return _typed(body, self.error_type) if tgi else body
 
 
 def error_body(message: str, code: int = 424) -> bytes:
@@ -43,6 +52,17 @@ def generation_error_body(message: str, code: int = 424) -> bytes:
         b'{"generated_text": "", "details": {"finish_reason": "error", "generated_tokens": null, "inputs": null, '
         b'"tokens": null}, "error": %b, "code": %d}' % (json_string(message), code)
     )
+
+
+def tgi_error_body(message: str, error_type: ErrorType, code: int = 424) -> bytes:
+    """The same two objects in TGI's form, which adds `error_type`: `generation_error_body`'s for a generation that
+    failed or is incomplete, `error_body`'s for a refusal. Not in an array: TGI's clients look up `error` in it."""
+    failed = error_type in ("generation", "incomplete_generation")
+    return _typed(generation_error_body(message, code) if failed else error_body(message, code), error_type)
+
+
+def _typed(body: bytes, error_type: ErrorType) -> bytes:
+    return b'%b, "error_type": "%b"}' % (body.removesuffix(b"}"), error_type.encode())
 
 
 def json_string(text: str) -> bytes:

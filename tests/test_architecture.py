@@ -15,7 +15,7 @@ THIRD_PARTY = {
     "protocols": {
         "h2", "hpack", "hyperframe", "httptools", "wsproto", "numpy", "ml_dtypes", "msgspec", "orjson", "simdjson",
     },
-    "models": {"trio", "numpy", "ml_dtypes", "msgspec"},
+    "models": {"trio", "numpy", "ml_dtypes", "msgspec"},  # and what a backend brings in by name: models/backends
     "gateway": {
         "protocols", "models", "trio", "numpy", "ml_dtypes", "msgspec", "click", "cryptography", "pythonjsonlogger",
         "hypercorn", "trio_websocket",

@@ -40,6 +40,7 @@ class Models:
         found before any client does."""
         for setting, name, family in (
             ("lmi.default_model", self.config.lmi.default_model, Family.TEXT),
+            ("openai.default_model", self.config.openai.default_model, Family.TEXT),
             ("bidi.default_model", self.config.bidi.default_model, Family.PARTS),
         ):
             if name:

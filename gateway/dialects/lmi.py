@@ -1,4 +1,4 @@
-"""LMI text generation at /invocations and /predictions/{model}: json, jsonlines and SSE."""
+"""LMI text generation at /invocations and /predictions/{model}: the rolling batch, TGI's form, and the way to all others."""
 
 from __future__ import annotations
 
@@ -6,27 +6,41 @@ from typing import Any, final
 
 import trio
 
+from gateway.config import LMIConfig
 from gateway.dialects.base import Models, Wrapping, codec, reply_headers, reply_of, session_of, text_header
-from gateway.errors import Ending, GatewayError, ModelCrashed, ModelFailed
+from gateway.dialects.lmi_dynamic import DynamicDialect
+from gateway.dialects.lmi_formatted import FormattedAnswer, document_of, formatter_of, read_input
+from gateway.dialects.openai import OpenAIDialect
+from gateway.dialects.text_calls import LINE, TextCalls, check_supported, prompt_of, rule_of, table_of
+from gateway.errors import (
+    DeadlineExceeded,
+    Drained,
+    Ending,
+    GatewayError,
+    ModelCrashed,
+    ModelFailed,
+    Overloaded,
+    WorkerLost,
+)
 from gateway.exchange import Exchange
 from gateway.workers.worker import Worker
-from models.messages import Family, Finish, FinishReason, GenerationParameters, Prompt, Token
-from models.session import Channel
+from models.errors import ModelError
+from models.formatters import TextInput
+from models.messages import Family, Finish, FinishReason, Prompt, Token
+from models.session import Channel, Session
 from protocols import lmi
 
 _JSON = (b"content-type", b"application/json")
-# An estimate of a token's line beside its text: keys, numbers and framing.
-_LINE = 96
+_CHAT_FORMATTERS = ("json_chat", "jsonlines_chat")
 
 
 @final
 class LMIDialect:
-    """Serves text generation as LMI's rolling batch does."""
+    """Serves text generation as LMI does."""
 
-    def __init__(self, models: Models) -> None:
-        self._models = models
-        name = models.config.lmi.output_formatter
-        self._formatter = lmi.Formatter(name) if name else None
+    def __init__(self, models: Models, calls: TextCalls, openai: OpenAIDialect) -> None:
+        self._models, self._calls, self._openai = models, calls, openai
+        self._dynamic = DynamicDialect(calls)
 
     async def predictions(self, exchange: Exchange, name: str) -> None:
         """POST /predictions/{name}."""
@@ -34,6 +48,8 @@ class LMIDialect:
         limits = self._models.config.limits
         worker = self._models.named(name, Family.TEXT, "lmi")
         exchange.model = worker.name
+        if self._calls.options(worker).tgi_compat:
+            exchange.take("lmi", refuse_as_tgi)
         worker.check_ready()
         body = await exchange.receive_body(min(limits.json, limits.body), setting="limits.json")
         await self.generate(exchange, worker, body)
@@ -41,115 +57,156 @@ class LMIDialect:
     async def generate(self, exchange: Exchange, worker: Worker, body: memoryview, wrapping: Wrapping | None = None) -> None:
         """Answers a request of the schema, whatever its route. `wrapping` takes the answer in place of the exchange,
         and then says the errors too."""
-        limits = self._models.config.limits
+        limits, options = self._models.config.limits, self._calls.options(worker)
         answer = exchange if wrapping is None else wrapping
+        asked: TextInput | None = None
         try:
-            request = await codec(
-                len(body),
-                lambda: lmi.parse_request(
-                    body,
-                    text_header(exchange, b"content-type"),
-                    configured=self._formatter,
-                    json_limit=limits.json,
-                    depth=limits.json_depth,
-                ),
-            )
+            if worker.spec.input_formatter is not None:
+                asked = await read_input(exchange, worker, body)
+                document = document_of(asked)
+            else:
+                document = await codec(
+                    len(body),
+                    lambda: lmi.read_document(
+                        body, text_header(exchange, b"content-type"), json_limit=limits.json, depth=limits.json_depth
+                    ),
+                )
+                if lmi.is_chat(document):
+                    await self._openai.chat(exchange, worker, document, options, wrapping)
+                    return
+                if options.rolling_batch == "disable":
+                    await self._dynamic.generate(exchange, worker, document, options, wrapping)
+                    return
+            request = _parse(document, options)
+            check_supported(worker, request.parameters, request.given, options)
         except lmi.LMIError as e:
-            answer.respond(e.status, [_JSON, *lmi.response_headers()], e.body(), ending=Ending.REFUSED)
+            dynamic = options.rolling_batch == "disable" and asked is None
+            body_of = lmi.dynamic_error_body(e.message, e.status) if dynamic else e.body(tgi=options.tgi_compat)
+            answer.respond(e.status, [_JSON, *lmi.response_headers()], body_of, ending=Ending.REFUSED)
             return
-        channel = _TextChannel(exchange, request, answer)
+        if (formatter := formatter_of(worker, asked)) is not None:
+            if asked is None:
+                asked = TextInput(request.inputs, document.get("parameters"), stream=request.stream)
+            await FormattedAnswer(exchange, worker, request, asked, formatter, answer, options).run()
+            return
+        channel = _TextChannel(exchange, request, answer, options.max_text)
         if wrapping is None:
             exchange.fail = channel.fail
         else:
             wrapping.in_band = channel.error_line
         with await worker.slot(exchange):
-            await worker.call(session_of(exchange, worker, channel), exchange, Family.TEXT)
+            session = session_of(exchange, worker, channel)
+            channel.asks = session if request.tgi else None
+            await worker.call(session, exchange, Family.TEXT)
         channel.finish()
 
 
-def read_prompt(data: bytes) -> Prompt:
-    """A prompt as a part carries it: an LMI request object, or the plain text itself."""
-    from models.errors import ModelError
+def _parse(document: dict[str, Any], options: LMIConfig) -> lmi.TextRequest:
+    name = options.output_formatter
+    configured = lmi.Formatter(name) if name and name not in _CHAT_FORMATTERS else None
+    return lmi.parse_document(
+        document, configured=configured, tgi=options.tgi_compat, table=table_of(options), rule=rule_of(options)
+    )
 
+
+def read_prompt(data: bytes) -> Prompt:
+    """A prompt as a part carries it: an LMI request object, or the plain text itself. Its answer is one text."""
     try:
         kind = "application/json" if data.lstrip()[:1] == b"{" else "text/plain"
-        return prompt_of(lmi.parse_request(data, kind))
+        request = lmi.parse_request(data, kind)
+        lmi.check_one_sequence(request.parameters, request.given, "here, where an answer is one text")
+        return prompt_of(request.inputs, request.parameters)
     except lmi.LMIError as e:
         raise ModelError(e.message, code="BadPrompt", status=400) from None
-
-
-def prompt_of(request: lmi.TextRequest) -> Prompt:
-    """The model's view of a request."""
-    p = request.parameters
-    return Prompt(
-        text=request.inputs,
-        parameters=GenerationParameters(
-            do_sample=p.do_sample,
-            seed=p.seed,
-            temperature=p.temperature,
-            repetition_penalty=p.repetition_penalty,
-            top_k=p.top_k,
-            top_p=p.top_p,
-            max_new_tokens=p.max_new_tokens,
-            details=p.details,
-            return_full_text=p.return_full_text,
-            stop_sequences=p.stop_sequences,
-            decoder_input_details=p.decoder_input_details,
-            extra=p.extra,
-        ),
-    )
 
 
 @final
 class _TextChannel(Channel[Prompt, Any]):
     """One prompt in; tokens out, each its own line or event, the first one carrying the head."""
 
-    def __init__(self, exchange: Exchange, request: lmi.TextRequest, answer: Exchange | Wrapping) -> None:
+    def __init__(self, exchange: Exchange, request: lmi.TextRequest, answer: Exchange | Wrapping, max_text: int) -> None:
         self._exchange, self._request, self._answer = exchange, request, answer
-        self._encoder = lmi.TextEncoder(request)
+        self.asks: Session[Any, Any] | None = None
+        """Who is asked, with the first token, how many tokens the prompt has: where the answer says it."""
+        self._encoder = lmi.TextEncoder(request, max_text=max_text)
         self.exhausted = False
         self._reason: FinishReason | None = None
-        self.complete = False
+        asked = request.parameters
+        self._several = max(asked.n, asked.best_of, asked.num_beams) > 1
+        self._left: dict[int, int] = {}  # tokens that each of several sequences may still have
+        self._complete = self._overrun = False
 
     async def receive(self) -> Prompt:
         await self._exchange.turn()
         if self.exhausted:
             raise trio.EndOfChannel
         self.exhausted = True
-        return prompt_of(self._request)
+        return prompt_of(self._request.inputs, self._request.parameters)
 
     @property
     def reply(self) -> dict[str, str]:
         return reply_of(self._exchange)
 
+    @property
+    def complete(self) -> bool:
+        """Whether it has its last token, or the model has gone on after that of all sequences that it has begun."""
+        return self._complete or self._overrun
+
     async def send(self, message: Token | Finish, /) -> None:
         answer, encoder = self._answer, self._encoder
-        if self.complete:
+        if self._complete:
             raise trio.ClosedResourceError("the answer is complete")
         if not isinstance(message, Token):
-            if not isinstance(message, Finish):
-                raise TypeError(f"a text call is answered with Token and Finish, not {type(message).__name__}")
-            self._reason = message.reason
-            self.complete = True
+            await self._exchange.turn()
+            self._finished(message)
             return
-        await answer.wait_room(len(message.text) + _LINE if encoder.streaming else 0)
+        size = len(message.text) + LINE * (1 + len(message.top)) if encoder.streaming else 0
+        await answer.wait_room(size)
         try:
             if message.prefill:
                 encoder.prefill(message.id, message.text, message.log_prob)
                 return
+            if self.asks is not None:
+                encoder.prompt_tokens, self.asks = self.asks.prompt_tokens or encoder.prompt_tokens, None
+            if self._several:
+                self._count(message)
             finish = message.finish
             reason = None if finish is None else finish.value
-            line = encoder.token(message.id, message.text, message.log_prob, message.special, reason)
+            line = encoder.token(
+                message.id, message.text, message.log_prob, message.special, reason, message.top, message.sequence
+            )
         except lmi.LMIError as e:
-            raise ModelFailed(e.message, code="TooLong", status=e.status) from None
+            raise _too_long(e) from None
         if line:
             if not self._exchange.status:
                 self._start()
             answer.push(line)
         if encoder.finished:
-            self.complete = True
+            self._complete = True
             if encoder.streaming:
                 answer.finish()
+
+    def _count(self, token: Token) -> None:
+        """Each of several sequences has its own last token."""
+        left = self._left.get(token.sequence, self._request.parameters.max_new_tokens)
+        if not left:
+            self._overrun = not any(self._left.values())
+            raise trio.ClosedResourceError(f"sequence {token.sequence} is complete")
+        self._left[token.sequence] = left - 1 if token.finish is None else 0
+
+    def _finished(self, message: object) -> None:
+        if not isinstance(message, Finish):
+            raise TypeError(f"a text call is answered with Token and Finish, not {type(message).__name__}")
+        if message.sequence:
+            try:
+                self._encoder.finish(message.reason.value, message.sequence)
+            except lmi.LMIError as e:
+                raise _too_long(e) from None
+        else:
+            self._reason = self._reason or message.reason
+            self._complete = not self._several  # of several sequences others may still go on
+        if self._several:
+            self._left[message.sequence] = 0
 
     def _start(self) -> None:
         content_type = (b"content-type", self._encoder.content_type.encode())
@@ -174,18 +231,24 @@ class _TextChannel(Channel[Prompt, Any]):
         if self._exchange.status:
             self._exchange.push(self.error_line(error))
             self._exchange.finish(error.ending)
+        elif self._request.tgi:
+            refuse_as_tgi(self._exchange, error)
         else:
             refuse(self._exchange, error)
 
     def error_line(self, error: GatewayError) -> bytes:
         """The last line of a stream that failed."""
-        return self._encoder.error(error.message)
+        return self._encoder.error(error.message, kind=_kind(error))
+
+
+def _too_long(error: lmi.LMIError) -> ModelFailed:
+    return ModelFailed(error.message, code="TooLong", status=error.status)
 
 
 def refuse(exchange: Exchange, error: GatewayError) -> None:
     """Says an error that comes before the head in LMI's words."""
     if isinstance(error, ModelFailed | ModelCrashed):
-        status = error.status if isinstance(error, ModelFailed) else 424
+        status = _status(error)
         body = lmi.generation_error_body(error.message, status)
     else:
         status, body = error.status, lmi.error_body(error.message, error.status)
@@ -193,3 +256,31 @@ def refuse(exchange: Exchange, error: GatewayError) -> None:
     if status == 503:
         headers.append((b"retry-after", b"1"))
     exchange.respond(status, headers, body, ending=error.ending)
+
+
+def refuse_as_tgi(exchange: Exchange, error: GatewayError) -> None:
+    """The same in TGI's form, whose clients choose their exception by `error_type`, and know no room as 429."""
+    status = 429 if isinstance(error, Overloaded) else _status(error)
+    headers = [_JSON, *lmi.response_headers(), *error.headers]
+    if status in (429, 503):
+        headers.append((b"retry-after", b"1"))
+    body = lmi.tgi_error_body(error.message, _kind(error), status)
+    exchange.respond(status, headers, body, ending=error.ending)
+
+
+def _status(error: GatewayError) -> int:
+    """That of a generation that failed is LMI's unless the model says another."""
+    return 424 if isinstance(error, ModelCrashed) else error.status
+
+
+def _kind(error: GatewayError) -> lmi.ErrorType:
+    """TGI's word for what went wrong."""
+    match error:
+        case ModelFailed() | ModelCrashed():
+            return "generation"
+        case DeadlineExceeded() | Drained() | WorkerLost():
+            return "incomplete_generation"
+        case _ if error.retryable:
+            return "overloaded"
+        case _:
+            return "validation" if error.status < 500 else "generation"

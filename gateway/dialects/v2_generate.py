@@ -12,7 +12,7 @@ import trio
 
 from gateway.dialects.base import NO_PARAMETERS, codec, reply_headers, reply_of, session_of
 from gateway.dialects.compression import compressed
-from gateway.dialects.lmi import prompt_of
+from gateway.dialects.text_calls import prompt_of
 from gateway.dialects.v2_calls import JSON, Timeout, V2Calls, error_of, outputs_of, slot_within, timeout_of
 from gateway.dialects.v2_channels import EVENTS, OneResponse, StreamChannel, WholeRequest, check_response
 from gateway.errors import ModelFailed
@@ -144,10 +144,11 @@ def _read_text(body: memoryview, limits: v2.V2Limits) -> _TextAsked:
     given = {name: value for name, value, _ in v2_generate.members_of(head) if name != "text_input"}
     within = timeout_of(given)
     try:
-        request = lmi.parse_request(msgspec.json.encode({"inputs": text, "parameters": given}), "application/json")
+        request = lmi.parse_document({"inputs": text, "parameters": given})
+        lmi.check_one_sequence(request.parameters, request.given, "here, where an answer is one text")
     except lmi.LMIError as e:
         raise v2.V2Error(e.message) from None
-    return _TextAsked(prompt=prompt_of(request), id=id, within=within)
+    return _TextAsked(prompt=prompt_of(request.inputs, request.parameters), id=id, within=within)
 
 
 @final

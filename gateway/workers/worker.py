@@ -166,6 +166,11 @@ class Worker:
         return self.state is State.READY
 
     @property
+    def model(self) -> Model | None:
+        """The model itself, while it is loaded."""
+        return self._model
+
+    @property
     def queued(self) -> int:
         """Exchanges that wait for a slot."""
         return len(self._queue)

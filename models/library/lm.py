@@ -2,31 +2,44 @@
 
 from __future__ import annotations
 
-import math
 from array import array
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, final
+from typing import TypeAlias, final
 
 import numpy as np
 import numpy.typing as npt
 import trio
+from msgspec import structs
 
-from models.errors import ModelError
+from models.library.lm_output import EOS_TEXT, Output
+from models.library.lm_parameters import check, delay_seconds
+from models.library.lm_sampling import BadSequences, Chooser, Floats, Integers, Processors, best
+from models.library.lm_search import BeamSearch
 from models.library.lm_tokenizer import EOS, TextStream, Tokenizer, pieces
-from models.messages import Finish, FinishReason, GenerationParameters, Prompt, Token
+from models.messages import Finish, FinishReason, GenerationParameters, Prompt, Token, TopToken
 from models.session import Session
 
-Floats = npt.NDArray[np.float64]
-Integers = npt.NDArray[np.integer[Any]]
+Choose: TypeAlias = Callable[[Floats], int]
 
 TABLES = Path(__file__).with_name("data") / "lm.npz"
-MAX_DELAY_MS = 10_000
-MAX_STOPS = 64
-MAX_STOP_LENGTH = 1000
+PARAMETERS = frozenset(
+    (
+        "do_sample", "seed", "temperature", "repetition_penalty", "top_k", "top_p", "min_p", "typical_p",
+        "presence_penalty", "frequency_penalty", "logit_bias", "max_new_tokens", "min_length", "ignore_eos_token",
+        "stop_sequences", "stop_token_ids", "include_stop_str_in_output", "bad_sequences", "n", "best_of", "num_beams",
+        "length_penalty", "early_stopping", "truncate", "skip_special_tokens", "spaces_between_special_tokens",
+        "decoder_input_details", "top_n_tokens", "logprobs", "prompt_logprobs",
+    )
+)  # fmt: skip
+"""The parameters that it acts on: all but those that are the answer's form alone."""
+
 # A piece is at most 24 characters, merged in well under 0.1 ms; usually it is one look-up in a cache.
 _PIECES_PER_CHECKPOINT = 256
+# A token takes from 0.06 ms, greedy, to some 0.5 ms with every parameter; a piece of a search takes up to 0.2 ms.
+_TOKENS_PER_CHECKPOINT = 8
+_PIECES_OF_SEARCH_PER_CHECKPOINT = 4
 
 
 @final
@@ -69,6 +82,8 @@ class LanguageModel:
     that stops reading stops it at the next token. `log_prob` is the natural logarithm of the probability that the
     model itself gives the token, before temperature, penalty and filters.
     """
+
+    parameters = PARAMETERS | {"delay_ms"}
 
     def __init__(self, tokenizer: Tokenizer, unigrams: Floats, levels: Sequence[Level]) -> None:
         self.tokenizer = tokenizer
@@ -133,52 +148,45 @@ class LanguageModel:
             row = found
         return row
 
-    def generate(self, prompt_ids: Sequence[int], parameters: GenerationParameters) -> Iterator[Token]:
+    def generate(self, prompt_ids: Sequence[int], parameters: GenerationParameters, sequence: int = 0) -> Iterator[Token]:
         """The continuation, token by token; the last says why it is the last. Nothing where `max_new_tokens` is 0.
 
-        `do_sample` False takes the most probable token. The order is that of transformers: repetition penalty (over
-        prompt and output), temperature, top_k, top_p. Temperature 0 is greedy; top_k below 1 and top_p 1 are off. The
-        same seed gives the same text. A text that ends by a stop sequence includes it. With the extra parameter
-        `ignore_eos` (vLLM's name) the end of sequence is never chosen. ModelError (status 424) for a parameter outside
-        its range.
-        """
-        check(parameters)
-        choose = Chooser(parameters, len(self.tokenizer), prompt_ids)
-        stops = Stops(parameters.stop_sequences)
-        text = TextStream(self.tokenizer)
-        context = [EOS, *prompt_ids[-len(self._levels) :]]
-        for number in range(1, parameters.max_new_tokens + 1):
-            log_probs = self.next_log_probs(context)
-            token = choose(log_probs)
-            context = [*context[-len(self._levels) :], token]
-            added = text.feed(token)
-            finish: FinishReason | None = None
-            if token == EOS:
-                finish = FinishReason.EOS_TOKEN
-            elif stops.met(added):
-                finish = FinishReason.STOP_SEQUENCE
-            elif number == parameters.max_new_tokens:
-                finish = FinishReason.LENGTH
-            if finish is not None:
-                added += text.rest()
-            yield Token(text=added, id=token, log_prob=float(log_probs[token]), special=token == EOS, finish=finish)
-            if finish is not None:
-                return
+        The scores are made in this order: logit_bias; min_length, ignore_eos_token and bad_sequences, which leave
+        tokens out; repetition_penalty (over prompt and output); presence_penalty and frequency_penalty (over the
+        output). `do_sample` False, or a temperature of 0, takes the token with the highest score. Else one is drawn,
+        after temperature, top_k (below 1: off), top_p, min_p and typical_p, in this order.
 
-    def prefill(self, prompt_ids: Sequence[int]) -> Iterator[Token]:
-        """The prompt's own tokens, as `decoder_input_details` asks for them: the first has no log-probability."""
+        The same seed gives the same text, and each `sequence` of it another one. What searches among several sequences
+        (n, best_of, num_beams) and what is about the prompt (truncate, decoder_input_details, prompt_logprobs) is not
+        looked at: the model does that where it is called with a session. ModelError (status 424) for a parameter
+        outside its range.
+        """
+        check(parameters, len(self.tokenizer))
+        bad = BadSequences(self.tokenizer, parameters.bad_sequences)
+        processors = Processors(parameters, len(self.tokenizer), prompt_ids, bad)
+        return self._tokens(prompt_ids, parameters, Chooser(parameters, processors, sequence), sequence)
+
+    def prefill(self, prompt_ids: Sequence[int], top: int = 0) -> Iterator[Token]:
+        """The prompt's own tokens, as `decoder_input_details` asks for them, each with the `top` most probable ones in
+        its place: the first has no log-probability, and no others."""
         text = TextStream(self.tokenizer)
         for index, token in enumerate(prompt_ids):
             context = [EOS, *prompt_ids[max(0, index - len(self._levels)) : index]]
+            log_probs = self.next_log_probs(context) if index else None
             yield Token(
                 text=text.feed(token),
                 id=token,
-                log_prob=float(self.next_log_probs(context)[token]) if index else None,
+                log_prob=None if log_probs is None else float(log_probs[token]),
                 prefill=True,
+                top=() if log_probs is None else self._top(log_probs, top),
             )
 
     async def __call__(self, session: Session[Prompt, Token | Finish]) -> None:
         """Continues each prompt, one after another, until the end of input.
+
+        Of several sequences without a search (`n`, and `best_of` no greater) the tokens are sent as they are made, one
+        of each in turn. Those of a search (`best_of` greater than `n`, or `num_beams`) are sent when it is over: the
+        best sequence whole, then the next best.
 
         The extra parameter `delay_ms` (0 to 10000) pauses before each token but the first, to let a person watch a
         stream. A prompt with a parameter outside its range ends the session with ModelError (status 424), before
@@ -186,18 +194,122 @@ class LanguageModel:
         """
         async for prompt in session:
             parameters = prompt.parameters
-            check(parameters)
+            check(parameters, len(self.tokenizer))
             delay = delay_seconds(parameters)
             ids = await self._encode(prompt.text)
-            if parameters.decoder_input_details:
-                for token in self.prefill(ids):
+            if parameters.truncate is not None:
+                ids = ids[-parameters.truncate :]
+            session.prompt_tokens = len(ids)
+            if parameters.decoder_input_details or parameters.prompt_logprobs is not None:
+                for token in self.prefill(ids, parameters.prompt_logprobs or 0):
                     await session.send(token)
             if parameters.max_new_tokens == 0:
-                await session.send(Finish(reason=FinishReason.LENGTH))
-            for number, token in enumerate(self.generate(ids, parameters)):
-                if number and delay:
-                    await trio.sleep(delay)
-                await session.send(token)
+                for sequence in range(parameters.n):
+                    await session.send(Finish(reason=FinishReason.LENGTH, sequence=sequence))
+            else:
+                await self._continue(session, ids, parameters, delay)
+
+    async def _continue(
+        self, session: Session[Prompt, Token | Finish], ids: Sequence[int], parameters: GenerationParameters, delay: float
+    ) -> None:
+        processors = Processors(parameters, len(self.tokenizer), ids, await self._bad(parameters))
+        if parameters.num_beams > 1:
+            found = await self._beams(ids, parameters, processors)
+        elif parameters.best_of > parameters.n:
+            found = await self._best(ids, parameters, processors)
+        else:
+            await _send(session, self._sequences(ids, parameters, processors), delay)
+            return
+        for sequence, chosen in enumerate(found[: parameters.n]):
+            await _send(session, [self._told(ids, parameters, chosen, sequence)], delay)
+
+    def _tokens(
+        self, prompt_ids: Sequence[int], parameters: GenerationParameters, choose: Choose, sequence: int
+    ) -> Iterator[Token]:
+        if parameters.max_new_tokens == 0:
+            return
+        output = Output(self.tokenizer, parameters)
+        top = max(parameters.top_n_tokens, parameters.logprobs or 0)
+        context = [EOS, *prompt_ids[-len(self._levels) :]]
+        finish: FinishReason | None = None
+        while finish is None:
+            log_probs = self.next_log_probs(context)
+            token = choose(log_probs)
+            context = [*context[-len(self._levels) :], token]
+            text, finish = output.add(token)
+            yield Token(
+                text=text,
+                id=token,
+                log_prob=float(log_probs[token]),
+                special=token == EOS,
+                finish=finish,
+                top=self._top(log_probs, top, parameters.skip_special_tokens) if top else (),
+                sequence=sequence,
+            )
+
+    def _top(self, log_probs: Floats, count: int, skip_special: bool = True) -> tuple[TopToken, ...]:
+        """The most probable tokens, each with the text that it has alone."""
+        if not count:
+            return ()
+        return tuple(
+            TopToken(
+                text=EOS_TEXT if token == EOS and not skip_special else self.tokenizer.decode((token,)),
+                id=token,
+                log_prob=float(log_probs[token]),
+                special=token == EOS,
+            )
+            for token in best(log_probs, count).tolist()
+        )
+
+    def _sequences(
+        self, ids: Sequence[int], parameters: GenerationParameters, processors: Processors
+    ) -> list[Iterator[Token]]:
+        return [
+            self._tokens(ids, parameters, Chooser(parameters, processors.fork(), sequence), sequence)
+            for sequence in range(parameters.n)
+        ]
+
+    def _told(
+        self, ids: Sequence[int], parameters: GenerationParameters, chosen: Iterable[int], sequence: int
+    ) -> Iterator[Token]:
+        """The messages of a sequence that is known, made once more: a search keeps no more of it than its ids."""
+        known = iter(chosen)
+        return self._tokens(ids, parameters, lambda _: next(known), sequence)
+
+    async def _best(self, ids: Sequence[int], parameters: GenerationParameters, processors: Processors) -> list[array[int]]:
+        """The tokens of `best_of` sequences, the one with the highest sum of log-probabilities first."""
+        found: list[tuple[float, array[int]]] = []
+        bare = structs.replace(parameters, top_n_tokens=0, logprobs=None)
+        for sequence in range(parameters.best_of):
+            total, chosen = 0.0, array("H")
+            for token in self._tokens(ids, bare, Chooser(parameters, processors.fork(), sequence), sequence):
+                total += token.log_prob or 0.0
+                chosen.append(token.id)
+                if len(chosen) % _TOKENS_PER_CHECKPOINT == 0:
+                    await trio.lowlevel.checkpoint()
+            await trio.lowlevel.checkpoint()
+            found.append((total, chosen))
+        found.sort(key=lambda one: -one[0])
+        return [chosen for _, chosen in found]
+
+    async def _beams(self, ids: Sequence[int], parameters: GenerationParameters, processors: Processors) -> list[array[int]]:
+        recent = [EOS, *ids[-len(self._levels) :]]
+
+        def after(made: Sequence[int]) -> Floats:
+            return self.next_log_probs([*recent, *made[-len(self._levels) :]])
+
+        search = BeamSearch(parameters, processors, Output(self.tokenizer, parameters), after)
+        for number, _ in enumerate(search.steps()):
+            if number % _PIECES_OF_SEARCH_PER_CHECKPOINT == 0:
+                await trio.lowlevel.checkpoint()
+        return search.best()
+
+    async def _bad(self, parameters: GenerationParameters) -> BadSequences:
+        bad = BadSequences(self.tokenizer)
+        for text in parameters.bad_sequences:
+            bad.add(text)
+            await trio.lowlevel.checkpoint()
+        return bad
 
     async def _encode(self, text: str) -> array[int]:
         """Encodes compactly and with a checkpoint now and then: a prompt may be as large as the gateway lets it be."""
@@ -209,86 +321,16 @@ class LanguageModel:
         return ids
 
 
-@final
-class Chooser:
-    """Picks the next token: greedy, or drawn after penalty, temperature, top_k and top_p."""
-
-    def __init__(self, parameters: GenerationParameters, vocabulary: int, prompt_ids: Sequence[int]) -> None:
-        self._parameters = parameters
-        self._greedy = not parameters.do_sample or parameters.temperature == 0
-        seed = parameters.seed
-        # PCG64 takes no negative seed; any integer of the client shall do, so it counts modulo 2**64.
-        self._random = np.random.Generator(np.random.PCG64(None if seed is None else seed % 2**64))
-        self._seen = np.zeros(vocabulary, dtype=np.bool_)
-        self._seen[np.asarray(prompt_ids, dtype=np.intp)] = True
-
-    def __call__(self, log_probs: Floats) -> int:
-        parameters = self._parameters
-        # A logit has no zero of its own and the penalty, a division, needs one: it is the least probable token's.
-        scores: Floats = log_probs - np.min(log_probs)
-        np.divide(scores, parameters.repetition_penalty, out=scores, where=self._seen)
-        if parameters.extra.get("ignore_eos"):
-            scores[EOS] = -math.inf
-        token = int(np.argmax(scores)) if self._greedy else self._draw(scores)
-        self._seen[token] = True
-        return token
-
-    def _draw(self, scores: Floats) -> int:
-        parameters = self._parameters
-        # Most probable first; equal scores keep the order of ids, so that a seed means the same text everywhere.
-        order = np.argsort(-scores, kind="stable")
-        if parameters.top_k > 0:
-            order = order[: parameters.top_k]
-        with np.errstate(over="ignore", under="ignore"):  # a very low temperature leaves the others nothing
-            weights = np.exp((scores[order] - scores[order[0]]) / parameters.temperature)
-        cumulative = np.cumsum(weights)
-        if parameters.top_p < 1:
-            # The smallest set whose mass reaches top_p, and at least one token.
-            cumulative = cumulative[: 1 + int(np.searchsorted(cumulative, parameters.top_p * cumulative[-1]))]
-        # 1 - random() is above 0 and at most 1, so that a weight of 0 is never drawn.
-        return int(order[np.searchsorted(cumulative, (1 - self._random.random()) * cumulative[-1])])
-
-
-@final
-class Stops:
-    """Watches the output for the first stop sequence, across tokens, keeping no more text than a stop is long."""
-
-    def __init__(self, stops: Sequence[str]) -> None:
-        self._stops = stops
-        self._keep = max((len(stop) for stop in stops), default=1) - 1
-        self._tail = ""
-
-    def met(self, added: str) -> bool:
-        text = self._tail + added
-        self._tail = text[max(0, len(text) - self._keep) :]
-        return any(stop in text for stop in self._stops)
-
-
-def check(parameters: GenerationParameters) -> None:
-    """ModelError (status 424) names the first parameter outside its range."""
-    given = parameters
-    _require("temperature", given.temperature, "a finite number, at least 0", 0 <= given.temperature < math.inf)
-    _require(
-        "repetition_penalty", given.repetition_penalty, "a number from 0.01 to 100", 0.01 <= given.repetition_penalty <= 100
-    )
-    _require("top_p", given.top_p, "a number from 0 to 1", 0 <= given.top_p <= 1)
-    _require("max_new_tokens", given.max_new_tokens, "at least 0", given.max_new_tokens >= 0)
-    # Each token is searched for all of them, so that their number and length bound what a step costs.
-    stops = given.stop_sequences
-    few = len(stops) <= MAX_STOPS and all(1 <= len(stop) <= MAX_STOP_LENGTH for stop in stops)
-    _require("stop_sequences", stops, f"at most {MAX_STOPS}, of 1 to {MAX_STOP_LENGTH} characters each", few)
-    ignore_eos = given.extra.get("ignore_eos", False)
-    _require("ignore_eos", ignore_eos, "true or false", isinstance(ignore_eos, bool))
-
-
-def delay_seconds(parameters: GenerationParameters) -> float:
-    """The extra parameter `delay_ms` in seconds, 0 without it; ModelError (status 424) unless it is 0 to 10000."""
-    delay = parameters.extra.get("delay_ms", 0)
-    number = isinstance(delay, int | float) and not isinstance(delay, bool)
-    _require("delay_ms", delay, f"a number from 0 to {MAX_DELAY_MS}", number and 0 <= delay <= MAX_DELAY_MS)
-    return float(delay) / 1000
-
-
-def _require(name: str, value: object, expected: str, holds: bool) -> None:
-    if not holds:
-        raise ModelError(f"{name}: expected {expected}, got {str(value)[:100]}", code="ValidationError", status=424)
+async def _send(session: Session[Prompt, Token | Finish], streams: Sequence[Iterator[Token]], delay: float) -> None:
+    """Sends one token of each stream in turn, with a pause between the turns."""
+    began = False
+    while streams:
+        if began and delay:
+            await trio.sleep(delay)
+        began, unfinished = True, []
+        for stream in streams:
+            token = next(stream)
+            await session.send(token)
+            if token.finish is None:
+                unfinished.append(stream)
+        streams = unfinished

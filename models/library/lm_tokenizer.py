@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import bisect
 import codecs
 import functools
 import itertools
@@ -60,6 +61,7 @@ class Tokenizer:
         for left, right in merges:
             self._merged[left, right] = len(self._bytes)
             self._bytes.append(self._bytes[left] + self._bytes[right])
+        self._sorted = sorted(range(len(self._bytes)), key=self._bytes.__getitem__)
         # Words repeat: the cache makes the usual piece one look-up. It is bounded because pieces come from clients.
         self.encode_piece = functools.lru_cache(maxsize=16384)(self._encode_piece)
 
@@ -87,6 +89,19 @@ class Tokenizer:
         """The bytes that a token stands for: perhaps a part of a character, and nothing for EOS."""
         return self._bytes[token]
 
+    def containing(self, part: bytes) -> list[int]:
+        """The tokens that these bytes are in, which are not none."""
+        return [token for token, value in enumerate(self._bytes) if part in value]
+
+    def beginning_with(self, prefix: bytes) -> list[int]:
+        """The tokens whose bytes begin with these, which are not none."""
+
+        def beginning(token: int) -> bytes:
+            return self._bytes[token][: len(prefix)]
+
+        first = bisect.bisect_left(self._sorted, prefix, key=beginning)
+        return self._sorted[first : bisect.bisect_right(self._sorted, prefix, lo=first, key=beginning)]
+
     def decode(self, ids: Iterable[int]) -> str:
         """The text of the ids. Ids that `encode` never gives may not be UTF-8: such bytes become U+FFFD."""
         return b"".join(map(self.bytes_of, ids)).decode(errors="replace")
@@ -100,6 +115,12 @@ class TextStream:
     def __init__(self, tokenizer: Tokenizer) -> None:
         self._tokenizer = tokenizer
         self._decoder = codecs.getincrementaldecoder("utf-8")(errors="replace")
+
+    def fork(self) -> TextStream:
+        """Another stream that has come as far as this one."""
+        copy = TextStream(self._tokenizer)
+        copy._decoder.setstate(self._decoder.getstate())
+        return copy
 
     def feed(self, token: int) -> str:
         """What this token adds to the text, perhaps nothing."""

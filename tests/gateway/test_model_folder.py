@@ -221,8 +221,18 @@ def test_a_model_toml_that_is_no_text_or_no_file_is_refused(folder: Path) -> Non
 def test_code_runs_only_below_the_folders_that_are_configured_for_it(folder: Path) -> None:
     (folder / "model.py").write_text("raise SystemExit")
     assert "is code, and runs only below the folders of repository.code" in refusal(folder, code=False)
-    (folder / "model.toml").write_text('factory = "echo"')
-    assert "factory names a model, and model.py beside it is another" in refusal(folder)
+
+
+def test_beside_a_library_model_code_is_its_formatters(folder: Path) -> None:
+    (folder / "model.toml").write_text('factory = "lm"')
+    (folder / "model.py").write_text("def model(prompt: str) -> str: ...")
+    assert "model.toml names a model beside it by factory, and then it holds formatters: it has none" in refusal(folder)
+    marks = "from models.formatters import input_formatter, output_formatter\n"
+    (folder / "model.py").write_text(marks + "@input_formatter\ndef a(item): ...\n@input_formatter\ndef b(item): ...\n")
+    assert "two functions are marked @input_formatter: a and b" in refusal(folder)
+    (folder / "model.py").write_text(marks + "@input_formatter\ndef a(item): ...\n@output_formatter\ndef b(step): ...\n")
+    spec = made(folder)
+    assert (spec.input_formatter.__name__, spec.output_formatter.__name__) == ("a", "b")  # type: ignore[union-attr]
 
 
 @pytest.mark.parametrize(

@@ -370,7 +370,10 @@ def test_a_key_that_is_no_setting_names_the_file_and_the_nearest_setting(directo
         ),
         ("[websocket]\npath = 'ws'", "websocket.path must be a path that begins with /, not 'ws'"),
         ("[log]\nlevel = 'verbose'", "log.level must be one of debug, info, warning, error, not 'verbose'"),
-        ("[lmi]\noutput_formatter = 'xml'", "lmi.output_formatter must be one of \"\", json, jsonlines, sse, not 'xml'"),
+        (
+            "[lmi]\noutput_formatter = 'xml'",
+            "lmi.output_formatter must be one of \"\", json, jsonlines, sse, json_chat, jsonlines_chat, not 'xml'",
+        ),
         ("[models.lm]\nfactory = 'app.py'", "models.lm.factory must be \"module:attribute\", not 'app.py'"),
         ("[models.lm]\nfactory = 'a:b'\noptions = 3", "models.lm.options must be a table, not 3"),
         ("[models.lm]\nfactory = 'a:b'\ncapacity = 0", "models.lm.capacity must be a whole number, at least 1, not 0"),

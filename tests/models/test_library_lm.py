@@ -164,7 +164,7 @@ def test_the_end_of_sequence_is_a_special_token_without_text() -> None:
 
 
 def test_the_end_of_sequence_can_be_ignored() -> None:
-    tokens = generate(MODEL.encode("It was generated with gencodec"), max_new_tokens=60, extra={"ignore_eos": True})
+    tokens = generate(MODEL.encode("It was generated with gencodec"), max_new_tokens=60, ignore_eos_token=True)
     assert len(tokens) == 60
     assert EOS not in {token.id for token in tokens}
 
@@ -201,7 +201,30 @@ def test_bytes_of_an_unfinished_character_are_held_back_until_the_end() -> None:
         ({"stop_sequences": ("a", "")}, "stop_sequences: expected at most 64, of 1 to 1000 characters each, got ('a', '')"),
         ({"stop_sequences": ("a",) * 65}, "stop_sequences"),
         ({"stop_sequences": ("a" * 1001,)}, "stop_sequences"),
-        ({"extra": {"ignore_eos": 1}}, "ignore_eos: expected true or false, got 1"),
+        ({"min_p": 1.1}, "min_p: expected a number from 0 to 1, got 1.1"),
+        ({"typical_p": math.nan}, "typical_p"),
+        ({"presence_penalty": 2.1}, "presence_penalty: expected a number from -2 to 2, got 2.1"),
+        ({"frequency_penalty": -2.1}, "frequency_penalty"),
+        ({"logit_bias": {4096: 1.0}}, "logit_bias: expected token ids from 0 to 4095, got 4096"),
+        ({"logit_bias": {1: math.inf}}, "logit_bias: expected numbers from -100 to 100, got inf"),
+        ({"min_length": -1}, "min_length: expected at least 0, got -1"),
+        ({"stop_token_ids": (5, -1)}, "stop_token_ids: expected token ids from 0 to 4095, got -1"),
+        ({"bad_sequences": ("",)}, "bad_sequences: expected at most 64, of 1 to 1000 characters each, got ('',)"),
+        ({"n": 65}, "n: expected a number from 1 to 64, got 65"),
+        ({"best_of": 0}, "best_of: expected a number from 1 to 64, got 0"),
+        ({"num_beams": 65}, "num_beams: expected a number from 1 to 64, got 65"),
+        ({"num_beams": 2, "n": 3}, "n: expected at most num_beams, which is 2, got 3"),
+        ({"num_beams": 2, "do_sample": True}, "do_sample: expected false with num_beams above 1, got True"),
+        ({"num_beams": 2, "length_penalty": 10.5}, "length_penalty: expected a number from -10 to 10, got 10.5"),
+        (
+            {"best_of": 8, "max_new_tokens": 8193},
+            "max_new_tokens: expected max_new_tokens * best_of of at most 65536, got 8193 * 8",
+        ),
+        ({"num_beams": 8, "max_new_tokens": 8193}, "max_new_tokens: expected max_new_tokens * num_beams of at most 65536"),
+        ({"truncate": 0}, "truncate: expected at least 1, got 0"),
+        ({"top_n_tokens": 101}, "top_n_tokens: expected a number from 0 to 100, got 101"),
+        ({"logprobs": -1}, "logprobs: expected a number from 0 to 100, got -1"),
+        ({"prompt_logprobs": 101}, "prompt_logprobs"),
         ({"extra": {"delay_ms": 10_001}}, "delay_ms: expected a number from 0 to 10000, got 10001"),
         ({"extra": {"delay_ms": True}}, "delay_ms"),
         ({"extra": {"delay_ms": math.nan}}, "delay_ms"),
@@ -216,6 +239,11 @@ async def test_a_parameter_outside_its_range_is_named_before_anything_is_sent(pa
     assert len(caught.value.message) < 200
     assert caught.value.status == 424
     assert tape.sent == []
+
+
+def test_it_acts_on_every_parameter_but_the_form_of_the_answer() -> None:
+    of_the_answer = {"details", "return_full_text", "extra"}
+    assert LanguageModel.parameters == set(GenerationParameters.__struct_fields__) - of_the_answer | {"delay_ms"}
 
 
 def test_the_largest_parameters_are_accepted() -> None:
@@ -260,6 +288,31 @@ async def test_the_prompt_s_own_tokens_come_first_when_asked_for() -> None:
     for index, token in itertools.islice(enumerate(prefill), 1, None):
         context = [EOS, *MODEL.encode(text)[:index]]
         assert token.log_prob == float(MODEL.next_log_probs(context)[token.id])
+
+
+@pytest.mark.parametrize("asked", [{"decoder_input_details": True}, {"prompt_logprobs": 0}, {"prompt_logprobs": 3}])
+async def test_prompt_logprobs_too_ask_for_the_prompt_s_tokens_each_with_the_most_probable_ones(
+    asked: dict[str, Any],
+) -> None:
+    prompt = Prompt(text="The server is", parameters=GenerationParameters(max_new_tokens=1, **asked))
+    first, *prefill, _ = await converse(MODEL, prompt)
+    ids = MODEL.encode("The server is")
+    assert [first.id, *(token.id for token in prefill)] == ids
+    assert first.top == ()
+    for index, token in enumerate(prefill, 1):
+        log_probs = MODEL.next_log_probs([EOS, *ids[:index]])
+        best = np.argsort(-log_probs, kind="stable")[: asked.get("prompt_logprobs", 0)]
+        assert [top.id for top in token.top] == best.tolist()
+
+
+async def test_a_truncated_prompt_is_its_last_tokens() -> None:
+    asked: dict[str, Any] = {"decoder_input_details": True, "repetition_penalty": 1.2}
+    text = "The value of the server"
+    last = MODEL.encode(text)[-2:]
+    sent = await converse(MODEL, Prompt(text=text, parameters=GenerationParameters(truncate=2, **asked)))
+    assert sent == [*MODEL.prefill(last), *generate(last, **asked)]
+    whole = await converse(MODEL, Prompt(text=text, parameters=GenerationParameters(truncate=100, **asked)))
+    assert whole == [*MODEL.prefill(MODEL.encode(text)), *generate(MODEL.encode(text), **asked)]
 
 
 async def test_a_delay_passes_between_tokens(autojump_clock: trio.testing.MockClock) -> None:

@@ -45,6 +45,21 @@ def test_an_unfinished_character_is_held_back_and_becomes_the_replacement_at_the
     assert [stream.feed(first), stream.feed(second), stream.rest()] == ["", "", "\ufffd"]
 
 
+def test_a_fork_holds_the_same_bytes_back_and_goes_its_own_way() -> None:
+    stream = TextStream(TOKENIZER)
+    first, second, third = (byte + 1 for byte in "日".encode())
+    stream.feed(first)
+    fork = stream.fork()
+    assert [fork.feed(second), fork.feed(third), stream.rest()] == ["", "日", "\ufffd"]
+
+
+@given(st.binary(min_size=1, max_size=3) | st.sampled_from([b" the", b"e", b"\xff", b" "]))
+def test_tokens_are_found_by_the_bytes_they_contain_or_begin_with(part: bytes) -> None:
+    every = {token: TOKENIZER.bytes_of(token) for token in range(len(TOKENIZER))}
+    assert set(TOKENIZER.containing(part)) == {token for token, value in every.items() if part in value}
+    assert set(TOKENIZER.beginning_with(part)) == {token for token, value in every.items() if value.startswith(part)}
+
+
 def test_half_a_surrogate_pair_becomes_the_replacement_character() -> None:
     assert TOKENIZER.decode(TOKENIZER.encode("a\ud800b")) == "a\ufffdb"
 

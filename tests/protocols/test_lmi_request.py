@@ -7,7 +7,18 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from protocols.lmi import Formatter, LMIError, Parameters, TextRequest, parse_request
+from protocols.lmi import (
+    Formatter,
+    LMIError,
+    Parameters,
+    SamplingRule,
+    Table,
+    TextRequest,
+    is_chat,
+    parse_document,
+    parse_request,
+    read_document,
+)
 
 
 def parse(document: Any, content_type: str = "application/json", **options: Any) -> TextRequest:
@@ -144,6 +155,21 @@ def test_messages_ask_for_chat_which_this_route_does_not_offer() -> None:
     assert parse({"inputs": "hi", "messages": None}).inputs == "hi"
 
 
+@pytest.mark.parametrize(("said", "chat"), [({}, False), ({"messages": None}, False), ({"messages": []}, True)])
+def test_a_caller_that_offers_chat_asks_the_document_which_schema_it_is_of(said: dict[str, Any], chat: bool) -> None:
+    document = read_document(json.dumps({"inputs": "hi", "top_p": 2, **said}).encode(), "")
+    assert document == {"inputs": "hi", "top_p": 2, **said}
+    assert is_chat(document) is chat
+
+
+def test_reading_in_two_steps_is_reading_in_one() -> None:
+    body = b'{"inputs": "hi", "stream": true, "parameters": {"top_p": 0, "temperature": 0.5, "best_of": null}}'
+    options: dict[str, Any] = {"tgi": True, "table": Table.TRTLLM, "rule": SamplingRule.V0_32}
+    in_two = parse_document(read_document(body, "", json_limit=len(body), depth=2), **options)
+    assert in_two == parse_request(body, "", json_limit=len(body), depth=2, **options)
+    assert in_two.parameters == Parameters(do_sample=True, temperature=0.5, top_k=5, top_p=1.0, min_length=1, details=True)
+
+
 def test_the_size_limit_is_exact_and_named() -> None:
     body = b'{"inputs": "hi"}'
     assert parse_request(body, "", json_limit=len(body)).inputs == "hi"
@@ -204,22 +230,78 @@ def test_stream_is_a_boolean(stream: Any) -> None:
     assert error.message.startswith("stream: expected true or false, got ")
 
 
+# --- TGI's form (LMI's get_output_formatter, with option.tgi_compat)
+
+
+@pytest.mark.parametrize(
+    ("configured", "stream", "expected"),
+    [
+        (None, False, Formatter.JSON),
+        (None, True, Formatter.SSE),
+        (Formatter.JSONLINES, False, Formatter.JSONLINES),
+        (Formatter.JSONLINES, True, Formatter.JSONLINES),
+        (Formatter.JSON, True, Formatter.JSON),
+    ],
+)
+def test_with_tgi_compat_an_unnamed_stream_is_sse(configured: Any, stream: Any, expected: Formatter) -> None:
+    request = parse({"inputs": "hi", "stream": stream}, configured=configured, tgi=True)
+    assert (request.formatter, request.tgi) == (expected, True)
+
+
+@pytest.mark.parametrize("tgi", [False, True])
+@pytest.mark.parametrize("asked", list(Formatter))
+def test_the_request_names_the_framing_and_the_server_the_words(asked: Formatter, tgi: bool) -> None:
+    body = {"inputs": "hi", "stream": True, "parameters": {"output_formatter": asked.value}}
+    request = parse(body, tgi=tgi)
+    assert (request.formatter, request.tgi) == (asked, tgi)
+
+
+@pytest.mark.parametrize(("said", "expected"), [({}, True), ({"details": None}, True), ({"details": False}, False)])
+def test_with_tgi_compat_details_are_given_unless_refused(said: dict[str, Any], expected: bool) -> None:
+    body = {"inputs": "hi", "parameters": said}
+    assert parse(body, tgi=True).parameters.details is expected
+    assert parse(body, tgi=False).parameters.details is False
+
+
+def test_details_by_default_are_not_among_those_that_the_request_has_given() -> None:
+    assert parse({"inputs": "hi"}, tgi=True).given == frozenset()
+    assert parse({"inputs": "hi", "parameters": {"details": True, "top_k": 0}}, tgi=True).given == {"details", "top_k"}
+
+
+def test_decision_tokens_of_the_prompt_are_refused_in_a_stream_of_tgis_form_and_in_no_other() -> None:
+    asked = {"inputs": "hi", "stream": True, "parameters": {"decoder_input_details": True}}
+    error = refusal(asked, tgi=True)
+    assert error.stage == "parameters"
+    assert error.message == "parameters.decoder_input_details: expected false in a stream of TGI's form, got true"
+    assert parse(asked).parameters.decoder_input_details
+    assert parse({**asked, "stream": False}, tgi=True).parameters.decoder_input_details
+
+    implied = {"inputs": "hi", "stream": True, "parameters": {"prompt_logprobs": 3}}
+    assert refusal(implied, tgi=True).message == ("parameters.prompt_logprobs: expected 0 in a stream of TGI's form, got 3")
+
+
+# --- several sequences
+
+
+@pytest.mark.parametrize("name", ["n", "best_of", "num_beams"])
+def test_decision_several_sequences_are_refused_in_a_stream(name: str) -> None:
+    # LMI streams one of them and does not say so.
+    body = {"inputs": "hi", "parameters": {name: 2}}
+    for configured in (Formatter.JSONLINES, Formatter.SSE):
+        assert refusal(body, configured=configured).message == f"parameters.{name}: expected 1 in a stream, got 2"
+    error = refusal({**body, "stream": True})
+    assert (error.stage, error.message) == ("parameters", f"parameters.{name}: expected 1 in a stream, got 2")
+    assert parse(body).parameters.n == 2
+
+
+def test_a_single_sequence_may_be_streamed_in_so_many_words() -> None:
+    assert parse({"inputs": "hi", "stream": True, "parameters": {"n": 1, "best_of": 1, "num_beams": 1}}).stream
+
+
 # --- parameters
 
 
-KNOWN = [
-    "do_sample",
-    "seed",
-    "temperature",
-    "repetition_penalty",
-    "top_k",
-    "top_p",
-    "max_new_tokens",
-    "details",
-    "return_full_text",
-    "stop_sequences",
-    "decoder_input_details",
-]
+KNOWN = [name for name in Parameters.__struct_fields__ if name != "extra"]
 
 
 def test_decision_null_in_a_parameter_is_the_same_as_absent() -> None:
@@ -228,7 +310,7 @@ def test_decision_null_in_a_parameter_is_the_same_as_absent() -> None:
 
 
 def test_decision_an_unknown_parameter_is_no_error_and_reaches_extra_as_it_came() -> None:
-    unknown = {"min_p": 0.1, "stop": ["a"], "ignore_eos_token": True, "nested": {"a": [1, None]}}
+    unknown = {"watermark": True, "max_tokens": 5, "min_new_tokens": 3, "min_tokens": 3, "nested": {"a": [1, None]}}
     assert parameters(**unknown, top_k=5) == Parameters(top_k=5, extra=unknown)
 
 
@@ -371,7 +453,7 @@ def test_any_parameters_are_read_or_refused_by_name(given_: Any) -> None:
     result = outcome(json.dumps({"inputs": "hi", "parameters": given_}).encode())
     if isinstance(result, LMIError):
         assert result.stage == "parameters"
-        assert result.message.partition(":")[0].removeprefix("parameters.") in given_.keys() & set(KNOWN)
+        assert result.message.partition(":")[0].split(".")[1] in given_.keys() & set(KNOWN)
     else:
         assert result.parameters.extra == ({"other": given_["other"]} if given_.get("other") is not None else {})
 

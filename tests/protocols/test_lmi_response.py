@@ -10,6 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from models.messages import TopToken
 from protocols.errors import LocalProtocolError, RemoteProtocolError
 from protocols.events import Signal
 from protocols.jsonlines import LineDecoder
@@ -343,6 +344,164 @@ def test_the_bound_counts_escapes_and_the_tokens_that_are_kept() -> None:
     prompt.prefill(1, "", -0.5)
     with pytest.raises(LMIError):
         prompt.prefill(1, "", -0.5)
+
+
+# --- the most probable tokens, and several sequences
+
+
+TOP = (TopToken(id=2, text=" is", log_prob=-0.5), TopToken(id=3, text="", log_prob=-math.inf, special=True))
+TOP_WRITTEN = b'[{"id": 2, "text": " is", "log_prob": -0.5}, {"id": 3, "text": "", "log_prob": null, "special_token": true}]'
+
+
+@pytest.mark.parametrize("formatter", list(Formatter))
+@pytest.mark.parametrize("details", [False, True])
+@pytest.mark.parametrize("asked", [0, 2])
+def test_top_tokens_are_there_only_with_both_details_and_top_n_tokens(
+    formatter: Formatter, details: bool, asked: int
+) -> None:
+    out = encoder(formatter, details=details, top_n_tokens=asked)
+    body = out.token(2, " is", -0.5, top=TOP) + out.finish("length")
+    assert (b'"top_tokens": [' + TOP_WRITTEN + b"]" in body) == (details and asked > 0)
+    assert (b"top_tokens" in body) == (details and asked > 0)
+
+
+def test_a_step_without_top_tokens_keeps_its_place_among_them() -> None:
+    out = encoder(Formatter.JSON, details=True, top_n_tokens=2)
+    for top in ((), TOP, ()):
+        out.token(2, " is", -0.5, top=top)
+    assert b'"top_tokens": [[], ' + TOP_WRITTEN + b", []]" in out.finish("length")
+
+
+SEVERAL: list[dict[str, Any]] = [{"n": 3}, {"best_of": 3}, {"num_beams": 3}]
+
+
+def document_of(out: TextEncoder, reason: str = "eos_token") -> dict[str, Any]:
+    document: dict[str, Any] = json.loads(out.finish(reason))
+    return document
+
+
+@pytest.mark.parametrize("asked", SEVERAL, ids=str)
+def test_sequences_whose_tokens_come_in_any_order_are_told_apart(asked: dict[str, Any]) -> None:
+    out = encoder(Formatter.JSON, **asked)
+    for sequence, text in [(2, "x"), (0, "a"), (1, "1"), (0, "b"), (2, "y"), (1, "2")]:
+        assert out.token(1, text, -0.5, sequence=sequence) == b""
+    document = document_of(out)
+    others = document["details"]["best_of_sequences"]
+    assert out.several
+    assert [document["generated_text"], *(other["generated_text"] for other in others)] == ["ab", "12", "xy"]
+    assert [[token["text"] for token in other["tokens"]] for other in others] == [["1", "2"], ["x", "y"]]
+    assert out.generated_tokens == 2
+
+
+def test_each_sequence_has_the_reason_of_its_own_end() -> None:
+    out = encoder(Formatter.JSON, n=6, max_new_tokens=2)
+    out.token(1, "a", -0.5, finish="stop_sequence")
+    out.token(1, "a", -0.5, finish="eos_token", sequence=1)
+    out.token(1, "a", -0.5, sequence=2)
+    assert out.finish("stop_sequence", 2) == out.finish("length", 2) == b""
+    for _ in range(2):
+        out.token(1, "a", -0.5, sequence=3)
+    out.token(1, "a", -0.5, sequence=4)
+    assert out.finish("stop_sequence", 5) == b""
+    assert not out.finished  # more may begin
+    details = document_of(out, "eos_token")["details"]
+    assert [details["finish_reason"], *(other["finish_reason"] for other in details["best_of_sequences"])] == [
+        "stop_sequence",
+        "eos_token",
+        "stop_sequence",
+        "length",
+        "eos_token",
+        "stop_sequence",
+    ]
+    assert out.finished
+
+
+@pytest.mark.parametrize("sequence", [0, 1])
+def test_a_token_after_the_last_of_its_sequence_is_the_callers_mistake(sequence: int) -> None:
+    out = encoder(Formatter.JSON, n=2)
+    out.token(1, "a", -0.5, finish="eos_token", sequence=sequence)
+    out.token(1, "a", -0.5, sequence=1 - sequence)
+    with pytest.raises(LocalProtocolError, match="ended with 'eos_token'"):
+        out.token(1, "a", -0.5, sequence=sequence)
+    out.finish("length")
+    with pytest.raises(LocalProtocolError, match="ended with"):
+        out.token(1, "a", -0.5, sequence=1 - sequence)
+
+
+@pytest.mark.parametrize("formatter", list(Formatter))
+@pytest.mark.parametrize(("asked", "sequence"), [(1, 1), (3, 3), (3, -1), (3, 10**9)])
+def test_a_sequence_beyond_those_asked_for_fails_the_generation_and_counts_for_nothing(
+    formatter: Formatter, asked: int, sequence: int
+) -> None:
+    out = encoder(formatter, n=asked)
+    with pytest.raises(LMIError, match=f"got one of {sequence}$"):
+        out.token(1, "a", -0.5, sequence=sequence)
+    with pytest.raises(LMIError, match="expected a token of sequence 0"):
+        out.finish("length", sequence)
+    assert out.generated_tokens == 0
+    assert b'"generated_text": ""' in out.finish("length")
+
+
+@pytest.mark.parametrize("formatter", STREAMS)
+def test_a_stream_is_of_the_best_sequence_alone(formatter: Formatter) -> None:
+    out = encoder(formatter, n=2, details=True, max_text=1)
+    assert out.token(1, "unheard", -0.5, sequence=1) == out.finish("length", 1) == b""
+    last = out.token(1, "a", -0.5, finish="eos_token")
+    assert parse_stream_line(last)["generated_text"] == "a"
+    assert b"best_of_sequences" not in last
+    assert (out.several, out.finished) == (False, True)
+
+
+def test_the_bound_is_one_for_all_sequences_and_counts_what_each_repeats() -> None:
+    token = len('{"id": 1, "text": "a", "log_prob": -0.5}, ') + len("a")
+    prompt = len('{"id": 1, "text": "", "log_prob": null}, ')
+    bound = 3 * token + 3 * prompt + 2 * len('say \\"é\\"'.encode())
+    asked: dict[str, Any] = {"n": 4, "decoder_input_details": True, "return_full_text": True}
+
+    def begun(max_text: int) -> TextEncoder:
+        out = encoder(Formatter.JSON, 'say "é"', max_text=max_text, **asked)
+        out.token(1, "a", -0.5)
+        out.token(1, "a", -0.5, sequence=1)
+        out.prefill(1, "", None)  # once for each of the two
+        out.token(1, "a", -0.5, sequence=2)
+        return out
+
+    with pytest.raises(LMIError, match="max_text"):
+        begun(bound - 1)
+    out = begun(bound)
+    with pytest.raises(LMIError, match="max_text"):
+        out.token(1, "", -0.5, sequence=3)
+    with pytest.raises(LMIError, match="max_text"):
+        out.finish("length", 3)
+    with pytest.raises(LMIError, match="max_text"):
+        out.prefill(1, "", None)
+    document = document_of(out)
+    assert [other["generated_text"] for other in document["details"]["best_of_sequences"]] == ['say "é"a'] * 2
+    assert len(document["details"]["prefill"]) == 1
+
+
+def test_the_bound_counts_the_top_tokens_that_are_kept() -> None:
+    kept = len(TOP_WRITTEN) + 2
+    for formatter, size in [
+        (Formatter.JSONLINES, kept),
+        (Formatter.JSON, kept + len('{"id": 1, "text": "", "log_prob": -0.5}, ')),
+    ]:
+        out = encoder(formatter, max_text=size, details=True, top_n_tokens=2)
+        out.token(1, "", -0.5, top=TOP)
+        with pytest.raises(LMIError, match="max_text"):
+            out.token(1, "", -0.5)
+        assert out.generated_tokens == 1
+
+
+@pytest.mark.parametrize("formatter", list(Formatter))
+def test_no_token_follows_finish_or_error(formatter: Formatter) -> None:
+    complete, failed = encoder(formatter), encoder(formatter)
+    complete.finish("stop_sequence")
+    failed.error("lost")
+    for out, reason in ((complete, "stop_sequence"), (failed, "error")):
+        assert out.finished
+        with pytest.raises(LocalProtocolError, match=f"ended with '{reason}'"):
+            out.token(1, "a", -0.5)
 
 
 # --- the client's side, and everything together

@@ -1,0 +1,105 @@
+"""What every call of a text model needs, whatever the schema: how it is served, its prompt, and what it can act on."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Sequence
+from typing import Any, NoReturn, final
+from uuid import uuid4
+
+import msgspec
+import trio
+
+from gateway.config import LMIConfig
+from gateway.dialects.base import Models
+from gateway.errors import GatewayError, ModelCrashed, ModelFailed
+from gateway.exchange import Exchange
+from gateway.serving_properties import text_options
+from gateway.workers.worker import Worker
+from models.chat import ChatMessage, plain_template
+from models.errors import ModelError
+from models.messages import GenerationParameters, Prompt
+from protocols import lmi
+
+log = logging.getLogger("gateway.dialects")
+
+LINE = 96
+"""An estimate of a token's line beside its text: keys, numbers and framing."""
+_OF_THE_ANSWER = frozenset(("details", "return_full_text"))
+_TABLES = {"auto": lmi.Table.VLLM, "disable": lmi.Table.VLLM} | {table.value: table for table in lmi.Table}
+
+
+@final
+class TextCalls:
+    """How text models are asked."""
+
+    def __init__(self, models: Models) -> None:
+        self.models = models
+
+    def options(self, worker: Worker) -> LMIConfig:
+        """The server's section `lmi`, and over it what the model's own serving.properties says."""
+        config = self.models.config.lmi
+        return text_options(config, worker.spec.options) if worker.spec.options else config
+
+
+def table_of(options: LMIConfig) -> lmi.Table:
+    """Whose table of parameters holds."""
+    return _TABLES[options.rolling_batch]
+
+
+def rule_of(options: LMIConfig) -> lmi.SamplingRule:
+    """What decides between greedy decoding and sampling."""
+    return lmi.SamplingRule(options.do_sample)
+
+
+def check_supported(worker: Worker, parameters: lmi.Parameters, given: frozenset[str], options: LMIConfig) -> None:
+    """LMIError for a parameter that the model says it does not support, where `lmi.unsupported` has it refused."""
+    if options.unsupported == "ignore":
+        return
+    supported = _attribute(worker, "parameters")
+    if supported is None:
+        return
+    for name in sorted(given | parameters.extra.keys()):
+        if name not in supported and name not in _OF_THE_ANSWER:
+            raise lmi.LMIError(
+                f"parameters.{name[:60]}: model {worker.name!r} does not support it (lmi.unsupported)", stage="parameters"
+            )
+
+
+def chat_prompt(exchange: Exchange, worker: Worker, messages: Sequence[ChatMessage]) -> str:
+    """The conversation as the model's prompt. ModelFailed, ModelCrashed where its own template cannot make it."""
+    template: Callable[[Sequence[ChatMessage]], Any] = _attribute(worker, "chat_template") or plain_template
+    try:
+        prompt = template(messages)
+    except BaseException as e:
+        raised(exchange, worker, "chat template", e)
+    if not isinstance(prompt, str):
+        raise ModelFailed(f"the chat template returned {type(prompt).__name__}, not str", code="BadTemplate", status=500)
+    return prompt
+
+
+def raised(exchange: Exchange, worker: Worker, what: str, error: BaseException) -> NoReturn:
+    """What a function of the model's author raised, as what a model raises is told: ModelFailed for its ModelError, else
+    ModelCrashed, SystemExit too, which would end the server."""
+    if isinstance(error, GatewayError | trio.Cancelled | KeyboardInterrupt):
+        raise error
+    if isinstance(error, ModelError):
+        raise ModelFailed(error.message, code=error.code, status=error.status) from error
+    exchange.incident = uuid4().hex[:12]
+    log.error(
+        f"{what} raised",
+        extra={"model": worker.name, "id": exchange.id, "incident": exchange.incident},
+        exc_info=error,
+    )
+    raise ModelCrashed(f"the {what} failed; incident {exchange.incident} in the server's log") from error
+
+
+def prompt_of(text: str, parameters: lmi.Parameters) -> Prompt:
+    """The model's view of a request."""
+    return Prompt(text=text, parameters=GenerationParameters(**msgspec.structs.asdict(parameters)))
+
+
+def _attribute(worker: Worker, name: str) -> Any:
+    """What the spec says, or the model itself."""
+    said = getattr(worker.spec, name)
+    return getattr(worker.model, name, None) if said is None else said

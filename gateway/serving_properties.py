@@ -1,0 +1,105 @@
+"""A model's serving.properties, as LMI's containers have it beside the model: what each of its keys does here."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from typing import Any, final
+
+import msgspec
+
+from gateway.config import LMIConfig, MiB
+from gateway.settings_lmi import OPTIONS, UNSERVED, in_our_words, is_true
+from gateway.settings_properties import parse_properties
+from gateway.settings_schema import SETTINGS, ConfigError, Unit
+from gateway.settings_text import show
+
+FILE = "serving.properties"
+_OPTION = "option."
+_MOST = 2**31 - 1  # an int of Java
+
+
+@final
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Number:
+    """A whole number that says how a model is served."""
+
+    key: str
+    """That of model.toml which is the same."""
+    low: int = 1
+    scale: int = 1
+
+
+NUMBERS: Mapping[str, _Number] = {
+    "job_queue_size": _Number(key="queue"),
+    "required_memory_mb": _Number(key="memory", low=0, scale=MiB),
+    "option.max_rolling_batch_size": _Number(key="capacity"),
+    "option.model_loading_timeout": _Number(key="load_timeout"),
+}
+
+KNOWN = frozenset({*NUMBERS, *(_OPTION + name for name in (*OPTIONS, *UNSERVED, "async_mode"))})
+"""The keys that do something; all others may be there, and do nothing."""
+
+
+@final
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ServingProperties:
+    """What a serving.properties says."""
+
+    options: Mapping[str, str]
+    """X for each `option.X`, in lower case; the values as they are."""
+    served: Mapping[str, Any]
+    """How the model is served, by the keys of model.toml."""
+    ignored: tuple[str, ...]
+    """The keys that do nothing here."""
+
+
+def read_properties(data: bytes) -> ServingProperties:
+    """Reads a serving.properties. For a mistake ValueError, which names the line, or ConfigError, which names the key: what
+    is expected and what came."""
+    properties = {_named(key): value for key, value in parse_properties(data).items()}
+    options = {key.removeprefix(_OPTION): value for key, value in properties.items() if key.startswith(_OPTION)}
+    text_options(LMIConfig(), options)
+    return ServingProperties(
+        options=options,
+        served={n.key: _number(key, n, text) for key, n in NUMBERS.items() if (text := properties.get(key, "").strip())},
+        ignored=tuple(key for key in properties if key not in KNOWN),
+    )
+
+
+def _named(key: str) -> str:
+    """OPTION_ENTRYPOINT of the environment cannot say option.entryPoint, which is why the case of an option says nothing."""
+    return key.lower() if key.startswith(_OPTION) else key
+
+
+def _number(key: str, number: _Number, text: str) -> int:
+    value = int(text) if re.fullmatch(r"[0-9]{1,10}", text) else -1
+    if not number.low <= value <= _MOST:
+        raise ConfigError(f"{key} must be a whole number from {number.low} to {_MOST}, not {show(text)}")
+    return value * number.scale
+
+
+def text_options(config: LMIConfig, options: Mapping[str, str]) -> LMIConfig:
+    """The server's section with what a model's own options say in its place: `output_formatter`, `tgi_compat`,
+    `rolling_batch`, `enable_streaming` (`huggingface` is true), each by its name in lower case. An empty option is not set.
+
+    ConfigError names the key for a value that is none, and for an option that asks for what is not served.
+    """
+    for option, reason in UNSERVED.items():
+        if is_true(options.get(option, "")):
+            raise ConfigError(f"{_OPTION}{option} must be false, not {show(options[option])}: {reason}")
+    said: dict[str, Any] = {option: _value(option, text) for option, text in in_our_words(options).items()}
+    return replace(config, **said) if said else config
+
+
+def _value(option: str, text: str) -> str | bool:
+    setting = SETTINGS[OPTIONS[option]]
+    if setting.unit is not Unit.FLAG:
+        if text in setting.choices:
+            return text
+        raise ConfigError(f"{_OPTION}{option} must be one of {', '.join(filter(None, setting.choices))}, not {show(text)}")
+    try:
+        return msgspec.convert(text, bool, strict=False)  # as it is of the environment
+    except msgspec.ValidationError:
+        raise ConfigError(f"{_OPTION}{option} must be {setting.expected}, not {show(text)}") from None

@@ -1,0 +1,21 @@
+"""OpenAI's API for chat completions and completions, as its clients call it. Its public names, together."""
+
+from protocols.openai_errors import OpenAIError
+from protocols.openai_request import ChatRequest, CompletionRequest, Message, Role, parse_chat, parse_completion
+from protocols.openai_response import ChatEncoder, ChatForm, CompletionEncoder, Top, model_body, models_body
+
+__all__ = [
+    "ChatEncoder",
+    "ChatForm",
+    "ChatRequest",
+    "CompletionEncoder",
+    "CompletionRequest",
+    "Message",
+    "OpenAIError",
+    "Role",
+    "Top",
+    "model_body",
+    "models_body",
+    "parse_chat",
+    "parse_completion",
+]
