@@ -1,0 +1,676 @@
+"""Causal language models of Hugging Face's `transformers`, as text models: loaded whole, stepped token by token."""
+
+from __future__ import annotations
+
+import copy
+import importlib
+import inspect
+import math
+import threading
+from collections.abc import AsyncIterator, Callable, Collection, Generator, Iterator, Sequence
+from contextlib import aclosing, asynccontextmanager
+from dataclasses import dataclass
+from functools import partial
+from typing import Any, ClassVar, TypeAlias, final
+
+import msgspec
+import trio
+
+from models.blocking import iterate_steps, run_step
+from models.chat import ChatMessage, plain_template
+from models.errors import ModelError
+from models.messages import Finish, FinishReason, GenerationParameters, Prompt, Token, TopToken
+from models.session import Session
+
+# torch and transformers are optional and are imported where a model is loaded, so their objects have no types here:
+Torch: TypeAlias = Any
+Tensor: TypeAlias = Any
+Cache: TypeAlias = Any
+
+Step: TypeAlias = tuple[Token | Finish, ...]
+"""What one step has to send, perhaps nothing."""
+
+MAX_TOP = 100
+MAX_TEXTS = 64
+MAX_TEXT_LENGTH = 1000
+MAX_KEPT_TOKENS = 65_536
+# Below it sampling is greedy, which dividing by it would be but for overflow: vLLM's limit (`_SAMPLING_EPS`).
+MIN_TEMPERATURE = 1e-5
+# Tokens before a text that decide how it begins, such as whether with a space; vLLM looks at as many.
+_CONTEXT = 6
+_UNFINISHED = "\ufffd"
+# A character of UTF-8 lacks its last byte after three; a decoder shows them as one U+FFFD or as one each.
+_MOST_UNFINISHED = 3
+
+
+@final
+class Transformers:
+    """A causal language model and its tokenizer (family TEXT), read from a directory that `save_pretrained` wrote, or from
+    the Hub by name. Making one blocks until both are loaded.
+
+    Each forward pass, with the choice of a token that follows it, is a step in a thread, and the next begins when the
+    session has taken the token: a client that stops reading stops its generation, and one that leaves ends it after the
+    step that runs. `log_prob` is that of the model's own distribution, before bias, penalties, temperature and filters;
+    these are applied in the order of `transformers`. A request that the model cannot serve ends its session with
+    ModelError (status 424) before anything is sent for that prompt.
+    """
+
+    parameters: ClassVar[frozenset[str]] = frozenset(
+        {
+            "bad_sequences", "best_of", "decoder_input_details", "do_sample", "frequency_penalty", "ignore_eos_token",
+            "include_stop_str_in_output", "logit_bias", "logprobs", "max_new_tokens", "min_length", "min_p", "n",
+            "presence_penalty", "prompt_logprobs", "repetition_penalty", "seed", "skip_special_tokens", "stop_sequences",
+            "stop_token_ids", "temperature", "top_k", "top_n_tokens", "top_p", "truncate", "typical_p",
+        }
+    )  # fmt: skip
+    """The GenerationParameters that it acts on: all but those of beam search, and of the answer's form."""
+
+    def __init__(
+        self,
+        path: str,
+        *,
+        device: str = "cpu",
+        dtype: str = "auto",
+        threads: int = 1,
+        max_context: int | None = None,
+        max_sequences: int = 16,
+        prefill_chunk: int = 512,
+        trust_remote_code: bool = False,
+    ) -> None:
+        """`device` and `dtype` are torch's names ("cuda:0", "bfloat16"; "auto" is the dtype the weights are stored in).
+        `threads` steps run at once, of all sessions together. `max_context` bounds prompt and output, in tokens, below
+        what the model's positions allow. `max_sequences` bounds `n` and `best_of`. A prompt is taken in passes of
+        `prefill_chunk` tokens, between which other sessions have their turn. `trust_remote_code` lets the directory
+        bring its own Python code.
+
+        ValueError for an option outside its range and for a model that keeps no state between steps; ImportError
+        where torch or transformers is not installed.
+        """
+        for name, value in (
+            ("threads", threads), ("max_context", max_context), ("max_sequences", max_sequences),
+            ("prefill_chunk", prefill_chunk),
+        ):  # fmt: skip
+            if value is not None and value < 1:
+                raise ValueError(f"{name}: expected at least 1, got {value}")
+        self._loaded: _Loaded | None = _load(path, device, dtype, max_context, trust_remote_code)
+        self._limiter = trio.CapacityLimiter(threads)
+        self._max_sequences = max_sequences
+        self._chunk = prefill_chunk
+
+    def close(self) -> None:
+        """Lets go of the model: its memory is free when the steps that still run have ended. Any later use raises
+        RuntimeError; a second call does nothing."""
+        self._loaded = None
+
+    async def __call__(self, session: Session[Prompt, Token | Finish]) -> None:
+        """Continues each prompt, one after another, until the end of input."""
+        async for prompt in session:
+            ids = await run_step(partial(self.prompt_ids, prompt), limiter=self._limiter)
+            session.prompt_tokens = len(ids)
+            async with aclosing(iterate_steps(self.generate(ids, prompt.parameters), limiter=self._limiter)) as steps:
+                async for messages in steps:
+                    for message in messages:
+                        await session.send(message)
+
+    def chat_template(self, messages: Sequence[ChatMessage]) -> str:
+        """The prompt for a conversation, by the tokenizer's own template; by `plain_template` where it has none.
+        ModelError (status 400) for messages that the template refuses."""
+        tokenizer = self._model().tokenizer
+        if not tokenizer.chat_template:
+            return plain_template(messages)
+        # "developer" is the later name of "system", which is the one that most templates know.
+        renamed = {} if "developer" in str(tokenizer.chat_template) else {"developer": "system"}
+        turns = [_turn(message, renamed.get(message.role, message.role)) for message in messages]
+        try:
+            return str(tokenizer.apply_chat_template(turns, tokenize=False, add_generation_prompt=True))
+        except importlib.import_module("jinja2").TemplateError as e:
+            said = f"messages: the model's chat template refuses them: {str(e)[:200]}"
+            raise ModelError(said, code="BadMessages", status=400) from None
+
+    def prompt_ids(self, prompt: Prompt) -> list[int]:
+        """The tokens that the model continues. ModelError (status 424) where they leave no room in the context, and for a
+        parameter outside its range."""
+        loaded, parameters = self._model(), prompt.parameters
+        check(parameters, vocabulary=loaded.vocabulary, max_sequences=self._max_sequences)
+        ids = loaded.prompt_ids(prompt.text, parameters)
+        kept = _kept(parameters) * loaded.room(ids, parameters)
+        expected = f"at most {MAX_KEPT_TOKENS} tokens in all sequences"
+        _require("max_new_tokens", kept, expected, kept <= MAX_KEPT_TOKENS)
+        return ids
+
+    def generate(self, ids: Sequence[int], parameters: GenerationParameters) -> Generator[Step, None, None]:
+        """What is to be sent for a prompt of `prompt_ids`, step by step. Each step blocks for at most one forward pass, and
+        one generator may be advanced by several threads in turn.
+
+        One sequence is sent as it is generated. Several (`n`, `best_of`) are generated one after another and sent when
+        all are complete, the one with the highest sum of log-probabilities first; greedy ones are all the same.
+        """
+        loaded = self._model()
+        most = loaded.room(ids, parameters)
+        if parameters.decoder_input_details or parameters.prompt_logprobs is not None:
+            logits, cache = yield from _reported_prefill(loaded, parameters, ids, self._chunk)
+        elif most:
+            logits, cache = yield from _prefill(loaded, ids, self._chunk)
+        if most == 0:
+            yield tuple([Finish(reason=FinishReason.LENGTH, sequence=number) for number in range(parameters.n)])
+            return
+        continuation = _Continuation(loaded, parameters, ids, most)
+        if kept := _kept(parameters):
+            yield from _best(continuation, logits, cache, kept)
+        else:
+            for token in continuation.tokens(logits, cache):
+                yield (token,)
+
+    def _model(self) -> _Loaded:
+        if self._loaded is None:
+            raise RuntimeError("the model is closed")
+        return self._loaded
+
+
+@asynccontextmanager
+async def load(
+    path: str,
+    *,
+    device: str = "cpu",
+    dtype: str = "auto",
+    threads: int = 1,
+    max_context: int | None = None,
+    max_sequences: int = 16,
+    prefill_chunk: int = 512,
+    trust_remote_code: bool = False,
+) -> AsyncIterator[Transformers]:
+    """Loads a model in a thread and closes it at the end of the context. The options are those of Transformers."""
+    make = partial(
+        Transformers,
+        path,
+        device=device,
+        dtype=dtype,
+        threads=threads,
+        max_context=max_context,
+        max_sequences=max_sequences,
+        prefill_chunk=prefill_chunk,
+        trust_remote_code=trust_remote_code,
+    )
+    model = await run_step(make, limiter=trio.CapacityLimiter(1))
+    try:
+        yield model
+    finally:
+        model.close()
+
+
+def check(parameters: GenerationParameters, *, vocabulary: int, max_sequences: int) -> None:
+    """ModelError (status 424) names the first parameter outside its range. The ranges are vLLM's where it has one."""
+    p = parameters
+    _require("temperature", p.temperature, "a finite number, at least 0", 0 <= p.temperature < math.inf)
+    _require("repetition_penalty", p.repetition_penalty, "a number from 0.01 to 100", 0.01 <= p.repetition_penalty <= 100)
+    _require("top_k", p.top_k, "-1 or more", p.top_k >= -1)
+    for name in ("top_p", "min_p", "typical_p"):
+        _require(name, getattr(p, name), "a number from 0 to 1", 0 <= getattr(p, name) <= 1)
+    for name in ("presence_penalty", "frequency_penalty"):
+        _require(name, getattr(p, name), "a number from -2 to 2", -2 <= getattr(p, name) <= 2)
+    for token, bias in p.logit_bias.items():
+        known = 0 <= token < vocabulary and -100 <= bias <= 100
+        _require("logit_bias", {token: bias}, f"numbers from -100 to 100 for tokens from 0 to {vocabulary - 1}", known)
+    for name in ("max_new_tokens", "min_length"):
+        _require(name, getattr(p, name), "at least 0", getattr(p, name) >= 0)
+    for name in ("top_n_tokens", "logprobs", "prompt_logprobs"):
+        value = getattr(p, name)
+        _require(name, value, f"a number from 0 to {MAX_TOP}", value is None or 0 <= value <= MAX_TOP)
+    for name in ("n", "best_of"):
+        _require(name, getattr(p, name), f"a number from 1 to {max_sequences}", 1 <= getattr(p, name) <= max_sequences)
+    _require("truncate", p.truncate, "at least 1", p.truncate is None or p.truncate >= 1)
+    for name in ("stop_sequences", "bad_sequences"):
+        texts = getattr(p, name)
+        few = len(texts) <= MAX_TEXTS and all(1 <= len(text) <= MAX_TEXT_LENGTH for text in texts)
+        _require(name, texts, f"at most {MAX_TEXTS}, of 1 to {MAX_TEXT_LENGTH} characters each", few)
+
+
+def _require(name: str, value: object, expected: str, holds: bool) -> None:
+    if not holds:
+        raise ModelError(f"{name}: expected {expected}, got {str(value)[:100]}", code="ValidationError", status=424)
+
+
+def _kept(parameters: GenerationParameters) -> int:
+    """How many sequences are kept until it is known which are the best; 0 where each token is sent as it is made."""
+    count = max(parameters.n, parameters.best_of)
+    if count == 1:
+        return 0
+    return 1 if _is_greedy(parameters) else count
+
+
+def _is_greedy(parameters: GenerationParameters) -> bool:
+    return not parameters.do_sample or parameters.temperature < MIN_TEMPERATURE
+
+
+def _turn(message: ChatMessage, role: str) -> dict[str, str]:
+    turn = {"role": role, "content": message.content}
+    return {**turn, "name": message.name} if message.name else turn
+
+
+def _prefill(loaded: _Loaded, ids: Sequence[int], chunk: int) -> Generator[Step, None, tuple[Tensor, Cache]]:
+    """The logits and the state after a prompt, a chunk of it each step."""
+    logits = cache = None
+    for start in range(0, len(ids), chunk):
+        if start:
+            yield ()
+        logits, cache = loaded.forward(ids[start : start + chunk], cache)
+    return logits, cache
+
+
+def _reported_prefill(
+    loaded: _Loaded, parameters: GenerationParameters, ids: Sequence[int], chunk: int
+) -> Generator[Step, None, tuple[Tensor, Cache]]:
+    """The same, with the tokens of each chunk and what the model thought of them."""
+    report = _PromptReport(loaded, parameters)
+    cache: Cache = None
+    for start in range(0, len(ids), chunk):
+        piece = ids[start : start + chunk]
+        logits, cache = loaded.forward(piece, cache, every=True)
+        yield report.tokens(piece, logits)
+    return report.after[None], cache
+
+
+def _best(continuation: _Continuation, logits: Tensor, cache: Cache, count: int) -> Generator[Step, None, None]:
+    """Nothing for each step, and at the end the best sequences, each whole."""
+    made: list[list[Token]] = []
+    for number in range(1, count + 1):
+        own = cache if number == count else copy.deepcopy(cache)  # a step adds to its cache
+        tokens: list[Token] = []
+        for token in continuation.tokens(logits, own):
+            tokens.append(token)
+            yield ()
+        made.append(tokens)
+    made.sort(key=_sum_of_log_probs, reverse=True)
+    for sequence in range(continuation.parameters.n):
+        best = made[sequence % count]  # one greedy sequence stands for all
+        yield tuple([msgspec.structs.replace(token, sequence=sequence) for token in best])
+
+
+def _sum_of_log_probs(tokens: Sequence[Token]) -> float:
+    return sum(token.log_prob or 0.0 for token in tokens)
+
+
+@final
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Loaded:
+    """A model with its tokenizer, and what their configurations say of it."""
+
+    torch: Torch
+    library: Any
+    model: Any
+    tokenizer: Any
+    encoding: threading.Lock
+    """A tokenizer in Rust sets its own truncation and padding each time that it encodes."""
+    eos: frozenset[int]
+    special: frozenset[int]
+    vocabulary: int
+    context: int | None
+    """The most tokens that prompt and output have together; None: no limit is known."""
+    last_only: bool
+    """Whether a pass can be told to compute the logits of the last position alone."""
+
+    def forward(self, ids: Sequence[int], cache: Cache, *, every: bool = False) -> tuple[Tensor, Cache]:
+        """The logits after these tokens, a row for `every` one of them or for the last alone, and the state, which holds
+        `cache` and may be the same object."""
+        options = {"logits_to_keep": 1} if self.last_only and not every else {}
+        with self.torch.inference_mode():
+            given = self.torch.tensor([list(ids)], device=self.model.device)
+            answer = self.model(input_ids=given, past_key_values=cache, use_cache=True, **options)
+            logits = answer.logits[0] if every else answer.logits[0, -1:]
+        return logits, answer.past_key_values
+
+    def log_probs(self, logits: Tensor) -> Tensor:
+        with self.torch.inference_mode():
+            return self.torch.log_softmax(logits.float(), dim=-1)
+
+    def top(self, log_probs: Tensor, count: int) -> list[tuple[int, float]]:
+        """The most probable tokens with their log-probabilities, the best first."""
+        if count == 0:
+            return []
+        found = log_probs.topk(min(count, log_probs.shape[-1]))
+        return list(zip(found.indices.tolist(), map(_at_most_0, found.values.tolist()), strict=True))
+
+    def encode(self, text: str, *, special: bool) -> list[int]:
+        """The ids of a text; half of a surrogate pair, which is no character, counts as U+FFFD."""
+        clean = text.encode("utf-16", "surrogatepass").decode("utf-16", "replace")
+        with self.encoding:
+            return list(self.tokenizer.encode(clean, add_special_tokens=special))
+
+    def prompt_ids(self, text: str, parameters: GenerationParameters) -> list[int]:
+        """The ids that the model is given. ModelError (status 424) where they leave no room for what is asked."""
+        ids = self.encode(text, special=True)
+        bos = self.tokenizer.bos_token_id
+        if bos is not None and ids[:2] == [bos, bos]:
+            ids = ids[1:]  # a prompt that a chat template made begins with it already
+        if parameters.truncate is not None:
+            ids = ids[-parameters.truncate :]
+        if not ids:
+            starts = [token for token in (bos, *sorted(self.eos)) if token is not None]
+            if not starts:
+                raise ModelError("inputs: expected a prompt of at least 1 token, got none", code="EmptyPrompt")
+            ids = starts[:1]
+        room = 1 if parameters.max_new_tokens else 0
+        if self.context is not None and len(ids) + room > self.context:
+            raise ModelError(
+                f"inputs: expected a prompt of at most {self.context - room} tokens (the context is {self.context}), "
+                f"got {len(ids)}; truncate keeps the last ones",
+                code="PromptTooLong",
+            )
+        return ids
+
+    def room(self, ids: Sequence[int], parameters: GenerationParameters) -> int:
+        """How many tokens may follow the prompt."""
+        most = parameters.max_new_tokens
+        return most if self.context is None else min(most, self.context - len(ids))
+
+    def decoder(self, parameters: GenerationParameters) -> Callable[[list[int]], str]:
+        decode, skip = self.tokenizer.decode, parameters.skip_special_tokens
+        return lambda ids: str(decode(ids, skip_special_tokens=skip, clean_up_tokenization_spaces=False))
+
+
+def _at_most_0(log_prob: float) -> float:
+    return min(0.0, log_prob)  # rounding may end above
+
+
+def _load(path: str, device: str, dtype: str, max_context: int | None, trust_remote_code: bool) -> _Loaded:
+    try:
+        torch, library = importlib.import_module("torch"), importlib.import_module("transformers")
+    except ImportError as e:
+        raise ImportError(
+            f"the transformers backend needs torch and transformers: pip install 'everywire[transformers]' ({e})"
+        ) from e
+    tokenizer = library.AutoTokenizer.from_pretrained(path, trust_remote_code=trust_remote_code)
+    model = library.AutoModelForCausalLM.from_pretrained(path, dtype=dtype, trust_remote_code=trust_remote_code)
+    model = model.to(device).eval()
+    config = model.config.get_text_config()
+    eos = _eos_ids(model, config, tokenizer)
+    added = tokenizer.added_tokens_decoder
+    positions = getattr(config, "max_position_embeddings", None)
+    bounds = [bound for bound in (positions, max_context) if bound is not None]
+    loaded = _Loaded(
+        torch=torch,
+        library=library,
+        model=model,
+        tokenizer=tokenizer,
+        encoding=threading.Lock(),
+        eos=eos,
+        special=eos | set(tokenizer.all_special_ids) | {token for token, about in added.items() if about.special},
+        vocabulary=config.vocab_size,
+        context=min(bounds, default=None),
+        last_only="logits_to_keep" in inspect.signature(model.forward).parameters,
+    )
+    if loaded.forward([0], None)[1] is None:
+        raise ValueError(f"{path[:200]}: {type(model).__name__} gives no past_key_values, so it cannot go on step by step")
+    return loaded
+
+
+def _eos_ids(model: Any, config: Any, tokenizer: Any) -> frozenset[int]:
+    """The first that says something: what it generates with, the model, the tokenizer."""
+    for source in (model.generation_config, config, tokenizer):
+        found = getattr(source, "eos_token_id", None)
+        if found is not None:
+            return frozenset([found] if isinstance(found, int) else found)
+    return frozenset()
+
+
+@final
+class _Continuation:
+    """Sequences that continue one prompt, all drawn from one generator of random numbers."""
+
+    def __init__(self, loaded: _Loaded, parameters: GenerationParameters, ids: Sequence[int], most: int) -> None:
+        self._loaded, self.parameters, self._ids, self._most = loaded, parameters, ids, most
+        self._random = loaded.torch.Generator(device=loaded.model.device)
+        if parameters.seed is None:
+            self._random.seed()
+        else:
+            self._random.manual_seed(parameters.seed % 2**64)  # any integer of a client shall do
+
+    def tokens(self, logits: Tensor, cache: Cache) -> Iterator[Token]:
+        """One sequence, from the logits and the state after the prompt; the last token says why it is the last."""
+        loaded, parameters = self._loaded, self.parameters
+        choose = _Chooser(loaded, parameters, self._ids, None if _is_greedy(parameters) else self._random)
+        decode = loaded.decoder(parameters)
+        text = TextStream(decode, self._ids)
+        stops = Stops(parameters.stop_sequences, included=parameters.include_stop_str_in_output)
+        count = max(parameters.top_n_tokens, parameters.logprobs or 0)
+        for number in range(1, self._most + 1):
+            token = choose(logits[-1])
+            log_probs = loaded.log_probs(logits[-1])
+            top = _top_tokens(loaded, text, log_probs, count)
+            reason = self._reason(token, number)
+            left_out = token in parameters.stop_token_ids and not parameters.include_stop_str_in_output
+            added = "" if left_out else text.feed(token)
+            if reason is not None:
+                added += text.rest()
+            added, met = stops.feed(added)
+            if met:
+                reason = FinishReason.STOP_SEQUENCE
+            elif reason is not None:
+                added += stops.rest()
+            yield Token(
+                text=added,
+                id=token,
+                log_prob=_at_most_0(log_probs[token].item()),
+                special=token in loaded.special,
+                finish=reason,
+                top=top,
+            )
+            if reason is not None:
+                return
+            logits, cache = loaded.forward([token], cache)
+
+    def _reason(self, token: int, number: int) -> FinishReason | None:
+        if token in self._loaded.eos:
+            return FinishReason.EOS_TOKEN
+        if token in self.parameters.stop_token_ids:
+            return FinishReason.STOP_SEQUENCE
+        return FinishReason.LENGTH if number == self._most else None
+
+
+def _top_tokens(loaded: _Loaded, text: TextStream, log_probs: Tensor, count: int) -> tuple[TopToken, ...]:
+    return tuple(
+        [
+            TopToken(text=text.would_add(token), id=token, log_prob=log_prob, special=token in loaded.special)
+            for token, log_prob in loaded.top(log_probs, count)
+        ]
+    )
+
+
+@final
+class _PromptReport:
+    """The tokens of a prompt with what the model thought of each, from the logits of the one before it."""
+
+    def __init__(self, loaded: _Loaded, parameters: GenerationParameters) -> None:
+        self._loaded = loaded
+        self._count = parameters.prompt_logprobs or 0
+        self._text = TextStream(loaded.decoder(parameters), ())
+        self.after: Tensor = None
+        """The logits after the last token; None before the first, which nothing predicts."""
+
+    def tokens(self, ids: Sequence[int], logits: Tensor) -> tuple[Token, ...]:
+        """The tokens of the next piece, which has a row of logits for each."""
+        tokens = tuple([self._token(token, row) for token, row in zip(ids, logits, strict=True)])
+        self.after = self.after.clone()  # the other rows need not live on
+        return tokens
+
+    def _token(self, token: int, logits: Tensor) -> Token:
+        loaded, before, self.after = self._loaded, self.after, logits
+        log_prob: float | None = None
+        top: tuple[TopToken, ...] = ()
+        if before is not None:
+            log_probs = loaded.log_probs(before)
+            log_prob = _at_most_0(log_probs[token].item())
+            top = _top_tokens(loaded, self._text, log_probs, self._count)
+        special = token in loaded.special
+        return Token(text=self._text.feed(token), id=token, log_prob=log_prob, special=special, prefill=True, top=top)
+
+
+@final
+class _Chooser:
+    """Picks the tokens of one sequence: the best one, or one drawn by `random`, of what bias, penalties and filters leave.
+
+    The order is that of transformers' `generate`, and so are the processors but for those that it has not.
+    """
+
+    def __init__(self, loaded: _Loaded, parameters: GenerationParameters, ids: Sequence[int], random: Any) -> None:
+        self._torch, self._parameters, self._random = loaded.torch, parameters, random
+        device = loaded.model.device
+        self._ids = loaded.torch.tensor([list(ids)], device=device)
+        self._made = 0
+        self._counts: Tensor = None
+        """How often each token is in the output."""
+        bias = parameters.logit_bias
+        self._biased = loaded.torch.tensor(list(bias), device=device, dtype=loaded.torch.long)
+        self._bias = loaded.torch.tensor(list(bias.values()), device=device, dtype=loaded.torch.float32)
+        self._eos = sorted(loaded.eos)
+        self._process = loaded.library.LogitsProcessorList(_processors(loaded, parameters, sampled=random is not None))
+
+    def __call__(self, logits: Tensor) -> int:
+        torch = self._torch
+        with torch.inference_mode():
+            scores = self._process(self._ids, self._own(logits)[None])
+            if self._random is None:
+                chosen = scores.argmax(dim=-1)
+            else:
+                chosen = torch.multinomial(torch.softmax(scores, dim=-1), 1, generator=self._random)[0]
+            token = int(chosen)
+            self._ids = torch.cat([self._ids, chosen[None]], dim=-1)
+            self._made += 1
+            self._counts[token] += 1
+        return token
+
+    def _own(self, logits: Tensor) -> Tensor:
+        """A copy of the logits with what transformers has no processors for."""
+        parameters, scores = self._parameters, logits.to(self._torch.float32, copy=True)
+        if self._counts is None:
+            self._counts = self._torch.zeros_like(scores)
+        scores[self._biased] += self._bias
+        if parameters.presence_penalty or parameters.frequency_penalty:
+            scores -= parameters.presence_penalty * (self._counts > 0) + parameters.frequency_penalty * self._counts
+        if parameters.ignore_eos_token or self._made < parameters.min_length:
+            scores[self._eos] = -math.inf
+        return scores
+
+
+def _processors(loaded: _Loaded, parameters: GenerationParameters, *, sampled: bool) -> Iterator[Any]:
+    """The processors of transformers that these parameters ask for, in the order of its `generate`."""
+    p, library = parameters, loaded.library
+    if p.repetition_penalty != 1:
+        yield library.RepetitionPenaltyLogitsProcessor(p.repetition_penalty)
+    if bad := _bad_ids(loaded, p.bad_sequences):
+        yield library.NoBadWordsLogitsProcessor(bad)
+    if not sampled:
+        return
+    if p.temperature != 1:
+        yield library.TemperatureLogitsWarper(float(p.temperature))
+    if p.top_k > 0:
+        yield library.TopKLogitsWarper(p.top_k)
+    if p.top_p < 1:
+        yield library.TopPLogitsWarper(float(p.top_p))
+    if p.min_p > 0:
+        yield library.MinPLogitsWarper(float(p.min_p))
+    if p.typical_p < 1:
+        yield library.TypicalLogitsWarper(float(p.typical_p))
+
+
+def _bad_ids(loaded: _Loaded, texts: Collection[str]) -> list[list[int]]:
+    """The token sequences of texts, each as it is and as a word that follows a space, which has other tokens."""
+    found = [tuple(loaded.encode(space + text, special=False)) for text in texts for space in ("", " ")]
+    return [list(ids) for ids in dict.fromkeys(found) if ids]
+
+
+@final
+class TextStream:
+    """Decodes token by token, and holds back the bytes of an unfinished character. The texts together are that of the
+    whole output as it follows the prompt `before`.
+
+    Only the last tokens are decoded again, with those before them, since how a token is written may depend on them.
+    """
+
+    def __init__(self, decode: Callable[[list[int]], str], before: Sequence[int]) -> None:
+        self._decode = decode
+        self._ids = list(before[-_CONTEXT:])
+        self._begin()
+
+    def _begin(self) -> None:
+        """All tokens so far have been told of: they are the context of those that follow."""
+        self._context, self._known, self._told = self._decode(self._ids), len(self._ids), 0
+
+    def _text(self, ids: list[int]) -> str:
+        """The text of the tokens after the context."""
+        text = self._decode(ids)
+        if text.startswith(self._context):
+            return text[len(self._context) :]
+        # A decoder of single bytes (byte fallback) shows whole characters otherwise when unfinished ones follow.
+        return self._decode(ids[self._known :])
+
+    def feed(self, token: int) -> str:
+        """What this token adds to the text, perhaps nothing."""
+        self._ids.append(token)
+        text = self._text(self._ids)
+        whole = _finished(text)
+        added = whole[self._told :]
+        self._told += len(added)
+        if text and whole == text:
+            self._ids = self._ids[self._known :]
+            self._begin()
+        return added
+
+    def would_add(self, token: int) -> str:
+        """What would be the text after this token and is not told yet; an unfinished character is U+FFFD."""
+        return self._text([*self._ids, token])[self._told :]
+
+    def rest(self) -> str:
+        """What is still held back at the end: U+FFFD for an unfinished character, else nothing."""
+        held = self._text(self._ids)[self._told :]
+        self._told += len(held)
+        return held
+
+
+def _finished(text: str) -> str:
+    """The text without what may be the bytes of an unfinished character at its end."""
+    end = len(text)
+    while end and len(text) - end < _MOST_UNFINISHED and text[end - 1] == _UNFINISHED:
+        end -= 1
+    return text[:end]
+
+
+@final
+class Stops:
+    """Ends a text at the stop sequence that is complete first, however the text is cut into pieces.
+
+    Where the sequence is not `included`, text that may be the beginning of one is held back until it is known.
+    """
+
+    def __init__(self, stops: Collection[str], *, included: bool) -> None:
+        self._stops, self._included = stops, included
+        self._longest = max(map(len, stops), default=1)
+        self._tail = ""
+        """The end of the text so far that a stop sequence may begin with."""
+        self._told = 0
+        """How much of the tail is out."""
+
+    def feed(self, added: str) -> tuple[str, bool]:
+        """What can be told of the text now, and whether it ended."""
+        text = self._tail + added
+        ends = [(start + len(stop), start) for stop in self._stops if (start := text.find(stop)) >= 0]
+        if ends:
+            end, start = min(ends)
+            return text[self._told : end if self._included else start], True
+        begun = self._begun(text)
+        known = text[self._told : len(text) if self._included else begun]
+        self._tail = text[begun:]
+        self._told = len(self._tail) if self._included else 0
+        return known, False
+
+    def _begun(self, text: str) -> int:
+        """Where the longest beginning of a stop sequence begins that ends the text."""
+        for start in range(max(0, len(text) - self._longest + 1), len(text)):
+            if any(stop.startswith(text[start:]) for stop in self._stops):
+                return start
+        return len(text)
+
+    def rest(self) -> str:
+        """What is held back and turned out to begin nothing."""
+        held, self._tail = self._tail[self._told :], ""
+        return held
