@@ -50,6 +50,8 @@ from gateway.listeners import Listener
 from gateway.loading import configured_specs
 from gateway.observe import Observer
 from gateway.routing import Handler, Router, Words
+from gateway.serving_properties import text_options
+from gateway.settings_schema import ConfigError
 from gateway.signatures import Signatures
 from gateway.tls_context import server_context
 from gateway.transport import SocketTransport, StreamTransport, Transport
@@ -123,6 +125,11 @@ class Gateway:
         self.port = self.tls_port = self.bidi_port = 0
         """Where it listens, once `serve` has started; 0 where it does not."""
         specs: list[ModelSpec] = [*configured_specs(self.config), *(spec_of(m) for m in models)]
+        for spec in specs:
+            try:
+                text_options(self.config.lmi, spec.options)
+            except ConfigError as e:
+                raise ConfigError(f"model {spec.name!r}: {e}") from None
         self.supervisor = Supervisor(specs)
         chosen = self.config.repository
         limits = RepositoryLimits(

@@ -59,7 +59,7 @@ class ContainerDialect:
         limits = self._models.config.limits
         match worker.spec.family:
             case Family.TEXT:
-                exchange.take("lmi", refuse_as_lmi)
+                self._lmi.take(exchange, worker)
                 limit, setting = min(limits.json, limits.body), "limits.json"
             case Family.TENSOR:
                 exchange.take("v2", refuse_as_v2)

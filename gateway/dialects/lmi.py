@@ -48,11 +48,14 @@ class LMIDialect:
         limits = self._models.config.limits
         worker = self._models.named(name, Family.TEXT, "lmi")
         exchange.model = worker.name
-        if self._calls.options(worker).tgi_compat:
-            exchange.take("lmi", refuse_as_tgi)
+        self.take(exchange, worker)
         worker.check_ready()
         body = await exchange.receive_body(min(limits.json, limits.body), setting="limits.json")
         await self.generate(exchange, worker, body)
+
+    def take(self, exchange: Exchange, worker: Worker) -> None:
+        """What goes wrong before the answer is said in the words of the model's form."""
+        exchange.take("lmi", refuse_as_tgi if self._calls.options(worker).tgi_compat else refuse)
 
     async def generate(self, exchange: Exchange, worker: Worker, body: memoryview, wrapping: Wrapping | None = None) -> None:
         """Answers a request of the schema, whatever its route. `wrapping` takes the answer in place of the exchange,

@@ -48,21 +48,19 @@ def formatter_of(worker: Worker, asked: TextInput | None) -> OutputFormatter | N
     chosen = None if asked is None else asked.output_formatter
     if callable(chosen):
         return chosen
-    return None if chosen in _FORMS else worker.spec.output_formatter
+    return None if isinstance(chosen, str) and chosen in _FORMS else worker.spec.output_formatter
 
 
 def document_of(found: TextInput) -> dict[str, Any]:
     """The request of the schema that a formatter's is."""
-    document: dict[str, Any] = {"inputs": found.input_text, "stream": found.stream}
-    parameters: Any = found.parameters
-    if parameters is not None:
-        try:
-            document["parameters"] = parameters = dict(parameters)
-        except (TypeError, ValueError):
-            raise _wrong(f"the input formatter gave parameters of type {type(parameters).__name__}, not a mapping") from None
-        if isinstance(found.output_formatter, str):
-            parameters["output_formatter"] = found.output_formatter
-    return document
+    given: Any = found.parameters
+    try:
+        parameters = {} if given is None else dict(given)
+    except (TypeError, ValueError):
+        raise _wrong(f"the input formatter gave parameters of type {type(given).__name__}, not a mapping") from None
+    if isinstance(found.output_formatter, str):
+        parameters["output_formatter"] = found.output_formatter
+    return {"inputs": found.input_text, "stream": found.stream, "parameters": parameters}
 
 
 @final
