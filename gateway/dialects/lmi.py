@@ -136,6 +136,8 @@ class _TextChannel(Channel[Prompt, Any]):
         self._reason: FinishReason | None = None
         asked = request.parameters
         self._several = max(asked.n, asked.best_of, asked.num_beams) > 1
+        # a stream of LMI's lines with nothing beside the tokens: what most are, told in the fewest steps
+        self._plain = self._encoder.streaming and not (self._several or request.tgi or asked.top_n_tokens)
         self._left: dict[int, int] = {}  # tokens that each of several sequences may still have
         self._complete = self._overrun = False
 
@@ -163,21 +165,18 @@ class _TextChannel(Channel[Prompt, Any]):
             await self._exchange.turn()
             self._finished(message)
             return
-        size = len(message.text) + LINE * (1 + len(message.top)) if encoder.streaming else 0
-        await answer.wait_room(size)
+        plain = self._plain and not message.sequence
+        await answer.wait_room(len(message.text) + LINE if plain else self._size(message))
         try:
             if message.prefill:
                 encoder.prefill(message.id, message.text, message.log_prob)
                 return
-            if self.asks is not None:
-                encoder.prompt_tokens, self.asks = self.asks.prompt_tokens or encoder.prompt_tokens, None
-            if self._several:
-                self._count(message)
             finish = message.finish
             reason = None if finish is None else finish.value
-            line = encoder.token(
-                message.id, message.text, message.log_prob, message.special, reason, message.top, message.sequence
-            )
+            if plain:
+                line = encoder.token(message.id, message.text, message.log_prob, message.special, reason)
+            else:
+                line = self._line(message, reason)
         except lmi.LMIError as e:
             raise _too_long(e) from None
         if line:
@@ -188,6 +187,19 @@ class _TextChannel(Channel[Prompt, Any]):
             self._complete = True
             if encoder.streaming:
                 answer.finish()
+
+    def _size(self, token: Token) -> int:
+        """About the bytes that it makes now."""
+        return len(token.text) + LINE * (1 + len(token.top)) if self._encoder.streaming else 0
+
+    def _line(self, token: Token, reason: str | None) -> bytes:
+        """The line of a token, with whatever its answer has beside it."""
+        encoder = self._encoder
+        if self.asks is not None:
+            encoder.prompt_tokens, self.asks = self.asks.prompt_tokens or encoder.prompt_tokens, None
+        if self._several:
+            self._count(token)
+        return encoder.token(token.id, token.text, token.log_prob, token.special, reason, token.top, token.sequence)
 
     def _count(self, token: Token) -> None:
         """Each of several sequences has its own last token."""
