@@ -84,10 +84,10 @@ class FormattedAnswer:
     async def run(self) -> None:
         """Runs the model and ends the answer."""
         worker, exchange = self._worker, self._exchange
-        if self._answer is exchange:
+        if isinstance(self._answer, Exchange):
             exchange.fail = self._fail
         else:
-            self._answer.in_band = self._error_line  # type: ignore[union-attr]
+            self._answer.in_band = self._error_line
         with await worker.slot(exchange):
             await worker.call(session_of(exchange, worker, self._channel), exchange, Family.TEXT)
         if exchange.finishing is None:

@@ -158,10 +158,10 @@ class _Answer:
         echo: bool = False,
     ) -> None:
         self.exchange, self.encoder, self.answer, self.echo = exchange, encoder, answer, echo
-        if answer is exchange:
+        if isinstance(answer, Exchange):
             exchange.fail = self._fail
         else:
-            answer.in_band = self._error_event  # type: ignore[union-attr]
+            answer.in_band = self._error_event
 
     async def run(self, worker: Worker, prompts: list[Prompt], n: int) -> None:
         """Runs the model for one prompt after another, within one slot, and ends the answer."""

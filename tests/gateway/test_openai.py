@@ -255,12 +255,24 @@ class Templated:
         await session.send(Token(text=(await session.receive()).text))
 
 
+class TemplatedOfPrompts:
+    """The same, called with a prompt."""
+
+    @staticmethod
+    def chat_template(messages: Sequence[ChatMessage]) -> str:
+        return shouting(messages)
+
+    async def __call__(self, prompt: Prompt) -> str:
+        return f"{prompt.text}|"
+
+
 @pytest.mark.parametrize("route", [CHAT, *ROUTES])
 async def test_the_prompt_of_a_conversation_is_its_templates(route: str, autojump_clock: Any) -> None:
     specs = {
         "plain": (text_spec(repeats), "Be brief.\nAnn: Why?\nAssistant: \nAssistant:"),
         "spec": (text_spec(repeats, chat_template=shouting), "system:BE BRIEF./user:WHY?/assistant:"),
         "model": (text_spec(Templated()), "system:BE BRIEF./user:WHY?/assistant:"),
+        "of prompts": (text_spec(TemplatedOfPrompts()), "system:BE BRIEF./user:WHY?/assistant:"),
     }
     for spec, prompt in specs.values():
         async with serving(spec) as house:

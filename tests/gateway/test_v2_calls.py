@@ -195,3 +195,18 @@ async def test_a_request_with_the_head_of_the_one_before_is_looked_at_anew_where
         served.gateway.supervisor.workers["seer"] = worker
         assert await status(9, body) == 200
         assert served.gateway.budget.used == 0
+
+
+async def test_a_model_of_tensors_may_ask_and_say_what_only_texts_have() -> None:
+    async def curious(session: Session[InferRequest, InferResponse]) -> None:
+        assert session.prompt_tokens is None
+        session.prompt_tokens = 1
+        async for request in session:
+            await session.send(InferResponse(outputs=request.inputs))
+
+    async with memory_gateway([spec_of(curious, "curious")]) as served:
+        peer = served.http1()
+        body = b'{"inputs":[{"name":"a","datatype":"INT8","shape":[1],"data":[7]}]}'
+        await peer.send(*post(1, "/v2/models/curious/infer", body))
+        status, _, answer = await peer.read_answer(1)
+        assert (status, json.loads(answer)["outputs"][0]["data"]) == (200, [7])
