@@ -56,6 +56,7 @@ from gateway.signatures import Signatures
 from gateway.tls_context import server_context
 from gateway.transport import SocketTransport, StreamTransport, Transport
 from gateway.version import version
+from gateway.wires.asgi import ASGICall, Receive, Scope, Send, refuse_asgi
 from gateway.wires.connection import Connection, ConnectionWire
 from gateway.wires.sniff import sniff
 from gateway.wires.tls import TLSTransport
@@ -143,7 +144,7 @@ class Gateway:
         self.control = ModelControl(self.supervisor, self.repository, limits)
         self.signatures = Signatures(self.config.sagemaker.sigv4)
         self._observer = Observer()
-        self._connections: set[Connection] = set()
+        self._connections: set[Connection | ASGICall] = set()
         self._arriving: set[trio.CancelScope] = set()
         """One for each connection that has not said yet what it wants."""
         self._boot, self._numbers = secrets.token_hex(4), itertools.count(1)
@@ -427,6 +428,16 @@ class Gateway:
         finally:
             await transport.aclose()
 
+    async def serve_asgi(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Serves one call that an ASGI server has accepted, HTTP or WebSocket, for `gateway.asgi.ASGIApp`. `serve` must be
+        running; where it is not, the answer is 503."""
+        call = ASGICall(self, scope)
+        if self._nursery is None:
+            await refuse_asgi(scope, send)
+            return
+        self._connections.add(call)
+        await call.run(receive, send)
+
     async def serve_transport(self, transport: Transport, tls: ssl.SSLContext | None = None) -> None:
         """Serves one connection over a transport of ours; closes it at its end. As `serve_stream`."""
         try:
@@ -475,7 +486,7 @@ class Gateway:
             log.log(level, "no connection came about", extra={"peer": transport.peer, "reason": str(e)})
         return None
 
-    def connection_closed(self, connection: Connection) -> None:
+    def connection_closed(self, connection: Connection | ASGICall) -> None:
         """Everything that it held is given back."""
         self._connections.discard(connection)
         self._drain_bell.ring()

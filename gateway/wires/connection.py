@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     from gateway.body_pool import BodyPool
     from gateway.config import Config, LimitsConfig
     from gateway.transport import Transport
+    from gateway.wires.asgi import ASGICall
     from protocols.buffers import ByteBudget
 
 log = logging.getLogger("gateway.connection")
@@ -84,7 +85,7 @@ class Server(Protocol):
     def run_exchange(self, exchange: Exchange) -> None: ...
     def exchange_opened(self, exchange: Exchange) -> None: ...
     def exchange_closed(self, exchange: Exchange) -> None: ...
-    def connection_closed(self, connection: Connection) -> None: ...
+    def connection_closed(self, connection: Connection | ASGICall) -> None: ...
 
 
 class Watch(Protocol):

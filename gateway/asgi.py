@@ -1,0 +1,61 @@
+"""The gateway as an ASGI application: for hypercorn[trio], alone or mounted beside other applications."""
+
+from __future__ import annotations
+
+from typing import final
+
+import trio
+
+from gateway.gateway import Gateway
+from gateway.wires.asgi import Receive, Scope, Send
+
+
+@final
+class ASGIApp:
+    """Serves the same routes, models and dialects over what an ASGI 3.0 server has accepted.
+
+        app = ASGIApp(Gateway(Config(listen=ListenConfig(port=-1)), models=[shout]))
+
+    The server must run on Trio. Alone, `gateway.serve` runs from the server's lifespan startup to its shutdown, which
+    drains. Mounted in another application, which gets the lifespan events itself, somebody else must run `gateway.serve`;
+    until it runs the answer is 503.
+
+    What ASGI cannot say is weaker than on the gateway's own listeners: docs/reference/asgi.md has each point. RuntimeError
+    where the server does not run on Trio; `wires.asgi.AnswerCut` tells the server of an answer that cannot be completed.
+    """
+
+    def __init__(self, gateway: Gateway) -> None:
+        self.gateway = gateway
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if not _on_trio():
+            raise RuntimeError("the gateway runs on Trio: use hypercorn with worker_class 'trio', or hypercorn.trio.serve")
+        match scope["type"]:
+            case "lifespan":
+                await self._live(receive, send)
+            case "http" | "websocket":
+                await self.gateway.serve_asgi(scope, receive, send)
+            case other:
+                raise ValueError(f"no ASGI scope that is known here: {str(other)[:50]!r}")
+
+    async def _live(self, receive: Receive, send: Send) -> None:
+        """The server starts and stops us."""
+        assert (await receive())["type"] == "lifespan.startup"
+        async with trio.open_nursery() as nursery:
+            try:
+                await nursery.start(self.gateway.serve)
+            except Exception as e:
+                await send({"type": "lifespan.startup.failed", "message": f"{type(e).__name__}: {e}"[:500]})
+                return
+            await send({"type": "lifespan.startup.complete"})
+            assert (await receive())["type"] == "lifespan.shutdown"
+            await self.gateway.drain()
+        await send({"type": "lifespan.shutdown.complete"})
+
+
+def _on_trio() -> bool:
+    try:
+        trio.lowlevel.current_task()
+    except RuntimeError:
+        return False
+    return True

@@ -1,0 +1,320 @@
+"""One call of an ASGI application as a wire: its exchange, what the server gives, and what the server is given."""
+
+from __future__ import annotations
+
+import logging
+from collections import deque
+from collections.abc import Awaitable, Callable, Mapping, MutableMapping, Sequence
+from typing import TYPE_CHECKING, Any, TypeAlias, final
+from urllib.parse import quote
+
+import trio
+
+from gateway.doorbell import Doorbell
+from gateway.errors import Drained, Ending
+from gateway.exchange import Exchange
+from protocols.events import Buffer, Frame, Headers, Opcode, Request
+
+if TYPE_CHECKING:
+    from gateway.wires.connection import Server
+
+log = logging.getLogger("gateway.connection")
+
+Scope: TypeAlias = Mapping[str, Any]
+Message: TypeAlias = MutableMapping[str, Any]
+Receive: TypeAlias = Callable[[], Awaitable[Any]]
+Send: TypeAlias = Callable[[Any], Awaitable[None]]
+
+_WRITE_AT_MOST = 256 * 1024
+_HANDSHAKE = {b"connection", b"upgrade", b"sec-websocket-accept", b"sec-websocket-protocol"}
+"""What the server itself says in the head that accepts a WebSocket."""
+
+
+class AnswerCut(Exception):
+    """Raised out of the application where an answer that has begun cannot be completed: the only word that ASGI has for
+    it. What the client then sees is the server's doing."""
+
+
+@final
+class ASGICall:
+    """Drives one HTTP request or one WebSocket that an ASGI server (ASGI 3.0) has accepted.
+
+    The server's `receive` is asked for more only while less than `limits.read_ahead` waits here, and its `send` is awaited
+    before more than `limits.send_buffer` is taken from the model: so backpressure reaches as far as the server carries
+    it. The answer's last byte counts as written when `send` has returned.
+    """
+
+    windowed = False
+
+    def __init__(self, server: Server, scope: Scope) -> None:
+        self.server = server
+        self.limits, self.budget, self.pool, self.clock = server.limits, server.budget, server.pool, server.clock
+        self._socket = scope["type"] == "websocket"
+        self._http2 = str(scope.get("http_version", "1.1")).startswith("2")
+        self.name = "websocket" if self._socket else "http/2" if self._http2 else "http/1.1"
+        client = scope.get("client")
+        self.peer = f"{client[0]}:{client[1]}" if client else ""
+        self._can_refuse = "websocket.http.response" in (scope.get("extensions") or {})
+        self.last_received = self.last_sent = self.clock()
+        self._unread = 0  # bytes that the exchange has not taken
+        self._queue: deque[Message | Buffer] = deque()  # bytes are pieces of the body
+        self._queued = 0
+        self._text: list[Buffer] = []  # frames of a message under way
+        self._kind = Opcode.BINARY
+        self._bell, self._more = Doorbell(), Doorbell()
+        self._blocked_since: float | None = None
+        self._scope = trio.CancelScope()
+        self._cut = self._over = False
+        self.exchange = Exchange(self, self, request_of(scope), server.new_id(), self.last_received)
+
+    # -- life ------------------------------------------------------------------------------------------------------
+
+    async def run(self, receive: Receive, send: Send) -> None:
+        """Serves the call to its end. Raises AnswerCut where its answer cannot be completed."""
+        exchange, failure = self.exchange, None
+        self.server.exchange_opened(exchange)
+        self.server.run_exchange(exchange)
+        try:
+            with self._scope:
+                async with trio.open_nursery() as nursery:
+                    nursery.start_soon(self._read, receive)
+                    try:
+                        await self._write(send)
+                    except Exception as e:  # the server's way to say that the client is gone
+                        failure = e
+                    nursery.cancel_scope.cancel()
+        finally:
+            self.lost(Ending.CANCELLED if failure is not None else Ending.LOST)
+        if failure is not None:
+            log.debug("transport lost", extra={"peer": self.peer, "reason": str(failure)[:300]})
+        if self._cut:
+            raise AnswerCut(f"exchange {exchange.id} ended as {exchange.ending and exchange.ending.value}")
+
+    def lost(self, ending: Ending = Ending.LOST) -> None:
+        """Nothing can be said any more."""
+        if not self._over:
+            self._over = True
+            self._queue.clear()
+            self.exchange.cut(ending)
+            self._scope.cancel()
+
+    def failed(self, error: Exception) -> None:
+        log.error("connection failed", extra={"peer": self.peer}, exc_info=error)
+        self._cut = True
+        self.lost()
+
+    def turn(self) -> None:
+        """It puts nothing off."""
+
+    def tick(self, now: float) -> None:
+        """The server's coarse timer looks at the stamps."""
+        stall = self.limits.write_stall
+        if stall and self._blocked_since is not None and now - self._blocked_since > stall:
+            log.info("write stalled", extra={"peer": self.peer, "seconds": stall, "setting": "limits.write_stall"})
+            self._cut = True
+            self.lost()
+        else:
+            self.exchange.check_stamps(now)
+
+    def drain(self) -> None:
+        """Its connection is the server's, which says goodbye."""
+
+    def drain_now(self) -> None:
+        self.exchange.interrupt(Drained("the server is shutting down and its drain deadline (drain.timeout) has passed"))
+
+    def fields(self, headers: Headers) -> dict[bytes, bytes]:
+        return dict(reversed(headers))
+
+    def exchange_closed(self, exchange: Exchange) -> None:
+        self.server.exchange_closed(exchange)
+        self.server.connection_closed(self)
+
+    # -- receiving -------------------------------------------------------------------------------------------------
+
+    async def _read(self, receive: Receive) -> None:
+        exchange, ahead = self.exchange, self.limits.read_ahead
+        while True:
+            while self._unread + exchange.waiting >= ahead and not exchange.gone:
+                await self._more.wait()
+            message = await receive()
+            self.last_received = now = self.clock()
+            match message["type"]:
+                case "http.request":
+                    body = message.get("body", b"")
+                    if body:
+                        self._unread += len(body)
+                        exchange.feed(body, len(body), now)
+                    if not message.get("more_body", False):
+                        exchange.feed_end()
+                case "websocket.receive":
+                    data = message.get("bytes")
+                    opcode = Opcode.TEXT if data is None else Opcode.BINARY
+                    if data is None:
+                        data = message["text"].encode()
+                    self._unread += len(data)
+                    exchange.feed(Frame(opcode=opcode, fin=True, data=data), len(data), now)
+                case "http.disconnect" | "websocket.disconnect":
+                    # an answer that is whole still goes out
+                    if exchange.finishing is None:
+                        self.lost(Ending.CANCELLED)
+                    return
+                case _:
+                    pass  # "websocket.connect"
+
+    def credit(self, exchange: Exchange, n: int) -> None:
+        self._unread -= n
+        self._more.ring()
+
+    def proceed(self, exchange: Exchange) -> None:
+        """The server does, when it is asked for the body."""
+
+    def land(self, exchange: Exchange, buffer: memoryview) -> bool:
+        return False
+
+    def release(self, exchange: Exchange) -> None:
+        self._more.ring()
+
+    # -- sending ---------------------------------------------------------------------------------------------------
+
+    async def _write(self, send: Send) -> None:
+        exchange = self.exchange
+        while not self._over:
+            while not self._queue:
+                if exchange.ending is not None:
+                    return
+                await self._bell.wait()
+            message, size = self._next()
+            self._blocked_since = self.clock()
+            await send(message)
+            self._blocked_since, self.last_sent = None, self.clock()
+            self._queued -= size
+            if exchange.finishing is not None and not self._queue:
+                exchange.ended()
+            elif size:
+                exchange.room_changed()
+
+    def _next(self) -> tuple[Message, int]:
+        """What the server is told next; the pieces that are ready are one message. And how much room that makes."""
+        first = self._queue.popleft()
+        if isinstance(first, MutableMapping):
+            return first, len(first.get("bytes") or first.get("text") or b"")
+        pieces, size = [first], len(first)
+        while self._queue and size < _WRITE_AT_MOST and not isinstance(piece := self._queue[0], MutableMapping):
+            pieces.append(piece)
+            size += len(piece)
+            self._queue.popleft()
+        body = b"".join(pieces)
+        last = self._queue[0] if self._queue else None
+        if isinstance(last, MutableMapping) and last.get("body") == b"":
+            self._queue.popleft()
+            return {**last, "body": body}, size
+        kind = "websocket.http.response.body" if self._socket else "http.response.body"
+        return {"type": kind, "body": body, "more_body": True}, size
+
+    def _tell(self, message: Message) -> None:
+        if not self._over:
+            self._queue.append(message)
+            self._bell.ring()
+
+    def room(self, exchange: Exchange) -> int:
+        return self.limits.send_buffer - self._queued
+
+    def empty(self, exchange: Exchange) -> bool:
+        return not self._queued
+
+    def start(self, exchange: Exchange, status: int, headers: Headers) -> None:
+        if status == 101:
+            chosen = next((value.decode() for name, value in headers if name == b"sec-websocket-protocol"), None)
+            fields = [(name, value) for name, value in headers if name not in _HANDSHAKE]
+            self._tell({"type": "websocket.accept", "subprotocol": chosen, "headers": fields})
+        elif not self._socket:
+            self._tell({"type": "http.response.start", "status": status, "headers": list(headers)})
+        elif self._can_refuse:
+            self._tell({"type": "websocket.http.response.start", "status": status, "headers": list(headers)})
+
+    def push(self, exchange: Exchange, buffers: Sequence[Buffer]) -> None:
+        if self._socket and not self._can_refuse:
+            return  # the server says 403 and nothing more
+        if not self._over:
+            self._queue.extend(buffers)
+            self._queued += sum(map(len, buffers))
+            self._bell.ring()
+
+    def push_frame(self, exchange: Exchange, opcode: Opcode, fin: bool, buffers: Sequence[Buffer]) -> None:
+        """ASGI has whole messages: frames wait for the last of theirs."""
+        if self._over:
+            return
+        if opcode is not Opcode.CONTINUATION:
+            self._kind = opcode
+        self._text.extend(buffers)
+        self._queued += sum(map(len, buffers))
+        if not fin:
+            return
+        data = b"".join(self._text)
+        self._text = []
+        if self._kind is Opcode.TEXT:
+            try:
+                self._tell({"type": "websocket.send", "text": data.decode()})
+            except UnicodeDecodeError:
+                self._tell({"type": "websocket.close", "code": 1007, "reason": "a text part that is no UTF-8"})
+        else:
+            self._tell({"type": "websocket.send", "bytes": data})
+
+    def finish(self, exchange: Exchange, code: int, reason: str) -> None:
+        if not self._socket:
+            self._tell({"type": "http.response.body", "body": b"", "more_body": False})
+        elif exchange.status == 101 or not self._can_refuse:
+            self._tell({"type": "websocket.close", "code": code, "reason": reason})
+        else:
+            self._tell({"type": "websocket.http.response.body", "body": b"", "more_body": False})
+
+    def respond(self, exchange: Exchange, status: int, headers: Headers, fresh: Headers, buffers: Sequence[Buffer]) -> None:
+        self.start(exchange, status, [*headers, *fresh])
+        if buffers:
+            self.push(exchange, buffers)
+        self.finish(exchange, 1000, "")
+
+    def reset(self, exchange: Exchange) -> None:
+        ending = exchange.finishing or Ending.LOST
+        if self._socket and exchange.status == 101:
+            self._tell({"type": "websocket.close", "code": 1011, "reason": ""})
+        else:
+            self._cut = True
+            self.lost(ending)
+
+
+def request_of(scope: Scope) -> Request:
+    """The request head that an ASGI scope tells of; its path begins where the application is mounted."""
+    path: bytes = scope.get("raw_path") or quote(scope["path"]).encode()
+    path = path.partition(b"?")[0]
+    root = quote(scope.get("root_path", "")).encode()
+    if root and path.startswith(root):
+        path = path[len(root) :]
+    query = scope.get("query_string", b"")
+    headers = [(bytes(name).lower(), bytes(value)) for name, value in scope["headers"]]
+    fields = dict(reversed(headers))
+    length = fields.get(b"content-length", b"")
+    socket = scope["type"] == "websocket"
+    return Request(
+        stream=1,
+        method=b"GET" if socket else scope["method"].encode(),
+        target=b"%b?%b" % (path or b"/", query) if query else path or b"/",
+        headers=headers,
+        authority=fields.get(b"host", b""),
+        scheme=scope.get("scheme", "http").encode(),
+        version=str(scope.get("http_version", "1.1")).encode(),
+        content_length=int(length) if length.isdigit() else 0 if scope.get("method") in ("GET", "HEAD") else None,
+        expects_continue=fields.get(b"expect", b"").lower() == b"100-continue",
+        upgrade=b"websocket" if socket else b"",
+    )
+
+
+async def refuse_asgi(scope: Scope, send: Send) -> None:
+    """What a call is told while no gateway runs."""
+    if scope["type"] == "websocket":
+        await send({"type": "websocket.close", "code": 1013, "reason": "the gateway is not running"})
+        return
+    body = b'{"error":"the gateway is not running; try again later"}'
+    headers = [(b"content-type", b"application/json"), (b"content-length", b"%d" % len(body)), (b"retry-after", b"1")]
+    await send({"type": "http.response.start", "status": 503, "headers": headers})
+    await send({"type": "http.response.body", "body": body, "more_body": False})

@@ -1,0 +1,359 @@
+"""The gateway as an ASGI application, driven by a server that is a script: what it is given, and what it is told."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from typing import Any
+
+import pytest
+import trio
+from trio.testing import wait_all_tasks_blocked
+
+from gateway.asgi import ASGIApp
+from gateway.config import Config, DrainConfig, LimitsConfig, ListenConfig
+from gateway.gateway import Gateway
+from gateway.wires.asgi import AnswerCut
+from models.adapt import spec_of
+from models.library.echo import Echo
+from models.messages import Family, Part, PartKind
+from models.session import Session
+from tests.gateway.promises import KiB, Probe, answering, counting, pausing, silent
+
+NO_PORT = ListenConfig(port=-1)
+FINAL = {"type": "http.response.body", "body": b"", "more_body": False}
+
+
+class Server:
+    """What an ASGI server does for one call: gives what it is told to give, and takes only when it is let."""
+
+    def __init__(self, app: ASGIApp, **scope: Any) -> None:
+        self.scope: dict[str, Any] = {
+            "type": "http", "asgi": {"version": "3.0"}, "http_version": "1.1", "method": "POST", "path": "/",
+            "query_string": b"", "root_path": "", "scheme": "http", "headers": [(b"host", b"localhost")],
+            "client": ("10.0.0.1", 4711), "extensions": {}, **scope,
+        }  # fmt: skip
+        self.app = app
+        self._give, self._given = trio.open_memory_channel[dict[str, Any]](1000)
+        self.told: list[dict[str, Any]] = []
+        self.takes = trio.Event()
+        self.takes.set()
+        self.over = trio.Event()
+        self.error: Exception | None = None
+
+    def give(self, *messages: dict[str, Any]) -> None:
+        for message in messages:
+            self._give.send_nowait(message)
+
+    def body(self, data: bytes, *, more: bool = False) -> None:
+        self.give({"type": "http.request", "body": data, "more_body": more})
+
+    @property
+    def waiting(self) -> int:
+        """Messages that the application has not asked for."""
+        return self._given.statistics().current_buffer_used
+
+    async def _send(self, message: dict[str, Any]) -> None:
+        await self.takes.wait()
+        self.told.append(message)
+
+    async def run(self) -> None:
+        try:
+            await self.app(self.scope, self._given.receive, self._send)
+        except AnswerCut as e:
+            self.error = e
+        self.over.set()
+
+    @property
+    def answer(self) -> tuple[int, bytes]:
+        """The status and the body of an answer that is whole."""
+        assert self.told[-1].get("more_body") is False, self.told
+        return self.told[0]["status"], b"".join(message["body"] for message in self.told[1:])
+
+
+@asynccontextmanager
+async def served(*models: Any, config: Config | None = None) -> AsyncIterator[tuple[ASGIApp, trio.Nursery]]:
+    """A running gateway without a port; at the end nothing is left."""
+    config = config or Config(listen=NO_PORT)
+    gateway = Gateway(config, models)
+    async with trio.open_nursery() as nursery:
+        await nursery.start(gateway.serve)
+        async with trio.open_nursery() as calls:
+            yield ASGIApp(gateway), calls
+        await wait_all_tasks_blocked()
+        counts = gateway.counts()
+        assert (counts.connections, counts.exchanges, counts.bytes_reserved, counts.slots_in_use) == (0, 0, 0, 0)
+        nursery.cancel_scope.cancel()
+
+
+def lines(app: ASGIApp, **scope: Any) -> Server:
+    server = Server(app, path="/predictions/probe", **scope)
+    asked = {"inputs": "x", "stream": True, "parameters": {"max_new_tokens": 2**31 - 1}}
+    server.body(json.dumps(asked).encode())
+    return server
+
+
+async def test_an_answer_is_a_head_a_body_and_an_end() -> None:
+    probe = Probe(answering)
+    async with served(probe.spec("json-http1")) as (app, calls):
+        server = lines(app)
+        server.scope["headers"] = [*server.scope["headers"], (b"content-type", b"application/json")]
+        calls.start_soon(server.run)
+        await wait_all_tasks_blocked()
+        assert server.told == []
+        probe.go.set()
+        await server.over.wait()
+        head, *pieces = server.told
+        assert (head["type"], head["status"]) == ("http.response.start", 200)
+        assert dict(head["headers"])[b"x-request-id"]
+        assert pieces[-1]["more_body"] is False
+        assert b'"id": 0' in b"".join(piece["body"] for piece in pieces)
+
+
+async def test_a_server_that_takes_nothing_stops_the_model() -> None:
+    probe = Probe(counting)
+    async with served(probe.spec("lmi-http1")) as (app, calls):
+        server = lines(app)
+        server.takes = trio.Event()
+        calls.start_soon(server.run)
+        await wait_all_tasks_blocked()
+        assert 60 <= probe.sent <= 70
+        server.give({"type": "http.disconnect"})
+        await server.over.wait()
+        await wait_all_tasks_blocked()
+        assert (probe.live, probe.stopped) == (0, 1)
+        assert app.gateway.counts().endings == {"cancelled-by-client": 1}
+
+
+async def test_a_model_that_takes_nothing_stops_the_reading() -> None:
+    async def deaf(session: Session[Part, Part]) -> None:
+        await trio.sleep_forever()
+
+    config = Config(listen=NO_PORT, limits=LimitsConfig(read_ahead=64 * KiB))
+    async with served(spec_of(deaf, "probe", family=Family.PARTS), config=config) as (app, calls):
+        server = Server(app, type="websocket", path="/models/probe/invocations-bidirectional-stream", headers=HANDSHAKE)
+        server.give({"type": "websocket.connect"})
+        server.give(*({"type": "websocket.receive", "bytes": bytes(KiB)} for _ in range(500)))
+        calls.start_soon(server.run)
+        await wait_all_tasks_blocked()
+        assert 430 <= server.waiting <= 450
+        calls.cancel_scope.cancel()
+
+
+async def test_a_client_that_leaves_cancels_its_model_and_nothing_is_said() -> None:
+    probe = Probe(silent)
+    async with served(probe.spec("lmi-http1")) as (app, calls):
+        server = lines(app)
+        calls.start_soon(server.run)
+        await wait_all_tasks_blocked()
+        assert probe.live == 1
+        server.give({"type": "http.disconnect"})
+        await server.over.wait()
+        assert server.told == []
+    assert probe.live == 0
+
+
+async def test_a_send_that_raises_is_a_client_that_left() -> None:
+    probe = Probe(counting)
+
+    async def gone(message: dict[str, Any]) -> None:
+        raise OSError("the client is gone")
+
+    async with served(probe.spec("lmi-http1")) as (app, calls):
+        server = lines(app)
+        server._send = gone  # type: ignore[method-assign]
+        calls.start_soon(server.run)
+        await server.over.wait()
+        await wait_all_tasks_blocked()
+        assert probe.live == 0
+        assert app.gateway.counts().endings == {"cancelled-by-client": 1}
+
+
+async def test_a_call_that_the_server_cancels_takes_its_model_with_it() -> None:
+    probe = Probe(counting)
+    async with served(probe.spec("lmi-http1")) as (app, calls):
+        server = lines(app)
+        server.takes = trio.Event()
+        calls.start_soon(server.run)
+        await wait_all_tasks_blocked()
+        calls.cancel_scope.cancel()
+    assert (probe.live, probe.stopped) == (0, 1)
+
+
+async def test_an_error_in_mid_stream_is_said_in_band_and_where_that_cannot_be_the_server_is_told() -> None:
+    async def fail(probe: Probe, session: Session[Any, Any]) -> None:
+        await probe.take(session)
+        await probe.say(session, 2)
+        raise RuntimeError("secret")
+
+    async with served(Probe(fail).spec("lmi-http1"), Probe(fail, "body").spec("container-http1")) as (app, calls):
+        said = lines(app)
+        cut = Server(app, path="/models/body/invoke")
+        cut.body(b"00000000")
+        for server in (said, cut):
+            calls.start_soon(server.run)
+            await server.over.wait()
+        status, body = said.answer
+        assert (status, said.error) == (200, None)
+        assert b"incident" in body
+        assert b"secret" not in body
+        assert isinstance(cut.error, AnswerCut)
+        assert app.gateway.counts().endings == {"model-error": 2}
+
+
+async def test_a_body_of_many_pieces_and_no_length_is_whole_for_the_model() -> None:
+    async with served(spec_of(Echo(), "probe")) as (app, calls):
+        server = Server(app, path="/models/probe/invoke")
+        for n in range(10):
+            server.body(b"%d" % n * KiB, more=n < 9)
+        calls.start_soon(server.run)
+        await server.over.wait()
+        assert server.answer == (200, b"".join(b"%d" % n * KiB for n in range(10)))
+
+
+async def test_a_body_over_the_limit_is_refused_before_it_is_read() -> None:
+    config = Config(listen=NO_PORT, limits=LimitsConfig(body=KiB))
+    async with served(spec_of(Echo(), "probe"), config=config) as (app, calls):
+        server = Server(app, path="/v2/models/probe/generate", headers=[(b"content-length", b"2000")])
+        calls.start_soon(server.run)
+        await server.over.wait()
+        assert server.answer[0] == 413
+
+
+@pytest.mark.parametrize("raw", [True, False])
+async def test_its_paths_begin_where_it_is_mounted(raw: bool) -> None:
+    async with served(spec_of(Echo(), "probe")) as (app, calls):
+        mounted: dict[str, Any] = {"path": "/inference/v2/models/probe/ready", "root_path": "/inference", "method": "GET"}
+        if raw:
+            mounted["raw_path"] = mounted["path"].encode()
+        server = Server(app, **mounted)
+        server.body(b"")
+        calls.start_soon(server.run)
+        await server.over.wait()
+        assert server.answer == (200, b'{"name":"probe","ready":true}')
+
+
+async def test_a_head_has_no_body() -> None:
+    async with served(spec_of(Echo(), "probe")) as (app, calls):
+        server = Server(app, path="/ping", method="HEAD")
+        server.body(b"")
+        calls.start_soon(server.run)
+        await server.over.wait()
+        assert server.answer == (200, b"")
+
+
+HANDSHAKE = [(b"host", b"x"), (b"sec-websocket-key", b"AAAAAAAAAAAAAAAAAAAAAA=="), (b"sec-websocket-version", b"13")]
+
+
+def socket(app: ASGIApp, name: str = "probe", **scope: Any) -> Server:
+    path = f"/models/{name}/invocations-bidirectional-stream"
+    server = Server(app, type="websocket", path=path, headers=HANDSHAKE, **scope)
+    server.give({"type": "websocket.connect"})
+    return server
+
+
+async def test_a_websocket_is_accepted_answered_and_closed() -> None:
+    async with served(spec_of(Echo(), "probe")) as (app, calls):
+        server = socket(app)
+        server.give({"type": "websocket.receive", "text": "hällo"}, {"type": "websocket.receive", "bytes": b"\xff"})
+        calls.start_soon(server.run)
+        await wait_all_tasks_blocked()
+        accepted, *rest = server.told
+        assert (accepted["type"], accepted["subprotocol"]) == ("websocket.accept", None)
+        assert not {name for name, _ in accepted["headers"]} & {b"connection", b"upgrade", b"sec-websocket-accept"}
+        assert rest == [{"type": "websocket.send", "text": "hällo"}, {"type": "websocket.send", "bytes": b"\xff"}]
+        server.give({"type": "websocket.disconnect", "code": 1000})
+        await server.over.wait()
+        assert app.gateway.counts().endings == {"cancelled-by-client": 1}
+
+
+async def test_parts_of_one_message_are_joined_and_text_that_is_none_closes() -> None:
+    async def parts(session: Session[Part, Part]) -> None:
+        for data, last in ((b"one ", False), (b"mess", False), (b"age", True), (b"\xff", True)):
+            await session.send(Part(data=data, kind=PartKind.UTF8, last=last))
+
+    async with served(spec_of(parts, "probe", family=Family.PARTS)) as (app, calls):
+        server = socket(app)
+        calls.start_soon(server.run)
+        await server.over.wait()
+        _, message, closed = server.told[:3]
+        assert message == {"type": "websocket.send", "text": "one message"}
+        assert (closed["type"], closed["code"]) == ("websocket.close", 1007)
+
+
+@pytest.mark.parametrize("extended", [True, False])
+async def test_a_websocket_that_is_refused_says_why_where_the_server_can(extended: bool) -> None:
+    async with served(spec_of(Echo(), "probe")) as (app, calls):
+        server = socket(app, "nobody", extensions={"websocket.http.response": {}} if extended else {})
+        calls.start_soon(server.run)
+        await server.over.wait()
+        if extended:
+            assert (server.told[0]["type"], server.told[0]["status"]) == ("websocket.http.response.start", 404)
+            assert b"nobody" in server.told[1]["body"]
+            assert server.told[-1]["more_body"] is False
+        else:
+            assert [message["type"] for message in server.told] == ["websocket.close"]
+
+
+async def test_at_the_drain_deadline_what_runs_gets_its_ending(autojump_clock: Any) -> None:
+    probe = Probe(pausing)
+    config = Config(listen=NO_PORT, drain=DrainConfig(timeout=5))
+    gateway = Gateway(config, [probe.spec("lmi-http1")])
+    app = ASGIApp(gateway)
+    async with trio.open_nursery() as nursery:
+        await nursery.start(gateway.serve)
+        server = lines(app)
+        nursery.start_soon(server.run)
+        await wait_all_tasks_blocked()
+        report = await gateway.drain()
+        assert (report.endings, report.clean) == ({"drained": 1}, False)
+        assert b"drain" in server.answer[1]
+        after = lines(app)
+        nursery.start_soon(after.run)
+        await after.over.wait()
+        assert after.answer[0] == 503
+
+
+async def test_a_stalled_server_is_given_up(autojump_clock: Any) -> None:
+    probe = Probe(counting)
+    async with served(probe.spec("lmi-http1")) as (app, calls):
+        server = lines(app)
+        server.takes = trio.Event()
+        calls.start_soon(server.run)
+        await server.over.wait()
+        assert isinstance(server.error, AnswerCut)
+        assert app.gateway.counts().endings == {"transport-lost": 1}
+
+
+async def test_the_lifespan_of_the_server_is_that_of_the_gateway() -> None:
+    app = ASGIApp(Gateway(Config(listen=NO_PORT), [spec_of(Echo(), "probe")]))
+    server = Server(app, type="lifespan")
+    server.give({"type": "lifespan.startup"})
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(server.run)
+        await wait_all_tasks_blocked()
+        assert server.told == [{"type": "lifespan.startup.complete"}]
+        call = Server(app, path="/ping", method="GET")
+        call.body(b"")
+        await call.run()
+        assert call.answer[0] == 200
+        server.give({"type": "lifespan.shutdown"})
+    assert server.told[1:] == [{"type": "lifespan.shutdown.complete"}]
+
+
+async def test_a_gateway_that_cannot_start_says_why() -> None:
+    app = ASGIApp(Gateway(Config(listen=ListenConfig(port=1, host="192.0.2.1"))))
+    server = Server(app, type="lifespan")
+    server.give({"type": "lifespan.startup"})
+    await server.run()
+    (failed,) = server.told
+    assert failed["type"] == "lifespan.startup.failed"
+    assert "listen" in failed["message"]
+
+
+def test_a_server_of_another_loop_is_told_which_it_must_be() -> None:
+    app = ASGIApp(Gateway(Config(listen=NO_PORT)))
+    with pytest.raises(RuntimeError, match="hypercorn with worker_class 'trio'"):
+        asyncio.run(app({"type": "http"}, None, None))  # type: ignore[arg-type]
