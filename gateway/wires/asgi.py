@@ -26,6 +26,8 @@ Receive: TypeAlias = Callable[[], Awaitable[Any]]
 Send: TypeAlias = Callable[[Any], Awaitable[None]]
 
 _WRITE_AT_MOST = 256 * 1024
+_LINGER_SECONDS, _LINGER_BYTES = 30.0, 1024 * 1024 * 1024
+_LAST_WORDS = 1.0  # seconds that an answer that is whole has once the server says that the client is gone
 _HANDSHAKE = {b"connection", b"upgrade", b"sec-websocket-accept", b"sec-websocket-protocol"}
 """What the server itself says in the head that accepts a WebSocket."""
 
@@ -57,11 +59,11 @@ class ASGICall:
         self._can_refuse = "websocket.http.response" in (scope.get("extensions") or {})
         self.last_received = self.last_sent = self.clock()
         self._unread = 0  # bytes that the exchange has not taken
-        self._queue: deque[Message | Buffer] = deque()  # bytes are pieces of the body
+        self._queue: deque[tuple[Message | None, Buffer]] = deque()  # pieces of the body have no message of their own
         self._queued = 0
         self._text: list[Buffer] = []  # frames of a message under way
         self._kind = Opcode.BINARY
-        self._bell, self._more = Doorbell(), Doorbell()
+        self._bell, self._more, self._arrived = Doorbell(), Doorbell(), Doorbell()
         self._blocked_since: float | None = None
         self._scope = trio.CancelScope()
         self._cut = self._over = False
@@ -146,6 +148,7 @@ class ASGICall:
                         exchange.feed(body, len(body), now)
                     if not message.get("more_body", False):
                         exchange.feed_end()
+                    self._arrived.wake()
                 case "websocket.receive":
                     data = message.get("bytes")
                     opcode = Opcode.TEXT if data is None else Opcode.BINARY
@@ -154,9 +157,10 @@ class ASGICall:
                     self._unread += len(data)
                     exchange.feed(Frame(opcode=opcode, fin=True, data=data), len(data), now)
                 case "http.disconnect" | "websocket.disconnect":
-                    # an answer that is whole still goes out
                     if exchange.finishing is None:
                         self.lost(Ending.CANCELLED)
+                    else:  # its last message may be the reason, or never be taken
+                        self._scope.deadline = now + _LAST_WORDS
                     return
                 case _:
                     pass  # "websocket.connect"
@@ -183,6 +187,8 @@ class ASGICall:
                 if exchange.ending is not None:
                     return
                 await self._bell.wait()
+            if self._http2 and exchange.finishing is not None and not exchange.input_ended:
+                await self._swallow()
             message, size = self._next()
             self._blocked_since = self.clock()
             await send(message)
@@ -193,27 +199,37 @@ class ASGICall:
             elif size:
                 exchange.room_changed()
 
+    async def _swallow(self) -> None:
+        """An HTTP/2 client may go on sending after the end of its answer, and hypercorn (0.18) ends its process over that,
+        with every other client's connection; or it stops in the middle when it sees a refusal, and hypercorn ends the
+        connection over that. So what is left of an answer waits for the end of the input, within bounds."""
+        began, most = self.exchange.bytes_in, _LINGER_BYTES
+        with trio.move_on_after(_LINGER_SECONDS):
+            while not self.exchange.input_ended and self.exchange.bytes_in - began < most:
+                await self._arrived.wait()
+
     def _next(self) -> tuple[Message, int]:
         """What the server is told next; the pieces that are ready are one message. And how much room that makes."""
-        first = self._queue.popleft()
-        if isinstance(first, MutableMapping):
-            return first, len(first.get("bytes") or first.get("text") or b"")
+        message, first = self._queue.popleft()
+        if message is not None:
+            return message, len(first)
         pieces, size = [first], len(first)
-        while self._queue and size < _WRITE_AT_MOST and not isinstance(piece := self._queue[0], MutableMapping):
+        while self._queue and size < _WRITE_AT_MOST and self._queue[0][0] is None:
+            piece = self._queue.popleft()[1]
             pieces.append(piece)
             size += len(piece)
-            self._queue.popleft()
         body = b"".join(pieces)
-        last = self._queue[0] if self._queue else None
-        if isinstance(last, MutableMapping) and last.get("body") == b"":
+        last = self._queue[0][0] if self._queue else None
+        if last is not None and last.get("body") == b"":
             self._queue.popleft()
             return {**last, "body": body}, size
         kind = "websocket.http.response.body" if self._socket else "http.response.body"
         return {"type": kind, "body": body, "more_body": True}, size
 
-    def _tell(self, message: Message) -> None:
+    def _tell(self, message: Message, data: Buffer = b"") -> None:
+        """`data` is what of it took room."""
         if not self._over:
-            self._queue.append(message)
+            self._queue.append((message, data))
             self._bell.ring()
 
     def room(self, exchange: Exchange) -> int:
@@ -236,7 +252,7 @@ class ASGICall:
         if self._socket and not self._can_refuse:
             return  # the server says 403 and nothing more
         if not self._over:
-            self._queue.extend(buffers)
+            self._queue.extend((None, buffer) for buffer in buffers)
             self._queued += sum(map(len, buffers))
             self._bell.ring()
 
@@ -254,11 +270,11 @@ class ASGICall:
         self._text = []
         if self._kind is Opcode.TEXT:
             try:
-                self._tell({"type": "websocket.send", "text": data.decode()})
+                self._tell({"type": "websocket.send", "text": data.decode()}, data)
             except UnicodeDecodeError:
                 self._tell({"type": "websocket.close", "code": 1007, "reason": "a text part that is no UTF-8"})
         else:
-            self._tell({"type": "websocket.send", "bytes": data})
+            self._tell({"type": "websocket.send", "bytes": data}, data)
 
     def finish(self, exchange: Exchange, code: int, reason: str) -> None:
         if not self._socket:

@@ -20,7 +20,7 @@ from models.adapt import spec_of
 from models.library.echo import Echo
 from models.messages import Family, Part, PartKind
 from models.session import Session
-from tests.gateway.promises import KiB, Probe, answering, counting, pausing, silent
+from tests.gateway.promises import KiB, Probe, answering, at_once, counting, pausing, silent
 
 NO_PORT = ListenConfig(port=-1)
 FINAL = {"type": "http.response.body", "body": b"", "more_body": False}
@@ -281,6 +281,34 @@ async def test_parts_of_one_message_are_joined_and_text_that_is_none_closes() ->
         _, message, closed = server.told[:3]
         assert message == {"type": "websocket.send", "text": "one message"}
         assert (closed["type"], closed["code"]) == ("websocket.close", 1007)
+
+
+async def test_a_message_larger_than_the_send_buffer_comes_after_text_of_several_bytes_a_character() -> None:
+    async with served(spec_of(Echo(), "probe")) as (app, calls):
+        server = socket(app)
+        sent = [{"type": "websocket.receive", "text": "zwölf ✓"}, {"type": "websocket.receive", "bytes": bytes(100 * KiB)}]
+        server.give(*sent)
+        calls.start_soon(server.run)
+        await wait_all_tasks_blocked()
+        assert [message.get("text") or message.get("bytes") for message in server.told[1:]] == ["zwölf ✓", bytes(100 * KiB)]
+        server.give({"type": "websocket.disconnect", "code": 1000})
+
+
+async def test_over_http2_the_answer_waits_for_the_end_of_the_input(autojump_clock: Any) -> None:
+    async with served(spec_of(Echo(), "probe")) as (app, calls):
+        server = Server(app, path="/v2/models/nobody/infer", http_version="2")
+        silent = Server(app, path="/v2/models/nobody/infer", http_version="2")
+        for one in (server, silent):
+            one.body(bytes(KiB), more=True)
+            calls.start_soon(one.run)
+        await wait_all_tasks_blocked()
+        assert (server.told, app.gateway.counts().exchanges) == ([], 2)
+        server.body(b"")
+        with at_once():
+            await server.over.wait()
+        assert server.answer[0] == 404
+        await silent.over.wait()
+        assert silent.answer[0] == 404
 
 
 @pytest.mark.parametrize("extended", [True, False])

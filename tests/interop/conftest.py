@@ -11,10 +11,19 @@ from typing import Any
 
 import pytest
 
-from tests.interop import aws, served_v2
+from tests.interop import aws, served_v2, servers
 from tests.interop.runtime import KEY, REGION, SECRET, KiB, Runtime, running
 from tests.interop.servers import LIBRARY, serving, tables
 from tests.interop.servers import Server as Server
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption("--served-by", choices=["gateway", "hypercorn"], default="gateway", help="whose listeners accept")
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    if config.getoption("--served-by") == "hypercorn":
+        servers.by[:] = servers.HYPERCORN
 
 
 def absent(client: str) -> None:

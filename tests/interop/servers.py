@@ -13,6 +13,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 
+ROOT = Path(__file__).parents[2]
 LIBRARY = {
     "echo": "models.library.echo:Echo",
     "identity": "models.library.tensors:identity",
@@ -49,6 +50,11 @@ def tables(models: Mapping[str, str]) -> list[str]:
     return [f'[models.{name}]\nfactory = "{factory}"' for name, factory in models.items()]
 
 
+by: list[str] = ["-m", "gateway"]
+"""What serves: `pytest --served-by hypercorn` puts another program here."""
+HYPERCORN = [str(Path(__file__).parent / "hypercorn_server.py")]
+
+
 @contextmanager
 def serving(folder: Path, code: str, config: Iterable[str], tls: Path | None = None) -> Iterator[Server]:
     """`python -m gateway` with a file of models from beside this one and these lines of configuration, on free ports, until
@@ -60,8 +66,9 @@ def serving(folder: Path, code: str, config: Iterable[str], tls: Path | None = N
     begin = ["listen = { port = 0, tls_port = 0 }", f"tls = {{ dev = true, dev_dir = {json.dumps(str(tls))} }}"]
     file.write_text("\n".join([*begin, *config]))
     environment = {k: v for k, v in os.environ.items() if not k.startswith("EVERYWIRE_")}
+    environment["PYTHONPATH"] = os.pathsep.join([str(ROOT), *filter(None, [environment.get("PYTHONPATH")])])
     process = subprocess.Popen(
-        [sys.executable, "-m", "gateway", "--config", str(file), "serve"],
+        [sys.executable, *by, "--config", str(file), "serve"],
         cwd=folder,
         env=environment,
         stderr=subprocess.PIPE,
