@@ -311,6 +311,8 @@ class EndpointConfig:
 class RestartConfig:
     """OTP's rule: more than `intensity` crashes within `period` seconds and the model, alone, is given up."""
 
+    kind: Literal["permanent", "transient", "temporary"] = "permanent"
+    """When it is loaded again: always; after a crash, but not when its `load()` ended by itself; never."""
     intensity: int = 3
     """Crashes."""
     period: float = 10.0
@@ -319,6 +321,10 @@ class RestartConfig:
     """The wait before the first restart; it doubles with each crash in the period."""
     backoff_max: float = 5.0
     """The longest wait."""
+    jitter: float = 0.1
+    """The share of a wait that chance may take off it, so that models that crashed together are not loaded together."""
+    escalate: bool = False
+    """Whether the server drains and ends, with exit code 1, when this model is given up, instead of going on without it."""
 
 
 @final

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import enum
+import math
 from typing import ClassVar, final
 
 from protocols.content_coding import ACCEPTED
@@ -38,12 +39,22 @@ class GatewayError(Exception):
     headers: Headers = ()
     """Fields that the head of the answer has beside its dialect's own."""
 
-    def __init__(self, message: str, *, status: int | None = None) -> None:
+    def __init__(self, message: str, *, status: int | None = None, retry_after: float | None = 1.0) -> None:
+        """`retry_after`: in how many seconds the same request may succeed, where the error is retryable; None where
+        nobody knows that it ever will."""
         super().__init__(message)
+        self.retry_after = retry_after
         # a lone surrogate, as in what is raised about a file's name, has no UTF-8: no wire could say it
         self.message = message.encode("utf-8", "replace").decode()
         if status is not None:
             self.status = status
+
+    @property
+    def retry(self) -> Headers:
+        """Retry-After (RFC 9110 section 10.2.3), in whole seconds, for an answer whose request may succeed later."""
+        if not self.retryable or self.retry_after is None:
+            return ()
+        return ((b"retry-after", b"%d" % max(1, math.ceil(self.retry_after))),)
 
 
 @final
@@ -248,6 +259,11 @@ class SlowUpload(GatewayError):
 
     status = 408
     code = "RequestTimeout"
+
+
+@final
+class ModelGivenUp(Exception):
+    """What `serve` ends with, after its drain, when a model was given up whose policy says `escalate`."""
 
 
 class TransportLost(Exception):

@@ -710,7 +710,7 @@ class Exchange:
 
     def refuse(self, error: GatewayError) -> None:
         """The plain answer to an error, for exchanges that no dialect has taken."""
-        headers = [(b"content-type", b"application/json"), *error.headers]
+        headers = [(b"content-type", b"application/json"), *error.headers, *error.retry]
         self.respond(error.status, headers, msgspec.json.encode({"error": error.message}), ending=error.ending)
 
     def assembling(self, n: int) -> None:

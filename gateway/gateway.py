@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import logging
+import random
 import resource
 import secrets
 import socket
@@ -42,7 +43,15 @@ from gateway.dialects.v2_openapi import OPERATIONS, OpenAPIDialect
 from gateway.dialects.v2_sessions import SessionDialect
 from gateway.dialects.v2_streams import StreamDialect
 from gateway.doorbell import Doorbell
-from gateway.errors import Ending, GatewayError, InternalFailure, Overloaded, TransportLost, Unavailable
+from gateway.errors import (
+    Ending,
+    GatewayError,
+    InternalFailure,
+    ModelGivenUp,
+    Overloaded,
+    TransportLost,
+    Unavailable,
+)
 from gateway.exchange import Exchange
 from gateway.exchange_tasks import ExchangeTasks
 from gateway.hub import Hub, Watchable
@@ -63,6 +72,7 @@ from gateway.wires.tls import TLSTransport
 from gateway.wires.waiting import Waiting
 from gateway.workers.control import ModelControl
 from gateway.workers.repository import Repository, RepositoryLimits, resident_bytes
+from gateway.workers.status import ModelsSnapshot
 from gateway.workers.supervisor import Supervisor
 from models.adapt import spec_of
 from models.spec import ModelSpec
@@ -116,7 +126,10 @@ class Gateway:
     no logging set-up and no global state: an embedder has as many gateways as it likes, one `serve` each.
     """
 
-    def __init__(self, config: Config | None = None, models: Iterable[Any] = ()) -> None:
+    def __init__(
+        self, config: Config | None = None, models: Iterable[Any] = (), *, chance: Callable[[], float] = random.random
+    ) -> None:
+        """`chance` gives numbers from 0 to 1, for the jitter of restarts: a seeded one makes them repeatable."""
         self.config = config or Config()
         self.limits = self.config.limits
         self.budget = ByteBudget(self.limits.total_bytes)
@@ -131,7 +144,8 @@ class Gateway:
                 text_options(self.config.lmi, spec.options)
             except ConfigError as e:
                 raise ConfigError(f"model {spec.name!r}: {e}") from None
-        self.supervisor = Supervisor(specs)
+        self.supervisor = Supervisor(specs, escalated=self._escalate, chance=chance)
+        self._given_up = ""
         chosen = self.config.repository
         limits = RepositoryLimits(
             roots=chosen.roots,
@@ -310,7 +324,9 @@ class Gateway:
 
     async def serve(self, *, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
         """Loads the models, listens, and serves until `drain` or cancellation. Started once every model's first load
-        is decided; listeners answer (with 503 where a model is needed) from before that. One call for a gateway."""
+        is decided; listeners answer (with 503 where a model is needed) from before that. One call for a gateway.
+
+        A model that is given up, and whose policy says `escalate`, begins a drain; ModelGivenUp is raised at its end."""
         self.clock = trio.lowlevel.current_clock().current_time
         tls = self._tls_context()
         listeners = self._listen(tls)
@@ -338,6 +354,15 @@ class Gateway:
             if self.hub is not None:
                 self.hub.close()
             self._over.set()
+        if self._given_up:
+            raise ModelGivenUp(self._given_up)
+
+    def _escalate(self, name: str, reason: str) -> None:
+        if not self._given_up and not self._stop.is_set():
+            setting = f"models.{name}.restart.escalate"
+            self._given_up = f"model {name!r} was given up ({reason}), and nothing goes on without it ({setting})"
+            log.critical("a model was given up: draining", extra={"model": name, "reason": reason, "setting": setting})
+            self.begin_drain()
 
     async def _load(self, nursery: trio.Nursery, task_status: trio.TaskStatus[None]) -> None:
         await nursery.start(self.supervisor.run)
@@ -615,6 +640,16 @@ class Gateway:
             await self._drain_bell.wait()
 
     # -- what is there -------------------------------------------------------------------------------------------------
+
+    @property
+    def models(self) -> ModelsSnapshot:
+        """The models in service and how each fares, now: a frozen snapshot."""
+        return self.supervisor.models
+
+    async def models_after(self, revision: int) -> ModelsSnapshot:
+        """The same, as soon as a model's state has changed, or one has come or gone, after the snapshot of that revision.
+        Changes in quick succession may be seen as one."""
+        return await self.supervisor.models_after(revision)
 
     def counts(self) -> Counts:
         """What is live now, and how exchanges have ended so far."""

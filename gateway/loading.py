@@ -19,7 +19,7 @@ from gateway.config import Config, ModelConfig
 from gateway.settings import ConfigError
 from models.adapt import adapt, is_loader, made_declared, made_family, partial_loader, spec_of
 from models.blocking import run_step
-from models.spec import Model, ModelSpec, RestartPolicy, TensorSpec
+from models.spec import Model, ModelSpec, Restart, RestartPolicy, TensorSpec
 
 
 @final
@@ -43,14 +43,9 @@ def load_spec(name: str, config: ModelConfig) -> ModelSpec:
     with the options alone. A factory runs in a thread, in the worker, anew at each start.
     """
     thing = _attribute(name, config.factory)
-    policy = RestartPolicy(
-        intensity=config.restart.intensity,
-        period=config.restart.period,
-        backoff=config.restart.backoff,
-        backoff_max=config.restart.backoff_max,
-    )
     said = {field: value for field in _SAID if (value := getattr(config, field)) is not None}
     try:
+        policy = RestartPolicy(**asdict(config.restart) | {"kind": Restart(config.restart.kind)})
         for side, tensors in (("inputs", config.inputs), ("outputs", config.outputs)):
             if tensors is not None:
                 said[side] = tuple([TensorSpec(**asdict(tensor)) for tensor in tensors])

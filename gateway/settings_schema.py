@@ -120,14 +120,14 @@ _BYTES = frozenset({
     "http2.initial_window", "http2.max_window", "http2.frame_size", "websocket.part", "sagemaker.body",
     "repository.memory", "lmi.max_text",
 })  # fmt: skip
-_NUMBERS = frozenset({"endpoints.*.variants.*.weight"})
+_NUMBERS = frozenset({"endpoints.*.variants.*.weight", "models.*.restart.jitter"})
 _MAY_BE_ZERO = frozenset({
     "limits.chunk_extensions", "limits.trailers", "limits.trailer_fields", "limits.write_stall",
     "limits.body_pool", "limits.unsent", "limits.descriptors_reserved", "http2.continuations",
     "websocket.ping_interval", "drain.delay", "drain.timeout", "bidi.idle_timeout", "repository.unload_timeout",
     "models.*.queue", "models.*.timeout", "models.*.max_batch_size", "models.*.restart.intensity",
     "models.*.restart.backoff",
-    "models.*.restart.backoff_max", "endpoints.*.variants.*.weight",
+    "models.*.restart.backoff_max", "models.*.restart.jitter", "endpoints.*.variants.*.weight",
 })  # fmt: skip
 _RANGES = {
     "listen.port": (-1, 65535),
@@ -143,6 +143,7 @@ _RANGES = {
     "limits.memory_reset": (1, 100),
     "bidi.padding": (0, 4096),
     "v2.compression": (0, 9),
+    "models.*.restart.jitter": (0, 1),
     "openai.max_tokens": (1, 2**31 - 1),  # as max_new_tokens
 }
 _MODEL = r"[A-Za-z0-9_][A-Za-z0-9._-]{0,127}"

@@ -13,7 +13,7 @@ import trio
 
 from gateway import model_folder
 from gateway.config import Config, ModelConfig
-from gateway.errors import GatewayError
+from gateway.errors import GatewayError, ModelGivenUp
 from gateway.gateway import Gateway
 from gateway.loading import library_specs
 from gateway.logging_setup import configure
@@ -28,9 +28,9 @@ _SIGNALS = (signal.SIGTERM, signal.SIGINT)
 
 
 def run(config: Config, models: Sequence[Any] = (), *, listening: Callable[[Gateway], None] | None = None) -> int:
-    """Serves the configured models and these until SIGTERM or SIGINT has drained it; 0 then, 1 where it could not start
-    (the log says why). `listening` is called once the ports are open, before any model is ready. It is meant for a process
-    that ends with it: those signals are ignored afterwards."""
+    """Serves the configured models and these until SIGTERM or SIGINT has drained it; 0 then, 1 where it could not start, or
+    not go on without a model that was given up (the log says why). `listening` is called once the ports are open, before
+    any model is ready. It is meant for a process that ends with it: those signals are ignored afterwards."""
     configure(config.log)
     if config.sagemaker.multi_model or any(endpoint.models for endpoint in config.endpoints.values()):
         share_one_arena()  # or not all of an unloaded model's memory goes back to the system
@@ -39,7 +39,7 @@ def run(config: Config, models: Sequence[Any] = (), *, listening: Callable[[Gate
         signal.signal(number, lambda number, _: early.append(number))
     try:
         code = trio.run(_serve, config, models, listening, early)
-    except* OSError as group:
+    except* (OSError, ModelGivenUp) as group:
         for error in group.exceptions:
             log.error("cannot serve", extra={"reason": str(error)})
     finally:

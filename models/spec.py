@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import enum
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass, field
@@ -110,15 +111,39 @@ def declare(**declared: Unpack[Declaration]) -> Callable[[C], C]:
 
 
 @final
+class Restart(enum.Enum):
+    """When a model is loaded again, in the words of OTP's supervisors."""
+
+    PERMANENT = "permanent"
+    """Always."""
+    TRANSIENT = "transient"
+    """After a crash; not when the context of its `load()` ended by itself, without an exception."""
+    TEMPORARY = "temporary"
+    """Never."""
+
+
+@final
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RestartPolicy:
     """OTP's rule: more than `intensity` crashes within `period` seconds and the model is given up; before that it
-    restarts after `backoff` seconds, doubled for each crash in the period, at most `backoff_max`."""
+    restarts after `backoff` seconds, doubled for each crash in the period, at most `backoff_max`. ValueError where it
+    contradicts itself."""
 
+    kind: Restart = Restart.PERMANENT
     intensity: int = 3
     period: float = 10.0
     backoff: float = 0.1
     backoff_max: float = 5.0
+    jitter: float = 0.1
+    """The share of a wait, from 0 to 1, that chance may take off it: what crashed together is not loaded together."""
+    escalate: bool = False
+    """Whether the gateway drains and ends when this model is given up, instead of going on without it."""
+
+    def __post_init__(self) -> None:
+        if not 0 <= self.jitter <= 1:
+            raise ValueError(f"restart.jitter must be from 0 to 1, got {self.jitter!r}")
+        if self.escalate and self.kind is Restart.TEMPORARY:
+            raise ValueError("restart.escalate: a temporary model is never restarted, so it is never given up either")
 
 
 @final

@@ -333,7 +333,7 @@ def refuse(exchange: Exchange, error: GatewayError) -> None:
         )
     else:
         status, headers, body = bidi.error_body(_ERRORS[whose], error.message)
-    named = [*headers, (bidi.REQUEST_ID, exchange.id.encode())]
+    named = [*headers, *error.retry, (bidi.REQUEST_ID, exchange.id.encode())]
     exchange.respond(status, [h for h in named if h[0] != b"content-length"], body, ending=error.ending)
 
 

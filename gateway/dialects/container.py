@@ -102,7 +102,7 @@ class ContainerDialect:
 
 def refuse_as_mme(exchange: Exchange, error: GatewayError) -> None:
     """Says an error that comes before the head in the words of the multi-model container API."""
-    headers = [_JSON, *error.headers, *([(b"retry-after", b"1")] if error.retryable else ())]
+    headers = [_JSON, *error.headers, *error.retry]
     exchange.respond(error.status, headers, mme.error_body_of(error.status, error.message), ending=error.ending)
 
 

@@ -267,18 +267,14 @@ def refuse(exchange: Exchange, error: GatewayError) -> None:
         body = lmi.generation_error_body(error.message, status)
     else:
         status, body = error.status, lmi.error_body(error.message, error.status)
-    headers = [_JSON, *lmi.response_headers(), *error.headers]
-    if status == 503:
-        headers.append((b"retry-after", b"1"))
+    headers = [_JSON, *lmi.response_headers(), *error.headers, *error.retry]
     exchange.respond(status, headers, body, ending=error.ending)
 
 
 def refuse_as_tgi(exchange: Exchange, error: GatewayError) -> None:
     """The same in TGI's form, whose clients choose their exception by `error_type`, and know no room as 429."""
     status = 429 if isinstance(error, Overloaded) else _status(error)
-    headers = [_JSON, *lmi.response_headers(), *error.headers]
-    if status in (429, 503):
-        headers.append((b"retry-after", b"1"))
+    headers = [_JSON, *lmi.response_headers(), *error.headers, *error.retry]
     body = lmi.tgi_error_body(error.message, _kind(error), status)
     exchange.respond(status, headers, body, ending=error.ending)
 

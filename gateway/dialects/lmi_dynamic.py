@@ -214,7 +214,5 @@ def _the_one(group: BaseExceptionGroup[BaseException]) -> BaseException:
 def refuse(exchange: Exchange, error: GatewayError) -> None:
     """Says an error that comes before the head in the words of a dynamic batch."""
     status = 424 if isinstance(error, ModelCrashed) else error.status
-    headers = [_JSON, *lmi.response_headers(), *error.headers]
-    if status == 503:
-        headers.append((b"retry-after", b"1"))
+    headers = [_JSON, *lmi.response_headers(), *error.headers, *error.retry]
     exchange.respond(status, headers, lmi.dynamic_error_body(error.message, status), ending=error.ending)

@@ -131,7 +131,7 @@ class FormattedAnswer:
             self._exchange.finish(error.ending)
         else:
             status = 424 if isinstance(error, ModelCrashed) else error.status
-            headers = [(b"content-type", b"application/json"), *lmi.response_headers(), *error.headers]
+            headers = [(b"content-type", b"application/json"), *lmi.response_headers(), *error.headers, *error.retry]
             body = lmi.generation_error_body(error.message, status)
             self._exchange.respond(status, headers, body, ending=error.ending)
 

@@ -11,6 +11,7 @@ from gateway.exchange import Exchange
 from gateway.workers.worker import State
 
 _JSON = (b"content-type", b"application/json")
+_WORDS = {State.READY: "Healthy", State.LOADING: "PENDING", State.FAILED: "FAILED", State.ENDED: "ENDED"}
 
 
 @final
@@ -29,6 +30,5 @@ class ManagementDialect:
     async def ping(self, exchange: Exchange) -> None:
         """GET /ping."""
         exchange.dialect = "management"
-        words = {State.READY: "Healthy", State.LOADING: "PENDING", State.RESTARTING: "Unhealthy", State.FAILED: "FAILED"}
-        body = {w.name: {"status": words.get(w.state, "Unhealthy")} for w in self._models.workers.values()}
+        body = {w.name: {"status": _WORDS.get(w.state, "Unhealthy")} for w in self._models.workers.values()}
         exchange.respond(200 if self.ready else 503, [_JSON], msgspec.json.encode(body))

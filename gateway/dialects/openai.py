@@ -304,7 +304,7 @@ class _ChoicesChannel(Channel[Prompt, Any]):
 def refuse(exchange: Exchange, error: GatewayError) -> None:
     """Says an error that comes before the head in OpenAI's words. No room is 429, which its clients try again."""
     status = _status(error)
-    headers = [_JSON, *error.headers, *([(b"retry-after", b"1")] if error.retryable else ())]
+    headers = [_JSON, *error.headers, *error.retry]
     body = openai.OpenAIError.of_status(status, error.message).body()
     exchange.respond(status, headers, body, ending=error.ending)
 

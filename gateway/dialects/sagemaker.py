@@ -76,7 +76,8 @@ def refuse(exchange: Exchange, error: GatewayError) -> None:
     elif whose is Blame.MODEL:
         _model_error(exchange, error.status, error.message, error.ending)
     else:
-        _respond(exchange, *sagemaker.error_response(_ERRORS[whose], error.message), error.ending)
+        status, headers, body = sagemaker.error_response(_ERRORS[whose], error.message)
+        _respond(exchange, status, [*headers, *error.retry], body, error.ending)
 
 
 def _model_error(exchange: Exchange, status: int, text: str, ending: Ending) -> None:

@@ -212,7 +212,7 @@ def _check_output(tensor: object) -> None:
 
 def refuse(exchange: Exchange, error: GatewayError) -> None:
     """Says an error that comes before the head in v2's words."""
-    headers = [JSON, *error.headers, *([(b"retry-after", b"1")] if error.retryable else ())]
+    headers = [JSON, *error.headers, *error.retry]
     exchange.respond(error.status, headers, v2.V2Error(error.message).error_body(), ending=error.ending)
 
 

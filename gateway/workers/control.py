@@ -44,7 +44,8 @@ STANDINGS = {
     State.READY: (Standing.READY, ""),
     State.DRAINING: (Standing.UNLOADING, ""),
     State.RESTARTING: (Standing.UNAVAILABLE, "it crashed, and is loaded again; the log says why"),
-    State.FAILED: (Standing.UNAVAILABLE, "it crashed too often, and was given up; the log says why"),
+    State.FAILED: (Standing.UNAVAILABLE, "it crashed, and was given up; the log says why"),
+    State.ENDED: (Standing.UNAVAILABLE, "it ended by itself"),
     State.STOPPED: (Standing.UNAVAILABLE, "unloaded"),
 }
 """What an index says of each state of a worker: where the model is, and the reason."""

@@ -531,7 +531,7 @@ class Repository:
 
 def _anew(error: GatewayError) -> GatewayError:
     """The same error without its traceback, whose frames would keep what the load had made."""
-    return type(error)(error.message, status=error.status)
+    return type(error)(error.message, status=error.status, retry_after=error.retry_after)
 
 
 def _told(entry: _Entry) -> LoadedModel:

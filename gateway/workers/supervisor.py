@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import random
 from collections.abc import Awaitable, Callable, Iterable
 from typing import Any, final
 
 import trio
 
 from gateway.errors import Conflict, NotFound, Unavailable
+from gateway.workers.status import ModelsSnapshot
 from gateway.workers.worker import State, Worker
 from models.spec import ModelSpec
 
@@ -19,14 +21,26 @@ class Supervisor:
     `workers` are the models in service, by name: those of `specs`, and those that `load` has added. A model of `load` is
     there only while it is loaded: it appears when it is ready, and goes when it is unloaded or given up. `configured` are
     `specs` by name, whether they are in service or not.
+
+    `escalated` is called when a model is given up whose policy says so, with its name and the reason. `chance` gives
+    numbers from 0 to 1, for the jitter of restarts.
     """
 
-    def __init__(self, specs: Iterable[ModelSpec]) -> None:
+    def __init__(
+        self,
+        specs: Iterable[ModelSpec],
+        *,
+        escalated: Callable[[str, str], None] | None = None,
+        chance: Callable[[], float] = random.random,
+    ) -> None:
         self.workers: dict[str, Worker] = {}
+        self._escalated, self._chance = escalated, chance
+        self._revision = 0
+        self._watchers = trio.lowlevel.ParkingLot()
         for spec in specs:
             if spec.name in self.workers:
                 raise ValueError(f"two models are named {spec.name!r}: give one another name")
-            self.workers[spec.name] = Worker(spec)
+            self.workers[spec.name] = self._worker(spec)
         self.configured = {name: worker.spec for name, worker in self.workers.items()}
         self._configured = list(self.workers.values())
         self._begun: list[Worker] = []
@@ -58,6 +72,29 @@ class Supervisor:
                 await worker.stopped.wait()
         for scope in self._aside:
             scope.cancel()
+
+    def _worker(self, spec: ModelSpec, *, lasting: bool = True) -> Worker:
+        return Worker(spec, lasting=lasting, changed=self._changed, chance=self._chance)
+
+    def _changed(self, worker: Worker | None = None) -> None:
+        self._revision += 1
+        self._watchers.unpark_all()
+        if worker is not None and worker.given_up and worker.spec.restart.escalate and self._escalated is not None:
+            self._escalated(worker.name, worker.reason)
+
+    # -- what is there -----------------------------------------------------------------------------------------------
+
+    @property
+    def models(self) -> ModelsSnapshot:
+        """The models in service, now."""
+        return ModelsSnapshot(self.workers, self._revision)
+
+    async def models_after(self, revision: int) -> ModelsSnapshot:
+        """The models in service, as soon as there was a change after that revision. A checkpoint always."""
+        await trio.lowlevel.checkpoint()
+        while self._revision <= revision:
+            await self._watchers.park()
+        return self.models
 
     @property
     def loading(self) -> list[str]:
@@ -92,7 +129,7 @@ class Supervisor:
         alive = (worker.name for worker in (*self._begun, *self._added) if not worker.stopped.is_set())
         if spec.name in self.workers or spec.name in alive:
             raise Conflict(f"a model named {spec.name[:100]!r} is there already")
-        worker = Worker(spec, lasting=False)
+        worker = self._worker(spec, lasting=False)
         self._running().start_soon(self._keep, worker)
         self._added.append(worker)
         try:
@@ -105,6 +142,7 @@ class Supervisor:
         if not worker.stopped.is_set():
             worker.lasting = lasting
             self.workers[spec.name] = worker
+            self._changed()
             return worker
         failure, worker.failure = worker.failure, None
         raise failure or Unavailable("the server is shutting down; try another")
@@ -114,14 +152,17 @@ class Supervisor:
             await worker.run()
         finally:
             self._added.remove(worker)
-            if self.workers.get(worker.name) is worker:
-                del self.workers[worker.name]
+            self._leave_service(worker)
+
+    def _leave_service(self, worker: Worker) -> None:
+        if self.workers.get(worker.name) is worker:
+            del self.workers[worker.name]
+            self._changed()
 
     def retire(self, worker: Worker, patience: float = 0.0) -> None:
         """Takes a model out of service at once, and begins to unload it: `worker.stopped` says when it is.
         Sessions that run have `patience` seconds to end. Idempotent."""
-        if self.workers.get(worker.name) is worker:
-            del self.workers[worker.name]
+        self._leave_service(worker)
         worker.stop(patience)
 
     async def unload(self, name: str, patience: float = 0.0) -> None:

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import enum
 import logging
+import random
+from collections.abc import Callable
 from contextlib import AbstractAsyncContextManager
 from dataclasses import replace
 from time import perf_counter_ns
@@ -32,7 +34,7 @@ from models.convert import convert
 from models.errors import ModelError
 from models.messages import Family
 from models.session import Session
-from models.spec import Model, ModelSpec
+from models.spec import Model, ModelSpec, Restart
 
 log = logging.getLogger("gateway.worker")
 
@@ -47,6 +49,9 @@ class State(enum.Enum):
     DRAINING = "draining"
     RESTARTING = "restarting"
     FAILED = "failed"
+    """Given up: it crashed, and is not loaded again."""
+    ENDED = "ended"
+    """It ended by itself, and its policy lets it."""
     STOPPED = "stopped"
 
 
@@ -136,15 +141,32 @@ class Worker:
 
     A worker that is not `lasting` is never there without its model: where the first load fails, and where the model is
     given up later, `run` ends, and `failure` is what it failed of.
+
+    `changed` is called after each change of its state; `chance` gives numbers from 0 to 1, for the jitter of restarts.
     """
 
-    def __init__(self, spec: ModelSpec, *, lasting: bool = True) -> None:
+    def __init__(
+        self,
+        spec: ModelSpec,
+        *,
+        lasting: bool = True,
+        changed: Callable[[Worker], None] | None = None,
+        chance: Callable[[], float] = random.random,
+    ) -> None:
         self.spec, self.name = spec, spec.name
         self.lasting, self._loaded = lasting, False
+        self._changed, self._chance = changed, chance
         self.failure: BaseException | None = None
         self.state = State.LOADING
         self.reason = ""
+        """Why it is not ready, or was not before, where something went wrong."""
         self.crashes: list[float] = []
+        """When it crashed, within the period of its policy, on Trio's clock."""
+        self.given_up = False
+        """Whether it crashed, while it was in service or was to be, and is not loaded again."""
+        self.starts = 0
+        self.restart_at: float | None = None
+        """When it is loaded again, on Trio's clock, while it is RESTARTING."""
         self.statistics = ModelStatistics()
         self._free = spec.capacity
         self._queue = trio.lowlevel.ParkingLot()
@@ -190,33 +212,54 @@ class Worker:
         policy = self.spec.restart
         try:
             while not self._stop.is_set():
+                self.starts += 1
                 crash = await self._one_life()
                 if crash is None:
                     break
-                now = trio.current_time()
+                now, ended = trio.current_time(), isinstance(crash, LoadEnded)
                 self.crashes = [*within_period(policy, self.crashes, now), now]
                 self.reason = f"{type(crash).__name__}: {crash}"[:300]
-                wait = decide(policy, self.crashes, now) if self.lasting or self._loaded else None
-                log.error(
-                    "model crashed" if wait is not None else "model given up",
+                wait = None
+                if self.lasting or self._loaded:
+                    wait = decide(policy, self.crashes, now, ended=ended, chance=self._chance())
+                over = wait is None and ended and policy.kind is not Restart.PERMANENT
+                if over:
+                    self.crashes.pop()
+                elif wait is None and (self.lasting or self._loaded):
+                    self.given_up = True
+                said = "model crashed" if wait is not None else "model ended" if over else "model given up"
+                log.log(
+                    logging.INFO if over else logging.ERROR,
+                    said,
                     extra={"model": self.name, "reason": self.reason, "restart_in": wait},
-                    exc_info=crash,
+                    exc_info=None if over else crash,
                 )
                 if wait is None and not self.lasting:
                     self.failure = crash
                     break
-                self.state = State.FAILED if wait is None else State.RESTARTING
+                if wait is not None:
+                    self.restart_at = now + wait
+                    self._enter(State.RESTARTING)
+                else:
+                    self._enter(State.ENDED if over else State.FAILED)
                 self._settled.set()
                 with trio.move_on_after(float("inf") if wait is None else wait):
                     await self._stop.wait()
+                self.restart_at = None
         finally:
-            self.state = State.STOPPED
+            self.restart_at = None
+            self._enter(State.STOPPED)
             self._settled.set()
             self.stopped.set()
 
+    def _enter(self, state: State) -> None:
+        self.state = state
+        if self._changed is not None:
+            self._changed(self)
+
     async def _one_life(self) -> BaseException | None:
         """One load and its life; the exception that ended it, None when it was asked to stop."""
-        self.state = State.LOADING
+        self._enter(State.LOADING)
         began = trio.current_time()
         error: BaseException | None
         self._loading = scope = trio.CancelScope(deadline=began + self.spec.load_timeout)
@@ -227,7 +270,8 @@ class Worker:
                     await trio.lowlevel.checkpoint_if_cancelled()
                     scope.deadline = float("inf")
                     self._model = model
-                    self.state, self.reason, self._loaded = State.READY, "", True
+                    self.reason, self._loaded = "", True
+                    self._enter(State.READY)
                     log.info("model ready", extra={"model": self.name, "seconds": round(trio.current_time() - began, 3)})
                     self._settled.set()
                     try:
@@ -240,7 +284,7 @@ class Worker:
                     finally:
                         self._model = None
                         if not self._stop.is_set():
-                            self.state = State.RESTARTING
+                            self._enter(State.RESTARTING)
                         # a crash in the background cancels us: sessions learn of it before the clean-up runs
                         self._lose_sessions()
                         scope.deadline = trio.current_time() + _SHUTDOWN_SECONDS
@@ -265,7 +309,7 @@ class Worker:
                     f"loading took longer than {self.spec.load_timeout:g} s (models.{self.name}.load_timeout)"
                 )
             case State.RESTARTING if not timed_out:
-                return RuntimeError("load() ended its context, though nobody had asked it to")
+                return LoadEnded("load() ended its context, though nobody had asked it to")
             case State.DRAINING | State.RESTARTING if timed_out:
                 return TimeoutError(f"unloading took longer than {_SHUTDOWN_SECONDS:g} s")
             case _:
@@ -279,7 +323,7 @@ class Worker:
         """Unloads the model, or gives up loading it. Sessions that wait for a slot are turned away at once, those that run
         get their ending after `patience` seconds. Idempotent: the most impatient call counts."""
         if self.state is State.READY:
-            self.state = State.DRAINING
+            self._enter(State.DRAINING)
         elif self.state is State.LOADING:
             self._loading.cancel()
         if patience > 0:
@@ -313,9 +357,16 @@ class Worker:
             case State.STOPPED if self._stop.is_set() or not self.lasting:
                 raise NotFound(f"model {self.name!r} is not loaded")
             case State.FAILED:
-                raise Unavailable(f"model {self.name!r} is unavailable: it crashed too often; the log says why")
+                # no Retry-After: it does not come back by itself, but when somebody loads it
+                said = f"model {self.name!r} is unavailable: it crashed too often; the log says why"
+                if self.spec.restart.kind is Restart.TEMPORARY:
+                    said = f"model {self.name!r} is unavailable: it crashed, and is not to be restarted; the log says why"
+                raise Unavailable(said, retry_after=None)
+            case State.ENDED:
+                raise Unavailable(f"model {self.name!r} is unavailable: it has ended", retry_after=None)
             case _:
-                raise Unavailable(f"model {self.name!r} is {self.state.value}; try again")
+                wait = 0.0 if self.restart_at is None else self.restart_at - trio.current_time()
+                raise Unavailable(f"model {self.name!r} is {self.state.value}; try again", retry_after=wait)
 
     def free_slot(self, exchange: Exchange) -> Slot | None:
         """What `slot` returns, if nobody has to wait for it."""
@@ -420,6 +471,10 @@ class Worker:
         if rest is not None:
             log.warning("model raised while cancelled", extra={"model": self.name, "id": id}, exc_info=rest)
         return cancelled
+
+
+class LoadEnded(RuntimeError):
+    """The context of a `load()` is over, and nobody had asked it to be; nothing was raised."""
 
 
 def _never() -> AbstractAsyncContextManager[Model]:

@@ -954,7 +954,7 @@ def values(draw: st.DrawFn, setting: Setting) -> Any:
         case Unit.COUNT | Unit.BYTES:
             return draw(st.integers(int(setting.low), int(setting.high)))
         case Unit.SECONDS | Unit.NUMBER:
-            return draw(st.floats(setting.low, 1e9, exclude_min=setting.above))
+            return draw(st.floats(setting.low, min(setting.high, 1e9), exclude_min=setting.above))
         case Unit.PATHS:
             return draw(st.lists(_TEXTS, max_size=3))
         case Unit.TENSORS:

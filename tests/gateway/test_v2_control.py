@@ -346,6 +346,7 @@ TABLE = [
     (State.DRAINING, 503, "Unhealthy", "UNLOADING"),
     (State.RESTARTING, 503, "Unhealthy", "UNAVAILABLE"),
     (State.FAILED, 503, "FAILED", "UNAVAILABLE"),
+    (State.ENDED, 503, "ENDED", "UNAVAILABLE"),
     (State.STOPPED, 503, "Unhealthy", "UNAVAILABLE"),
 ]
 

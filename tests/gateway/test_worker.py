@@ -137,7 +137,7 @@ class House:
         options = {
             "name": "m",
             "family": Family.PARTS,
-            "restart": RestartPolicy(intensity=3, period=10.0, backoff=1.0),
+            "restart": RestartPolicy(intensity=3, period=10.0, backoff=1.0, jitter=0.0),
             **options,
         }
         return ModelSpec(load=self.load, **options)
@@ -393,7 +393,7 @@ async def test_a_load_that_ends_its_own_context_is_a_crash(autojump_clock: MockC
     async with running(ModelSpec(name="m", family=Family.PARTS, load=load)) as worker:
         await trio.sleep(1.05)
         assert worker.state is State.RESTARTING
-        assert worker.reason == "RuntimeError: load() ended its context, though nobody had asked it to"
+        assert worker.reason == "LoadEnded: load() ended its context, though nobody had asked it to"
         await trio.sleep(0.1)
         assert (worker.ready, loads) == (True, 2)
 
