@@ -357,6 +357,9 @@ class ModelConfig:
     """Seconds a session may last; 0, which is meant where the model does not say: no limit."""
     load_timeout: float | None = None
     """How long loading may take; 240 where the model does not say."""
+    warmup: tuple[str, ...] | None = None
+    """Bodies of requests that it answers each time it was loaded, before any client is served; one that fails is a failed
+    load. Of a text model a prompt or LMI's JSON, of a tensor model v2's JSON, of a model of parts a text part."""
     inputs: tuple[TensorConfig, ...] | None = None
     """What a model of tensors takes, where that is checked and shown by v2: each tensor has a `name`, and may have a
     `datatype`, a `shape` with -1 for any size, `optional = true`, and `labels`."""

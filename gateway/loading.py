@@ -17,6 +17,7 @@ import trio
 
 from gateway.config import Config, ModelConfig
 from gateway.settings import ConfigError
+from gateway.warmup import read_warmup
 from models.adapt import adapt, is_loader, made_declared, made_family, partial_loader, spec_of
 from models.blocking import run_step
 from models.spec import Model, ModelSpec, Restart, RestartPolicy, TensorSpec
@@ -52,7 +53,8 @@ def load_spec(name: str, config: ModelConfig) -> ModelSpec:
         spec = _spec(name, thing, config.options)
         for side in ("inputs", "outputs"):
             _check_names(side, getattr(spec, side), said.get(side))
-        return replace(spec, restart=policy, **said)
+        spec = replace(spec, restart=policy, **said)
+        return spec if config.warmup is None else replace(spec, warmup=read_warmup(spec, config.warmup))
     except (TypeError, ValueError) as e:
         raise ConfigError(f"models.{name}: {config.factory}: {e}") from e
 

@@ -41,7 +41,7 @@ _ENTRIES = 100_000
 _SHOWN = 200
 _LONGEST_TEXT = 16 * 1024  # longer than any path, so that none is cut before it is found
 _MOST = 2**63 - 1
-_NAMES = ("factory", "options", "capacity", "queue", "timeout", "load_timeout", "memory")
+_NAMES = ("factory", "options", "capacity", "queue", "timeout", "load_timeout", "memory", "warmup")
 _LIBRARY = "models.library"
 _FACTORY = re.compile(r"models\.library\.([a-z]\w*)((?:\.[a-z]\w*)*):([A-Za-z]\w*)((?:\.[A-Za-z]\w*)*)")
 
@@ -303,6 +303,8 @@ def _value(file: Place, key: str, value: Any) -> Any:
         match key, value:
             case ("factory", str()) | ("options", dict()):
                 return value
+            case "warmup", list() if all(isinstance(body, str) for body in value):
+                return tuple(value)
             case _, bool():
                 pass
             case "memory", str() | int():

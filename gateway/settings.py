@@ -282,6 +282,8 @@ def _typed(setting: Setting, value: Any, *, text: bool) -> Any:
             return msgspec.convert(value, bool, strict=not text)
         case Unit.PATHS:
             return msgspec.convert(_paths(value) if isinstance(value, str) and text else value, tuple[str, ...])
+        case Unit.TEXTS:
+            return msgspec.convert(toml_value(value) if text else value, tuple[str, ...])
         case Unit.TENSORS:
             return _tensors(toml_value(value) if text else value)
         case Unit.TABLE:

@@ -30,6 +30,7 @@ class Unit(enum.Enum):
     BYTES = "bytes"
     SECONDS = "seconds"
     PATHS = "paths"
+    TEXTS = "texts"
     TENSORS = "tensors"
     TABLE = "table"
 
@@ -96,6 +97,8 @@ class Setting:
                 return f'a duration{self._range}, such as 30, "500ms" or "5min"'
             case Unit.PATHS:
                 return 'a list of paths, such as ["/srv/models", "more"]'
+            case Unit.TEXTS:
+                return 'a list of strings, such as ["one", "two"]'
             case Unit.TENSORS:
                 return 'a list of tensors, such as [{name = "x", datatype = "FP32", shape = [-1, 4]}]'
             case Unit.TABLE:
@@ -120,6 +123,7 @@ _BYTES = frozenset({
     "http2.initial_window", "http2.max_window", "http2.frame_size", "websocket.part", "sagemaker.body",
     "repository.memory", "lmi.max_text",
 })  # fmt: skip
+_TEXTS = frozenset({"models.*.warmup"})
 _NUMBERS = frozenset({"endpoints.*.variants.*.weight", "models.*.restart.jitter"})
 _MAY_BE_ZERO = frozenset({
     "limits.chunk_extensions", "limits.trailers", "limits.trailer_fields", "limits.write_stall",
@@ -213,12 +217,14 @@ def _setting(path: Key, hint: Any, field: dataclasses.Field[Any]) -> Setting:
         pattern=pattern,
         wanted=wanted,
     )
+    arguments = typing.get_args(hint)
     if typing.get_origin(hint) is Literal:
         return dataclasses.replace(setting, unit=Unit.CHOICE, choices=typing.get_args(hint))
     if typing.get_origin(hint) is dict:
         return dataclasses.replace(setting, unit=Unit.TABLE)
     if typing.get_origin(hint) is tuple:
-        return dataclasses.replace(setting, unit=Unit.TENSORS if TensorConfig in typing.get_args(hint) else Unit.PATHS)
+        unit = Unit.TENSORS if TensorConfig in arguments else Unit.TEXTS if key in _TEXTS else Unit.PATHS
+        return dataclasses.replace(setting, unit=unit)
     if hint is bool:
         return dataclasses.replace(setting, unit=Unit.FLAG)
     if hint is int:

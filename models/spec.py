@@ -31,6 +31,10 @@ LOAD_TIMEOUT = 240.0
 Load: TypeAlias = Callable[[], AbstractAsyncContextManager[Model]]
 
 
+Warmup: TypeAlias = Sequence[Any] | Callable[[Model], Awaitable[None]]
+"""Messages, each the whole input of a call, such as a Prompt; or a function of the model's author, called with the model."""
+
+
 @final
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TensorSpec:
@@ -171,6 +175,8 @@ class ModelSpec:
     """Seconds a session may last; 0: no limit."""
     load_timeout: float = LOAD_TIMEOUT
     restart: RestartPolicy = field(default_factory=RestartPolicy)
+    warmup: Warmup = ()
+    """What it is called with each time it was loaded, before any client is served: see `models.warmup`."""
     many: bool = False
     """Whether it stands for many models, and reads itself which of them a call is for."""
     memory: int = 0

@@ -14,7 +14,7 @@ from gateway.errors import BadRequest, GatewayError, ModelFailed, NotFound
 from gateway.exchange import Exchange
 from gateway.workers.worker import Slot, State, Worker
 from models.messages import BytesTensor, Family, InferRequest, InferResponse, Tensor
-from models.spec import TensorSpec
+from models.spec import ModelSpec, TensorSpec
 from protocols import v2
 
 JSON = (b"content-type", b"application/json")
@@ -77,7 +77,7 @@ class V2Calls:
         """The codec of a model's calls."""
         infer: v2.InferCodec | None = worker.kept
         if infer is None:
-            infer = worker.kept = v2.InferCodec(_signature_of(worker), version=worker.spec.version, limits=self.bounds)
+            infer = worker.kept = v2.InferCodec(signature_of(worker.spec), version=worker.spec.version, limits=self.bounds)
         return infer
 
     def read_long(self, infer: v2.InferCodec, body: memoryview, header_length: int | None) -> Awaitable[v2.V2Request]:
@@ -239,9 +239,8 @@ def _leaves_as_it_is(array: Any) -> bool:
     return bool(array.flags.c_contiguous and array.dtype.isnative and not array.dtype.hasobject)
 
 
-def _signature_of(worker: Worker) -> v2.ModelSignature:
+def signature_of(spec: ModelSpec) -> v2.ModelSignature:
     """What a model declares, as the codec takes it."""
-    spec = worker.spec
     return v2.ModelSignature(
         name=spec.name,
         versions=(spec.version,),

@@ -35,6 +35,7 @@ from models.errors import ModelError
 from models.messages import Family
 from models.session import Session
 from models.spec import Model, ModelSpec, Restart
+from models.warmup import warm_up
 
 log = logging.getLogger("gateway.worker")
 
@@ -266,6 +267,8 @@ class Worker:
         try:
             with scope:
                 async with self.spec.load() as model:
+                    if self.spec.warmup:
+                        await warm_up(model, self.spec)
                     # it may be too late, or not wanted any more, though load() did not notice
                     await trio.lowlevel.checkpoint_if_cancelled()
                     scope.deadline = float("inf")

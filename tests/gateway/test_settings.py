@@ -844,7 +844,7 @@ def test_what_a_model_may_say_itself_has_the_unit_of_any_such_number_and_no_defa
         dict.fromkeys(("timeout", "load_timeout"), Unit.SECONDS),
         dict.fromkeys(("inputs", "outputs"), Unit.TENSORS),
     )
-    assert own == counts | seconds | tensors
+    assert own == counts | seconds | tensors | {"warmup": Unit.TEXTS}
 
 
 def with_names(setting: Setting) -> tuple[str, dict[str, Any]]:
@@ -955,7 +955,7 @@ def values(draw: st.DrawFn, setting: Setting) -> Any:
             return draw(st.integers(int(setting.low), int(setting.high)))
         case Unit.SECONDS | Unit.NUMBER:
             return draw(st.floats(setting.low, min(setting.high, 1e9), exclude_min=setting.above))
-        case Unit.PATHS:
+        case Unit.PATHS | Unit.TEXTS:
             return draw(st.lists(_TEXTS, max_size=3))
         case Unit.TENSORS:
             shapes = st.none() | st.lists(st.integers(-1, 5), max_size=3)
