@@ -275,7 +275,8 @@ class RepositoryConfig:
     """Roots, and folders under them, whose model.py may run. From elsewhere come only models of the library, by their
     model.toml."""
     memory: int = field(default_factory=_quarter_of_memory)
-    """Bytes that all loaded models may need together; a load beyond it is answered 507."""
+    """Bytes that all loaded models may need together, those of the configuration by what they declare; a load beyond it is
+    answered 507."""
     models: int = 1000
     """Models loaded at once."""
     unload_timeout: float = 60.0

@@ -44,10 +44,12 @@ from gateway.dialects.v2_sessions import SessionDialect
 from gateway.dialects.v2_streams import StreamDialect
 from gateway.doorbell import Doorbell
 from gateway.errors import (
+    Conflict,
     Ending,
     GatewayError,
     InternalFailure,
     ModelGivenUp,
+    NotFound,
     Overloaded,
     TransportLost,
     Unavailable,
@@ -72,7 +74,7 @@ from gateway.wires.tls import TLSTransport
 from gateway.wires.waiting import Waiting
 from gateway.workers.control import ModelControl
 from gateway.workers.repository import Repository, RepositoryLimits, resident_bytes
-from gateway.workers.status import ModelsSnapshot
+from gateway.workers.status import ModelsSnapshot, ModelStatus
 from gateway.workers.supervisor import Supervisor
 from models.adapt import spec_of
 from models.spec import ModelSpec
@@ -650,6 +652,35 @@ class Gateway:
         """The same, as soon as a model's state has changed, or one has come or gone, after the snapshot of that revision.
         Changes in quick succession may be seen as one."""
         return await self.supervisor.models_after(revision)
+
+    async def reload(self, name: str, spec: ModelSpec | None = None, *, patience: float | None = None) -> ModelStatus:
+        """Loads a model anew while it serves: the same, whose `load()` is entered again, or `spec` in its place.
+
+        The new version is loaded and warmed up beside the old one, which answers until then; the switch is one moment, and
+        no call is refused for it. Calls that run, and those that wait for a slot, end on the old version, which has
+        `patience` seconds for that (`repository.unload_timeout` unless given) before they are lost.
+
+        Where the new version cannot be loaded, what it raised comes out and the old one serves on. NotFound where no such
+        model is in service; Conflict for one of the repository, and while it is being reloaded; InsufficientStorage where
+        both declare more `memory` than there is (`repository.memory`); ValueError for a spec of another name or family.
+        Cancelled before the switch, nothing has changed.
+        """
+        old = self.supervisor.workers.get(name)
+        if old is None:
+            raise NotFound(f"no model {name[:100]!r} is in service")
+        if name in self.repository.names:
+            raise Conflict(f"model {name[:100]!r} is of the repository: unload it, and load its folder again")
+        spec = old.spec if spec is None else spec
+        if spec.name != name or spec.family is not old.spec.family:
+            raise ValueError(
+                f"model {name!r} of {old.spec.family.value} is replaced by one of the same name and family, "
+                f"not by {spec.name!r} of {spec.family.value}"
+            )
+        text_options(self.config.lmi, spec.options)
+        self.repository.check_room(name, spec.memory)
+        await self.supervisor.reload(spec, self.config.repository.unload_timeout if patience is None else patience)
+        log.info("model reloaded", extra={"model": name, "version": spec.version})
+        return self.models[name]
 
     def counts(self) -> Counts:
         """What is live now, and how exchanges have ended so far."""

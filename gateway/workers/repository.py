@@ -181,8 +181,20 @@ class Repository:
 
     @property
     def used(self) -> int:
-        """Bytes of the budget that are reserved."""
-        return sum(entry.reserved or 0 for entry in self._entries.values())
+        """Bytes of the budget that are reserved, or declared by models that are not the repository's."""
+        return self._used_beside(None)
+
+    def _used_beside(self, entry: _Entry | None) -> int:
+        reserved = sum(other.reserved or 0 for other in self._entries.values() if other is not entry)
+        return reserved + sum(need for name, need in self._supervisor.needs.items() if name not in self._entries)
+
+    def check_room(self, name: str, need: int) -> None:
+        """InsufficientStorage where another version of a model, of so many bytes, does not fit beside the one there."""
+        if (used := self.used) + need > self._limits.memory:
+            raise InsufficientStorage(
+                f"model {show(name)} needs {need} bytes beside the version that serves, and {used} of {self._limits.memory} "
+                "are in use (repository.memory): unload it before it is loaded again"
+            )
 
     @property
     def names(self) -> list[str]:
@@ -471,7 +483,7 @@ class Repository:
 
     def _reserve(self, entry: _Entry, need: int) -> None:
         limits, others = self._limits, [e for e in self._entries.values() if e is not entry and e.reserved is not None]
-        used = sum(other.reserved or 0 for other in others)
+        used = self._used_beside(entry)
         if used + need > limits.memory:
             raise InsufficientStorage(
                 f"model {show(entry.name)} needs {need} bytes, and {used} of {limits.memory} are in use (repository.memory)"

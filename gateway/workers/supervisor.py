@@ -46,6 +46,7 @@ class Supervisor:
         self._begun: list[Worker] = []
         self._added: list[Worker] = []
         self._nursery: trio.Nursery | None = None
+        self._reloading: set[str] = set()
         self._aside: set[trio.CancelScope] = set()
         self._stopping = trio.Event()
 
@@ -129,6 +130,14 @@ class Supervisor:
         alive = (worker.name for worker in (*self._begun, *self._added) if not worker.stopped.is_set())
         if spec.name in self.workers or spec.name in alive:
             raise Conflict(f"a model named {spec.name[:100]!r} is there already")
+        worker = await self._loaded(spec)
+        worker.lasting = lasting
+        self.workers[spec.name] = worker
+        self._changed()
+        return worker
+
+    async def _loaded(self, spec: ModelSpec) -> Worker:
+        """A new worker whose model is loaded; the errors of `load`."""
         worker = self._worker(spec, lasting=False)
         self._running().start_soon(self._keep, worker)
         self._added.append(worker)
@@ -140,9 +149,6 @@ class Supervisor:
                 await worker.stopped.wait()
             raise
         if not worker.stopped.is_set():
-            worker.lasting = lasting
-            self.workers[spec.name] = worker
-            self._changed()
             return worker
         failure, worker.failure = worker.failure, None
         raise failure or Unavailable("the server is shutting down; try another")
@@ -164,6 +170,53 @@ class Supervisor:
         Sessions that run have `patience` seconds to end. Idempotent."""
         self._leave_service(worker)
         worker.stop(patience)
+
+    async def reload(self, spec: ModelSpec, patience: float) -> Worker:
+        """Puts a model in the place of the one of its name that is in service, and returns when it answers.
+
+        It is loaded and warmed up while the old one serves; then all calls that have no slot yet are the new one's, at
+        once. Sessions of the old one, and those that wait for a slot of it, have `patience` seconds to end there. What the
+        new one's load raised comes out, and the old one serves on. NotFound where there is none to replace, Conflict while
+        another is on its way or where the old one went meanwhile. A caller who is cancelled before the switch has given it
+        up.
+        """
+        name, old = spec.name, self.workers.get(spec.name)
+        if old is None:
+            raise NotFound(f"no model {name[:100]!r} is in service")
+        if name in self._reloading:
+            raise Conflict(f"model {name[:100]!r} is being reloaded")
+        self._reloading.add(name)
+        try:
+            worker = await self._loaded(spec)
+            if self.workers.get(name) is not old:
+                worker.stop()
+                with trio.CancelScope(shield=True):  # the worker bounds its own clean-up
+                    await worker.stopped.wait()
+                raise Conflict(f"model {name[:100]!r} was unloaded while it was reloaded")
+        finally:
+            self._reloading.remove(name)
+        worker.lasting = old.lasting
+        self.workers[name] = worker
+        if name in self.configured:
+            self.configured[name] = spec
+        old.hand_over(worker, patience)
+        self._changed()
+        self.start_soon(self._see_off, old)
+        return worker
+
+    async def _see_off(self, worker: Worker) -> None:
+        await worker.stopped.wait()
+        await worker.left()
+        worker.retired()
+
+    @property
+    def needs(self) -> dict[str, int]:
+        """What the models that are loaded, or on their way in or out, declare to need: bytes by their names."""
+        needs: dict[str, int] = {}
+        for worker in (*self._configured, *self._added):
+            if not worker.stopped.is_set():
+                needs[worker.name] = needs.get(worker.name, 0) + worker.spec.memory
+        return needs
 
     async def unload(self, name: str, patience: float = 0.0) -> None:
         """Unloads a model of `load`. Cancelled, it goes on without us. NotFound where there is none."""

@@ -163,6 +163,8 @@ class Worker:
         """Why it is not ready, or was not before, where something went wrong."""
         self.crashes: list[float] = []
         """When it crashed, within the period of its policy, on Trio's clock."""
+        self.successor: Worker | None = None
+        """The worker that serves in its place since a reload: whoever has chosen this one and has no slot yet is sent on."""
         self.given_up = False
         """Whether it crashed, while it was in service or was to be, and is not loaded again."""
         self.starts = 0
@@ -323,19 +325,25 @@ class Worker:
             exchange.interrupt(WorkerLost(f"the worker of model {self.name!r} ended; try again"))
 
     def stop(self, patience: float = 0.0) -> None:
-        """Unloads the model, or gives up loading it. Sessions that wait for a slot are turned away at once, those that run
-        get their ending after `patience` seconds. Idempotent: the most impatient call counts."""
+        """Unloads the model, or gives up loading it. Sessions that wait for a slot are turned away at once, unless there is
+        a successor; those that run get their ending after `patience` seconds. Idempotent: the most impatient call counts."""
         if self.state is State.READY:
             self._enter(State.DRAINING)
         elif self.state is State.LOADING:
             self._loading.cancel()
         if patience > 0:
             self._patience.deadline = min(self._patience.deadline, trio.current_time() + patience)
-            for exchange in list(self._waiting):
+            for exchange in () if self.successor else list(self._waiting):
                 exchange.interrupt(Unavailable(f"model {self.name!r} is being unloaded; nothing was started"))
         else:
             self._patience.cancel()
         self._stop.set()
+
+    def hand_over(self, successor: Worker, patience: float) -> None:
+        """Stops in favour of another worker. Sessions that run, and those that wait for a slot, have `patience` seconds to
+        end here; calls that have chosen this worker, and no slot yet, go to the successor."""
+        self.successor = successor
+        self.stop(patience)
 
     async def _sessions_over(self) -> None:
         while self.slots_in_use:
@@ -356,6 +364,9 @@ class Worker:
         """Raises Unavailable unless the model can be called now."""
         if self.state is _READY:
             return
+        if self.successor is not None:
+            self.successor.check_ready()
+            return
         match self.state:
             case State.STOPPED if self._stop.is_set() or not self.lasting:
                 raise NotFound(f"model {self.name!r} is not loaded")
@@ -374,6 +385,8 @@ class Worker:
     def free_slot(self, exchange: Exchange) -> Slot | None:
         """What `slot` returns, if nobody has to wait for it."""
         if self.state is not _READY:
+            if self.successor is not None:
+                return self.successor.free_slot(exchange)
             self.check_ready()
         if not self._free:
             return None
@@ -392,6 +405,8 @@ class Worker:
         free = self.free_slot(exchange)
         if free is not None:
             return free
+        if self.successor is not None:
+            return await self.successor.slot(exchange)
         asked = perf_counter_ns()
         self.live.add(exchange)
         self._waiting.add(exchange)
@@ -415,10 +430,17 @@ class Worker:
             )
         await self._queue.park()
         try:
-            self.check_ready()
+            self._check_still_loaded()
         except BaseException:
             self.slot_released()
             raise
+
+    def _check_still_loaded(self) -> None:
+        """Raises Unavailable unless the model can be called by who has a slot of it, or is just given one."""
+        if self.successor is None:
+            self.check_ready()
+        elif self._model is None:
+            raise Unavailable(f"model {self.name!r} was loaded anew, and this version of it is gone; try again")
 
     def slot_released(self) -> None:
         """A session and every step of it are over."""
@@ -433,7 +455,10 @@ class Worker:
         """Runs the model for one session, inside `slot`. Returns when the model has; what it raised comes out as ModelFailed
         (its own ModelError) or ModelCrashed (anything else, logged under the exchange's incident id)."""
         if self.state is not _READY:
-            self.check_ready()
+            if self.successor is not None and exchange not in self.live:
+                await self.successor.call(session, exchange, wire, read_prompt)
+                return
+            self._check_still_loaded()
         model = self._model
         assert model is not None
         if self.spec.family is not wire:
