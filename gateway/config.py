@@ -160,6 +160,19 @@ class WebSocketConfig:
 
 @final
 @dataclass(frozen=True, slots=True, kw_only=True)
+class AdmissionConfig:
+    """What the head of a request may ask of its time and its place in a model's queue, on every wire."""
+
+    timeout_headers: tuple[str, ...] = ("x-request-timeout", "grpc-timeout")
+    """Header fields that say how long a call may last; the smallest holds. `grpc-timeout` as gRPC has it, such as 100m; the
+    others seconds, such as 1.5, 1500ms or 2s, and milliseconds where the name ends in -ms. Empty: none is looked at."""
+    priority_header: str = ""
+    """The header field of a call's priority while it waits for a slot: 1 is first and 16 last, 8 is meant without. Empty:
+    none. It is believed to whoever sends it."""
+
+
+@final
+@dataclass(frozen=True, slots=True, kw_only=True)
 class DrainConfig:
     """What SIGTERM means: readiness off, listeners closed after `delay`, live streams until `timeout`, the rest ended."""
 
@@ -257,6 +270,10 @@ class SageMakerConfig:
     """The model of /invocations where the request names none; empty: `lmi.default_model`, else the only one that fits."""
     variant: str = "AllTraffic"
     """The name of the production variant of an endpoint that has no variants configured."""
+    invoke_timeout: float = 0.0
+    """How long InvokeEndpoint may take; 60 s in the service; 0: as long as its model may."""
+    stream_timeout: float = 0.0
+    """How long InvokeEndpointWithResponseStream may take; 8 minutes in the service; 0: as long as its model may."""
     body: int = 6 * MiB
     """The largest body of InvokeEndpoint and InvokeEndpointWithResponseStream, as the service has it."""
     multi_model: bool = False
@@ -354,6 +371,12 @@ class ModelConfig:
     """Sessions at once; 64 where the model does not say."""
     queue: int | None = None
     """Sessions that may wait for a slot; more are refused with 503; 1000 where the model does not say."""
+    queue_timeout: float | None = None
+    """How long a session may wait for a slot until it is refused with 503; 0, which is meant where the model does not say:
+    as long as its own time allows."""
+    queue_bytes: int | None = None
+    """What the bodies of those that wait may hold together; one more is refused with 503; 0, which is meant where the model
+    does not say: bounded by `limits.total_bytes` alone."""
     timeout: float | None = None
     """Seconds a session may last; 0, which is meant where the model does not say: no limit."""
     load_timeout: float | None = None
@@ -393,6 +416,7 @@ class Config:
     limits: LimitsConfig = field(default_factory=LimitsConfig)
     http2: HTTP2Config = field(default_factory=HTTP2Config)
     websocket: WebSocketConfig = field(default_factory=WebSocketConfig)
+    admission: AdmissionConfig = field(default_factory=AdmissionConfig)
     drain: DrainConfig = field(default_factory=DrainConfig)
     lmi: LMIConfig = field(default_factory=LMIConfig)
     openai: OpenAIConfig = field(default_factory=OpenAIConfig)

@@ -128,6 +128,7 @@ class Exchange:
         "_assembly",
         "_bytes_turn",
         "_cancelled",
+        "_ceiling",
         "_charged",
         "_consumed",
         "_gathering",
@@ -162,6 +163,7 @@ class Exchange:
         "moved_at",
         "owner",
         "path",
+        "priority",
         "query",
         "reply",
         "request",
@@ -201,6 +203,7 @@ class Exchange:
         self.allowed, self.allowed_by = _FOREVER, ""
         self.deadline = _FOREVER
         """On Trio's clock; infinite where there is none."""
+        self._ceiling: tuple[float, float, str] | None = None  # the earliest deadline, the seconds and the name of its limit
         self.fail: Callable[[GatewayError], None] | None = None
         """How the dialect says an error; it commits and finishes the exchange. `refuse` until a dialect has taken it."""
         self.model = self.dialect = self.incident = ""
@@ -208,6 +211,8 @@ class Exchange:
         self.reply: dict[str, str] | None = None
         """Header fields that the model wants in the head of its answer, by lower-case name."""
         self.bytes_in = self.bytes_out = 0
+        self.priority = 0
+        """The level at which it waits for a slot, where the request says so: `gateway.workers.queue`."""
         self.copied = 0
         """Bytes of the body that were copied or inflated, each time they were, on their way into the one buffer that
         `receive_body` or `whole_body` has given; what lands there costs nothing."""
@@ -325,11 +330,22 @@ class Exchange:
         self._cancel()
 
     def limit_time(self, seconds: float, setting: str) -> None:
-        """The exchange ends with DeadlineExceeded, which names the setting, that many seconds from now."""
-        self.allowed, self.allowed_by = seconds, setting
-        self.deadline = trio.current_time() + seconds
+        """The exchange ends with DeadlineExceeded, which names the setting, that many seconds from now; what was said before
+        holds no longer, apart from `limit_call`."""
+        until = trio.current_time() + seconds
+        if self._ceiling is not None and self._ceiling[0] <= until:
+            until, seconds, setting = self._ceiling
+        self.deadline, self.allowed, self.allowed_by = until, seconds, setting
         if self._scope is not None:
-            self._scope.deadline = self.deadline
+            self._scope.deadline = until
+
+    def limit_call(self, seconds: float, name: str) -> None:
+        """The same, whatever limits are said later: the earliest deadline holds. `name` says whose limit it is."""
+        until = trio.current_time() + seconds
+        if self._ceiling is None or until < self._ceiling[0]:
+            self._ceiling = until, seconds, name
+            if until < self.deadline:
+                self.limit_time(seconds, name)
 
     def interrupt(self, error: GatewayError) -> None:
         """Stops the work; the error becomes the exchange's honest ending. The first interruption stays."""

@@ -12,11 +12,12 @@ import ssl
 from collections import Counter
 from collections.abc import Callable, Coroutine, Iterable
 from dataclasses import dataclass, field
-from typing import Any, NoReturn, final
+from typing import Any, final
 from uuid import uuid4
 
 import trio
 
+from gateway.admission import Admission, Asked, Route
 from gateway.body_pool import BodyPool
 from gateway.config import Config, ListenConfig
 from gateway.dialects.base import Models
@@ -44,6 +45,7 @@ from gateway.dialects.v2_sessions import SessionDialect
 from gateway.dialects.v2_streams import StreamDialect
 from gateway.doorbell import Doorbell
 from gateway.errors import (
+    BadRequest,
     Conflict,
     Ending,
     GatewayError,
@@ -158,6 +160,7 @@ class Gateway:
         )
         self.repository = Repository(self.supervisor, limits, resident=lambda: resident_bytes() - self.budget.used)
         self.control = ModelControl(self.supervisor, self.repository, limits)
+        self._admission = Admission(self.config.admission)
         self.signatures = Signatures(self.config.sagemaker.sigv4)
         self._observer = Observer()
         self._connections: set[Connection | ASGICall] = set()
@@ -279,11 +282,25 @@ class Gateway:
         """What the exchange asks for, to be awaited. What may go wrong is for `_blame`."""
         route = exchange.route
         if route is None:
-            route = exchange.route = self._router.find(exchange)
+            route = exchange.route = self._route_of(exchange)
         handler, arguments = route
-        if (self.draining or self.budget.used > self._refuse_above) and handler not in self._health:
-            self._turn_away(exchange, handler)
+        if self.draining or self.budget.used > self._refuse_above:
+            self._turn_away(exchange, handler.handler if isinstance(handler, Asked) else handler)
         return handler(exchange, **arguments)
+
+    def _route_of(self, exchange: Exchange) -> Route:
+        route = self._router.find(exchange)
+        try:
+            return self._admission.asked(exchange, route)
+        except BadRequest:
+            self._take_by(exchange, route[0])
+            raise
+
+    def _take_by(self, exchange: Exchange, handler: Handler) -> None:
+        """What goes wrong before the handler is asked is said in its words."""
+        words = self._words.get(handler)
+        if words is not None:
+            exchange.take("", words)
 
     def _blame(self, exchange: Exchange, error: Exception) -> GatewayError:
         """Whatever goes wrong becomes its one honest ending."""
@@ -303,11 +320,11 @@ class Gateway:
             log.exception("an error could not be said", extra={"id": exchange.id})
             exchange.abort(Ending.MODEL_ERROR)
 
-    def _turn_away(self, exchange: Exchange, handler: Handler) -> NoReturn:
+    def _turn_away(self, exchange: Exchange, handler: Handler) -> None:
+        if handler in self._health:
+            return
         budget = self.budget
-        words = self._words.get(handler)
-        if words is not None:
-            exchange.take("", words)
+        self._take_by(exchange, handler)
         if self.draining:
             raise Unavailable("the server is shutting down; try another")
         raise Overloaded(

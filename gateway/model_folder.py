@@ -41,7 +41,19 @@ _ENTRIES = 100_000
 _SHOWN = 200
 _LONGEST_TEXT = 16 * 1024  # longer than any path, so that none is cut before it is found
 _MOST = 2**63 - 1
-_NAMES = ("factory", "options", "capacity", "queue", "timeout", "load_timeout", "memory", "warmup")
+_NAMES = (
+    "factory",
+    "options",
+    "capacity",
+    "queue",
+    "timeout",
+    "load_timeout",
+    "memory",
+    "warmup",
+    "queue_timeout",
+    "queue_bytes",
+)
+_OWN = ("capacity", "queue", "queue_timeout", "queue_bytes", "timeout", "load_timeout")
 _LIBRARY = "models.library"
 _FACTORY = re.compile(r"models\.library\.([a-z]\w*)((?:\.[a-z]\w*)*):([A-Za-z]\w*)((?:\.[A-Za-z]\w*)*)")
 
@@ -307,14 +319,14 @@ def _value(file: Place, key: str, value: Any) -> Any:
                 return tuple(value)
             case _, bool():
                 pass
-            case "memory", str() | int():
+            case "memory" | "queue_bytes", str() | int():
                 size = parse_size(value) if isinstance(value, str) else value
                 if low <= size <= high:
                     return size
             case "capacity" | "queue", int():
                 if low <= value <= high:
                     return value
-            case "timeout" | "load_timeout", str() | int() | float():
+            case "timeout" | "load_timeout" | "queue_timeout", str() | int() | float():
                 seconds = parse_duration(value) if isinstance(value, str) else float(value)
                 if low <= seconds <= high and not (seconds == low and setting is not None and setting.above):
                     return seconds
@@ -353,7 +365,7 @@ def make_spec(folder: ModelFolder, name: str, module: str) -> ModelSpec:
     except BaseException as e:  # code that was not written by us, which may raise anything, SystemExit too
         raise load_error(e, name, folder) from None
     if isinstance(thing, ModelSpec):  # it says itself how it is served, where the folder does not
-        own = {k: getattr(thing, k) for k in ("capacity", "queue", "timeout", "load_timeout") if k not in folder.given}
+        own = {k: getattr(thing, k) for k in _OWN if k not in folder.given}
         spec = replace(spec, restart=thing.restart, **own)
     memory = folder.memory if "memory" in folder.given else spec.memory
     return replace(spec, memory=memory, options={**spec.options, **folder.options}, **formatters)

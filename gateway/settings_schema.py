@@ -121,14 +121,15 @@ _BYTES = frozenset({
     "limits.connection_send_buffer", "limits.body_pool", "limits.unsent", "limits.part", "limits.event_headers",
     "limits.checkpoint_bytes",
     "http2.initial_window", "http2.max_window", "http2.frame_size", "websocket.part", "sagemaker.body",
-    "repository.memory", "lmi.max_text",
+    "repository.memory", "lmi.max_text", "models.*.queue_bytes",
 })  # fmt: skip
-_TEXTS = frozenset({"models.*.warmup"})
+_TEXTS = frozenset({"models.*.warmup", "admission.timeout_headers"})
 _NUMBERS = frozenset({"endpoints.*.variants.*.weight", "models.*.restart.jitter"})
 _MAY_BE_ZERO = frozenset({
     "limits.chunk_extensions", "limits.trailers", "limits.trailer_fields", "limits.write_stall",
     "limits.body_pool", "limits.unsent", "limits.descriptors_reserved", "http2.continuations",
     "websocket.ping_interval", "drain.delay", "drain.timeout", "bidi.idle_timeout", "repository.unload_timeout",
+    "sagemaker.invoke_timeout", "sagemaker.stream_timeout", "models.*.queue_timeout", "models.*.queue_bytes",
     "models.*.queue", "models.*.timeout", "models.*.max_batch_size", "models.*.restart.intensity",
     "models.*.restart.backoff",
     "models.*.restart.backoff_max", "models.*.restart.jitter", "endpoints.*.variants.*.weight",
@@ -157,6 +158,7 @@ _SAGEMAKER = r"(?!.{64})[a-zA-Z0-9](-*[a-zA-Z0-9])*"
 _SAGEMAKER_WANTED = "1 to 63 letters, digits and '-', neither beginning nor ending with '-'"
 _PATTERNS = {
     "listen.host": (r"\S+", 'an address or a host name ("0.0.0.0" for every IPv4 address, "::" for IPv6 too)'),
+    "admission.priority_header": (r"[!#$%&'*+.^_`|~0-9A-Za-z-]*", "the name of a header field, or empty"),
     "websocket.path": (r"/[!-~]*", "a path that begins with /"),
     "sagemaker.variant": (_SAGEMAKER, _SAGEMAKER_WANTED),
     "models.*.factory": (r"[^\W\d]\w*(\.[^\W\d]\w*)*:[^\W\d]\w*(\.[^\W\d]\w*)*", '"module:attribute"'),

@@ -171,6 +171,10 @@ class ModelSpec:
     """Sessions at once."""
     queue: int = 1000
     """Sessions that may wait for a slot."""
+    queue_timeout: float = 0.0
+    """Seconds that a session may wait for a slot; 0: as long as its own time allows."""
+    queue_bytes: int = 0
+    """Bytes that the bodies of the sessions that wait may hold together; 0: no bound of the model's own."""
     timeout: float = 0.0
     """Seconds a session may last; 0: no limit."""
     load_timeout: float = LOAD_TIMEOUT
@@ -206,6 +210,10 @@ class ModelSpec:
     def __post_init__(self) -> None:
         if self.capacity < 1:
             raise ValueError(f"capacity must be at least 1, not {self.capacity}")
+        if self.queue_timeout < 0 or self.queue_bytes < 0:
+            raise ValueError(
+                f"queue_timeout and queue_bytes must be at least 0, not {self.queue_timeout}, {self.queue_bytes}"
+            )
         if self.memory < 0:
             raise ValueError(f"memory must be at least 0, not {self.memory}")
         if not self.name:

@@ -27,7 +27,12 @@ class SageMakerDialect:
 
     def __init__(self, models: Models, endpoints: Endpoints, container: ContainerDialect, signatures: Signatures) -> None:
         self._endpoints, self._container, self._signatures = endpoints, container, signatures
-        self._body = models.config.sagemaker.body
+        config = models.config.sagemaker
+        self._body = config.body
+        self._timeouts = {
+            Operation.INVOKE_ENDPOINT: (config.invoke_timeout, "sagemaker.invoke_timeout"),
+            Operation.INVOKE_ENDPOINT_WITH_RESPONSE_STREAM: (config.stream_timeout, "sagemaker.stream_timeout"),
+        }
 
     async def invoke(self, exchange: Exchange, endpoint: str) -> None:
         """POST /endpoints/{endpoint}/invocations."""
@@ -50,6 +55,9 @@ class SageMakerDialect:
             if worker.state is State.LOADING:
                 raise ModelNotReady(f"the model of endpoint {asked.endpoint!r} is loading; try again")
             worker.check_ready()
+            limit, setting = self._timeouts[operation]
+            if limit:
+                exchange.limit_call(limit, setting)
             body = await exchange.receive_body(self._body, setting="sagemaker.body", as_sent=True)
             await self._signatures.check_body(claim, body)
             if operation is Operation.INVOKE_ENDPOINT:

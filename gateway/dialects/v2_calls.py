@@ -142,6 +142,19 @@ def timeout_of(parameters: Mapping[str, Any]) -> Timeout | None:
     return Timeout(value) if value else None
 
 
+def schedule(exchange: Exchange, parameters: Mapping[str, Any]) -> Timeout | None:
+    """What the parameters of a request ask of its place and its time, as Triton has them: `timeout_of`, and `priority`,
+    which becomes the exchange's, 1 for what is first, 0 for none. V2Error for what is no such number."""
+    value = parameters.get("priority")
+    if value is not None:
+        if type(value) is not int or not 0 <= value < 2**64:
+            raise v2.V2Error(
+                f"parameter priority of the request must be a whole number, 0 for none, got {str(value)[:40]!r}"
+            )
+        exchange.priority = value or exchange.priority
+    return timeout_of(parameters)
+
+
 async def slot_within(
     exchange: Exchange, worker: Worker, within: Timeout | None, request: v2.V2Request | None = None, arrived: int = 0
 ) -> Slot:

@@ -13,7 +13,7 @@ import trio
 from gateway.dialects.base import NO_PARAMETERS, codec, reply_headers, reply_of, session_of
 from gateway.dialects.compression import compressed
 from gateway.dialects.text_calls import prompt_of
-from gateway.dialects.v2_calls import JSON, Timeout, V2Calls, error_of, outputs_of, slot_within, timeout_of
+from gateway.dialects.v2_calls import JSON, V2Calls, error_of, outputs_of, schedule, slot_within
 from gateway.dialects.v2_channels import EVENTS, OneResponse, StreamChannel, WholeRequest, check_response
 from gateway.errors import ModelFailed
 from gateway.exchange import Exchange
@@ -66,7 +66,7 @@ class GenerateDialect:
     async def _tensors(
         self, exchange: Exchange, worker: Worker, request: v2.V2Request, arrived: int, *, streams: bool
     ) -> None:
-        within, source = timeout_of(request.parameters), WholeRequest(exchange, request)
+        within, source = schedule(exchange, request.parameters), WholeRequest(exchange, request)
         if streams:
             channel = StreamChannel(exchange, worker, source, EVENTS, partial(_event, worker, request))
             slot = await slot_within(exchange, worker, within, request, arrived)
@@ -79,13 +79,13 @@ class GenerateDialect:
         await self._respond(exchange, text)
 
     async def _text(self, exchange: Exchange, worker: Worker, asked: _TextAsked, *, streams: bool) -> None:
-        kept = _TextChannel(exchange, worker, asked)
+        within, kept = schedule(exchange, asked.given), _TextChannel(exchange, worker, asked)
         if streams:
             channel = StreamChannel(exchange, worker, kept, EVENTS, kept.event)
-            slot = await slot_within(exchange, worker, asked.within)
+            slot = await slot_within(exchange, worker, within)
             await _stream(exchange, worker, channel, slot, Family.TEXT, NO_PARAMETERS)
             return
-        with await slot_within(exchange, worker, asked.within):
+        with await slot_within(exchange, worker, within):
             await worker.call(session_of(exchange, worker, kept), exchange, Family.TEXT)
         await self._respond(exchange, kept.reply_with(b"".join(kept.kept).decode()))
 
@@ -132,7 +132,8 @@ class _TextAsked(msgspec.Struct, frozen=True, kw_only=True):
 
     prompt: Prompt
     id: str
-    within: Timeout | None
+    given: Mapping[str, Any]
+    """Its parameters."""
 
 
 def _read_text(body: memoryview, limits: v2.V2Limits) -> _TextAsked:
@@ -142,13 +143,12 @@ def _read_text(body: memoryview, limits: v2.V2Limits) -> _TextAsked:
     if type(text) is not str or not text:
         raise v2.V2Error("text_input must be a string that is not empty")
     given = {name: value for name, value, _ in v2_generate.members_of(head) if name != "text_input"}
-    within = timeout_of(given)
     try:
         request = lmi.parse_document({"inputs": text, "parameters": given})
         lmi.check_one_sequence(request.parameters, request.given, "here, where an answer is one text")
     except lmi.LMIError as e:
         raise v2.V2Error(e.message) from None
-    return _TextAsked(prompt=prompt_of(request.inputs, request.parameters), id=id, within=within)
+    return _TextAsked(prompt=prompt_of(request.inputs, request.parameters), id=id, given=given)
 
 
 @final

@@ -10,7 +10,7 @@ import trio
 
 from gateway.dialects.base import Wrapping, call_of, reply_headers, reply_of
 from gateway.dialects.compression import compressed
-from gateway.dialects.v2_calls import JSON, SHORT, V2Calls, batch_of, outputs_of, request_of, timeout_of
+from gateway.dialects.v2_calls import JSON, SHORT, V2Calls, batch_of, outputs_of, request_of, schedule
 from gateway.dialects.v2_channels import check_response, no_answer, too_many
 from gateway.dialects.v2_pieces import infer_in_pieces
 from gateway.errors import Ending
@@ -44,6 +44,7 @@ class InferDialect:
         return self.answer(exchange, worker, body, header_length)  # not awaited here: that would be a frame more for each
 
     async def _receive_and_answer(self, exchange: Exchange, worker: Worker, header_length: int | None) -> None:
+        worker.check_ready()
         body = await exchange.receive_body(self._calls.body, setting="limits.body")
         await self.answer(exchange, worker, body, header_length)
 
@@ -67,7 +68,7 @@ class InferDialect:
                 request = infer.parse(body, header_length)
             else:
                 request = await calls.read_long(infer, body, header_length)
-            timeout = timeout_of(request.parameters) if request.parameters else None
+            timeout = schedule(exchange, request.parameters) if request.parameters else None
         except v2.V2Error as e:
             _refuse(wrapping or exchange, e)
             return

@@ -9,7 +9,7 @@ import trio
 
 from gateway.dialects.base import beside, codec, reply_headers, session_of
 from gateway.dialects.compression import compressed
-from gateway.dialects.v2_calls import SHORT, V2Calls, error_of, request_of, slot_within, timeout_of
+from gateway.dialects.v2_calls import SHORT, V2Calls, error_of, request_of, schedule, slot_within
 from gateway.dialects.v2_channels import OneResponse
 from gateway.errors import GatewayError, Overloaded, UnsupportedEncoding
 from gateway.exchange import Exchange
@@ -24,7 +24,7 @@ async def infer_in_pieces(calls: V2Calls, exchange: Exchange, worker: Worker, he
     """Answers an inference request with binary inputs, for a model that asks for pieces of them."""
     try:
         pieces = await Pieces.begin(calls, exchange, worker, header_length)
-        within = timeout_of(pieces.request.parameters)
+        within = schedule(exchange, pieces.request.parameters)
     except v2.V2Error as e:
         raise error_of(e) from None
     channel = OneResponse(exchange, worker, pieces)

@@ -8,7 +8,7 @@ from time import perf_counter_ns
 from typing import final
 
 from gateway.dialects.base import session_of
-from gateway.dialects.v2_calls import V2Calls, error_of, slot_within, timeout_of
+from gateway.dialects.v2_calls import V2Calls, error_of, schedule, slot_within
 from gateway.dialects.v2_channels import EVENTS, FRAMES, Form, Source, StreamChannel, WholeRequest, replied
 from gateway.dialects.v2_pieces import Pieces
 from gateway.errors import BadRequest
@@ -49,7 +49,7 @@ class StreamDialect:
                     "server-sent events carry no binary data: ask for outputs as JSON, or for frames with "
                     f"accept: {v2.FRAMES}"
                 )
-            within = timeout_of(request.parameters)
+            within = schedule(exchange, request.parameters)
         except v2.V2Error as e:
             raise error_of(e) from None
         form = FRAMES if frames else EVENTS

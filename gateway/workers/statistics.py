@@ -136,6 +136,11 @@ class ModelStatistics:
         return self.queue + self.input + self.infer + self.output
 
     @property
+    def service(self) -> float:
+        """Seconds that a call which succeeded had its slot and its answer written, on average; 0 where none has."""
+        return (self.success_ns - self.queue) / self.succeeded / 1e9 if self.succeeded else 0.0
+
+    @property
     def last_ms(self) -> int:
         """The end of the last call, in milliseconds since 1970; 0 where there was none."""
         if not self.last:

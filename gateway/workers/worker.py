@@ -14,6 +14,7 @@ from uuid import uuid4
 
 import trio
 
+from gateway.admission import retry_estimate
 from gateway.doorbell import Doorbell
 from gateway.errors import (
     Ending,
@@ -28,6 +29,7 @@ from gateway.errors import (
 )
 from gateway.exchange import Exchange
 from gateway.workers.policy import decide, within_period
+from gateway.workers.queue import SlotQueue, level_of
 from gateway.workers.statistics import ModelStatistics
 from models.blocking import reset_step_holder, set_step_holder
 from models.convert import convert
@@ -172,7 +174,8 @@ class Worker:
         """When it is loaded again, on Trio's clock, while it is RESTARTING."""
         self.statistics = ModelStatistics()
         self._free = spec.capacity
-        self._queue = trio.lowlevel.ParkingLot()
+        self._queue = SlotQueue()
+        self._queued_bytes = 0
         self.kept: Any = None
         """What v2 has made for this worker's calls: it lasts as long."""
         self.live: set[Exchange] = set()
@@ -361,11 +364,18 @@ class Worker:
     # -- calls -------------------------------------------------------------------------------------------------------
 
     def check_ready(self) -> None:
-        """Raises Unavailable unless the model can be called now."""
+        """Raises Unavailable unless the model can be called now, and Overloaded where there is not even a place in the
+        queue: to be asked before a body is received."""
         if self.state is _READY:
-            return
-        if self.successor is not None:
+            if not self._free:
+                self._check_queue()
+        elif self.successor is not None:
             self.successor.check_ready()
+        else:
+            self._check_loaded()
+
+    def _check_loaded(self) -> None:
+        if self.state is _READY:
             return
         match self.state:
             case State.STOPPED if self._stop.is_set() or not self.lasting:
@@ -387,7 +397,7 @@ class Worker:
         if self.state is not _READY:
             if self.successor is not None:
                 return self.successor.free_slot(exchange)
-            self.check_ready()
+            self._check_loaded()
         if not self._free:
             return None
         self._free -= 1
@@ -400,8 +410,9 @@ class Worker:
         return Slot(self, exchange, asked)
 
     async def slot(self, exchange: Exchange) -> Slot:
-        """A place in the capacity for one exchange: `with await worker.slot(exchange):`. Waited for in order;
-        Overloaded at once when the queue is full."""
+        """A place in the capacity for one exchange: `with await worker.slot(exchange):`. Waited for in the order of
+        `exchange.priority`, and of arrival; Overloaded at once when the queue is full, and after `queue_timeout`;
+        DeadlineExceeded where its time is over when its turn comes."""
         free = self.free_slot(exchange)
         if free is not None:
             return free
@@ -411,7 +422,7 @@ class Worker:
         self.live.add(exchange)
         self._waiting.add(exchange)
         try:
-            await self._wait_for_slot()
+            await self._wait_for_slot(exchange)
         except BaseException:
             self.live.discard(exchange)
             self._left.ring()
@@ -422,30 +433,56 @@ class Worker:
             self._waiting.discard(exchange)
         return self._slot(exchange, asked)
 
-    async def _wait_for_slot(self) -> None:
-        if self.queued >= self.spec.queue:
-            raise Overloaded(
-                f"model {self.name!r} is busy: {self.spec.capacity} sessions run and {self.queued} wait "
-                f"(models.{self.name}.capacity, models.{self.name}.queue); try again later"
-            )
-        await self._queue.park()
+    async def _wait_for_slot(self, exchange: Exchange) -> None:
+        held, limit = exchange.held, self.spec.queue_timeout
+        self._check_queue(held)
+        self._queued_bytes += held
         try:
+            if limit:
+                with trio.move_on_after(limit) as scope:
+                    await self._queue.wait(level_of(exchange.priority))
+                if scope.cancelled_caught:
+                    raise self._busy(f"no slot was free within {limit:g} s (models.{self.name}.queue_timeout)")
+            else:
+                await self._queue.wait(level_of(exchange.priority))
+        finally:
+            self._queued_bytes -= held
+        try:
+            if trio.current_time() >= exchange.deadline:
+                raise exchange.interruption_or_deadline  # the model is not called for nobody
             self._check_still_loaded()
         except BaseException:
             self.slot_released()
             raise
 
+    def _check_queue(self, held: int = 0) -> None:
+        """Overloaded where nobody more may wait, or nobody who holds so many bytes."""
+        spec, name = self.spec, self.name
+        if self.queued >= spec.queue:
+            raise self._busy(
+                f"{spec.capacity} sessions run and {self.queued} wait (models.{name}.capacity, models.{name}.queue)"
+            )
+        if spec.queue_bytes and self._queued_bytes + held > spec.queue_bytes:
+            raise self._busy(
+                f"{self.queued} sessions wait with {self._queued_bytes} bytes, and there is no room for {held} more "
+                f"(models.{name}.queue_bytes)"
+            )
+
+    def _busy(self, why: str) -> Overloaded:
+        after = retry_estimate(self.queued, self.spec.capacity, self.statistics.service)
+        return Overloaded(f"model {self.name!r} is busy: {why}; try again later", retry_after=after)
+
     def _check_still_loaded(self) -> None:
         """Raises Unavailable unless the model can be called by who has a slot of it, or is just given one."""
         if self.successor is None:
-            self.check_ready()
+            self._check_loaded()
         elif self._model is None:
             raise Unavailable(f"model {self.name!r} was loaded anew, and this version of it is gone; try again")
 
     def slot_released(self) -> None:
         """A session and every step of it are over."""
         if not self._free and self._queue:
-            self._queue.unpark()  # the first in the queue has it
+            self._queue.wake()  # the first in the queue has it
         else:
             self._free += 1
         if self.state is not _READY:

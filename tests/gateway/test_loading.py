@@ -60,7 +60,7 @@ def test_a_model_that_says_nothing_has_the_numbers_of_the_reference() -> None:
     assert numbers("plain") == [64, 1000, 0.0, 240.0]
     page = (Path(__file__).parents[2] / "docs" / "reference" / "configuration.md").read_text()
     rows = {row.split("|")[1].strip(" `"): row for row in page.splitlines() if "| the model's own |" in row}
-    assert set(rows) == {*NUMBERS, "inputs", "outputs", "max_batch_size", "warmup"}
+    assert set(rows) == {*NUMBERS, "inputs", "outputs", "max_batch_size", "warmup", "queue_timeout", "queue_bytes"}
     for name, number in zip(NUMBERS, numbers("plain"), strict=True):
         assert f"{number:g}" in rows[name]
 

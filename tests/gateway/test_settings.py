@@ -841,10 +841,10 @@ def test_what_a_model_may_say_itself_has_the_unit_of_any_such_number_and_no_defa
     }
     counts, seconds, tensors = (
         dict.fromkeys(("capacity", "queue", "max_batch_size"), Unit.COUNT),
-        dict.fromkeys(("timeout", "load_timeout"), Unit.SECONDS),
+        dict.fromkeys(("timeout", "load_timeout", "queue_timeout"), Unit.SECONDS),
         dict.fromkeys(("inputs", "outputs"), Unit.TENSORS),
     )
-    assert own == counts | seconds | tensors | {"warmup": Unit.TEXTS}
+    assert own == counts | seconds | tensors | {"warmup": Unit.TEXTS, "queue_bytes": Unit.BYTES}
 
 
 def with_names(setting: Setting) -> tuple[str, dict[str, Any]]:

@@ -301,8 +301,8 @@ DIFFERENCES: Sequence[Difference] = (
     Difference(
         asked="`sequence_id` and its like, `priority`, `timeout`",
         triton="for its schedulers; the model does not see them",
-        here="the model sees them; `timeout` is a deadline too",
-        why="there is no scheduler that they would be kept for",
+        here="the model sees them; `timeout` is a deadline too, `priority` a place in the queue",
+        why="a model may want to know what its caller asked for",
         cases={
             "sequence parameters": (
                 "SAID bytes \x02\0\0\0{}",
