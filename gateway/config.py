@@ -180,6 +180,9 @@ class DrainConfig:
     """How long the listeners stay open, so that a load balancer sees that readiness is off."""
     timeout: float = 30.0
     """How long live streams may go on."""
+    report: str = ""
+    """A file that the standalone server writes, as one line of JSON, when it has drained: what became of every stream.
+    Empty: none; the log has it."""
 
 
 @final

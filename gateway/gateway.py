@@ -9,7 +9,6 @@ import resource
 import secrets
 import socket
 import ssl
-from collections import Counter
 from collections.abc import Callable, Coroutine, Iterable
 from dataclasses import dataclass, field
 from typing import Any, final
@@ -44,6 +43,7 @@ from gateway.dialects.v2_openapi import OPERATIONS, OpenAPIDialect
 from gateway.dialects.v2_sessions import SessionDialect
 from gateway.dialects.v2_streams import StreamDialect
 from gateway.doorbell import Doorbell
+from gateway.drain import DrainReport, report_of
 from gateway.errors import (
     BadRequest,
     Conflict,
@@ -92,18 +92,6 @@ _GRACE = 5.0
 
 def _listener(listen: ListenConfig, port: int, setting: str) -> Listener:
     return Listener(listen.host, port, backlog=listen.backlog, setting=setting)
-
-
-@final
-@dataclass(frozen=True, slots=True, kw_only=True)
-class DrainReport:
-    """What became of the exchanges that were live when the drain began: how many had each ending."""
-
-    live: int
-    endings: dict[str, int]
-    seconds: float
-    clean: bool
-    """Whether all of them ended by themselves before the deadline."""
 
 
 @final
@@ -179,6 +167,7 @@ class Gateway:
         self.exchange_opened, self.exchange_closed = self._observer.opened, self._observer.closed
         self.run_exchange = self._tasks.start
         self.clock: Callable[[], float] = trio.current_time
+        self._turned_away = 0
         self._report: DrainReport | None = None
         self._listening, self._over = trio.Event(), trio.Event()
         self._nursery: trio.Nursery | None = None
@@ -326,6 +315,7 @@ class Gateway:
         budget = self.budget
         self._take_by(exchange, handler)
         if self.draining:
+            self._turned_away += 1
             raise Unavailable("the server is shutting down; try another")
         raise Overloaded(
             f"{budget.used} of {budget.limit} bytes are in use (limits.total_bytes): above "
@@ -363,9 +353,11 @@ class Gateway:
                     self._tasks.begin(connections, self.hub)
                     nursery.start_soon(self._load, nursery, task_status)  # a drain does not wait for it
                     await self._stop.wait()
-                    began, live, clean = await self._drain(listeners, accepting, connections)
+                    reported = await self._drain(listeners, accepting, connections)
                 await self._disconnected()
-                self._report_drain(began, live, clean)
+                self._report = drained = reported()
+                counts = {"live": drained.live, "endings": drained.endings, "cut": len(drained.cut)}
+                log.info("drained", extra={**counts, "refused": drained.refused, "seconds": round(drained.seconds, 3)})
                 await self.supervisor.stop()
         finally:
             for listener, _ in listeners:
@@ -622,7 +614,8 @@ class Gateway:
 
     async def _drain(
         self, listeners: Any, accepting: trio.CancelScope, connections: trio.Nursery
-    ) -> tuple[float, list[Exchange], bool]:
+    ) -> Callable[[], DrainReport]:
+        """Returns what makes the report, when every connection is closed and so every exchange has its ending."""
         drain, began = self.config.drain, trio.current_time()
         self.draining = self._management.draining = True
         live = list(self._observer.live)
@@ -639,19 +632,23 @@ class Gateway:
             connection.drain()
         with trio.move_on_after(drain.timeout):
             await self._quiet(or_hurry=True)
-        clean = not self._observer.live
+        deadline, late = trio.current_time(), list(self._observer.live)
         for connection in list(self._connections):
             connection.drain_now()
         with trio.move_on_after(_GRACE):
             await self._quiet(or_hurry=False)
         connections.cancel_scope.cancel()
-        return began, live, clean
 
-    def _report_drain(self, began: float, live: list[Exchange], clean: bool) -> None:
-        """Every connection is closed, so every exchange has its ending."""
-        endings = dict(Counter(exchange.ending.value for exchange in live if exchange.ending is not None))
-        self._report = DrainReport(live=len(live), endings=endings, seconds=trio.current_time() - began, clean=clean)
-        log.info("drained", extra={"live": len(live), "endings": endings, "seconds": round(self._report.seconds, 3)})
+        def reported() -> DrainReport:
+            lasted = trio.current_time() - began
+            return report_of(live, late, deadline=deadline, seconds=lasted, refused=self._turned_away)
+
+        return reported
+
+    @property
+    def drain_report(self) -> DrainReport | None:
+        """What became of every exchange in the drain, once it is over; None before."""
+        return self._report
 
     async def _quiet(self, *, or_hurry: bool) -> None:
         """Returns when no connection is left: all that was to be said is written."""

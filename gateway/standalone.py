@@ -7,12 +7,15 @@ import logging
 import signal
 from collections.abc import Callable, Sequence
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
+import msgspec
 import trio
 
 from gateway import model_folder
 from gateway.config import Config, ModelConfig
+from gateway.drain import DrainReport
 from gateway.errors import GatewayError, ModelGivenUp
 from gateway.gateway import Gateway
 from gateway.loading import library_specs
@@ -24,13 +27,15 @@ from models.spec import ModelSpec
 
 log = logging.getLogger("gateway")
 
+_CUT = 3  # the exit code; 2 is a command line that cannot be
 _SIGNALS = (signal.SIGTERM, signal.SIGINT)
 
 
 def run(config: Config, models: Sequence[Any] = (), *, listening: Callable[[Gateway], None] | None = None) -> int:
-    """Serves the configured models and these until SIGTERM or SIGINT has drained it; 0 then, 1 where it could not start, or
-    not go on without a model that was given up (the log says why). `listening` is called once the ports are open, before
-    any model is ready. It is meant for a process that ends with it: those signals are ignored afterwards."""
+    """Serves the configured models and these until SIGTERM or SIGINT has drained it; 0 then, 3 where a stream was cut at the
+    deadline of the drain, 1 where it could not start, or not go on without a model that was given up (the log says why).
+    `listening` is called once the ports are open, before any model is ready. It is meant for a process that ends with it:
+    those signals are ignored afterwards."""
     configure(config.log)
     if config.sagemaker.multi_model or any(endpoint.models for endpoint in config.endpoints.values()):
         share_one_arena()  # or not all of an unloaded model's memory goes back to the system
@@ -72,7 +77,20 @@ async def _serve(
             gc.freeze()
             await gateway.stopped()
             nursery.cancel_scope.cancel()
-    return 0
+    return _tell(gateway.drain_report, config.drain.report)
+
+
+def _tell(report: DrainReport | None, file: str) -> int:
+    """Logs what became of every stream, and writes it where the configuration says; the exit code that it means."""
+    if report is None:
+        return 0
+    log.info("drain report", extra=msgspec.to_builtins(report))
+    if file:
+        try:
+            Path(file).write_bytes(report.to_json() + b"\n")
+        except OSError as e:
+            log.error("the drain report cannot be written", extra={"reason": str(e), "setting": "drain.report"})
+    return _CUT if report.cut else 0
 
 
 async def _announce(gateway: Gateway, listening: Callable[[Gateway], None]) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import threading
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
@@ -11,7 +12,8 @@ import pytest
 import trio
 
 from gateway.config import Config, DrainConfig, ListenConfig
-from gateway.gateway import DrainReport, Gateway
+from gateway.drain import DrainReport
+from gateway.gateway import Gateway
 from gateway.hub import Hub
 from gateway.testing import MemoryEdges, MemoryGateway
 from models.adapt import spec_of
@@ -456,6 +458,62 @@ async def test_a_gateway_that_is_cancelled_ends_everything_at_once(wire: str, dr
     assert (counts.connections, counts.exchanges, counts.bytes_reserved, counts.slots_in_use) == (0, 0, 0, 0)
     assert counts.endings == {"transport-lost": 1}
     assert await tasks() == before
+
+
+@pytest.mark.parametrize("wire", STREAMS)
+async def test_the_report_has_a_row_for_each_stream_that_was_cut_and_counts_the_rest(wire: str, autojump_clock: Any) -> None:
+    probe, other = Probe(pausing), Probe(pausing, "other")
+    config = Config(drain=DrainConfig(delay=1, timeout=10))
+    async with serving(probe.spec(wire), other.spec(wire), config=config, wire=wire) as house:
+        finishing, cut = await house.call(wire, "other"), await house.call(wire)
+        for call in (finishing, cut):
+            await call.take(3)
+        await trio.sleep(5)
+        assert house.gateway.drain_report is None
+        async with draining(house) as reports:
+            assert (await get(house.line("http1"), "/v2/models/probe"))[0] == 503
+            other.go.set()
+            assert (await finishing.rest())[1].how == "complete"
+            for call in (finishing, cut):
+                await call.rest()
+                await call.line.over()
+        (report,) = reports
+        assert house.gateway.drain_report == report
+        assert (report.live, report.finished, report.refused, report.clean) == (2, 1, 1, False)
+        assert report.endings == {"complete": 1, "drained": 1}
+        (row,) = report.cut
+        assert (row.model, row.ending, row.age) == ("probe", "drained", 16.0)
+        assert row.wire == {"http1": "http/1.1", "http2": "http/2", "websocket": "websocket"}[WIRE[wire].transport]
+        assert row.dialect
+        assert row.bytes_out > 3 * 8
+        told = json.loads(report.to_json())
+        assert b"\n" not in report.to_json()
+        assert told["cut"] == [
+            {
+                "id": row.id, "wire": row.wire, "dialect": row.dialect, "model": "probe", "ending": "drained", "age": 16.0,
+                "bytes_in": row.bytes_in, "bytes_out": row.bytes_out,
+            }
+        ]  # fmt: skip
+        assert told["endings"] == report.endings
+
+
+@pytest.mark.parametrize("wire", ["lmi-http2", "bidi", "websocket"])
+async def test_a_client_that_takes_not_even_its_ending_has_a_row_too(wire: str, autojump_clock: Any) -> None:
+    async with serving(Probe(counting).spec(wire), config=Config(drain=DrainConfig(timeout=10)), wire=wire) as house:
+        await house.call(wire)
+        await house.still()
+        report = await house.gateway.drain()
+        assert [(row.ending, row.age) for row in report.cut] == [("transport-lost", 10.0)]
+        assert (report.live, report.finished) == (1, 0)
+
+
+async def test_a_client_that_left_during_the_drain_was_not_cut(autojump_clock: Any) -> None:
+    async with serving(Probe(pausing).spec("lmi-http1")) as house:
+        call = await house.call("lmi-http1")
+        await call.take(3)
+        async with draining(house) as reports:
+            await call.leave("fin")
+        assert (reports[0].endings, reports[0].finished, reports[0].cut) == ({"cancelled-by-client": 1}, 1, ())
 
 
 async def test_begin_drain_is_idempotent_and_drain_may_be_called_again(autojump_clock: Any) -> None:
