@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Coroutine
+from collections.abc import Coroutine, Mapping
 from typing import Any, final
 
 from gateway.config import AdmissionConfig
@@ -29,11 +29,18 @@ class Admission:
     def __init__(self, config: AdmissionConfig) -> None:
         self._timeouts = tuple([name.lower().encode() for name in config.timeout_headers])
         self._priority = config.priority_header.lower().encode()
+        self._names = (*self._timeouts, self._priority) if self._priority else self._timeouts
 
     def asked(self, exchange: Exchange, route: Route) -> Route:
         """The route of the request, with what its head asks; the same where that is nothing. BadRequest for a value that is
         none."""
         fields = exchange.fields
+        for name in self._names:
+            if name in fields:
+                return self._read(fields, route)
+        return route
+
+    def _read(self, fields: Mapping[bytes, bytes], route: Route) -> Route:
         allowed = [(_seconds(name, fields[name]), name) for name in self._timeouts if name in fields]
         priority = 0
         if self._priority and self._priority in fields:
@@ -43,8 +50,6 @@ class Admission:
                     f"{self._priority.decode()} must be a whole number, 1 for what is first, not {_shown(value)}"
                 )
             priority = int(value)
-        if not allowed and not priority:
-            return route
         handler, arguments = route
         seconds, name = min(allowed, default=(None, b""))
         return Asked(handler, seconds, f"{name.decode()} of the request", priority), arguments

@@ -119,7 +119,8 @@ class ModelControl:
             return
         if name in self._leaving:
             raise Conflict(f"model {show(name)} is still being unloaded")
-        if name in self._loading or (worker is not None and worker.state is State.LOADING):
+        loading = name in self._loading or name in self._supervisor.reloading
+        if loading or (worker is not None and worker.state is State.LOADING):
             raise Conflict(f"model {show(name)} is being loaded")
         self._loading.add(name)
         try:

@@ -46,7 +46,8 @@ class Supervisor:
         self._begun: list[Worker] = []
         self._added: list[Worker] = []
         self._nursery: trio.Nursery | None = None
-        self._reloading: set[str] = set()
+        self.reloading: set[str] = set()
+        """The names of models of which another version is on its way."""
         self._aside: set[trio.CancelScope] = set()
         self._stopping = trio.Event()
 
@@ -183,9 +184,9 @@ class Supervisor:
         name, old = spec.name, self.workers.get(spec.name)
         if old is None:
             raise NotFound(f"no model {name[:100]!r} is in service")
-        if name in self._reloading:
+        if name in self.reloading:
             raise Conflict(f"model {name[:100]!r} is being reloaded")
-        self._reloading.add(name)
+        self.reloading.add(name)
         try:
             worker = await self._loaded(spec)
             if self.workers.get(name) is not old:
@@ -194,14 +195,14 @@ class Supervisor:
                     await worker.stopped.wait()
                 raise Conflict(f"model {name[:100]!r} was unloaded while it was reloaded")
         finally:
-            self._reloading.remove(name)
+            self.reloading.remove(name)
+        self.start_soon(self._see_off, old)  # from here on nothing fails
         worker.lasting = old.lasting
         self.workers[name] = worker
         if name in self.configured:
             self.configured[name] = spec
         old.hand_over(worker, patience)
         self._changed()
-        self.start_soon(self._see_off, old)
         return worker
 
     async def _see_off(self, worker: Worker) -> None:

@@ -15,6 +15,7 @@ from gateway.errors import DeadlineExceeded
 from models.session import Session
 from models.spec import ModelSpec
 from tests.gateway.promises import WIRE, WIRES, House, Probe, answering, at_once, counting, raw, serving, silent
+from tests.gateway.test_repository import swept
 from tests.gateway.test_supervision import refused
 from tests.gateway.test_worker import Caller, echo, running
 from tests.gateway.test_worker import House as Loader
@@ -203,6 +204,37 @@ async def test_the_bodies_of_those_that_wait_are_bounded(autojump_clock: MockClo
             probe.go.set()
         assert answers == [200] * 3
         assert (await house.ask("/predictions/probe", body))[0] == 200
+
+
+@pytest.mark.parametrize("limit", [0.0, 2.0])
+async def test_a_wait_that_is_cancelled_at_any_step_keeps_neither_slot_nor_place(
+    limit: float, autojump_clock: MockClock
+) -> None:
+    house = Loader(echo)
+    async with running(house.spec(capacity=1, queue_timeout=limit, queue_bytes=1000)) as worker:
+        cancelled = 0
+        for step in range(1, 100):
+            held = worker.free_slot(Caller().exchange)
+            assert held is not None
+
+            async def act(held: Any = held) -> None:
+                async with trio.open_nursery() as nursery:
+                    for caller in (Caller(), Caller(), Caller()):
+                        nursery.start_soon(caller.call, worker)
+                    await trio.sleep(1.0)
+                    with held:
+                        pass
+
+            fired, caught = await swept(act, step)
+            if worker.slots_in_use:
+                with held:
+                    pass
+            cancelled += caught
+            assert (worker.queued, worker.slots_in_use, worker.live, worker._queued_bytes) == (0, 0, set(), 0)
+            if not fired:
+                break
+        assert not fired
+        assert cancelled >= 5
 
 
 # -- deadlines of the client -----------------------------------------------------------------------------------------

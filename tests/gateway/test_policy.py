@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from gateway.workers.policy import decide, within_period
-from models.spec import RestartPolicy
+from models.spec import Restart, RestartPolicy
 
 THREE_IN_TEN = RestartPolicy(intensity=3, period=10.0, backoff=1.0, backoff_max=3.0)
 
@@ -50,6 +50,26 @@ def test_the_edges_of_a_policy_are_what_they_say(policy: RestartPolicy, crashes:
 
 def test_the_defaults_double_from_a_tenth_of_a_second_and_give_up_at_the_fourth_crash() -> None:
     assert [decide(RestartPolicy(), [0.0] * n, 0.0) for n in (1, 2, 3, 4)] == [0.1, 0.2, 0.4, None]
+
+
+@pytest.mark.parametrize(
+    ("kind", "ended", "wait"),
+    [
+        (Restart.PERMANENT, False, 1.0),
+        (Restart.PERMANENT, True, 1.0),
+        (Restart.TRANSIENT, False, 1.0),
+        (Restart.TRANSIENT, True, None),
+        (Restart.TEMPORARY, False, None),
+        (Restart.TEMPORARY, True, None),
+    ],
+)
+def test_each_kind_is_restarted_as_otp_has_it(kind: Restart, ended: bool, wait: float | None) -> None:
+    assert decide(RestartPolicy(kind=kind, backoff=1.0), [0.0], 0.0, ended=ended) == wait
+
+
+@pytest.mark.parametrize(("jitter", "chance", "wait"), [(0.0, 1.0, 2.0), (0.5, 0.0, 2.0), (0.5, 0.5, 1.5), (1.0, 1.0, 0.0)])
+def test_chance_takes_its_share_of_the_jitter_off_the_wait(jitter: float, chance: float, wait: float) -> None:
+    assert decide(RestartPolicy(backoff=1.0, jitter=jitter), [0.0, 0.0], 0.0, chance=chance) == wait
 
 
 SECONDS = st.floats(0, 1e6)

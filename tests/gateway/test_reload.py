@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import random
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from dataclasses import replace
@@ -234,6 +235,46 @@ async def test_a_model_that_was_given_up_is_replaced_by_one_that_works(autojump_
         assert house.gateway.models["probe"].state is State.FAILED
         await house.gateway.reload("probe", new.spec())
         assert (await (await house.call("json-http1")).rest())[1].how == "complete"
+
+
+async def test_a_load_asked_for_meanwhile_is_a_conflict_and_harms_neither(autojump_clock: MockClock) -> None:
+    old, new = Version(silent, "bidi", "1"), Version(silent, "bidi", waits=True)
+    old.fails = True
+    async with serving(old.spec()) as house:
+        await trio.sleep(60)
+        async with reloading(house, new.spec()) as came:
+            with pytest.raises(Conflict, match="is being loaded"):
+                await house.gateway.control.load("probe")
+            new.gate.set()
+        assert (came[0].version, came[0].ready) == ("2", True)
+
+
+@pytest.mark.parametrize("seed", range(5))
+async def test_under_load_no_call_is_refused_for_a_reload(seed: int, autojump_clock: MockClock) -> None:
+    chance = random.Random(seed)
+    wires = ("json-http1", "lmi-http2", "json-http2", "lmi-http1")
+
+    async def short(probe: Probe, session: Any) -> None:
+        await probe.take(session)
+        await trio.sleep(chance.random())
+        await probe.say(session)
+
+    async with serving(Version(short, "json-http1", "0").spec(capacity=3)) as house:
+        done: list[str] = []
+
+        async def caller(wire: str, at: float) -> None:
+            await trio.sleep(at)
+            done.append((await (await house.call(wire)).rest())[1].how)
+
+        async with trio.open_nursery() as nursery:
+            for _ in range(60):
+                nursery.start_soon(caller, chance.choice(wires), 10 * chance.random())
+            for number in range(1, 6):
+                await trio.sleep(2 * chance.random())
+                await house.gateway.reload("probe", Version(short, "json-http1", str(number)).spec(capacity=3))
+        assert done == ["complete"] * 60
+        assert house.endings == {"complete": 60}
+        assert house.gateway.models["probe"].version == "5"
 
 
 async def test_a_drain_ends_both_versions(autojump_clock: MockClock) -> None:
