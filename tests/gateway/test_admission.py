@@ -197,12 +197,20 @@ async def test_the_bodies_of_those_that_wait_are_bounded(autojump_clock: MockClo
             with at_once():
                 status, headers, said = await house.ask("/predictions/probe", body)
             assert (status, headers["retry-after"], b"models.probe.queue_bytes" in said) == (503, "1", True)
+            probe.go.set()
+            await house.still()
+            assert answers == [200] * 3
+            probe.go = trio.Event()
+            for _ in range(3):  # what has gone is not counted any more
+                nursery.start_soon(ask)
+                await house.still()
+            assert house.gateway.models["probe"].queued == 2
             small = json.dumps({"inputs": "x"}).encode()
             nursery.start_soon(house.ask, "/predictions/probe", small)
             await house.still()
             assert house.gateway.models["probe"].queued == 3
             probe.go.set()
-        assert answers == [200] * 3
+        assert answers == [200] * 6
         assert (await house.ask("/predictions/probe", body))[0] == 200
 
 

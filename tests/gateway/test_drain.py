@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 import trio
 
-from gateway.config import Config, DrainConfig, ListenConfig
+from gateway.config import Config, DrainConfig, LimitsConfig, ListenConfig
 from gateway.drain import DrainReport
 from gateway.gateway import Gateway
 from gateway.hub import Hub
@@ -514,6 +514,16 @@ async def test_a_client_that_left_during_the_drain_was_not_cut(autojump_clock: A
         async with draining(house) as reports:
             await call.leave("fin")
         assert (reports[0].endings, reports[0].finished, reports[0].cut) == ({"cancelled-by-client": 1}, 1, ())
+
+
+async def test_a_client_that_was_given_up_before_the_deadline_was_not_cut_by_the_drain(autojump_clock: Any) -> None:
+    config = Config(limits=LimitsConfig(write_stall=3), drain=DrainConfig(timeout=30))
+    async with serving(Probe(counting).spec("lmi-http2"), config=config) as house:
+        await house.call("lmi-http2")
+        await house.still()
+        report = await house.gateway.drain()
+        assert (report.endings, report.finished, report.cut) == ({"transport-lost": 1}, 1, ())
+        assert report.clean
 
 
 async def test_begin_drain_is_idempotent_and_drain_may_be_called_again(autojump_clock: Any) -> None:
