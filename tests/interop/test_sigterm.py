@@ -241,14 +241,15 @@ async def test_what_can_finish_finishes_and_what_cannot_is_told(tmp_path: Path) 
                     server.process.send_signal(signal.SIGTERM)
                     await refused(server.port)
                     await over(early)
-            _, drained = await trio.to_thread.run_sync(server.ended)
+            status, drained = await trio.to_thread.run_sync(server.ended)
     finite, endless = (EACH + 1) // 2, EACH // 2
     expected: Counter[tuple[str, str, str]] = Counter()
     for wire in ("http/1.1", "http/2", "websocket", "bidi"):
         expected[wire, "finite", "complete"] = finite
         expected[wire, "endless", "told"] = endless
     assert wires.ends == expected
-    assert drained["live"] == 4 * EACH
+    assert status == 3  # streams were cut
+    assert (drained["live"], drained["cut"]) == (4 * EACH, 4 * endless)
     assert drained["endings"]["drained"] == 4 * endless
     assert sum(drained["endings"].values()) == 4 * EACH
 
