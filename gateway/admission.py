@@ -33,7 +33,7 @@ class Admission:
 
     def asked(self, exchange: Exchange, route: Route) -> Route:
         """The route of the request, with what its head asks; the same where that is nothing. BadRequest for a value that is
-        none."""
+        none, DeadlineExceeded for no time at all."""
         fields = exchange.fields
         for name in self._names:
             if name in fields:
@@ -52,7 +52,10 @@ class Admission:
             priority = int(value)
         handler, arguments = route
         seconds, name = min(allowed, default=(None, b""))
-        return Asked(handler, seconds, f"{name.decode()} of the request", priority), arguments
+        whose = f"{name.decode()} of the request"
+        if seconds == 0:
+            raise DeadlineExceeded(f"no time is left ({whose})")
+        return Asked(handler, seconds, whose, priority), arguments
 
 
 @final
@@ -67,8 +70,6 @@ class Asked:
     def __call__(self, exchange: Exchange, **arguments: Any) -> Coroutine[Any, Any, None]:
         exchange.priority = self._priority
         if self._seconds is not None:
-            if not self._seconds:
-                raise DeadlineExceeded(f"no time is left ({self._name})")
             exchange.limit_call(self._seconds, self._name)
         return self.handler(exchange, **arguments)
 

@@ -63,7 +63,7 @@ class LimitsConfig:
     body: int = 1 * GiB
     """One request body; more is answered 413, before it is read where its length is declared."""
     total_bytes: int = field(default_factory=_quarter_of_memory)
-    """The byte budget: all bodies, queues and windows together."""
+    """The byte budget: all bodies, windows, what was read ahead and what is larger than a send buffer, together."""
     body_pool: int = 64 * MiB
     """Memory of bodies that is kept warm to be used again, beside `total_bytes`, for some ten seconds."""
     memory_refuse: int = 75

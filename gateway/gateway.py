@@ -45,7 +45,6 @@ from gateway.dialects.v2_streams import StreamDialect
 from gateway.doorbell import Doorbell
 from gateway.drain import DrainReport, report_of
 from gateway.errors import (
-    BadRequest,
     Conflict,
     Ending,
     GatewayError,
@@ -281,7 +280,7 @@ class Gateway:
         route = self._router.find(exchange)
         try:
             return self._admission.asked(exchange, route)
-        except BadRequest:
+        except GatewayError:
             self._take_by(exchange, route[0])
             raise
 

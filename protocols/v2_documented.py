@@ -39,8 +39,8 @@ class RequestedOutput(msgspec.Struct, kw_only=True, omit_defaults=True):
 @final
 class InferRequest(msgspec.Struct, kw_only=True, omit_defaults=True):
     """A request for one inference. Without `outputs` all are meant. The parameter `binary_data_output` says whether outputs
-    that do not say so themselves are to come as bytes, and `timeout` how many microseconds there are; the others are the
-    model's, `sequence_id`, `sequence_start`, `sequence_end` and `priority` among them."""
+    that do not say so themselves are to come as bytes, `timeout` how many microseconds there are, and `priority` the place
+    in the queue, 1 for the first; others are the model's, `sequence_id`, `sequence_start` and `sequence_end` among them."""
 
     inputs: list[InferInput]
     outputs: list[RequestedOutput] | UnsetType = UNSET
