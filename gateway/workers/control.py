@@ -178,6 +178,7 @@ class ModelControl:
             await worker.stopped.wait()
             await worker.left()
             worker.retired()
+            await self._supervisor.replaced_gone(worker.name)
             log.info("model unloaded", extra={"model": worker.name})
         finally:
             del self._leaving[worker.name]

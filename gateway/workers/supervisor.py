@@ -48,6 +48,7 @@ class Supervisor:
         self._nursery: trio.Nursery | None = None
         self.reloading: set[str] = set()
         """The names of models of which another version is on its way."""
+        self._replaced: dict[str, set[Worker]] = {}
         self._aside: set[trio.CancelScope] = set()
         self._stopping = trio.Event()
 
@@ -167,10 +168,11 @@ class Supervisor:
             self._changed()
 
     def retire(self, worker: Worker, patience: float = 0.0) -> None:
-        """Takes a model out of service at once, and begins to unload it: `worker.stopped` says when it is.
-        Sessions that run have `patience` seconds to end. Idempotent."""
+        """Takes a model out of service at once, and begins to unload it, with what is left of versions before it:
+        `worker.stopped` says when it is. Sessions that run have `patience` seconds to end. Idempotent."""
         self._leave_service(worker)
-        worker.stop(patience)
+        for one in (worker, *self._replaced.get(worker.name, ())):
+            one.stop(patience)
 
     async def reload(self, spec: ModelSpec, patience: float) -> Worker:
         """Puts a model in the place of the one of its name that is in service, and returns when it answers.
@@ -197,6 +199,7 @@ class Supervisor:
         finally:
             self.reloading.remove(name)
         self.start_soon(self._see_off, old)  # from here on nothing fails
+        self._replaced.setdefault(name, set()).add(old)
         worker.lasting = old.lasting
         self.workers[name] = worker
         if name in self.configured:
@@ -206,9 +209,18 @@ class Supervisor:
         return worker
 
     async def _see_off(self, worker: Worker) -> None:
-        await worker.stopped.wait()
-        await worker.left()
-        worker.retired()
+        try:
+            await worker.stopped.wait()
+            await worker.left()
+            worker.retired()
+        finally:
+            self._replaced[worker.name].remove(worker)
+            self._watchers.unpark_all()
+
+    async def replaced_gone(self, name: str) -> None:
+        """Returns when nothing is left of those that `reload` has put another in the place of."""
+        while self._replaced.get(name):
+            await self._watchers.park()
 
     @property
     def needs(self) -> dict[str, int]:

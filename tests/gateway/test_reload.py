@@ -277,6 +277,23 @@ async def test_under_load_no_call_is_refused_for_a_reload(seed: int, autojump_cl
         assert house.gateway.models["probe"].version == "5"
 
 
+async def test_an_unload_is_over_when_the_old_version_is_too(autojump_clock: MockClock) -> None:
+    old, new = Version(pausing, "bidi", "1"), Version(silent, "bidi")
+    config = Config(repository=RepositoryConfig(unload_timeout=5.0))
+    async with serving(old.spec(), config=config) as house:
+        call = await house.call("bidi")
+        await call.take(3)
+        await house.gateway.reload("probe", new.spec(), patience=1000.0)
+        began = trio.current_time()
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(call.rest)
+            await house.gateway.control.unload("probe")
+        assert 5.0 <= trio.current_time() - began < 6.0
+        assert old.diary == new.diary == ["load", "unload"]
+        await house.gateway.control.load("probe")
+        assert (house.gateway.models["probe"].version, new.diary[-1]) == ("2", "load")
+
+
 async def test_a_drain_ends_both_versions(autojump_clock: MockClock) -> None:
     old, new = Version(pausing, "bidi", "1"), Version(silent, "bidi")
     async with serving(old.spec()) as house:
