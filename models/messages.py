@@ -134,7 +134,9 @@ class Token(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     for the first. `special` marks one that is not text itself (end of sequence): its `text` is empty but for what was
     held back before it, or where special tokens are to be shown. `finish` on the last token says why it is the last; a
     model that knows it only afterwards sends Finish. `top` are the most probable tokens of its step, the best first,
-    where `top_n_tokens` asks for them. `sequence` is which of several continuations it belongs to (`n`).
+    where `top_n_tokens` asks for them. `sequence` is which of several continuations it belongs to (`n`). `prompt_tokens`, on
+    any of its tokens, is how many the prompt has, for the wires that tell their clients: a model that is called with a
+    session may say it there.
     """
 
     text: str
@@ -145,15 +147,17 @@ class Token(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     finish: FinishReason | None = None
     top: tuple[TopToken, ...] = ()
     sequence: int = 0
+    prompt_tokens: int | None = None
 
 
 @final
 class Finish(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     """The generation is complete, or one `sequence` of it. Optional: a model that just returns has finished with LENGTH
-    if it produced `max_new_tokens` tokens and EOS_TOKEN otherwise."""
+    if it produced `max_new_tokens` tokens and EOS_TOKEN otherwise. `prompt_tokens` as a token's."""
 
     reason: FinishReason
     sequence: int = 0
+    prompt_tokens: int | None = None
 
 
 class Tensor(msgspec.Struct, frozen=True, kw_only=True, eq=False):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import operator
 from collections.abc import AsyncIterator, Callable, Mapping
 from types import MappingProxyType
 from typing import Any, Generic, Protocol, TypeVar, final
@@ -55,7 +56,7 @@ class Session(Generic[In, Out]):
     `trio.Cancelled` pass.
     """
 
-    __slots__ = ("_call", "_receiving", "_reply", "_sending", "channel", "deadline", "prompt_tokens")
+    __slots__ = ("_call", "_prompt_tokens", "_receiving", "_reply", "_sending", "channel", "deadline")
 
     def __init__(
         self,
@@ -72,8 +73,7 @@ class Session(Generic[In, Out]):
         self._call = call
         self.deadline = deadline
         """On Trio's clock; infinite when there is none."""
-        self.prompt_tokens: int | None = None
-        """How many tokens the last prompt has, for the wires that tell their clients: a text model says it when it knows."""
+        self._prompt_tokens: int | None = None
 
     @property
     def call(self) -> Call:
@@ -106,6 +106,18 @@ class Session(Generic[In, Out]):
     def _shared_reply(self) -> dict[str, str]:
         shared: dict[str, str] | None = getattr(self.channel, "reply", None)
         return {} if shared is None else shared
+
+    @property
+    def prompt_tokens(self) -> int | None:
+        """How many tokens the last prompt has, for the wires that tell their clients: a text model says it when it knows,
+        here or with a token. TypeError for what is no integer (one of numpy's is), ValueError for one below 0."""
+        return self._prompt_tokens
+
+    @prompt_tokens.setter
+    def prompt_tokens(self, count: int | None) -> None:
+        if count is not None and (count := operator.index(count)) < 0:
+            raise ValueError(f"prompt_tokens must be at least 0, not {count}")
+        self._prompt_tokens = count
 
     def accept(self) -> None:
         """Takes the session: the head of the answer goes out now, where the wire has one that is not out yet, and an

@@ -201,10 +201,10 @@ class _Encoder(abc.ABC):
         if self._ended:
             return b""
         reasons = self._finish_all()
-        self._ended = True
+        usage = self._usage() if self._request.include_usage and not self._lmi else _NULL
+        self._ended = True  # not before: of an end that cannot be made `error` is still to tell
         if self._lmi:
             return reasons
-        usage = self._usage() if self._request.include_usage else _NULL
         chunk = b"" if usage == _NULL else b'data: %b,"choices":[],"usage":%b}\n\n' % (self._head, usage)
         return b"".join((reasons, chunk, _DONE))
 

@@ -130,10 +130,10 @@ class _TextChannel(Channel[Prompt, Any]):
     def __init__(self, exchange: Exchange, request: lmi.TextRequest, answer: Exchange | Wrapping, max_text: int) -> None:
         self._exchange, self._request, self._answer = exchange, request, answer
         self.asks: Session[Any, Any] | None = None
-        """Who is asked, with the first token, how many tokens the prompt has: where the answer says it."""
+        """Who is asked, until it is known, how many tokens the prompt has: where the answer says it."""
         self._encoder = lmi.TextEncoder(request, max_text=max_text)
         self.exhausted = False
-        self._reason: FinishReason | None = None
+        self._reason = ""
         asked = request.parameters
         self._several = max(asked.n, asked.best_of, asked.num_beams) > 1
         # a stream of LMI's lines with nothing beside the tokens: what most are, told in the fewest steps
@@ -196,10 +196,16 @@ class _TextChannel(Channel[Prompt, Any]):
         """The line of a token, with whatever its answer has beside it."""
         encoder = self._encoder
         if self.asks is not None:
-            encoder.prompt_tokens, self.asks = self.asks.prompt_tokens or encoder.prompt_tokens, None
+            self._count_prompt(self.asks, token)
         if self._several:
             self._count(token)
         return encoder.token(token.id, token.text, token.log_prob, token.special, reason, token.top, token.sequence)
+
+    def _count_prompt(self, session: Session[Any, Any], message: Token | Finish) -> None:
+        if message.prompt_tokens is not None:
+            session.prompt_tokens = message.prompt_tokens
+        if session.prompt_tokens is not None:
+            self._encoder.prompt_tokens, self.asks = session.prompt_tokens, None
 
     def _count(self, token: Token) -> None:
         """Each of several sequences has its own last token."""
@@ -212,13 +218,16 @@ class _TextChannel(Channel[Prompt, Any]):
     def _finished(self, message: object) -> None:
         if not isinstance(message, Finish):
             raise TypeError(f"a text call is answered with Token and Finish, not {type(message).__name__}")
+        if self.asks is not None:
+            self._count_prompt(self.asks, message)
+        reason = message.reason.value
         if message.sequence:
             try:
-                self._encoder.finish(message.reason.value, message.sequence)
+                self._encoder.finish(reason, message.sequence)
             except lmi.LMIError as e:
                 raise _too_long(e) from None
         else:
-            self._reason = self._reason or message.reason
+            self._reason = self._reason or reason
             self._complete = not self._several  # of several sequences others may still go on
         if self._several:
             self._left[message.sequence] = 0
@@ -232,7 +241,7 @@ class _TextChannel(Channel[Prompt, Any]):
         exchange, answer, encoder = self._exchange, self._answer, self._encoder
         if exchange.finishing is not None:
             return
-        line = encoder.finish((self._reason or FinishReason.EOS_TOKEN).value)
+        line = encoder.finish(self._reason or FinishReason.EOS_TOKEN.value)
         if encoder.streaming:
             if not exchange.status:
                 self._start()

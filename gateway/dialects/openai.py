@@ -18,7 +18,7 @@ from gateway.workers.worker import Worker
 from models.chat import ChatMessage
 from models.convert import convertible
 from models.messages import Family, Finish, FinishReason, Prompt, Token
-from models.session import Channel
+from models.session import Channel, Session
 from protocols import lmi, openai
 
 _JSON = (b"content-type", b"application/json")
@@ -165,15 +165,16 @@ class _Answer:
 
     async def run(self, worker: Worker, prompts: list[Prompt], n: int) -> None:
         """Runs the model for one prompt after another, within one slot, and ends the answer."""
-        exchange, counted = self.exchange, 0
+        exchange, counts = self.exchange, list[int]()
         with await worker.slot(exchange):
             for place, prompt in enumerate(prompts):
-                session = session_of(exchange, worker, _ChoicesChannel(self, prompt, place, n))
+                channel = _ChoicesChannel(self, prompt, place, n)
+                channel.session = session = session_of(exchange, worker, channel)
                 await worker.call(session, exchange, Family.TEXT)
                 if session.prompt_tokens is not None:
-                    counted += session.prompt_tokens
-        if counted:
-            self.encoder.prompt_tokens = counted
+                    counts.append(session.prompt_tokens)
+        if len(counts) == len(prompts):  # of some alone would be the count of none
+            self.encoder.prompt_tokens = sum(counts)
         self._finish()
 
     async def room(self, size: int, others: int) -> None:
@@ -225,6 +226,8 @@ class _ChoicesChannel(Channel[Prompt, Any]):
 
     def __init__(self, answer: _Answer, prompt: Prompt, place: int, n: int) -> None:
         self._answer, self._prompt, self._place, self._n = answer, prompt, place, n
+        self.session: Session[Any, Any] | None = None
+        """Who knows how many tokens the prompt has, where a token says it."""
         self._counts = [0] * n
         self._open = n
         self._overrun = False
@@ -254,12 +257,16 @@ class _ChoicesChannel(Channel[Prompt, Any]):
             if not isinstance(message, Finish):
                 raise TypeError(f"a text call is answered with Token and Finish, not {type(message).__name__}")
             await answer.room(self._echoed(message.sequence), 0)
+            if message.prompt_tokens is not None:
+                self._count_prompt(message.prompt_tokens)
             try:
                 self._close(message.sequence, message.reason)
             except openai.OpenAIError as e:
                 raise _too_long(e) from None
             return
         await answer.room(len(message.text) + self._echoed(message.sequence), len(message.top))
+        if message.prompt_tokens is not None:
+            self._count_prompt(message.prompt_tokens)
         sequence = message.sequence
         if not 0 <= sequence < self._n:
             return  # nobody asked for it
@@ -289,6 +296,10 @@ class _ChoicesChannel(Channel[Prompt, Any]):
         except openai.OpenAIError as e:
             raise _too_long(e) from None
         answer.put(chunk)
+
+    def _count_prompt(self, count: int) -> None:
+        assert self.session is not None
+        self.session.prompt_tokens = count
 
     def _echoed(self, sequence: int) -> int:
         """Characters of the prompt that the first chunk of a choice has before its own."""

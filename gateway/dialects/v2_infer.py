@@ -126,7 +126,7 @@ class _InferCall(Session[InferRequest, InferResponse]):
 
     def __init__(self, exchange: Exchange, worker: Worker, request: v2.V2Request) -> None:
         self._exchange, self._worker, self._request = exchange, worker, request
-        self._call = self._reply = self.prompt_tokens = None
+        self._call = self._reply = self._prompt_tokens = None
         self.exhausted = self.more = False
         self.response: InferResponse | None = None
         self.outputs: list[v2.V2Tensor]

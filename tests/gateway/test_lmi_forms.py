@@ -400,6 +400,18 @@ async def test_a_model_may_go_on_with_another_sequence_when_one_is_complete(auto
     assert texts_in(await told(careless, n=2, max_new_tokens=2)) == ["aa", "bb"]
 
 
+@pytest.mark.parametrize("stream", [False, True])
+async def test_a_reason_that_is_none_is_the_models_error(stream: bool, autojump_clock: Any) -> None:
+    async def unreasonable(session: Session[Prompt, Any]) -> None:
+        await session.receive()
+        await session.send(Finish(reason="length"))  # type: ignore[arg-type]
+
+    async with serving(text_spec(unreasonable)) as house:
+        status, _, body = await ask(house, "/predictions/m", {"inputs": "x", "stream": stream})
+        assert (status, "the model failed; incident" in json.loads(body)["error"]) == (424, True)
+        assert house.endings == {"model-error": 1}
+
+
 @pytest.mark.parametrize("stray", [Token(text="a", sequence=1), Finish(reason=FinishReason.LENGTH, sequence=5)])
 async def test_a_sequence_that_nobody_asked_for_is_the_models_error(stray: Any, autojump_clock: Any) -> None:
     async def lost(session: Session[Prompt, Any]) -> None:

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import json
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Iterator, Sequence
 from contextlib import suppress
 from types import SimpleNamespace
 from typing import Any
 
+import numpy as np
 import pytest
 import trio
 
@@ -319,6 +320,80 @@ async def test_a_model_that_does_not_count_its_prompt_has_no_usage(autojump_cloc
         assert json.loads((await ask(house, CHAT, SAID))[2])["usage"] is None
         _, _, body = await ask(house, CHAT, {**SAID, "stream": True, "stream_options": {"include_usage": True}})
         assert all(chunk["usage"] is None for chunk in events_in(body))
+
+
+def told_by_a_function(prompt: Prompt) -> Token:
+    return Token(text="x", prompt_tokens=7)
+
+
+def told_by_a_generator(prompt: Prompt) -> Iterator[Token | str]:
+    yield Token(text="x", prompt_tokens=7)
+    yield "y"
+
+
+async def told_late(prompt: Prompt) -> AsyncIterator[Token]:
+    yield Token(text="x")
+    yield Token(text="y", prompt_tokens=7)
+
+
+async def told_at_the_end(prompt: Prompt) -> AsyncIterator[Token | Finish]:
+    yield Finish(reason=FinishReason.EOS_TOKEN, prompt_tokens=7)
+
+
+def told_by_numpy(prompt: Prompt) -> Token:
+    return Token(text="x", prompt_tokens=np.int64(7))  # type: ignore[arg-type]  # which is what libraries count with
+
+
+async def told_by_a_session(session: Session[Prompt, Token]) -> None:
+    async for _ in session:
+        session.prompt_tokens = np.int64(7)  # type: ignore[assignment]
+        await session.send(Token(text="x"))
+
+
+COUNTING = [told_by_a_function, told_by_a_generator, told_late, told_at_the_end, told_by_numpy, told_by_a_session]
+
+
+@pytest.mark.parametrize("model", COUNTING)
+async def test_every_kind_of_model_can_say_how_many_tokens_its_prompt_has(model: Any, autojump_clock: Any) -> None:
+    async with serving(text_spec(model)) as house:
+        asked = {"prompt": ["a", "b"]}
+        assert json.loads((await ask(house, COMPLETIONS, asked))[2])["usage"]["prompt_tokens"] == 14
+        _, _, body = await ask(house, CHAT, {**SAID, "stream": True, "stream_options": {"include_usage": True}})
+        assert events_in(body)[-1]["usage"]["prompt_tokens"] == 7
+    async with serving(text_spec(model), config=lmi(tgi_compat=True)) as house:
+        _, _, body = await ask(house, "/predictions/m", {"inputs": "a", "stream": True})
+        assert b'"input_length": 7' in body
+
+
+async def counts_some(session: Session[Prompt, Token]) -> None:
+    async for prompt in session:
+        session.prompt_tokens = 7 if prompt.text == "a" else None
+        await session.send(Token(text="x"))
+
+
+async def test_the_count_of_some_prompts_is_no_usage(autojump_clock: Any) -> None:
+    async with serving(text_spec(counts_some)) as house:
+        for prompts, known in ((["a", "a"], True), (["a", "b"], False), (["b", "a"], False)):
+            _, _, body = await ask(house, COMPLETIONS, {"prompt": prompts})
+            assert (json.loads(body)["usage"] is not None) == known
+
+
+@pytest.mark.parametrize("count", ["7", 1.5, -1, [1]])
+@pytest.mark.parametrize("stream", [False, True])
+async def test_a_count_that_is_none_is_the_models_mistake(count: Any, stream: bool, autojump_clock: Any) -> None:
+    async def wrong(session: Session[Prompt, Token]) -> None:
+        async for _ in session:
+            session.prompt_tokens = count
+
+    async def wrong_token(prompt: Prompt) -> AsyncIterator[Token]:
+        yield Token(text="x", prompt_tokens=count)
+
+    for model in (wrong, wrong_token):
+        async with serving(text_spec(model)) as house:
+            status, _, body = await ask(house, COMPLETIONS, {"prompt": "a", "stream": stream})
+            assert status == 500
+            assert "the model failed; incident" in json.loads(body)["error"]["message"]
+            assert house.endings == {"model-error": 1}
 
 
 # -- which model -------------------------------------------------------------------------------------------------------

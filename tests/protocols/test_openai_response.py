@@ -417,6 +417,14 @@ def test_what_the_caller_learns_later_wins() -> None:
     assert json.loads(generate(out))["usage"]["prompt_tokens"] == 7
 
 
+def test_of_an_end_that_cannot_be_made_an_error_is_still_told() -> None:
+    out = chat(stream=True, stream_options={"include_usage": True})
+    out.prompt_tokens = object()  # type: ignore[assignment]
+    with pytest.raises(TypeError):
+        out.end()
+    assert out.error("no usage").startswith(b'data: {"error":{"message":"no usage"')
+
+
 def test_an_answer_to_a_prompt_of_unknown_length_has_no_usage_rather_than_a_wrong_one() -> None:
     assert json.loads(generate(chat(prompt_tokens=None)))["usage"] is None
     found = chunks(generate(chat(stream=True, stream_options={"include_usage": True}, prompt_tokens=None)))
