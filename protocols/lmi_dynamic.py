@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from json.encoder import encode_basestring_ascii
+from types import MappingProxyType
 from typing import Any, final
 
 import msgspec
@@ -21,11 +22,12 @@ MAX_PROMPTS = 64
 
 @final
 class DynamicRequest(msgspec.Struct, frozen=True, kw_only=True):
-    """Prompts, at least one, with the same parameters for all. `given` are those that the request names itself."""
+    """Prompts, at least one, with the same parameters for all. `given` are those that the request names itself
+    (`read_parameters`)."""
 
     inputs: tuple[str, ...]
     parameters: Parameters = Parameters()
-    given: frozenset[str] = frozenset()
+    given: Mapping[str, str] = MappingProxyType({})
 
 
 def parse_dynamic(

@@ -5,7 +5,7 @@ from __future__ import annotations
 import enum
 import math
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from types import MappingProxyType
 from typing import Any, NoReturn, TypeAlias, final
 
@@ -94,9 +94,10 @@ class Parameters(msgspec.Struct, frozen=True, kw_only=True):
 
 def read_parameters(
     given: Mapping[str, Any], *, table: Table = Table.VLLM, rule: SamplingRule = SamplingRule.V0_31
-) -> tuple[Parameters, frozenset[str]]:
+) -> tuple[Parameters, Mapping[str, str]]:
     """The `parameters` of a request, and the names of those that it has given itself: canonical ones (`stop` counts as
-    stop_sequences), without those that are null, which is the same as absent, or unknown.
+    stop_sequences), each with the name that it has there, without those that are null, which is the same as absent, or
+    unknown.
 
     `stream` and `output_formatter`, which are about the answer and not its text, are passed over. LMIError of stage
     "parameters" that names the first one that is out of range, or that contradicts another.
@@ -116,15 +117,14 @@ def read_parameters(
         if field in values and values[field] != taken:
             refuse(f"parameters.{name}", f"what parameters.{names[field]} says, or one of the two alone", value)
         values[field], names[field] = taken, name
-    told = frozenset(values)
     _settle_sampling(values, table, rule)
     _settle_sequences(values)
     if values.get("prompt_logprobs"):
         values.setdefault("decoder_input_details", True)
-    return Parameters(**values, extra=extra), told
+    return Parameters(**values, extra=extra), names
 
 
-def check_one_sequence(parameters: Parameters, given: frozenset[str], where: str) -> None:
+def check_one_sequence(parameters: Parameters, given: Collection[str], where: str) -> None:
     """LMIError that names the parameter that asks for several sequences, or has them made, `where` there can be but one."""
     for name in ("n", "best_of", "num_beams"):
         if name in given and getattr(parameters, name) > 1:

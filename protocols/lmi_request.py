@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import enum
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
+from types import MappingProxyType
 from typing import Any, final
 
 import msgspec
@@ -40,7 +41,7 @@ class TextRequest(msgspec.Struct, frozen=True, kw_only=True):
     stream: bool = False
     formatter: Formatter = Formatter.JSON
     tgi: bool = False
-    given: frozenset[str] = frozenset()
+    given: Mapping[str, str] = MappingProxyType({})
 
 
 def parse_request(
@@ -143,7 +144,7 @@ def _formatter(asked: object, configured: Formatter | None, *, stream: bool, tgi
     return Formatter.SSE if tgi else Formatter.JSONLINES
 
 
-def _check_stream(parameters: Parameters, given: frozenset[str], *, tgi: bool) -> None:
+def _check_stream(parameters: Parameters, given: Collection[str], *, tgi: bool) -> None:
     check_one_sequence(parameters, given, "in a stream")
     if tgi and parameters.decoder_input_details:
         if "decoder_input_details" in given:

@@ -1,7 +1,7 @@
 """OpenAI's API for chat completions and completions, as its clients call it. Its public names, together."""
 
 from protocols.openai_errors import OpenAIError
-from protocols.openai_request import ChatRequest, CompletionRequest, Message, Role, parse_chat, parse_completion
+from protocols.openai_request import ChatRequest, CompletionRequest, Message, Role, model_of, parse_chat, parse_completion
 from protocols.openai_response import ChatEncoder, ChatForm, CompletionEncoder, Top, model_body, models_body
 
 __all__ = [
@@ -15,6 +15,7 @@ __all__ = [
     "Role",
     "Top",
     "model_body",
+    "model_of",
     "models_body",
     "parse_chat",
     "parse_completion",

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Container, Mapping
+from types import MappingProxyType
 from typing import Any, Literal, NoReturn, TypeAlias, TypeVar, cast, final, get_args
 
 import msgspec
@@ -38,8 +39,9 @@ class ChatRequest(msgspec.Struct, frozen=True, kw_only=True):
     messages: tuple[Message, ...]
     model: str = ""
     parameters: Parameters = Parameters()
-    given: frozenset[str] = frozenset()
-    """The parameters, by their names in `parameters`, that the request asks to be other than by default."""
+    given: Mapping[str, str] = MappingProxyType({})
+    """The parameters, by their names in `parameters`, that the request asks to be other than by default, each with the
+    member that asks."""
     stream: bool = False
     include_usage: bool = False
     """A stream is to end with a chunk that counts the tokens."""
@@ -55,8 +57,9 @@ class CompletionRequest(msgspec.Struct, frozen=True, kw_only=True):
     prompts: tuple[str, ...]
     model: str = ""
     parameters: Parameters = Parameters()
-    given: frozenset[str] = frozenset()
-    """The parameters, by their names in `parameters`, that the request asks to be other than by default."""
+    given: Mapping[str, str] = MappingProxyType({})
+    """The parameters, by their names in `parameters`, that the request asks to be other than by default, each with the
+    member that asks."""
     stream: bool = False
     include_usage: bool = False
     echo: bool = False
@@ -83,7 +86,7 @@ def parse_chat(document: Mapping[str, Any], *, max_tokens: int = 256) -> ChatReq
     parameters = msgspec.structs.replace(parameters, extra=_extra(document, _CHAT_KNOWN))
     return ChatRequest(
         messages=messages,
-        model=_model(document),
+        model=model_of(document),
         parameters=parameters,
         given=given,
         stream=stream,
@@ -111,11 +114,11 @@ def parse_completion(
     logprobs = None if document.get("logprobs") is None else parameters.top_n_tokens
     if echo and logprobs is not None:
         parameters = msgspec.structs.replace(parameters, decoder_input_details=True)
-        given |= {"decoder_input_details"}
+        given["decoder_input_details"] = "echo"
     parameters = msgspec.structs.replace(parameters, extra=_extra(document, _COMPLETION_KNOWN))
     return CompletionRequest(
         prompts=prompts,
-        model=_model(document),
+        model=model_of(document),
         parameters=parameters,
         given=given,
         stream=stream,
@@ -129,7 +132,8 @@ def parse_completion(
 # --- the members
 
 
-def _model(document: Mapping[str, Any]) -> str:
+def model_of(document: Mapping[str, Any]) -> str:
+    """The model that a request of either kind names; empty where it names none. OpenAIError for what is no name."""
     return _get(document, "model", _string, "")
 
 
@@ -277,7 +281,7 @@ _DEFAULTS: Mapping[str, Any] = {"n": 1, "include_stop_str_in_output": False}
 _NEUTRAL: Mapping[str, Any] = {**msgspec.structs.asdict(Parameters()), **_DEFAULTS}
 
 
-def _parameters(document: Mapping[str, Any], table: Mapping[str, str], max_tokens: int) -> tuple[Parameters, frozenset[str]]:
+def _parameters(document: Mapping[str, Any], table: Mapping[str, str], max_tokens: int) -> tuple[Parameters, dict[str, str]]:
     """The parameters, and which of them are neither absent nor what they would be if they were: clients send neutral
     values too, and who knows no penalty need not mind one of 0."""
     names: dict[str, str] = {}
@@ -294,7 +298,7 @@ def _parameters(document: Mapping[str, Any], table: Mapping[str, str], max_token
     # OpenAI's range of top_p has the 0: the nucleus of no mass is the most probable token.
     greedy = values.get("top_p") == 0
     parameters = _read({**values, "do_sample": not greedy, **({"top_p": 1} if greedy else {})}, names)
-    given = frozenset(field for field in names if getattr(parameters, field) != _NEUTRAL[field])
+    given = {field: name for field, name in names.items() if getattr(parameters, field) != _NEUTRAL[field]}
     return parameters, given
 
 

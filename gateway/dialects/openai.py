@@ -10,7 +10,7 @@ import trio
 
 from gateway.config import LMIConfig
 from gateway.dialects.base import Wrapping, codec, reply_headers, reply_of, session_of
-from gateway.dialects.text_calls import LINE, TextCalls, chat_prompt, check_supported, prompt_of
+from gateway.dialects.text_calls import LINE, TextCalls, chat_prompt, not_supported, prompt_of, unsupported
 from gateway.errors import BadRequest, Ending, GatewayError, ModelCrashed, ModelFailed, NotFound, Overloaded
 from gateway.exchange import Exchange
 from gateway.version import version
@@ -43,19 +43,23 @@ class OpenAIDialect:
         """POST /v1/chat/completions."""
         exchange.take("openai", refuse)
         document = await self._document(exchange)
-        worker = self._worker(exchange, document)
+        try:
+            worker = self._worker(exchange, document)
+        except openai.OpenAIError as e:
+            _refuse_request(exchange, e)
+            return
         await self.chat(exchange, worker, document, self._calls.options(worker))
 
     async def completions(self, exchange: Exchange) -> None:
         """POST /v1/completions."""
         exchange.take("openai", refuse)
         document = await self._document(exchange)
-        worker = self._worker(exchange, document)
-        options = self._calls.options(worker)
         try:
+            worker = self._worker(exchange, document)
+            options = self._calls.options(worker)
             request = openai.parse_completion(document, max_tokens=self._models.config.openai.max_tokens)
-            check_supported(worker, request.parameters, request.given, options)
-        except (openai.OpenAIError, lmi.LMIError) as e:
+            _check_supported(worker, request, options)
+        except openai.OpenAIError as e:
             _refuse_request(exchange, e)
             return
         encoder = openai.CompletionEncoder(
@@ -101,8 +105,8 @@ class OpenAIDialect:
             usual = form is openai.ChatForm.OPENAI
             most = self._models.config.openai.max_tokens if usual else lmi.Parameters().max_new_tokens
             request = openai.parse_chat(document, max_tokens=most)
-            check_supported(worker, request.parameters, request.given, options)
-        except (openai.OpenAIError, lmi.LMIError) as e:
+            _check_supported(worker, request, options)
+        except openai.OpenAIError as e:
             _refuse_request(answer, e)
             return
         encoder = openai.ChatEncoder(
@@ -131,15 +135,17 @@ class OpenAIDialect:
             raise BadRequest(e.message) from None
 
     def _worker(self, exchange: Exchange, document: dict[str, Any]) -> Worker:
-        name = document.get("model")
-        if not isinstance(name, str | None):
-            raise BadRequest("model: expected a string")
-        if name is not None and name in self._models.workers:
-            worker = self._models.named(name, Family.TEXT, "openai")
-        elif name is None or name in _ANY:
-            worker = self._models.unnamed(self._models.config.openai.default_model, Family.TEXT, "openai")
-        else:
-            raise NotFound(f"no model {name[:100]!r}; GET /v1/models lists those that there are")
+        """The model that the request means. OpenAIError, which names the member, where it is none that could answer."""
+        name = openai.model_of(document)
+        try:
+            if name in self._models.workers:
+                worker = self._models.named(name, Family.TEXT, "openai")
+            elif name in _ANY:
+                worker = self._models.unnamed(self._models.config.openai.default_model, Family.TEXT, "openai")
+            else:
+                raise NotFound(f"no model {name[:100]!r}; GET /v1/models lists those that there are")
+        except BadRequest as e:
+            raise openai.OpenAIError(e.message, param="model") from None
         exchange.model = worker.name
         worker.check_ready()
         return worker
@@ -330,9 +336,13 @@ def _status(error: GatewayError) -> int:
     return 500 if isinstance(error, ModelCrashed) else error.status
 
 
-def _refuse_request(answer: Exchange | Wrapping, error: openai.OpenAIError | lmi.LMIError) -> None:
-    if isinstance(error, lmi.LMIError):
-        error = openai.OpenAIError(error.message)
+def _check_supported(worker: Worker, request: openai.ChatRequest | openai.CompletionRequest, options: LMIConfig) -> None:
+    """OpenAIError, which names the member, for a parameter that the model says it does not support."""
+    if name := unsupported(worker, request.parameters, request.given, options):
+        raise openai.OpenAIError(f"{name}: {not_supported(worker)}", param=name)
+
+
+def _refuse_request(answer: Exchange | Wrapping, error: openai.OpenAIError) -> None:
     answer.respond(error.status, [_JSON], error.body(), ending=Ending.REFUSED)
 
 

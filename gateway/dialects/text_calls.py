@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any, NoReturn, final
 from uuid import uuid4
 
@@ -52,18 +52,27 @@ def rule_of(options: LMIConfig) -> lmi.SamplingRule:
     return lmi.SamplingRule(options.do_sample)
 
 
-def check_supported(worker: Worker, parameters: lmi.Parameters, given: frozenset[str], options: LMIConfig) -> None:
+def check_supported(worker: Worker, parameters: lmi.Parameters, given: Mapping[str, str], options: LMIConfig) -> None:
     """LMIError for a parameter that the model says it does not support, where `lmi.unsupported` has it refused."""
+    if name := unsupported(worker, parameters, given, options):
+        raise lmi.LMIError(f"parameters.{name}: {not_supported(worker)}", stage="parameters")
+
+
+def unsupported(worker: Worker, parameters: lmi.Parameters, given: Mapping[str, str], options: LMIConfig) -> str:
+    """The parameter that is to be refused, since the model says that it does not support it: by the name that the request
+    has for it, cut where long. Empty where there is none."""
     if options.unsupported == "ignore":
-        return
+        return ""
     supported = _attribute(worker, "parameters")
-    if supported is None:
-        return
-    for name in sorted(given | parameters.extra.keys()):
-        if name not in supported and name not in _OF_THE_ANSWER:
-            raise lmi.LMIError(
-                f"parameters.{name[:60]}: model {worker.name!r} does not support it (lmi.unsupported)", stage="parameters"
-            )
+    if not isinstance(supported, Collection):  # a module of torch has a method of that name
+        return ""
+    refused = (given.keys() | parameters.extra.keys()) - _OF_THE_ANSWER - frozenset(supported)
+    return given.get(first := min(refused), first)[:60] if refused else ""
+
+
+def not_supported(worker: Worker) -> str:
+    """Why it is refused."""
+    return f"model {worker.name!r} does not support it (lmi.unsupported)"
 
 
 def chat_prompt(exchange: Exchange, worker: Worker, messages: Sequence[ChatMessage]) -> str:

@@ -331,13 +331,25 @@ async def test_a_parameter_that_the_model_does_not_support_is_refused_by_its_nam
 ) -> None:
     spec = text_spec(parameters=Picky.parameters) if by_spec else text_spec(Picky())
     async with serving(spec, config=lmi(unsupported="refuse")) as house:
-        for refused in ({"top_p": 0.5}, {"watermark": True}, {"temperature": 1, "n": 1}):
+        for refused in ({"top_p": 0.5}, {"watermark": True}, {"temperature": 1, "n": 1}, {"stop": "."}):
             status, _, body = await parameters_in(house, route, refused)
             named = next(name for name in refused if name not in Picky.parameters)
             assert status == 424
             assert f"parameters.{named}: model 'm' does not support it (lmi.unsupported)" in body.decode()
         for passed in ({"temperature": 0.5}, {"details": True, "return_full_text": True}, {"top_p": None}, {}):
             assert (await parameters_in(house, route, passed))[0] == 200
+
+
+async def test_what_only_looks_like_its_parameters_says_nothing(autojump_clock: Any) -> None:
+    class Module:
+        def parameters(self) -> None:
+            """As a module of torch has it."""
+
+        async def __call__(self, session: Session[Prompt, Any]) -> None:
+            await speaks(session)
+
+    async with serving(text_spec(Module()), config=lmi(unsupported="refuse")) as house:
+        assert (await parameters_in(house, "/predictions/m", {"top_p": 0.5}))[0] == 200
 
 
 @pytest.mark.parametrize(("spec", "unsupported"), [(text_spec(Picky()), "ignore"), (text_spec(), "refuse")])

@@ -434,7 +434,8 @@ async def test_a_default_decides_among_several(autojump_clock: Any) -> None:
     specs = [text_spec(), text_spec(repeats, "other")]
     async with serving(*specs) as house:
         status, _, body = await ask(house, CHAT, SAID)
-        assert (status, "openai.default_model" in json.loads(body)["error"]["message"]) == (400, True)
+        error = json.loads(body)["error"]
+        assert (status, error["param"], "openai.default_model" in error["message"]) == (400, "model", True)
     async with serving(*specs, config=Config(openai=OpenAIConfig(default_model="other"))) as house:
         assert json.loads((await ask(house, CHAT, SAID))[2])["model"] == "other"
 
@@ -455,7 +456,7 @@ async def test_a_model_of_parts_chats(autojump_clock: Any) -> None:
         (CHAT, b"", 400, "messages", "messages: expected an array"),
         (CHAT, [], 400, None, "expected an object"),
         (CHAT, {}, 400, "messages", "messages: expected an array"),
-        (CHAT, {**SAID, "model": 3}, 400, None, "model: expected a string"),
+        (CHAT, {**SAID, "model": 3}, 400, "model", "model: expected a string, got 3"),
         (CHAT, {**SAID, "model": "gpt-4"}, 404, None, "no model 'gpt-4'; GET /v1/models"),
         (CHAT, {**SAID, "temperature": 3}, 400, "temperature", "temperature: expected a number from 0 to 2, got 3"),
         (CHAT, {**SAID, "max_tokens": 0}, 400, "max_tokens", "max_tokens: expected"),
@@ -495,11 +496,13 @@ async def test_what_the_model_does_not_support_is_refused_unless_it_is_neutral(
 ) -> None:
     spec = text_spec(parameters=frozenset({"max_new_tokens", "temperature"}))
     async with serving(spec, config=lmi(unsupported="refuse")) as house:
-        for refused in ({"presence_penalty": 1}, {"seed": 3}, {"guided_choice": ["a"]}):
+        own_names = ({"stop": "."}, {"min_tokens": 2}, {"bad_words": ["a"]})
+        for refused in ({"presence_penalty": 1}, {"seed": 3}, {"guided_choice": ["a"]}, *own_names):
             status, _, body = await ask(house, path, {**asked, **refused})
             error = json.loads(body)["error"]
-            assert (status, error["type"]) == (400, "invalid_request_error")
-            assert f"{next(iter(refused))}: model 'm' does not support it (lmi.unsupported)" in error["message"]
+            (name,) = refused
+            assert (status, error["type"], error["param"]) == (400, "invalid_request_error", name)
+            assert error["message"] == f"{name}: model 'm' does not support it (lmi.unsupported)"
         for passed in ({"presence_penalty": 0, "n": 1, "top_p": 1}, {"user": "me"}, {"max_tokens": 2, "temperature": 0.3}):
             assert (await ask(house, path, {**asked, **passed}))[0] == 200
 

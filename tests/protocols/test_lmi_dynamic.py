@@ -51,7 +51,7 @@ def test_the_schemas_example_request_without_its_trailing_commas_is_read() -> No
     assert request == DynamicRequest(
         inputs=("What is Deep Learning?",),
         parameters=Parameters(do_sample=True, max_new_tokens=256),
-        given=frozenset({"do_sample", "max_new_tokens"}),
+        given={"do_sample": "do_sample", "max_new_tokens": "max_new_tokens"},
     )
 
 

@@ -264,8 +264,11 @@ def test_with_tgi_compat_details_are_given_unless_refused(said: dict[str, Any], 
 
 
 def test_details_by_default_are_not_among_those_that_the_request_has_given() -> None:
-    assert parse({"inputs": "hi"}, tgi=True).given == frozenset()
-    assert parse({"inputs": "hi", "parameters": {"details": True, "top_k": 0}}, tgi=True).given == {"details", "top_k"}
+    assert parse({"inputs": "hi"}, tgi=True).given == {}
+    assert parse({"inputs": "hi", "parameters": {"details": True, "top_k": 0}}, tgi=True).given.keys() == {
+        "details",
+        "top_k",
+    }
 
 
 def test_decision_tokens_of_the_prompt_are_refused_in_a_stream_of_tgis_form_and_in_no_other() -> None:
