@@ -166,8 +166,8 @@ class _Fields(Mapping[str, str]):
         return repr(self._text())
 
 
-# Above this many bytes or numbers a codec takes longer than others should wait for their turn.
-_LONG = 256 * 1024
+LONG = 256 * 1024
+"""Above this many bytes or numbers a codec takes longer than others should wait for their turn."""
 
 
 async def codec(size: int, call: Callable[[], T]) -> T:
@@ -176,7 +176,7 @@ async def codec(size: int, call: Callable[[], T]) -> T:
     A thread is waited for also when the exchange is cancelled: until it returns it holds the body, and so must the byte
     budget. The limits on JSON and bodies bound the step; the wire's ending does not wait for it.
     """
-    if size <= _LONG:
+    if size <= LONG:
         return call()
     return await beside(call)
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Any, final
 
 import trio
@@ -75,12 +76,12 @@ class LMIDialect:
                     ),
                 )
                 if lmi.is_chat(document):
-                    await self._openai.chat(exchange, worker, document, options, wrapping)
+                    await self._openai.chat(exchange, worker, document, len(body), options, wrapping)
                     return
                 if options.rolling_batch == "disable":
-                    await self._dynamic.generate(exchange, worker, document, options, wrapping)
+                    await self._dynamic.generate(exchange, worker, document, len(body), options, wrapping)
                     return
-            request = _parse(document, options)
+            request = await codec(len(body), partial(_parse, document, options))
             check_supported(worker, request.parameters, request.given, options)
         except lmi.LMIError as e:
             dynamic = options.rolling_batch == "disable" and asked is None

@@ -8,7 +8,7 @@ from typing import Any, final
 import trio
 
 from gateway.config import LMIConfig
-from gateway.dialects.base import Wrapping, reply_headers, reply_of, session_of
+from gateway.dialects.base import Wrapping, codec, reply_headers, reply_of, session_of
 from gateway.dialects.text_calls import LINE, TextCalls, check_supported, prompt_of, rule_of, table_of
 from gateway.doorbell import Doorbell
 from gateway.errors import Ending, GatewayError, ModelCrashed, ModelFailed
@@ -30,18 +30,27 @@ class DynamicDialect:
         self._calls = calls
 
     async def generate(
-        self, exchange: Exchange, worker: Worker, document: dict[str, Any], options: LMIConfig, wrapping: Wrapping | None
+        self,
+        exchange: Exchange,
+        worker: Worker,
+        document: dict[str, Any],
+        size: int,
+        options: LMIConfig,
+        wrapping: Wrapping | None,
     ) -> None:
-        """Answers the request that a document is. The prompts are generated at once, within one slot."""
+        """Answers the request that a document is, which came as `size` bytes. The prompts are generated at once,
+        within one slot."""
         answer = exchange if wrapping is None else wrapping
         try:
-            request = lmi.parse_dynamic_document(
+            read = partial(
+                lmi.parse_dynamic_document,
                 document,
                 streaming=options.enable_streaming,
                 max_prompts=options.max_prompts,
                 table=table_of(options),
                 rule=rule_of(options),
             )
+            request = await codec(size, read)
             check_supported(worker, request.parameters, request.given, options)
         except lmi.LMIError as e:
             body = lmi.dynamic_error_body(e.message, e.status)

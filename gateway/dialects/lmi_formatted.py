@@ -10,11 +10,12 @@ from typing import Any, TypeVar, final
 import trio
 
 from gateway.config import LMIConfig
-from gateway.dialects.base import Wrapping, beside, reply_headers, reply_of, reply_value, session_of
+from gateway.dialects.base import Wrapping, reply_headers, reply_of, reply_value, session_of
 from gateway.dialects.text_calls import LINE, prompt_of, raised
 from gateway.errors import GatewayError, ModelCrashed, ModelFailed
 from gateway.exchange import Exchange
 from gateway.workers.worker import Worker
+from models.blocking import run_step
 from models.formatters import Input, OutputFormatter, TextGenerationOutput, TextInput, TextSequence
 from models.messages import Family, Finish, FinishReason, Prompt, Token
 from models.session import Channel
@@ -26,13 +27,14 @@ _FORMS = frozenset(form.value for form in lmi.Formatter)
 
 
 async def read_input(exchange: Exchange, worker: Worker, body: memoryview) -> TextInput:
-    """What the model's own formatter makes of a request, in a thread. ModelFailed, ModelCrashed."""
+    """What the model's own formatter makes of a request, in a thread, which is left to itself when the client leaves.
+    ModelFailed, ModelCrashed."""
     formatter = worker.spec.input_formatter
     assert formatter is not None
     item = Input(bytes(body), {name.decode("latin-1"): value.decode("latin-1") for name, value in exchange.request.headers})
     read = partial(formatter, item, model_name=worker.name, configs=dict(worker.spec.options))
     try:
-        found = await beside(read)
+        found = await run_step(read, limiter=worker.threads)
     except BaseException as e:
         raised(exchange, worker, "input formatter", e)
     if not isinstance(found, TextInput):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from functools import partial
 from types import MethodType
 from typing import Any, final
 
@@ -42,22 +43,23 @@ class OpenAIDialect:
     async def chat_completions(self, exchange: Exchange) -> None:
         """POST /v1/chat/completions."""
         exchange.take("openai", refuse)
-        document = await self._document(exchange)
+        document, size = await self._document(exchange)
         try:
             worker = self._worker(exchange, document)
         except openai.OpenAIError as e:
             _refuse_request(exchange, e)
             return
-        await self.chat(exchange, worker, document, self._calls.options(worker))
+        await self.chat(exchange, worker, document, size, self._calls.options(worker))
 
     async def completions(self, exchange: Exchange) -> None:
         """POST /v1/completions."""
         exchange.take("openai", refuse)
-        document = await self._document(exchange)
+        document, size = await self._document(exchange)
         try:
             worker = self._worker(exchange, document)
             options = self._calls.options(worker)
-            request = openai.parse_completion(document, max_tokens=self._models.config.openai.max_tokens)
+            read = partial(openai.parse_completion, document, max_tokens=self._models.config.openai.max_tokens)
+            request = await codec(size, read)
             _check_supported(worker, request, options)
         except openai.OpenAIError as e:
             _refuse_request(exchange, e)
@@ -91,11 +93,12 @@ class OpenAIDialect:
         exchange: Exchange,
         worker: Worker,
         document: dict[str, Any],
+        size: int,
         options: LMIConfig,
         wrapping: Wrapping | None = None,
     ) -> None:
-        """Answers a request that has `messages`. `wrapping` takes the answer in place of the exchange, and then says the
-        errors too."""
+        """Answers a request that has `messages`, which came as `size` bytes. `wrapping` takes the answer in place of the
+        exchange, and then says the errors too."""
         if wrapping is None and exchange.dialect != "openai":
             exchange.fail = MethodType(refuse, exchange)
         answer = exchange if wrapping is None else wrapping
@@ -104,7 +107,7 @@ class OpenAIDialect:
             form = openai.ChatForm.OPENAI if exchange.dialect == "openai" else _form_of(options)
             usual = form is openai.ChatForm.OPENAI
             most = self._models.config.openai.max_tokens if usual else lmi.Parameters().max_new_tokens
-            request = openai.parse_chat(document, max_tokens=most)
+            request, messages = await codec(size, partial(_read_chat, document, most))
             _check_supported(worker, request, options)
         except openai.OpenAIError as e:
             _refuse_request(answer, e)
@@ -118,19 +121,20 @@ class OpenAIDialect:
             fingerprint=self._fingerprint,
             max_text=options.max_text,
         )
-        messages = [ChatMessage(role=m.role, content=m.content, name=m.name) for m in request.messages]
         shown = _Answer(exchange, encoder, answer)
-        prompt = prompt_of(chat_prompt(exchange, worker, messages), request.parameters)
+        prompt = prompt_of(await chat_prompt(exchange, worker, messages, size), request.parameters)
         await shown.run(worker, [prompt], request.n)
 
-    async def _document(self, exchange: Exchange) -> dict[str, Any]:
+    async def _document(self, exchange: Exchange) -> tuple[dict[str, Any], int]:
+        """The request's document, and how many bytes it was."""
         limits = self._models.config.limits
         body = await exchange.receive_body(min(limits.json, limits.body), setting="limits.json")
         try:
-            return await codec(
+            document = await codec(
                 len(body),
                 lambda: lmi.read_document(body, "application/json", json_limit=limits.json, depth=limits.json_depth),
             )
+            return document, len(body)
         except lmi.LMIError as e:
             raise BadRequest(e.message) from None
 
@@ -334,6 +338,12 @@ def _status(error: GatewayError) -> int:
     if isinstance(error, Overloaded):
         return 429
     return 500 if isinstance(error, ModelCrashed) else error.status
+
+
+def _read_chat(document: dict[str, Any], max_tokens: int) -> tuple[openai.ChatRequest, list[ChatMessage]]:
+    """The request, and its messages as the model's template is given them."""
+    request = openai.parse_chat(document, max_tokens=max_tokens)
+    return request, [ChatMessage(role=m.role, content=m.content, name=m.name) for m in request.messages]
 
 
 def _check_supported(worker: Worker, request: openai.ChatRequest | openai.CompletionRequest, options: LMIConfig) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Collection, Mapping, Sequence
+from functools import partial
 from typing import Any, NoReturn, final
 from uuid import uuid4
 
@@ -11,11 +12,12 @@ import msgspec
 import trio
 
 from gateway.config import LMIConfig
-from gateway.dialects.base import Models
+from gateway.dialects.base import LONG, Models
 from gateway.errors import GatewayError, ModelCrashed, ModelFailed
 from gateway.exchange import Exchange
 from gateway.serving_properties import text_options
 from gateway.workers.worker import Worker
+from models.blocking import run_step
 from models.chat import ChatMessage, plain_template
 from models.errors import ModelError
 from models.messages import GenerationParameters, Prompt
@@ -75,11 +77,15 @@ def not_supported(worker: Worker) -> str:
     return f"model {worker.name!r} does not support it (lmi.unsupported)"
 
 
-def chat_prompt(exchange: Exchange, worker: Worker, messages: Sequence[ChatMessage]) -> str:
-    """The conversation as the model's prompt. ModelFailed, ModelCrashed where its own template cannot make it."""
+async def chat_prompt(exchange: Exchange, worker: Worker, messages: Sequence[ChatMessage], size: int) -> str:
+    """The conversation, of a request of so many bytes, as the model's prompt: in a thread where the loop would feel it.
+    ModelFailed, ModelCrashed where its own template cannot make it."""
     template: Callable[[Sequence[ChatMessage]], Any] = _attribute(worker, "chat_template") or plain_template
     try:
-        prompt = template(messages)
+        if size <= LONG:
+            prompt = template(messages)
+        else:
+            prompt = await run_step(partial(template, messages), limiter=worker.threads)
     except BaseException as e:
         raised(exchange, worker, "chat template", e)
     if not isinstance(prompt, str):

@@ -42,6 +42,7 @@ from models.warmup import warm_up
 log = logging.getLogger("gateway.worker")
 
 _SHUTDOWN_SECONDS = 5.0
+_THREADS = 8
 
 
 class State(enum.Enum):
@@ -178,6 +179,8 @@ class Worker:
         self._queued_bytes = 0
         self.kept: Any = None
         """What v2 has made for this worker's calls: it lasts as long."""
+        self.threads = trio.CapacityLimiter(_THREADS)
+        """Where functions of its author run that belong to no session: one that hangs keeps nobody waiting but them."""
         self.live: set[Exchange] = set()
         """Exchanges inside `slot`, those that wait for theirs too."""
         self._waiting: set[Exchange] = set()

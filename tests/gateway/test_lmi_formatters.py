@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import threading
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -444,6 +445,34 @@ async def test_a_client_that_leaves_cancels_the_model(route: str, autojump_clock
             line.peer.close()
             await house.still()
             assert (live, house.endings) == (0, CANCELLED)
+
+
+async def test_a_formatter_that_hangs_holds_neither_its_client_nor_other_models() -> None:
+    many = 20  # more than there are threads for codecs
+    hanging, let_go = trio.Semaphore(0), threading.Event()
+
+    def hangs(item: Input, **keywords: Any) -> TextInput:
+        trio.from_thread.run_sync(hanging.release, trio_token=loop)
+        let_go.wait(20)
+        return TextInput("late")
+
+    loop = trio.lowlevel.current_trio_token()
+    spec = text_spec(input_formatter=hangs)
+    async with serving(spec, text_spec(name="other", output_formatter=None)) as house:
+        try:
+            lines = [house.line("http1") for _ in range(many)]
+            for line in lines:
+                await line.send(*house.posted(line.next_stream(), "/predictions/m", b"x"))
+            for _ in range(8):
+                await hanging.acquire()
+            long = {"inputs": "x" * 2**19, "parameters": {"max_new_tokens": 1}}  # which is read in a thread
+            assert (await ask(house, "/predictions/other", long))[0] == 200
+            for line in lines:
+                line.peer.close()
+            await house.still()
+            assert house.endings == {"complete": 1, "cancelled-by-client": many}
+        finally:
+            let_go.set()
 
 
 @pytest.mark.parametrize("kind", KINDS)

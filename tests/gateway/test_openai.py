@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import threading
 from collections.abc import AsyncIterator, Iterator, Sequence
 from contextlib import suppress
 from types import SimpleNamespace
@@ -12,6 +13,7 @@ import numpy as np
 import pytest
 import trio
 
+import protocols.lmi
 from gateway.config import Config, OpenAIConfig
 from gateway.version import version
 from models.adapt import spec_of
@@ -19,6 +21,7 @@ from models.chat import ChatMessage
 from models.errors import ModelError
 from models.messages import Finish, FinishReason, InferRequest, Part, Prompt, Token
 from models.session import Session
+from protocols import openai
 from protocols.sse import ServerSentEvent, SSEDecoder
 from tests.gateway.promises import CANCELLED, House, KiB, at_once, serving
 from tests.gateway.test_lmi_forms import AT_EACH_ROUTE, KINDS, ROUTES, STREAM, ask, lmi, parts_of, text_spec
@@ -394,6 +397,41 @@ async def test_a_count_that_is_none_is_the_models_mistake(count: Any, stream: bo
             assert status == 500
             assert "the model failed; incident" in json.loads(body)["error"]["message"]
             assert house.endings == {"model-error": 1}
+
+
+# -- who waits for whom ------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("path", "asked"),
+    [
+        (CHAT, {"messages": [{"role": "user", "content": "x"}] * 10_000}),
+        ("/invocations", {"messages": [{"role": "user", "content": "x"}] * 10_000}),
+        (COMPLETIONS, {"prompt": "x", "extra": "y" * 300_000}),
+        ("/invocations", {"inputs": "x", "extra": "y" * 300_000}),
+    ],
+)
+@pytest.mark.parametrize("long", [False, True])
+async def test_long_requests_are_read_and_made_prompts_beside_the_loop(
+    path: str, asked: dict[str, Any], long: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    loops, seen = threading.get_ident(), dict[str, bool]()
+
+    def seeing(name: str, function: Any) -> Any:
+        def see(*arguments: Any, **more: Any) -> Any:
+            seen[name] = threading.get_ident() == loops
+            return function(*arguments, **more)
+
+        return see
+
+    for owner, name in ((openai, "parse_chat"), (openai, "parse_completion"), (protocols.lmi, "parse_document")):
+        monkeypatch.setattr(owner, name, seeing(name, getattr(owner, name)))
+    if not long:
+        asked = {**asked, "extra": ""} if "extra" in asked else SAID
+    async with serving(text_spec(chat_template=seeing("template", lambda messages: "x"))) as house:
+        assert (await ask(house, path, asked))[0] == 200
+    assert seen
+    assert set(seen.values()) == {not long}
 
 
 # -- which model -------------------------------------------------------------------------------------------------------
