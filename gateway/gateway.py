@@ -25,7 +25,7 @@ from gateway.dialects.bidi import refuse as refuse_as_bidi
 from gateway.dialects.container import ContainerDialect, refuse_as_mme
 from gateway.dialects.endpoints import Endpoints
 from gateway.dialects.lmi import LMIDialect
-from gateway.dialects.lmi import refuse as refuse_as_lmi
+from gateway.dialects.lmi_refusals import refuse_as_lmi
 from gateway.dialects.management import ManagementDialect
 from gateway.dialects.mme import MMEDialect
 from gateway.dialects.openai import OpenAIDialect

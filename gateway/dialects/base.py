@@ -212,6 +212,14 @@ def reply_headers(exchange: Exchange) -> list[tuple[bytes, bytes]]:
     return [(name.encode(), value.encode()) for name in _PASSED if (value := reply_value(exchange, name))]
 
 
+JSON = (b"content-type", b"application/json")
+
+
+def refusal_headers(error: GatewayError) -> Headers:
+    """The fields of an error that is said before the head, in JSON: its own, and when to try again where that may help."""
+    return (JSON, *error.headers, *error.retry)
+
+
 class Wrapping(Protocol):
     """What a dialect answers instead of the exchange where its answer is put into another's form."""
 

@@ -7,9 +7,20 @@ from urllib.parse import parse_qs
 
 import trio
 
-from gateway.dialects.base import Models, Wrapping, octets, reply_headers, reply_of, reply_value, session_of, text_header
+from gateway.dialects.base import (
+    JSON,
+    Models,
+    Wrapping,
+    octets,
+    refusal_headers,
+    reply_headers,
+    reply_of,
+    reply_value,
+    session_of,
+    text_header,
+)
 from gateway.dialects.lmi import LMIDialect
-from gateway.dialects.lmi import refuse as refuse_as_lmi
+from gateway.dialects.lmi_refusals import refuse_as_lmi
 from gateway.dialects.v2_calls import refuse as refuse_as_v2
 from gateway.dialects.v2_infer import InferDialect
 from gateway.errors import Ending, GatewayError
@@ -19,8 +30,6 @@ from models.messages import Family, Part, PartKind
 from models.session import Channel
 from protocols import mme, sagemaker, v2
 from protocols.buffers import ByteBudget
-
-_JSON = (b"content-type", b"application/json")
 
 
 @final
@@ -86,7 +95,7 @@ class ContainerDialect:
         try:
             length = _json_length(exchange, len(body))
         except v2.V2Error as e:
-            (wrapping or exchange).respond(e.status, [_JSON], e.error_body(), ending=Ending.REFUSED)
+            (wrapping or exchange).respond(e.status, [JSON], e.error_body(), ending=Ending.REFUSED)
             return
         await self._v2.answer(exchange, worker, body, length, wrapping, form=_triton_form)
 
@@ -102,8 +111,9 @@ class ContainerDialect:
 
 def refuse_as_mme(exchange: Exchange, error: GatewayError) -> None:
     """Says an error that comes before the head in the words of the multi-model container API."""
-    headers = [_JSON, *error.headers, *error.retry]
-    exchange.respond(error.status, headers, mme.error_body_of(error.status, error.message), ending=error.ending)
+    exchange.respond(
+        error.status, refusal_headers(error), mme.error_body_of(error.status, error.message), ending=error.ending
+    )
 
 
 def _is_binary(exchange: Exchange) -> bool:

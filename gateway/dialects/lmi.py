@@ -8,20 +8,16 @@ from typing import Any, final
 import trio
 
 from gateway.config import LMIConfig
-from gateway.dialects.base import Models, Wrapping, codec, reply_headers, reply_of, session_of, text_header
+from gateway.dialects.base import JSON, Models, Wrapping, codec, reply_headers, reply_of, session_of, text_header
 from gateway.dialects.lmi_dynamic import DynamicDialect
 from gateway.dialects.lmi_formatted import FormattedAnswer, document_of, formatter_of, read_input
+from gateway.dialects.lmi_refusals import kind_of, refuse_as_lmi, refuse_as_tgi
 from gateway.dialects.openai import OpenAIDialect
 from gateway.dialects.text_calls import LINE, TextCalls, check_supported, prompt_of, rule_of, table_of
 from gateway.errors import (
-    DeadlineExceeded,
-    Drained,
     Ending,
     GatewayError,
-    ModelCrashed,
     ModelFailed,
-    Overloaded,
-    WorkerLost,
 )
 from gateway.exchange import Exchange
 from gateway.workers.worker import Worker
@@ -31,7 +27,6 @@ from models.messages import Family, Finish, FinishReason, Prompt, Token
 from models.session import Channel, Session
 from protocols import lmi
 
-_JSON = (b"content-type", b"application/json")
 _CHAT_FORMATTERS = ("json_chat", "jsonlines_chat")
 
 
@@ -45,7 +40,7 @@ class LMIDialect:
 
     async def predictions(self, exchange: Exchange, name: str) -> None:
         """POST /predictions/{name}."""
-        exchange.take("lmi", refuse)
+        exchange.take("lmi", refuse_as_lmi)
         limits = self._models.config.limits
         worker = self._models.named(name, Family.TEXT, "lmi")
         exchange.model = worker.name
@@ -56,7 +51,7 @@ class LMIDialect:
 
     def take(self, exchange: Exchange, worker: Worker) -> None:
         """What goes wrong before the answer is said in the words of the model's form."""
-        exchange.take("lmi", refuse_as_tgi if self._calls.options(worker).tgi_compat else refuse)
+        exchange.take("lmi", refuse_as_tgi if self._calls.options(worker).tgi_compat else refuse_as_lmi)
 
     async def generate(self, exchange: Exchange, worker: Worker, body: memoryview, wrapping: Wrapping | None = None) -> None:
         """Answers a request of the schema, whatever its route. `wrapping` takes the answer in place of the exchange,
@@ -86,7 +81,7 @@ class LMIDialect:
         except lmi.LMIError as e:
             dynamic = options.rolling_batch == "disable" and asked is None
             body_of = lmi.dynamic_error_body(e.message, e.status) if dynamic else e.body(tgi=options.tgi_compat)
-            answer.respond(e.status, [_JSON, *lmi.response_headers()], body_of, ending=Ending.REFUSED)
+            answer.respond(e.status, [JSON, *lmi.response_headers()], body_of, ending=Ending.REFUSED)
             return
         if (formatter := formatter_of(worker, asked)) is not None:
             if asked is None:
@@ -249,7 +244,7 @@ class _TextChannel(Channel[Prompt, Any]):
             answer.push(line)
             answer.finish()
         else:
-            answer.respond(200, [_JSON, *lmi.response_headers(), *reply_headers(exchange)], line)
+            answer.respond(200, [JSON, *lmi.response_headers(), *reply_headers(exchange)], line)
 
     def fail(self, error: GatewayError) -> None:
         """Before the head: an HTTP status. In mid-stream: the schema's last line, then a whole end of the body."""
@@ -259,49 +254,12 @@ class _TextChannel(Channel[Prompt, Any]):
         elif self._request.tgi:
             refuse_as_tgi(self._exchange, error)
         else:
-            refuse(self._exchange, error)
+            refuse_as_lmi(self._exchange, error)
 
     def error_line(self, error: GatewayError) -> bytes:
         """The last line of a stream that failed."""
-        return self._encoder.error(error.message, kind=_kind(error))
+        return self._encoder.error(error.message, kind=kind_of(error))
 
 
 def _too_long(error: lmi.LMIError) -> ModelFailed:
     return ModelFailed(error.message, code="TooLong", status=error.status)
-
-
-def refuse(exchange: Exchange, error: GatewayError) -> None:
-    """Says an error that comes before the head in LMI's words."""
-    if isinstance(error, ModelFailed | ModelCrashed):
-        status = _status(error)
-        body = lmi.generation_error_body(error.message, status)
-    else:
-        status, body = error.status, lmi.error_body(error.message, error.status)
-    headers = [_JSON, *lmi.response_headers(), *error.headers, *error.retry]
-    exchange.respond(status, headers, body, ending=error.ending)
-
-
-def refuse_as_tgi(exchange: Exchange, error: GatewayError) -> None:
-    """The same in TGI's form, whose clients choose their exception by `error_type`, and know no room as 429."""
-    status = 429 if isinstance(error, Overloaded) else _status(error)
-    headers = [_JSON, *lmi.response_headers(), *error.headers, *error.retry]
-    body = lmi.tgi_error_body(error.message, _kind(error), status)
-    exchange.respond(status, headers, body, ending=error.ending)
-
-
-def _status(error: GatewayError) -> int:
-    """That of a generation that failed is LMI's unless the model says another."""
-    return 424 if isinstance(error, ModelCrashed) else error.status
-
-
-def _kind(error: GatewayError) -> lmi.ErrorType:
-    """TGI's word for what went wrong."""
-    match error:
-        case ModelFailed() | ModelCrashed():
-            return "generation"
-        case DeadlineExceeded() | Drained() | WorkerLost():
-            return "incomplete_generation"
-        case _ if error.retryable:
-            return "overloaded"
-        case _:
-            return "validation" if error.status < 500 else "generation"

@@ -8,17 +8,17 @@ from typing import Any, final
 import trio
 
 from gateway.config import LMIConfig
-from gateway.dialects.base import Wrapping, codec, reply_headers, reply_of, session_of
+from gateway.dialects.base import JSON, Wrapping, codec, reply_headers, reply_of, session_of
+from gateway.dialects.lmi_refusals import refuse_as_dynamic
 from gateway.dialects.text_calls import LINE, TextCalls, check_supported, prompt_of, rule_of, table_of
 from gateway.doorbell import Doorbell
-from gateway.errors import Ending, GatewayError, ModelCrashed, ModelFailed
+from gateway.errors import Ending, GatewayError, ModelFailed
 from gateway.exchange import Exchange
 from gateway.workers.worker import Worker
 from models.messages import Family, Finish, Prompt, Token
 from models.session import Channel
 from protocols import lmi
 
-_JSON = (b"content-type", b"application/json")
 _PATIENCE = 2  # checkpoints in which the other prompts may bring a token for a line that has begun
 
 
@@ -54,7 +54,7 @@ class DynamicDialect:
             check_supported(worker, request.parameters, request.given, options)
         except lmi.LMIError as e:
             body = lmi.dynamic_error_body(e.message, e.status)
-            answer.respond(e.status, [_JSON, *lmi.response_headers()], body, ending=Ending.REFUSED)
+            answer.respond(e.status, [JSON, *lmi.response_headers()], body, ending=Ending.REFUSED)
             return
         batch = _Batch(exchange, request, answer, options)
         if wrapping is None:
@@ -149,7 +149,7 @@ class _Batch:
                 self.answer.push(rest)
             self.answer.finish()
         else:
-            self.answer.respond(200, [_JSON, *lmi.response_headers(), *reply_headers(self.exchange)], rest)
+            self.answer.respond(200, [JSON, *lmi.response_headers(), *reply_headers(self.exchange)], rest)
 
     def fail(self, error: GatewayError) -> None:
         """Before the head an HTTP status; in mid-stream a last line, then a whole end of the body."""
@@ -157,7 +157,7 @@ class _Batch:
             self.exchange.push(self.error_line(error))
             self.exchange.finish(error.ending)
         else:
-            refuse(self.exchange, error)
+            refuse_as_dynamic(self.exchange, error)
 
     def error_line(self, error: GatewayError) -> bytes:
         """The last line of a stream that failed."""
@@ -218,10 +218,3 @@ def _the_one(group: BaseExceptionGroup[BaseException]) -> BaseException:
     while isinstance(error, BaseExceptionGroup):
         error = error.exceptions[0]
     return error
-
-
-def refuse(exchange: Exchange, error: GatewayError) -> None:
-    """Says an error that comes before the head in the words of a dynamic batch."""
-    status = 424 if isinstance(error, ModelCrashed) else error.status
-    headers = [_JSON, *lmi.response_headers(), *error.headers, *error.retry]
-    exchange.respond(status, headers, lmi.dynamic_error_body(error.message, status), ending=error.ending)

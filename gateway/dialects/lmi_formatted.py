@@ -11,8 +11,9 @@ import trio
 
 from gateway.config import LMIConfig
 from gateway.dialects.base import Wrapping, reply_headers, reply_of, reply_value, session_of
+from gateway.dialects.lmi_refusals import refuse_as_lmi
 from gateway.dialects.text_calls import LINE, prompt_of, raised
-from gateway.errors import GatewayError, ModelCrashed, ModelFailed
+from gateway.errors import GatewayError, ModelFailed
 from gateway.exchange import Exchange
 from gateway.workers.worker import Worker
 from models.blocking import run_step
@@ -132,10 +133,7 @@ class FormattedAnswer:
             self._exchange.push(self._error_line(error))
             self._exchange.finish(error.ending)
         else:
-            status = 424 if isinstance(error, ModelCrashed) else error.status
-            headers = [(b"content-type", b"application/json"), *lmi.response_headers(), *error.headers, *error.retry]
-            body = lmi.generation_error_body(error.message, status)
-            self._exchange.respond(status, headers, body, ending=error.ending)
+            refuse_as_lmi(self._exchange, error)
 
     def _error_line(self, error: GatewayError) -> bytes:
         """On a line of its own, whatever the formatter writes."""

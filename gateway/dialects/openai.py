@@ -10,7 +10,7 @@ from typing import Any, final
 import trio
 
 from gateway.config import LMIConfig
-from gateway.dialects.base import Wrapping, codec, reply_headers, reply_of, session_of
+from gateway.dialects.base import JSON, Wrapping, codec, refusal_headers, reply_headers, reply_of, session_of
 from gateway.dialects.text_calls import LINE, TextCalls, chat_prompt, not_supported, prompt_of, unsupported
 from gateway.errors import BadRequest, Ending, GatewayError, ModelCrashed, ModelFailed, NotFound, Overloaded
 from gateway.exchange import Exchange
@@ -22,7 +22,6 @@ from models.messages import Family, Finish, FinishReason, Prompt, Token
 from models.session import Channel, Session
 from protocols import lmi, openai
 
-_JSON = (b"content-type", b"application/json")
 _ANY = ("", "tgi", "dummy")
 """What a request calls its model that means whichever there is: clients that must name one say this (text-generation,
 huggingface_hub)."""
@@ -78,13 +77,13 @@ class OpenAIDialect:
         """GET /v1/models: those that can answer here."""
         exchange.take("openai", refuse)
         speakers = [w.name for w in self._models.workers.values() if convertible(w.spec.family, Family.TEXT)]
-        exchange.respond(200, [_JSON], openai.models_body([(name, self._since) for name in sorted(speakers)]))
+        exchange.respond(200, [JSON], openai.models_body([(name, self._since) for name in sorted(speakers)]))
 
     async def model(self, exchange: Exchange, name: str) -> None:
         """GET /v1/models/{name}."""
         exchange.take("openai", refuse)
         worker = self._models.named(name, Family.TEXT, "openai")
-        exchange.respond(200, [_JSON], openai.model_body(worker.name, created=self._since))
+        exchange.respond(200, [JSON], openai.model_body(worker.name, created=self._since))
 
     # -- a chat, at these routes and at LMI's ------------------------------------------------------------------------
 
@@ -211,7 +210,7 @@ class _Answer:
         except openai.OpenAIError as e:
             raise _too_long(e) from None
         if not encoder.streaming:
-            self.answer.respond(200, [_JSON, *reply_headers(self.exchange)], rest)
+            self.answer.respond(200, [JSON, *reply_headers(self.exchange)], rest)
             return
         self._start()
         if rest:
@@ -325,9 +324,8 @@ class _ChoicesChannel(Channel[Prompt, Any]):
 def refuse(exchange: Exchange, error: GatewayError) -> None:
     """Says an error that comes before the head in OpenAI's words. No room is 429, which its clients try again."""
     status = _status(error)
-    headers = [_JSON, *error.headers, *error.retry]
     body = openai.OpenAIError.of_status(status, error.message).body()
-    exchange.respond(status, headers, body, ending=error.ending)
+    exchange.respond(status, refusal_headers(error), body, ending=error.ending)
 
 
 def _too_long(error: openai.OpenAIError) -> ModelFailed:
@@ -353,7 +351,7 @@ def _check_supported(worker: Worker, request: openai.ChatRequest | openai.Comple
 
 
 def _refuse_request(answer: Exchange | Wrapping, error: openai.OpenAIError) -> None:
-    answer.respond(error.status, [_JSON], error.body(), ending=Ending.REFUSED)
+    answer.respond(error.status, [JSON], error.body(), ending=Ending.REFUSED)
 
 
 def _form_of(options: LMIConfig) -> openai.ChatForm:

@@ -9,7 +9,8 @@ from typing import Any, final
 import numpy as np
 import trio
 
-from gateway.dialects.base import Models, codec
+from gateway.dialects.base import JSON as JSON
+from gateway.dialects.base import Models, codec, refusal_headers
 from gateway.errors import BadRequest, GatewayError, ModelFailed, NotFound
 from gateway.exchange import Exchange
 from gateway.workers.worker import Slot, State, Worker
@@ -17,7 +18,6 @@ from models.messages import BytesTensor, Family, InferRequest, InferResponse, Te
 from models.spec import ModelSpec, TensorSpec
 from protocols import v2
 
-JSON = (b"content-type", b"application/json")
 SHORT = 16 * 1024
 """Bytes or elements that are read or written at once, whatever they are."""
 _READY = State.READY  # named once, as it is looked up for each request
@@ -225,8 +225,7 @@ def _check_output(tensor: object) -> None:
 
 def refuse(exchange: Exchange, error: GatewayError) -> None:
     """Says an error that comes before the head in v2's words."""
-    headers = [JSON, *error.headers, *error.retry]
-    exchange.respond(error.status, headers, v2.V2Error(error.message).error_body(), ending=error.ending)
+    exchange.respond(error.status, refusal_headers(error), v2.V2Error(error.message).error_body(), ending=error.ending)
 
 
 def _elements(body: memoryview, header_length: int | None) -> int:

@@ -419,6 +419,30 @@ async def test_what_a_formatter_may_look_back_at_is_bounded(autojump_clock: Any)
         assert (status, "lmi.max_text" in json.loads(body)["error"]) == (424, True)
 
 
+async def test_what_is_no_failure_of_the_model_is_told_as_of_any_other(autojump_clock: Any) -> None:
+    async def hangs(session: Session[Prompt, Any]) -> None:
+        await trio.sleep_forever()
+
+    spec = text_spec(hangs, output_formatter=marks, capacity=1, queue=0)
+    async with serving(spec) as house:
+        line = house.line("http1")
+        await line.send(*house.posted(line.next_stream(), "/predictions/m", b'{"inputs":"x"}'))
+        await house.still()
+        status, headers, body = await ask(house, "/predictions/m", {"inputs": "x"})
+        assert (status, headers["retry-after"], list(json.loads(body))) == (503, "1", ["error", "code"])
+        line.peer.close()
+
+
+async def test_no_memory_may_be_tried_again_later(autojump_clock: Any) -> None:
+    async def hungry(session: Session[Prompt, Any]) -> None:
+        raise MemoryError
+
+    async with serving(text_spec(hungry, output_formatter=marks), text_spec(hungry, "plain")) as house:
+        for name in ("m", "plain"):
+            status, headers, _ = await ask(house, f"/predictions/{name}", {"inputs": "x"})
+            assert (status, headers["retry-after"]) == (507, "1")
+
+
 # -- the client --------------------------------------------------------------------------------------------------------
 
 
