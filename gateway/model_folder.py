@@ -36,6 +36,8 @@ from models.spec import ModelSpec
 log = logging.getLogger("gateway.model_folder")
 
 TOML, CODE = "model.toml", "model.py"
+FILES = (TOML, CODE, PROPERTIES)
+"""What speaks of a model in its folder."""
 _TOML_BYTES, _PROPERTIES_BYTES = 1024**2, 64 * 1024
 _ENTRIES = 100_000
 _SHOWN = 200
@@ -197,7 +199,9 @@ def read_folder(path: str, *, code: Iterable[str], defaults: ModelConfig, shown:
     has_code = os.path.lexists(source.path)
     values = _read_toml(file) if os.path.lexists(file.path) else None
     if values is None and not has_code:
-        raise BadModel(f"{place} holds neither {TOML} nor {CODE}: it is no model's folder")
+        alone = os.path.lexists(place.at(PROPERTIES).path)
+        why = f"{PROPERTIES} says how a model is served, but not which" if alone else "it is no model's folder"
+        raise BadModel(f"{place} holds neither {TOML} nor {CODE}: {why}")
     values = values or {}
     config = replace(defaults, factory="")
     if has_code:

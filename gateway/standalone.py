@@ -116,7 +116,7 @@ def _model_in_container(config: Config) -> ModelSpec | None:
     """The model that SageMaker has put where a container finds it, None where there is none. ConfigError for one that
     cannot be served: nobody wants a container that serves something else then."""
     chosen, path = config.repository, str(MODEL_FOLDER)
-    if not any((MODEL_FOLDER / name).exists() for name in (model_folder.TOML, model_folder.CODE)):
+    if not any((MODEL_FOLDER / name).exists() for name in model_folder.FILES):
         return None
     try:
         folder = model_folder.find_folder(path, chosen.roots)

@@ -44,6 +44,13 @@ def test_a_model_that_cannot_be_served_is_not_replaced_by_another(folder: Path) 
         standalone.make_gateway(config_of(folder))
 
 
+def test_how_it_is_served_without_which_it_is_is_not_passed_over(folder: Path) -> None:
+    folder.mkdir()
+    (folder / "serving.properties").write_text("option.model_id=gpt2\n")
+    with pytest.raises(ConfigError, match=r"neither model\.toml nor model\.py: serving\.properties says how"):
+        standalone.make_gateway(config_of(folder))
+
+
 def test_an_empty_folder_is_no_model(folder: Path) -> None:
     folder.mkdir()
     assert "echo" in standalone.make_gateway(config_of(folder)).supervisor.workers

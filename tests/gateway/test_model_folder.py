@@ -212,7 +212,9 @@ def test_a_model_toml_that_is_no_text_or_no_file_is_refused(folder: Path) -> Non
     (folder / "model.toml").symlink_to("nothing")
     assert "cannot be read" in refusal(folder)
     (folder / "model.toml").unlink()
-    assert "holds neither model.toml nor model.py" in refusal(folder)
+    assert "holds neither model.toml nor model.py: it is no model's folder" in refusal(folder)
+    (folder / "serving.properties").touch()
+    assert "holds neither model.toml nor model.py: serving.properties says how" in refusal(folder)
 
 
 # -- model.py --------------------------------------------------------------------------------------------------------
