@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from tests.interop import aws, served_v2, servers
+from tests.interop import aws, served_text, served_v2, servers
 from tests.interop.runtime import KEY, REGION, SECRET, KiB, Runtime, running
 from tests.interop.servers import LIBRARY, serving, tables
 from tests.interop.servers import Server as Server
@@ -62,6 +62,15 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
     models = LIBRARY | {"paced": "served:paced", "failing": "served:failing"}
     defaults = ['bidi = { default_model = "echo" }', 'lmi = { default_model = "lm" }']
     with serving(tmp_path_factory.mktemp("server"), "served.py", [*defaults, *tables(models)]) as server:
+        yield server
+
+
+@pytest.fixture(scope="module")
+def text_server(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
+    """The models of tests/interop/served_text.py, for the tests of one module, which may have lines of configuration more: its
+    SETTINGS."""
+    settings = served_text.configuration(*getattr(request.module, "SETTINGS", ()))
+    with serving(tmp_path_factory.mktemp("text"), "served_text.py", settings) as server:
         yield server
 
 

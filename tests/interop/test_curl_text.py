@@ -4,24 +4,20 @@ from __future__ import annotations
 
 import json
 import subprocess
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from tests.interop.served_text import PATIENCE, SECRET, configuration, tell, twenty_at_once
-from tests.interop.servers import Server, serving
+from tests.interop.served_text import PATIENCE, SECRET, tell, twenty_at_once
+from tests.interop.servers import Server
+
+SETTINGS = ('lmi = { default_model = "counted" }',)
+"""Of the server that `text_server` is."""
 
 pytestmark = pytest.mark.usefixtures("curl")  # before the server: where it is absent, none need start
-
-
-@pytest.fixture(scope="module")
-def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
-    settings = configuration('lmi = { default_model = "counted" }')
-    with serving(tmp_path_factory.mktemp("curl"), "served_text.py", settings) as server:
-        yield server
 
 
 @dataclass(frozen=True)
@@ -54,7 +50,7 @@ Ask = Callable[..., Answer]
 
 
 @pytest.fixture(params=["--http1.0", "--http1.1", "--http2-prior-knowledge"])
-def ask(request: pytest.FixtureRequest, curl: str, server: Server, tmp_path: Path) -> Ask:
+def ask(request: pytest.FixtureRequest, curl: str, text_server: Server, tmp_path: Path) -> Ask:
     """ask(path, body) posts the body, an object or a text, as curl does where nobody says what it is."""
     features = subprocess.run([curl, "--version"], capture_output=True, text=True, check=True).stdout
     if "http2" in request.param and "HTTP2" not in features:
@@ -64,7 +60,7 @@ def ask(request: pytest.FixtureRequest, curl: str, server: Server, tmp_path: Pat
         out = tmp_path / "out"
         sent = body if isinstance(body, str) else json.dumps(body)
         where = ["-o", str(out), "-w", "%{http_code} %{content_type}"]
-        command = [curl, "-sS", "--max-time", str(PATIENCE), request.param, *where, server.url + path, "-d", sent]
+        command = [curl, "-sS", "--max-time", str(PATIENCE), request.param, *where, text_server.url + path, "-d", sent]
         run = subprocess.run([*command, *arguments], capture_output=True, text=True, check=True)
         status, _, kind = run.stdout.partition(" ")
         return Answer(int(status), kind, out.read_text())
@@ -259,10 +255,10 @@ def test_what_is_no_request_gets_lmis_error(ask: Ask, body: str) -> None:
     assert list(answer.json()) == ["error", "code"]
 
 
-def test_nineteen_requests_do_not_notice_a_bad_one(curl: str, server: Server) -> None:
+def test_nineteen_requests_do_not_notice_a_bad_one(curl: str, text_server: Server) -> None:
     def post(prompt: str, **parameters: Any) -> list[Any]:
         body = json.dumps({"inputs": prompt, "parameters": parameters, "stream": True})
-        command = [curl, "-sS", "-N", "--max-time", str(PATIENCE), f"{server.url}/predictions/met", "-d", body]
+        command = [curl, "-sS", "-N", "--max-time", str(PATIENCE), f"{text_server.url}/predictions/met", "-d", body]
         out = subprocess.run(command, capture_output=True, text=True, check=True).stdout
         return [json.loads(line) for line in out.splitlines()]
 
@@ -270,7 +266,7 @@ def test_nineteen_requests_do_not_notice_a_bad_one(curl: str, server: Server) ->
         (refused,) = post("hello", top_p=2)
         assert refused["code"] == 424
 
-    twenty_at_once(server.url, "met-curl", lambda prompt: str(post(prompt)[-1]["generated_text"]), bad)
+    twenty_at_once(text_server.url, "met-curl", lambda prompt: str(post(prompt)[-1]["generated_text"]), bad)
 
 
 # ---- clients that leave
@@ -290,28 +286,28 @@ BODIES = {
 @pytest.mark.parametrize("version", ["--http1.1", "--http2-prior-knowledge"])
 @pytest.mark.parametrize("stream", [False, True])
 @pytest.mark.parametrize("path", BODIES)
-def test_a_client_that_leaves_stops_the_model(curl: str, server: Server, path: str, stream: bool, version: str) -> None:
+def test_a_client_that_leaves_stops_the_model(curl: str, text_server: Server, path: str, stream: bool, version: str) -> None:
     name = f"left {path} {stream} {version}"
     body = json.dumps(BODIES[path](name, stream))
-    command = [curl, "-sS", "-N", "--max-time", str(PATIENCE), version, server.url + path, "-d", body]
+    command = [curl, "-sS", "-N", "--max-time", str(PATIENCE), version, text_server.url + path, "-d", body]
     with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL) as process:
-        tell(server.url, f"wait {name}:begun")
+        tell(text_server.url, f"wait {name}:begun")
         if stream:
             assert process.stdout is not None
             assert process.stdout.readline()
         process.kill()
-    tell(server.url, f"wait {name}:cancelled")
+    tell(text_server.url, f"wait {name}:cancelled")
 
 
-def test_a_model_that_is_slow_to_stop_holds_up_nobody(curl: str, ask: Ask, server: Server, request: Any) -> None:
+def test_a_model_that_is_slow_to_stop_holds_up_nobody(curl: str, ask: Ask, text_server: Server, request: Any) -> None:
     name = f"slow {request.node.callspec.id}"
     body = json.dumps({"inputs": name, "stream": True})
-    command = [curl, "-sS", "-N", "--max-time", str(PATIENCE), f"{server.url}/predictions/stubborn", "-d", body]
+    command = [curl, "-sS", "-N", "--max-time", str(PATIENCE), f"{text_server.url}/predictions/stubborn", "-d", body]
     with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL) as process:
         assert process.stdout is not None
         assert process.stdout.readline()
         process.kill()
-    tell(server.url, f"wait {name}:stopping")
+    tell(text_server.url, f"wait {name}:stopping")
     assert lmi(ask, "counted", max_new_tokens=2).body == '{"generated_text": " 0 1"}'
-    tell(server.url, f"set {name}:let go")
-    tell(server.url, f"wait {name}:gone")
+    tell(text_server.url, f"set {name}:let go")
+    tell(text_server.url, f"wait {name}:gone")

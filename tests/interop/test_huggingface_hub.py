@@ -11,8 +11,11 @@ from typing import Any
 
 import pytest
 
-from tests.interop.served_text import PATIENCE, SECRET, configuration, holding, tell, twenty_at_once
-from tests.interop.servers import Server, serving
+from tests.interop.served_text import PATIENCE, SECRET, holding, tell, twenty_at_once
+from tests.interop.servers import Server
+
+SETTINGS = ('openai = { default_model = "counted" }',)
+"""Of the server that `text_server` is."""
 
 pytestmark = [
     pytest.mark.usefixtures("hub"),  # before any server: where it is absent, none need start
@@ -33,13 +36,6 @@ def errors(needs: Callable[[str, str], Any]) -> Any:
     return needs("huggingface_hub", "huggingface_hub.errors")
 
 
-@pytest.fixture(scope="module")
-def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
-    settings = configuration('openai = { default_model = "counted" }')
-    with serving(tmp_path_factory.mktemp("hub"), "served_text.py", settings) as server:
-        yield server
-
-
 @contextmanager
 def opened(client: Any) -> Iterator[Any]:
     """The client until the end of the block. That of the older line cannot be closed: its connections end with what is
@@ -51,13 +47,13 @@ def opened(client: Any) -> Iterator[Any]:
 
 
 @pytest.fixture(params=["InferenceClient", "AsyncInferenceClient"])
-def talk(request: pytest.FixtureRequest, hub: Any, server: Server) -> Talk:
+def talk(request: pytest.FixtureRequest, hub: Any, text_server: Server) -> Talk:
     """talk(path, method, ...) is what that method of a client for that path returns; of a stream the list of its pieces,
     which are in `into` too, for a stream that ends with an exception."""
     make = getattr(hub, request.param)
 
     def blocking(path: str, method: str, *arguments: Any, into: list[Any], **more: Any) -> Any:
-        with opened(make(model=server.url + path, timeout=PATIENCE)) as client:
+        with opened(make(model=text_server.url + path, timeout=PATIENCE)) as client:
             result = getattr(client, method)(*arguments, **more)
             if more.get("stream"):
                 for piece in result:
@@ -66,7 +62,7 @@ def talk(request: pytest.FixtureRequest, hub: Any, server: Server) -> Talk:
             return result
 
     async def asynchronous(path: str, method: str, *arguments: Any, into: list[Any], **more: Any) -> Any:
-        async with make(model=server.url + path, timeout=PATIENCE) as client:
+        async with make(model=text_server.url + path, timeout=PATIENCE) as client:
             result = await getattr(client, method)(*arguments, **more)
             if more.get("stream"):
                 async for piece in result:
@@ -270,13 +266,13 @@ def status(call: Callable[[], Any]) -> int:
     return int(error.status if hasattr(error, "status") else error.response.status_code)
 
 
-def test_a_model_that_has_no_room_is_overloaded(talk: Talk, errors: Any, server: Server, request: Any) -> None:
+def test_a_model_that_has_no_room_is_overloaded(talk: Talk, errors: Any, text_server: Server, request: Any) -> None:
     name = f"held {request.node.callspec.id}"
-    with holding(server.url, "tgi-held", name), pytest.raises(errors.OverloadedError):
+    with holding(text_server.url, "tgi-held", name), pytest.raises(errors.OverloadedError):
         generate(talk, "tgi-held", "hello")
 
 
-def test_nineteen_requests_do_not_notice_a_bad_one(talk: Talk, errors: Any, server: Server, request: Any) -> None:
+def test_nineteen_requests_do_not_notice_a_bad_one(talk: Talk, errors: Any, text_server: Server, request: Any) -> None:
     def good(prompt: str) -> str:
         return "".join(generate(talk, "tgi-met", prompt, stream=True))
 
@@ -284,30 +280,30 @@ def test_nineteen_requests_do_not_notice_a_bad_one(talk: Talk, errors: Any, serv
         with pytest.raises(errors.ValidationError):
             generate(talk, "tgi-met", "hello", top_p=2.0)
 
-    twenty_at_once(server.url, f"met-{request.node.callspec.id}", good, bad)
+    twenty_at_once(text_server.url, f"met-{request.node.callspec.id}", good, bad)
 
 
 # ---- clients that leave
 
 
-def test_a_client_that_leaves_a_stream_stops_the_model(hub: Any, server: Server) -> None:
-    with opened(hub.InferenceClient(model=f"{server.url}/predictions/tgi-stepped", timeout=PATIENCE)) as client:
+def test_a_client_that_leaves_a_stream_stops_the_model(hub: Any, text_server: Server) -> None:
+    with opened(hub.InferenceClient(model=f"{text_server.url}/predictions/tgi-stepped", timeout=PATIENCE)) as client:
         stream = client.text_generation("left", max_new_tokens=9, stream=True)
         assert next(stream) == " 0"
         stream.close()
         del stream
-    tell(server.url, "wait left:cancelled")
+    tell(text_server.url, "wait left:cancelled")
 
 
 @pytest.mark.parametrize("stream", [False, True])
-def test_an_asynchronous_client_that_leaves_stops_the_model(hub: Any, server: Server, stream: bool) -> None:
+def test_an_asynchronous_client_that_leaves_stops_the_model(hub: Any, text_server: Server, stream: bool) -> None:
     name = f"left {stream}"
 
     async def conversation() -> None:
-        client = hub.AsyncInferenceClient(model=f"{server.url}/predictions/tgi-stepped", timeout=PATIENCE)
+        client = hub.AsyncInferenceClient(model=f"{text_server.url}/predictions/tgi-stepped", timeout=PATIENCE)
         async with client:
             asking = asyncio.ensure_future(client.text_generation(name, max_new_tokens=9, stream=stream))
-            await asyncio.to_thread(tell, server.url, f"wait {name}:begun")
+            await asyncio.to_thread(tell, text_server.url, f"wait {name}:begun")
             if stream:
                 async for piece in await asking:
                     assert piece == " 0"
@@ -318,14 +314,14 @@ def test_an_asynchronous_client_that_leaves_stops_the_model(hub: Any, server: Se
                     await asking
 
     asyncio.run(asyncio.wait_for(conversation(), PATIENCE))
-    tell(server.url, f"wait {name}:cancelled")
+    tell(text_server.url, f"wait {name}:cancelled")
 
 
-def test_a_model_that_is_slow_to_stop_holds_up_nobody(hub: Any, server: Server) -> None:
-    with opened(hub.InferenceClient(model=f"{server.url}/predictions/tgi-stubborn", timeout=PATIENCE)) as client:
+def test_a_model_that_is_slow_to_stop_holds_up_nobody(hub: Any, text_server: Server) -> None:
+    with opened(hub.InferenceClient(model=f"{text_server.url}/predictions/tgi-stubborn", timeout=PATIENCE)) as client:
         assert next(client.text_generation("slow", stream=True)) == " 0"
-    tell(server.url, "wait slow:stopping")
-    with opened(hub.InferenceClient(model=f"{server.url}/predictions/tgi-counted", timeout=PATIENCE)) as client:
+    tell(text_server.url, "wait slow:stopping")
+    with opened(hub.InferenceClient(model=f"{text_server.url}/predictions/tgi-counted", timeout=PATIENCE)) as client:
         assert client.text_generation("hello", max_new_tokens=2) == " 0 1"
-    tell(server.url, "set slow:let go")
-    tell(server.url, "wait slow:gone")
+    tell(text_server.url, "set slow:let go")
+    tell(text_server.url, "wait slow:gone")

@@ -5,14 +5,14 @@ from __future__ import annotations
 
 import gc
 import json
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
 
 import pytest
 
 from tests.interop.runtime import KEY, REGION, SECRET
-from tests.interop.served_text import PATIENCE, configuration, tell, twenty_at_once, within_patience
-from tests.interop.servers import Server, serving
+from tests.interop.served_text import PATIENCE, tell, twenty_at_once, within_patience
+from tests.interop.servers import Server
 
 pytestmark = [
     pytest.mark.usefixtures("langchain"),  # before any server: where it is absent, none need start
@@ -25,12 +25,6 @@ def langchain(needs: Callable[[str, str], Any]) -> Any:
     return needs("langchain-aws", "langchain_aws.llms.sagemaker_endpoint")
 
 
-@pytest.fixture(scope="module")
-def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
-    with serving(tmp_path_factory.mktemp("langchain"), "served_text.py", configuration()) as server:
-        yield server
-
-
 Endpoint = Callable[..., Any]
 
 
@@ -41,7 +35,7 @@ def broken(needs: Callable[[str, str], Any]) -> Any:
 
 
 @pytest.fixture
-def endpoint(langchain: Any, needs: Callable[[str, str], Any], server: Server) -> Endpoint:
+def endpoint(langchain: Any, needs: Callable[[str, str], Any], text_server: Server) -> Endpoint:
     """endpoint(model, streaming, ...) is a SagemakerEndpoint; further arguments are parameters of the generation. Its content
     handler is the one that users of LMI write."""
     config = needs("langchain-aws", "botocore.config").Config(retries={"total_max_attempts": 1}, read_timeout=PATIENCE)
@@ -63,7 +57,7 @@ def endpoint(langchain: Any, needs: Callable[[str, str], Any], server: Server) -
         return langchain.SagemakerEndpoint(
             endpoint_name=model,
             region_name=REGION,
-            endpoint_url=server.url,
+            endpoint_url=text_server.url,
             aws_access_key_id=KEY,
             aws_secret_access_key=SECRET,
             config=config,
@@ -183,32 +177,32 @@ def test_a_bad_parameter_is_a_model_error_that_names_it(endpoint: Endpoint, stre
     assert caught.value.response["OriginalStatusCode"] == 424
 
 
-def test_nineteen_requests_do_not_notice_a_bad_one(endpoint: Endpoint, server: Server) -> None:
+def test_nineteen_requests_do_not_notice_a_bad_one(endpoint: Endpoint, text_server: Server) -> None:
     good, wrong = endpoint("met", True), endpoint("met", True, top_p=2)
 
     def bad() -> None:
         with pytest.raises(wrong.client.exceptions.ModelError):
             wrong.invoke("hello")
 
-    twenty_at_once(server.url, "met-langchain", lambda prompt: "".join(good.stream(prompt)), bad)
+    twenty_at_once(text_server.url, "met-langchain", lambda prompt: "".join(good.stream(prompt)), bad)
 
 
-def test_a_caller_that_drops_the_stream_stops_the_model(endpoint: Endpoint, server: Server) -> None:
+def test_a_caller_that_drops_the_stream_stops_the_model(endpoint: Endpoint, text_server: Server) -> None:
     pieces = endpoint("stepped", True, max_new_tokens=9).stream("left")
     assert next(pieces) == " 0"
     pieces.close()
     del pieces
     gc.collect()  # the connection ends with the response, to which the library gives nobody a handle
-    tell(server.url, "wait left:cancelled")
+    tell(text_server.url, "wait left:cancelled")
 
 
-def test_a_model_that_is_slow_to_stop_holds_up_nobody(endpoint: Endpoint, server: Server) -> None:
+def test_a_model_that_is_slow_to_stop_holds_up_nobody(endpoint: Endpoint, text_server: Server) -> None:
     pieces = endpoint("stubborn", True).stream("slow")
     assert next(pieces) == " 0"
     pieces.close()
     del pieces
     gc.collect()
-    tell(server.url, "wait slow:stopping")
+    tell(text_server.url, "wait slow:stopping")
     assert endpoint("counted", False, max_new_tokens=2).invoke("hello") == " 0 1"
-    tell(server.url, "set slow:let go")
-    tell(server.url, "wait slow:gone")
+    tell(text_server.url, "set slow:let go")
+    tell(text_server.url, "wait slow:gone")

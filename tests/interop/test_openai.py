@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
 
 import pytest
 
-from tests.interop.served_text import PATIENCE, SECRET, configuration, holding, tell, twenty_at_once
-from tests.interop.servers import Server, serving
+from tests.interop.served_text import PATIENCE, SECRET, holding, tell, twenty_at_once
+from tests.interop.servers import Server
 
 pytestmark = [
     pytest.mark.usefixtures("openai"),  # before any server: where it is absent, none need start
@@ -25,21 +25,15 @@ def openai(needs: Callable[[str, str], Any]) -> Any:
     return needs("openai", "openai")
 
 
-@pytest.fixture(scope="module")
-def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
-    with serving(tmp_path_factory.mktemp("openai"), "served_text.py", configuration()) as server:
-        yield server
-
-
 Talk = Callable[..., Any]
 
 
 @pytest.fixture(params=["OpenAI", "AsyncOpenAI"])
-def talk(request: pytest.FixtureRequest, openai: Any, server: Server) -> Talk:
+def talk(request: pytest.FixtureRequest, openai: Any, text_server: Server) -> Talk:
     """talk("chat.completions.create", ...) is what that method returns; of a stream the list of its pieces, which are in
     `into` too, for a stream that ends with an exception."""
     make = getattr(openai, request.param)
-    known = {"base_url": f"{server.url}/v1", "api_key": "any", "timeout": PATIENCE, "max_retries": 0}
+    known = {"base_url": f"{text_server.url}/v1", "api_key": "any", "timeout": PATIENCE, "max_retries": 0}
 
     def method(client: Any, path: str) -> Any:
         for name in path.split("."):
@@ -284,14 +278,14 @@ def test_an_unknown_model_is_not_found(talk: Talk, openai: Any, ask: Callable[..
     assert caught.value.code == "model_not_found"
 
 
-def test_a_model_that_has_no_room_is_a_rate_limit(talk: Talk, openai: Any, server: Server, request: Any) -> None:
-    with holding(server.url, "held", f"held {request.node.callspec.id}"), pytest.raises(openai.RateLimitError):
+def test_a_model_that_has_no_room_is_a_rate_limit(talk: Talk, openai: Any, text_server: Server, request: Any) -> None:
+    with holding(text_server.url, "held", f"held {request.node.callspec.id}"), pytest.raises(openai.RateLimitError):
         complete(talk, "held")
 
 
 @ASK
 def test_nineteen_requests_do_not_notice_a_bad_one(
-    talk: Talk, openai: Any, server: Server, ask: Callable[..., Any], request: Any
+    talk: Talk, openai: Any, text_server: Server, ask: Callable[..., Any], request: Any
 ) -> None:
     def good(prompt: str) -> str:
         asked: dict[str, Any] = {"messages": [{"role": "user", "content": prompt}]} if ask is chat else {"prompt": prompt}
@@ -301,46 +295,46 @@ def test_nineteen_requests_do_not_notice_a_bad_one(
         with pytest.raises(openai.BadRequestError):
             ask(talk, "met", top_p=2.0)
 
-    twenty_at_once(server.url, f"met-{request.node.callspec.id}", good, bad)
+    twenty_at_once(text_server.url, f"met-{request.node.callspec.id}", good, bad)
 
 
 # ---- clients that leave
 
 
 @ASK
-def test_a_client_that_leaves_a_stream_stops_the_model(openai: Any, server: Server, ask: Callable[..., Any]) -> None:
+def test_a_client_that_leaves_a_stream_stops_the_model(openai: Any, text_server: Server, ask: Callable[..., Any]) -> None:
     name = f"left {ask.__name__}"
-    with openai.OpenAI(base_url=f"{server.url}/v1", api_key="any", timeout=PATIENCE, max_retries=0) as client:
+    with openai.OpenAI(base_url=f"{text_server.url}/v1", api_key="any", timeout=PATIENCE, max_retries=0) as client:
         stream = (
             client.chat.completions.create(model="stepped", messages=[{"role": "user", "content": name}], stream=True)
             if ask is chat
             else client.completions.create(model="stepped", prompt=name, stream=True)
         )
         assert next(iter(stream)).choices
-        tell(server.url, f"wait {name}:begun")
+        tell(text_server.url, f"wait {name}:begun")
         stream.close()
-        tell(server.url, f"wait {name}:cancelled")
+        tell(text_server.url, f"wait {name}:cancelled")
 
 
-def test_a_client_that_gives_up_waiting_stops_the_model(openai: Any, server: Server) -> None:
+def test_a_client_that_gives_up_waiting_stops_the_model(openai: Any, text_server: Server) -> None:
     async def conversation() -> None:
-        async with openai.AsyncOpenAI(base_url=f"{server.url}/v1", api_key="any", timeout=PATIENCE) as client:
+        async with openai.AsyncOpenAI(base_url=f"{text_server.url}/v1", api_key="any", timeout=PATIENCE) as client:
             asking = asyncio.ensure_future(client.completions.create(model="stepped", prompt="given up"))
-            await asyncio.to_thread(tell, server.url, "wait given up:begun")
+            await asyncio.to_thread(tell, text_server.url, "wait given up:begun")
             asking.cancel()
             with pytest.raises(asyncio.CancelledError):
                 await asking
-            await asyncio.to_thread(tell, server.url, "wait given up:cancelled")
+            await asyncio.to_thread(tell, text_server.url, "wait given up:cancelled")
 
     asyncio.run(asyncio.wait_for(conversation(), PATIENCE))
 
 
-def test_a_model_that_is_slow_to_stop_holds_up_nobody(openai: Any, server: Server) -> None:
-    with openai.OpenAI(base_url=f"{server.url}/v1", api_key="any", timeout=PATIENCE, max_retries=0) as client:
+def test_a_model_that_is_slow_to_stop_holds_up_nobody(openai: Any, text_server: Server) -> None:
+    with openai.OpenAI(base_url=f"{text_server.url}/v1", api_key="any", timeout=PATIENCE, max_retries=0) as client:
         stream = client.completions.create(model="stubborn", prompt="slow", stream=True)
         assert next(iter(stream)).choices[0].text == " 0"
         stream.close()
-        tell(server.url, "wait slow:stopping")
+        tell(text_server.url, "wait slow:stopping")
         assert client.completions.create(model="counted", prompt="hello", max_tokens=2).choices[0].text == " 0 1"
-        tell(server.url, "set slow:let go")
-        tell(server.url, "wait slow:gone")
+        tell(text_server.url, "set slow:let go")
+        tell(text_server.url, "wait slow:gone")

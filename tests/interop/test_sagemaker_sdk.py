@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 
 from tests.interop.runtime import KEY, REGION, SECRET
-from tests.interop.served_text import PATIENCE, configuration, tell, twenty_at_once, within_patience
-from tests.interop.servers import Server, serving
+from tests.interop.served_text import PATIENCE, tell, twenty_at_once, within_patience
+from tests.interop.servers import Server
 
 pytestmark = [
     pytest.mark.usefixtures("iterators"),  # before any server: where it is absent, none need start
@@ -25,24 +25,18 @@ def iterators(needs: Callable[[str, str], Any]) -> Any:
 
 
 @pytest.fixture(scope="module")
-def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
-    with serving(tmp_path_factory.mktemp("sagemaker"), "served_text.py", configuration()) as server:
-        yield server
-
-
-@pytest.fixture(scope="module")
 def broken(needs: Callable[[str, str], Any]) -> Any:
     """What boto3 raises for a stream that ends with an error."""
     return needs("sagemaker", "botocore.exceptions").EventStreamError
 
 
 @pytest.fixture
-def client(needs: Callable[[str, str], Any], server: Server) -> Iterator[Any]:
+def client(needs: Callable[[str, str], Any], text_server: Server) -> Iterator[Any]:
     """boto3's, which the SDK is given."""
     boto3, config = needs("sagemaker", "boto3"), needs("sagemaker", "botocore.config").Config
     once = config(retries={"total_max_attempts": 1}, read_timeout=PATIENCE, max_pool_connections=32)
     session = boto3.session.Session(aws_access_key_id=KEY, aws_secret_access_key=SECRET, region_name=REGION)
-    client = session.client("sagemaker-runtime", endpoint_url=server.url, config=once)
+    client = session.client("sagemaker-runtime", endpoint_url=text_server.url, config=once)
     yield client
     client.close()
 
@@ -111,7 +105,7 @@ def test_a_bad_parameter_is_no_stream_at_all(client: Any) -> None:
     assert caught.value.response["OriginalStatusCode"] == 424
 
 
-def test_nineteen_requests_do_not_notice_a_bad_one(iterators: Any, client: Any, server: Server) -> None:
+def test_nineteen_requests_do_not_notice_a_bad_one(iterators: Any, client: Any, text_server: Server) -> None:
     def good(prompt: str) -> str:
         return "".join(texts(iterators.LineIterator(invoke(client, "met", prompt))))
 
@@ -119,22 +113,22 @@ def test_nineteen_requests_do_not_notice_a_bad_one(iterators: Any, client: Any, 
         with pytest.raises(client.exceptions.ModelError):
             invoke(client, "met", "hello", top_p=2)
 
-    twenty_at_once(server.url, "met-sagemaker", good, bad)
+    twenty_at_once(text_server.url, "met-sagemaker", good, bad)
 
 
-def test_a_client_that_closes_the_stream_stops_the_model(iterators: Any, client: Any, server: Server) -> None:
+def test_a_client_that_closes_the_stream_stops_the_model(iterators: Any, client: Any, text_server: Server) -> None:
     stream = invoke(client, "stepped", "left", max_new_tokens=9)
     assert texts([next(iterators.LineIterator(stream))]) == [" 0"]
     stream.close()
-    tell(server.url, "wait left:cancelled")
+    tell(text_server.url, "wait left:cancelled")
 
 
-def test_a_model_that_is_slow_to_stop_holds_up_nobody(iterators: Any, client: Any, server: Server) -> None:
+def test_a_model_that_is_slow_to_stop_holds_up_nobody(iterators: Any, client: Any, text_server: Server) -> None:
     stream = invoke(client, "stubborn", "slow")
     assert texts([next(iterators.LineIterator(stream))]) == [" 0"]
     stream.close()
-    tell(server.url, "wait slow:stopping")
+    tell(text_server.url, "wait slow:stopping")
     lines = within_patience(lambda: list(iterators.LineIterator(invoke(client, "counted", "hello", max_new_tokens=2))))
     assert texts(lines) == [" 0", " 1"]
-    tell(server.url, "set slow:let go")
-    tell(server.url, "wait slow:gone")
+    tell(text_server.url, "set slow:let go")
+    tell(text_server.url, "wait slow:gone")

@@ -5,13 +5,16 @@ from __future__ import annotations
 import asyncio
 import gc
 import json
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
 
 import pytest
 
-from tests.interop.served_text import PATIENCE, SECRET, configuration, holding, tell, twenty_at_once
-from tests.interop.servers import Server, serving
+from tests.interop.served_text import PATIENCE, SECRET, holding, tell, twenty_at_once
+from tests.interop.servers import Server
+
+SETTINGS = ("lmi = { tgi_compat = true }", 'openai = { default_model = "counted" }')
+"""Of the server that `text_server` is."""
 
 pytestmark = [
     pytest.mark.usefixtures("tgi"),  # before any server: where it is absent, none need start
@@ -31,21 +34,14 @@ def errors(needs: Callable[[str, str], Any]) -> Any:
     return needs("text-generation", "text_generation.errors")
 
 
-@pytest.fixture(scope="module")
-def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
-    settings = configuration("lmi = { tgi_compat = true }", 'openai = { default_model = "counted" }')
-    with serving(tmp_path_factory.mktemp("tgi"), "served_text.py", settings) as server:
-        yield server
-
-
 @pytest.fixture(params=["Client", "AsyncClient"])
-def talk(request: pytest.FixtureRequest, tgi: Any, server: Server) -> Talk:
+def talk(request: pytest.FixtureRequest, tgi: Any, text_server: Server) -> Talk:
     """talk(path, method, ...) is what that method of a client for that path returns; of a stream the list of its pieces,
     which are in `into` too, for a stream that ends with an exception."""
     make = getattr(tgi, request.param)
 
     def blocking(path: str, method: str, *arguments: Any, into: list[Any], **more: Any) -> Any:
-        result = getattr(make(server.url + path, timeout=PATIENCE), method)(*arguments, **more)
+        result = getattr(make(text_server.url + path, timeout=PATIENCE), method)(*arguments, **more)
         if method == "generate_stream":
             for piece in result:
                 into.append(piece)
@@ -53,7 +49,7 @@ def talk(request: pytest.FixtureRequest, tgi: Any, server: Server) -> Talk:
         return result
 
     async def asynchronous(path: str, method: str, *arguments: Any, into: list[Any], **more: Any) -> Any:
-        result = getattr(make(server.url + path, timeout=PATIENCE), method)(*arguments, **more)
+        result = getattr(make(text_server.url + path, timeout=PATIENCE), method)(*arguments, **more)
         if method == "generate_stream":
             async for piece in result:
                 into.append(piece)
@@ -216,13 +212,13 @@ def test_an_unknown_model_is_not_found(talk: Talk, errors: Any, method: Callable
         method(talk, "nobody", "hello")
 
 
-def test_a_model_that_has_no_room_is_overloaded(talk: Talk, errors: Any, server: Server, request: Any) -> None:
+def test_a_model_that_has_no_room_is_overloaded(talk: Talk, errors: Any, text_server: Server, request: Any) -> None:
     name = f"held {request.node.callspec.id}"
-    with holding(server.url, "held", name), pytest.raises(errors.OverloadedError):
+    with holding(text_server.url, "held", name), pytest.raises(errors.OverloadedError):
         generate(talk, "held", "hello")
 
 
-def test_nineteen_requests_do_not_notice_a_bad_one(talk: Talk, errors: Any, server: Server, request: Any) -> None:
+def test_nineteen_requests_do_not_notice_a_bad_one(talk: Talk, errors: Any, text_server: Server, request: Any) -> None:
     def good(prompt: str) -> str:
         return str(stream(talk, "met", prompt)[-1].generated_text)
 
@@ -230,51 +226,53 @@ def test_nineteen_requests_do_not_notice_a_bad_one(talk: Talk, errors: Any, serv
         with pytest.raises(errors.ValidationError):
             generate(talk, "met", "hello", max_new_tokens=0)
 
-    twenty_at_once(server.url, f"met-{request.node.callspec.id}", good, bad)
+    twenty_at_once(text_server.url, f"met-{request.node.callspec.id}", good, bad)
 
 
 # ---- clients that leave
 
 
-def test_a_client_that_leaves_a_stream_stops_the_model(tgi: Any, server: Server) -> None:
-    pieces = tgi.Client(f"{server.url}/predictions/stepped", timeout=PATIENCE).generate_stream("left", max_new_tokens=9)
+def test_a_client_that_leaves_a_stream_stops_the_model(tgi: Any, text_server: Server) -> None:
+    pieces = tgi.Client(f"{text_server.url}/predictions/stepped", timeout=PATIENCE).generate_stream("left", max_new_tokens=9)
     assert next(pieces).token.text == " 0"
     pieces.close()
     del pieces
     gc.collect()  # the connection ends with the response, to which the client gives nobody a handle
-    tell(server.url, "wait left:cancelled")
+    tell(text_server.url, "wait left:cancelled")
 
 
 @METHODS
-def test_an_asynchronous_client_that_leaves_stops_the_model(tgi: Any, server: Server, method: Callable[..., Any]) -> None:
+def test_an_asynchronous_client_that_leaves_stops_the_model(
+    tgi: Any, text_server: Server, method: Callable[..., Any]
+) -> None:
     name = f"left {method.__name__}"
 
     async def conversation() -> None:
-        client = tgi.AsyncClient(f"{server.url}/predictions/stepped", timeout=PATIENCE)
+        client = tgi.AsyncClient(f"{text_server.url}/predictions/stepped", timeout=PATIENCE)
         if method is stream:
             pieces = client.generate_stream(name, max_new_tokens=9)
             assert (await anext(pieces)).token.text == " 0"
             await pieces.aclose()
             return
         asking = asyncio.ensure_future(client.generate(name, max_new_tokens=9))
-        await asyncio.to_thread(tell, server.url, f"wait {name}:begun")
+        await asyncio.to_thread(tell, text_server.url, f"wait {name}:begun")
         asking.cancel()
         with pytest.raises(asyncio.CancelledError):
             await asking
 
     asyncio.run(asyncio.wait_for(conversation(), PATIENCE))
-    tell(server.url, f"wait {name}:cancelled")
+    tell(text_server.url, f"wait {name}:cancelled")
 
 
-def test_a_model_that_is_slow_to_stop_holds_up_nobody(tgi: Any, server: Server) -> None:
+def test_a_model_that_is_slow_to_stop_holds_up_nobody(tgi: Any, text_server: Server) -> None:
     async def conversation() -> None:
-        pieces = tgi.AsyncClient(f"{server.url}/predictions/stubborn", timeout=PATIENCE).generate_stream("slow")
+        pieces = tgi.AsyncClient(f"{text_server.url}/predictions/stubborn", timeout=PATIENCE).generate_stream("slow")
         assert (await anext(pieces)).token.text == " 0"
         await pieces.aclose()
 
     asyncio.run(asyncio.wait_for(conversation(), PATIENCE))
-    tell(server.url, "wait slow:stopping")
-    client = tgi.Client(f"{server.url}/predictions/counted", timeout=PATIENCE)
+    tell(text_server.url, "wait slow:stopping")
+    client = tgi.Client(f"{text_server.url}/predictions/counted", timeout=PATIENCE)
     assert client.generate("hello", max_new_tokens=2).generated_text == " 0 1"
-    tell(server.url, "set slow:let go")
-    tell(server.url, "wait slow:gone")
+    tell(text_server.url, "set slow:let go")
+    tell(text_server.url, "wait slow:gone")
