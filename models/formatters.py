@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from types import MappingProxyType
 from typing import Any, TypeAlias, TypeVar, final
 
 import msgspec
@@ -16,6 +17,7 @@ OutputFormatter: TypeAlias = Callable[["TextGenerationOutput"], str]
 F = TypeVar("F", bound=Callable[..., Any])
 
 _MARK = "__everywire_formatter__"
+_NONE: Mapping[str, Any] = MappingProxyType({})
 
 
 def input_formatter(function: F) -> F:
@@ -80,10 +82,17 @@ class Input:
 
 class TextInput:
     """A request as its model is to see it. Attributes of a subclass, and any others, are for the output formatter to read.
+    One that has an `__init__` of its own, as a dataclass has, need not call this one: it then sets what it needs.
 
     `parameters` are read as those of the schema are. `stream` says whether tokens leave as they are generated.
     `output_formatter` is the name of a form (json, jsonlines, sse) or a function, for this request alone.
     """
+
+    request_id: str = ""
+    input_text: str = ""
+    parameters: Mapping[str, Any] = _NONE
+    stream: bool = True
+    output_formatter: str | OutputFormatter | None = None
 
     def __init__(
         self,
@@ -93,9 +102,8 @@ class TextInput:
         stream: bool = True,
         output_formatter: str | OutputFormatter | None = None,
     ) -> None:
-        self.request_id = ""
         self.input_text = input_text
-        self.parameters: Mapping[str, Any] = {} if parameters is None else parameters
+        self.parameters = {} if parameters is None else parameters
         self.stream = stream
         self.output_formatter = output_formatter
 

@@ -146,7 +146,7 @@ def _shown(value: object) -> str:
             return str(value)[:40]
         case str():
             return f"the string {value[:40]!r}" if value else "an empty string"
-        case list():
+        case list() | tuple():  # a tuple is what code has given
             return f"an array of {len(value)}"
         case _:
             return "an object"
@@ -239,7 +239,7 @@ def _top_k(name: str, value: object) -> int:
 
 def _strings(name: str, value: object) -> tuple[str, ...]:
     strings = [value] if isinstance(value, str) else value
-    if not isinstance(strings, list) or len(strings) > MAX_STRINGS:
+    if not isinstance(strings, list | tuple) or len(strings) > MAX_STRINGS:
         refuse(name, f"at most {MAX_STRINGS} strings", value)
     for string in strings:
         if not isinstance(string, str) or not string:
@@ -248,7 +248,7 @@ def _strings(name: str, value: object) -> tuple[str, ...]:
 
 
 def _token_ids(name: str, value: object) -> tuple[int, ...]:
-    if not isinstance(value, list) or len(value) > MAX_STRINGS:
+    if not isinstance(value, list | tuple) or len(value) > MAX_STRINGS:
         refuse(name, f"an array of at most {MAX_STRINGS} token ids", value)
     return tuple(_integer(0, _INT32)(name, item) for item in value)
 

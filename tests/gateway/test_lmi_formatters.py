@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import threading
 from collections.abc import Callable
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -145,6 +146,30 @@ async def test_a_request_may_have_a_form_of_its_own(chosen: Any, expected: str) 
     async with serving(text_spec(input_formatter=formatter, output_formatter=marks)) as house:
         _, _, body = await ask(house, "/predictions/m", b"")
         assert body.decode() == expected
+
+
+@dataclass
+class Dictated(TextInput):
+    """A request whose `__init__` is its own."""
+
+    input_text: str = "x"
+    voice: str = ""
+
+
+async def test_a_request_may_be_a_dataclass_and_its_lists_tuples() -> None:
+    def formatter(item: Input, **_: Any) -> TextInput:
+        made = Dictated(voice=item.as_text())
+        made.parameters = {"stop": ("é",), "stop_token_ids": ()}
+        return made
+
+    def writes(output: TextGenerationOutput) -> str:
+        assert isinstance(output.input, Dictated)
+        assert output.input.request_id
+        return f"{output.input.voice} {marks(output)}"
+
+    async with serving(text_spec(input_formatter=formatter, output_formatter=writes)) as house:
+        _, _, body = await ask(house, "/predictions/m", b"deep")
+        assert body.decode().startswith("deep <")
 
 
 async def test_an_output_formatter_sees_the_request_and_all_tokens_up_to_now(autojump_clock: Any) -> None:
