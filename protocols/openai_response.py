@@ -15,7 +15,7 @@ from msgspec.json import encode
 
 from protocols.errors import LocalProtocolError
 from protocols.events import Buffer
-from protocols.lmi_errors import error_body, json_string
+from protocols.lmi_errors import error_body, json_string, unbroken
 from protocols.openai_errors import OpenAIError
 from protocols.openai_request import ChatRequest, CompletionRequest
 
@@ -65,7 +65,7 @@ class _Notation(msgspec.Struct, frozen=True):
         return structure.replace(b",", b", ").replace(b":", b": ") if self.spaced else structure
 
     def dump(self, value: object) -> bytes:
-        return json.dumps(value, ensure_ascii=False).encode() if self.spaced else encode(value)
+        return unbroken(json.dumps(value, ensure_ascii=False).encode() if self.spaced else encode(value))
 
 
 @final
@@ -471,7 +471,8 @@ class CompletionEncoder(_Encoder):
             most.setdefault(_clean(other.text), _number(other.log_prob))
         # "The API will always return the logprob of the sampled token"; the first of a prompt has none.
         most.setdefault(token, number)
-        return b"%d" % offset, encode(number), encode(token), encode(most) if top or number is not None else _NULL
+        tops = unbroken(encode(most)) if top or number is not None else _NULL
+        return b"%d" % offset, encode(number), json_string(token), tops
 
 
 def _token(text: str, log_prob: float | None) -> dict[str, object]:

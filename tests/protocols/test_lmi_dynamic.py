@@ -18,6 +18,7 @@ from protocols.lmi import (
     dynamic_error_body,
     parse_dynamic,
 )
+from tests.protocols.lmi_json import dumped
 
 
 def parse(document: Any, content_type: str = "application/json", **options: Any) -> DynamicRequest:
@@ -157,7 +158,7 @@ def test_the_document_is_what_pythons_json_writes_of_it(texts: list[list[str]], 
         out.end(at)
     assert out.finished
     expected = [{"generated_text": (f"prompt {at}: " if full else "") + "".join(tokens)} for at, tokens in enumerate(texts)]
-    assert out.finish() == json.dumps(expected, ensure_ascii=False, indent=2, separators=(",", ":")).encode()
+    assert out.finish() == dumped(expected, indent=2, separators=(",", ":")).encode()
 
 
 def test_texts_stand_by_their_prompts_in_whatever_order_tokens_come() -> None:

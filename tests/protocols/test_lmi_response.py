@@ -26,6 +26,7 @@ from protocols.lmi import (
     response_headers,
 )
 from protocols.sse import SSEDecoder
+from tests.protocols.lmi_json import dumped
 
 STREAMS = [Formatter.JSONLINES, Formatter.SSE]
 
@@ -189,7 +190,7 @@ def test_a_line_is_byte_for_byte_what_pythons_json_writes(id: int, text: str, lo
     token: dict[str, Any] = {"id": id, "text": text, "log_prob": log_prob if math.isfinite(log_prob) else None}
     token |= {"special_token": True} if special else {}
     line = encoder(Formatter.JSONLINES).token(id, text, log_prob, special)
-    assert line == json.dumps({"token": token}, ensure_ascii=False).encode() + b"\n"
+    assert line == dumped({"token": token}).encode() + b"\n"
 
 
 def test_a_numpy_token_id_is_written_as_a_number() -> None:
@@ -197,7 +198,7 @@ def test_a_numpy_token_id_is_written_as_a_number() -> None:
 
 
 def test_text_is_raw_utf8_with_jsons_own_escapes_only() -> None:
-    text = 'é\u2028\x7f😀"\\/\n\r\t\x01'
+    text = 'é\x7f😀"\\/\n\r\t\x01'
     line = encoder(Formatter.SSE).token(1, text, -0.5)
     assert (
         line
@@ -205,6 +206,19 @@ def test_text_is_raw_utf8_with_jsons_own_escapes_only() -> None:
             "data: " + json.dumps({"token": {"id": 1, "text": text, "log_prob": -0.5}}, ensure_ascii=False) + "\n\n"
         ).encode()
     )
+
+
+@pytest.mark.parametrize("formatter", list(Formatter))
+@pytest.mark.parametrize("tgi", [False, True])
+def test_whoever_reads_by_lines_of_unicode_reads_whole_objects(formatter: Formatter, tgi: bool) -> None:
+    text = "a\x85b\u2028c\u2029d\x0b\x0c\x1c\x1d\x1e"
+    out = TextEncoder(
+        TextRequest(inputs=text, parameters=Parameters(details=True, return_full_text=True), formatter=formatter, tgi=tgi)
+    )
+    body = (out.token(1, text, -0.5, finish="length") + out.finish("length")).decode()
+    (line,) = [line for line in body.splitlines() if line]
+    answer = json.loads(line.removeprefix("data: "))
+    assert (answer[0] if type(answer) is list else answer)["generated_text"] == text * 2
 
 
 @pytest.mark.parametrize("formatter", list(Formatter))

@@ -400,6 +400,23 @@ def test_an_answer_ends_once() -> None:
         whole.end()
 
 
+# --- lines
+
+
+@pytest.mark.parametrize("stream", [False, True])
+@pytest.mark.parametrize("form", list(ChatForm))
+def test_whoever_reads_by_lines_of_unicode_reads_whole_objects(stream: bool, form: ChatForm) -> None:
+    text = "a\x85b\u2028c\u2029d\x1e"
+    top = (TopToken(text=text, id=1, log_prob=-0.5),)
+    for out in (
+        chat(form, stream=stream, logprobs=True, top_logprobs=1),
+        completion(stream=stream, logprobs=1, prompt=text, echo=True),
+    ):
+        body = out.token(1, text, -0.5, top=top, finish="length") + (out.end() if out.streaming else out.document())
+        lines = [line.removeprefix("data: ") for line in body.decode().splitlines() if line]
+        assert all(json.loads(line) for line in lines if line != "[DONE]")
+
+
 # --- usage
 
 
