@@ -167,6 +167,12 @@ def test_a_chat(talk: Talk, hello: list[Any]) -> None:
     assert answer.model == "tgi"  # the only name that this client knows: whichever there is
 
 
+def test_a_streamed_chat_is_beyond_this_client(tgi: Any, text_server: Server, hello: list[Any]) -> None:
+    """It wants `tool_calls` in every chunk, fails at its own way of saying so, and would take [DONE] for a chunk too."""
+    with pytest.raises(AttributeError, match="status"):
+        next(iter(tgi.Client(text_server.url, timeout=PATIENCE).chat(hello, max_tokens=3, stream=True)))
+
+
 def test_a_chat_with_a_bad_parameter_is_a_bad_request(talk: Talk, errors: Any, hello: list[Any]) -> None:
     with pytest.raises(errors.BadRequestError, match="temperature"):  # made of OpenAI's object as it is
         talk("", "chat", hello, temperature=9.0)
