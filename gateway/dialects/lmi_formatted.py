@@ -16,7 +16,6 @@ from gateway.dialects.text_calls import LINE, prompt_of, raised
 from gateway.errors import GatewayError, ModelFailed
 from gateway.exchange import Exchange
 from gateway.workers.worker import Worker
-from models.blocking import run_step
 from models.formatters import Input, OutputFormatter, TextGenerationOutput, TextInput, TextSequence
 from models.messages import Family, Finish, FinishReason, Prompt, Token
 from models.session import Channel
@@ -35,7 +34,7 @@ async def read_input(exchange: Exchange, worker: Worker, body: memoryview) -> Te
     item = Input(bytes(body), {name.decode("latin-1"): value.decode("latin-1") for name, value in exchange.request.headers})
     read = partial(formatter, item, model_name=worker.name, configs=dict(worker.spec.options))
     try:
-        found = await run_step(read, limiter=worker.threads)
+        found = await worker.aside(read)
     except BaseException as e:
         raised(exchange, worker, "input formatter", e)
     if not isinstance(found, TextInput):

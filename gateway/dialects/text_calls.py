@@ -17,7 +17,6 @@ from gateway.errors import GatewayError, ModelCrashed, ModelFailed
 from gateway.exchange import Exchange
 from gateway.serving_properties import text_options
 from gateway.workers.worker import Worker
-from models.blocking import run_step
 from models.chat import ChatMessage, plain_template
 from models.errors import ModelError
 from models.messages import GenerationParameters, Prompt
@@ -85,7 +84,7 @@ async def chat_prompt(exchange: Exchange, worker: Worker, messages: Sequence[Cha
         if size <= LONG:
             prompt = template(messages)
         else:
-            prompt = await run_step(partial(template, messages), limiter=worker.threads)
+            prompt = await worker.aside(partial(template, messages))
     except BaseException as e:
         raised(exchange, worker, "chat template", e)
     if not isinstance(prompt, str):

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import enum
 import logging
+import math
 import random
 from collections.abc import Callable
 from contextlib import AbstractAsyncContextManager
 from dataclasses import replace
 from time import perf_counter_ns
-from typing import Any, final
+from typing import Any, TypeVar, final
 from uuid import uuid4
 
 import trio
@@ -17,6 +18,7 @@ import trio
 from gateway.admission import retry_estimate
 from gateway.doorbell import Doorbell
 from gateway.errors import (
+    DeadlineExceeded,
     Ending,
     GatewayError,
     ModelCrashed,
@@ -31,7 +33,7 @@ from gateway.exchange import Exchange
 from gateway.workers.policy import decide, within_period
 from gateway.workers.queue import SlotQueue, level_of
 from gateway.workers.statistics import ModelStatistics
-from models.blocking import reset_step_holder, set_step_holder
+from models.blocking import reset_step_holder, run_step, set_step_holder
 from models.convert import convert
 from models.errors import ModelError
 from models.messages import Family
@@ -40,6 +42,8 @@ from models.spec import Model, ModelSpec, Restart
 from models.warmup import warm_up
 
 log = logging.getLogger("gateway.worker")
+
+T = TypeVar("T")
 
 _SHUTDOWN_SECONDS = 5.0
 _THREADS = 8
@@ -179,8 +183,7 @@ class Worker:
         self._queued_bytes = 0
         self.kept: Any = None
         """What v2 has made for this worker's calls: it lasts as long."""
-        self.threads = trio.CapacityLimiter(_THREADS)
-        """Where functions of its author run that belong to no session: one that hangs keeps nobody waiting but them."""
+        self._threads = trio.CapacityLimiter(_THREADS)
         self.live: set[Exchange] = set()
         """Exchanges inside `slot`, those that wait for theirs too."""
         self._waiting: set[Exchange] = set()
@@ -530,6 +533,16 @@ class Worker:
             if short:
                 raise ModelOutOfMemory(f"the model ran out of memory; {where}") from e
             raise ModelCrashed(f"the model failed; {where}") from e
+
+    async def aside(self, call: Callable[[], T]) -> T:
+        """Runs a function of the model's author that belongs to no session, in one of a few threads that are for those: one
+        that hangs keeps nobody waiting but them. DeadlineExceeded where it takes longer than a session may. Where the
+        exchange is cancelled it is left to itself."""
+        seconds = self.spec.timeout or math.inf
+        with trio.move_on_after(seconds) as scope:
+            return await run_step(call, limiter=self._threads)
+        assert scope.cancelled_caught
+        raise DeadlineExceeded(f"the request took longer than {seconds:g} s to read (models.{self.name}.timeout)")
 
     def _only_cancelled(self, error: BaseExceptionGroup[Any], id: str = "") -> BaseException:
         """What was cancelled ends as such, whatever else its tasks raised on their way out."""

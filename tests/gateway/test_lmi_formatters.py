@@ -496,6 +496,22 @@ async def test_a_client_that_leaves_cancels_the_model(route: str, autojump_clock
             assert (live, house.endings) == (0, CANCELLED)
 
 
+async def test_a_formatter_has_the_time_of_a_session(autojump_clock: Any) -> None:
+    let_go = threading.Event()
+
+    def hangs(item: Input, **keywords: Any) -> TextInput:
+        let_go.wait(20)
+        return TextInput("late")
+
+    async with serving(text_spec(input_formatter=hangs, timeout=3.0)) as house:
+        try:
+            status, _, body = await ask(house, "/predictions/m", b"x")
+            assert (status, "models.m.timeout" in json.loads(body)["error"]) == (504, True)
+            assert (trio.current_time(), house.endings) == (3.0, {"deadline": 1})
+        finally:
+            let_go.set()
+
+
 async def test_a_formatter_that_hangs_holds_neither_its_client_nor_other_models() -> None:
     many = 20  # more than there are threads for codecs
     hanging, let_go = trio.Semaphore(0), threading.Event()
