@@ -39,6 +39,7 @@ from models.messages import (
 )
 from models.session import Session
 from models.spec import DECLARED, Load, Model, ModelSpec, TensorSpec
+from models.utf8 import utf8
 
 F = TypeVar("F", bound=Callable[..., Any])
 
@@ -207,7 +208,7 @@ class _PerMessage:
                     return self._message(item._asdict())
             case Family.PARTS:
                 if isinstance(item, str):
-                    return Part(data=item.encode(), kind=PartKind.UTF8)
+                    return Part(data=utf8(item), kind=PartKind.UTF8)
                 if isinstance(item, (bytes, bytearray, memoryview)):
                     return Part(data=item)
         if isinstance(item, self._whole):

@@ -13,6 +13,7 @@ from models.errors import ModelError
 from models.messages import Family, Finish, Part, PartKind, Prompt, Token
 from models.session import Channel, Session
 from models.spec import Model
+from models.utf8 import utf8
 
 
 def convertible(model: Family, wire: Family) -> bool:
@@ -164,7 +165,7 @@ class _OnePrompt(Channel[Prompt, Any]):
             raise trio.ClosedResourceError("the answer is complete")
         text = message.text if isinstance(message, Token) and not message.prefill else ""
         if text:
-            await self._channel.send(Part(data=text.encode("utf-8", "replace"), kind=PartKind.UTF8))
+            await self._channel.send(Part(data=utf8(text), kind=PartKind.UTF8))
         else:  # an empty part would close the answer
             await trio.lowlevel.checkpoint()
         if not isinstance(message, Token):

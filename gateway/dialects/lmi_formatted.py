@@ -19,6 +19,7 @@ from gateway.workers.worker import Worker
 from models.formatters import Input, OutputFormatter, TextGenerationOutput, TextInput, TextSequence
 from models.messages import Family, Finish, FinishReason, Prompt, Token
 from models.session import Channel
+from models.utf8 import utf8
 from protocols import lmi
 
 T = TypeVar("T")
@@ -181,7 +182,7 @@ class _FormattedChannel(Channel[Prompt, Any]):
         await self._answer.room(LINE + len(text))
         if not isinstance(message, Token | Finish):
             raise TypeError(f"a text call is answered with Token and Finish, not {type(message).__name__}")
-        self._left -= len(text.encode("utf-8", "replace")) + LINE  # the formatter may look at all of them
+        self._left -= len(utf8(text)) + LINE  # the formatter may look at all of them
         if self._left < 0:
             raise ModelFailed("the answer and its tokens are over the limit (lmi.max_text)", code="TooLong", status=424)
         if isinstance(message, Finish):
@@ -204,7 +205,7 @@ class _FormattedChannel(Channel[Prompt, Any]):
         text = self._answer.call(self._formatter, self._output)
         if not isinstance(text, str):
             raise _wrong(f"the output formatter returned {type(text).__name__}, not str")
-        piece = text.encode("utf-8", "replace")
+        piece = utf8(text)
         if len(piece) > LINE + len(token.text):  # there is room for so many
             await self._answer.room(len(piece))
         self._answer.put(piece)

@@ -20,6 +20,7 @@ from gateway.exchange import Exchange
 from gateway.workers.worker import Slot, Worker
 from models.messages import Family, Finish, InferResponse, Prompt, Token
 from models.session import Channel
+from models.utf8 import utf8
 from protocols import lmi, v2, v2_generate
 from protocols.events import Buffer
 from protocols.v2_body import read_string
@@ -201,7 +202,7 @@ class _TextChannel(Channel[Prompt, Any]):
                 self._tokens += 1
                 most = self._asked.prompt.parameters.max_new_tokens
                 self._complete = message.finish is not None or self._tokens >= most
-                return message.text.encode()
+                return utf8(message.text)
             case _:
                 raise TypeError(f"a text call is answered with Token and Finish, not {type(message).__name__}")
         return None

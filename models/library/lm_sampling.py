@@ -10,8 +10,9 @@ import numpy as np
 import numpy.typing as npt
 
 from models.library.lm_matching import Matcher
-from models.library.lm_tokenizer import EOS, Tokenizer, utf8
+from models.library.lm_tokenizer import EOS, Tokenizer
 from models.messages import GenerationParameters
+from models.utf8 import utf8
 
 Floats: TypeAlias = npt.NDArray[np.float64]
 Integers: TypeAlias = npt.NDArray[np.integer[Any]]

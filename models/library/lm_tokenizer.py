@@ -10,6 +10,8 @@ import re
 from collections.abc import Iterable, Iterator, Sequence
 from typing import TypeAlias, final
 
+from models.utf8 import utf8
+
 Pair: TypeAlias = tuple[int, int]
 
 EOS = 0
@@ -27,14 +29,6 @@ def pieces(text: str) -> Iterator[str]:
     """Cuts a text into words, numbers, punctuation and white space: merges never cross these borders. A space goes
     with the word that follows it. The pieces joined are the text."""
     return (match.group() for match in _PIECE.finditer(text))
-
-
-def utf8(text: str) -> bytes:
-    """The text's UTF-8 bytes; half of a surrogate pair, which is no character, becomes U+FFFD."""
-    try:
-        return text.encode()
-    except UnicodeEncodeError:
-        return text.encode("utf-16", "surrogatepass").decode("utf-16", "replace").encode()
 
 
 def merge(ids: Sequence[int], pair: Pair, merged: int) -> list[int]:

@@ -14,8 +14,9 @@ import trio
 
 from gateway import client
 from gateway.client import Peer
+from models.formatters import TextGenerationOutput
 from models.library.lm import LanguageModel
-from models.messages import GenerationParameters, Token
+from models.messages import GenerationParameters, Prompt, Token
 from protocols import bidi
 from protocols.events import Close, Data, End, Frame, Opcode, Response
 from protocols.sse import ServerSentEvent, SSEDecoder
@@ -323,6 +324,26 @@ async def test_sequences_are_the_same_in_lmis_form_and_openais(n: int, autojump_
         for path, request in (("/v1/chat/completions", CHAT), ("/v1/completions", {"prompt": PROMPT, **OPENAI})):
             choices = json.loads((await ask(house, path, {**request, "n": n}))[2])["choices"]
             assert [choice.get("text") or choice["message"]["content"] for choice in choices] == alone
+
+
+async def broken(prompt: Prompt) -> AsyncIterator[str]:
+    """Half of a surrogate pair, which no UTF-8 has."""
+    yield "a\ud800b"
+
+
+@pytest.mark.parametrize("way", WAYS)
+async def test_half_a_character_is_the_replacement_character_on_every_wire(way: str, autojump_clock: Any) -> None:
+    asking, path, configured = WAYS[way]
+    async with serving(text_spec(broken), config=lmi(**configured)) as house:
+        assert (await asking(house, path, "http1")).text == "a\ufffdb"
+
+
+async def test_half_a_character_is_the_replacement_character_in_a_formatters_text_too(autojump_clock: Any) -> None:
+    def repeats(output: TextGenerationOutput) -> str:
+        return output.sequences[0].get_next_token()[0].text
+
+    async with serving(text_spec(broken, output_formatter=repeats)) as house:
+        assert (await ask(house, "/predictions/m", {"inputs": "x"}))[2] == "a\ufffdb".encode()
 
 
 async def test_the_prompts_tokens_are_counted_alike(autojump_clock: Any) -> None:

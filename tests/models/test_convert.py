@@ -224,6 +224,15 @@ async def test_a_lone_surrogate_in_a_prompt_reaches_a_model_that_does_not_look_a
 # -- text on a wire of parts -----------------------------------------------------------------------------------------
 
 
+async def test_half_a_character_is_a_replacement_character_in_a_part() -> None:
+    async def broken(session: Session[Prompt, Token]) -> None:
+        await session.receive()
+        await session.send(Token(text="a\ud800b"))
+
+    (part, _) = await on_parts_wire(broken, Part(data=b"x"))
+    assert part.data == "a\ufffdb".encode()
+
+
 async def test_each_whole_message_is_a_prompt_and_an_empty_part_closes_each_answer() -> None:
     got = await on_parts_wire(WORDS, utf8("a b"), Part(data=b"c"))
     assert got == [utf8("a"), utf8("b"), END, utf8("c"), END]

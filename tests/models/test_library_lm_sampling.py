@@ -13,8 +13,9 @@ from hypothesis import strategies as st
 
 from models.library.lm import LanguageModel
 from models.library.lm_sampling import BadSequences, Floats, best, choices, random_of
-from models.library.lm_tokenizer import EOS, utf8
+from models.library.lm_tokenizer import EOS
 from models.messages import GenerationParameters, Token
+from models.utf8 import utf8
 
 MODEL = LanguageModel.load()
 SERVER = MODEL.encode("The server")
