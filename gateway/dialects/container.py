@@ -76,7 +76,7 @@ class ContainerDialect:
             case Family.PARTS:
                 exchange.take("container", refuse_as_mme)
                 limit, setting = limits.body, "limits.body"
-        worker.check_ready()
+        worker.check_ready(room=not exchange.input_ended)  # a body that is here may tell other words
         body = await exchange.receive_body(limit, setting=setting)
         await self.answer(exchange, worker, body)
 

@@ -45,7 +45,7 @@ class LMIDialect:
         worker = self._models.named(name, Family.TEXT, "lmi")
         exchange.model = worker.name
         self.take(exchange, worker)
-        worker.check_ready()
+        worker.check_ready(room=not exchange.input_ended)  # a body that is here tells the words
         body = await exchange.receive_body(min(limits.json, limits.body), setting="limits.json")
         await self.generate(exchange, worker, body)
 

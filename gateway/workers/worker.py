@@ -369,14 +369,15 @@ class Worker:
 
     # -- calls -------------------------------------------------------------------------------------------------------
 
-    def check_ready(self) -> None:
+    def check_ready(self, *, room: bool = True) -> None:
         """Raises Unavailable unless the model can be called now, and Overloaded where there is not even a place in the
-        queue: to be asked before a body is received."""
+        queue: to be asked before a body is received. `room` is False where `slot` is to say that, because only the body
+        tells in which words."""
         if self.state is _READY:
-            if not self._free:
+            if room and not self._free:
                 self._check_queue()
         elif self.successor is not None:
-            self.successor.check_ready()
+            self.successor.check_ready(room=room)
         else:
             self._check_loaded()
 
