@@ -197,3 +197,17 @@ def test_what_is_queued_is_written_though_the_peer_has_broken_the_protocol() -> 
     with pytest.raises(Exception, match="request head"):
         machine.next_event()
     assert written(machine).endswith(b"\r\n\r\nx")
+
+
+@pytest.mark.parametrize("size", [0, 1, 15, 16, 511, 512, 513, LARGE])
+def test_a_piece_is_the_chunk_that_a_data_event_makes(size: int) -> None:
+    pieces, events = started(), started()
+    pieces.send_piece(1, b"x" * size)
+    push(events, b"x" * size)
+    assert pieces.queued == events.queued
+    assert written(pieces) == written(events)
+
+
+def test_a_piece_of_another_stream_is_refused() -> None:
+    with pytest.raises(LocalProtocolError, match="stream 2"):
+        started().send_piece(2, b"x")
