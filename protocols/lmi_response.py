@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from json.encoder import encode_basestring
 from typing import Any, Protocol, final
 
 from msgspec.json import encode
@@ -20,6 +21,7 @@ MiB = 1024 * 1024
 # The bytes are those of Python's json with ", ", ": " and no ASCII escapes, which is what LMI's formatters send.
 _TOKEN = b'{"id": %d, "text": %b, "log_prob": %b%b'
 _PLAIN, _SPECIAL = b"}", b', "special_token": true}'
+_FOLD = 64  # texts of tokens that are kept apart before they are put together
 _FRAMES = {
     Formatter.JSON: ("application/json", b"", b""),
     Formatter.JSONLINES: ("application/jsonlines", b"", b"\n"),
@@ -27,7 +29,7 @@ _FRAMES = {
     Formatter.SSE: ("text/event-stream", b"data: ", b"\n\n"),
 }
 _LINES = {
-    formatter: b"" if formatter is Formatter.JSON else before + b'{"token": ' + _TOKEN + b"}" + after
+    formatter: b"" if formatter is Formatter.JSON else before + b'{"token": {"id": %d, "text": %b, "log_prob": %b}}' + after
     for formatter, (_, before, after) in _FRAMES.items()
 }
 
@@ -158,15 +160,17 @@ class TextEncoder:
         "_limit",
         "_line",
         "_max",
+        "_most",
         "_others",
-        "_plain",
         "_prefill",
         "_repeated",
         "_request",
         "_room",
+        "_texts",
         "_wants_top",
         "content_type",
         "finished",
+        "plain",
         "prompt_tokens",
         "several",
         "streaming",
@@ -191,11 +195,15 @@ class TextEncoder:
         self._keeps_prefill = self._details and asked.decoder_input_details
         self._keeps_top = self._details and asked.top_n_tokens > 0
         self._wants_top = self._keeps_top or (request.tgi and self.streaming and asked.top_n_tokens > 0)
-        # A line of LMI's, or none, and nothing to keep but the text, as of most answers: made in the fewest steps.
-        self._plain = not (request.tgi or self._keeps_tokens or self._keeps_top)
+        self.plain = not (request.tgi or self._keeps_tokens or self._keeps_top)
+        """Whether `plain_token` may be called: a token is a line of LMI's, or none, and nothing is kept but its text, as
+        of most answers. No longer once it is finished."""
         self._last = asked.max_new_tokens
         self._max = self._room = max_text
         self._best = _Continuation()
+        self._texts: list[str] = []
+        self._most = 0
+        self._fold()
         self._others: dict[int, _Continuation] = {}
         # The bytes that a document has over again for each further sequence.
         self._repeated = len(json_string(request.inputs)) - 2 if self.several and asked.return_full_text else 0
@@ -207,7 +215,7 @@ class TextEncoder:
     @property
     def generated_tokens(self) -> int:
         """The number of tokens so far, of sequence 0."""
-        return self._best.count
+        return self._best.count + len(self._texts)
 
     def prefill(self, id: int, text: str, log_prob: float | None) -> None:
         """A token of the prompt, in order. Kept only if the request asks for details and decoder_input_details.
@@ -237,25 +245,45 @@ class TextEncoder:
         Raises LMIError above `max_text`, or for a sequence beyond the number asked for, and the token counts for nothing:
         send `error` then. A token after the last is the caller's mistake, LocalProtocolError.
         """
-        if sequence or not self._plain:
-            return self._token(id, text, log_prob, special, finish, top, sequence)
-        quoted = json_string(text)
+        if self.plain and finish is None and not (special or sequence):
+            return self.plain_token(id, text, log_prob)
+        return self._token(id, text, log_prob, special, finish, top, sequence)
+
+    def plain_token(self, id: int, text: str, log_prob: float | None) -> bytes:
+        """`token` in the fewest steps, where `plain` is true, for one of which nothing else is to be said."""
+        try:
+            quoted = encode_basestring(text).encode()  # `json_string`, a call cheaper
+        except UnicodeEncodeError:
+            quoted = json_string(text)
         line = self._line
         if line:
-            line = line % (id, quoted, _number(log_prob), _SPECIAL if special else _PLAIN)
+            if type(log_prob) is float and -1e16 < log_prob <= -1e-4:  # as in `_number`, which most are spared
+                line = line % (id, quoted, encode(log_prob))
+            else:
+                line = line % (id, quoted, _number(log_prob))
         room = self._room - len(quoted) + 2
         if room < 0:
             raise self._too_long()
         self._room = room
-        best = self._best
-        best.text += quoted[1:-1]
-        best.count += 1
-        if finish is None:
-            if best.count != self._last:
-                return line
-            finish = "length"
-        self._end(best, finish)
+        texts = self._texts
+        texts.append(text)
+        if len(texts) != self._most:
+            return line
+        self._fold()
+        if self._best.count != self._last:
+            return line
+        self._end(self._best, "length")
         return self._last_line(line.removesuffix(b"}" + self._after)) if line else b""
+
+    def _fold(self) -> None:
+        """Puts the texts that plain tokens have left into what sequence 0 has come to; again when there are `_most`."""
+        best, texts = self._best, self._texts
+        if texts:
+            best.text += json_string("".join(texts))[1:-1]
+            best.count += len(texts)
+            texts.clear()
+        rest = self._last - best.count
+        self._most = rest if 0 < rest < _FOLD else _FOLD
 
     def _token(
         self,
@@ -268,6 +296,7 @@ class TextEncoder:
         sequence: int,
     ) -> bytes:
         """`token` in full."""
+        self._fold()
         into = self._continuation(sequence) if sequence else self._best
         if into is None:
             return b""
@@ -310,6 +339,7 @@ class TextEncoder:
         """
         if self._ended:
             return b""
+        self._fold()
         if sequence:
             if (other := self._continuation(sequence)) is not None:
                 self._hold(self._beginning(sequence))
@@ -367,7 +397,7 @@ class TextEncoder:
             self._stop()
 
     def _stop(self) -> None:
-        self.finished, self._plain = True, False
+        self.finished, self.plain = True, False
 
     def _last_line(self, line: bytes) -> bytes:
         self._ended = True

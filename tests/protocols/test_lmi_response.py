@@ -597,3 +597,16 @@ def test_any_json_answer_says_what_a_stream_says(generated: list[tuple[int, str,
     if details:
         assert document["details"].pop("tokens") == [item["token"] for item in objects[:-1]]
         assert document["details"] == objects[-1]["details"]
+
+
+@pytest.mark.parametrize("formatter", STREAMS)
+@pytest.mark.parametrize("tokens", [1, 63, 64, 65, 128, 200])
+@pytest.mark.parametrize("last", [0, 1])
+def test_the_end_has_every_text_of_a_long_answer(formatter: Formatter, tokens: int, last: int) -> None:
+    out = encoder(formatter, max_new_tokens=tokens + last)
+    texts = [f' "{i}\n' + "\ud83d\ude00"[i % 2] for i in range(tokens)]
+    lines = [out.token(i, text, -0.5) for i, text in enumerate(texts)]
+    assert out.generated_tokens == tokens
+    assert out.finished is not bool(last)
+    end = parse_stream_line(out.finish("eos_token") or lines[-1])
+    assert end["generated_text"] == "".join(re.sub("[\ud800-\udfff]", "\ufffd", text) for text in texts)
