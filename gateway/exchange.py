@@ -36,6 +36,7 @@ _TURN = 64
 _SENT, _RECEIVED = 4, 1
 # ... or after this many seconds of messages: a model whose steps are slow must not take 16 of them in one turn.
 _TURN_SECONDS = 0.001
+_LONG = 4096  # bytes: of shorter messages those of a turn are few, whatever their number
 # A body of known length is paid for as it arrives, in steps of this many bytes.
 _BODY_STEP = 1024 * 1024
 # A body is inflated in steps: a few short ones here, which is all that most bodies need, then long ones in a thread.
@@ -61,6 +62,10 @@ class Wire(Protocol):
     def empty(self, exchange: Exchange) -> bool: ...
     def start(self, exchange: Exchange, status: int, headers: Headers) -> None: ...
     def push(self, exchange: Exchange, buffers: Sequence[Buffer]) -> None: ...
+    def push_piece(self, exchange: Exchange, piece: bytes) -> None:
+        """`push` of one buffer, for those that are many and short."""
+        ...
+
     def push_frame(self, exchange: Exchange, opcode: Opcode, fin: bool, buffers: Sequence[Buffer]) -> None: ...
     def finish(self, exchange: Exchange, code: int, reason: str) -> None: ...
     def respond(self, exchange: Exchange, status: int, headers: Headers, fresh: Headers, buffers: Sequence[Buffer]) -> None:
@@ -126,7 +131,6 @@ class Exchange:
 
     __slots__ = (
         "_assembly",
-        "_bytes_turn",
         "_cancelled",
         "_ceiling",
         "_charged",
@@ -140,7 +144,8 @@ class Exchange:
         "_returned",
         "_scope",
         "_turn_began",
-        "_turn_done",
+        "_turn_bytes",
+        "_turn_left",
         "_writer",
         "allowed",
         "allowed_by",
@@ -229,7 +234,7 @@ class Exchange:
         self._reserved = 0  # the whole body, paid from the budget
         self._charged = 0  # a message larger than the send buffer, likewise
         self._assembly = 0  # a message under way in a decoder, likewise
-        self._turn_done = self._bytes_turn = 0
+        self._turn_left, self._turn_bytes = _TURN, 0
 
     # -- what the request says -----------------------------------------------------------------------------------
 
@@ -355,6 +360,7 @@ class Exchange:
 
     def _cancel(self) -> None:
         self._cancelled = True
+        self._turn_left = 0
         if self._scope is not None:
             self._scope.cancel()
 
@@ -363,6 +369,7 @@ class Exchange:
     def begin(self, scope: trio.CancelScope) -> None:
         """Its work begins, inside this scope, which nobody else cancels."""
         self._scope = scope
+        self._turn_began = self.owner.clock()
         if self.deadline < _FOREVER:
             scope.deadline = self.deadline
         if self._cancelled:
@@ -386,7 +393,7 @@ class Exchange:
         return: call this when the consumer wants bytes, not before."""
         if self.request.expects_continue and not self.bytes_in and not self.status:
             self.wire.proceed(self)
-        if self._turn_over(0, _RECEIVED):
+        if self._turn_over(_RECEIVED):
             await self._yield()
         while not (outbox := self._outbox):
             if self._inbox:
@@ -400,10 +407,10 @@ class Exchange:
                 assert self._reader is None, "one task waits for input"
                 self._reader = trio.lowlevel.current_task()
                 await trio.lowlevel.wait_task_rescheduled(self._reader_cancelled)
-                self._turn_done = self._bytes_turn = 0
+                self._begin_turn()
         item = outbox.pop()
         n = len(item.data) if type(item) is Frame else len(item)
-        self._bytes_turn += n
+        self._turn_bytes -= n
         wire = self.wire
         if not wire.windowed:
             cost = n + _PIECE
@@ -417,7 +424,7 @@ class Exchange:
         assert self._reader is None, "one task waits for input"
         self._reader = trio.lowlevel.current_task()
         await trio.lowlevel.wait_task_rescheduled(self._reader_cancelled)
-        self._turn_done = self._bytes_turn = 0
+        self._begin_turn()
 
     def _wake_reader(self) -> None:
         reader, self._reader = self._reader, None
@@ -621,56 +628,65 @@ class Exchange:
         """Returns when n bytes may be pushed: they fit, or the queue is empty and takes one large message whole. An empty
         message waits too where there is no room at all: its framing is not empty.
         Changes nothing; what is pushed next cannot be cancelled. One task at a time."""
-        if self._turn_over(n, _SENT):
-            await self._yield()
-        room = self.wire.room(self)
-        if n > room or room <= 0:
+        if (n > _LONG and self._turn_ended(n)) or not self.try_room(n or 1):
             await self._wait_room(n or 1)
-        elif self.gone or self.finishing is not None:
-            await self._refuse_room()
+
+    def try_room(self, n: int) -> bool:
+        """Whether n bytes may be pushed at once: `wait_room` would return without a wait, and need not be asked. Where it is
+        false, `wait_room` is to be asked. n is at least 1."""
+        self._turn_left = left = self._turn_left - _SENT
+        # at the clock for every second message
+        if (left < 0 or not left & _SENT) and self._turn_ended(n):
+            return False
+        return n <= self.wire.room(self) and self.finishing is None
 
     async def _wait_room(self, n: int) -> None:
+        if self._turn_left < 0:
+            await self._yield()
         while n > (room := self.wire.room(self)) and not self.wire.empty(self):
             assert self._writer is None, "one task waits for room"
             self._writer = trio.lowlevel.current_task()
             await trio.lowlevel.wait_task_rescheduled(self._writer_cancelled)
-            self._turn_done = self._bytes_turn = 0
+            self._begin_turn()
         if self.gone or self.finishing is not None:
-            await self._refuse_room()
+            if self.finishing is None:
+                await trio.lowlevel.checkpoint()  # our own cancellation, unless the model has shielded itself from it
+            raise trio.ClosedResourceError("the exchange has ended" if self.finishing is not None else "the client is gone")
         if n > room:
             if not self.owner.budget.try_reserve(n):
                 raise no_bytes(self.owner.budget, n)
             self._charged += n
 
-    async def _refuse_room(self) -> None:
-        if self.finishing is None:
-            await trio.lowlevel.checkpoint()  # our own cancellation, unless the model has shielded itself from it
-        raise trio.ClosedResourceError("the exchange has ended" if self.finishing is not None else "the client is gone")
-
     async def turn(self, weight: int = _SENT) -> None:
         """A checkpoint where one is due: a model that never waits still meets its cancellation and lets others run, at
         the price of a checkpoint for so many messages or bytes."""
-        if self._turn_over(0, weight):
+        if self._turn_over(weight):
             await self._yield()
 
-    def _turn_over(self, n: int, weight: int) -> bool:
-        done = self._turn_done
-        self._turn_done = done + weight
-        self._bytes_turn += n
-        if not done:
-            self._turn_began = self.owner.clock()
-            return self._cancelled  # then the checkpoint does not come back
-        return (
-            done >= _TURN
-            or self._cancelled
-            or self._bytes_turn >= self.owner.limits.checkpoint_bytes
-            # at the clock for every second message
-            or (done & weight != 0 and self.owner.clock() - self._turn_began > _TURN_SECONDS)
-        )
+    def _turn_over(self, weight: int) -> bool:
+        self._turn_left = left = self._turn_left - weight
+        many = self.bytes_out - self._turn_bytes >= self.owner.limits.checkpoint_bytes
+        return (many or left < 0 or not left & weight) and self._turn_ended(0)
+
+    def _turn_ended(self, n: int) -> bool:
+        """Whether a checkpoint is due before n bytes more; then it stays due."""
+        if (
+            self._turn_left >= 0
+            and self.bytes_out + n - self._turn_bytes < self.owner.limits.checkpoint_bytes
+            and self.owner.clock() - self._turn_began <= _TURN_SECONDS
+        ):
+            return False
+        self._turn_left = -1
+        return True
+
+    def _begin_turn(self) -> None:
+        self._turn_left = 0 if self._cancelled else _TURN  # a cancellation that came does not come back by itself
+        self._turn_bytes = self.bytes_out
+        self._turn_began = self.owner.clock()
 
     async def _yield(self) -> None:
-        self._turn_done = self._bytes_turn = 0
         await trio.lowlevel.checkpoint()
+        self._begin_turn()
 
     def start(self, status: int, headers: Headers) -> None:
         """Queues the head. `x-request-id` is added."""
@@ -684,6 +700,11 @@ class Exchange:
         if self._open():
             self.bytes_out += len(buffers[0]) if len(buffers) == 1 else sum(map(len, buffers))
             self.wire.push(self, buffers)
+
+    def push_piece(self, piece: bytes) -> None:
+        """`push`, for pieces that are many and short: right after `try_room`, which has found the exchange open."""
+        self.bytes_out += len(piece)
+        self.wire.push_piece(self, piece)
 
     def push_frame(self, opcode: Opcode, fin: bool, *buffers: Buffer) -> None:
         """Queues one WebSocket frame."""

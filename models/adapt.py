@@ -37,7 +37,7 @@ from models.messages import (
     Tensor,
     Token,
 )
-from models.session import Session
+from models.session import Channel, Session
 from models.spec import DECLARED, Load, Model, ModelSpec, TensorSpec
 from models.utf8 import utf8
 
@@ -117,7 +117,7 @@ def adapt(thing: Any, *, family: Family | None = None) -> tuple[Model, Family]:
     return _PerMessage(thing, fn, found, arguments), found
 
 
-_Send: TypeAlias = Callable[[Any], Awaitable[None]]
+_Channel: TypeAlias = Channel[Any, Any]
 _Arguments: TypeAlias = Callable[[Any], tuple[Any, ...]]
 
 
@@ -131,7 +131,7 @@ class _PerMessage:
     def __init__(self, thing: Any, fn: Any, family: Family, arguments: _Arguments) -> None:
         self._call, self._family, self._arguments = thing, family, arguments
         self._whole = _WHOLE[family]
-        self._kind: Callable[[_Send, tuple[Any, ...]], Awaitable[None]] = (
+        self._kind: Callable[[_Channel, tuple[Any, ...]], Awaitable[None]] = (
             self._async_generator if inspect.isasyncgenfunction(fn)
             else self._coroutine if inspect.iscoroutinefunction(fn)
             else self._generator if inspect.isgeneratorfunction(fn)
@@ -150,46 +150,46 @@ class _PerMessage:
                 message = await channel.receive()
             except trio.EndOfChannel:
                 return
-            await self._kind(channel.send, self._arguments(message))
+            await self._kind(channel, self._arguments(message))
 
-    async def _coroutine(self, send: _Send, args: tuple[Any, ...]) -> None:
+    async def _coroutine(self, channel: _Channel, args: tuple[Any, ...]) -> None:
         item = await self._call(*args)
         if item is not None:
-            await send(self._message(item))
+            await channel.send(self._message(item))
 
-    async def _function(self, send: _Send, args: tuple[Any, ...]) -> None:
+    async def _function(self, channel: _Channel, args: tuple[Any, ...]) -> None:
         if self._threads:
             item = await run_step(lambda: self._call(*args), limiter=self._limiter)
         else:
             item = self._call(*args)
         if item is not None:
-            await send(self._message(item))
+            await channel.send(self._message(item))
 
-    async def _async_generator(self, send: _Send, args: tuple[Any, ...]) -> None:
-        await self._send_all(send, self._call(*args))
+    async def _async_generator(self, channel: _Channel, args: tuple[Any, ...]) -> None:
+        await self._send_all(channel, self._call(*args))
 
-    async def _generator(self, send: _Send, args: tuple[Any, ...]) -> None:
+    async def _generator(self, channel: _Channel, args: tuple[Any, ...]) -> None:
         if self._threads:
-            await self._send_all(send, iterate_steps(self._call(*args), limiter=self._limiter))
+            await self._send_all(channel, iterate_steps(self._call(*args), limiter=self._limiter))
             return
-        whole, made = self._whole, 0
+        whole, made, try_send = self._whole, 0, _try_send_of(channel)
         with closing(self._call(*args)) as generator:
             for item in generator:
-                if type(item) in whole:
-                    await send(item)
-                else:
-                    await send(self._message(item, made))
-                    made += isinstance(item, str)
+                if try_send(item):
+                    continue
+                if type(item) not in whole:
+                    item, made = self._message(item, made), made + isinstance(item, str)
+                await channel.send(item)
 
-    async def _send_all(self, send: _Send, items: AsyncGenerator[Any, None]) -> None:
-        whole, made = self._whole, 0
+    async def _send_all(self, channel: _Channel, items: AsyncGenerator[Any, None]) -> None:
+        whole, made, try_send = self._whole, 0, _try_send_of(channel)
         async with aclosing(items):
             async for item in items:
-                if type(item) in whole:
-                    await send(item)
-                else:
-                    await send(self._message(item, made))
-                    made += isinstance(item, str)
+                if try_send(item):
+                    continue
+                if type(item) not in whole:
+                    item, made = self._message(item, made), made + isinstance(item, str)
+                await channel.send(item)
 
     def _message(self, item: Any, made: int = 0) -> Any:
         """The family's message that an item stands for; `made` were made of texts before it, which numbers tokens."""
@@ -217,6 +217,14 @@ class _PerMessage:
             f"a {self._family.value} model answers with {_ANSWERS[self._family]}, and a generator yields them; "
             f"this one gave {type(item).__name__}"
         )
+
+
+def _try_send_of(channel: _Channel) -> Callable[[Any], bool]:
+    return getattr(channel, "try_send", _not_at_once)
+
+
+def _not_at_once(message: Any) -> bool:
+    return False
 
 
 def _message_itself(message: Any) -> tuple[Any, ...]:

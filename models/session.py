@@ -36,7 +36,8 @@ class Channel(Protocol[In_co, Out_contra]):
 
     A channel may have an attribute `exhausted` that is true from when its last message was taken: iteration then ends
     without asking for another. One whose answer has a head has `accept()`, which sends it now, and a mapping `reply` of
-    header names to values for it.
+    header names to values for it. One that often need not wait has `try_send(message)`, which sends what it can send at
+    once, as `send` does and as whole, and is true; where it is false it has sent nothing, and `send` is to do it.
     """
 
     async def receive(self) -> In_co: ...

@@ -132,8 +132,8 @@ class _TextChannel(Channel[Prompt, Any]):
         self._reason = ""
         asked = request.parameters
         self._several = max(asked.n, asked.best_of, asked.num_beams) > 1
-        # a stream of LMI's lines with nothing beside the tokens: what most are, told in the fewest steps
-        self._plain = self._encoder.streaming and not (self._several or request.tgi or asked.top_n_tokens)
+        # Under way is a stream of LMI's lines with nothing beside the tokens, as most are: told in the fewest steps.
+        self._plain = False
         self._left: dict[int, int] = {}  # tokens that each of several sequences may still have
         self._complete = self._overrun = False
 
@@ -153,40 +153,57 @@ class _TextChannel(Channel[Prompt, Any]):
         """Whether it has its last token, or the model has gone on after that of all sequences that it has begun."""
         return self._complete or self._overrun
 
+    def try_send(self, message: object, /) -> bool:
+        """Sends a plain token that need not wait. False, and nothing is sent, where it must, or is another message."""
+        if type(message) is not Token or not self._plain or message.finish is not None:
+            return False
+        if message.special or message.prefill or message.sequence:
+            return False
+        exchange, text = self._exchange, message.text
+        if not exchange.try_room(len(text) + LINE):
+            return False
+        try:
+            line = self._encoder.plain_token(message.id, text, message.log_prob)
+        except lmi.LMIError as e:
+            raise _too_long(e) from None
+        exchange.push_piece(line)
+        if self._encoder.finished:
+            self._end()
+        return True
+
     async def send(self, message: Token | Finish, /) -> None:
-        answer, encoder = self._answer, self._encoder
+        if self.try_send(message):
+            return
         if self._complete:
             raise trio.ClosedResourceError("the answer is complete")
         if not isinstance(message, Token):
             await self._exchange.turn()
             self._finished(message)
             return
-        plain = self._plain and not message.sequence
-        await answer.wait_room(len(message.text) + LINE if plain else self._size(message))
+        await self._answer.wait_room(self._size(message))
         try:
             if message.prefill:
-                encoder.prefill(message.id, message.text, message.log_prob)
+                self._encoder.prefill(message.id, message.text, message.log_prob)
                 return
-            finish = message.finish
-            reason = None if finish is None else finish.value
-            if plain:
-                line = encoder.token(message.id, message.text, message.log_prob, message.special, reason)
-            else:
-                line = self._line(message, reason)
+            line = self._line(message, None if message.finish is None else message.finish.value)
         except lmi.LMIError as e:
             raise _too_long(e) from None
         if line:
             if not self._exchange.status:
                 self._start()
-            answer.push(line)
-        if encoder.finished:
-            self._complete = True
-            if encoder.streaming:
-                answer.finish()
+            self._answer.push(line)
+        if self._encoder.finished:
+            self._end()
 
     def _size(self, token: Token) -> int:
         """About the bytes that it makes now."""
         return len(token.text) + LINE * (1 + len(token.top)) if self._encoder.streaming else 0
+
+    def _end(self) -> None:
+        """The last token is sent."""
+        self._complete, self._plain = True, False
+        if self._encoder.streaming:
+            self._answer.finish()
 
     def _line(self, token: Token, reason: str | None) -> bytes:
         """The line of a token, with whatever its answer has beside it."""
@@ -224,6 +241,7 @@ class _TextChannel(Channel[Prompt, Any]):
                 raise _too_long(e) from None
         else:
             self._reason = self._reason or reason
+            self._plain = False
             self._complete = not self._several  # of several sequences others may still go on
         if self._several:
             self._left[message.sequence] = 0
@@ -231,6 +249,7 @@ class _TextChannel(Channel[Prompt, Any]):
     def _start(self) -> None:
         content_type = (b"content-type", self._encoder.content_type.encode())
         self._answer.start(200, [content_type, *lmi.response_headers(), *reply_headers(self._exchange)])
+        self._plain = self._encoder.plain and not self._several and self._answer is self._exchange
 
     def finish(self) -> None:
         """The model has returned: the document, or the last line where it is not out yet."""

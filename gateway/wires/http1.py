@@ -194,7 +194,7 @@ class HTTP1Wire:
             self._connection.output_ready()
 
     def room(self, exchange: Exchange) -> int:
-        return self._machine.room(exchange.stream)
+        return self._connection.limits.send_buffer - self._machine.queued  # which all streams share
 
     def empty(self, exchange: Exchange) -> bool:
         return self._machine.room(exchange.stream) >= self._connection.limits.send_buffer
@@ -211,6 +211,10 @@ class HTTP1Wire:
 
     def push(self, exchange: Exchange, buffers: Sequence[Buffer]) -> None:
         self._machine.send_data(exchange.stream, buffers)
+        self._connection.output_ready()
+
+    def push_piece(self, exchange: Exchange, piece: bytes) -> None:
+        self._machine.send_piece(exchange.stream, piece)
         self._connection.output_ready()
 
     def push_frame(self, exchange: Exchange, opcode: Opcode, fin: bool, buffers: Sequence[Buffer]) -> None:

@@ -194,6 +194,9 @@ class HTTP2Wire:
             self._machine.send_data(exchange.stream, buffers)
             self._connection.output_ready()
 
+    def push_piece(self, exchange: Exchange, piece: bytes) -> None:
+        self.push(exchange, (piece,))
+
     def push_frame(self, exchange: Exchange, opcode: Opcode, fin: bool, buffers: Sequence[Buffer]) -> None:
         raise AssertionError("frames need a WebSocket")
 

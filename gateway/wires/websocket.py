@@ -171,6 +171,9 @@ class WebSocketWire:
     def push(self, exchange: Exchange, buffers: Sequence[Buffer]) -> None:
         self.push_frame(exchange, Opcode.BINARY, True, buffers)
 
+    def push_piece(self, exchange: Exchange, piece: bytes) -> None:
+        self.push(exchange, (piece,))
+
     def push_frame(self, exchange: Exchange, opcode: Opcode, fin: bool, buffers: Sequence[Buffer]) -> None:
         self._machine.send_frame(opcode, fin, buffers)
         self._connection.output_ready()

@@ -664,3 +664,31 @@ def test_a_representation_that_is_long_is_not_repeated_whole() -> None:
     with pytest.raises(TypeError) as caught:
         spec_of("x" * 5000)
     assert len(str(caught.value)) < 300
+
+
+@pytest.mark.parametrize("kind", ["async", "sync", "texts"])
+async def test_what_a_channel_sends_at_once_is_not_sent_again(kind: str) -> None:
+    class Quick(MemoryChannel):
+        def try_send(self, message: object) -> bool:
+            if type(message) is not Token or len(self.sent) % 2:
+                return False
+            self.sent.append(message)
+            return True
+
+    async def several(prompt: Prompt) -> AsyncIterator[Token]:
+        for i in range(5):
+            yield Token(text="t", id=i)
+
+    @blocking(False)
+    def steps(prompt: Prompt) -> Iterator[Token]:
+        for i in range(5):
+            yield Token(text="t", id=i)
+
+    async def texts(prompt: Prompt) -> AsyncIterator[str]:
+        for _ in range(5):
+            yield "t"
+
+    model, _ = adapt({"async": several, "sync": steps, "texts": texts}[kind])
+    channel = Quick(Prompt(text="x"))
+    await model(Session(channel))
+    assert [token.id for token in channel.sent] == [0, 1, 2, 3, 4]
