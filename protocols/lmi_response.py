@@ -251,10 +251,7 @@ class TextEncoder:
 
     def plain_token(self, id: int, text: str, log_prob: float | None) -> bytes:
         """`token` in the fewest steps, where `plain` is true, for one of which nothing else is to be said."""
-        try:
-            quoted = encode_basestring(text).encode()  # `json_string`, a call cheaper
-        except UnicodeEncodeError:
-            quoted = json_string(text)
+        quoted = encode_basestring(text).encode() if text.isascii() else json_string(text)  # a call cheaper, for most
         line = self._line
         if line:
             if type(log_prob) is float and -1e16 < log_prob <= -1e-4:  # as in `_number`, which most are spared

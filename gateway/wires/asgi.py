@@ -256,6 +256,9 @@ class ASGICall:
             self._queued += sum(map(len, buffers))
             self._bell.ring()
 
+    def push_piece(self, exchange: Exchange, piece: bytes) -> None:
+        self.push(exchange, (piece,))
+
     def push_frame(self, exchange: Exchange, opcode: Opcode, fin: bool, buffers: Sequence[Buffer]) -> None:
         """ASGI has whole messages: frames wait for the last of theirs."""
         if self._over:
