@@ -42,8 +42,12 @@ from gateway.wires.http2 import HTTP2Wire
 from gateway.workers.worker import State
 from protocols.http2 import HTTP2Connection
 from tests.gateway import ways
-from tests.gateway.sweep_sagemaker import SCENARIOS
-from tests.gateway.sweep_scenarios import FRESH, VICTIM, Scenario, Stage, Talk, View, named, serve
+from tests.gateway.sweep_sagemaker import SAGEMAKER
+from tests.gateway.sweep_scenarios import FRESH, ONE_OF_EACH, VICTIM, Scenario, Stage, Talk, View, named, serve
+from tests.gateway.sweep_text import TEXT
+from tests.gateway.sweep_v2 import V2
+
+SCENARIOS: dict[str, Scenario] = {**ONE_OF_EACH, **V2, **SAGEMAKER, **TEXT}
 
 DRIVERS = ways.DRIVERS if Hub.available else ways.DRIVERS[1:]
 """Those that the system has."""
@@ -325,6 +329,9 @@ class Run(trio.abc.Instrument):
             for connection in self.gateway._connections:
                 if isinstance(connection.wire, HTTP2Wire):
                     self._check_windows(connection.wire._machine, task)
+            victim = self.victim
+            if victim is not None and len(victim.said) - len(victim.heard) > self.scenario.ahead:
+                self.problems.append(f"6: {task.name}: said {_short(victim.said)} of which {_short(victim.heard)} are heard")
 
     def _check_windows(self, machine: HTTP2Connection, task: trio.lowlevel.Task) -> None:
         for stream, ledger in machine.windows().items():
@@ -472,18 +479,18 @@ class Run(trio.abc.Instrument):
 
     def _check_talk(self, talk: Talk) -> None:
         ending, problem = self.recorder.ending(talk), self.problems.append
-        if talk.taken != talk.asked[: len(talk.taken)]:
+        if not _begins(talk, talk.asked, talk.taken):
             problem(f"1: {talk.name}: the model took {_short(talk.taken)} of {_short(talk.asked)}")
-        if talk.heard != talk.said[: len(talk.heard)]:
+        if not _begins(talk, talk.said, talk.heard):
             problem(f"1: {talk.name}: the client heard {_short(talk.heard)} of {_short(talk.said)}")
-        if talk.begun > 1 or talk.begun != talk.over:
+        if talk.begun > talk.calls or talk.begun != talk.over:
             problem(f"3: {talk.name}: the model was called {talk.begun} times and ended {talk.over} times")
         said = _agree(ending, talk) or (self.scenario.cuts and talk.view is View.CUT) or self._torn(talk)
         if not said:
             problem(f"2: {talk.name}: the exchange's ending is {ending}, the client's view is {talk.view}, left={talk.left}")
         if ending is Ending.COMPLETE and self.recorder.by_talk[talk.name].finishing is not ending:
             problem(f"2: {talk.name}: ended with {ending}, and its answer was never whole")
-        if ending is Ending.COMPLETE and talk.view is View.COMPLETE and talk.heard != talk.said:
+        if ending is Ending.COMPLETE and talk.view is View.COMPLETE and not _begins(talk, talk.heard, talk.said):
             problem(f"1: {talk.name}: complete, and the client heard {_short(talk.heard)} of {_short(talk.said)}")
         fired = self.fired_at
         if self.target.anybody:
@@ -516,6 +523,22 @@ def _agree(ending: Ending | None, talk: Talk) -> bool:
             return talk.left and view is View.CUT
         case _, view:
             return view is View.ERROR or talk.left
+
+
+def _begins(talk: Talk, messages: list[bytes], with_these: list[bytes]) -> bool:
+    """Whether messages begin with others, in each strand of the talk where it has several."""
+    if not talk.strands:
+        return messages[: len(with_these)] == with_these
+    whole: dict[bytes, list[bytes]] = {}
+    for message in messages:
+        whole.setdefault(message.partition(b".")[0], []).append(message)
+    at = Counter[bytes]()
+    for message in with_these:
+        strand = message.partition(b".")[0]
+        if message not in whole.get(strand, [])[at[strand] : at[strand] + 1]:
+            return False
+        at[strand] += 1
+    return True
 
 
 def _short(messages: list[bytes]) -> str:
@@ -659,7 +682,7 @@ TARGETS: dict[str, Target] = {
         ),
         Target(
             name="raise", ready=lambda run: False, fire=lambda run: None, spares=_others,
-            endings=frozenset({Ending.MODEL_ERROR}), logs=frozenset({"model raised"}),
+            endings=frozenset({Ending.MODEL_ERROR}), logs=frozenset(f"{what} raised" for what in ("model", "chat template", "input formatter", "output formatter")),
         ),
         Target(
             name="memory", ready=lambda run: False, fire=lambda run: None, spares=_nobody, anybody=True,

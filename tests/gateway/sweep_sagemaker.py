@@ -65,8 +65,6 @@ from tests.gateway.sweep_scenarios import (
     over_websocket,
     pieces_of,
 )
-from tests.gateway.sweep_scenarios import SCENARIOS as OTHERS
-from tests.gateway.sweep_v2 import V2
 
 _PART = 400
 _OCTETS: Headers = [(b"content-type", b"application/octet-stream")]
@@ -558,5 +556,3 @@ def _scenarios() -> list[Scenario]:
 
 
 SAGEMAKER: dict[str, Scenario] = {scenario.name: scenario for scenario in _scenarios()}
-SCENARIOS = {**OTHERS, **V2, **SAGEMAKER}
-"""All of them."""

@@ -46,6 +46,11 @@ In = TypeVar("In")
 Out = TypeVar("Out")
 
 
+def fragment(data: Buffer, last: bool) -> bytes:
+    """A part, with whether others continue it."""
+    return bytes(data) + (b"." if last else b"+")
+
+
 class View(enum.Enum):
     """What a client made of the end of its exchange."""
 
@@ -71,6 +76,12 @@ class Talk:
     over: int = 0
     left: bool = False
     """The client ended it by itself."""
+    calls: int = 1
+    """How often the model may be called for it."""
+    strands: bool = False
+    """Messages that begin alike, up to a full stop, are in order; others are side by side."""
+    kept: Callable[[Buffer, bool], bytes] = fragment
+    """How a part is remembered."""
 
     @property
     def query(self) -> str:
@@ -178,11 +189,6 @@ def said(message: Any) -> bytes:
             return bytes(message.outputs[0].data.tobytes())
         case _:
             raise TypeError(message)
-
-
-def fragment(data: Buffer, last: bool) -> bytes:
-    """A part, with whether others continue it."""
-    return bytes(data) + (b"." if last else b"+")
 
 
 # -- models --------------------------------------------------------------------------------------------------------
@@ -517,7 +523,7 @@ class PartsParser(Parser):
     def _pull(self) -> None:
         while isinstance(event := self._decoder.next_event(), bidi.PayloadPart | bidi.StreamFailure):
             if isinstance(event, bidi.PayloadPart):
-                self.talk.heard.append(fragment(event.data, event.completion is bidi.Completion.COMPLETE))
+                self.talk.heard.append(self.talk.kept(event.data, event.completion is bidi.Completion.COMPLETE))
             else:
                 self._failed = True
 
@@ -705,7 +711,7 @@ async def over_websocket(
                 await trio.sleep(0.0003)
                 if not machine.is_open:
                     return
-                talk.asked.append(fragment(data, last))
+                talk.asked.append(talk.kept(data, last))
                 await peer.send(Frame(opcode=Opcode.BINARY if first else Opcode.CONTINUATION, fin=last, data=data))
                 first = last
         except TransportLost:
@@ -717,7 +723,7 @@ async def over_websocket(
                 case Frame():
                     await trio.sleep(pace)
                     machine.credit(len(event.data))
-                    talk.heard.append(fragment(event.data, event.fin))
+                    talk.heard.append(talk.kept(event.data, event.fin))
                 case Close():
                     with suppress(TransportLost):
                         await peer.flush()
@@ -757,7 +763,7 @@ def events_of(
     async def body() -> AsyncGenerator[Buffer, None]:
         for data, last in parts:
             await trio.sleep(0.0003)
-            talk.asked.append(fragment(data, last))
+            talk.asked.append(talk.kept(data, last))
             state = bidi.Completion.COMPLETE if last else bidi.Completion.PARTIAL
             event = b"".join(bidi.encode_request_part(data, bidi.DataType.BINARY, state, date_ms=_DATE))
             size = cut or len(event) // 2 + 1
@@ -867,6 +873,8 @@ class Scenario:
     """Makes the specs of the models, by their names, in place of `model`."""
     without: frozenset[str] = frozenset()
     """Targets that it has not."""
+    ahead: int = 1_000_000
+    """Messages that the victim's model may have said, or be about to say, and its client not heard."""
 
 
 async def _together(*plays: Awaitable[Any]) -> None:
@@ -1109,7 +1117,7 @@ _LARGE = replace(
     http2=HTTP2Config(initial_window=16_384, max_window=65_536),
 )
 
-SCENARIOS: dict[str, Scenario] = {
+ONE_OF_EACH: dict[str, Scenario] = {
     scenario.name: scenario
     for scenario in (
         _v2_http1(),

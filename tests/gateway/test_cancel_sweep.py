@@ -12,8 +12,13 @@ import trio
 from gateway.container_client import Container, Within
 from gateway.container_relay import Relay
 from gateway.dialects.bidi import _EventStreamChannel
+from gateway.dialects.lmi import _TextChannel
+from gateway.dialects.lmi_dynamic import _Batch
+from gateway.dialects.lmi_formatted import FormattedAnswer
+from gateway.dialects.openai import _Answer
 from gateway.dialects.sagemaker import _Streamed
-from gateway.errors import Ending
+from gateway.dialects.v2_channels import StreamChannel
+from gateway.errors import Ending, GatewayError
 from gateway.exchange import Exchange
 from gateway.exchange_tasks import ExchangeTasks
 from gateway.gateway import Gateway
@@ -22,11 +27,13 @@ from gateway.wires.connection import Connection
 from gateway.wires.http2 import HTTP2Wire
 from gateway.workers.repository import Repository
 from gateway.workers.worker import Worker
+from models.convert import _OnePrompt
 from models.messages import Part
 from protocols.http2 import HTTP2Connection
 from protocols.http2_stream import Stream
-from tests.gateway.sweep import DRIVERS, TARGETS, applies, followed_by, run_once, sweep
-from tests.gateway.sweep_sagemaker import SAGEMAKER, SCENARIOS
+from tests.gateway.sweep import DRIVERS, SCENARIOS, TARGETS, applies, followed_by, run_once, sweep
+from tests.gateway.sweep_sagemaker import SAGEMAKER
+from tests.gateway.sweep_text import TEXT
 
 STRIDES = {
     "v2": 11, "v2-h2": 23, "pipelined": 1, "inline": 2, "lmi": 7, "chunked": 11, "threads": 11, "queue": 9, "bidi": 43,
@@ -34,11 +41,20 @@ STRIDES = {
     "stream": 23, "stream-h2": 47, "invoke": 23, "invoke-h2": 41, "container": 23, "container-h2": 47, "bidi-json": 67,
     "bidi-literal": 61, "bidi-signed": 61, "bidi-padded": 61, "anywhere": 31, "bridge": 97, "bridge-invoke": 31, "load": 17,
     "unload": 31, "first-use": 13, "v2-stream": 17, "v2-stream-h2": 41, "v2-pieces": 29, "v2-pieces-h2": 67, "v2-session": 37,
+    "chat": 5, "chat-h2": 7, "chat-stream": 7, "chat-stream-h2": 11, "completions": 17, "completions-stream": 17,
+    "completions-stream-h2": 13, "messages": 5, "messages-h2": 7, "messages-streamed-h2": 7, "lmi-json": 5, "lmi-json-h2": 7,
+    "best-of": 7, "best-of-h2": 7, "lmi-sse": 11, "lmi-sse-h2": 7, "tgi": 5, "tgi-stream": 7, "tgi-stream-h2": 7,
+    "dynamic": 17, "dynamic-lines": 37, "dynamic-rude": 37, "dynamic-lines-h2": 61, "dynamic-streamed-h2": 41,
+    "formatted": 7, "formatted-h2": 7, "formatted-invoked": 13, "v2-generate": 5, "v2-generate-stream": 11,
+    "v2-generate-stream-h2": 7, "text-websocket": 11, "text-bidi": 17, "text-bidi-threads": 29, "slow": 31, "slow-h2": 23,
+    "slow-lmi": 29, "slow-lines": 29, "slow-formatted": 17, "slow-v2": 17,
 }  # fmt: skip
 """What a test here takes of the steps; the targets of a scenario start at different ones, and so cover them together.
 Every step of everything is what `python -m tests.gateway.sweep` does."""
 AT_ONCE = {("inline", "leader")}
 """Where the victim's exchange is over in the step that began it, and so is never found live."""
+ALONE = SAGEMAKER.keys() | TEXT.keys()
+"""Scenarios that are played on one driver."""
 FEW_STEPS = ("raise", "memory")
 """Targets that count by themselves."""
 
@@ -56,13 +72,14 @@ def stride_of(scenario: str, target: str, driver: str) -> int:
 
 def each_target() -> list[tuple[str, str, str]]:
     """Every target of every scenario, on the first driver; every second one on the others too. SageMaker's wires, which add
-    nothing below the exchange, have each target on one of them."""
+    nothing below the exchange, have each target on one of them, and the forms of text, which are many, every third one."""
     known = [(s, t) for s in SCENARIOS for t in TARGETS if applies(SCENARIOS[s], TARGETS[t])]
+    known = [pair for at, pair in enumerate(known) if pair[0] not in TEXT or at % 3 == 0]
     return [
         (scenario, target, driver)
         for at, (scenario, target) in enumerate(known)
         for turn, driver in enumerate(DRIVERS)
-        if (turn == at % len(DRIVERS) if scenario in SAGEMAKER else turn <= at % 2)
+        if (turn == at % len(DRIVERS) if scenario in ALONE else turn <= at % 2)
     ]
 
 
@@ -98,7 +115,7 @@ def test_another_order_of_the_tasks_changes_nothing(scenario: str, seed: int, dr
 
 @pytest.mark.parametrize(
     ("scenario", "driver"),
-    [(s, d) for s in SCENARIOS if not SCENARIOS[s].tls for d in (DRIVERS[:1] if s in SAGEMAKER else DRIVERS)],
+    [(s, d) for s in SCENARIOS if not SCENARIOS[s].tls for d in (DRIVERS[:1] if s in ALONE else DRIVERS)],
 )
 def test_the_same_seed_gives_the_same_trace(scenario: str, driver: str) -> None:
     first, second, other = (
@@ -259,6 +276,71 @@ def room_for_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(_Streamed, "fail", lambda wrapped, error: wrapped._exchange.finish(error.ending))
 
 
+def done_after_a_failure(monkeypatch: pytest.MonkeyPatch) -> None:
+    real = _Answer._error_event
+    monkeypatch.setattr(_Answer, "_error_event", lambda answer, error: real(answer, error) + b"data: [DONE]\n\n")
+
+
+def slot_kept_by_a_second_prompt(monkeypatch: pytest.MonkeyPatch) -> None:
+    real = Worker.call
+
+    async def call(worker: Worker, session: Any, *arguments: Any) -> None:
+        try:
+            await real(worker, session, *arguments)
+        except BaseException:
+            worker._free -= session.channel._place > 0
+            raise
+
+    monkeypatch.setattr(Worker, "call", call)
+
+
+def last_event_without_its_cause(monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail(channel: StreamChannel, error: GatewayError) -> None:
+        channel._exchange.finish(error.ending)
+
+    monkeypatch.setattr(StreamChannel, "fail", fail)
+
+
+def prompt_that_cannot_be_stopped(monkeypatch: pytest.MonkeyPatch) -> None:
+    real = _Batch._run_one
+
+    async def run_one(batch: _Batch, place: int, call: Any, *arguments: Any) -> None:
+        with trio.CancelScope(shield=place == 2):
+            await real(batch, place, call, *arguments)
+
+    monkeypatch.setattr(_Batch, "_run_one", run_one)
+
+
+def failure_as_success(monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail(answer: FormattedAnswer, error: GatewayError) -> None:
+        exchange = answer._exchange
+        if exchange.status:
+            exchange.push(answer._error_line(error))
+            exchange.finish()
+        else:
+            exchange.respond(error.status, [], b"", ending=error.ending)
+
+    monkeypatch.setattr(FormattedAnswer, "_fail", fail)
+
+
+def tokens_without_room(monkeypatch: pytest.MonkeyPatch) -> None:
+    async def wait_room(exchange: Exchange, n: int = 1) -> None:
+        await trio.lowlevel.checkpoint()
+
+    monkeypatch.setattr(Exchange, "wait_room", wait_room)
+
+
+def no_last_line(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(_TextChannel, "finish", lambda channel: channel._answer.finish())
+
+
+def answer_not_closed(monkeypatch: pytest.MonkeyPatch) -> None:
+    async def complete(prompt: _OnePrompt) -> None:
+        await trio.lowlevel.checkpoint()
+
+    monkeypatch.setattr(_OnePrompt, "complete", complete)
+
+
 BUGS: list[tuple[Callable[[pytest.MonkeyPatch], None], str, str, str]] = [
     (unread_bytes_are_not_credited, "bidi", "reset", "4:"),
     (no_late_credit, "bidi-large", "interrupt", "4:"),
@@ -273,6 +355,14 @@ BUGS: list[tuple[Callable[[pytest.MonkeyPatch], None], str, str, str]] = [
     (user_never_leaves, "first-use", "close", "8:"),
     (container_kept, "bridge", "interrupt", "3:"),
     (room_for_nothing, "stream", "interrupt", ""),
+    (done_after_a_failure, "chat-stream", "interrupt", "8:"),
+    (slot_kept_by_a_second_prompt, "completions", "interrupt", "3:"),
+    (last_event_without_its_cause, "v2-generate-stream", "interrupt", "2:"),
+    (prompt_that_cannot_be_stopped, "dynamic-lines", "interrupt", "11:"),
+    (failure_as_success, "formatted", "interrupt", "2:"),
+    (tokens_without_room, "slow-lmi", "interrupt", "6:"),
+    (no_last_line, "lmi-sse", "close", "8:"),
+    (answer_not_closed, "text-websocket", "interrupt", "1:"),
 ]
 OF_THE_LEADER: list[tuple[Callable[[pytest.MonkeyPatch], None], str, str, str]] = [
     (scope_of_another, "v2-h2", "reset", "8:"),

@@ -1,0 +1,705 @@
+"""The sweep's stories of text: every schema and form, several prompts and sequences, and each kind of function that stands for
+a model."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from functools import partial
+from typing import Any, final
+
+import trio
+
+from gateway import client
+from gateway.client import Peer
+from gateway.config import Config, LMIConfig
+from models.adapt import blocking, spec_of
+from models.blocking import cancel_token
+from models.chat import ChatMessage
+from models.formatters import Input, TextGenerationOutput, TextInput
+from models.messages import Family, Finish, FinishReason, Prompt, Token, TopToken
+from models.session import Session
+from models.spec import ModelSpec
+from protocols.events import Buffer, Headers
+from protocols.http1 import HTTP1Connection
+from protocols.lmi_response import parse_stream_line
+from protocols.sse import ServerSentEvent, SSEDecoder
+from tests.gateway.sweep_sagemaker import _HTTP, StreamedParser
+from tests.gateway.sweep_scenarios import (
+    _JSON,
+    _SMALL,
+    _STREAM,
+    COMPANION,
+    FRESH,
+    NEIGHBOUR,
+    NEXT,
+    VICTIM,
+    HTTP2Line,
+    Parser,
+    Scenario,
+    Stage,
+    Talk,
+    View,
+    Watched,
+    _line,
+    _together,
+    bidi_talk,
+    on_stream,
+    over_http1,
+    over_websocket,
+)
+
+_PLAIN: Headers = [(b"content-type", b"text/plain")]
+_WORD = re.compile(rb"\[[^\]]*\]")
+_MOST = 5
+"""Words of an answer where nobody asks for fewer."""
+
+
+# -- models: each word has its sequence and its number, so that none can be lost, or come twice, in silence --------------
+
+Kind = Callable[[Stage], Callable[..., Any]]
+
+
+def _word(strand: str, number: int, size: int = 40) -> str:
+    return f"[{strand}.{number}".ljust(size, "_") + "]"
+
+
+def _words(data: Buffer | str) -> list[bytes]:
+    """Those of a text, which has nothing else."""
+    text = data.encode() if isinstance(data, str) else bytes(data)
+    found = _WORD.findall(text)
+    assert b"".join(found) == text, f"half a word in {text[:200]!r}"
+    return found
+
+
+@contextmanager
+def _asked(stage: Stage, prompt: Prompt) -> Iterator[tuple[Talk, list[str]]]:
+    """A call for one prompt: whose it is, by the prompt itself, as functions see nothing else; and the words to say."""
+    strand, _, rest = prompt.text.partition(".")
+    with stage.call(f"talk={rest.partition(' ')[0]}") as talk:
+        stage.point(talk)
+        talk.taken.append(prompt.text.encode())
+        yield talk, [_word(f"{strand}/0", number) for number in range(min(prompt.parameters.max_new_tokens, _most(strand)))]
+        _over(talk)
+
+
+def _most(strand: str) -> int:
+    """Prompts beside one another have answers of several lengths."""
+    return _MOST - int(strand) if strand.isdigit() else 1000
+
+
+def _over(talk: Talk) -> None:
+    """An answer among others of a session is ended by a part that is empty."""
+    if talk.kept is _bare:
+        talk.said.append(b"")
+
+
+def async_generator(stage: Stage) -> Callable[..., Any]:
+    """Says what it offers: it cannot know which of it was sent."""
+
+    async def model(prompt: Prompt) -> AsyncIterator[str]:
+        with _asked(stage, prompt) as (talk, words):
+            for number, word in enumerate(words):
+                if number % 3 == 1:
+                    await trio.sleep(0.0007)
+                stage.point(talk)
+                talk.said.append(word.encode())
+                yield word
+            await trio.sleep(0.3 if words and words[0].startswith("[2/") else 0.0011)  # a third prompt is hard
+
+    return model
+
+
+def generator(stage: Stage) -> Callable[..., Any]:
+    """The same in threads."""
+
+    def model(prompt: Prompt) -> Iterator[str]:
+        with _asked(stage, prompt) as (talk, words):
+            for word in words:
+                stage.point(talk)
+                cancel_token().check()
+                talk.said.append(word.encode())
+                yield word
+
+    return model
+
+
+def quick_generator(stage: Stage) -> Callable[..., Any]:
+    """The same on the event loop."""
+    model: Callable[..., Any] = blocking(False)(generator(stage))
+    return model
+
+
+def coroutine(stage: Stage) -> Callable[..., Any]:
+    """Says everything at once."""
+
+    async def model(prompt: Prompt) -> str:
+        with _asked(stage, prompt) as (talk, words):
+            await trio.sleep(0.0007)
+            stage.point(talk)
+            await trio.sleep(0.0007)
+            talk.said += [word.encode() for word in words]
+            return "".join(words)
+
+    return model
+
+
+def function(stage: Stage) -> Callable[..., Any]:
+    """The same in a thread."""
+
+    def model(prompt: Prompt) -> str:
+        with _asked(stage, prompt) as (talk, words):
+            stage.point(talk)
+            cancel_token().check()
+            talk.said += [word.encode() for word in words]
+            return "".join(words)
+
+    return model
+
+
+def session(stage: Stage) -> Callable[..., Any]:
+    """As many sequences as are asked for, in turn. Others than the first are a word shorter, which they say."""
+
+    async def model(session: Session[Prompt, Token | Finish]) -> None:
+        with stage.call(session.call.query) as talk:
+            if talk.begun > talk.calls - (talk.kept is _bare):
+                return  # a prompt that is not taken ends the session
+            me = Watched[Prompt, Token | Finish](stage, session, talk)
+            prompt = await me.receive()
+            session.prompt_tokens = 3
+            strand, asked = prompt.text.partition(".")[0], prompt.parameters
+            most = min(asked.max_new_tokens, _most(strand))
+            for number in range(most):
+                if number % 3 == 1:
+                    await trio.sleep(0.0007)
+                for sequence in range(asked.n):
+                    if sequence and number + 1 == most:
+                        await session.send(Finish(reason=FinishReason.EOS_TOKEN, sequence=sequence))
+                        continue
+                    top = (TopToken(text=" top"),) * asked.top_n_tokens
+                    word = Token(text=_word(f"{strand}/{sequence}", number), id=number, top=top, sequence=sequence)
+                    try:
+                        await me.send(word)
+                    except trio.ClosedResourceError:
+                        talk.said.append(b"what nobody wanted")  # though nobody has more words than were asked for
+                        raise
+            await trio.sleep(0.0011)
+            _over(talk)
+
+    return model
+
+
+def endless(stage: Stage) -> Callable[..., Any]:
+    """As many words as are asked for, without a pause: only its client stops it."""
+
+    async def model(prompt: Prompt) -> AsyncIterator[str]:
+        with stage.call(f"talk={prompt.text.partition('.')[2].partition(' ')[0]}") as talk:
+            talk.taken.append(prompt.text.encode())
+            for number in range(prompt.parameters.max_new_tokens):
+                stage.point(talk)
+                word = _word("0/0", number, 400)
+                talk.said.append(word.encode())
+                yield word
+
+    return model
+
+
+# -- what clients make of the answers ------------------------------------------------------------------------------------
+
+
+class _Words(Parser):
+    """An answer of words."""
+
+    failed = False
+
+    def heard(self, text: str) -> None:
+        assert not self.failed, "a word after the failure"
+        self.talk.heard += _words(text)
+
+    def end(self) -> View:
+        if self.status != 200:
+            return View.ERROR
+        self.whole()
+        return View.ERROR if self.failed else View.COMPLETE
+
+    def whole(self) -> None:
+        """The body of a success, or of a failure in mid-stream, is here."""
+
+
+class _Lines(_Words):
+    """Lines, each of which is an object."""
+
+    def data(self, piece: Buffer) -> None:
+        super().data(piece)
+        while self.status == 200 and (at := self.body.find(b"\n")) >= 0:
+            line = bytes(self.body[:at])
+            del self.body[: at + 1]
+            self.line(line)
+
+    def line(self, line: bytes) -> None:
+        raise NotImplementedError
+
+    def whole(self) -> None:
+        assert not self.body, "the stream ended in the middle of a line"
+
+
+class _Events(_Words):
+    """Server-sent events."""
+
+    def __init__(self, talk: Talk) -> None:
+        super().__init__(talk)
+        self._decoder = SSEDecoder()
+
+    def data(self, piece: Buffer) -> None:
+        if self.status == 200:
+            self._decoder.receive_data(piece)
+            while isinstance(event := self._decoder.next_event(), ServerSentEvent):
+                self.event(event.data)
+
+    def event(self, data: bytes) -> None:
+        raise NotImplementedError
+
+
+@final
+class ChunksParser(_Events):
+    """Chunks of OpenAI's, of a chat or of completions."""
+
+    _done = False
+
+    def __init__(self, talk: Talk) -> None:
+        super().__init__(talk)
+        self._reasons: dict[int, str | None] = {}
+
+    def event(self, data: bytes) -> None:
+        assert not self._done, "an event after the last"
+        if data == b"[DONE]":
+            assert not self.failed, "the end of a whole answer after a failure"
+            self._done = True
+            return
+        document = json.loads(data)
+        if "error" in document:
+            self.failed = True
+            return
+        for choice in document["choices"]:
+            assert self._reasons.get(choice["index"]) is None, "a chunk after the choice's last"
+            self.heard(choice["delta"].get("content", "") if "delta" in choice else choice["text"])
+            self._reasons[choice["index"]] = choice["finish_reason"]
+
+    def whole(self) -> None:
+        assert self._done != self.failed, "the stream ended without its end"
+        assert self.failed or (self._reasons and all(self._reasons.values())), f"no reason in {self._reasons}"
+
+
+@final
+class ChatLinesParser(_Lines):
+    """LMI's chunks of a chat, each on a line."""
+
+    _reason: str | None = None
+
+    def line(self, line: bytes) -> None:
+        document = json.loads(line)
+        if "error" in document:
+            self.failed = True
+            return
+        (choice,) = document["choices"]
+        assert self._reason is None, "a chunk after the last"
+        self.heard(choice["delta"].get("content", ""))
+        self._reason = choice["finish_reason"]
+
+    def whole(self) -> None:
+        super().whole()
+        assert self.failed or self._reason, "the stream ended without a reason"
+
+
+class DocumentParser(_Words):
+    """A document, of whichever schema."""
+
+    def whole(self) -> None:
+        document = json.loads(self.body)
+        if isinstance(document, dict) and "choices" in document:
+            for choice in document["choices"]:
+                assert choice["finish_reason"], "no reason"
+                self.heard(choice["message"]["content"] if "message" in choice else choice["text"])
+            return
+        for answer in document if isinstance(document, list) else [document]:
+            self._answer(answer)
+
+    def _answer(self, answer: dict[str, Any]) -> None:
+        """LMI's or TGI's, or v2's."""
+        if "text_output" in answer:
+            self.heard(answer["text_output"])
+            return
+        details = answer.get("details", {})
+        self.heard(answer["generated_text"])
+        for one in (details | answer, *details.get("best_of_sequences", [])) if details else ():
+            assert one["finish_reason"] in ("length", "eos_token"), one
+            assert "".join(token["text"] for token in one["tokens"]) == one["generated_text"]
+            assert len(one["tokens"]) == one["generated_tokens"]
+        for other in details.get("best_of_sequences", []):
+            self.heard(other["generated_text"])
+
+
+class LMIEvents(_Events):
+    """LMI's server-sent events, and TGI's."""
+
+    _text: str | None = None
+
+    def event(self, data: bytes) -> None:
+        told = parse_stream_line(data)
+        assert self._text is None, "an event after the last"
+        assert not self.failed
+        if "error" in told or (told.get("details") or {}).get("finish_reason") == "error":
+            self.failed = True
+            return
+        token = told["token"]
+        if not (token.get("special_token") or token.get("special")):
+            self.heard(token["text"])
+        self._text = told.get("generated_text")
+
+    def whole(self) -> None:
+        assert self.failed or self._text is not None, "the stream ended without its last event"
+        assert self.failed or self._text == b"".join(self.talk.heard).decode(), "the whole is not the sum of its words"
+
+
+@final
+class BatchLines(_Lines):
+    """Lines of a dynamic batch."""
+
+    def line(self, line: bytes) -> None:
+        told = json.loads(line)
+        if "error" in told:
+            self.failed = True
+            return
+        assert len(told["outputs"]) == self.talk.calls
+        for place, text in enumerate(told["outputs"]):
+            assert text == "" or text.startswith(f"[{place}/0."), f"a word of another prompt at {place}: {text}"
+            self.heard(text)
+
+
+@final
+class WrittenLines(_Lines):
+    """What `_write` makes of words."""
+
+    _last = False
+
+    def line(self, line: bytes) -> None:
+        assert not self.failed
+        if line.startswith(b"{"):
+            assert "error" in json.loads(line)
+            self.failed = True
+        elif line:  # an error has a line end before it
+            assert not self._last, "a line after the last"
+            assert line.startswith(b"<") == (not self.talk.heard), "the first line is marked, and no other"
+            self._last = line.endswith(b">")
+            self.heard(line.decode().strip("<>"))
+
+    def whole(self) -> None:
+        super().whole()
+        assert self.failed or self._last, "the answer ended without its last line"
+
+
+@final
+class V2Events(_Events):
+    """Events of v2's generate_stream."""
+
+    def event(self, data: bytes) -> None:
+        told = json.loads(data)
+        if "error" in told:
+            assert not self.failed
+            self.failed = True
+        else:
+            self.heard(told["text_output"])
+
+
+# -- functions of a model's author -----------------------------------------------------------------------------------------
+
+
+def _chat(stage: Stage, messages: Sequence[ChatMessage]) -> str:
+    """The prompt is the last message's."""
+    prompt = messages[-1].content
+    stage.point(stage.talks[prompt.partition(".")[2].partition(" ")[0]])
+    return prompt
+
+
+def _read(stage: Stage, tokens: int, item: Input, **more: Any) -> TextInput:
+    """The body is the prompt."""
+    prompt = item.as_text()
+    stage.point(stage.talks[prompt.partition(".")[2].partition(" ")[0]])
+    return TextInput(prompt, {"max_new_tokens": tokens})
+
+
+def _write(stage: Stage, output: TextGenerationOutput) -> str:
+    """Each word on a line, the first after "<" and the last before ">"."""
+    stage.point(stage.talks[output.input.input_text.partition(".")[2].partition(" ")[0]])
+    token, first, last = output.sequences[output.best_sequence_index].get_next_token()
+    return f"{'<' if first else ''}{token.text}{'>' if last else ''}\n"
+
+
+def _serving(kind: Kind, formatted: int) -> Callable[[Stage], Callable[[str], ModelSpec]]:
+    def served(stage: Stage) -> Callable[[str], ModelSpec]:
+        fields: dict[str, Any] = {"chat_template": partial(_chat, stage)}
+        if formatted:
+            fields |= {"input_formatter": partial(_read, stage, formatted), "output_formatter": partial(_write, stage)}
+        return lambda name: spec_of(kind(stage), name, family=Family.TEXT, **fields)
+
+    return served
+
+
+# -- clients -----------------------------------------------------------------------------------------------------------------
+
+
+def _bare(data: Buffer, last: bool) -> bytes:
+    """A part as it is."""
+    return bytes(data)
+
+
+@final
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Form:
+    """How a request is written, and its answer read."""
+
+    path: str
+    write: Callable[[Talk, list[str]], Any]
+    """The JSON of a request, or its text."""
+    read: Callable[[Talk], Parser]
+    prompts: int = 1
+    strands: bool = False
+    words: int = 20
+    """Of each prompt."""
+
+    def talk(self, stage: Stage, name: str, line: str = "", model: str = "m") -> Talk:
+        talk = stage.talk(name, line, model)
+        talk.calls, talk.strands = self.prompts, self.strands
+        return talk
+
+    async def ask(self, where: Peer | HTTP2Line, talk: Talk, *, stream: int = 1, pace: float = 0.0) -> None:
+        """One request and its answer."""
+        prompts = [f"{place}.{talk.name} " + "word " * self.words for place in range(self.prompts)]
+        written = self.write(talk, prompts)
+        body = written.encode() if isinstance(written, str) else json.dumps(written).encode()
+        headers = _PLAIN if isinstance(written, str) else _JSON
+        half = len(body) // 2
+
+        async def content() -> AsyncGenerator[Buffer, None]:
+            await trio.sleep(0.0003)
+            talk.asked += [prompt.encode() for prompt in prompts]
+            yield body[:half]
+            await trio.sleep(0.0003)
+            yield body[half:]
+
+        path = self.path.format(talk.model) + talk.query
+        parse = self.read(talk)
+        if isinstance(where, HTTP2Line):
+            await on_stream(where, talk, path, headers, content, parse, pace=pace, length=len(body))
+        else:
+            await over_http1(where, stream, talk, path, headers, content, parse, pace=pace, length=len(body))
+
+
+def _lmi(path: str, read: Callable[[Talk], Parser], *, several: bool = False, **parameters: Any) -> Form:
+    """LMI's schema."""
+    stream = parameters.pop("stream", False)
+    given = {"max_new_tokens": 4, **parameters}
+
+    def write(talk: Talk, prompts: list[str]) -> Any:
+        return {"inputs": prompts[0], "parameters": given, "stream": stream}
+
+    return Form(path=path, write=write, read=read, strands=several)
+
+
+def _batch(path: str, read: Callable[[Talk], Parser]) -> Form:
+    """LMI's schema with three prompts, the later ones with shorter answers."""
+
+    def write(talk: Talk, prompts: list[str]) -> Any:
+        return {"inputs": prompts, "parameters": {"max_new_tokens": 4}}
+
+    return Form(path=path, write=write, read=read, prompts=3, strands=True, words=4)
+
+
+def _messages(path: str, read: Callable[[Talk], Parser], *, tokens: int = 4, **asked: Any) -> Form:
+    """A chat."""
+
+    def write(talk: Talk, prompts: list[str]) -> Any:
+        messages = [{"role": "system", "content": "Count."}, {"role": "user", "content": prompts[0]}]
+        return {"model": talk.model, "messages": messages, "max_tokens": tokens, **asked}
+
+    return Form(path=path, write=write, read=read, strands="n" in asked)
+
+
+def _completions(read: Callable[[Talk], Parser], *, prompts: int = 2, **asked: Any) -> Form:
+    def write(talk: Talk, texts: list[str]) -> Any:
+        return {"model": talk.model, "prompt": texts, "max_tokens": 4, **asked}
+
+    return Form(path="/v1/completions", write=write, read=read, prompts=prompts, strands="n" in asked, words=5)
+
+
+def _generate(path: str, read: Callable[[Talk], Parser], *, tokens: int = 4) -> Form:
+    def write(talk: Talk, prompts: list[str]) -> Any:
+        return {"text_input": prompts[0], "id": "7", "parameters": {"max_new_tokens": tokens}}
+
+    return Form(path=path, write=write, read=read)
+
+
+# -- scenarios -----------------------------------------------------------------------------------------------------------------
+
+_TWO = 2 * 1600
+"""What two requests over HTTP/1.1 may hold: their bodies in two pieces, and a message beyond the send buffer."""
+
+
+def _http1(name: str, kind: Kind, form: Form, *, pace: float = 0.0004, **more: Any) -> Scenario:
+    """Two clients at once; the victim's connection is used again if it can be."""
+
+    async def alone(stage: Stage, talk: Talk, pace: float = 0.0) -> None:
+        peer = client.http1(stage.connect(talk.line))
+        await form.ask(peer, talk, pace=pace)
+        assert isinstance(peer.machine, HTTP1Connection)
+        over = talk.view in (View.COMPLETE, View.ERROR) and peer.machine.idle and not peer.machine.must_close
+        if talk.name == VICTIM and over:
+            await form.ask(peer, form.talk(stage, NEXT, VICTIM, "n"), stream=2)
+        peer.close()
+
+    async def play(stage: Stage) -> None:
+        victim, neighbour = form.talk(stage, VICTIM), form.talk(stage, NEIGHBOUR, model="n")
+        await _together(alone(stage, victim, pace), alone(stage, neighbour))
+
+    async def again(stage: Stage) -> None:
+        await alone(stage, form.talk(stage, FRESH))
+
+    return _scenario(name, "http/1.1", kind, play, again, **{"memory": _TWO, "buffer": 600, **more})
+
+
+def _http2(name: str, kind: Kind, form: Form, *, pace: float = 0.0004, **more: Any) -> Scenario:
+    """Two streams at once on one connection, one of them the victim; then, if the connection lives, a third."""
+
+    async def play(stage: Stage) -> None:
+        victim, companion = form.talk(stage, VICTIM), form.talk(stage, COMPANION, VICTIM, "n")
+        async with _line(stage, VICTIM) as line:
+            await _together(form.ask(line, victim, pace=pace), form.ask(line, companion))
+            if line.machine.can_open:
+                await form.ask(line, form.talk(stage, NEXT, VICTIM, "n"))
+
+    async def again(stage: Stage) -> None:
+        async with _line(stage, FRESH) as line:
+            await form.ask(line, form.talk(stage, FRESH))
+
+    return _scenario(name, "http/2", kind, play, again, **{"memory": 2 * (_STREAM + 1600), **more})
+
+
+def _scenario(name: str, wire: str, kind: Kind, play: Any, again: Any, *, formatted: int = 0, **more: Any) -> Scenario:
+    """`formatted` is how many words at most a model with formatters is asked for."""
+    served = _serving(kind, formatted)
+    return Scenario(name=name, wire=wire, model=kind, family=Family.TEXT, play=play, again=again, served=served, **more)
+
+
+def _prompts(talk: Talk, count: int) -> list[tuple[bytes, bool]]:
+    """Prompts as parts; the last one is not taken, where the model ends the session."""
+    talk.kept, talk.calls = _bare, count
+    return [(f"{place}.{talk.name} ".encode() + b"word " * (10 + 150 * (place == 1)), True) for place in range(count)]
+
+
+def _websocket() -> Scenario:
+    async def play(stage: Stage) -> None:
+        victim, neighbour = stage.talk(VICTIM), stage.talk(NEIGHBOUR, model="n")
+        await _together(
+            over_websocket(stage, victim, _prompts(victim, 3), pace=0.0011),
+            over_websocket(stage, neighbour, _prompts(neighbour, 2)),
+        )
+
+    async def again(stage: Stage) -> None:
+        talk = stage.talk(FRESH)
+        await over_websocket(stage, talk, _prompts(talk, 2))
+
+    memory = 2 * (_HTTP + 2 * 800)
+    return _scenario("text-websocket", "websocket", session, play, again, memory=memory, buffer=600)
+
+
+def _bidi(name: str, kind: Kind) -> Scenario:
+    async def play(stage: Stage) -> None:
+        victim, companion = stage.talk(VICTIM), stage.talk(COMPANION, VICTIM, "n")
+        async with _line(stage, VICTIM) as line:
+            await _together(
+                bidi_talk(line, victim, _prompts(victim, 2), pace=0.0004), bidi_talk(line, companion, _prompts(companion, 1))
+            )
+            if line.machine.can_open:
+                talk = stage.talk(NEXT, VICTIM, "n")
+                await bidi_talk(line, talk, _prompts(talk, 1))
+
+    async def again(stage: Stage) -> None:
+        async with _line(stage, FRESH) as line:
+            talk = stage.talk(FRESH)
+            await bidi_talk(line, talk, _prompts(talk, 1))
+
+    return _scenario(name, "http/2", kind, play, again, memory=3 * (_STREAM + 800))
+
+
+def _with(**lmi: Any) -> Config:
+    return replace(_SMALL, lmi=LMIConfig(**lmi))
+
+
+def _streamed(inner: Callable[[Talk], Parser]) -> Callable[[Talk], Parser]:
+    return lambda talk: StreamedParser(inner(talk))
+
+
+def _scenarios() -> Iterator[Scenario]:
+    chat, predictions, invoke = "/v1/chat/completions", "/predictions/{}", "/models/{}/invoke"
+    platform, stream = "/endpoints/{}/invocations", "/endpoints/{}/invocations-response-stream"
+    usage: dict[str, Any] = {"stream": True, "stream_options": {"include_usage": True}}
+    yield _http1("chat", coroutine, _messages(chat, DocumentParser))
+    yield _http2("chat-h2", session, _messages(chat, DocumentParser, n=2))
+    yield _http1("chat-stream", async_generator, _messages(chat, ChunksParser, tokens=8, **usage))
+    yield _http2("chat-stream-h2", session, _messages(chat, ChunksParser, n=2, **usage))
+    yield _http1("completions", generator, _completions(DocumentParser))
+    yield _http1("completions-stream", session, _completions(ChunksParser, n=2, **usage))
+    yield _http2("completions-stream-h2", async_generator, _completions(ChunksParser, prompts=3, stream=True))
+
+    yield _http1("messages", quick_generator, _messages(predictions, ChunksParser, stream=True))
+    yield _http2("messages-h2", function, _messages(invoke, DocumentParser))
+    lines = _with(output_formatter="jsonlines_chat")
+    yield _http2("messages-streamed-h2", session, _messages(stream, _streamed(ChatLinesParser)), config=lines)
+
+    yield _http1("lmi-json", async_generator, _lmi(predictions, DocumentParser, details=True))
+    yield _http2("lmi-json-h2", function, _lmi(platform, DocumentParser, details=True))
+    best: dict[str, Any] = {"n": 2, "best_of": 3, "do_sample": True, "details": True, "top_n_tokens": 2}
+    yield _http1("best-of", session, _lmi(predictions, DocumentParser, several=True, **best))
+    yield _http2("best-of-h2", session, _lmi(invoke, DocumentParser, several=True, **best))
+    sse: dict[str, Any] = {"output_formatter": "sse", "details": True}
+    yield _http1("lmi-sse", generator, _lmi(predictions, LMIEvents, max_new_tokens=8, **sse))
+    yield _http2("lmi-sse-h2", async_generator, _lmi(predictions, LMIEvents, **sse))
+    tgi = _with(tgi_compat=True)
+    yield _http1("tgi", coroutine, _lmi(predictions, DocumentParser), config=tgi)
+    yield _http1("tgi-stream", session, _lmi(invoke, LMIEvents, stream=True, top_n_tokens=2), config=tgi)
+    yield _http2("tgi-stream-h2", quick_generator, _lmi(predictions, LMIEvents, stream=True, max_new_tokens=8), config=tgi)
+
+    batch, batch_lines = _with(rolling_batch="disable"), _with(rolling_batch="disable", enable_streaming=True)
+    yield _http1("dynamic", function, _batch(predictions, DocumentParser), config=batch)
+    yield _http1("dynamic-lines", async_generator, _batch(predictions, BatchLines), config=batch_lines)
+    yield _http1("dynamic-rude", async_generator, _batch(predictions, BatchLines), config=batch_lines, rude=True)
+    yield _http2("dynamic-lines-h2", generator, _batch(invoke, BatchLines), config=batch_lines)
+    yield _http2("dynamic-streamed-h2", async_generator, _batch(stream, _streamed(BatchLines)), config=batch_lines)
+
+    text = Form(path=predictions, write=lambda talk, prompts: prompts[0], read=WrittenLines)
+    yield _http1("formatted", async_generator, text, formatted=4)
+    yield _http2("formatted-h2", session, text, formatted=8)
+    yield _http1("formatted-invoked", generator, replace(text, path=platform), formatted=8)
+
+    yield _http1("v2-generate", coroutine, _generate("/v2/models/{}/generate", DocumentParser))
+    yield _http1("v2-generate-stream", generator, _generate("/v2/models/{}/generate_stream", V2Events))
+    yield _http2("v2-generate-stream-h2", session, _generate("/v2/models/{}/generate_stream", V2Events))
+
+    yield _websocket()
+    yield _bidi("text-bidi", async_generator)
+    yield _bidi("text-bidi-threads", generator)
+
+    # what a word of 400 bytes may wait in: the send buffer, the pipe, the client's read, and the model's hand
+    slow: dict[str, Any] = {"pace": 0.001, "ahead": 6}
+    yield _http1("slow", endless, _messages(chat, ChunksParser, tokens=9, stream=True), **slow)
+    yield _http2("slow-h2", endless, _messages(chat, ChunksParser, tokens=9, stream=True), **slow)
+    yield _http1("slow-lmi", endless, _lmi(predictions, LMIEvents, max_new_tokens=9, **sse), **slow)
+    yield _http1("slow-lines", endless, _lmi(predictions, BatchLines, max_new_tokens=9), config=batch_lines, **slow)
+    yield _http1("slow-formatted", endless, text, formatted=9, **slow)
+    yield _http1("slow-v2", endless, _generate("/v2/models/{}/generate_stream", V2Events, tokens=9), **slow)
+
+
+TEXT: dict[str, Scenario] = {scenario.name: scenario for scenario in _scenarios()}
