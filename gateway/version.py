@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import functools
 import importlib.metadata
 
 
+@functools.cache
 def version() -> str:
     """Such as 0.1.0; "0+source" where the packages run from their sources without being installed."""
     try:
