@@ -458,10 +458,13 @@ class Run(trio.abc.Instrument):
             self._check_report()
 
     def _torn(self, talk: Talk) -> bool:
-        """Whether the whole answer was in a write that the transport had taken in part when it was lost: the machine
-        counts a write as a whole, and the client may have read to the answer's end."""
+        """Whether the whole answer was in a write that the transport had taken in part when it was lost, so that the client
+        may have read to the answer's end: HTTP/2's machine counts a write as a whole, and an embedder's stream says nothing
+        before it has taken all, which it may do while it is told to give up."""
         exchange = self.recorder.by_talk.get(talk.name)
-        if exchange is None or exchange.finishing is not Ending.COMPLETE or exchange.wire.name != "http/2":
+        if exchange is None or exchange.finishing is not Ending.COMPLETE:
+            return False
+        if exchange.wire.name != "http/2" and not self.target.embedded:
             return False
         owner: Any = exchange.owner
         return talk.view is View.COMPLETE and owner._blocked and exchange.ending in (Ending.LOST, Ending.CANCELLED)
