@@ -20,7 +20,7 @@ from models.adapt import blocking, spec_of
 from models.blocking import cancel_token
 from models.chat import ChatMessage
 from models.formatters import Input, TextGenerationOutput, TextInput
-from models.messages import Family, Finish, FinishReason, Prompt, Token, TopToken
+from models.messages import Family, Finish, FinishReason, Part, Prompt, Token, TopToken
 from models.session import Session
 from models.spec import ModelSpec
 from protocols.events import Buffer, Headers
@@ -188,6 +188,19 @@ def session(stage: Stage) -> Callable[..., Any]:
                         raise
             await trio.sleep(0.0011)
             _over(talk)
+
+    return model
+
+
+def parts(stage: Stage) -> Callable[..., Any]:
+    """The same as the first, of parts, whose bytes are the text."""
+
+    async def model(part: Part) -> AsyncIterator[bytes]:
+        with _asked(stage, Prompt(text=bytes(part.data).decode())) as (talk, words):
+            for word in words:
+                stage.point(talk)
+                talk.said.append(word.encode())
+                yield word.encode()
 
     return model
 
@@ -443,7 +456,7 @@ def _serving(kind: Kind, formatted: int) -> Callable[[Stage], Callable[[str], Mo
         fields: dict[str, Any] = {"chat_template": partial(_chat, stage)}
         if formatted:
             fields |= {"input_formatter": partial(_read, stage, formatted), "output_formatter": partial(_write, stage)}
-        return lambda name: spec_of(kind(stage), name, family=Family.TEXT, **fields)
+        return lambda name: spec_of(kind(stage), name, **fields)
 
     return served
 
@@ -667,6 +680,7 @@ def _scenarios() -> Iterator[Scenario]:
     sse: dict[str, Any] = {"output_formatter": "sse", "details": True}
     yield _http1("lmi-sse", generator, _lmi(predictions, LMIEvents, max_new_tokens=8, **sse))
     yield _http2("lmi-sse-h2", async_generator, _lmi(predictions, LMIEvents, **sse))
+    yield _http1("lmi-parts", parts, _lmi(predictions, LMIEvents, max_new_tokens=8, **sse))
     tgi = _with(tgi_compat=True)
     yield _http1("tgi", coroutine, _lmi(predictions, DocumentParser), config=tgi)
     yield _http1("tgi-stream", session, _lmi(invoke, LMIEvents, stream=True, top_n_tokens=2), config=tgi)

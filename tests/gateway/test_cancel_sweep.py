@@ -43,7 +43,7 @@ STRIDES = {
     "unload": 31, "first-use": 13, "v2-stream": 17, "v2-stream-h2": 41, "v2-pieces": 29, "v2-pieces-h2": 67, "v2-session": 37,
     "chat": 5, "chat-h2": 7, "chat-stream": 7, "chat-stream-h2": 11, "completions": 17, "completions-stream": 17,
     "completions-stream-h2": 13, "messages": 5, "messages-h2": 7, "messages-streamed-h2": 7, "lmi-json": 5, "lmi-json-h2": 7,
-    "best-of": 7, "best-of-h2": 7, "lmi-sse": 11, "lmi-sse-h2": 7, "tgi": 5, "tgi-stream": 7, "tgi-stream-h2": 7,
+    "best-of": 7, "best-of-h2": 7, "lmi-sse": 11, "lmi-sse-h2": 7, "lmi-parts": 7, "tgi": 5, "tgi-stream": 7, "tgi-stream-h2": 7,
     "dynamic": 17, "dynamic-lines": 37, "dynamic-rude": 37, "dynamic-lines-h2": 61, "dynamic-streamed-h2": 41,
     "formatted": 7, "formatted-h2": 7, "formatted-invoked": 13, "v2-generate": 5, "v2-generate-stream": 11,
     "v2-generate-stream-h2": 7, "text-websocket": 11, "text-bidi": 17, "text-bidi-threads": 29, "slow": 31, "slow-h2": 23,
