@@ -245,7 +245,7 @@ def _tensors(spec: ModelSpec) -> str:
     """What a model of tensors declares, in one line; empty for another."""
     if spec.family.value != "tensor":
         return ""
-    batching = f"max_batch_size {spec.max_batch_size}" if spec.max_batch_size else ""
+    batching = f"max_batch_size {spec.max_batch_size}{', batched' if spec.batching else ''}" if spec.max_batch_size else ""
     how = [batching, "decoupled" if spec.decoupled else "", "pieces" if spec.pieces else ""]
     taken, given = (_listed(tensors, spec.max_batch_size) for tensors in (spec.inputs, spec.outputs))
     return f"{taken} -> {given}" + (f" ({', '.join(filter(None, how))})" if any(how) else "")

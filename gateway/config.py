@@ -358,6 +358,35 @@ class TensorConfig:
     shape: tuple[int, ...] | None = None
     optional: bool = False
     labels: tuple[str, ...] = ()
+    pad: bool | int | float | str | None = None
+    like: str = ""
+
+
+@final
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BatchingConfig:
+    """How a model of tensors is called with rows of several requests at once, at most `max_batch_size` of them."""
+
+    enabled: bool | None = None
+    """Whether it is; where nobody says: if the model asks for it, or anything here is set."""
+    max_delay: float | None = None
+    """How long the first request of a batch waits for others while the model is idle; 0, which is meant where the model does
+    not say: not at all, and a batch is what has queued while the model was busy."""
+    preferred: tuple[int, ...] | None = None
+    """Numbers of rows that go at once, before the delay is over; none where the model does not say."""
+    pad_rows: bool | None = None
+    """Whether a batch is filled up to the next preferred number of rows, with copies of its last row; false where the model
+    does not say."""
+    instances: int | None = None
+    """Batches that run at once; 1 where the model does not say."""
+    retry: bool | None = None
+    """Whether the requests of a batch whose call raised are called again, each alone and once; true where the model does
+    not say."""
+    priority_levels: int | None = None
+    """Requests may have a parameter `priority` from 1, which goes first, to this; 0, which is meant where the model does not
+    say: it is not looked at."""
+    default_priority: int | None = None
+    """That of requests which say none; 0, which is meant where the model does not say: the last."""
 
 
 @final
@@ -389,12 +418,13 @@ class ModelConfig:
     load. Of a text model a prompt or LMI's JSON, of a tensor model v2's JSON, of a model of parts a text part."""
     inputs: tuple[TensorConfig, ...] | None = None
     """What a model of tensors takes, where that is checked and shown by v2: each tensor has a `name`, and may have a
-    `datatype`, a `shape` with -1 for any size, `optional = true`, and `labels`."""
+    `datatype`, a `shape` with -1 for any size, `optional = true`, and where requests are batched `pad`."""
     outputs: tuple[TensorConfig, ...] | None = None
-    """What it gives."""
+    """What it gives; an output may have `labels`, and where requests are batched `like`."""
     max_batch_size: int | None = None
     """Above 0 each tensor has a leading batch dimension of at most this, which its `shape` leaves out; 0, which is meant
     where the model does not say: shapes are whole."""
+    batching: BatchingConfig = field(default_factory=BatchingConfig)
     restart: RestartConfig = field(default_factory=RestartConfig)
 
 

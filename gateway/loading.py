@@ -15,12 +15,12 @@ from typing import Any, final
 
 import trio
 
-from gateway.config import Config, ModelConfig
+from gateway.config import BatchingConfig, Config, ModelConfig
 from gateway.settings import ConfigError
 from gateway.warmup import read_warmup
 from models.adapt import adapt, is_loader, made_declared, made_family, partial_loader, spec_of
 from models.blocking import run_step
-from models.spec import Model, ModelSpec, Restart, RestartPolicy, TensorSpec
+from models.spec import Batching, Model, ModelSpec, Restart, RestartPolicy, TensorSpec
 
 
 @final
@@ -53,10 +53,18 @@ def load_spec(name: str, config: ModelConfig) -> ModelSpec:
         spec = _spec(name, thing, config.options)
         for side in ("inputs", "outputs"):
             _check_names(side, getattr(spec, side), said.get(side))
+        said["batching"] = _batching(spec.batching, config.batching)
         spec = replace(spec, restart=policy, **said)
         return spec if config.warmup is None else replace(spec, warmup=read_warmup(spec, config.warmup))
     except (TypeError, ValueError) as e:
         raise ConfigError(f"models.{name}: {config.factory}: {e}") from e
+
+
+def _batching(own: Batching | None, config: BatchingConfig) -> Batching | None:
+    """How a model's requests are batched, where they are."""
+    said = {name: value for name, value in asdict(config).items() if value is not None}
+    wanted = said.pop("enabled", own is not None or bool(said))
+    return replace(own or Batching(), **said) if wanted else None
 
 
 def _check_names(side: str, own: Sequence[TensorSpec] | None, said: Sequence[TensorSpec] | None) -> None:

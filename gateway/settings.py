@@ -284,6 +284,8 @@ def _typed(setting: Setting, value: Any, *, text: bool) -> Any:
             return msgspec.convert(_paths(value) if isinstance(value, str) and text else value, tuple[str, ...])
         case Unit.TEXTS:
             return msgspec.convert(toml_value(value) if text else value, tuple[str, ...])
+        case Unit.COUNTS:
+            return msgspec.convert(toml_value(value) if text else value, tuple[int, ...])
         case Unit.TENSORS:
             return _tensors(toml_value(value) if text else value)
         case Unit.TABLE:
@@ -314,6 +316,8 @@ def _in_range(setting: Setting, value: Any) -> bool:
             if setting.above and value <= setting.low:
                 return False
             return bool(setting.low <= value <= setting.high and math.isfinite(value))
+        case Unit.COUNTS:
+            return all(setting.low <= item <= setting.high for item in value)
         case Unit.CHOICE:
             return value in setting.choices
         case Unit.TEXT:

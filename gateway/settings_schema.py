@@ -31,6 +31,7 @@ class Unit(enum.Enum):
     SECONDS = "seconds"
     PATHS = "paths"
     TEXTS = "texts"
+    COUNTS = "counts"
     TENSORS = "tensors"
     TABLE = "table"
 
@@ -99,6 +100,8 @@ class Setting:
                 return 'a list of paths, such as ["/srv/models", "more"]'
             case Unit.TEXTS:
                 return 'a list of strings, such as ["one", "two"]'
+            case Unit.COUNTS:
+                return f"a list of whole numbers{self._range}, such as [4, 8]"
             case Unit.TENSORS:
                 return 'a list of tensors, such as [{name = "x", datatype = "FP32", shape = [-1, 4]}]'
             case Unit.TABLE:
@@ -131,6 +134,7 @@ _MAY_BE_ZERO = frozenset({
     "websocket.ping_interval", "drain.delay", "drain.timeout", "bidi.idle_timeout", "repository.unload_timeout",
     "sagemaker.invoke_timeout", "sagemaker.stream_timeout", "models.*.queue_timeout", "models.*.queue_bytes",
     "models.*.queue", "models.*.timeout", "models.*.max_batch_size", "models.*.restart.intensity",
+    "models.*.batching.max_delay", "models.*.batching.priority_levels", "models.*.batching.default_priority",
     "models.*.restart.backoff",
     "models.*.restart.backoff_max", "models.*.restart.jitter", "endpoints.*.variants.*.weight",
 })  # fmt: skip
@@ -225,7 +229,7 @@ def _setting(path: Key, hint: Any, field: dataclasses.Field[Any]) -> Setting:
     if typing.get_origin(hint) is dict:
         return dataclasses.replace(setting, unit=Unit.TABLE)
     if typing.get_origin(hint) is tuple:
-        unit = Unit.TENSORS if TensorConfig in arguments else Unit.TEXTS if key in _TEXTS else Unit.PATHS
+        unit = {TensorConfig: Unit.TENSORS, int: Unit.COUNTS}.get(arguments[0], Unit.TEXTS if key in _TEXTS else Unit.PATHS)
         return dataclasses.replace(setting, unit=unit)
     if hint is bool:
         return dataclasses.replace(setting, unit=Unit.FLAG)

@@ -46,6 +46,8 @@ class StepHolder(Protocol):
 
     def hold(self) -> None: ...
     def release(self) -> None: ...
+    def waited(self, ns: int) -> None:
+        """So many nanoseconds of the session were spent in a queue of the model's own."""
 
 
 @final
@@ -54,6 +56,9 @@ class _NoHolder:
         return
 
     def release(self) -> None:
+        return
+
+    def waited(self, ns: int) -> None:
         return
 
 
@@ -72,6 +77,11 @@ models."""
 reset_step_holder = _holder.reset
 
 
+def step_holder() -> StepHolder:
+    """What the steps of the current task keep occupied."""
+    return _holder.get() or _NoHolder()
+
+
 async def run_step(
     fn: Callable[[], T], *, limiter: trio.CapacityLimiter | None = None, token: CancelToken | None = None
 ) -> T:
@@ -82,7 +92,7 @@ async def run_step(
     occupied. What the abandoned step returns or raises is dropped.
     """
     token = token or CancelToken()
-    holder = _holder.get() or _NoHolder()
+    holder = step_holder()
     loop = trio.lowlevel.current_trio_token()
     holder.hold()
     # A cancel may come while the step waits for its thread: then either the thread or the loop owns the hold, and the
@@ -146,7 +156,7 @@ async def iterate_steps(
 
 def _run_last_step(fn: Callable[[], None], token: CancelToken) -> None:
     """A step that nobody waits for: the clean-up of a session that is over. What it raises is dropped."""
-    holder = _holder.get() or _NoHolder()
+    holder = step_holder()
     loop = trio.lowlevel.current_trio_token()
     context = contextvars.copy_context()
     context.run(_token.set, token)

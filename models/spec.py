@@ -50,6 +50,12 @@ class TensorSpec:
     """Whether a request may come without this input."""
     labels: tuple[str, ...] = ()
     """For the classification of an output: the word for each index of the last dimension."""
+    pad: bool | int | float | str | None = None
+    """Of an input whose shape has a -1: requests that differ there may go together (`Batching`), filled up to the longest
+    of them with this value. None: only requests of one shape do."""
+    like: str = ""
+    """Of an output whose shape has a -1: the input that has these dimensions too, in the same order. They are cut back to
+    what they are in each request alone."""
 
     def __post_init__(self) -> None:
         if not self.name:
@@ -62,6 +68,74 @@ class TensorSpec:
             raise ValueError(f"{said}: a dimension is a size, or -1 for any, got {str(self.shape)[:100]}")
         if self.shape and -1 < self.shape[-1] < len(self.labels):
             raise ValueError(f"{said}: {len(self.labels)} labels for a last dimension of {self.shape[-1]}")
+        if self.pad is not None:
+            if not self.datatype or not self.variable:
+                raise ValueError(
+                    f"{said}: pad needs a datatype, and a shape with a -1, got {self.datatype!r} and {self.shape}"
+                )
+            if not _holds(self.datatype, self.pad):
+                raise ValueError(f"{said}: pad must be a value of {self.datatype}, got {self.pad!r:.60}")
+
+    @property
+    def variable(self) -> tuple[int, ...]:
+        """Which of its dimensions vary."""
+        return tuple([axis for axis, size in enumerate(self.shape or ()) if size == -1])
+
+
+def _holds(datatype: str, value: bool | int | float | str) -> bool:
+    """Whether an element of this datatype is exactly that value, as near as floats are."""
+    if datatype in ("BYTES", "BOOL"):
+        return type(value) is (str if datatype == "BYTES" else bool)
+    if type(value) not in (int, float):
+        return False
+    if datatype[0] in "FB":
+        return True
+    bits, signed = int(datatype.lstrip("UINT")), datatype[0] == "I"
+    low, high = (-(2 ** (bits - 1)), 2 ** (bits - 1)) if signed else (0, 2**bits)
+    return type(value) is int and low <= value < high
+
+
+@final
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Batching:
+    """How the gateway calls a tensor model with the rows of several requests at once: Triton's dynamic batcher.
+
+    Requests go together whose inputs have the same names, datatypes and shapes but for the batch dimension, and whose
+    parameters and wanted outputs are the same; at most `max_batch_size` rows of them. `models.batching` has the rules.
+    ValueError where it contradicts itself.
+    """
+
+    max_delay: float = 0.0
+    """Seconds that the first request of a batch waits for others while the model is idle. 0: none, and a batch is what
+    has queued while the model was busy."""
+    preferred: tuple[int, ...] = ()
+    """Numbers of rows that go at once, before the delay is over."""
+    pad_rows: bool = False
+    """Whether a batch is filled up to the next preferred number of rows, with copies of its last row."""
+    instances: int = 1
+    """Batches that run at once."""
+    retry: bool = True
+    """Whether the requests of a batch whose call raised are called again, each alone and once, so that only the bad one
+    fails. False, for a model that must not see a request twice: then all of them fail."""
+    priority_levels: int = 0
+    """Requests may have a parameter `priority` from 1, which goes first, to this; 0: it is not looked at."""
+    default_priority: int = 0
+    """That of requests which say none, or one above the levels; 0: the last."""
+
+    def __post_init__(self) -> None:
+        if not 0 <= self.max_delay < float("inf"):
+            raise ValueError(f"batching: max_delay must be a number of seconds, at least 0, got {self.max_delay}")
+        if any(type(rows) is not int or rows < 1 for rows in self.preferred):
+            raise ValueError(f"batching: preferred must be numbers of rows, at least 1, got {str(self.preferred)[:100]}")
+        if self.pad_rows and not self.preferred:
+            raise ValueError("batching: pad_rows needs preferred numbers of rows to fill up to")
+        if self.instances < 1:
+            raise ValueError(f"batching: instances must be at least 1, got {self.instances}")
+        if not 0 <= self.default_priority <= max(self.priority_levels, 0):
+            raise ValueError(
+                f"batching: default_priority must be from 0 to priority_levels, {self.priority_levels}, "
+                f"got {self.default_priority}"
+            )
 
 
 @final
@@ -82,6 +156,7 @@ class Declaration(TypedDict, total=False):
     max_batch_size: int
     decoupled: bool
     pieces: bool
+    batching: Batching
 
 
 DECLARED: Mapping[str, tuple[type, ...]] = {
@@ -90,6 +165,7 @@ DECLARED: Mapping[str, tuple[type, ...]] = {
     "max_batch_size": (int,),
     "decoupled": (bool,),
     "pieces": (bool,),
+    "batching": (Batching,),
 }
 """The names of a declaration, each with the types of its values."""
 
@@ -195,6 +271,8 @@ class ModelSpec:
     pieces: bool = False
     """Whether the model asks for binary inputs as they arrive: then a request comes as several InferRequests, each with
     some of the rows, and `last` on the final one."""
+    batching: Batching | None = None
+    """How rows of several requests go together, at most `max_batch_size` of them; None: one call is one request."""
     parameters: frozenset[str] | None = None
     """The GenerationParameters, by name, that a text model acts on, beside those that are the answer's form alone; None:
     it does not say. `lmi.unsupported` decides what becomes of a request that gives another."""
@@ -235,5 +313,32 @@ class ModelSpec:
                 if tensor.name in names:
                     raise ValueError(f"{said}: two {side} have the name {tensor.name[:60]!r}")
                 names.append(tensor.name)
+        if self.batching is not None:
+            self._check_batching(said, self.batching)
         if optional := [tensor.name for tensor in self.outputs or () if tensor.optional]:
             raise ValueError(f"{said}: output {optional[0][:60]!r} cannot be optional: a model gives all that it declares")
+
+    def _check_batching(self, said: str, batching: Batching) -> None:
+        if not self.max_batch_size:
+            raise ValueError(f"{said}: batching needs a max_batch_size, the rows that one call may have")
+        for what, wrong in (("decoupled", self.decoupled), ("accepts", self.accepts), ("many", self.many)):
+            if wrong:
+                raise ValueError(f"{said}: batching is for models with one response to each request: batching or {what}")
+        if beyond := [rows for rows in batching.preferred if rows > self.max_batch_size]:
+            raise ValueError(
+                f"{said}: batching.preferred has {beyond[0]}, above the max_batch_size of {self.max_batch_size}"
+            )
+        inputs = {tensor.name: tensor for tensor in self.inputs or ()}
+        if not any(tensor.pad is not None for tensor in inputs.values()):
+            return
+        if self.outputs is None:
+            raise ValueError(f"{said}: inputs with a pad need declared outputs, as those are cut back")
+        for tensor in self.outputs:
+            if tensor.shape is not None and not tensor.variable:
+                continue
+            source = inputs.get(tensor.like)
+            if tensor.shape is None or source is None or len(source.variable) != len(tensor.variable):
+                raise ValueError(
+                    f"{said}: output {tensor.name[:60]!r} is to be cut back, as inputs have a pad: give it a "
+                    "shape, and where that has a -1 say like = the input whose -1 those are"
+                )

@@ -31,6 +31,7 @@ from protocols.v2_metadata import (
 )
 from protocols.v2_request import RequestedOutput, V2Request, encode_infer_request, parse_infer
 from protocols.v2_response import V2Answer, V2Reply, decode_infer_reply, render_infer
+from protocols.v2_schema import DynamicBatching
 
 __all__ = [
     "EVENTS",
@@ -39,6 +40,7 @@ __all__ = [
     "IHCL",
     "NO_PARAMETERS",
     "BytesData",
+    "DynamicBatching",
     "FrameDecoder",
     "InferCodec",
     "ModelSignature",

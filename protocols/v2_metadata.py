@@ -12,6 +12,7 @@ import msgspec
 from protocols.tensors import DATATYPES
 from protocols.v2_schema import (
     ConfigTensor,
+    DynamicBatching,
     LiveReply,
     ModelConfig,
     ModelMetadata,
@@ -88,7 +89,8 @@ class Expected:
 class ModelSignature:
     """What a request is checked against. `inputs` or `outputs` None is undeclared: any are accepted. With
     `max_batch_size` above 0 each tensor has a leading batch dimension, the same for all inputs, up to that size. A
-    `decoupled` model gives any number of responses to a request."""
+    `decoupled` model gives any number of responses to a request. `dynamic_batching` says how rows of several requests go
+    together, where they do."""
 
     name: str
     versions: tuple[str, ...] = ()
@@ -97,6 +99,7 @@ class ModelSignature:
     outputs: tuple[TensorSpec, ...] | None = None
     max_batch_size: int = 0
     decoupled: bool = False
+    dynamic_batching: DynamicBatching | None = None
     expected: Mapping[str, Expected] | None = field(init=False, repr=False, compare=False)
     """What `inputs` says of each, by its name."""
     required: frozenset[str] = field(init=False, repr=False, compare=False)
@@ -186,6 +189,7 @@ def model_config(signature: ModelSignature) -> bytes:
         input=_config_of(signature.inputs),
         output=_config_of(signature.outputs),
         model_transaction_policy=TransactionPolicy(decoupled=signature.decoupled),
+        dynamic_batching=signature.dynamic_batching or msgspec.UNSET,
     )
     return _encode(config)
 

@@ -89,6 +89,16 @@ class TransactionPolicy(msgspec.Struct, frozen=True, kw_only=True):
 
 
 @final
+class DynamicBatching(msgspec.Struct, frozen=True, kw_only=True):
+    """How rows of several requests go together, in Triton's words."""
+
+    preferred_batch_size: tuple[int, ...] = ()
+    max_queue_delay_microseconds: int = 0
+    priority_levels: int = 0
+    default_priority_level: int = 0
+
+
+@final
 class ModelConfig(msgspec.Struct, frozen=True, kw_only=True):
     """The part of Triton's model configuration that its clients read. A model that does not batch has a `max_batch_size`
     of 0."""
@@ -100,3 +110,5 @@ class ModelConfig(msgspec.Struct, frozen=True, kw_only=True):
     input: tuple[ConfigTensor, ...]
     output: tuple[ConfigTensor, ...]
     model_transaction_policy: TransactionPolicy
+    dynamic_batching: DynamicBatching | msgspec.UnsetType = msgspec.UNSET
+    """Clients look whether it is there."""

@@ -15,7 +15,7 @@ from gateway.errors import BadRequest, GatewayError, ModelFailed, NotFound
 from gateway.exchange import Exchange
 from gateway.workers.worker import Slot, State, Worker
 from models.messages import BytesTensor, Family, InferRequest, InferResponse, Tensor
-from models.spec import ModelSpec, TensorSpec
+from models.spec import Batching, ModelSpec, TensorSpec
 from protocols import v2
 
 SHORT = 16 * 1024
@@ -261,6 +261,17 @@ def signature_of(spec: ModelSpec) -> v2.ModelSignature:
         outputs=_declared(spec.outputs),
         max_batch_size=spec.max_batch_size,
         decoupled=spec.decoupled,
+        dynamic_batching=_batching(spec.batching) if spec.batching is not None else None,
+    )
+
+
+def _batching(batching: Batching) -> v2.DynamicBatching:
+    levels = batching.priority_levels
+    return v2.DynamicBatching(
+        preferred_batch_size=tuple(sorted(batching.preferred)),
+        max_queue_delay_microseconds=round(batching.max_delay * 1e6),
+        priority_levels=levels,
+        default_priority_level=batching.default_priority or levels,
     )
 
 

@@ -188,7 +188,7 @@ def _statistics_of(worker: Worker, memory: int) -> bodies.ModelStatistics:
         version=worker.spec.version,
         last_inference=s.last_ms,
         inference_count=s.inferences,
-        execution_count=s.succeeded,
+        execution_count=s.executions,
         inference_stats=bodies.InferenceStatistics(
             success=bodies.Duration(s.succeeded, s.success_ns),
             fail=bodies.Duration(s.failed, s.failed_ns),

@@ -12,7 +12,7 @@ import trio
 from gateway.config import BidiConfig
 from gateway.dialects.base import codec, reply_of, session_of
 from gateway.dialects.bidi import close
-from gateway.dialects.v2_calls import JSON, Timeout, V2Calls, request_of, timeout_of
+from gateway.dialects.v2_calls import JSON, Timeout, V2Calls, batch_of, request_of, timeout_of
 from gateway.dialects.v2_channels import replied
 from gateway.errors import (
     BadRequest,
@@ -26,7 +26,7 @@ from gateway.errors import (
     TooLarge,
 )
 from gateway.exchange import Exchange
-from gateway.workers.worker import Worker
+from gateway.workers.worker import Slot, Worker
 from models.messages import Family, InferRequest, InferResponse
 from models.session import Session
 from protocols import v2, websocket_handshake
@@ -70,7 +70,7 @@ class SessionDialect:
                 exchange.limit_time(config.session_timeout, "bidi.session_timeout")
             if config.idle_timeout:
                 exchange.limit_silence(config.idle_timeout, "bidi.idle_timeout")
-            channel = _SessionChannel(self._calls, exchange, worker)
+            channel = _SessionChannel(self._calls, exchange, worker, slot)
             exchange.fail = channel.fail
             exchange.start(101, handshake)
             while not await channel.call():
@@ -82,8 +82,8 @@ class SessionDialect:
 class _SessionChannel:
     """Messages in, each of them a request; responses out, each of them a message."""
 
-    def __init__(self, calls: V2Calls, exchange: Exchange, worker: Worker) -> None:
-        self._calls, self._exchange, self._worker = calls, exchange, worker
+    def __init__(self, calls: V2Calls, exchange: Exchange, worker: Worker, slot: Slot) -> None:
+        self._calls, self._exchange, self._worker, self._slot = calls, exchange, worker, slot
         self._opcode = _TEXT  # of the message that arrives
         self._joined: bytearray | None = None  # its frames so far, where it has several
         self._whole: memoryview | None = None  # all of it, not read yet
@@ -215,11 +215,12 @@ class _SessionChannel:
         """What became of the request at hand."""
         since, self._since = self._since, 0
         if since:
-            now, statistics = perf_counter_ns(), self._worker.statistics
+            now, statistics, queue = perf_counter_ns(), self._worker.statistics, self._slot.take_waited()
             if failed:
                 statistics.failure(now, now - since, cancelled=self._exchange.gone)
             else:
-                statistics.success(now, 0, 0, now - since, 0)
+                size = 1 if self._asked is None else batch_of(self._worker, self._asked)
+                statistics.success(now, queue, 0, now - since - queue, 0, size)
 
     # -- answers ---------------------------------------------------------------------------------------------------
 

@@ -141,6 +141,9 @@ class _Entry:
         self.threads -= 1
         self._bell.ring()
 
+    def waited(self, ns: int) -> None:
+        """A load is no session."""
+
     async def quiet(self) -> None:
         """Returns when no session and no thread of this model runs any more."""
         if self.worker is not None:

@@ -37,10 +37,15 @@ class ModelStatistics:
     A call begins when a slot is asked of a model that can be called, and is counted once, at its end: it succeeded or it
     failed. What failed of it was cancelled where its client had left before its answer was complete. The time of a
     success is that of its queue, input, infer and output, and nothing else. Written by the event loop's thread alone.
+
+    Where requests are `batched`, several calls are one execution of the model, which is told by `executed`; elsewhere each
+    call that succeeded was one.
     """
 
     __slots__ = (
         "_beyond",
+        "_executions",
+        "batched",
         "batches",
         "cancelled",
         "cancelled_ns",
@@ -57,7 +62,8 @@ class ModelStatistics:
         "succeeded",
     )  # fmt: skip
 
-    def __init__(self) -> None:
+    def __init__(self, *, batched: bool = False) -> None:
+        self.batched, self._executions = batched, 0
         self.succeeded = self.failed = self.cancelled = 0
         self.queue = self.input = self.infer = self.output = 0
         self.failed_ns = self.cancelled_ns = 0
@@ -68,7 +74,7 @@ class ModelStatistics:
         self.last = 0
         """The end of the last call, on `perf_counter_ns`; 0: there was none."""
         self.batches: dict[int, Batches] = {}
-        """By size, without those of 1, which are all that are not here."""
+        """By size, without those of 1 where calls are not `batched`: they are all that are not here."""
         self.responses: dict[int, Responses] = {}
         """By their place in their call, from 0 on."""
 
@@ -82,15 +88,24 @@ class ModelStatistics:
         self.output += output
         if batch != 1:
             self._beyond += batch - 1
-            batches = self.batches.get(batch)
-            if batches is None:
-                # beyond that they are of no size: a client chooses it, within the model's max_batch_size
-                size = batch if len(self.batches) < _SIZES else -1
-                batches = self.batches.setdefault(size, Batches())
-            batches.count += 1
-            batches.input += read
-            batches.infer += infer
-            batches.output += output
+            if not self.batched:
+                self._batch(batch, read, infer, output)
+
+    def executed(self, rows: int, joining: int, infer: int, cutting: int, copied: int) -> None:
+        """The model has answered calls that came to so many rows together, for which so many bytes were copied."""
+        self._executions += 1
+        self.copied += copied
+        self._batch(rows, joining, infer, cutting)
+
+    def _batch(self, size: int, input: int, infer: int, output: int) -> None:
+        batches = self.batches.get(size)
+        if batches is None:
+            # beyond that they are of no size: a client chooses it, within the model's max_batch_size
+            batches = self.batches.setdefault(size if len(self.batches) < _SIZES else -1, Batches())
+        batches.count += 1
+        batches.input += input
+        batches.infer += infer
+        batches.output += output
 
     def failure(self, now: int, lasted: int, *, cancelled: bool) -> None:
         """A call has no answer, or an error."""
@@ -131,6 +146,11 @@ class ModelStatistics:
         return self.succeeded + self._beyond
 
     @property
+    def executions(self) -> int:
+        """How often the model was called with success."""
+        return self._executions if self.batched else self.succeeded
+
+    @property
     def success_ns(self) -> int:
         """The time of all calls that succeeded."""
         return self.queue + self.input + self.infer + self.output
@@ -150,6 +170,8 @@ class ModelStatistics:
     @property
     def by_size(self) -> dict[int, Batches]:
         """The executions of each batch size, 1 included."""
+        if self.batched:
+            return {size: batches for size, batches in sorted(self.batches.items()) if size >= 0}
         ones, sizes = Batches(), {}
         ones.count, ones.input, ones.infer, ones.output = self.succeeded, self.input, self.infer, self.output
         for size, batches in self.batches.items():

@@ -33,6 +33,7 @@ from gateway.exchange import Exchange
 from gateway.workers.policy import decide, within_period
 from gateway.workers.queue import SlotQueue, level_of
 from gateway.workers.statistics import ModelStatistics
+from models.batching import running
 from models.blocking import reset_step_holder, run_step, set_step_holder
 from models.convert import convert
 from models.errors import ModelError
@@ -76,7 +77,7 @@ class Slot:
     `unanswered`, once; one that makes many calls of one session counts them itself.
     """
 
-    __slots__ = ("_asked", "_began", "_exchange", "_holder", "_holds", "_returned", "_worker", "counts", "told")
+    __slots__ = ("_asked", "_began", "_exchange", "_holder", "_holds", "_returned", "_waited", "_worker", "counts", "told")
 
     def __init__(self, worker: Worker, exchange: Exchange, asked: int = 0) -> None:
         """The place is taken already; it was `asked` for then, on `perf_counter_ns`, if not just now."""
@@ -88,6 +89,7 @@ class Slot:
         """What `answered` is to be told at the end of the block."""
         self._began = perf_counter_ns()
         self._asked = asked or self._began
+        self._waited = 0  # in a queue of the model's own, since `take_waited`
 
     def __enter__(self) -> Slot:
         return self
@@ -115,8 +117,8 @@ class Slot:
             self.unanswered()  # it was written to nobody
             return
         asked, began, returned, now = self._asked, self._began, self._returned, perf_counter_ns()
-        statistics, read = self._worker.statistics, asked - arrived if arrived else 0
-        statistics.success(now, began - asked, read, returned - began, now - returned, batch)
+        statistics, read, waited = self._worker.statistics, asked - arrived if arrived else 0, self._waited
+        statistics.success(now, began - asked + waited, read, returned - began - waited, now - returned, batch)
         if copied >= 0:
             statistics.received += exchange.bytes_in
             statistics.copied += exchange.copied + copied
@@ -137,6 +139,14 @@ class Slot:
         self._holds -= 1
         if self._holds == 0:
             self._worker.slot_released()
+
+    def waited(self, ns: int) -> None:
+        self._waited += ns
+
+    def take_waited(self) -> int:
+        """What was spent in a queue of the model's own since the last look, for one who counts calls of a session."""
+        waited, self._waited = self._waited, 0
+        return waited
 
 
 @final
@@ -177,7 +187,7 @@ class Worker:
         self.starts = 0
         self.restart_at: float | None = None
         """When it is loaded again, on Trio's clock, while it is RESTARTING."""
-        self.statistics = ModelStatistics()
+        self.statistics = ModelStatistics(batched=spec.batching is not None)
         self._free = spec.capacity
         self._queue = SlotQueue()
         self._queued_bytes = 0
@@ -277,7 +287,7 @@ class Worker:
         self._loading = scope = trio.CancelScope(deadline=began + self.spec.load_timeout)
         try:
             with scope:
-                async with self.spec.load() as model:
+                async with running(self.spec, self.statistics) as model:
                     if self.spec.warmup:
                         await warm_up(model, self.spec)
                     # it may be too late, or not wanted any more, though load() did not notice

@@ -22,7 +22,7 @@ from gateway.cli import check_shadowing, program
 from gateway.config import Config, ModelConfig
 from gateway.settings import PREFIX, ConfigError
 from models.messages import Family
-from models.spec import TensorSpec
+from models.spec import Batching, TensorSpec
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -260,7 +260,9 @@ def test_config_fails_as_serving_would() -> None:
 LIBRARY = ["echo", "identity", "add_sub", "lm", "speech"]
 
 
-TENSORS: dict[str, Any] = {"inputs": None, "outputs": None, "max_batch_size": 0, "decoupled": False, "pieces": False}
+TENSORS: dict[str, Any] = {
+    "inputs": None, "outputs": None, "max_batch_size": 0, "decoupled": False, "pieces": False, "batching": None,
+}  # fmt: skip
 
 
 def load_spec(name: str, config: ModelConfig) -> SimpleNamespace:
@@ -303,6 +305,7 @@ def test_models_lists_those_configured_and_those_of_the_library() -> None:
             "x any [-1, 4] -> any (max_batch_size 8, decoupled)",
         ),
         ({"pieces": True}, "any -> any (pieces)"),
+        ({"max_batch_size": 8, "batching": Batching()}, "any -> any (max_batch_size 8, batched)"),
     ],
 )
 def test_models_shows_what_a_model_of_tensors_declares(

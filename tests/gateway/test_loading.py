@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
+from dataclasses import fields
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +13,7 @@ import numpy.typing as npt
 import pytest
 
 from gateway.bridge import CAPACITY
-from gateway.config import ModelConfig, TensorConfig
+from gateway.config import BatchingConfig, ModelConfig, TensorConfig
 from gateway.container_client import ContainerLimits, container_limits
 from gateway.loading import load_spec
 from gateway.settings import ConfigError, load
@@ -60,7 +61,9 @@ def test_a_model_that_says_nothing_has_the_numbers_of_the_reference() -> None:
     assert numbers("plain") == [64, 1000, 0.0, 240.0]
     page = (Path(__file__).parents[2] / "docs" / "reference" / "configuration.md").read_text()
     rows = {row.split("|")[1].strip(" `"): row for row in page.splitlines() if "| the model's own |" in row}
-    assert set(rows) == {*NUMBERS, "inputs", "outputs", "max_batch_size", "warmup", "queue_timeout", "queue_bytes"}
+    batching = {field.name for field in fields(BatchingConfig)}
+    others = {"inputs", "outputs", "max_batch_size", "warmup", "queue_timeout", "queue_bytes"}
+    assert set(rows) == {*NUMBERS, *others, *batching}
     for name, number in zip(NUMBERS, numbers("plain"), strict=True):
         assert f"{number:g}" in rows[name]
 

@@ -30,6 +30,7 @@ from gateway.settings import (
     to_toml,
 )
 from gateway.settings_schema import NAMES
+from gateway.settings_text import dotted
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -837,14 +838,23 @@ def test_every_number_has_a_unit() -> None:
 
 def test_what_a_model_may_say_itself_has_the_unit_of_any_such_number_and_no_default() -> None:
     own = {
-        setting.path[-1]: setting.unit for setting in SETTINGS.values() if setting.default is None and not setting.required
+        dotted(setting.path[2:]): setting.unit
+        for setting in SETTINGS.values()
+        if setting.default is None and not setting.required
     }
+    batching = {
+        "enabled": Unit.FLAG, "max_delay": Unit.SECONDS, "preferred": Unit.COUNTS, "pad_rows": Unit.FLAG,
+        "instances": Unit.COUNT, "retry": Unit.FLAG, "priority_levels": Unit.COUNT, "default_priority": Unit.COUNT,
+    }  # fmt: skip
     counts, seconds, tensors = (
         dict.fromkeys(("capacity", "queue", "max_batch_size"), Unit.COUNT),
         dict.fromkeys(("timeout", "load_timeout", "queue_timeout"), Unit.SECONDS),
         dict.fromkeys(("inputs", "outputs"), Unit.TENSORS),
     )
-    assert own == counts | seconds | tensors | {"warmup": Unit.TEXTS, "queue_bytes": Unit.BYTES}
+    others = {"warmup": Unit.TEXTS, "queue_bytes": Unit.BYTES} | {
+        f"batching.{name}": unit for name, unit in batching.items()
+    }
+    assert own == counts | seconds | tensors | others
 
 
 def with_names(setting: Setting) -> tuple[str, dict[str, Any]]:
@@ -867,7 +877,7 @@ def test_the_bounds_of_a_setting_are_allowed_and_what_is_beyond_is_not() -> None
         ("5", "must be a list of tensors"),
         ('[{datatype = "FP32"}]', "missing required field `name`"),
         ('[{name = "x", shape = ["a"]}]', "Expected `int`, got `str`"),
-        ('[{name = "x", dims = [1]}]', "a tensor has name, datatype, shape, optional, labels; not 'dims'"),
+        ('[{name = "x", dims = [1]}]', "a tensor has name, datatype, shape, optional, labels, pad, like; not 'dims'"),
     ],
 )
 def test_a_tensor_that_is_none_is_refused_with_what_is_wrong(directory: Path, tensors: str, why: str) -> None:
@@ -955,6 +965,8 @@ def values(draw: st.DrawFn, setting: Setting) -> Any:
             return draw(st.integers(int(setting.low), int(setting.high)))
         case Unit.SECONDS | Unit.NUMBER:
             return draw(st.floats(setting.low, min(setting.high, 1e9), exclude_min=setting.above))
+        case Unit.COUNTS:
+            return draw(st.lists(st.integers(int(setting.low), int(setting.high)), max_size=3))
         case Unit.PATHS | Unit.TEXTS:
             return draw(st.lists(_TEXTS, max_size=3))
         case Unit.TENSORS:

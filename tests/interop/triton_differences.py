@@ -301,7 +301,7 @@ DIFFERENCES: Sequence[Difference] = (
     Difference(
         asked="`sequence_id` and its like, `priority`, `timeout`",
         triton="for its schedulers; the model does not see them",
-        here="the model sees them; `timeout` is a deadline too, `priority` a place in the queue",
+        here="the model sees them, but for `priority` and `timeout` where requests are [batched](v2.md#batching); `timeout` is a deadline too, `priority` a place in the queue",
         why="a model may want to know what its caller asked for",
         cases={
             "sequence parameters": (

@@ -41,6 +41,9 @@ class Holder:
         assert self.held >= 0
         self._lot.unpark_all()
 
+    def waited(self, ns: int) -> None:
+        raise AssertionError("a step waits for nobody")
+
     async def wait_free(self) -> None:
         while self.held:
             await self._lot.park()
