@@ -14,6 +14,7 @@ import trio
 
 from benchmarks.units import ROUNDS, Case, repeated
 from gateway.workers.statistics import ModelStatistics
+from gateway.workers.stuck import StuckWatch
 from models.adapt import spec_of
 from models.batching import running
 from models.messages import InferRequest, InferResponse, Tensor
@@ -78,8 +79,13 @@ class _Client:
 def _through(batching: Batching | None) -> float:
     """The cost of a request among those of many clients, all of them waiting in one process."""
 
+    spec = _spec(batching)
+
     async def ask(width: int) -> None:
-        async with running(_spec(batching), ModelStatistics(batched=True)) as model, trio.open_nursery() as nursery:
+        async with (
+            running(spec, ModelStatistics(batched=True), StuckWatch(spec, list)) as model,
+            trio.open_nursery() as nursery,
+        ):
             for request in _requests(width):
                 nursery.start_soon(model, Session(_Client(request)))
 

@@ -425,6 +425,17 @@ class ModelConfig:
     """Above 0 each tensor has a leading batch dimension of at most this, which its `shape` leaves out; 0, which is meant
     where the model does not say: shapes are whole."""
     batching: BatchingConfig = field(default_factory=BatchingConfig)
+    threads: int | None = None
+    """Blocking steps at once, each in a thread; as `capacity`, at most 64, where the model does not say."""
+    step_timeout: float | None = None
+    """How long a blocking step may run before it is stuck: its session ends, and its place is somebody else's until the
+    thread returns; 0, which is meant where the model does not say: no limit. It is looked at once a second."""
+    stop_within: float | None = None
+    """How long the model, with its last blocking step, may go on after its session has ended before it is stuck; 0, which is
+    meant where the model does not say: no limit. It is looked at once a second."""
+    stuck_limit: int | None = None
+    """Sessions that may be stuck at once, each with a place and a thread in addition to `capacity` and `threads`; one more
+    is a crash of the model; 4 where the model does not say."""
     restart: RestartConfig = field(default_factory=RestartConfig)
 
 

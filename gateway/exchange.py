@@ -132,6 +132,7 @@ class Exchange:
     __slots__ = (
         "_assembly",
         "_cancelled",
+        "_cancelled_at",
         "_ceiling",
         "_charged",
         "_consumed",
@@ -359,7 +360,8 @@ class Exchange:
             self._cancel()
 
     def _cancel(self) -> None:
-        self._cancelled = True
+        if not self._cancelled:
+            self._cancelled, self._cancelled_at = True, self.owner.clock()
         self._turn_left = 0
         if self._scope is not None:
             self._scope.cancel()
@@ -379,6 +381,13 @@ class Exchange:
     def cancelled(self) -> bool:
         """Whether the work was told to stop, or its time is over."""
         return self._cancelled or (self.deadline < _FOREVER and self._scope is not None and self._scope.cancel_called)
+
+    @property
+    def cancelled_at(self) -> float | None:
+        """When the work was told to stop, or its time was over, on Trio's clock; None: neither was so."""
+        if self._cancelled:
+            return self._cancelled_at
+        return self.deadline if self.deadline <= self.owner.clock() else None
 
     def leave(self) -> None:
         """Its work is over: the scope is somebody else's."""

@@ -581,6 +581,8 @@ class Gateway:
             now = trio.current_time()
             for connection in list(self._connections):
                 connection.tick(now)
+            for worker in self.supervisor.workers.values():
+                worker.stuck.tick(now)
             self._shed()
             self.pool.tick(now)
 

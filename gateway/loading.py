@@ -32,7 +32,10 @@ class FactoryRaised(TypeError):
         self.error = error
 
 
-_SAID = ("capacity", "queue", "queue_timeout", "queue_bytes", "timeout", "load_timeout", "max_batch_size")
+_SAID = (
+    "capacity", "queue", "queue_timeout", "queue_bytes", "timeout", "load_timeout", "max_batch_size", "threads",
+    "step_timeout", "stop_within", "stuck_limit",
+)  # fmt: skip
 """The numbers that a configuration may set in the place of the model."""
 
 

@@ -134,6 +134,7 @@ _MAY_BE_ZERO = frozenset({
     "websocket.ping_interval", "drain.delay", "drain.timeout", "bidi.idle_timeout", "repository.unload_timeout",
     "sagemaker.invoke_timeout", "sagemaker.stream_timeout", "models.*.queue_timeout", "models.*.queue_bytes",
     "models.*.queue", "models.*.timeout", "models.*.max_batch_size", "models.*.restart.intensity",
+    "models.*.step_timeout", "models.*.stop_within", "models.*.stuck_limit",
     "models.*.batching.max_delay", "models.*.batching.priority_levels", "models.*.batching.default_priority",
     "models.*.restart.backoff",
     "models.*.restart.backoff_max", "models.*.restart.jitter", "endpoints.*.variants.*.weight",

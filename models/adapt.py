@@ -138,7 +138,6 @@ class _PerMessage:
             else self._function
         )  # fmt: skip
         self._threads = bool(getattr(fn, "__model_blocking__", getattr(thing, "__model_blocking__", True)))
-        self._limiter = trio.CapacityLimiter(64)
         # what a model of text says of itself
         self.parameters = getattr(thing, "parameters", None)
         self.chat_template = getattr(thing, "chat_template", None)
@@ -159,7 +158,7 @@ class _PerMessage:
 
     async def _function(self, channel: _Channel, args: tuple[Any, ...]) -> None:
         if self._threads:
-            item = await run_step(lambda: self._call(*args), limiter=self._limiter)
+            item = await run_step(lambda: self._call(*args))
         else:
             item = self._call(*args)
         if item is not None:
@@ -170,7 +169,7 @@ class _PerMessage:
 
     async def _generator(self, channel: _Channel, args: tuple[Any, ...]) -> None:
         if self._threads:
-            await self._send_all(channel, iterate_steps(self._call(*args), limiter=self._limiter))
+            await self._send_all(channel, iterate_steps(self._call(*args)))
             return
         whole, made, try_send = self._whole, 0, _try_send_of(channel)
         with closing(self._call(*args)) as generator:

@@ -29,7 +29,7 @@ from typing import Any, Protocol, final
 
 import trio
 
-from models.blocking import StepHolder, run_step, set_step_holder, step_holder
+from models.blocking import Step, StepHolder, Steps, run_step, set_step_holder, step_holder
 from models.errors import ModelError
 from models.messages import InferRequest, InferResponse
 from models.rows import Rows, rows_of
@@ -50,15 +50,15 @@ class Executions(Protocol):
         """A call of so many rows was answered. The times are nanoseconds; `copied` are the bytes that were joined."""
 
 
-def running(spec: ModelSpec, executions: Executions) -> AbstractAsyncContextManager[Model]:
+def running(spec: ModelSpec, executions: Executions, steps: Steps) -> AbstractAsyncContextManager[Model]:
     """`spec.load()`, whose model is called in batches where the spec says so."""
-    return spec.load() if spec.batching is None else _batched(spec, spec.batching, executions)
+    return spec.load() if spec.batching is None else _batched(spec, spec.batching, executions, steps)
 
 
 @asynccontextmanager
-async def _batched(spec: ModelSpec, batching: Batching, executions: Executions) -> AsyncIterator[Model]:
+async def _batched(spec: ModelSpec, batching: Batching, executions: Executions, steps: Steps) -> AsyncIterator[Model]:
     async with spec.load() as model, trio.open_nursery() as nursery:
-        batcher = Batcher(model, spec, batching, executions, nursery)
+        batcher = Batcher(model, spec, batching, executions, steps, nursery)
         try:
             yield batcher
         finally:
@@ -114,10 +114,10 @@ class _Bucket:
 
 
 @final
-class _Run:
+class _Run(StepHolder):
     """One call of the model. It holds an instance until the call, and every blocking step of it, is over."""
 
-    __slots__ = ("_batcher", "_holds", "_left", "bucket", "lied", "live", "members", "scope")
+    __slots__ = ("_batcher", "_holds", "_left", "_replaced", "bucket", "lied", "live", "members", "scope")
 
     def __init__(self, batcher: Batcher, bucket: _Bucket, members: list[_Waiting]) -> None:
         self._batcher, self.bucket = batcher, bucket
@@ -127,30 +127,54 @@ class _Run:
         self.lied = False
         """Whether the call gave what is no answer: another one would give it too."""
         self.scope = trio.CancelScope()
-        self._holds, self._left = 1, list[StepHolder]()
+        self._holds, self._left, self._replaced = 1, list[StepHolder](), False
 
     def leave(self, waiting: _Waiting) -> None:
         self.members[self.members.index(waiting)] = None
-        waiting.holder.hold()
-        self._left.append(waiting.holder)
         self.live -= 1
+        if not self._replaced:
+            waiting.holder.hold(stopping=not self.live)
+            self._left.append(waiting.holder)
         if not self.live:
             self.scope.cancel()
 
     # what its blocking steps hold
 
-    def hold(self) -> None:
+    @property
+    def limiter(self) -> trio.CapacityLimiter:
+        return self._batcher.steps.limiter
+
+    def hold(self, *, stopping: bool = True) -> None:
         self._holds += 1
 
     def release(self) -> None:
         self._holds -= 1
         if not self._holds:
-            for holder in self._left:
-                holder.release()
-            self._batcher.over(self)
+            self._batcher.steps.over(self)
+            self._free()
 
-    def waited(self, ns: int) -> None:
-        """Its requests have waited, each for itself."""
+    def begin(self, step: Step) -> None:
+        self._holds += 1
+        self._batcher.steps.begin(step, self)
+
+    def end(self, step: Step) -> None:
+        self._batcher.steps.end(step)
+        self.release()
+
+    def interrupt(self, text: str) -> None:
+        for waiting in list(self.members):
+            if waiting is not None:
+                waiting.holder.interrupt(text)
+
+    def replace(self) -> None:
+        self._replaced = True
+        self._free()
+
+    def _free(self) -> None:
+        left, self._left = self._left, []
+        for holder in left:
+            holder.release()
+        self._batcher.over(self)
 
 
 @final
@@ -162,9 +186,16 @@ class Batcher:
     """
 
     def __init__(
-        self, model: Model, spec: ModelSpec, batching: Batching, executions: Executions, nursery: trio.Nursery
+        self,
+        model: Model,
+        spec: ModelSpec,
+        batching: Batching,
+        executions: Executions,
+        steps: Steps,
+        nursery: trio.Nursery,
     ) -> None:
         self._model, self._spec, self._batching, self._executions = model, spec, batching, executions
+        self.steps = steps
         self._rows, self._most = Rows(spec), spec.max_batch_size
         self._preferred = sorted(set(batching.preferred))
         self._nursery, self._context = nursery, contextvars.copy_context()  # a batch has no request's variables
@@ -310,10 +341,11 @@ class Batcher:
 
     def over(self, run: _Run) -> None:
         """The instance of a run is idle again."""
-        self._runs.discard(run)
-        run.bucket.busy = False
-        self._tidy(run.bucket)
-        self._dispatch()
+        if run in self._runs:  # else it was replaced before
+            self._runs.remove(run)
+            run.bucket.busy = False
+            self._tidy(run.bucket)
+            self._dispatch()
 
     async def _alarm(self) -> None:
         while True:

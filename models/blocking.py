@@ -41,29 +41,68 @@ class CancelToken:
             raise StepCancelled
 
 
-class StepHolder(Protocol):
-    """What a running step keeps occupied after its session has ended: the worker's slot."""
+@final
+class Step:
+    """A blocking step, for whoever watches how long it takes."""
 
-    def hold(self) -> None: ...
-    def release(self) -> None: ...
+    __slots__ = ("began", "thread", "token")
+
+    def __init__(self, token: CancelToken) -> None:
+        self.token = token
+        self.thread = 0
+        """The ident of the thread that it runs in."""
+        self.began = float("inf")
+        """On Trio's clock; infinite until it has its thread."""
+
+
+class StepHolder:
+    """What a running step keeps occupied after its session has ended: the worker's slot. This one is nobody's."""
+
+    __slots__ = ()
+
+    @property
+    def limiter(self) -> trio.CapacityLimiter | None:
+        """The threads of the model; None: Trio's own."""
+        return None
+
+    def hold(self, *, stopping: bool = True) -> None:
+        """Something of the session goes on after it; not `stopping`: for the sake of others."""
+
+    def release(self) -> None:
+        """That is over."""
+
+    def begin(self, step: Step) -> None:
+        """A step holds it."""
+        self.hold()
+
+    def end(self, step: Step) -> None:
+        """Its thread has returned, or it got none."""
+        self.release()
+
     def waited(self, ns: int) -> None:
         """So many nanoseconds of the session were spent in a queue of the model's own."""
 
+    def interrupt(self, text: str) -> None:
+        """What holds it is stuck: its sessions end, with this text."""
 
-@final
-class _NoHolder:
-    def hold(self) -> None:
-        return
+    def replace(self) -> None:
+        """What holds it is stuck and not waited for: its place is somebody else's until it is over."""
 
-    def release(self) -> None:
-        return
 
-    def waited(self, ns: int) -> None:
-        return
+class Steps(Protocol):
+    """The threads of one model, and who watches them."""
+
+    @property
+    def limiter(self) -> trio.CapacityLimiter: ...
+    def begin(self, step: Step, holder: StepHolder) -> None: ...
+    def end(self, step: Step) -> None: ...
+    def over(self, holder: StepHolder) -> bool:
+        """Nothing is left of what this one held. Whether its place was replaced meanwhile."""
 
 
 _token: contextvars.ContextVar[CancelToken | None] = contextvars.ContextVar("models_cancel_token", default=None)
 _holder: contextvars.ContextVar[StepHolder | None] = contextvars.ContextVar("models_step_holder", default=None)
+_NOBODY = StepHolder()
 
 
 def cancel_token() -> CancelToken:
@@ -79,22 +118,22 @@ reset_step_holder = _holder.reset
 
 def step_holder() -> StepHolder:
     """What the steps of the current task keep occupied."""
-    return _holder.get() or _NoHolder()
+    return _holder.get() or _NOBODY
 
 
 async def run_step(
     fn: Callable[[], T], *, limiter: trio.CapacityLimiter | None = None, token: CancelToken | None = None
 ) -> T:
-    """Runs one blocking step in a thread and returns its result.
+    """Runs one blocking step in a thread, one of the model's unless a limiter is given, and returns its result.
 
     On cancel the caller goes on at once with trio.Cancelled and the token (the step's own, unless one is given) is
     cancelled; the thread ends at the end of its step (Python cannot stop it), and until then the session's slot stays
     occupied. What the abandoned step returns or raises is dropped.
     """
     token = token or CancelToken()
-    holder = step_holder()
-    loop = trio.lowlevel.current_trio_token()
-    holder.hold()
+    holder, record = step_holder(), Step(token)
+    loop, clock = trio.lowlevel.current_trio_token(), trio.lowlevel.current_clock()
+    holder.begin(record)
     # A cancel may come while the step waits for its thread: then either the thread or the loop owns the hold, and the
     # lock decides which, once.
     lock, begun, abandoned = threading.Lock(), False, False
@@ -106,14 +145,15 @@ async def run_step(
                 raise StepCancelled
             begun = True
         _token.set(token)
+        record.thread, record.began = threading.get_ident(), clock.current_time()
         try:
             return fn()
         finally:
             with contextlib.suppress(trio.RunFinishedError):  # the whole run is over: no slot is left to free
-                loop.run_sync_soon(holder.release)
+                loop.run_sync_soon(holder.end, record)
 
     try:
-        return await trio.to_thread.run_sync(step, abandon_on_cancel=True, limiter=limiter)
+        return await trio.to_thread.run_sync(step, abandon_on_cancel=True, limiter=limiter or holder.limiter)
     except trio.Cancelled:
         token.cancel()
         raise
@@ -121,7 +161,7 @@ async def run_step(
         with lock:
             abandoned = not begun
         if abandoned:
-            holder.release()
+            holder.end(record)
 
 
 _END = object()
@@ -156,18 +196,22 @@ async def iterate_steps(
 
 def _run_last_step(fn: Callable[[], None], token: CancelToken) -> None:
     """A step that nobody waits for: the clean-up of a session that is over. What it raises is dropped."""
-    holder = step_holder()
-    loop = trio.lowlevel.current_trio_token()
+    holder, record = step_holder(), Step(token)
+    loop, clock = trio.lowlevel.current_trio_token(), trio.lowlevel.current_clock()
     context = contextvars.copy_context()
     context.run(_token.set, token)
 
+    def step() -> None:
+        record.thread, record.began = threading.get_ident(), clock.current_time()
+        fn()
+
     def done(_: object) -> None:
         with contextlib.suppress(trio.RunFinishedError):
-            loop.run_sync_soon(holder.release)
+            loop.run_sync_soon(holder.end, record)
 
-    holder.hold()
+    holder.begin(record)
     try:
-        trio.lowlevel.start_thread_soon(lambda: context.run(fn), done)
+        trio.lowlevel.start_thread_soon(lambda: context.run(step), done)
     except BaseException:
-        holder.release()
+        holder.end(record)
         raise

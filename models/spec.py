@@ -257,6 +257,16 @@ class ModelSpec:
     restart: RestartPolicy = field(default_factory=RestartPolicy)
     warmup: Warmup = ()
     """What it is called with each time it was loaded, before any client is served: see `models.warmup`."""
+    threads: int = 0
+    """Blocking steps at once; 0: `capacity`, at most 64."""
+    step_timeout: float = 0.0
+    """Seconds a blocking step may run before it is stuck: then its session ends, and its place is somebody else's until its
+    thread returns. 0: no limit."""
+    stop_within: float = 0.0
+    """Seconds in which the model, with its last blocking step, is to have returned once its session has ended. One that has
+    not is stuck. 0: no limit."""
+    stuck_limit: int = 4
+    """Sessions that may be stuck at once; one more is a crash of the model."""
     many: bool = False
     """Whether it stands for many models, and reads itself which of them a call is for."""
     memory: int = 0
@@ -292,6 +302,8 @@ class ModelSpec:
             raise ValueError(
                 f"queue_timeout and queue_bytes must be at least 0, not {self.queue_timeout}, {self.queue_bytes}"
             )
+        if self.threads < 0 or self.stuck_limit < 0:
+            raise ValueError(f"threads and stuck_limit must be at least 0, not {self.threads} and {self.stuck_limit}")
         if self.memory < 0:
             raise ValueError(f"memory must be at least 0, not {self.memory}")
         if not self.name:

@@ -33,7 +33,7 @@ from gateway.model_folder import ModelFolder, find_folder, forget, load_error, m
 from gateway.settings_text import show
 from gateway.workers.supervisor import Supervisor
 from gateway.workers.worker import Worker
-from models.blocking import run_step, set_step_holder
+from models.blocking import StepHolder, run_step, set_step_holder
 from models.spec import LOAD_TIMEOUT, ModelSpec
 
 log = logging.getLogger("gateway.repository")
@@ -97,7 +97,7 @@ class _Step(enum.Enum):
 
 
 @final
-class _Entry:
+class _Entry(StepHolder):
     """A name that is taken, from the first moment of a load until nothing of the model is left."""
 
     def __init__(self, name: str, url: str, shown: str) -> None:
@@ -134,15 +134,12 @@ class _Entry:
 
     # a holder of blocking steps: the name stays taken until the last thread of a load has returned
 
-    def hold(self) -> None:
+    def hold(self, *, stopping: bool = True) -> None:
         self.threads += 1
 
     def release(self) -> None:
         self.threads -= 1
         self._bell.ring()
-
-    def waited(self, ns: int) -> None:
-        """A load is no session."""
 
     async def quiet(self) -> None:
         """Returns when no session and no thread of this model runs any more."""

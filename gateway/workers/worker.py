@@ -33,8 +33,9 @@ from gateway.exchange import Exchange
 from gateway.workers.policy import decide, within_period
 from gateway.workers.queue import SlotQueue, level_of
 from gateway.workers.statistics import ModelStatistics
+from gateway.workers.stuck import StuckWatch
 from models.batching import running
-from models.blocking import reset_step_holder, run_step, set_step_holder
+from models.blocking import Step, StepHolder, reset_step_holder, run_step, set_step_holder
 from models.convert import convert
 from models.errors import ModelError
 from models.messages import Family
@@ -68,7 +69,7 @@ _READY = State.READY  # named once: a member costs three look-ups where it is us
 
 
 @final
-class Slot:
+class Slot(StepHolder):
     """One place in a worker's capacity, as a context manager. It is free when the session and every blocking step of
     it are over.
 
@@ -77,12 +78,17 @@ class Slot:
     `unanswered`, once; one that makes many calls of one session counts them itself.
     """
 
-    __slots__ = ("_asked", "_began", "_exchange", "_holder", "_holds", "_returned", "_waited", "_worker", "counts", "told")
+    __slots__ = (
+        "_asked", "_began", "_exchange", "_holder", "_holds", "_returned", "_shared", "_since", "_waited", "_watched",
+        "_worker", "counts", "told",
+    )  # fmt: skip
 
     def __init__(self, worker: Worker, exchange: Exchange, asked: int = 0) -> None:
         """The place is taken already; it was `asked` for then, on `perf_counter_ns`, if not just now."""
         self._worker, self._exchange = worker, exchange
         self._holds = 1
+        self._watched = self._shared = False  # whether its end is looked at; whether others need what goes on after it
+        self._since: float | None = None  # when it was to stop, once it has ended
         self._holder = set_step_holder(self)
         self.counts = True
         self.told: tuple[int, ...] = ()
@@ -99,8 +105,10 @@ class Slot:
         worker = self._worker
         worker.live.discard(self._exchange)
         self._holds -= 1
-        if not self._holds:
+        if kind is None and not self._holds and not self._watched:
             worker.slot_released()
+        else:
+            self._ended()
         self._returned = perf_counter_ns()
         if self.counts:
             if error is None:
@@ -132,13 +140,64 @@ class Slot:
         now = perf_counter_ns()
         self._worker.statistics.failure(now, now - self._asked, cancelled=exchange.gone)
 
-    def hold(self) -> None:
+    def _ended(self) -> None:
+        """The session is over; it was to stop, or something of it goes on, or it is watched."""
+        self._since = self._exchange.cancelled_at
+        if self._holds:
+            if self._since is None:
+                self._since = trio.current_time()
+        else:
+            self._over()
+
+    def _over(self) -> None:
+        """Nothing of it is left."""
+        worker = self._worker
+        if self._since is not None and not self._shared:
+            worker.stuck.stopped(self, trio.current_time() - self._since)
+        if worker.stuck.over(self):
+            worker.replacement_back()
+        else:
+            worker.slot_released()
+
+    def watched(self) -> None:
+        """It is to stop in time."""
+        self._watched = True
+        self._worker.stuck.watch(self, self)
+
+    def stopping_since(self) -> float | None:
+        if self._shared:
+            return None
+        return self._exchange.cancelled_at if self._since is None else self._since
+
+    # what the steps of its model know of it
+
+    @property
+    def limiter(self) -> trio.CapacityLimiter:
+        return self._worker.stuck.limiter
+
+    def hold(self, *, stopping: bool = True) -> None:
         self._holds += 1
+        self._shared |= not stopping
 
     def release(self) -> None:
         self._holds -= 1
         if self._holds == 0:
-            self._worker.slot_released()
+            self._over()
+
+    def begin(self, step: Step) -> None:
+        self._holds += 1
+        self._worker.stuck.begin(step, self)
+
+    def end(self, step: Step) -> None:
+        self._worker.stuck.end(step)
+        self.release()
+
+    def interrupt(self, text: str) -> None:
+        self._exchange.interrupt(DeadlineExceeded(text))
+
+    def replace(self) -> None:
+        self._watched = True
+        self._worker.replaced()
 
     def waited(self, ns: int) -> None:
         self._waited += ns
@@ -198,6 +257,12 @@ class Worker:
         """Exchanges inside `slot`, those that wait for theirs too."""
         self._waiting: set[Exchange] = set()
         self._left = Doorbell()
+        self.stuck = StuckWatch(spec, self._left.ring)
+        """What of its model does not come back."""
+        self.stopping = self.stuck.stopping
+        """How long its sessions take to stop."""
+        self._replaced = 0
+        self._timed = bool(spec.timeout or spec.stop_within)
         self._model: Model | None = None
         self._loading = trio.CancelScope()
         self._stop = trio.Event()
@@ -221,7 +286,8 @@ class Worker:
 
     @property
     def slots_in_use(self) -> int:
-        return self.spec.capacity - self._free
+        """Those included that are stuck, and replaced by others."""
+        return self.spec.capacity - self._free + self._replaced
 
     # -- supervised life ---------------------------------------------------------------------------------------------
 
@@ -287,7 +353,7 @@ class Worker:
         self._loading = scope = trio.CancelScope(deadline=began + self.spec.load_timeout)
         try:
             with scope:
-                async with running(self.spec, self.statistics) as model:
+                async with self.stuck.around(running(self.spec, self.statistics, self.stuck)) as model:
                     if self.spec.warmup:
                         await warm_up(model, self.spec)
                     # it may be too late, or not wanted any more, though load() did not notice
@@ -365,12 +431,12 @@ class Worker:
         self.stop(patience)
 
     async def _sessions_over(self) -> None:
-        while self.slots_in_use:
+        while self.slots_in_use or self.stuck.now:
             await self._left.wait()
 
     async def left(self) -> None:
         """After `stopped`: returns when nobody is inside `slot` any more, nor any thread of a session."""
-        while self.slots_in_use or self.live:
+        while self.slots_in_use or self.live or self.stuck.now:
             await self._left.wait()
 
     def retired(self) -> None:
@@ -419,12 +485,15 @@ class Worker:
             return None
         self._free -= 1
         self.live.add(exchange)
-        return self._slot(exchange) if self.spec.timeout else Slot(self, exchange)
+        return self._slot(exchange) if self._timed else Slot(self, exchange)
 
     def _slot(self, exchange: Exchange, asked: int = 0) -> Slot:
         if self.spec.timeout:
             exchange.limit_time(self.spec.timeout, f"models.{self.name}.timeout")
-        return Slot(self, exchange, asked)
+        slot = Slot(self, exchange, asked)
+        if self.spec.stop_within:
+            slot.watched()
+        return slot
 
     async def slot(self, exchange: Exchange) -> Slot:
         """A place in the capacity for one exchange: `with await worker.slot(exchange):`. Waited for in the order of
@@ -504,6 +573,16 @@ class Worker:
             self._free += 1
         if self.state is not _READY:
             self._left.ring()
+
+    def replaced(self) -> None:
+        """A slot is stuck, and another takes its place."""
+        self._replaced += 1
+        self.slot_released()
+
+    def replacement_back(self) -> None:
+        """It is over, and has no place that were free now."""
+        self._replaced -= 1
+        self._left.ring()
 
     async def call(self, session: Session[Any, Any], exchange: Exchange, wire: Family, read_prompt: Any = None) -> None:
         """Runs the model for one session, inside `slot`. Returns when the model has; what it raised comes out as ModelFailed

@@ -63,7 +63,8 @@ def test_a_model_that_says_nothing_has_the_numbers_of_the_reference() -> None:
     rows = {row.split("|")[1].strip(" `"): row for row in page.splitlines() if "| the model's own |" in row}
     batching = {field.name for field in fields(BatchingConfig)}
     others = {"inputs", "outputs", "max_batch_size", "warmup", "queue_timeout", "queue_bytes"}
-    assert set(rows) == {*NUMBERS, *others, *batching}
+    blocking = {"threads", "step_timeout", "stop_within", "stuck_limit"}
+    assert set(rows) == {*NUMBERS, *others, *blocking, *batching}
     for name, number in zip(NUMBERS, numbers("plain"), strict=True):
         assert f"{number:g}" in rows[name]
 

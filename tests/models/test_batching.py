@@ -19,7 +19,7 @@ from trio.testing import MockClock, wait_all_tasks_blocked
 
 from models.adapt import blocking, spec_of
 from models.batching import Batcher, running
-from models.blocking import set_step_holder
+from models.blocking import Step, StepHolder, set_step_holder
 from models.errors import ModelError
 from models.messages import BytesTensor, Family, InferRequest, InferResponse, Tensor
 from models.session import Call, Session
@@ -41,7 +41,7 @@ def asking(request: InferRequest, **parameters: Any) -> InferRequest:
 
 
 @dataclass
-class Executed:
+class Executed(StepHolder):
     """What the batcher told whoever counts, and the slot of each request."""
 
     sizes: list[int] = field(default_factory=list)
@@ -54,7 +54,7 @@ class Executed:
         self.sizes.append(rows)
         self.copied += copied
 
-    def hold(self) -> None:
+    def hold(self, *, stopping: bool = True) -> None:
         self.held += 1
 
     def release(self) -> None:
@@ -64,6 +64,23 @@ class Executed:
     def waited(self, ns: int) -> None:
         assert ns >= 0
         self.waits += 1
+
+
+class Threads:
+    """Whoever watches steps, and has seen nothing."""
+
+    def __init__(self) -> None:
+        self.limiter = trio.CapacityLimiter(8)
+        self.running: set[Step] = set()
+
+    def begin(self, step: Step, holder: StepHolder) -> None:
+        self.running.add(step)
+
+    def end(self, step: Step) -> None:
+        self.running.remove(step)
+
+    def over(self, holder: StepHolder) -> bool:
+        return False
 
 
 class Doubler:
@@ -154,7 +171,7 @@ class Served:
 async def serving(model: Any, most: int = 8, batching: Batching | None = None, **fields: Any) -> AsyncIterator[Served]:
     seen = Executed()
     spec = spec_of(model, "m", family=Family.TENSOR, max_batch_size=most, batching=batching or Batching(), **fields)
-    async with running(spec, seen) as batched, trio.open_nursery() as nursery:
+    async with running(spec, seen, Threads()) as batched, trio.open_nursery() as nursery:
         yield Served(batched, nursery, seen)
         await wait_all_tasks_blocked()
         nursery.cancel_scope.cancel()
@@ -418,7 +435,7 @@ async def test_the_end_of_the_model_is_told_to_all_who_wait_for_it() -> None:
             errors.append(str(e))
 
     async with trio.open_nursery() as nursery:
-        async with running(spec, Executed()) as model:
+        async with running(spec, Executed(), Threads()) as model:
             for n in range(4):
                 nursery.start_soon(client, model, n)
             await wait_all_tasks_blocked()

@@ -15,6 +15,7 @@ from trio.testing import wait_all_tasks_blocked
 from models.blocking import (
     CancelToken,
     StepCancelled,
+    StepHolder,
     cancel_token,
     iterate_steps,
     reset_step_holder,
@@ -26,14 +27,14 @@ PATIENCE = 10.0
 """Seconds after which a thread that nobody let go says so, instead of hanging the tests."""
 
 
-class Holder:
+class Holder(StepHolder):
     """Counts what steps occupy."""
 
     def __init__(self) -> None:
         self.held = 0
         self._lot = trio.lowlevel.ParkingLot()
 
-    def hold(self) -> None:
+    def hold(self, *, stopping: bool = True) -> None:
         self.held += 1
 
     def release(self) -> None:

@@ -1,0 +1,39 @@
+"""How long a model takes to stop: a histogram of fixed buckets, from the end of a session to the return of its model."""
+
+from __future__ import annotations
+
+from bisect import bisect_left
+from typing import final
+
+BOUNDS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0)
+"""The largest time of each bucket but the last, which has no bound, in seconds."""
+
+
+@final
+class StopTimes:
+    """What sessions that were told to stop, or whose threads outlived them, took until nothing of them was left.
+
+    Counters that only grow; written by the event loop's thread alone. `within` is what was promised, in
+    seconds, 0 for nothing.
+    """
+
+    __slots__ = ("breaches", "buckets", "count", "longest", "seconds", "within")
+
+    def __init__(self, within: float = 0.0) -> None:
+        self.within = within
+        self.buckets = [0] * (len(BOUNDS) + 1)
+        """How many took up to each of BOUNDS and longer than the one before; the last one has the rest."""
+        self.count, self.seconds, self.longest = 0, 0.0, 0.0
+        self.breaches = 0
+        """How many took longer than was promised, those included that have not stopped yet."""
+
+    def stopped(self, seconds: float) -> None:
+        """One has stopped."""
+        self.buckets[bisect_left(BOUNDS, seconds)] += 1
+        self.count += 1
+        self.seconds += seconds
+        self.longest = max(self.longest, seconds)
+
+    def breaks(self, seconds: float) -> bool:
+        """Whether this is longer than was promised."""
+        return 0 < self.within < seconds

@@ -1,0 +1,193 @@
+"""What of a model does not come back: blocking steps over their time, and sessions that go on after their end."""
+
+from __future__ import annotations
+
+import logging
+import sys
+import traceback
+from collections.abc import AsyncIterator, Callable
+from contextlib import AbstractAsyncContextManager, asynccontextmanager
+from dataclasses import dataclass
+from typing import Protocol, final
+
+import trio
+
+from gateway.workers.stopping import StopTimes
+from models.blocking import Step, StepHolder
+from models.spec import Model, ModelSpec
+
+log = logging.getLogger("gateway.worker")
+
+_THREADS = 64  # of a model that does not say
+_STACK = 4000  # characters of a thread's stack that are logged, the innermost
+
+
+class TooManyStuck(RuntimeError):
+    """More of a model is stuck than may be: its worker's crash."""
+
+
+class Stopping(Protocol):
+    """A session that may have been told to stop."""
+
+    def stopping_since(self) -> float | None:
+        """When that was, on Trio's clock; None: it was not."""
+
+
+@final
+@dataclass(frozen=True, slots=True)
+class _Stuck:
+    since: float
+    replaced: bool
+
+
+@final
+class StuckWatch:
+    """The threads of one worker's model, through all its lives, and what is stuck of them.
+
+    A step that runs longer than `step_timeout`, and a session that has not stopped `stop_within` after its end, is stuck.
+    It is logged once, with its stack; its session is ended and its token cancelled; its place, and its thread, are
+    replaced, up to `stuck_limit` at once. One more is a crash of the model. So it never has more threads than `threads`
+    and `stuck_limit` together. What comes back at last gives its replacement back.
+
+    Nobody waits here: `tick` looks at stamps.
+    """
+
+    def __init__(self, spec: ModelSpec, returned: Callable[[], None]) -> None:
+        """`returned` is called when something that was stuck is over."""
+        self._name, self._limit, self._returned = spec.name, spec.stuck_limit, returned
+        self._timeout, self._within = spec.step_timeout, spec.stop_within
+        self.limiter = trio.CapacityLimiter(spec.threads or min(spec.capacity, _THREADS))
+        """The threads of its steps. More than was said while some of them are stuck."""
+        self.stopping = StopTimes(spec.stop_within)
+        self.total = 0
+        """How many were stuck so far."""
+        self._running: dict[Step, StepHolder] = {}
+        self._spare: set[Step] = set()
+        """Those whose threads are replaced."""
+        self._watched: dict[StepHolder, Stopping] = {}
+        self._breached: set[StepHolder] = set()
+        self._stuck: dict[StepHolder, _Stuck] = {}
+        self._why, self._beyond = "", trio.Event()
+
+    @property
+    def now(self) -> int:
+        """How many are stuck."""
+        return len(self._stuck)
+
+    # -- what holds and what is held ---------------------------------------------------------------------------------
+
+    def begin(self, step: Step, holder: StepHolder) -> None:
+        self._running[step] = holder
+
+    def end(self, step: Step) -> None:
+        del self._running[step]
+        if step in self._spare:
+            self._spare.remove(step)
+            self.limiter.total_tokens -= 1
+
+    def watch(self, holder: StepHolder, session: Stopping) -> None:
+        """The session is to stop in time; until `over`."""
+        self._watched[holder] = session
+
+    def over(self, holder: StepHolder) -> bool:
+        """Nothing is left of what this one held. Whether its place was replaced meanwhile."""
+        self._watched.pop(holder, None)
+        self._breached.discard(holder)
+        stuck = self._stuck.pop(holder, None)
+        if stuck is None:
+            return False
+        log.warning(
+            "what was stuck has returned",
+            extra={
+                "model": self._name,
+                "seconds": round(trio.current_time() - stuck.since, 3),
+                "stuck": self.now,
+                "replacement": "taken back" if stuck.replaced else "none",
+            },
+        )
+        self._returned()
+        return stuck.replaced
+
+    def stopped(self, holder: StepHolder, seconds: float) -> None:
+        """A session was over, and so long after that nothing of it was left."""
+        self.stopping.stopped(seconds)
+        if self.stopping.breaks(seconds) and holder not in self._breached:
+            self._breach(holder, seconds)
+
+    # -- the coarse timer --------------------------------------------------------------------------------------------
+
+    def tick(self, now: float) -> None:
+        """Looks at what runs."""
+        if self._timeout:
+            for step, holder in list(self._running.items()):
+                if now - step.began > self._timeout and holder not in self._stuck:
+                    why = (
+                        f"a step of model {self._name!r} ran longer than {self._timeout:g} s "
+                        f"(models.{self._name}.step_timeout)"
+                    )
+                    step.token.cancel()
+                    self._stick(holder, why, now)
+        if self._within:
+            for holder, session in list(self._watched.items()):
+                since = session.stopping_since()
+                if since is None or not self.stopping.breaks(now - since):
+                    continue
+                if holder not in self._breached:
+                    self._breached.add(holder)
+                    why = self._breach(holder, now - since)
+                    if holder not in self._stuck:
+                        self._stick(holder, why, now)
+
+    def _breach(self, holder: StepHolder, seconds: float) -> str:
+        self.stopping.breaches += 1
+        why = (
+            f"model {self._name!r} had not stopped {seconds:.3g} s after the end of its session: it is to within "
+            f"{self._within:g} s (models.{self._name}.stop_within)"
+        )
+        log.error("model stopped late", extra={"model": self._name, "reason": why, "breaches": self.stopping.breaches})
+        return why
+
+    def _stick(self, holder: StepHolder, why: str, now: float) -> None:
+        replaced = self.now < self._limit
+        steps = [step for step, owner in self._running.items() if owner is holder]
+        stack = _stack_of(steps)
+        self._stuck[holder] = _Stuck(now, replaced)
+        self.total += 1
+        log.error(
+            "model is stuck",
+            extra={"model": self._name, "reason": why, "stuck": self.now, "replaced": replaced, "stack": stack},
+        )
+        if replaced:
+            for step in steps:
+                self._spare.add(step)
+                self.limiter.total_tokens += 1
+        holder.interrupt(why)
+        if replaced:
+            holder.replace()
+        else:
+            self._why = f"{self.now} sessions are stuck, above {self._limit} (models.{self._name}.stuck_limit); {why}"
+            self._beyond.set()
+
+    # -- the end of the model ----------------------------------------------------------------------------------------
+
+    def around(self, loading: AbstractAsyncContextManager[Model]) -> AbstractAsyncContextManager[Model]:
+        """A life of the model. TooManyStuck out of it where more is stuck than may be."""
+        return self._guarded(loading) if self._timeout or self._within else loading
+
+    @asynccontextmanager
+    async def _guarded(self, loading: AbstractAsyncContextManager[Model]) -> AsyncIterator[Model]:
+        self._beyond = trio.Event()
+        async with loading as model, trio.open_nursery() as nursery:
+            nursery.start_soon(self._escalate)
+            yield model
+            nursery.cancel_scope.cancel()
+
+    async def _escalate(self) -> None:
+        await self._beyond.wait()
+        raise TooManyStuck(self._why)
+
+
+def _stack_of(steps: list[Step]) -> str:
+    frames = sys._current_frames()
+    stacks = ["".join(traceback.format_stack(frames[step.thread])) for step in steps if step.thread in frames]
+    return "\n".join(stacks)[-_STACK:]

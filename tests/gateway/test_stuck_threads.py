@@ -1,0 +1,405 @@
+"""Code that blocks: each model has its own threads, a step has its time, a session stops in time, and what does not is replaced."""
+
+from __future__ import annotations
+
+import json
+import logging
+import threading
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+import pytest
+import trio
+from trio.testing import MockClock, wait_all_tasks_blocked
+
+from gateway import client
+from gateway.config import Config, ModelConfig
+from gateway.loading import load_spec
+from gateway.settings import load
+from gateway.testing import memory_gateway
+from gateway.workers.stopping import BOUNDS, StopTimes
+from gateway.workers.worker import State, Worker
+from models.adapt import spec_of
+from models.blocking import CancelToken, cancel_token
+from models.messages import Family, InferRequest, InferResponse, Tensor
+from models.session import Session
+from models.spec import Batching, ModelSpec, RestartPolicy
+from tests.gateway.promises import House, Line, serving
+
+PATIENCE = 10.0
+"""Real seconds after which a thread that nobody let go says so, instead of hanging the tests."""
+
+
+class Gates:
+    """A function that blocks until it is let go, and what it saw; of numbers above 0 it makes twice as much at once."""
+
+    def __init__(self) -> None:
+        self.entered = threading.Semaphore(0)
+        self.leave = threading.Event()
+        self.tokens: list[CancelToken] = []
+        self.inside = self.most = 0
+        self._lock = threading.Lock()
+
+    def __call__(self, request: InferRequest) -> InferResponse:
+        x = request["x"]
+        if (x <= 0).any():
+            self.block_here()
+        return InferResponse(outputs=(Tensor(name="y", data=x * 2),))
+
+    def block_here(self) -> None:
+        with self._lock:
+            self.tokens.append(cancel_token())
+            self.inside += 1
+            self.most = max(self.most, self.inside)
+        self.entered.release()
+        assert self.leave.wait(PATIENCE)
+        with self._lock:
+            self.inside -= 1
+
+    async def wait_entered(self, times: int = 1) -> None:
+        for _ in range(times):
+            assert await trio.to_thread.run_sync(lambda: self.entered.acquire(timeout=PATIENCE))
+
+    def spec(self, name: str = "m", **fields: Any) -> ModelSpec:
+        return spec_of(self, name, family=Family.TENSOR, **fields)
+
+
+@pytest.fixture
+def gates() -> Iterator[Gates]:
+    gates = Gates()
+    yield gates
+    gates.leave.set()
+
+
+def asked(*values: float) -> bytes:
+    tensor = {"name": "x", "datatype": "FP64", "shape": [len(values), 1], "data": values}
+    return json.dumps({"inputs": [tensor]}).encode()
+
+
+async def begin(house: House, *values: float, model: str = "m") -> Line:
+    line = house.line("http1")
+    await line.send(*client.post(line.next_stream(), f"/v2/models/{model}/infer", asked(*values)))
+    await house.still()
+    return line
+
+
+async def answer(line: Line) -> tuple[int, Any]:
+    status, _, body = await line.peer.read_answer(1)
+    return status, json.loads(body)
+
+
+async def infer(house: House, *values: float, model: str = "m") -> Any:
+    status, said = await answer(await begin(house, *values, model=model))
+    assert status == 200, said
+    return said["outputs"][0]["data"]
+
+
+async def passes(clock: MockClock, seconds: float) -> None:
+    """Time that threads have no part in: it stands still while they run."""
+    for _ in range(round(seconds * 2)):
+        clock.jump(0.5)
+        await wait_all_tasks_blocked()
+
+
+async def returned(worker: Worker) -> None:
+    """Threads tell nobody when they have."""
+    while worker.stuck.now or worker.slots_in_use or worker.stuck.limiter.borrowed_tokens:
+        await trio.lowlevel.checkpoint()
+
+
+def logged(caplog: pytest.LogCaptureFixture, message: str) -> list[Any]:
+    return [record for record in caplog.records if record.getMessage() == message]
+
+
+def worker_of(house: House, name: str = "m") -> Worker:
+    return house.gateway.supervisor.workers[name]
+
+
+# -- threads
+
+
+async def test_a_model_has_threads_of_its_own_and_no_more_than_it_may(gates: Gates) -> None:
+    other = Gates()
+    async with serving(gates.spec(threads=2), other.spec("other", capacity=3)) as house:
+        lines = [await begin(house, 0) for _ in range(4)]
+        await gates.wait_entered(2)
+        await house.still()
+        assert gates.inside == 2
+        assert await infer(house, 21, model="other") == [42]
+        assert worker_of(house, "other").stuck.limiter.total_tokens == 3
+        gates.leave.set()
+        assert [(await answer(line))[0] for line in lines] == [200] * 4
+        assert gates.most == 2
+        assert worker_of(house).stuck.limiter.borrowed_tokens == 0
+
+
+def test_threads_are_as_many_as_sessions_up_to_64() -> None:
+    for fields, threads in (({}, 64), ({"capacity": 7}, 7), ({"capacity": 500}, 64), ({"capacity": 5, "threads": 9}, 9)):
+        assert Worker(Gates().spec(**fields)).stuck.limiter.total_tokens == threads
+
+
+# -- steps over their time
+
+
+async def test_a_stuck_step_ends_its_session_and_is_replaced_until_it_returns(
+    gates: Gates, mock_clock: MockClock, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level(logging.WARNING)
+    async with serving(gates.spec(capacity=1, step_timeout=5)) as house:
+        worker = worker_of(house)
+        line = await begin(house, 0)
+        await gates.wait_entered()
+        await passes(mock_clock, 7)
+        assert await answer(line) == (504, {"error": "a step of model 'm' ran longer than 5 s (models.m.step_timeout)"})
+        assert (worker.stuck.now, worker.stuck.total, worker.slots_in_use) == (1, 1, 1)
+        assert gates.tokens[0].cancelled
+        (record,) = logged(caplog, "model is stuck")
+        assert "in block_here" in record.stack
+        assert "models.m.step_timeout" in record.reason
+        assert await infer(house, 3) == [6]  # another place, another thread
+        await passes(mock_clock, 60)
+        assert len(logged(caplog, "model is stuck")) == 1
+        gates.leave.set()
+        await returned(worker)
+        (record,) = logged(caplog, "what was stuck has returned")
+        assert record.replacement == "taken back"
+        assert record.seconds >= 60
+        assert (worker.stuck.now, worker.stuck.total, worker.slots_in_use) == (0, 1, 0)
+        assert worker.stuck.limiter.total_tokens == 1
+        assert await infer(house, 4) == [8]
+        assert worker._free == 1
+
+
+async def test_the_time_is_that_of_each_step_and_does_not_count_the_wait_for_a_thread(
+    gates: Gates, mock_clock: MockClock
+) -> None:
+    async with serving(gates.spec(threads=1, step_timeout=5, stuck_limit=0)) as house:
+        first = await begin(house, 0)
+        await gates.wait_entered()
+        second = await begin(house, 0)
+        await passes(mock_clock, 3)
+        assert worker_of(house).stuck.now == 0
+        gates.leave.set()
+        assert [(await answer(line))[0] for line in (first, second)] == [200, 200]
+
+
+async def test_a_step_of_a_client_that_has_left_is_stuck_too(gates: Gates, mock_clock: MockClock) -> None:
+    async with serving(gates.spec(capacity=1, step_timeout=5)) as house:
+        worker = worker_of(house)
+        line = await begin(house, 0)
+        await gates.wait_entered()
+        line.peer.close()
+        await passes(mock_clock, 3)
+        assert (worker.stuck.now, worker.slots_in_use, worker._free) == (0, 1, 0)
+        await passes(mock_clock, 5)
+        assert (worker.stuck.now, worker.slots_in_use, worker._free) == (1, 1, 1)
+        gates.leave.set()
+        await returned(worker)
+
+
+async def test_a_generator_is_stuck_in_its_step_or_its_clean_up(gates: Gates, mock_clock: MockClock) -> None:
+    def generate(text: str) -> Iterator[str]:
+        try:
+            yield "one "
+            yield "two "
+        finally:
+            gates.block_here()
+
+    async with serving(spec_of(generate, "m", capacity=1, step_timeout=5)) as house:
+        status, _, body = await house.ask("/predictions/m", b'{"inputs": "?", "parameters": {"max_new_tokens": 1}}')
+        assert (status, json.loads(body)) == (200, {"generated_text": "one "})
+        await gates.wait_entered()
+        await passes(mock_clock, 10)
+        assert worker_of(house).stuck.now == 1
+        gates.leave.set()
+        await returned(worker_of(house))
+
+
+# -- more than may be
+
+
+async def test_one_more_than_may_be_stuck_is_a_crash_and_the_model_starts_anew(
+    gates: Gates, mock_clock: MockClock, caplog: pytest.LogCaptureFixture
+) -> None:
+    spec = gates.spec(capacity=2, step_timeout=5, stuck_limit=1, restart=RestartPolicy(backoff=1))
+    async with serving(spec) as house:
+        worker = worker_of(house)
+        lines = [await begin(house, 0) for _ in range(2)]
+        await gates.wait_entered(2)
+        await passes(mock_clock, 6.5)
+        assert [(await answer(line))[0] for line in lines] == [504, 504]
+        assert worker.state is State.RESTARTING
+        assert worker.reason == (
+            "TooManyStuck: 2 sessions are stuck, above 1 (models.m.stuck_limit); "
+            "a step of model 'm' ran longer than 5 s (models.m.step_timeout)"
+        )
+        await passes(mock_clock, 2)
+        assert worker.state is State.READY
+        assert (worker.stuck.now, worker._free, worker.slots_in_use) == (2, 1, 2)  # one of them was replaced
+        assert await infer(house, 5) == [10]
+        gates.leave.set()
+        await returned(worker)
+        assert (worker._free, worker.stuck.limiter.total_tokens) == (2, 2)
+        assert len(logged(caplog, "model crashed")) == 1
+
+
+async def test_a_model_that_is_stuck_again_and_again_is_given_up(gates: Gates, mock_clock: MockClock) -> None:
+    policy = RestartPolicy(intensity=1, period=1000, backoff=1)
+    async with memory_gateway([gates.spec(capacity=8, step_timeout=5, stuck_limit=0, restart=policy)]) as memory:
+        house = House(memory)
+        for _ in range(2):
+            line = await begin(house, 0)
+            await gates.wait_entered()
+            await passes(mock_clock, 7)
+            assert (await answer(line))[0] == 504
+            await passes(mock_clock, 3)
+        assert worker_of(house).state is State.FAILED
+        assert (await answer(await begin(house, 1)))[0] == 503
+        gates.leave.set()
+        await returned(worker_of(house))
+
+
+# -- sessions that do not stop in time
+
+
+async def test_a_model_that_goes_on_after_its_session_is_late_and_then_stuck(
+    autojump_clock: Any, caplog: pytest.LogCaptureFixture
+) -> None:
+    async def stubborn(session: Session[InferRequest, InferResponse]) -> None:
+        request = await session.receive()
+        try:
+            await trio.sleep_forever()
+        finally:
+            with trio.CancelScope(shield=True):
+                await trio.sleep(float(request["x"][0, 0]))
+
+    async with serving(spec_of(stubborn, "m", capacity=1, stop_within=2)) as house:
+        worker = worker_of(house)
+        for seconds, stuck in ((1.0, 0), (10.0, 1)):
+            line = await begin(house, seconds)
+            await house.still()
+            line.peer.close()
+            await trio.sleep(4.5)
+            assert (worker.stuck.now, worker._free) == (stuck, 1)
+            assert worker.stopping.breaches == stuck
+        (record,) = logged(caplog, "model stopped late")
+        assert "is to within 2 s (models.m.stop_within)" in record.reason
+        assert len(logged(caplog, "model is stuck")) == 1
+        await trio.sleep(10)
+        assert (worker.stuck.now, worker.stuck.total, worker._free, worker.slots_in_use) == (0, 1, 1, 0)
+        assert (worker.stopping.count, worker.stopping.breaches) == (2, 1)
+        assert worker.stopping.longest == pytest.approx(10)
+        assert [BOUNDS[i] for i, n in enumerate(worker.stopping.buckets) if n] == [1.0, 10.0]
+
+
+async def test_how_long_a_model_takes_to_stop_counts_its_last_step_and_its_deadline(
+    gates: Gates, mock_clock: MockClock
+) -> None:
+    async with serving(gates.spec(timeout=3)) as house:
+        worker = worker_of(house)
+        assert await infer(house, 1) == [2]
+        assert worker.stopping.count == 0  # nobody told it to stop
+        line = await begin(house, 0)
+        await gates.wait_entered()
+        await passes(mock_clock, 4)
+        assert (await answer(line))[0] == 504
+        await passes(mock_clock, 20)
+        assert worker.stopping.count == 0
+        gates.leave.set()
+        await returned(worker)
+        assert worker.stopping.count == 1
+        assert worker.stopping.longest >= 20
+        assert worker.stopping.breaches == 0  # nothing was promised
+
+
+# -- batches
+
+
+async def test_a_stuck_batch_ends_all_of_its_sessions_and_the_next_one_runs(gates: Gates, mock_clock: MockClock) -> None:
+    spec = gates.spec(step_timeout=5, max_batch_size=4, batching=Batching(max_delay=0.5))
+    async with serving(spec) as house:
+        worker = worker_of(house)
+        lines = [await begin(house, 0) for _ in range(3)]
+        await passes(mock_clock, 1)
+        await gates.wait_entered()
+        late = await begin(house, 7)
+        await passes(mock_clock, 7)
+        said = (504, {"error": "a step of model 'm' ran longer than 5 s (models.m.step_timeout)"})
+        assert [await answer(line) for line in lines] == [said] * 3
+        status, told = await answer(late)
+        assert (status, told["outputs"][0]["data"]) == (200, [14])
+        assert (worker.stuck.now, worker.stuck.total, worker.slots_in_use) == (1, 1, 0)
+        gates.leave.set()
+        await returned(worker)
+        assert worker.stuck.limiter.total_tokens == 64
+        line = await begin(house, 8)
+        await passes(mock_clock, 1)
+        assert (await answer(line))[0] == 200
+
+
+async def test_leaving_a_batch_that_goes_on_for_others_is_not_stopping_late(gates: Gates, mock_clock: MockClock) -> None:
+    spec = gates.spec(stop_within=2, max_batch_size=4, batching=Batching(max_delay=0.5))
+    async with serving(spec) as house:
+        worker = worker_of(house)
+        lines = [await begin(house, 0) for _ in range(2)]
+        await passes(mock_clock, 1)
+        await gates.wait_entered()
+        lines[0].peer.close()
+        await passes(mock_clock, 10)
+        assert (worker.stopping.breaches, worker.stuck.now) == (0, 0)
+        gates.leave.set()
+        assert (await answer(lines[1]))[0] == 200
+        await returned(worker)
+        assert worker.stopping.count == 0
+
+
+# -- the end
+
+
+async def test_a_drain_does_not_wait_for_a_stuck_thread_longer_than_it_may(gates: Gates, mock_clock: MockClock) -> None:
+    async with serving(gates.spec(step_timeout=1)) as house:
+        worker = worker_of(house)
+        line = await begin(house, 0)
+        await gates.wait_entered()
+        await passes(mock_clock, 3)
+        assert (await answer(line))[0] == 504
+        house.gateway.begin_drain()
+        await passes(mock_clock, 30)
+        assert house.gateway._over.is_set()
+        assert worker.stuck.now == 1
+        gates.leave.set()
+        await returned(worker)
+
+
+# -- how it is said
+
+
+def test_the_configuration_says_it_in_the_place_of_the_model() -> None:
+    plain = ModelConfig(factory="models.library.tensors:identity")
+    spec = load_spec("m", plain)
+    assert (spec.threads, spec.step_timeout, spec.stop_within, spec.stuck_limit) == (0, 0.0, 0.0, 4)
+    said = {"threads": "3", "step_timeout": "30s", "stop_within": "500ms", "stuck_limit": "0"}
+    overrides = {"models.m.factory": plain.factory, **{f"models.m.{key}": value for key, value in said.items()}}
+    config: Config = load(file=None, environ={}, overrides=overrides)
+    spec = load_spec("m", config.models["m"])
+    assert (spec.threads, spec.step_timeout, spec.stop_within, spec.stuck_limit) == (3, 30.0, 0.5, 0)
+
+
+@pytest.mark.parametrize("field", ["threads", "stuck_limit"])
+def test_a_number_below_zero_is_none(field: str) -> None:
+    with pytest.raises(ValueError, match="must be at least 0"):
+        spec_of(Gates(), "m", family=Family.TENSOR, **{field: -1})
+
+
+def test_the_times_of_stopping_are_in_buckets_that_include_their_bound() -> None:
+    times = StopTimes(within=0.5)
+    for seconds in (0.0, 0.001, 0.0011, 0.5, 30.0, 31.0):
+        times.stopped(seconds)
+    assert sum(times.buckets) == times.count == 6
+    assert (times.buckets[0], times.buckets[1], times.buckets[-2], times.buckets[-1]) == (2, 1, 1, 1)
+    assert (times.longest, round(times.seconds, 4)) == (31.0, 61.5021)
+    assert [times.breaks(seconds) for seconds in (0.5, 0.51)] == [False, True]
+    assert not StopTimes().breaks(1000)
+    assert list(BOUNDS) == sorted(BOUNDS)
+    assert np.all(np.diff(BOUNDS) > 0)
