@@ -117,7 +117,7 @@ class _Bucket:
 class _Run(StepHolder):
     """One call of the model. It holds an instance until the call, and every blocking step of it, is over."""
 
-    __slots__ = ("_batcher", "_holds", "_left", "_replaced", "bucket", "lied", "live", "members", "scope")
+    __slots__ = ("_batcher", "_holds", "_left", "bucket", "lied", "live", "members", "scope")
 
     def __init__(self, batcher: Batcher, bucket: _Bucket, members: list[_Waiting]) -> None:
         self._batcher, self.bucket = batcher, bucket
@@ -127,14 +127,13 @@ class _Run(StepHolder):
         self.lied = False
         """Whether the call gave what is no answer: another one would give it too."""
         self.scope = trio.CancelScope()
-        self._holds, self._left, self._replaced = 1, list[StepHolder](), False
+        self._holds, self._left = 1, list[StepHolder]()
 
     def leave(self, waiting: _Waiting) -> None:
         self.members[self.members.index(waiting)] = None
         self.live -= 1
-        if not self._replaced:
-            waiting.holder.hold(stopping=not self.live)
-            self._left.append(waiting.holder)
+        waiting.holder.hold(stopping=not self.live)
+        self._left.append(waiting.holder)
         if not self.live:
             self.scope.cancel()
 
@@ -167,7 +166,6 @@ class _Run(StepHolder):
                 waiting.holder.interrupt(text)
 
     def replace(self) -> None:
-        self._replaced = True
         self._free()
 
     def _free(self) -> None:

@@ -19,9 +19,10 @@ from gateway.loading import load_spec
 from gateway.settings import load
 from gateway.testing import memory_gateway
 from gateway.workers.stopping import BOUNDS, StopTimes
+from gateway.workers.stuck import StuckWatch
 from gateway.workers.worker import State, Worker
 from models.adapt import spec_of
-from models.blocking import CancelToken, cancel_token
+from models.blocking import CancelToken, Step, StepHolder, cancel_token
 from models.messages import Family, InferRequest, InferResponse, Tensor
 from models.session import Session
 from models.spec import Batching, ModelSpec, RestartPolicy
@@ -106,6 +107,8 @@ async def returned(worker: Worker) -> None:
     """Threads tell nobody when they have."""
     while worker.stuck.now or worker.slots_in_use or worker.stuck.limiter.borrowed_tokens:
         await trio.lowlevel.checkpoint()
+    watch = worker.stuck
+    assert [*watch._running, *watch._spare, *watch._watched, *watch._breached] == []
 
 
 def logged(caplog: pytest.LogCaptureFixture, message: str) -> list[Any]:
@@ -288,6 +291,7 @@ async def test_a_model_that_goes_on_after_its_session_is_late_and_then_stuck(
         assert len(logged(caplog, "model is stuck")) == 1
         await trio.sleep(10)
         assert (worker.stuck.now, worker.stuck.total, worker._free, worker.slots_in_use) == (0, 1, 1, 0)
+        await returned(worker)
         assert (worker.stopping.count, worker.stopping.breaches) == (2, 1)
         assert worker.stopping.longest == pytest.approx(10)
         assert [BOUNDS[i] for i, n in enumerate(worker.stopping.buckets) if n] == [1.0, 10.0]
@@ -370,6 +374,55 @@ async def test_a_drain_does_not_wait_for_a_stuck_thread_longer_than_it_may(gates
         assert worker.stuck.now == 1
         gates.leave.set()
         await returned(worker)
+
+
+async def test_a_worker_has_left_when_the_thread_of_a_stuck_batch_has(gates: Gates, mock_clock: MockClock) -> None:
+    spec = gates.spec(step_timeout=1, max_batch_size=4, batching=Batching())
+    async with memory_gateway([spec]) as memory:
+        house = House(memory)
+        line = await begin(house, 0)
+        await gates.wait_entered()
+        await passes(mock_clock, 3)
+        assert (await answer(line))[0] == 504
+        worker, left = worker_of(house), trio.Event()
+        assert worker.slots_in_use == 0
+
+        async def leave() -> None:
+            await worker.left()
+            left.set()
+
+        async with trio.open_nursery() as nursery:
+            worker.stop()
+            nursery.start_soon(leave)
+            await passes(mock_clock, 10)
+            assert worker.state is State.STOPPED
+            assert not left.is_set()
+            gates.leave.set()
+
+
+class Deaf(StepHolder):
+    """Holds a step of a session that has its whole answer already, and so is not interrupted any more."""
+
+    told = ""
+
+    def interrupt(self, text: str) -> None:
+        self.told = text
+
+
+def test_the_token_of_a_stuck_step_is_cancelled_whatever_its_session_says() -> None:
+    watch, holder, step = StuckWatch(Gates().spec(step_timeout=2), list), Deaf(), Step(CancelToken())
+    watch.begin(step, holder)
+    watch.tick(1000)
+    assert not step.token.cancelled  # it has no thread yet
+    step.began = 997
+    watch.tick(999)
+    assert not step.token.cancelled
+    watch.tick(999.5)
+    assert step.token.cancelled
+    assert "models.m.step_timeout" in holder.told
+    assert (watch.now, watch.limiter.total_tokens) == (1, 65)
+    watch.tick(2000)
+    assert (watch.now, watch.total) == (1, 1)
 
 
 # -- how it is said
