@@ -32,7 +32,7 @@ import trio
 from models.blocking import Step, StepHolder, Steps, run_step, set_step_holder, step_holder
 from models.errors import ModelError
 from models.messages import InferRequest, InferResponse
-from models.rows import Rows, rows_of
+from models.rows import Rows, rows_of, size_of
 from models.session import Call, Session
 from models.spec import Batching, Model, ModelSpec
 
@@ -421,7 +421,7 @@ class Batcher:
         """The requests as one, and the bytes that were copied for it."""
         if len(requests) == 1 and rows == rows_of(requests[0]):
             return self._rows.join(requests, rows), 0
-        size, objects = self._rows.size_of(requests)
+        size, objects = size_of(requests)
         if size > _LONG or objects > _MANY:
             return await run_step(partial(self._rows.join, requests, rows)), size
         return self._rows.join(requests, rows), size

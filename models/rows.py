@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import sys
 from collections.abc import Hashable, Mapping, Sequence
 from typing import Any, TypeAlias, final
@@ -52,16 +53,6 @@ class Rows:
         if not parts:
             return None
         return (*parts, _told(_of_the_model(request.parameters)), tuple(request.outputs))
-
-    def size_of(self, requests: Sequence[InferRequest]) -> tuple[int, int]:
-        """The bytes of the inputs of these requests, and how many of their elements are objects."""
-        size = objects = 0
-        for request in requests:
-            for tensor in request.inputs:
-                data = tensor.data
-                size += data.nbytes
-                objects += data.size if data.dtype.hasobject else 0
-        return size, objects
 
     def join(self, requests: Sequence[InferRequest], rows: int) -> InferRequest:
         """One request of requests whose keys are equal, filled up to so many rows. One that is alone keeps its arrays; those
@@ -163,6 +154,18 @@ class Rows:
 
 def _bad_output(text: str) -> ModelError:
     return ModelError(text, code="BadOutput", status=500)
+
+
+def size_of(requests: Sequence[InferRequest]) -> tuple[int, int]:
+    """The bytes of the inputs of these requests, and how many of their elements are objects, or are to be."""
+    size = objects = 0
+    for request in requests:
+        for tensor in request.inputs:
+            if tensor.datatype == "BYTES":
+                objects += math.prod(tensor.shape)
+            else:
+                size += tensor.data.nbytes
+    return size + 8 * objects, objects
 
 
 def rows_of(request: InferRequest) -> int:

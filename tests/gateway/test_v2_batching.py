@@ -6,12 +6,13 @@ import json
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass, field
-from typing import Annotated, Any
+from typing import Annotated, Any, cast
 
 import numpy as np
 import pytest
 import trio
 from numpy.typing import NDArray
+from trio.testing import MockClock
 
 from gateway import client
 from gateway.config import BatchingConfig, Config, ModelConfig
@@ -82,12 +83,13 @@ class Crowd:
             self.answers[name] = status, json.loads(said)
 
     async def _converse(self, name: str, line: Line, body: bytes) -> None:
-        await line.send(Frame(opcode=Opcode.TEXT, fin=True, data=body))
-        frame = await line.event(1)
-        assert isinstance(frame, Frame)
-        said = json.loads(frame.data)
-        self.answers[name] = 500 if "error" in said else 200, said
-        await line.peer.send(Close(code=1000))
+        with suppress(TransportLost):  # it has left
+            await line.send(Frame(opcode=Opcode.TEXT, fin=True, data=body))
+            frame = await line.event(1)
+            if isinstance(frame, Frame):
+                said = json.loads(frame.data)
+                self.answers[name] = 500 if "error" in said else 200, said
+                await line.peer.send(Close(code=1000))
 
     def values(self, name: str) -> list[float]:
         status, said = self.answers[name]
@@ -239,6 +241,47 @@ async def test_a_batch_whose_model_gives_too_few_rows_is_the_models_error(autoju
         assert clients.values("fits") == [1]
         said = "model 'm' was called with 2 rows, and gave output 'y' with shape [1, 2]: expected 2 rows, one for each (max_batch_size)"
         assert clients.answers["a"] == clients.answers["b"] == (500, {"error": said})
+
+
+class Leaver(trio.abc.Instrument):
+    """Closes a client's connection at the start of the nth step of any task after it has come."""
+
+    def __init__(self, at: int) -> None:
+        self.left, self.line = at, cast("Line | None", None)
+
+    def before_task_step(self, task: trio.lowlevel.Task) -> None:
+        if self.line is not None:
+            self.left -= 1
+            if self.left == 0:
+                self.line.peer.close()
+
+
+@pytest.mark.parametrize("wire", ["http1", "websocket"])
+def test_a_client_that_leaves_at_any_step_leaves_nothing_and_is_missed_by_nobody(wire: str) -> None:
+    async def story(leaver: Leaver) -> None:
+        model = Gated()
+        async with crowd(model.spec()) as clients:
+            await clients.comes("busy", asked(9))
+            trio.lowlevel.add_instrument(leaver)
+            leaver.line = await clients.comes("victim", asked(1), wire)
+            await clients.comes("bad", asked(-2), "http2")
+            await clients.comes("good", asked(3))
+            model.go.set()
+            await clients.house.still()
+            trio.lowlevel.remove_instrument(leaver)
+            assert [clients.values(name) for name in ("busy", "good")] == [[18], [6]]
+            assert clients.answers["bad"] == (422, {"error": "no negative numbers"})
+            if "victim" in clients.answers:
+                assert clients.values("victim") == [2]
+            assert clients.house.gateway.counts().slots_in_use == 0
+            leaver.line.peer.close()
+
+    for at in range(1, 400):
+        leaver = Leaver(at)
+        trio.run(story, leaver, clock=MockClock(autojump_threshold=0))
+        if leaver.left > 0:
+            return
+    raise AssertionError("the story is longer than that")
 
 
 # -- how it is said
