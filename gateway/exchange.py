@@ -285,19 +285,17 @@ class Exchange:
             if self._reader is not None:
                 self._wake_reader()
 
-    def feed_whole(self, body: bytes, now: float) -> None:
-        """The whole body, before the work has begun, on a wire without windows that wants no credit for it: `feed` and
-        `feed_end`."""
-        n = len(body)
-        if n:
-            self.bytes_in, self.arrived_at, self._consumed = n, now, True
-            cost = n + _PIECE
-            if self.owner.budget.try_reserve(cost):
-                self._held = cost
-                self._inbox.append(body)
-            else:
-                self.interrupt(no_bytes(self.owner.budget, cost))
-        self.input_ended = True
+    def feed_whole(self, body: bytes) -> None:
+        """The whole body, which is not empty, came with the head, on a wire without windows that wants no credit for it:
+        `feed` and `feed_end`."""
+        self.bytes_in = n = len(body)
+        self._consumed = self.input_ended = True
+        cost = n + _PIECE
+        if self.owner.budget.try_reserve(cost):
+            self._held = cost
+            self._inbox.append(body)
+        else:
+            self.interrupt(no_bytes(self.owner.budget, cost))
 
     def _credit(self, n: int) -> None:
         if not self._consumed:

@@ -122,7 +122,7 @@ class HTTP1Connection(Output):
         self._eof = False
         self._reading = _Reading.DONE if self._client else _Reading.HEAD
         self._known: tuple[bytes, RequestHead] | None = None  # the head of the last request
-        self._whole: tuple[bytes, int, Request] | None = None  # the same, with its body's length, for `next_whole`
+        self._whole: tuple[bytes, int, Request] | None = None  # the same, with the bytes of all of it, for `receive_whole`
         self._rest = 0  # what is left of the declared length, not given out
         self._chunks: Chunks | None = None
         self._landing: memoryview | None = None
@@ -192,27 +192,27 @@ class HTTP1Connection(Output):
                 self._fail(error)
             raise
 
-    def next_whole(self) -> tuple[Request, bytes] | None:
-        """A server's next request with its whole body, where the connection repeats itself: its head is, byte for byte,
-        that of the request before, declares a body below 16 KiB or none, expects and upgrades nothing, and all of it has
-        come in one piece. It is exactly as if `next_event` had given the Request, a Data unless the body is empty, and
-        the End, and the Data had been credited; but the Request is the very object that came first, and `stream` says which
-        this one is. None where anything is otherwise, or its turn has not come: nothing has happened then, and `next_event`
-        says what is to be done."""
+    def receive_whole(self, data: memoryview) -> tuple[Request, bytes] | None:
+        """Exactly as `receive_data`; and it returns the request and its whole body where these bytes are just that, the turn
+        is theirs, and the connection repeats itself: the head is, byte for byte, that of the request before, declares a body
+        below 16 KiB or none, and expects and upgrades nothing. It is then as if `next_event` had given the Request, a Data
+        unless the body is empty, and the End, and the Data had been credited; but the Request is the very object that came
+        first, and `stream` says which this one is. None where anything is otherwise: then `next_event` goes on."""
         whole = self._whole
-        if whole is None or self._reading is not _READ_HEAD:
-            return None
-        head, length, request = whole
-        body = self.input.accept_whole(head, length)
-        if body is None:
-            return None
-        # what else depends on the head is as the request before has left it, for it had the same
-        if self.unconsumed:
-            self._next_stream()
-        else:
-            self.stream += 1
-        self._reading, self._writing = _READ_DONE, _WRITE_HEAD
-        return request, body
+        # a head that is due, where nothing is unread, begins with these bytes; and a machine that reads heads is in use
+        if whole is not None and self._reading is _READ_HEAD and not self.input.unread and not self._eof:
+            head, size, request = whole
+            if len(data) == size and (text := data.tobytes()).startswith(head):
+                self.input.blank_line = False
+                # what else depends on the head is as the request before has left it, for it had the same
+                if self.unconsumed:
+                    self._next_stream()
+                else:
+                    self.stream += 1
+                self._reading, self._writing = _READ_DONE, _WRITE_HEAD
+                return request, text[len(head) :]
+        self.receive_data(data)
+        return None
 
     def _read_other(self, reading: _Reading) -> Event | None:
         if self._error is not None:
@@ -295,7 +295,7 @@ class HTTP1Connection(Output):
         request = head.event
         whole = known and head.length < LARGE and not (head.chunked or request.expects_continue or request.upgrade)
         self._known = (text, head) if known else None
-        self._whole = (text, head.length, request) if whole else None
+        self._whole = (text, len(text) + head.length, request) if whole else None
 
     def _read_response(self) -> Response | None:
         limits = self._limits

@@ -22,17 +22,18 @@ class Input:
     They are joined only where a head is cut across them; a body comes out as it came in, and a line is carried over.
     """
 
-    __slots__ = ("_blank_line", "_carry", "_more", "_pos", "_scanned", "data", "unread")
+    __slots__ = ("_carry", "_more", "_pos", "_scanned", "blank_line", "data", "unread")
 
     def __init__(self) -> None:
         self.data = b""
         """The buffer being consumed: empty when nothing is here, but perhaps the start of a line."""
         self.unread = 0
         """Bytes received and not consumed."""
+        self.blank_line = False
+        """Whether an empty line was skipped before the head that is due."""
         self._pos = 0
         self._more: list[bytes] = []  # the buffers behind it: few, for crumbs are joined
         self._scanned = 0  # bytes of an incomplete head that were searched already
-        self._blank_line = False  # an empty line was skipped before this head
         self._carry = b""  # the start of a line that the next buffer continues
 
     def feed(self, data: Buffer) -> None:
@@ -80,25 +81,8 @@ class Input:
             self._pos = start + n
         else:
             self._forward()
-        self._scanned, self._blank_line = 0, False
+        self._scanned, self.blank_line = 0, False
         return True
-
-    def accept_whole(self, head: bytes, size: int) -> bytes | None:
-        """Consumes this head and `size` bytes of a body if they come next, whole and in one buffer; returns the body."""
-        data, start = self.data, self._pos
-        body = start + len(head)
-        end = body + size
-        if end > len(data) or not data.startswith(head, start) or self._carry:
-            return None
-        self.unread -= end - start
-        if end < len(data):
-            self._pos = end
-        elif self._more:
-            self._forward()
-        else:
-            self.data, self._pos = b"", 0
-        self._blank_line = False  # and nothing was searched: of a head that is whole, no search ends before its end
-        return data[body:end]
 
     def match(self, pattern: re.Pattern[bytes]) -> re.Match[bytes] | None:
         """Consumes what matches if it comes next, whole and in one buffer."""
@@ -135,8 +119,8 @@ class Input:
         skipped. Raises RemoteProtocolError for one beyond its limits before anything reads it."""
         while True:
             # RFC 9112 section 2.2: a server should ignore at least one empty line before a request
-            if blank_line and not self._blank_line and self.accept(b"\r\n"):
-                self._blank_line = True
+            if blank_line and not self.blank_line and self.accept(b"\r\n"):
+                self.blank_line = True
             start = self._pos
             if self.data.startswith(b"\r\n", start):
                 raise RemoteProtocolError("head: begins with an empty line")
@@ -152,7 +136,7 @@ class Input:
         head = self.data[start : end + 4]
         self.unread -= len(head)
         self._consume(end + 4)
-        self._scanned, self._blank_line = 0, False
+        self._scanned, self.blank_line = 0, False
         return head
 
     def _check_partial(self, limit: int, line_limit: int) -> None:

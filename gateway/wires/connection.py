@@ -42,7 +42,10 @@ class ConnectionWire(Wire, Protocol):
         """Whether it is worth a `pump` already: not for each piece of a large body that lands where it will stay."""
         ...
 
-    def receive_data(self, data: memoryview) -> None: ...
+    def receive_data(self, data: memoryview) -> bool:
+        """The same: not where these bytes were all of a request, which is handed on already."""
+        ...
+
     def receive_eof(self) -> None: ...
     def pump(self, at_most: int) -> bool:
         """Takes events from the machine and hands them on; True when it has no more. Raises RemoteProtocolError."""
@@ -256,9 +259,7 @@ class Connection:
                     self._ready = False
                     if not self._watch.edges:
                         self._watch.dry()
-                if buffer is scratch:
-                    wire.receive_data(scratch[:n])
-                elif not wire.buffer_updated(n):
+                if not (wire.receive_data(scratch[:n]) if buffer is scratch else wire.buffer_updated(n)):
                     if not self._ready:
                         return
                     continue
@@ -409,14 +410,21 @@ class Connection:
 
     # -- exchanges -------------------------------------------------------------------------------------------------
 
-    def open_exchange(self, request: Request, like: Exchange | None = None, stream: int = 0) -> Exchange:
+    def open_exchange(
+        self, request: Request, like: Exchange | None = None, stream: int = 0, body: bytes | None = None
+    ) -> Exchange:
         """A request head has arrived: its exchange starts in a task of its own. `like` is one with the same head, perhaps
-        the very same object; then `stream` says which this one is."""
+        the very same object; then `stream` says which this one is. `body` is all of its body, where that is here."""
         self.requests += 1
-        exchange = Exchange(self, self.wire, request, self.server.new_id(), self.last_received, like, stream)
+        server = self.server
+        exchange = Exchange(self, self.wire, request, server.new_id(), self.last_received, like, stream)
+        if body:
+            exchange.feed_whole(body)
+        elif body is not None:
+            exchange.input_ended = True
         self.exchanges[exchange.stream] = exchange
-        self.server.exchange_opened(exchange)
-        self.server.run_exchange(exchange)
+        server.exchange_opened(exchange)
+        server.run_exchange(exchange)
         return exchange
 
     def fields(self, headers: Headers) -> dict[bytes, bytes]:

@@ -87,10 +87,16 @@ class HTTP1Wire:
         machine.buffer_updated(n)
         return machine.unread >= _LANDED or machine.get_buffer() is None
 
-    def receive_data(self, data: memoryview) -> None:
-        if not self._input.unread:
+    def receive_data(self, data: memoryview) -> bool:
+        if self._failed:
+            return False
+        whole = self._machine.receive_whole(data)
+        if whole is not None:
+            self._open(whole[0], self._current, self._machine.stream, whole[1])
+            return False
+        if self._input.unread == len(data):
             self._head_since = self._connection.last_received
-        self._machine.receive_data(data)
+        return True
 
     def receive_eof(self) -> None:
         self._machine.receive_eof()
@@ -99,11 +105,6 @@ class HTTP1Wire:
         if self._failed:
             return True
         connection, machine = self._connection, self._machine
-        whole = machine.next_whole()
-        if whole is not None:
-            self._open(whole[0], self._current, machine.stream).feed_whole(whole[1], connection.last_received)
-            if not self._input.unread and not connection.eof:
-                return True
         current, next_event = self._current, machine.next_event
         for _ in range(at_most):
             event = next_event()
@@ -124,11 +125,11 @@ class HTTP1Wire:
                 return True
         return False
 
-    def _open(self, request: Request, like: Exchange | None = None, stream: int = 0) -> Exchange:
+    def _open(self, request: Request, like: Exchange | None = None, stream: int = 0, body: bytes | None = None) -> Exchange:
         connection = self._connection
         if connection.requests + 1 >= connection.limits.requests_per_connection or connection.server.draining:
             self._machine.close_after_response()
-        self._current = exchange = connection.open_exchange(request, like, stream)
+        self._current = exchange = connection.open_exchange(request, like, stream, body)
         return exchange
 
     def _leave(self) -> None:

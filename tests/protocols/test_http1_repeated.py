@@ -47,21 +47,10 @@ def state(machine: HTTP1Connection) -> dict[str, Any]:
     return held
 
 
-def pulled(machine: HTTP1Connection, consumed: list[tuple[int, int]], whole: bool) -> list[Any]:
-    """What comes next, until nothing does: as events, whichever way it is given out. What counts as credited when it is
-    given out whole is added to `consumed`."""
+def pulled(machine: HTTP1Connection) -> list[Any]:
+    """The events that come next, until none does."""
     events: list[Any] = []
     while True:
-        if whole:
-            before = state(machine)
-            found = machine.next_whole()
-            if found is None:
-                assert state(machine) == before
-            else:
-                head, body = replace(found[0], stream=machine.stream), found[1]
-                consumed.append((head.stream, len(body)))
-                events += [head, *([Data(stream=head.stream, buffers=(body,))] if body else []), End(stream=head.stream)]
-                continue
         try:
             event = machine.next_event()
         except (LocalProtocolError, RemoteProtocolError) as error:
@@ -71,25 +60,36 @@ def pulled(machine: HTTP1Connection, consumed: list[tuple[int, int]], whole: boo
             return events
 
 
-def pull_alike(whole: HTTP1Connection, by_events: HTTP1Connection) -> None:
-    consumed: list[tuple[int, int]] = []
-    assert pulled(whole, consumed, whole=True) == pulled(by_events, [], whole=False)
-    for stream, size in consumed:
-        by_events.credit(stream, size)
+def receive_alike(whole: HTTP1Connection, by_events: HTTP1Connection, data: bytes) -> bool:
+    """The same bytes for both, in the two ways: what comes of them is the same. True where the first gave it out whole."""
+    found = whole.receive_whole(memoryview(data))
+    by_events.receive_data(data)
+    events: list[Any] = []
+    if found is None:
+        assert state(whole) == state(by_events)
+    else:
+        head, body = replace(found[0], stream=whole.stream), found[1]
+        events = [head, *([Data(stream=head.stream, buffers=(body,))] if body else []), End(stream=head.stream)]
+    assert events + pulled(whole) == pulled(by_events)
+    if found is not None:
+        by_events.credit(by_events.stream, len(found[1]))
     assert state(whole) == state(by_events)
+    return found is not None
+
+
+def received(machine: HTTP1Connection, data: bytes = PING) -> bytes | None:
+    """The body that is given out whole."""
+    found = machine.receive_whole(memoryview(data))
+    return None if found is None else found[1]
 
 
 def test_a_request_that_comes_again_is_given_out_whole() -> None:
     machine = again()
-    assert machine.next_whole() is None
-    machine.receive_data(PONG)
-    assert machine.unread + machine.unconsumed == len(PONG)
-    found = machine.next_whole()
+    found = machine.receive_whole(memoryview(bytearray(PONG)))
     assert found is not None
     head, body = found
     assert (head.method, head.target, head.content_length, body) == (b"POST", b"/p", 4, b"pong")
     assert (machine.stream, machine.unread, machine.unconsumed) == (2, 0, 0)
-    assert machine.next_whole() is None
     assert machine.next_event() is NEED_DATA
     machine.respond(2, 200, (), (b"ok",), ((b"content-length", b"2"),))
     assert written(machine) == b"HTTP/1.1 200 OK\r\ncontent-length: 2\r\n\r\nok"
@@ -99,43 +99,34 @@ def test_a_request_that_comes_again_is_given_out_whole() -> None:
 def test_a_request_without_a_body_has_an_empty_one() -> None:
     for data in (request(), request(b"POST", fields=b"content-length: 0\r\n"), request(b"HEAD")):
         machine = again(data)
-        machine.receive_data(data)
-        found = machine.next_whole()
-        assert found is not None
-        assert found[1] == b""
+        assert received(machine, data) == b""
         answer(machine, 200)
         assert written(machine).endswith(b"\r\n\r\n")
         assert machine.idle
 
 
-def test_requests_sent_ahead_are_given_out_whole_each_in_its_turn() -> None:
+def test_requests_sent_ahead_are_given_out_in_events() -> None:
     machine = again()
-    machine.receive_data(PING + PONG + PING[:-1])
-    assert machine.next_whole() is not None
-    assert machine.next_whole() is None
+    assert received(machine) == b"ping"
+    assert received(machine, PONG) is None  # whose turn has not come
     assert machine.next_event() is PAUSED
     answer(machine)
-    found = machine.next_whole()
-    assert found is not None
-    assert found[1] == b"pong"
-    answer(machine)
-    assert machine.next_whole() is None
-    machine.receive_data(PING[-1:])
-    assert machine.next_whole() is None  # it has come in two pieces
-    assert [type(e) for e in pull(machine)] == [Request, Data, End]
+    assert received(machine) is None  # there is something before it
+    for body in (b"pong", b"ping"):
+        assert [type(e) for e in pull(machine)] == [Request, Data, End]
+        machine.credit(machine.stream, len(body))
+        answer(machine)
     machine.data_to_send(1 << 20)
-    assert machine.data_sent() == Sent(room=[2, 3], ended=[2, 3])
-    assert machine.unconsumed == 4, "of the third, which came as events"
-    machine.credit(4, 4)
+    assert machine.data_sent() == Sent(room=[2, 3, 4], ended=[2, 3, 4])
     assert machine.unread == machine.unconsumed == 0
+    assert received(machine, PING + PONG) is None
+    assert machine.unread == len(PING + PONG)
 
 
 def test_a_body_of_16_kib_is_given_out_in_events() -> None:
     for size, whole in ((LARGE - 1, True), (LARGE, False)):
         data = request(b"POST", fields=b"content-length: %d\r\n" % size, body=bytes(size))
-        machine = again(data)
-        machine.receive_data(data)
-        assert (machine.next_whole() is not None) is whole
+        assert (received(again(data), data) is not None) is whole
 
 
 @pytest.mark.parametrize(
@@ -156,57 +147,40 @@ def test_a_request_of_another_kind_is_given_out_in_events(data: bytes) -> None:
     machine.send(Response(stream=1, status=200, headers=((b"content-length", b"0"),)))
     machine.send(End(stream=1))
     written(machine)
-    machine.receive_data(data)
-    assert machine.next_whole() is None
+    assert received(machine, data) is None
 
 
 def test_only_the_request_just_before_counts() -> None:
     machine = again()
     for data in (request(b"POST", fields=b"expect: 100-continue\r\ncontent-length: 1\r\n", body=b"x"), PING):
-        machine.receive_data(data)
-        assert machine.next_whole() is None
+        assert received(machine, data) is None
         pull(machine)
         answer(machine)
-    machine.receive_data(PING)
-    assert machine.next_whole() is not None
-
-
-def test_input_that_carries_the_start_of_a_line_has_nothing_whole_next() -> None:
-    source = Input()
-    source.feed(b"1;")
-    assert source.line(10, "too long") is None
-    source.feed(PING)
-    assert source.accept_whole(PING[:-4], 4) is None
-    assert source.unread == 2 + len(PING)
+    assert received(machine) == b"ping"
 
 
 def test_a_machine_that_reads_no_request_gives_none_whole() -> None:
-    assert server(PING).next_whole() is None  # the first of its kind
-    other = again()
-    other.receive_data(request())
-    assert other.next_whole() is None
-    assert client().next_whole() is None
-    closed = again()
-    closed.receive_data(PING)
-    closed.close()
-    assert closed.next_whole() is None
+    assert received(server()) is None  # the first of its kind
+    assert received(again(), request()) is None
+    assert received(client(), b"HTTP/1.1 200 OK\r\n\r\n") is None
+    begun = again()
+    assert received(begun, PING[:1]) is None
+    assert received(begun) is None
     broken = again()
     broken.receive_data(b"\0\r\n\r\n")
     with pytest.raises(RemoteProtocolError):
         broken.next_event()
-    assert broken.next_whole() is None
+    assert received(broken) is None
+    closed = again()
+    closed.close()
+    with pytest.raises(LocalProtocolError):
+        received(closed)
     retired = server(request(fields=b"connection: upgrade\r\nupgrade: websocket\r\n"))
     pull(retired)
     retired.send(Response(stream=1, status=101))
     retired.switch()
-    assert retired.next_whole() is None
-
-
-def test_a_request_before_the_end_of_the_connection_is_given_out_whole() -> None:
-    machine = again()
-    machine.receive_data(PING)
-    machine.receive_eof()
-    assert machine.next_whole() is not None
+    with pytest.raises(LocalProtocolError):
+        received(retired)
 
 
 def test_a_request_that_comes_again_is_the_same_wherever_it_is_cut() -> None:
@@ -214,9 +188,7 @@ def test_a_request_that_comes_again_is_the_same_wherever_it_is_cut() -> None:
         for pieces in cuts(data):
             machines = again(), again()
             for piece in pieces:
-                for machine in machines:
-                    machine.receive_data(piece)
-                pull_alike(*machines)
+                receive_alike(*machines, piece)
 
 
 REQUESTS = st.sampled_from(
@@ -257,16 +229,14 @@ def act(machine: HTTP1Connection, what: str) -> Any:
 @settings(max_examples=300, deadline=None)
 @given(
     st.lists(st.tuples(st.lists(REQUESTS, max_size=3).map(b"".join), st.lists(ACTS, max_size=3)), max_size=7),
-    st.one_of(st.just(1 << 20), st.integers(1, 120)),
+    st.one_of(st.just(1 << 20), st.just(len(PING)), st.integers(1, 120)),
 )
 def test_a_conversation_is_the_same_by_whole_requests_and_by_events(told: list[tuple[bytes, list[str]]], step: int) -> None:
     machines = server(), server()
     for data, acts in told:
         for i in range(0, len(data), step):
-            for machine in machines:
-                if not machine._eof:
-                    machine.receive_data(data[i : i + step])
-            pull_alike(*machines)
+            if not machines[0]._eof:
+                receive_alike(*machines, data[i : i + step])
         for what in acts:
             assert act(machines[0], what) == act(machines[1], what)
             assert state(machines[0]) == state(machines[1])
