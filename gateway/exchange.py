@@ -376,22 +376,23 @@ class Exchange:
             scope.cancel()
 
     @property
-    def cancelled(self) -> bool:
-        """Whether the work was told to stop, or its time is over."""
-        return self._cancelled or (self.deadline < _FOREVER and self._scope is not None and self._scope.cancel_called)
-
-    @property
     def cancelled_at(self) -> float | None:
         """When the work was told to stop, or its time was over, on Trio's clock; None: neither was so."""
         if self._cancelled:
             return self._cancelled_at
         return self.deadline if self.deadline <= self.owner.clock() else None
 
-    def leave(self) -> None:
-        """Its work is over: the scope is somebody else's."""
+    def leave(self) -> bool:
+        """Its work is over: the scope is somebody else's. True where it was cancelled: the work was told to stop, or its
+        time is over."""
         scope, self._scope = self._scope, None
-        if scope is not None and self.deadline < _FOREVER:
+        if scope is None:
+            return False
+        if self.deadline < _FOREVER:
+            over = scope.cancel_called  # which looks at the clock too
             scope.deadline = _FOREVER
+            return over
+        return self._cancelled
 
     # -- inbound: called by the exchange's own task ----------------------------------------------------------------
 
@@ -456,9 +457,9 @@ class Exchange:
         budget has no room, UnsupportedEncoding before reading for a coding that is unknown, and BadRequest for data that
         are damaged. One call for an exchange, instead of `receive`.
         """
-        body = self.whole_body(limit)
-        if body is not None:
-            return body
+        whole = self.whole_body(limit)
+        if whole is not None:
+            return memoryview(whole)
         codings = self._codings(as_sent)
         if self._cancelled:
             await trio.lowlevel.checkpoint()
@@ -538,26 +539,28 @@ class Exchange:
         self.fields = self.owner.fields(self.request.headers)
         return memoryview(out)
 
-    def whole_body(self, limit: int) -> memoryview | None:
-        """What `receive_body` returns, if all of it is here already, in one piece, within the limit and without a content
-        coding. What paid for it in the inbox pays for it from now on."""
-        if len(self._inbox) != 1 or not self.input_ended or self._cancelled or self._outbox:
+    def whole_body(self, limit: int) -> Buffer | None:
+        """What `receive_body` returns a view of, if all of it is here already, in one piece, within the limit and without a
+        content coding. What paid for it in the inbox pays for it from now on."""
+        inbox = self._inbox
+        if len(inbox) != 1 or not self.input_ended or self._cancelled or self._outbox:
             return None
-        whole = self._inbox[0]
-        if isinstance(whole, Frame) or len(whole) != self.request.content_length or len(whole) > limit:
-            return None
-        if b"content-encoding" in self.fields:
+        whole = inbox[0]
+        if type(whole) is Frame or b"content-encoding" in self.fields:
             return None
         n = len(whole)
+        if n != self.request.content_length or n > limit:
+            return None
         if self.wire.windowed:
             self._reserve(n)
         else:
-            self._reserved, self._held = self._reserved + self._held, 0
-        self._inbox.clear()
+            self._reserved += self._held
+            self._held = 0
+        inbox.clear()
         self.copied += n
         if not self._consumed:
             self.wire.credit(self, n)
-        return memoryview(whole)
+        return whole
 
     def _collect(self, gathering: _Gathering, item: Buffer, n: int) -> None:
         sink = gathering.sink

@@ -152,7 +152,7 @@ class ExchangeTasks:
                 finally:
                     if place.task._cancel_status is not place.cancel_status:
                         self._tidy(place)
-                if exchange.cancelled:
+                if exchange.leave():
                     return True
                 self._done(place, error)
                 error = None  # it knows this frame: a cycle would keep the exchange's memory
@@ -167,10 +167,11 @@ class ExchangeTasks:
         """Tells who is ready, until one of the exchanges that begin thereby has waited and is over. True when its
         scope was cancelled, whoever leads by then."""
         told, now = 0, trio.lowlevel.current_clock().current_time
+        task, begun, work_of = place.task, self._begun, self._work
         began = now()
         while place.leads:
-            if self._begun:
-                exchange = self._begun.popleft()
+            if begun:
+                exchange = begun.popleft()
                 if self._doubted:
                     self._doubted -= 1
                     self._give(exchange)
@@ -178,15 +179,14 @@ class ExchangeTasks:
                 place.exchange = exchange
                 exchange.begin(place.scope)
                 error = None
-                context, before = place.context.copy(), place.task.context
-                place.task.context = context  # with variables of its own
+                before, task.context = task.context, place.context.copy()  # with variables of its own
                 try:
-                    work = self._work(exchange)
-                    trap = context.run(work.send, None)
+                    work = work_of(exchange)
+                    trap = task.context.run(work.send, None)
                 except StopIteration:  # it did not wait, as most do not: nothing was made to await it
-                    place.task.context = before
+                    task.context = before
                 except Exception as e:
-                    place.task.context = before
+                    task.context = before
                     error = self._blame(exchange, e)
                 else:
                     self._follow(place)
@@ -195,9 +195,9 @@ class ExchangeTasks:
                     except Exception as e:
                         error = self._blame(exchange, e)
                 finally:
-                    if place.task._cancel_status is not place.cancel_status:
+                    if task._cancel_status is not place.cancel_status:
                         self._tidy(place)
-                if exchange.cancelled:
+                if exchange.leave():
                     return True
                 self._done(place, error)
                 error = None  # it knows this frame: a cycle would keep the exchange's memory
@@ -212,20 +212,21 @@ class ExchangeTasks:
             try:
                 more = readiness.tell()
                 told += 1
-                if not more or told % _BATCH == 0:
-                    # answers that leave one after the other wake a client once
-                    self._write()
+                if more and told < _BATCH:
+                    continue
+                # answers that leave one after the other wake a client once
+                self._write()
             finally:
                 self._telling = False
-            if told % _BATCH == 0 and now() - began > _TURN:
+            if told == _BATCH and now() - began > _TURN:
                 await trio.lowlevel.checkpoint()
                 began = now()
-            elif not more and not self._begun:
-                told = 0
+            elif not more and not begun:
                 self.leading = False
                 await readiness.wait()
                 self.leading = True
                 began = now()
+            told = 0
         return False
 
     def _follow(self, place: _Place) -> None:
@@ -241,9 +242,9 @@ class ExchangeTasks:
             self._follow(place)
 
     def _done(self, place: _Place, error: GatewayError | None) -> None:
+        """Its exchange has left."""
         exchange, place.exchange = place.exchange, None
         assert exchange is not None
-        exchange.leave()
         if exchange.finishing is None:  # else there is nothing to be said
             self._conclude(exchange, error)
         self._returned(exchange)

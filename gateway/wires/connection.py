@@ -436,8 +436,7 @@ class Connection:
 
     def exchange_closed(self, exchange: Exchange) -> None:
         """The exchange has its ending and its task is done."""
-        if self.exchanges.get(exchange.stream) is exchange:
-            del self.exchanges[exchange.stream]
+        del self.exchanges[exchange.stream]
         self.server.exchange_closed(exchange)
         if self._lost is not None:
             self._close_if_over()
