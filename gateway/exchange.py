@@ -182,20 +182,20 @@ class Exchange:
         "wire",
     )  # fmt: skip
 
+    path: bytes
+    query: bytes
+    fields: dict[bytes, bytes]
+    """The first field of each (lower-case) name."""
+    route: tuple[Callable[..., Coroutine[Any, Any, None]], dict[str, Any]] | None
+    """Who answers it, and with what arguments."""
+
     def __init__(
         self, owner: Owner, wire: Wire, request: Request, id: str, now: float, like: Exchange | None = None, stream: int = 0
     ) -> None:
         """`like` is one whose request had the same head: what was found out from that is not looked for again."""
         self.owner, self.wire, self.request, self.id = owner, wire, request, id
         self.stream = stream or request.stream
-        self.path: bytes
-        self.query: bytes
-        self.fields: dict[bytes, bytes]
-        """The first field of each (lower-case) name."""
-        self.route: tuple[Callable[..., Coroutine[Any, Any, None]], dict[str, Any]] | None
-        """Who answers it, and with what arguments."""
-        # one whose body was inflated has other fields since
-        if like is not None and like.request.headers is request.headers:
+        if like is not None and like.request is request:  # one whose body was inflated has another request since
             self.path, self.query, self.fields, self.route = like.path, like.query, like.fields, like.route
         else:
             self.path, _, self.query = request.target.partition(b"?")
@@ -223,8 +223,7 @@ class Exchange:
         """Bytes of the body that were copied or inflated, each time they were, on their way into the one buffer that
         `receive_body` or `whole_body` has given; what lands there costs nothing."""
         self.started_at = self.arrived_at = self.moved_at = self.sent_at = now
-        self._inbox: list[Buffer | Frame] = []
-        self._outbox = _NOTHING  # the same, the next one last: what the work takes from
+        self._inbox = self._outbox = _NOTHING  # what has come; the same, the next one last: what the work takes from
         self._held = 0  # what the inbox costs, paid from the budget on wires without windows
         self.input_ended = False
         """Whether the body has arrived to its end."""
@@ -281,7 +280,10 @@ class Exchange:
                     self.interrupt(no_bytes(self.owner.budget, cost))
                     return
                 self._held += cost
-            self._inbox.append(item)
+            if self._inbox is _NOTHING:
+                self._inbox = [item]
+            else:
+                self._inbox.append(item)
             if self._reader is not None:
                 self._wake_reader()
 
@@ -293,7 +295,7 @@ class Exchange:
         cost = n + _PIECE
         if self.owner.budget.try_reserve(cost):
             self._held = cost
-            self._inbox.append(body)
+            self._inbox = [body]
         else:
             self.interrupt(no_bytes(self.owner.budget, cost))
 
@@ -405,7 +407,7 @@ class Exchange:
             await self._yield()
         while not (outbox := self._outbox):
             if self._inbox:
-                self._outbox, self._inbox = self._inbox, []
+                self._outbox, self._inbox = self._inbox, _NOTHING
                 self._outbox.reverse()
             elif self.input_ended:
                 return None
@@ -476,7 +478,7 @@ class Exchange:
         else:
             gathering = _Gathering(limit, setting, None)
         self._gathering = gathering
-        waiting, self._inbox = self._inbox, []
+        waiting, self._inbox = self._inbox, _NOTHING
         for item in waiting:
             assert not isinstance(item, Frame)
             if not self.wire.windowed:
@@ -546,20 +548,19 @@ class Exchange:
         if len(inbox) != 1 or not self.input_ended or self._cancelled or self._outbox:
             return None
         whole = inbox[0]
-        if type(whole) is Frame or b"content-encoding" in self.fields:
+        if type(whole) is Frame:
             return None
         n = len(whole)
-        if n != self.request.content_length or n > limit:
+        if n > limit or n != self.request.content_length or b"content-encoding" in self.fields:
             return None
-        if self.wire.windowed:
-            self._reserve(n)
-        else:
-            self._reserved += self._held
-            self._held = 0
-        inbox.clear()
-        self.copied += n
         if not self._consumed:
+            if self.wire.windowed:
+                self._reserve(n)
             self.wire.credit(self, n)
+        self._reserved += self._held  # which is nothing on a wire with windows
+        self._held = 0
+        self._inbox = _NOTHING
+        self.copied += n
         return whole
 
     def _collect(self, gathering: _Gathering, item: Buffer, n: int) -> None:
@@ -737,7 +738,7 @@ class Exchange:
         """A whole answer of known length."""
         if (self.finishing is not None or self.gone) and not self._open():
             return
-        length = sum(map(len, buffers)) if len(buffers) != 1 else len(buffers[0])
+        length = len(buffers[0]) if len(buffers) == 1 else sum(map(len, buffers))
         self.status = status
         self.finishing = ending  # the wire may write it at once
         if not length or self.request.method == b"HEAD":
@@ -811,7 +812,7 @@ class Exchange:
         unread = 0
         for item in (*self._outbox, *self._inbox):
             unread += len(item.data) if isinstance(item, Frame) else len(item)
-        self._outbox, self._inbox = [], []
+        self._outbox = self._inbox = _NOTHING
         if self._held:
             self.owner.budget.release(self._held)
             self._held = 0
@@ -832,11 +833,12 @@ class Exchange:
     def _close(self) -> None:
         """It has its ending, and its task is done with it."""
         self.fail = None  # it knows the exchange: a cycle would keep both until the collector comes by
-        if self._reserved:
+        owner = self.owner
+        if reserved := self._reserved:
             # the body's memory counts until the answer, which may be views of it, is written
-            self.owner.budget.release(self._reserved)
             self._reserved = 0
-        self.owner.exchange_closed(self)
+            owner.budget.release(reserved)
+        owner.exchange_closed(self)
 
 
 def _too_large(n: int, limit: int, setting: str) -> TooLarge:

@@ -153,7 +153,6 @@ class Gateway:
         self._connections: set[Connection | ASGICall] = set()
         self._arriving: set[trio.CancelScope] = set()
         """One for each connection that has not said yet what it wants."""
-        self._boot, self._numbers = secrets.token_hex(4), itertools.count(1)
         self._stop = trio.Event()
         self.draining = False
         self._drain_bell, self._hurrying = Doorbell(), False
@@ -165,6 +164,8 @@ class Gateway:
         # what each exchange goes through is theirs, without a call of ours between
         self.exchange_opened, self.exchange_closed = self._observer.opened, self._observer.closed
         self.run_exchange = self._tasks.start
+        # letters and digits alone: a head takes them without a look
+        self.new_id = map(f"{secrets.token_hex(4)}%d".__mod__, itertools.count(1)).__next__
         self.clock: Callable[[], float] = trio.current_time
         self._turned_away = 0
         self._report: DrainReport | None = None
@@ -262,9 +263,6 @@ class Gateway:
         }
 
     # -- what connections ask ----------------------------------------------------------------------------------------
-
-    def new_id(self) -> str:
-        return f"{self._boot}{next(self._numbers)}"  # letters and digits alone: a head takes them without a look
 
     def _work(self, exchange: Exchange) -> Coroutine[Any, Any, None]:
         """What the exchange asks for, to be awaited. What may go wrong is for `_blame`."""

@@ -17,10 +17,9 @@ class Observer:
 
     def __init__(self) -> None:
         self.live: set[Exchange] = set()
+        self.opened = self.live.add
+        """Called once for each exchange, when it begins."""
         self.endings: dict[Ending, int] = {}
-
-    def opened(self, exchange: Exchange) -> None:
-        self.live.add(exchange)
 
     def closed(self, exchange: Exchange) -> None:
         """Called once for each exchange, when its ending is decided and its task is done."""

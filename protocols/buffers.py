@@ -21,11 +21,12 @@ class ByteBudget:
 
     def try_reserve(self, n: int) -> bool:
         """Takes n bytes if they are free; False, and nothing taken, if not."""
-        if self.used + n > self.limit:
+        used = self.used + n
+        if used > self.limit:
             return False
-        self.used += n
-        if self.used > self.high_water:
-            self.high_water = self.used
+        self.used = used
+        if used > self.high_water:
+            self.high_water = used
         return True
 
     def release(self, n: int) -> None:

@@ -100,8 +100,8 @@ class HTTP1Connection(Output):
 
     __slots__ = (
         "_chunks", "_client", "_closing", "_continue_due", "_earlier", "_eof", "_error", "_head_request", "_http10",
-        "_known", "_landed", "_landing", "_limits", "_reading", "_rest", "_retired", "_scheme",
-        "_to_send", "_told", "_upgrade", "_usual", "_whole", "_writing", "input", "must_close", "unconsumed",
+        "_known", "_landed", "_limits", "_reading", "_rest", "_retired", "_scheme",
+        "_to_send", "_told", "_upgrade", "_usual", "_whole", "_writing", "input", "landing", "must_close", "unconsumed",
     )  # fmt: skip
 
     def __init__(self, role: Role, limits: HTTP1Limits = _DEFAULT_LIMITS, *, scheme: bytes = b"http") -> None:
@@ -125,7 +125,8 @@ class HTTP1Connection(Output):
         self._whole: tuple[bytes, int, Request] | None = None  # the same, with the bytes of all of it, for `receive_whole`
         self._rest = 0  # what is left of the declared length, not given out
         self._chunks: Chunks | None = None
-        self._landing: memoryview | None = None
+        self.landing: memoryview | None = None
+        """Where a body lands: what `get_buffer` gives a part of."""
         self._landed = self._told = 0  # bytes in it, and how many of them were given out
         self.unconsumed = 0
         """Body bytes given out and not credited yet, of all streams."""
@@ -153,8 +154,8 @@ class HTTP1Connection(Output):
         connection cannot carry another message, nothing is."""
         if self._retired or self._eof:
             raise LocalProtocolError("data after the end of the connection" if self._eof else "data for a retired machine")
-        if self._landing is not None:
-            data = self._land(self._landing, bytes_view(memoryview(data)))
+        if self.landing is not None:
+            data = self._land(self.landing, bytes_view(memoryview(data)))
         if self._reading is not _READ_OVER:
             self.input.feed(data)
 
@@ -176,7 +177,7 @@ class HTTP1Connection(Output):
         event: Event | Signal | None = None
         try:
             if reading is _READ_LENGTH:
-                event = self._read_length() if self._landing is None else self._read_landed(self._landing)
+                event = self._read_length() if self.landing is None else self._read_landed(self.landing)
             elif reading is _READ_END:
                 event = End(stream=self.stream)
                 self._end_reading()
@@ -399,7 +400,7 @@ class HTTP1Connection(Output):
         contiguous, and no smaller than that rest. What is already here is copied to its start; returns how many bytes
         that were. They, and what `buffer_updated` adds, come out of `next_event` as Data that views this memory.
         """
-        if stream != self.stream or self._landing is not None or self._reading not in (_Reading.LENGTH, _Reading.END):
+        if stream != self.stream or self.landing is not None or self._reading not in (_Reading.LENGTH, _Reading.END):
             raise LocalProtocolError(
                 f"land: stream {stream} has no body of known length under way, or one that lands already"
             )
@@ -415,17 +416,17 @@ class HTTP1Connection(Output):
         while n < self._rest and (piece := self.input.take(self._rest - n)) is not None:
             view[n : n + len(piece)] = piece
             n += len(piece)
-        self._landing, self._landed, self._told = view, n, 0
+        self.landing, self._landed, self._told = view, n, 0
         return n
 
     def get_buffer(self) -> memoryview | None:
         """Where to receive into: the part of a landing body that is not here yet. None when nothing lands."""
-        landing = self._landing
+        landing = self.landing
         return None if landing is None or self._landed == len(landing) else landing[self._landed :]
 
     def buffer_updated(self, n: int) -> None:
         """n bytes were received into what `get_buffer` gave."""
-        if self._landing is None or not 0 < n <= len(self._landing) - self._landed:
+        if self.landing is None or not 0 < n <= len(self.landing) - self._landed:
             raise LocalProtocolError(f"buffer_updated: {n} bytes do not fit what get_buffer gave")
         self._landed += n
 
@@ -436,7 +437,7 @@ class HTTP1Connection(Output):
         return data[n:]
 
     def _end_landing(self) -> None:
-        self._landing = None
+        self.landing = None
         self._landed = self._told = 0
 
     # -- the ledger of what was given out --------------------------------------------------------------------------
@@ -530,19 +531,19 @@ class HTTP1Connection(Output):
             raise self._other_stream(stream)
         # the request is given out whole, and neither it nor we have anything to say about the connection
         if self._usual and self._reading is _READ_DONE and self._writing is _WRITE_HEAD and not self._closing:
-            if len(buffers) == 1 and type(buffers[0]) is bytes:
-                size = len(buffers[0])
-            else:
-                size = 0
-                for buffer in buffers:
-                    if type(buffer) is memoryview:
-                        size += buffer.nbytes if buffer.c_contiguous else LARGE  # which is not for here
-                    else:
-                        size += len(buffer)
+            size = 0
+            for buffer in buffers:
+                if type(buffer) is memoryview:
+                    size += buffer.nbytes if buffer.c_contiguous else LARGE  # which is not for here
+                else:
+                    size += len(buffer)
             parts = plain_head(status, headers, fresh, size) if size < LARGE else None
             if parts is not None:
                 parts += buffers
-                self._put_last(b"".join(parts))
+                answer = b"".join(parts)
+                self._buffers.append(answer)
+                self.queued = queued = self.queued + len(answer)
+                self._ends.append((self._sent + queued, stream))
                 self._reading, self._writing = _READ_HEAD, _WRITE_WAITING
                 return
         if self._retired:

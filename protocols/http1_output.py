@@ -29,12 +29,6 @@ class Output:
         self._buffers.append(buffer)
         self.queued += len(buffer)
 
-    def _put_last(self, buffer: bytes) -> None:
-        """Queues the last buffer of the stream under way."""
-        self._buffers.append(buffer)
-        self.queued = queued = self.queued + len(buffer)
-        self._ends.append((self._sent + queued, self.stream))
-
     def _put_all(self, buffers: Iterable[Buffer]) -> None:
         """Queues those that are not empty."""
         for buffer in buffers:
@@ -59,12 +53,8 @@ class Output:
         queue, queued = self._buffers, self.queued
         if queued < LARGE and queued <= at_most:  # a small answer, whole
             self._flight = queued
-            if len(queue) > 1:
-                joined: list[Buffer] = [b"".join(queue)]
-                queue.clear()
-                return joined
             self._buffers = []
-            return queue
+            return queue if len(queue) < 2 else [b"".join(queue)]
         buffers: list[Buffer] = []
         crumbs: list[Buffer] = []
         left, taken = at_most, 0
@@ -95,12 +85,12 @@ class Output:
         own (declared length, or a body that ends with the connection) after all others were written shows only here."""
         flight, ends, start = self._flight, self._ends, self._sent
         self._sent = now = start + flight
-        self._flight = 0
         self.queued -= flight
+        self._flight = 0
         if not ends:
             return Sent([self.stream], []) if flight else Sent()
         end, stream = ends[0]
-        if start < end == now:  # one answer, to its end
+        if flight and end == now:  # one answer, to its end
             del ends[0]
             return Sent([stream], [stream])
         room, ended = [], []

@@ -81,34 +81,34 @@ class InferCodec:
 
     def parse(self, body: Buffer, header_length: int | None) -> V2Request:
         """The request in a complete body: see `parse_infer`."""
-        view = memoryview(body)
-        size = view.nbytes
+        if type(body) is not bytes:  # which arrays may view as it is
+            body = memoryview(body).toreadonly().cast("B")
+        size = len(body)
         if header_length is None:
             if size <= self._largest:
-                return self._read_json(view)
-            return parse_infer(view, None, self._signature, self._limits)
+                return self._read_json(bytes(body))
+            return parse_infer(body, None, self._signature, self._limits)
         if not 0 < header_length <= size or header_length > self._largest:
-            return parse_infer(view, header_length, self._signature, self._limits)
-        head = view[:header_length].tobytes()
+            return parse_infer(body, header_length, self._signature, self._limits)
+        head = bytes(body[:header_length])
         size -= header_length
         plan = self._plans.get(head) if header_length <= _KEPT_BYTES else None
         if plan is None or plan.size != size:
-            request = read_typed(head, view[header_length:], self._signature, self._limits)
+            request = read_typed(head, memoryview(body)[header_length:], self._signature, self._limits)
             if request is None:
                 del head  # which may be large
-                return parse_infer(view, header_length, self._signature, self._limits)
+                return parse_infer(body, header_length, self._signature, self._limits)
             if header_length <= _KEPT_BYTES and (plan := _plan_of(request, size)) is not None:
                 _keep(self._plans, head, plan)
             return request
-        view = view.toreadonly()
         inputs = [
-            V2Tensor(name=name, datatype=datatype, array=_array(shape, dtype, view, header_length + at))
+            V2Tensor(name=name, datatype=datatype, array=_array(shape, dtype, body, header_length + at))
             for name, datatype, dtype, shape, at in plan.inputs
         ]
         return V2Request(inputs=tuple(inputs), outputs=plan.outputs, binary_default=plan.binary_default)
 
-    def _read_json(self, view: memoryview) -> V2Request:
-        text, recent = view.tobytes(), self._recent
+    def _read_json(self, text: bytes) -> V2Request:
+        recent = self._recent
         if len(text) > _COMPARED:
             return read_typed(text, None, self._signature, self._limits) or self._read_by_rules(text)
         if recent is not None and (request := recent.read(text)) is not None:
@@ -149,10 +149,12 @@ class InferCodec:
 
     def _write(self, outputs: Sequence[V2Tensor], request: V2Request, id: str) -> V2Reply:
         data: list[Buffer] = []
-        if len(outputs) == 1 and not request.outputs:
+        asked = request.outputs
+        if len(outputs) == 1 and (not asked or (len(asked) == 1 and _is_just(asked[0], outputs[0]))):
             if self._promises:
                 check_outputs(outputs, self._signature)
-            entries = self._write_output(outputs[0], request.binary_default, data)
+            binary = asked[0].binary if asked else None
+            entries = self._write_output(outputs[0], request.binary_default if binary is None else binary, data)
         else:
             chosen = choose_outputs(outputs, request, self._signature)
             entries = b",".join([self._write_output(tensor, binary, data) for tensor, binary in chosen])
@@ -166,10 +168,10 @@ class InferCodec:
 
     def _write_output(self, tensor: V2Tensor, binary: bool, data: list[Buffer]) -> bytes:
         """The JSON of an output, whose binary data is added to `data`. TypeError for one with parameters."""
-        array, datatype = tensor.array, tensor.datatype
-        opening = self._openings.get((tensor.name, datatype, array.shape)) or self._open(tensor)
         if tensor.parameters:
             raise TypeError("parameters are written by the rules")
+        array, datatype = tensor.array, tensor.datatype
+        opening = self._openings.get((tensor.name, datatype, array.shape)) or self._open(tensor)
         if not binary:
             return b"".join((opening, b'"data":', to_json(array, datatype), b"}"))
         buffers = encode_binary(array, datatype)
@@ -185,6 +187,11 @@ class InferCodec:
         if len(opening) <= _KEPT_BYTES:
             _keep(self._openings, key, opening)
         return opening
+
+
+def _is_just(asked: RequestedOutput, output: V2Tensor) -> bool:
+    """Whether that output is asked for, and as it is."""
+    return asked.name == output.name and not asked.classification
 
 
 def _is_somebodys(request: V2Request) -> bool:

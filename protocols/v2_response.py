@@ -81,7 +81,7 @@ def choose_outputs(
 ) -> list[tuple[V2Tensor, bool]]:
     """The outputs that the request asks for, in the form of classes where it does, each with whether it is asked for as
     binary data. V2Error where one is not what the model has declared."""
-    if signature is not None:
+    if signature is not None and signature.promised is not None:
         check_outputs(outputs, signature)
     given = {tensor.name: tensor for tensor in outputs}
     if len(given) < len(outputs):

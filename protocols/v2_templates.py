@@ -72,8 +72,9 @@ class Template(msgspec.Struct, frozen=True, gc=False):
                     if array is None:
                         return None
                 else:
-                    values = _decode_numbers(text[at:end])
-                    if size > MAX_NUMBER and not is_plain(text[at:end], 0):
+                    numbers = text[at:end]
+                    values = _decode_numbers(numbers)
+                    if size > MAX_NUMBER and not is_plain(numbers, 0):
                         return None
                     if values and type(values[0]) is list:
                         array = from_json(datatype, shape, values, name, numbers=True)

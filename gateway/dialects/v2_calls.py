@@ -20,8 +20,9 @@ from protocols import v2
 
 SHORT = 16 * 1024
 """Bytes or elements that are read or written at once, whatever they are."""
-_READY = State.READY  # named once, as it is looked up for each request
+_READY, _TENSOR = State.READY, Family.TENSOR  # named once, as they are looked up for each request
 _USUAL = (list, tuple)
+_array = np.ndarray
 _ARRAYS = (np.ndarray, np.generic)
 _LOOKED_THROUGH = 64 * 1024  # bytes of a head in which words are looked for here
 _LOOKED_AT = (b'"BYTES"', b'"BOOL"', b"\\")  # an escape may hide either
@@ -32,7 +33,7 @@ class V2Calls:
     """Finds models and reads and writes their inference requests and replies."""
 
     def __init__(self, models: Models) -> None:
-        self.models = models
+        self.models, self._workers = models, models.workers
         limits = models.config.limits
         self.body = limits.body
         self.bounds = v2.V2Limits(json=limits.json, depth=limits.json_depth, tensors=limits.tensors, dims=limits.tensor_dims)
@@ -40,7 +41,7 @@ class V2Calls:
     def worker(self, exchange: Exchange, name: str, version: str) -> Worker:
         """The model of a route, whatever its family; the exchange is v2's from here on. NotFound."""
         exchange.take("v2", refuse)
-        worker = self.models.workers.get(name)
+        worker = self._workers.get(name)
         if worker is None:
             raise NotFound(
                 f"unknown model {name[:100]!r}; there are: {', '.join(sorted(self.models.workers))[:1000] or 'none'}"
@@ -54,7 +55,7 @@ class V2Calls:
         """The model of a route that infers, ready to be called. NotFound, BadRequest for one of another family,
         Unavailable."""
         worker = self.worker(exchange, name, version)
-        if worker.spec.family is not Family.TENSOR:
+        if worker.spec.family is not _TENSOR:
             raise BadRequest(
                 f"model {worker.name!r} speaks {worker.spec.family.value} and cannot answer with tensors: "
                 f"ask /v2/models/{worker.name}/generate"
@@ -186,18 +187,16 @@ def error_of(error: v2.V2Error) -> GatewayError:
 def request_of(request: v2.V2Request) -> InferRequest:
     """A request as its model sees it."""
     return InferRequest(
-        inputs=tuple([_tensor_of(t) for t in request.inputs]),
+        inputs=tuple([
+            Tensor(name=t.name, data=array, datatype=t.datatype, parameters=t.parameters)
+            if type(array := t.array) is not v2.BytesData
+            else BytesTensor.of(t.name, array, t.parameters)
+            for t in request.inputs
+        ]),
         id=request.id,
         parameters=request.parameters,
         outputs=tuple([o.name for o in request.outputs]) if request.outputs else (),
-    )
-
-
-def _tensor_of(tensor: v2.V2Tensor) -> Tensor:
-    array = tensor.array
-    if isinstance(array, v2.BytesData):
-        return BytesTensor.of(tensor.name, array, tensor.parameters)
-    return Tensor(name=tensor.name, datatype=tensor.datatype, data=array, parameters=tensor.parameters)
+    )  # fmt: skip
 
 
 def outputs_of(response: InferResponse) -> tuple[list[v2.V2Tensor], int]:
@@ -206,10 +205,11 @@ def outputs_of(response: InferResponse) -> tuple[list[v2.V2Tensor], int]:
         raise TypeError(f"the outputs of an InferResponse are a sequence of Tensors, not {type(response.outputs).__name__}")
     outputs, size = [], 0
     for t in response.outputs:
-        if type(t) is not Tensor or type(t.data) is not np.ndarray:
+        data: Any
+        if type(t) is not Tensor or type(data := t.data) is not _array:
             _check_output(t)
-        # what nobody has looked at leaves as the bytes that came
-        data: Any = t.given if type(t) is BytesTensor else t.data
+            # what nobody has looked at leaves as the bytes that came
+            data = t.given if type(t) is BytesTensor else t.data
         parameters = dict(t.parameters) if t.parameters else v2.NO_PARAMETERS
         outputs.append(v2.V2Tensor(name=t.name, datatype=t.datatype, array=data, parameters=parameters))
         size += data.size

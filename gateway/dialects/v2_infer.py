@@ -19,7 +19,7 @@ from gateway.workers.worker import Worker
 from models.messages import Family, InferRequest, InferResponse
 from models.session import Call, Channel, Session
 from protocols import v2
-from protocols.events import Headers
+from protocols.events import Buffer, Headers
 
 
 @final
@@ -52,7 +52,7 @@ class InferDialect:
         self,
         exchange: Exchange,
         worker: Worker,
-        body: memoryview,
+        body: Buffer,
         header_length: int | None,
         wrapping: Wrapping | None = None,
         *,
@@ -67,7 +67,7 @@ class InferDialect:
             if len(body) <= SHORT:
                 request = infer.parse(body, header_length)
             else:
-                request = await calls.read_long(infer, body, header_length)
+                request = await calls.read_long(infer, memoryview(body), header_length)
             timeout = schedule(exchange, request.parameters) if request.parameters else None
         except v2.V2Error as e:
             _refuse(wrapping or exchange, e)

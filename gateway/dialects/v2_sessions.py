@@ -220,7 +220,7 @@ class _SessionChannel:
                 statistics.failure(now, now - since, cancelled=self._exchange.gone)
             else:
                 size = 1 if self._asked is None else batch_of(self._worker, self._asked)
-                statistics.success(now, queue, 0, now - since - queue, 0, size)
+                statistics.success(since, since, since + queue, now, now, size)
 
     # -- answers ---------------------------------------------------------------------------------------------------
 

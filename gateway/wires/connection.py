@@ -20,6 +20,7 @@ if TYPE_CHECKING:
 
 log = logging.getLogger("gateway.connection")
 
+_NOTHING: list[Buffer] = []  # which nobody changes
 _READS = 4  # receives before others get their turn
 _WRITE_AT_MOST = 1024 * 1024
 # After our last byte an unread upload must be swallowed for a moment: closing over unread bytes makes the kernel
@@ -137,7 +138,7 @@ class Connection:
         self._hung_up = False
         self.reading_paused = self._behind = self._dirty = False
         self._ending = False  # being told what has left: whether the wire is over is looked at after that
-        self._rest: list[Buffer] = []  # what the transport did not take
+        self._rest = _NOTHING  # what the transport did not take
         self._blocked = False
         self._blocked_since: float | None = None
         self._linger_until: float | None = None
@@ -213,7 +214,7 @@ class Connection:
         if self._lost is not None:
             return
         self._lost = ending or (Ending.CANCELLED if self.eof else Ending.LOST)
-        self._rest = []
+        self._rest = _NOTHING
         for act in (self._watch.over, self.transport.close):
             self._attempt(act)
         for exchange in list(self.exchanges.values()):
@@ -349,7 +350,7 @@ class Connection:
             n = transport.try_send(buffers)
             if n == size:
                 self.last_sent = self.clock()
-                self._rest = []
+                self._rest = _NOTHING
                 return not transport.pending
             if not n:
                 self._rest = buffers
@@ -374,12 +375,13 @@ class Connection:
 
     def _sent(self, sent: Sent) -> None:
         exchanges = self.exchanges
-        if sent.room != sent.ended:  # of an answer that left whole nobody waits for room
+        ended = sent.ended
+        if sent.room != ended:  # of an answer that left whole nobody waits for room
             for stream in sent.room:
                 exchange = exchanges.get(stream)
                 if exchange is not None:
                     exchange.room_changed()
-        for stream in sent.ended:
+        for stream in ended:
             exchange = exchanges.get(stream)
             if exchange is not None:
                 exchange.ended()

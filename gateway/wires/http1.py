@@ -66,6 +66,8 @@ class HTTP1Wire:
             scheme=scheme,
         )
         self._input = self._machine.input
+        self.data_to_send = self._machine.data_to_send
+        self._last_request = limits.requests_per_connection - 1
         self._current: Exchange | None = None
         self._failed = self._gone = self._draining = False
         self._idle_since = self._head_since = connection.clock()
@@ -74,13 +76,14 @@ class HTTP1Wire:
 
     def receive_buffer(self, scratch: memoryview) -> memoryview | None:
         machine = self._machine
-        target = machine.get_buffer()
-        if target is None:
-            ahead = self._input.unread + machine.unconsumed
-            if ahead and self._current is not None:
-                ahead += self._current.waiting
-            return scratch if ahead < self._connection.limits.read_ahead else None
-        return target
+        if machine.landing is not None and (target := machine.get_buffer()) is not None:
+            return target
+        ahead = self._input.unread + machine.unconsumed
+        if not ahead:
+            return scratch
+        if self._current is not None:
+            ahead += self._current.waiting
+        return scratch if ahead < self._connection.limits.read_ahead else None
 
     def buffer_updated(self, n: int) -> bool:
         machine = self._machine
@@ -127,7 +130,7 @@ class HTTP1Wire:
 
     def _open(self, request: Request, like: Exchange | None = None, stream: int = 0, body: bytes | None = None) -> Exchange:
         connection = self._connection
-        if connection.requests + 1 >= connection.limits.requests_per_connection or connection.server.draining:
+        if connection.requests >= self._last_request or connection.server.draining:
             self._machine.close_after_response()
         self._current = exchange = connection.open_exchange(request, like, stream, body)
         return exchange
@@ -164,25 +167,22 @@ class HTTP1Wire:
 
     # -- sending ---------------------------------------------------------------------------------------------------
 
-    def data_to_send(self, at_most: int) -> list[Buffer]:
-        return self._machine.data_to_send(at_most)
-
     def data_sent(self) -> Sent:
-        sent, current = self._machine.data_sent(), self._current
-        if sent.ended:
-            connection = self._connection
+        sent = self._machine.data_sent()
+        if ended := sent.ended:
+            connection, current = self._connection, self._current
             self._idle_since = connection.last_sent
             if self._input.unread or connection.eof:
                 connection.pump_soon()  # a request that was sent ahead, or the client's leaving
-            if current is not None and current.stream not in sent.ended:
+            if current is not None and current.stream not in ended:
                 sent.room.append(current.stream)  # it shares the queue with the answer that has left
         return sent
 
     @property
     def over(self) -> bool:
-        if self._current is not None and self._current.ending is None:
+        if not (self._machine.must_close or self._gone or self._failed or self._draining):
             return False
-        return self._gone or self._failed or self._draining or self._machine.must_close
+        return self._current is None or self._current.ending is not None
 
     def credit(self, exchange: Exchange, n: int) -> None:
         self._machine.credit(exchange.stream, n)

@@ -78,15 +78,18 @@ class ModelStatistics:
         self.responses: dict[int, Responses] = {}
         """By their place in their call, from 0 on."""
 
-    def success(self, now: int, queue: int, read: int, infer: int, output: int, batch: int = 1) -> None:
-        """A call has its answer. `batch` is how many inferences it was."""
+    def success(self, arrived: int, asked: int, began: int, returned: int, now: int, batch: int = 1) -> None:
+        """A call has its answer: its request was read from `arrived` on and its slot asked for then, and its model ran from
+        `began` to `returned`. `batch` is how many inferences it was."""
         self.last = now
         self.succeeded += 1
-        self.queue += queue
-        self.input += read
-        self.infer += infer
-        self.output += output
+        if began != asked:
+            self.queue += began - asked
+        self.input += asked - arrived
+        self.infer += returned - began
+        self.output += now - returned
         if batch != 1:
+            read, infer, output = asked - arrived, returned - began, now - returned
             self._beyond += batch - 1
             if not self.batched:
                 self._batch(batch, read, infer, output)

@@ -124,9 +124,8 @@ class Slot(StepHolder):
         if exchange.gone and exchange.ending is not Ending.COMPLETE:
             self.unanswered()  # it was written to nobody
             return
-        asked, began, returned, now = self._asked, self._began, self._returned, perf_counter_ns()
-        statistics, read, waited = self._worker.statistics, asked - arrived if arrived else 0, self._waited
-        statistics.success(now, began - asked + waited, read, returned - began - waited, now - returned, batch)
+        asked, statistics, began = self._asked, self._worker.statistics, self._began + self._waited
+        statistics.success(arrived or asked, asked, began, self._returned, perf_counter_ns(), batch)
         if copied >= 0:
             statistics.received += exchange.bytes_in
             statistics.copied += exchange.copied + copied

@@ -142,7 +142,7 @@ async def test_where_the_queue_is_full_each_wire_refuses_at_once_with_an_estimat
             else:
                 calls.append(await house.call(wire))
             await house.still()
-        house.gateway.supervisor.workers["probe"].statistics.success(1, 0, 0, 7_000_000_000, 0)
+        house.gateway.supervisor.workers["probe"].statistics.success(0, 0, 0, 7_000_000_000, 7_000_000_000)
         with at_once():
             assert (await refused(house, wire))["retry-after"] == "7"  # two are to come before it, on two slots
         assert probe.calls == 2

@@ -284,8 +284,8 @@ async def test_a_crash_of_the_worker_ends_its_calls_and_not_its_counts(autojump_
 def test_sizes_beyond_a_thousand_are_counted_but_not_told_apart() -> None:
     statistics = ModelStatistics()
     for size in range(2, 2000):
-        statistics.success(1, 0, 1, 1, 1, size)
-    statistics.success(1, 0, 1, 1, 1)
+        statistics.success(0, 1, 1, 2, 3, size)
+    statistics.success(0, 1, 1, 2, 3)
     assert statistics.succeeded == 1999
     assert statistics.inferences == sum(range(1, 2000))
     told = statistics.by_size
@@ -297,7 +297,7 @@ def test_sizes_beyond_a_thousand_are_counted_but_not_told_apart() -> None:
 def test_empty_batches_come_before_those_of_one() -> None:
     statistics = ModelStatistics()
     for size in (1, 0):
-        statistics.success(1, 0, 0, 5, 0, size)
+        statistics.success(1, 1, 1, 6, 6, size)
     assert (list(statistics.by_size), statistics.inferences) == ([0, 1], 1)
 
 
