@@ -92,7 +92,7 @@ class TransactionPolicy(msgspec.Struct, frozen=True, kw_only=True):
 class DynamicBatching(msgspec.Struct, frozen=True, kw_only=True):
     """How rows of several requests go together, in Triton's words."""
 
-    preferred_batch_size: tuple[int, ...] = ()
+    preferred_batch_size: list[int] = []
     max_queue_delay_microseconds: int = 0
     priority_levels: int = 0
     default_priority_level: int = 0

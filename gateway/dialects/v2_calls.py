@@ -268,7 +268,7 @@ def signature_of(spec: ModelSpec) -> v2.ModelSignature:
 def _batching(batching: Batching) -> v2.DynamicBatching:
     levels = batching.priority_levels
     return v2.DynamicBatching(
-        preferred_batch_size=tuple(sorted(batching.preferred)),
+        preferred_batch_size=sorted(batching.preferred),
         max_queue_delay_microseconds=round(batching.max_delay * 1e6),
         priority_levels=levels,
         default_priority_level=batching.default_priority or levels,
