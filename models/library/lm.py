@@ -13,12 +13,12 @@ import numpy.typing as npt
 import trio
 from msgspec import structs
 
-from models.library.lm_output import EOS_TEXT, Output
+from models.library.lm_output import Output, top_tokens
 from models.library.lm_parameters import check, delay_seconds
-from models.library.lm_sampling import BadSequences, Chooser, Floats, Integers, Processors, best
+from models.library.lm_sampling import BadSequences, Chooser, Floats, Integers, Processors
 from models.library.lm_search import BeamSearch
 from models.library.lm_tokenizer import EOS, TextStream, Tokenizer, pieces
-from models.messages import Finish, FinishReason, GenerationParameters, Prompt, Token, TopToken
+from models.messages import Finish, FinishReason, GenerationParameters, Prompt, Token
 from models.session import Session
 
 Choose: TypeAlias = Callable[[Floats], int]
@@ -178,7 +178,7 @@ class LanguageModel:
                 id=token,
                 log_prob=None if log_probs is None else float(log_probs[token]),
                 prefill=True,
-                top=() if log_probs is None else self._top(log_probs, top),
+                top=() if log_probs is None else top_tokens(self.tokenizer, log_probs, top),
             )
 
     async def __call__(self, session: Session[Prompt, Token | Finish]) -> None:
@@ -243,23 +243,9 @@ class LanguageModel:
                 log_prob=float(log_probs[token]),
                 special=token == EOS,
                 finish=finish,
-                top=self._top(log_probs, top, parameters.skip_special_tokens) if top else (),
+                top=top_tokens(self.tokenizer, log_probs, top, skip_special=parameters.skip_special_tokens),
                 sequence=sequence,
             )
-
-    def _top(self, log_probs: Floats, count: int, skip_special: bool = True) -> tuple[TopToken, ...]:
-        """The most probable tokens, each with the text that it has alone."""
-        if not count:
-            return ()
-        return tuple(
-            TopToken(
-                text=EOS_TEXT if token == EOS and not skip_special else self.tokenizer.decode((token,)),
-                id=token,
-                log_prob=float(log_probs[token]),
-                special=token == EOS,
-            )
-            for token in best(log_probs, count).tolist()
-        )
 
     def _sequences(
         self, ids: Sequence[int], parameters: GenerationParameters, processors: Processors

@@ -1,4 +1,4 @@
-"""The text of one sequence as its tokens come, and where it ends: at a stop, at the end of sequence, at its length."""
+"""What is told of a sequence as its tokens come: the text of each, where it ends and why, the most probable in its place."""
 
 from __future__ import annotations
 
@@ -6,11 +6,27 @@ from collections.abc import Sequence
 from typing import final
 
 from models.library.lm_matching import Matcher
+from models.library.lm_sampling import Floats, best
 from models.library.lm_tokenizer import EOS, TextStream, Tokenizer
-from models.messages import FinishReason, GenerationParameters
+from models.messages import FinishReason, GenerationParameters, TopToken
 
 EOS_TEXT = "<eos>"
 """What the end of sequence looks like where special tokens are not skipped."""
+
+
+def top_tokens(tokenizer: Tokenizer, log_probs: Floats, count: int, *, skip_special: bool = True) -> tuple[TopToken, ...]:
+    """The most probable tokens, each with the text that it has alone."""
+    if not count:
+        return ()
+    return tuple(
+        TopToken(
+            text=EOS_TEXT if token == EOS and not skip_special else tokenizer.decode((token,)),
+            id=token,
+            log_prob=float(log_probs[token]),
+            special=token == EOS,
+        )
+        for token in best(log_probs, count).tolist()
+    )
 
 
 @final

@@ -17,6 +17,9 @@ from models.utf8 import utf8
 Floats: TypeAlias = npt.NDArray[np.float64]
 Integers: TypeAlias = npt.NDArray[np.integer[Any]]
 
+# So many hold the token that is drawn nine times in ten, and are found in a tenth of the time that sorting all takes.
+_FEW = 256
+
 
 def best(scores: Floats, count: int) -> Integers:
     """The ids of the `count` highest scores, the best first and equal ones in the order of ids, so that a seed means
@@ -175,15 +178,45 @@ class Chooser:
 
     def __call__(self, log_probs: Floats) -> int:
         scores = self._processors(log_probs)
-        token = int(np.argmax(scores)) if self._random is None else self._draw(scores, self._random)
+        # 1 - random() is above 0 and at most 1, so that a weight of 0 is never drawn.
+        token = (
+            int(np.argmax(scores)) if self._random is None else drawn(scores, self._parameters, 1 - self._random.random())
+        )
         self._processors.took(token)
         return token
 
-    def _draw(self, scores: Floats, random: np.random.Generator) -> int:
-        order, weights = choices(scores, self._parameters)
-        cumulative = np.cumsum(weights)
-        # 1 - random() is above 0 and at most 1, so that a weight of 0 is never drawn.
-        return int(order[np.searchsorted(cumulative, (1 - random.random()) * cumulative[-1])])
+
+def drawn(scores: Floats, parameters: GenerationParameters, share: float) -> int:
+    """The token at this share, above 0 and at most 1, of the mass of `choices`."""
+    if parameters.top_k <= 0 and parameters.typical_p == 1 and len(scores) > _FEW:
+        token = _drawn_of_few(scores, parameters, share)
+        if token is not None:
+            return token
+    order, weights = choices(scores, parameters)
+    cumulative = np.cumsum(weights)
+    return int(order[np.searchsorted(cumulative, share * cumulative[-1])])
+
+
+def _drawn_of_few(scores: Floats, parameters: GenerationParameters, share: float) -> int | None:
+    """The same where it is among the most probable tokens, as it nearly always is: sorting all of them is most of the cost
+    of a draw. None where it is not."""
+    order = best(scores, _FEW)
+    with np.errstate(over="ignore", under="ignore"):
+        every = np.exp((scores - scores[order[0]]) / parameters.temperature)
+    weights, kept, mass = every[order], _FEW, every.sum()
+    cumulative = np.cumsum(weights)
+    if parameters.top_p < 1:
+        kept = 1 + int(np.searchsorted(cumulative, parameters.top_p * mass))
+        if kept > _FEW:
+            return None
+        mass = cumulative[kept - 1]
+    if parameters.min_p > 0:
+        probable = int(np.count_nonzero(weights[:kept] >= parameters.min_p * weights[0]))
+        if probable == _FEW:
+            return None
+        kept, mass = probable, cumulative[probable - 1]
+    at = int(np.searchsorted(cumulative[:kept], share * mass))
+    return int(order[at]) if at < kept else None
 
 
 def choices(scores: Floats, parameters: GenerationParameters) -> tuple[Integers, Floats]:

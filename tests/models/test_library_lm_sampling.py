@@ -12,7 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from models.library.lm import LanguageModel
-from models.library.lm_sampling import BadSequences, Floats, best, choices, random_of
+from models.library.lm_sampling import BadSequences, Floats, best, choices, drawn, random_of
 from models.library.lm_tokenizer import EOS
 from models.messages import GenerationParameters, Token
 from models.utf8 import utf8
@@ -270,3 +270,24 @@ def test_the_end_of_sequence_among_the_most_probable_is_special() -> None:
     shown = generate(ENDING, max_new_tokens=60, top_n_tokens=1, skip_special_tokens=False)[-1]
     assert [(top.id, top.special, top.text) for top in ending.top] == [(EOS, True, "")]
     assert [(top.id, top.special, top.text) for top in shown.top] == [(EOS, True, "<eos>")]
+
+
+@settings(max_examples=60, deadline=None)
+@given(
+    seed=st.integers(0, 1000),
+    spread=st.sampled_from([0.01, 1.0, 3.0, 10.0]),
+    top_p=st.sampled_from([0.0, 0.1, 0.9, 0.999, 1.0]),
+    min_p=st.sampled_from([0.0, 0.01, 0.5, 1.0]),
+    temperature=st.sampled_from([0.05, 1.0, 5.0]),
+)
+def test_a_draw_that_sorts_only_the_most_probable_draws_what_sorting_all_does(
+    seed: int, spread: float, top_p: float, min_p: float, temperature: float
+) -> None:
+    random = np.random.default_rng(seed)
+    scores = random.standard_normal(4096) * spread
+    scores[random.integers(0, 4096, 40)] = -math.inf
+    parameters = GenerationParameters(temperature=temperature, top_p=top_p, min_p=min_p)
+    order, weights = choices(scores, parameters)
+    cumulative = np.cumsum(weights)
+    for share in (*random.random(20), 1e-9, 0.5, 1.0 - 1e-9):
+        assert drawn(scores, parameters, share) == order[np.searchsorted(cumulative, share * cumulative[-1])]
