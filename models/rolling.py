@@ -157,7 +157,7 @@ class RollingBatch(Generic[S]):
         self._prefilling: deque[_Entry[S]] = deque()
         self._running: list[_Entry[S]] = []
         """Sequences that can be stepped; the one whose last step is longest ago comes first."""
-        self._closing: list[_Entry[S]] = []
+        self._closing: deque[_Entry[S]] = deque()
         self._stale = False
         """Whether any of these sequences are over."""
         self._calls: set[_Call[S]] = set()
@@ -210,7 +210,8 @@ class RollingBatch(Generic[S]):
         for entry in call.entries:
             if not entry.over:
                 entry.over = self._stale = True
-        self._ring()
+        if self._stale:
+            self._ring()
 
     def _ring(self) -> None:
         task = self._bell
@@ -236,17 +237,11 @@ class RollingBatch(Generic[S]):
                 if self._idle():
                     await self._wait()
                     continue
-                closing, self._closing = self._closing, []
-                for entry, result in await self._run(partial(self._round, closing)):
+                for entry, result in await self._run(self._round):
                     self._deliver(entry, result)
         finally:
-            self._stale = True
-            for entry in (*self._prefilling, *self._running):
-                entry.over = True
-            self._sweep()
-            if self._closing:
-                with trio.move_on_after(_CLOSING_SECONDS, shield=True):
-                    await self._run(partial(self._close, self._closing))
+            with trio.move_on_after(_CLOSING_SECONDS, shield=True):
+                await self._run(self._close_all)
 
     async def _run(self, work: Callable[[], T]) -> T:
         if self._blocking:
@@ -267,7 +262,7 @@ class RollingBatch(Generic[S]):
         """Takes out what is over."""
         if self._stale:
             self._stale = False
-            self._closing += [entry for entry in (*self._prefilling, *self._running) if entry.over]
+            self._closing.extend([entry for entry in (*self._prefilling, *self._running) if entry.over])
             self._waiting = deque([entry for entry in self._waiting if not entry.over])
             self._prefilling = deque([entry for entry in self._prefilling if not entry.over])
             self._running = [entry for entry in self._running if not entry.over]
@@ -284,9 +279,9 @@ class RollingBatch(Generic[S]):
             entry.ahead < ahead for entries in (self._prefilling, self._running) for entry in entries
         )
 
-    def _round(self, closing: Sequence[_Entry[S]]) -> list[tuple[_Entry[S], Advanced]]:
+    def _round(self) -> list[tuple[_Entry[S], Advanced]]:
         """In the model's thread, while the loop waits: sessions may come, go and send, but touch none of these lists."""
-        self._close(closing)
+        self._close()
         results: list[tuple[_Entry[S], Advanced]] = []
         if self._prefilling:
             self._prefill(results)
@@ -303,9 +298,15 @@ class RollingBatch(Generic[S]):
             results.extend(zip(batch, advanced, strict=True))
         return results
 
-    def _close(self, closing: Sequence[_Entry[S]]) -> None:
-        for entry in closing:
-            self._model.close(entry.state)
+    def _close(self) -> None:
+        while self._closing:
+            self._model.close(self._closing.popleft().state)
+
+    def _close_all(self) -> None:
+        """After the last round, also one that was abandoned: the thread is free only then."""
+        self._closing.extend((*self._prefilling, *self._running))
+        self._prefilling, self._running = deque(), []
+        self._close()
 
     def _prefill(self, results: list[tuple[_Entry[S], Advanced]]) -> None:
         """Spends the budget, first on those that have waited longest since their last turn."""
@@ -349,6 +350,8 @@ class RollingBatch(Generic[S]):
     def _hand_over(self, entry: _Entry[S], message: Message) -> None:
         if type(message) is not Token and type(message) is not Finish:
             raise TypeError(f"expected Tokens and Finishes, got {type(message).__name__}")
+        if entry.over:
+            raise ValueError("expected no message after the last of a sequence, got one")
         entry.call.out.append((entry, message))
         entry.ahead += 1
         if type(message) is Finish or message.finish is not None:

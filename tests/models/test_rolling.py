@@ -13,7 +13,7 @@ import trio.testing
 
 from models.adapt import spec_of
 from models.errors import ModelError
-from models.messages import Family, Finish, Prompt, Token
+from models.messages import Family, Finish, FinishReason, Prompt, Token
 from models.rolling import RollingBatch, rolling
 from models.session import Session
 from tests.models.steps import Counting, asking
@@ -444,6 +444,7 @@ async def test_a_step_that_raises_ends_the_block_and_everybody_in_the_batch(what
         ([], "expected 1 results, one for each sequence, got 0"),
         (["text"], "expected Tokens and Finishes, got str"),
         ([[None]], "expected Tokens and Finishes, got NoneType"),
+        ([[Finish(reason=FinishReason.LENGTH)] * 2], "expected no message after the last of a sequence, got one"),
     ],
 )
 async def test_a_step_that_does_not_keep_its_word_is_a_crash_that_says_so(given: list[Any], said: str) -> None:
