@@ -50,8 +50,8 @@ class StepModel(Protocol[S]):
     """
 
     def open(self, prompt: Prompt, /) -> Sequence[S]:
-        """The sequences that continue a prompt: one, or as many as it asks for, of which each is independent and
-        numbers its tokens itself (`Token.sequence`).
+        """The sequences that continue a prompt: one, or as many as it asks for, of which each numbers its tokens itself
+        (`Token.sequence`). None is stepped before the first is prefilled.
 
         It reads, checks and encodes, and holds nothing that has to be closed: it may run at the same time as a step
         and for several prompts at once, and what it returns is dropped where the client has left meanwhile. An
@@ -94,11 +94,13 @@ class _Call(Generic[S]):
     """The sequences of one prompt, and the hand-over to the session's task. A flag and a reschedule in place of a channel:
     it is done for each token."""
 
-    __slots__ = ("_task", "entries", "error", "left", "out")
+    __slots__ = ("_task", "begun", "entries", "error", "left", "out")
 
     def __init__(self, states: Iterable[S]) -> None:
         self.entries = [_Entry(self, state) for state in states]
         self.left = len(self.entries)
+        self.begun = not (self.entries and self.entries[0].state.pending)
+        """Whether the first of them is prefilled: what that tells of the prompt comes before all tokens."""
         self.out: deque[tuple[_Entry[S], Message]] = deque()
         self.error: Exception | None = None
         self._task: trio.lowlevel.Task | None = None
@@ -274,10 +276,9 @@ class RollingBatch(Generic[S]):
 
     def _idle(self) -> bool:
         """Whether a round would have nothing to do. Else any of the lists may have grown meanwhile, and ring."""
-        ahead = self._ahead
-        return not self._closing and not any(
-            entry.ahead < ahead for entries in (self._prefilling, self._running) for entry in entries
-        )
+        if self._closing or any(entry.ahead < self._ahead for entry in self._prefilling):
+            return False
+        return not any(entry.ahead < self._ahead and entry.call.begun for entry in self._running)
 
     def _round(self) -> list[tuple[_Entry[S], Advanced]]:
         """In the model's thread, while the loop waits: sessions may come, go and send, but touch none of these lists."""
@@ -286,7 +287,7 @@ class RollingBatch(Generic[S]):
         if self._prefilling:
             self._prefill(results)
         ahead = self._ahead
-        batch = [entry for entry in self._running if entry.ahead < ahead and not entry.over]
+        batch = [entry for entry in self._running if entry.ahead < ahead and entry.call.begun and not entry.over]
         if len(batch) > self._max_batch:
             batch = batch[: self._max_batch]
             stepped = set(batch)
@@ -333,6 +334,7 @@ class RollingBatch(Generic[S]):
                 unfinished.append(entry)
             else:
                 self._running.append(entry)
+                entry.call.begun |= entry is entry.call.entries[0]
         self._prefilling = deque(later + unfinished)
 
     def _deliver(self, entry: _Entry[S], result: Advanced) -> None:
