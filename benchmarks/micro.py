@@ -14,7 +14,7 @@ from wsproto.connection import Connection as LibraryConnection
 from wsproto.connection import ConnectionType
 from wsproto.events import BytesMessage
 
-from benchmarks import batching, head_parser, http2_heads, json_library, requests
+from benchmarks import batching, head_parser, http2_heads, json_library, requests, rolling_batch
 from benchmarks.units import Case, Cost, repeated
 from protocols import lmi, v2
 from protocols.bidi import Completion, DataType, PartDecoder, encode_part, encode_request_part
@@ -312,6 +312,7 @@ GROUPS: dict[str, Group] = {
     "batching": batching.cases,
     "head-parser": head_parser.cases,
     "json-library": json_library.cases,
+    "rolling-batch": rolling_batch.cases,
 }
 """Every group by its name."""
 

@@ -1,6 +1,6 @@
 """Trains the library's language model on the docstrings of the Python that runs this, and measures it.
 
-    python scripts/train_lm.py [--out models/library/data/lm.npz]
+    python scripts/train_lm.py [--out models/library/data/lm.npz] [--texts FILE]
 
 Everything is deterministic for one version of Python: the order of the files, the split, the merges, the tables.
 """
@@ -11,6 +11,7 @@ import argparse
 import ast
 import heapq
 import itertools
+import json
 import math
 import platform
 import re
@@ -220,10 +221,14 @@ def unigram_bits(training: Integers, stream: Integers, vocabulary: int) -> float
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--out", type=Path, default=TABLES)
-    out: Path = parser.parse_args().out
+    parser.add_argument("--texts", type=Path, help="write the training and held-out documents there too, as JSON")
+    given = parser.parse_args()
+    out: Path = given.out
     began = time.perf_counter()
 
     training, held_out = corpus()
+    if given.texts:
+        given.texts.write_text(json.dumps([training, held_out]), encoding="utf-8")
     merges = train_merges(training)
     tokenizer = Tokenizer(merges)
     train_stream, held_stream = token_stream(tokenizer, training), token_stream(tokenizer, held_out)

@@ -59,6 +59,11 @@ class Tokenizer:
         # Words repeat: the cache makes the usual piece one look-up. It is bounded because pieces come from clients.
         self.encode_piece = functools.lru_cache(maxsize=16384)(self._encode_piece)
 
+    @property
+    def merges(self) -> list[Pair]:
+        """The pairs that it was made of."""
+        return [*self._merged]
+
     def __len__(self) -> int:
         """The number of token ids, the end of sequence included."""
         return len(self._bytes)
