@@ -348,7 +348,7 @@ BUGS: list[tuple[Callable[[pytest.MonkeyPatch], None], str, str, str]] = [
     (swallowed_cancelled, "bidi", "interrupt", "11:"),
     (checkpoint_after_commit, "bidi", "interrupt", "1:"),
     (slot_kept_when_cancelled, "queue", "abort", "11:"),
-    (two_endings, "v2", "close", "2:"),
+    (two_endings, "v2", "close", "8:"),
     (dishonest_ending, "lmi", "close", "2:"),
     (one_reset_for_all, "bidi", "reset", "7:"),
     (deaf_reader, "websocket", "close", "11:"),
