@@ -95,7 +95,8 @@ class LimitsConfig:
     requests_per_connection: int = 10_000
     """HTTP/1.1 only."""
     read_ahead: int = 256 * KiB
-    """What is read before the model asks, on the wires without a window of their own (HTTP/1.1, WebSocket)."""
+    """What is read before the model asks, on the wires without a window of their own (HTTP/1.1, WebSocket). A head, a line
+    or a frame of less than 64 KiB that has begun is read to its end."""
     send_buffer: int = 64 * KiB
     """Bytes queued for one stream before its model waits."""
     unsent: int = 128 * KiB

@@ -647,9 +647,12 @@ class HTTP2Connection:
         self._splitter.frame_size = self._h2.max_inbound_frame_size
         change = event.changed_settings.get(SettingCodes.INITIAL_WINDOW_SIZE)
         if change is not None:
-            for stream, found in self._streams.items():
-                if stream in self._h2.streams:
-                    self._windows.adjust(found.window, change.new_value - (change.original_value or 0))
+            known = [found for stream, found in self._streams.items() if stream in self._h2.streams]
+            for found in known:
+                self._windows.adjust(found.window, change.new_value - (change.original_value or 0))
+            for found in known:
+                if found.window.owed:  # a quarter of what it was may be all of what it is, and the peer waits for it
+                    self._return_credit(found, grow=False)
             if self._streams:
                 self._return_connection_credit()
 

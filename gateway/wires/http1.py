@@ -78,12 +78,15 @@ class HTTP1Wire:
         machine = self._machine
         if machine.landing is not None and (target := machine.get_buffer()) is not None:
             return target
-        ahead = self._input.unread + machine.unconsumed
-        if not ahead:
+        unread, current = self._input.unread, self._current
+        ahead = unread + machine.unconsumed
+        if ahead and current is not None:
+            ahead += current.waiting
+        if ahead < self._connection.limits.read_ahead:
             return scratch
-        if self._current is not None:
-            ahead += self._current.waiting
-        return scratch if ahead < self._connection.limits.read_ahead else None
+        # with nothing to take, the rest of a head or a line has to come: it may be more than the bound
+        begun = ahead == unread and (current is None or not (current.input_ended or current.request.upgrade))
+        return scratch if begun else None
 
     def buffer_updated(self, n: int) -> bool:
         machine = self._machine

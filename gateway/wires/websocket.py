@@ -78,8 +78,9 @@ class WebSocketWire:
         machine = self._machine
         target = machine.get_buffer()
         if target is None:
-            ahead = machine.unread + machine.unconsumed + self._exchange.waiting
-            return scratch if ahead < self._connection.limits.read_ahead else None
+            ahead = machine.unconsumed + self._exchange.waiting
+            # with nothing to take, the rest of a frame has to come: it may be more than the bound
+            return scratch if not ahead or ahead + machine.unread < self._connection.limits.read_ahead else None
         return target
 
     def buffer_updated(self, n: int) -> bool:

@@ -256,6 +256,40 @@ async def test_a_websocket_is_read_ahead_to_its_bound_and_no_further(wire: str, 
 EMPTY = Frame(opcode=Opcode.BINARY, fin=True, data=b"")
 
 
+async def test_a_frame_that_is_larger_than_what_is_read_ahead_arrives(autojump_clock: Any) -> None:
+    probe = Probe(echoing)
+    config = Config(limits=LimitsConfig(read_ahead=KiB))
+    async with serving(probe.spec("websocket"), config=config, capacity=4 * KiB, wire="websocket") as house:
+        call = await house.call("websocket")
+        assert isinstance(call, SocketCall)
+        for _ in range(3):
+            await call.say(40 * KiB)
+            assert await call.next() == probe.sent - 1
+        assert probe.received == [0, 1, 2]
+        await call.leave("close")
+
+
+@pytest.mark.parametrize("part", ["head", "trailers"])
+async def test_what_comes_only_whole_may_be_larger_than_what_is_read_ahead(part: str, autojump_clock: Any) -> None:
+    probe = Probe(answering)
+    probe.go.set()
+    config = Config(limits=LimitsConfig(read_ahead=KiB))
+    large = b"x: " + b"y" * 2000 + b"\r\n"
+    head = b"POST /models/probe/invoke HTTP/1.1\r\nhost: a\r\ntransfer-encoding: chunked\r\n"
+    async with serving(probe.spec("container-http1"), config=config, capacity=KiB, wire="container-http1") as house:
+        line = house.line("http1")
+        data = head + large * (part == "head") + b"\r\n2\r\nhi\r\n0\r\n" + large * (part == "trailers") + b"\r\n"
+        rest = memoryview(data)
+        with at_once():
+            while rest:
+                sent = line.transport.try_send([rest])
+                assert sent, "nobody reads on"
+                rest = rest[sent:]
+                await house.still()
+            assert probe.returned == 1
+        line.reset()
+
+
 async def test_a_run_of_empty_frames_is_read_ahead_to_the_same_bound(autojump_clock: Any) -> None:
     # a frame without bytes costs its objects and a place in the queue
     async def unheard(probe: Probe, session: Session[Any, Any]) -> None:

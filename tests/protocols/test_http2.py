@@ -277,6 +277,16 @@ def test_a_smaller_first_window_holds_from_the_acknowledgement_on() -> None:
     check(client.server)
 
 
+def test_what_was_little_of_the_first_window_goes_back_when_it_is_all_of_the_next() -> None:
+    client = ByHand(HTTP2Limits(initial_window=2048, max_window=4096), ready=False)
+    client.says(PREFACE, settings(), client.head(1), data(1, bytes(7000)))
+    client.server.credit(1, 7000)
+    assert client.server.windows()[1].owed == 7000, "less than a quarter of 65,535"
+    client.says(frame(Kind.SETTINGS, 0x1))
+    assert client.server.windows()[1].available == 2048, "or the client, whose window is below zero, waits for ever"
+    check(client.server)
+
+
 def test_the_acknowledgement_changes_no_stream_that_h2_has_forgotten() -> None:
     client = ByHand(HTTP2Limits(initial_window=1000, max_window=1000), ready=False)
     client.says(PREFACE, settings(), client.head(1), data(1, bytes(10_000)))
