@@ -17,6 +17,9 @@ from gateway.config import Config
 from gateway.doorbell import Doorbell
 from gateway.gateway import Gateway
 from gateway.hub import Hub
+from gateway.testing.clients import Client, SocketConversation
+from gateway.testing.invariants import left_over
+from gateway.testing.network import Link, NetworkProfile
 from gateway.transport import MemoryTransport, memory_pair
 from protocols.events import Buffer
 
@@ -163,34 +166,73 @@ class MemoryGateway:
 
     def __init__(self, gateway: Gateway, nursery: trio.Nursery, capacity: int, edges: MemoryEdges | None = None) -> None:
         self.gateway, self._nursery, self._capacity, self._edges = gateway, nursery, capacity, edges
+        self._ours: list[MemoryTransport] = []
 
-    def connect(self) -> MemoryTransport:
-        """The client's end of a new connection."""
-        ours, theirs = memory_pair(self._capacity)
+    def connect(self, network: NetworkProfile | None = None) -> MemoryTransport:
+        """The client's end of a new connection, through that network where one is given."""
+        return self.link(network).client if network is not None else self._serve(*memory_pair(self._capacity))
+
+    def link(self, network: NetworkProfile | None = None) -> Link:
+        """A new connection through a network that can be clogged, cut and reset at any time."""
+        link = Link(network, self._capacity)
+        self._nursery.start_soon(link.run)
+        self._serve(link.client, link.server)
+        return link
+
+    def _serve(self, ours: MemoryTransport, theirs: MemoryTransport) -> MemoryTransport:
+        self._ours.append(ours)
         if self._edges is None:
             self._nursery.start_soon(self.gateway.serve_transport, theirs)
         else:
             self._nursery.start_soon(self.gateway.serve_watchable, self._edges.watchable(theirs))
         return ours
 
-    def http1(self) -> Peer:
+    def client(self, wire: str = "http1", network: NetworkProfile | None = None) -> Client:
+        """A client that knows the gateway's dialects, on a new connection of "http1" or "http2"."""
+        return Client((client.http2 if wire == "http2" else client.http1)(self.connect(network)))
+
+    async def conversation(self, model: str = "", network: NetworkProfile | None = None) -> SocketConversation:
+        """A WebSocket to a model; without a name to the one of the container's path."""
+        path = (f"/models/{model}" if model else "") + self.gateway.config.websocket.path
+        return SocketConversation(await client.websocket(self.connect(network), path))
+
+    def http1(self, network: NetworkProfile | None = None) -> Peer:
         """A new HTTP/1.1 client connection."""
-        return client.http1(self.connect())
+        return client.http1(self.connect(network))
 
-    def http2(self) -> Peer:
+    def http2(self, network: NetworkProfile | None = None) -> Peer:
         """A new HTTP/2 client connection."""
-        return client.http2(self.connect())
+        return client.http2(self.connect(network))
 
-    async def websocket(self, path: str = "/invocations-bidirectional-stream") -> Peer:
+    async def websocket(
+        self, path: str = "/invocations-bidirectional-stream", network: NetworkProfile | None = None
+    ) -> Peer:
         """A new WebSocket."""
-        return await client.websocket(self.connect(), path)
+        return await client.websocket(self.connect(network), path)
+
+    async def check_nothing_left(self, within: float = 10.0) -> None:
+        """All clients leave; AssertionError, which names what is left, if within so many seconds of the clock anything is:
+        a connection, an exchange, a slot of a worker, a byte of the budget, a task."""
+        for transport in self._ours:
+            transport.close()
+        with trio.move_on_after(within):
+            while left_over(self.gateway):  # noqa: ASYNC110  # nothing tells when
+                await trio.sleep(0.01)
+        if found := left_over(self.gateway):
+            raise AssertionError(f"{within:g} s after the last client left there are {', '.join(found)}")
 
 
 @asynccontextmanager
 async def memory_gateway(
-    models: Iterable[Any] = (), config: Config | None = None, *, capacity: int = 65536, hub: bool = Hub.available
+    models: Iterable[Any] = (),
+    config: Config | None = None,
+    *,
+    capacity: int = 65536,
+    hub: bool = Hub.available,
+    check: bool = False,
 ) -> AsyncIterator[MemoryGateway]:
-    """Runs a gateway with these models and no listener for the length of the block, then cancels what is left.
+    """Runs a gateway with these models and no listener for the length of the block, then cancels what is left; with
+    `check`, only after `check_nothing_left`. What the block raises comes out as it is, and not as a group.
 
     Its connections are told what is ready as sockets are: by a hub where the system has one, whose task runs what begins.
     With `hub=False` each has two tasks that wait for it, as an embedder's streams have."""
@@ -199,9 +241,17 @@ async def memory_gateway(
     edges = MemoryEdges() if hub else None
     if edges is not None:
         gateway.hub = Hub(edges)
+    failure: Exception | None = None
     async with trio.open_nursery() as nursery:
         await nursery.start(gateway.serve)
+        memory = MemoryGateway(gateway, nursery, capacity, edges)
         try:
-            yield MemoryGateway(gateway, nursery, capacity, edges)
+            yield memory
+            if check:
+                await memory.check_nothing_left()
+        except Exception as e:
+            failure = e  # the nursery would wrap it
         finally:
             nursery.cancel_scope.cancel()
+    if failure is not None:
+        raise failure

@@ -1,0 +1,227 @@
+"""What a client makes of an answer: its messages as they arrive, the error it says, and whether it is whole."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+from protocols import bidi, v2
+from protocols.errors import RemoteProtocolError
+from protocols.events import Buffer, Headers, Response
+from protocols.lmi_response import parse_stream_line
+from protocols.sse import ServerSentEvent, SSEDecoder
+
+
+class Answer:
+    """One answer; this one is whatever body there is, whole.
+
+    `messages` are those of the dialect, each there as soon as its last byte is. `error` is what the answer says went
+    wrong, by its status or in band. `over` only if it came to the end that its wire and its dialect have for it: what is
+    cut off, in a message or between two, is not. A body that its dialect does not allow raises RemoteProtocolError.
+    """
+
+    def __init__(self) -> None:
+        self.status = 0
+        self.headers: Headers = ()
+        self.body = bytearray()
+        self.messages: list[Any] = []
+        self.error = ""
+        self.over = False
+
+    @property
+    def complete(self) -> bool:
+        """Whether it is whole, and a success."""
+        return self.over and not self.error
+
+    @property
+    def text(self) -> str:
+        """The messages of an answer of text, joined."""
+        return "".join(self.messages)
+
+    def head(self, response: Response) -> None:
+        """The answer begins."""
+        self.status, self.headers = response.status, response.headers
+
+    def feed(self, data: Buffer) -> None:
+        """A piece of its body."""
+        if self.status == 200:
+            self._read(data)
+        else:
+            self.body += data
+
+    def end(self) -> None:
+        """Its body ends."""
+        if self.status != 200:
+            self.error = self.body.decode(errors="replace") or f"status {self.status}"
+        else:
+            self._finish()
+        self.over = True
+
+    def _read(self, data: Buffer) -> None:
+        self.body += data
+
+    def _finish(self) -> None:
+        """Every byte has been read."""
+
+
+class BodyAnswer(Answer):
+    """A body that is the message."""
+
+    def _finish(self) -> None:
+        self.messages.append(bytes(self.body))
+
+
+class GeneratedAnswer(Answer):
+    """LMI's one document; its message is the text."""
+
+    def _finish(self) -> None:
+        self.messages.append(_document(self.body)["generated_text"])
+
+
+class LinesAnswer(Answer):
+    """LMI's jsonlines; a message is the text of a token."""
+
+    _last = False
+
+    def _read(self, data: Buffer) -> None:
+        self.body += data
+        while (at := self.body.find(b"\n")) >= 0:
+            line = bytes(self.body[:at])
+            del self.body[: at + 1]
+            if self._last:
+                raise RemoteProtocolError("a line after the last")
+            self._line(parse_stream_line(line))
+
+    def _line(self, line: dict[str, Any]) -> None:
+        token = line["token"]
+        self._last = "generated_text" in line
+        if "error_msg" in token:
+            self.error = token["error_msg"]
+        elif line.get("details", {}).get("finish_reason") == "error":
+            self.error = "error"
+        elif not token.get("special_token"):
+            self.messages.append(token["text"])
+
+    def _finish(self) -> None:
+        if not self._last or self.body:
+            raise RemoteProtocolError("the answer ends without its last line")
+
+
+class CompletionAnswer(Answer):
+    """OpenAI's one document; its message is the text."""
+
+    def _finish(self) -> None:
+        self.messages.append(_document(self.body)["choices"][0]["message"]["content"])
+
+
+class CompletionEventsAnswer(Answer):
+    """OpenAI's stream; a message is what a chunk adds."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._decoder, self._last = SSEDecoder(), False
+
+    def _read(self, data: Buffer) -> None:
+        self._decoder.receive_data(data)
+        while isinstance(event := self._decoder.next_event(), ServerSentEvent):
+            if self._last:
+                raise RemoteProtocolError("an event after the last")
+            self._last = event.data == b"[DONE]"
+            if not self._last:
+                self._chunk(_document(event.data))
+
+    def _chunk(self, chunk: dict[str, Any]) -> None:
+        if "error" in chunk:
+            self.error, self._last = chunk["error"]["message"], True
+            return
+        for choice in chunk["choices"]:
+            if content := choice["delta"].get("content"):
+                self.messages.append(content)
+
+    def _finish(self) -> None:
+        if not self._last:
+            raise RemoteProtocolError("the stream ends without [DONE]")
+
+
+class InferAnswer(Answer):
+    """A reply of v2; its message is a `protocols.v2.V2Answer`."""
+
+    def _finish(self) -> None:
+        self.messages.append(v2.decode_infer_reply(self.headers, self.body))
+
+
+class InferEventsAnswer(Answer):
+    """v2's infer_stream as server-sent events; a message is a `protocols.v2.V2Answer`."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._events = SSEDecoder()
+
+    def _read(self, data: Buffer) -> None:
+        self._events.receive_data(data)
+        while isinstance(event := self._events.next_event(), ServerSentEvent):
+            self._reply(event.data)
+
+    def _reply(self, data: Buffer, header_length: int | None = None) -> None:
+        if self.error:
+            raise RemoteProtocolError("a response after the failure")
+        try:
+            self.messages.append(v2.decode_streamed_reply(data, header_length))
+        except v2.V2Error as e:
+            self.error = e.message
+
+    def _finish(self) -> None:
+        """Nothing marks its end but the body's."""
+
+
+class InferFramesAnswer(InferEventsAnswer):
+    """The same as binary frames."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._frames = v2.FrameDecoder()
+
+    def _read(self, data: Buffer) -> None:
+        self._frames.receive_data(data)
+        while isinstance(frame := self._frames.next_frame(), v2.V2Frame):
+            self._reply(frame.body, frame.header_length)
+
+    def _finish(self) -> None:
+        self._frames.receive_eof()
+
+
+class EventsAnswer(Answer):
+    """SageMaker's event stream; a message is a part's bytes. `states` tells of each whether it is whole."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._decoder = bidi.ResponseDecoder()
+        self.states: list[bidi.Completion | None] = []
+
+    def _read(self, data: Buffer) -> None:
+        self._decoder.receive_data(data)
+        self._pull()
+
+    def _pull(self) -> None:
+        while isinstance(event := self._decoder.next_event(), bidi.PayloadPart | bidi.StreamFailure):
+            if self.error:
+                raise RemoteProtocolError("an event after the failure")
+            if isinstance(event, bidi.PayloadPart):
+                self.messages.append(bytes(event.data))
+                self.states.append(event.completion)
+            else:
+                self.error = event.message or event.exception_type
+
+    def _finish(self) -> None:
+        self._decoder.receive_eof()
+        self._pull()
+
+
+def _document(body: Buffer) -> dict[str, Any]:
+    try:
+        document = json.loads(bytes(body))
+    except ValueError as e:
+        raise RemoteProtocolError(f"not JSON: {e}") from None
+    if not isinstance(document, dict):
+        raise RemoteProtocolError("not a JSON object")
+    return document

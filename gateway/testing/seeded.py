@@ -1,0 +1,64 @@
+"""One seed decides everything that chance decides otherwise: whose turn it is, ids, keys, padding, and when threads end."""
+
+from __future__ import annotations
+
+import os
+import random
+import secrets
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import outcome
+import trio
+from trio import _threads
+from trio._core import _run
+
+STEP_SECONDS = 0.001
+"""What a step of blocking code takes of a mocked clock."""
+
+
+@contextmanager
+def seeded(seed: int, *, threads: bool = False) -> Iterator[None]:
+    """Whatever runs inside runs in the same way each time, if it waits for nothing but Trio's (mocked) clock. Around
+    `trio.run`, never inside; afterwards all is as it was.
+
+    `os.urandom` and `secrets` give bytes of the seed: nothing inside is a secret. Blocking code runs in the run's own
+    thread, as a task that takes `STEP_SECONDS`, since no seed can schedule a thread, and a clock that jumps would not wait
+    for one: code that waits for another thread, or calls `trio.from_thread`, cannot be run so. `threads` leaves threads
+    what they are.
+    """
+    chance = random.Random(f"everywire {seed}")
+    run: Any = _run
+    places: list[tuple[Any, str, Any]] = [
+        (run, "_ALLOW_DETERMINISTIC_SCHEDULING", True),
+        (os, "urandom", chance.randbytes),
+        (secrets, "token_bytes", lambda n=32: chance.randbytes(n)),
+        (secrets, "token_hex", lambda n=32: chance.randbytes(n).hex()),
+        (secrets, "randbelow", chance.randrange),
+    ]
+    if not threads:
+        places += [(_threads, "start_thread_soon", _start_task_soon), (trio.lowlevel, "start_thread_soon", _start_task_soon)]
+    before = [getattr(owner, name) for owner, name, _ in places]
+    state = run._r.getstate()
+    try:
+        for owner, name, value in places:
+            setattr(owner, name, value)
+        run._r.seed(seed)
+        yield
+    finally:
+        for (owner, name, _), value in zip(places, before, strict=True):
+            setattr(owner, name, value)
+        run._r.setstate(state)
+
+
+def _start_task_soon(
+    fn: Callable[[], Any], deliver: Callable[[outcome.Outcome[Any]], object], name: str | None = None
+) -> None:
+    """In place of a thread."""
+
+    async def thread() -> None:
+        await trio.sleep(STEP_SECONDS)
+        deliver(outcome.capture(fn))
+
+    trio.lowlevel.spawn_system_task(thread, name="thread")
