@@ -61,6 +61,7 @@ Examples:
   everywire demo --once                       a tour of the wires, then exit
   everywire emulate sagemaker --container ws://127.0.0.1:8081
                                               SageMaker's front before your own container
+  everywire simulate --seeds 0..999           disasters in memory, each by its seed
 
 \b
 A later source overrides an earlier one:
@@ -203,6 +204,41 @@ def demo(given: _Given, once: bool, port: int) -> None:
     from gateway.demo import run
 
     click.get_current_context().exit(run(once=once, port=port, echo=click.echo))
+
+
+@program.command(
+    short_help="Play seeded disasters, and check what is promised.",
+    epilog="""
+\b
+Examples:
+  everywire simulate                          the seeds 0 to 99
+  everywire simulate --seeds 17..17 --trace trace.txt
+                                              one seed, and all that happened
+  everywire simulate --seeds 0..999 --json    one JSON object a seed, and one for all of them
+""",
+)
+@click.option("--seeds", default="0..99", show_default=True, metavar="A..B", help="The first and the last.")
+@click.option("--trace", type=click.Path(dir_okay=False, path_type=Path), metavar="FILE", help="Write every event there.")
+@click.option("--json", "as_json", is_flag=True, help="One JSON object a line.")
+@click.option("--twice", is_flag=True, help="Play each seed twice and demand the same trace.")
+@click.pass_obj
+def simulate(given: _Given, seeds: str, trace: Path | None, as_json: bool, twice: bool) -> None:
+    """Play whole gateways in memory: clients on every wire, models and a network, all with faults, which a seed decides.
+
+    At every step the promises are checked: messages in order and none lost, one ending for each exchange, nothing held
+    for ever, no neighbour harmed, drains that end. A failure prints the command that shows it again; the exit status is
+    then 1.
+    """
+    if given.overrides or given.file:
+        raise click.UsageError("simulate takes only its own options, after its name: see `everywire simulate --help`")
+    first, found, last = seeds.partition("..")
+    if not (found and first.isdecimal() and last.isdecimal() and int(first) <= int(last)):
+        raise click.UsageError(f"--seeds takes A..B, such as 0..99, not {seeds[:100]!r}")
+    _check_directory()
+    from gateway.simulate.command import Campaign
+
+    campaign = Campaign(click.echo, lambda line: click.echo(line, err=True), trace=trace, as_json=as_json, twice=twice)
+    click.get_current_context().exit(campaign.run(range(int(first), int(last) + 1)))
 
 
 @program.command(short_help="Print every setting, and where it was set.")

@@ -1,0 +1,360 @@
+"""What a seed decides before anything runs: who calls whom, on which wire, and what goes wrong. Pure."""
+
+from __future__ import annotations
+
+import enum
+import math
+import random
+from dataclasses import dataclass
+from typing import Any, final
+
+from gateway.config import BidiConfig, Config, DrainConfig, HTTP2Config, LimitsConfig, ListenConfig, WebSocketConfig
+from gateway.testing.faults import Lie, ModelFaults
+from gateway.testing.network import NetworkProfile, Way
+
+KiB = 1024
+
+
+@final
+class Form(enum.Enum):
+    """How a client asks, and so what its model is."""
+
+    LMI = "lmi"
+    LMI_JSON = "lmi-json"
+    OPENAI = "openai"
+    INFER = "infer"
+    INFER_JSON = "infer-json"
+    INFER_EVENTS = "infer-events"
+    INFER_FRAMES = "infer-frames"
+    INVOKE = "invoke"
+    STREAM = "stream"
+    BIDI = "bidi"
+    SOCKET = "websocket"
+
+    @property
+    def kind(self) -> str:
+        """The models that it is for."""
+        match self:
+            case Form.LMI | Form.LMI_JSON | Form.OPENAI:
+                return "text"
+            case Form.INFER | Form.INFER_JSON | Form.INFER_EVENTS | Form.INFER_FRAMES:
+                return "tensor"
+            case _:
+                return "parts"
+
+    @property
+    def tensors(self) -> int:
+        """Responses of a model of tensors: 1 where there can be no more, 0 where it is for the plan to say."""
+        return 1 if self in (Form.INFER, Form.INFER_JSON) else 0
+
+    @property
+    def duplex(self) -> bool:
+        return self in (Form.BIDI, Form.SOCKET)
+
+    @property
+    def streams(self) -> bool:
+        """Whether each message leaves when it is sent."""
+        return self not in (Form.LMI_JSON, Form.INFER, Form.INFER_JSON)
+
+    @property
+    def cuts(self) -> bool:
+        """Whether an error in the middle of an answer has no words: the answer is cut off."""
+        return self is Form.INVOKE
+
+
+class Leave(enum.Enum):
+    """How a client goes away before its answer is over."""
+
+    CLOSE = "close"
+    RESET = "reset"
+    HALF = "half-close"
+    STREAM = "stream"
+    """Its stream alone, or a WebSocket Close."""
+
+
+class Deceit(enum.Enum):
+    """What a client says that it must not."""
+
+    GARBAGE = "garbage"
+    """Bytes that are nothing on its wire."""
+    BODY = "body"
+    """A body that is nothing in its dialect."""
+    MODEL = "model"
+    """A model that does not exist."""
+
+
+@final
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TalkPlan:
+    """One call."""
+
+    name: str
+    form: Form
+    model: str
+    messages: int
+    """What the model says, and on duplex wires what the client does too."""
+    size: int
+    """Bytes of each."""
+    start: float
+    pace: float = 0.0
+    """Of the reader, seconds a piece."""
+    think: float = 0.0
+    """Of the model, seconds a message."""
+    pause: float = 0.0
+    """Of the writer, seconds a piece."""
+    chunked: bool = False
+    """The length of the request is not said; over HTTP/1.1 it then asks to be told to go on."""
+    both: bool = False
+    """A duplex model writes on its own while it reads."""
+    silent_after: int | None = None
+    """The client reads no more after so many messages."""
+    leave: Leave = Leave.CLOSE
+    leave_after: float | None = None
+    patience: float = 200.0
+    """When the client gives up."""
+    deceit: Deceit | None = None
+    faults: ModelFaults | None = None
+
+    @property
+    def calm(self) -> bool:
+        """Nothing goes wrong by this call itself."""
+        rude = self.silent_after is not None or self.leave_after is not None
+        return not rude and self.deceit is None and self.faults is None
+
+
+@final
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LinePlan:
+    """One connection."""
+
+    name: str
+    transport: str
+    talks: tuple[TalkPlan, ...]
+    network: NetworkProfile | None = None
+    """None: a connection without a network between."""
+    window: int = 16 * KiB
+
+    @property
+    def cut(self) -> bool:
+        """Whether its network ends it."""
+        ways = (self.network.up, self.network.down) if self.network is not None else ()
+        return any(w.cut_at is not None or w.reset_at is not None or w.stall_at is not None for w in ways)
+
+    @property
+    def calm(self) -> bool:
+        """Nobody on it does anything to the whole connection."""
+        rude = any(
+            talk.deceit is Deceit.GARBAGE or (talk.leave_after is not None and talk.leave is not Leave.STREAM)
+            for talk in self.talks
+        )
+        return not self.cut and not rude
+
+
+@final
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Swizzle:
+    """A subset of the connections is stopped one by one, and let go in another order."""
+
+    at: float
+    stop: tuple[tuple[float, str], ...]
+    """Pause before each, and whom."""
+    go: tuple[tuple[float, str], ...]
+
+
+@final
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Plan:
+    """One whole run."""
+
+    seed: int
+    config: Config
+    capacity: int
+    """Bytes that each direction of a connection holds."""
+    slots: int
+    """Of each model."""
+    lines: tuple[LinePlan, ...]
+    crashes: tuple[tuple[float, str], ...] = ()
+    """When, and whose worker."""
+    swizzles: tuple[Swizzle, ...] = ()
+    drain_at: float = math.inf
+    tight: bool = False
+    """The byte budget is smaller than what everybody wants."""
+    hub: bool = True
+
+    @property
+    def bound(self) -> int:
+        """The most payload that may be on its way from one model to its client, beside the client's window."""
+        limits = self.config.limits
+        return limits.send_buffer + limits.connection_send_buffer + 4 * self.capacity + 4 * KiB
+
+
+CALM, FAULTY = "a", "b"
+"""Models by their names' last letters: the workers of the latter crash, and what they do is what faults say."""
+
+
+def plan(seed: int, *, hub: bool = True) -> Plan:
+    """What happens under this seed."""
+    chance = random.Random(f"simulate {seed}")
+    tight, drains = chance.random() < 0.1, chance.random() < 0.25
+    config = Config(
+        listen=ListenConfig(port=-1, tls_port=-1),
+        limits=LimitsConfig(
+            total_bytes=(160 if tight else 8 * KiB) * KiB,
+            body_pool=64 * KiB,
+            send_buffer=chance.choice((1, 4, 16)) * KiB,
+            connection_send_buffer=16 * KiB,
+            read_ahead=chance.choice((1, 8)) * KiB,
+            write_stall=6.0,
+            body_silence=8.0,
+        ),
+        http2=HTTP2Config(initial_window=chance.choice((2, 16)) * KiB, max_window=chance.choice((16, 64)) * KiB),
+        websocket=WebSocketConfig(ping_interval=chance.choice((0.0, 4.0)), ping_timeout=4.0, close_timeout=3.0),
+        bidi=BidiConfig(padding=chance.choice((0, 0, 40))),
+        drain=DrainConfig(delay=chance.choice((0.0, 0.5)), timeout=chance.choice((0.0, 1.0, 3.0))),
+    )
+    lines = tuple(_line(chance, i, drains) for i in range(chance.randint(3, 9)))
+    networked = [line.name for line in lines if line.network is not None]
+    swizzles = tuple(_swizzle(chance, networked) for _ in range(chance.choice((0, 1, 2)) if networked else 0))
+    crashes = tuple(
+        (chance.uniform(0, 3), f"{chance.choice(('text', 'tensor', 'parts'))}-{FAULTY}")
+        for _ in range(chance.choice((0, 0, 1, 2)))
+    )
+    return Plan(
+        seed=seed, config=config, capacity=chance.choice((700, 4 * KiB, 16 * KiB)), slots=chance.choice((2, 8, 64)),
+        lines=lines, crashes=tuple(sorted(crashes)), swizzles=swizzles,
+        drain_at=chance.uniform(0.05, 4) if drains else math.inf, tight=tight,
+        hub=hub and chance.random() < 0.8,
+    )  # fmt: skip
+
+
+def _line(chance: random.Random, number: int, lasts: bool) -> LinePlan:
+    transport = chance.choice(("http1", "http1", "http2", "http2", "websocket"))
+    rude = chance.random() < 0.45
+    many = {"http1": (1, 3), "http2": (1, 5), "websocket": (1, 1)}[transport]
+    name = f"{transport}-{number}"
+    network = _network(chance, rude)
+    pieces = min(network.up.piece, network.down.piece) if network is not None else KiB
+    talks = tuple(_talk(chance, f"{name}.{i}", transport, rude, pieces, lasts) for i in range(chance.randint(*many)))
+    return LinePlan(
+        name=name, transport=transport, talks=talks, network=network,
+        window=chance.choice((1, 8, 64)) * KiB,
+    )  # fmt: skip
+
+
+_FORMS = {
+    "http1": (
+        Form.LMI,
+        Form.LMI_JSON,
+        Form.OPENAI,
+        Form.INFER,
+        Form.INFER_JSON,
+        Form.INVOKE,
+        Form.STREAM,
+        Form.INFER_EVENTS,
+        Form.INFER_FRAMES,
+    ),
+    "http2": (
+        Form.LMI,
+        Form.OPENAI,
+        Form.INFER,
+        Form.INVOKE,
+        Form.INFER_FRAMES,
+        Form.STREAM,
+        Form.BIDI,
+        Form.BIDI,
+        Form.BIDI,
+    ),
+    "websocket": (Form.SOCKET,),
+}
+
+
+def _talk(chance: random.Random, name: str, transport: str, rude: bool, pieces: int, lasts: bool) -> TalkPlan:
+    """`pieces` is the least that arrives at once: where it is little, little is said; `lasts` where a drain is to find
+    calls that take long."""
+    form = chance.choice(_FORMS[transport])
+    common: dict[str, Any] = {
+        "name": name,
+        "form": form,
+        "messages": chance.choice((0, 1, 3, 8, 20)) if pieces >= 1000 else chance.choice((0, 1, 3)),
+        "size": chance.choice((0, 10, 100, 900, 5000)) if pieces >= 1000 else chance.choice((0, 10, pieces)),
+        "start": chance.choice((0.0, chance.uniform(0, 2))),
+        "pace": chance.choice((0.0, 0.0, 0.003, 0.05)),
+        "think": chance.choice((0.0, 0.03, 0.4, 0.4) if lasts else (0.0, 0.0, 0.0, 0.001, 0.03, 0.4)),
+        "pause": chance.choice((0.0, 0.002, 0.02)),
+        "chunked": chance.random() < 0.3,
+        "both": chance.random() < 0.3,
+    }
+    if form in (Form.INFER_EVENTS, Form.INFER_FRAMES):
+        common["size"] = min(common["size"], 300)  # each response has as many numbers
+    if common["messages"] * common["size"] > 20_000:
+        common["pace"] = min(common["pace"], 0.003)  # a slow reader is to see the end
+    calm = f"{form.kind}-{CALM}"
+    if form.kind == "text" and chance.random() < 0.2:
+        calm = f"threads-{CALM}"
+    fault = chance.choice(("model", "model", "leave", "silent", "lie")) if rude and chance.random() < 0.7 else ""
+    more: dict[str, object] = {}
+    match fault:
+        case "model":
+            more = {"model": f"{form.kind}-{FAULTY}", "faults": _faults(chance), "patience": chance.uniform(2, 9)}
+        case "leave":
+            more = {
+                "leave": chance.choice(list(Leave)), "leave_after": chance.choice((0.0, chance.uniform(0, 0.6))),
+                "messages": chance.choice((3, 20, 300)) if pieces >= 1000 else 3,
+            }  # fmt: skip
+        case "silent":
+            more = {
+                "silent_after": chance.choice((0, 1, 5)), "patience": chance.uniform(1, 20),
+                "messages": chance.choice((8, 100, 400)) if pieces >= 1000 else 8,
+            }  # fmt: skip
+        case "lie":
+            more = {"deceit": chance.choice(list(Deceit)), "patience": chance.uniform(2, 9)}
+        case _ if chance.random() < 0.2:
+            more = {"model": f"{form.kind}-{FAULTY}"}
+    return TalkPlan(**{"model": calm, **common, **more})
+
+
+def _faults(chance: random.Random) -> ModelFaults:
+    at = chance.choice((0, 1, 2, 7))
+    stubborn = chance.choice((0.0, 0.0, 0.7))
+    match chance.choice(("raise", "error", "hang", "crash", "block", "lie")):
+        case "raise":
+            return ModelFaults(raise_at=at, stubborn=stubborn)
+        case "error":
+            return ModelFaults(error_at=at, stubborn=stubborn)
+        case "hang":
+            return ModelFaults(hang_at=at, stubborn=stubborn)
+        case "crash":
+            return ModelFaults(crash_at=at, stubborn=stubborn)
+        case "block":
+            return ModelFaults(block_at=at, stubborn=stubborn)
+        case _:
+            return ModelFaults(lie_at=at, lie=chance.choice(list(Lie)), stubborn=stubborn)
+
+
+def _network(chance: random.Random, rude: bool) -> NetworkProfile | None:
+    if chance.random() < 0.4:
+        return None
+    return NetworkProfile(up=_way(chance, rude), down=_way(chance, rude))
+
+
+def _way(chance: random.Random, rude: bool) -> Way:
+    piece = chance.choice((65536, 65536, 65536, 65536, 1000, 1000, 37, 1))
+    delay = chance.choice((0.0, 0.002, 0.08))
+    rate = chance.choice((math.inf, math.inf, 200_000.0, 30_000.0))
+    at = chance.choice((chance.randint(0, 60), chance.randint(0, 700), chance.randint(0, 20_000)))
+    match chance.choice(("cut", "reset", "stall", "", "", "", "")) if rude else "":
+        case "cut":
+            return Way(piece=piece, delay=delay, rate=rate, cut_at=at)
+        case "reset":
+            return Way(piece=piece, delay=delay, rate=rate, reset_at=at)
+        case "stall":
+            return Way(piece=piece, delay=delay, rate=rate, stall_at=at, stall=chance.choice((0.5, 4.0, 30.0)))
+        case _:
+            return Way(piece=piece, delay=delay, rate=rate)
+
+
+def _swizzle(chance: random.Random, lines: list[str]) -> Swizzle:
+    chosen = chance.sample(lines, chance.randint(1, len(lines)))
+    stop = tuple((chance.uniform(0, 0.2), name) for name in chosen)
+    chance.shuffle(chosen)
+    return Swizzle(at=chance.uniform(0, 1.5), stop=stop, go=tuple((chance.uniform(0, 0.3), name) for name in chosen))
