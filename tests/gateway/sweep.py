@@ -9,6 +9,7 @@ import argparse
 import functools
 import logging
 import random
+import re
 import secrets
 import ssl
 import sys
@@ -819,7 +820,10 @@ def _flat(error: BaseException) -> str:
     while at is not None and at.tb_next is not None:
         at = at.tb_next
     where = f" at {at.tb_frame.f_code.co_filename.rpartition('/')[2]}:{at.tb_lineno}" if at is not None else ""
-    return f"{error!r}{where}"
+    said = re.sub(
+        r" at 0x[0-9a-f]+", "", repr(error)
+    )  # pytest tells of objects in a failed assertion: of a plugin's package too
+    return f"{said}{where}"
 
 
 @final
