@@ -23,9 +23,9 @@ def seeded(seed: int, *, threads: bool = False) -> Iterator[None]:
     """Whatever runs inside runs in the same way each time, if it waits for nothing but Trio's (mocked) clock. Around
     `trio.run`, never inside; afterwards all is as it was.
 
-    `os.urandom` and `secrets` give bytes of the seed: nothing inside is a secret. Blocking code runs in the run's own
-    thread, as a task that takes `STEP_SECONDS`, since no seed can schedule a thread, and a clock that jumps would not wait
-    for one: code that waits for another thread, or calls `trio.from_thread`, cannot be run so. `threads` leaves threads
+    `random`, `os.urandom` and `secrets` give what the seed says: nothing inside is a secret. Blocking code runs in the run's
+    own thread, as a task that takes `STEP_SECONDS`, since no seed can schedule a thread, and a clock that jumps would not
+    wait for one: code that waits for another thread, or calls `trio.from_thread`, cannot be run so. `threads` leaves threads
     what they are.
     """
     chance = random.Random(f"everywire {seed}")
@@ -40,16 +40,18 @@ def seeded(seed: int, *, threads: bool = False) -> Iterator[None]:
     if not threads:
         places += [(_threads, "start_thread_soon", _start_task_soon), (trio.lowlevel, "start_thread_soon", _start_task_soon)]
     before = [getattr(owner, name) for owner, name, _ in places]
-    state = run._r.getstate()
+    state, shared = run._r.getstate(), random.getstate()
     try:
         for owner, name, value in places:
             setattr(owner, name, value)
         run._r.seed(seed)
+        random.seed(f"everywire {seed}")
         yield
     finally:
         for (owner, name, _), value in zip(places, before, strict=True):
             setattr(owner, name, value)
         run._r.setstate(state)
+        random.setstate(shared)
 
 
 def _start_task_soon(

@@ -59,6 +59,11 @@ def test_the_same_seed_has_the_same_trace_and_another_has_another() -> None:
     assert other.trace != first.trace
 
 
+@pytest.mark.parametrize("seed", [12, 39, 49, 57])
+def test_when_a_model_starts_again_is_the_seeds_to_say(seed: int) -> None:
+    assert run_seed(seed).trace == run_seed(seed).trace  # each with a restart, whose wait has jitter
+
+
 def test_the_order_of_hashes_and_addresses_decides_nothing() -> None:
     def traces(hashes: str, ballast: int) -> list[str]:
         program = f"""
