@@ -246,7 +246,7 @@ def simulate(given: _Given, seeds: str, trace: Path | None, as_json: bool, twice
 def config(given: _Given) -> None:
     """Print every setting as TOML, and where each that is not a default was set."""
     resolved = given.resolve()
-    if not resolved.config.models:
+    if not resolved.config.models and not resolved.config.repository.model:
         click.echo("# No model is configured: those of the library are served.\n")
     click.echo(to_toml(resolved), nl=False)
 

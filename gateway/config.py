@@ -288,8 +288,13 @@ class SageMakerConfig:
 @final
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RepositoryConfig:
-    """Models that are loaded and unloaded while the server runs, each from a folder."""
+    """Models that are loaded from folders: one from the start, others while the server runs."""
 
+    model: str = ""
+    """A folder under `roots` whose model the standalone server serves from the start, beside those of the configuration.
+    Empty: /opt/ml/model where that holds one and no other model is configured."""
+    model_name: str = "model"
+    """The name of the model of that folder."""
     roots: tuple[str, ...] = ("/opt/ml/models", "/opt/ml/model")
     """Folders that models may be loaded from; links are followed before a path is compared."""
     code: tuple[str, ...] = ()

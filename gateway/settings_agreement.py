@@ -32,6 +32,9 @@ def agree(config: Config, where: Where) -> None:
         if low > high:
             raise ConfigError(f"{where(lower)} is {low}, more than {where(upper)}, which is {high}")
     _check_endpoints(config, where)
+    if config.repository.model and (name := config.repository.model_name) in config.models:
+        factory = dotted(("models", name, "factory"))
+        raise ConfigError(f"{where('repository.model_name')} and {where(factory)} are models of one name: choose another")
     for key, path in _rooted(config):
         if not _under(path, config.repository.roots):
             raise ConfigError(f"{where(key)}: {show(path)} is neither one of {where('repository.roots')} nor under one")
@@ -80,6 +83,8 @@ def _check_endpoints(config: Config, where: Where) -> None:
 
 def _rooted(config: Config) -> Iterator[tuple[str, str]]:
     """The folders that must be under `repository.roots`, with their settings."""
+    if config.repository.model:
+        yield "repository.model", config.repository.model
     for path in config.repository.code:
         yield "repository.code", path
     for name, endpoint in config.endpoints.items():

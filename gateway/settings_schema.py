@@ -169,6 +169,8 @@ _PATTERNS = {
     "models.*.factory": (r"[^\W\d]\w*(\.[^\W\d]\w*)*:[^\W\d]\w*(\.[^\W\d]\w*)*", '"module:attribute"'),
     "endpoints.*.variants.*.model": (_MODEL, "the name of a model"),
     "endpoints.*.models": (r"[^\0]*", "a path"),
+    "repository.model": (r"(/[^\0]*)?", "an absolute path, or empty"),
+    "repository.model_name": (_MODEL, _MODEL_WANTED),
 }
 NAMES: Mapping[Key, Names] = {
     ("models",): Names(of="a model", placeholder="NAME", pattern=_MODEL, wanted=_MODEL_WANTED),

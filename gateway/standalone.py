@@ -99,29 +99,30 @@ async def _announce(gateway: Gateway, listening: Callable[[Gateway], None]) -> N
 
 
 def make_gateway(config: Config, models: Sequence[Any] = ()) -> Gateway:
-    """A gateway of the configured models and these; of the library's where there is none and none is to come."""
+    """A gateway of the configured models and these, the one of a folder too; of the library's where there is none and none
+    is to come."""
     if not config.sagemaker.sigv4.credentials:
         log.info("signatures are not looked at: everyone may call", extra={"setting": "sagemaker.sigv4.credentials"})
+    if config.repository.model:
+        return Gateway(config, [*models, _model_of(config, config.repository.model)])
     if config.models or models or config.sagemaker.multi_model:
         return Gateway(config, models)
-    if (found := _model_in_container(config)) is not None:
-        return Gateway(config, [found])
+    if any((MODEL_FOLDER / name).exists() for name in model_folder.FILES):
+        return Gateway(config, [_model_of(config, str(MODEL_FOLDER))])
     log.info("no model is configured: serving the library models", extra={"hint": "--model NAME=module:attribute"})
     if not config.bidi.default_model:
         config = replace(config, bidi=replace(config.bidi, default_model="echo"))
     return Gateway(config, library_specs())
 
 
-def _model_in_container(config: Config) -> ModelSpec | None:
-    """The model that SageMaker has put where a container finds it, None where there is none. ConfigError for one that
-    cannot be served: nobody wants a container that serves something else then."""
-    chosen, path = config.repository, str(MODEL_FOLDER)
-    if not any((MODEL_FOLDER / name).exists() for name in model_folder.FILES):
-        return None
+def _model_of(config: Config, path: str) -> ModelSpec:
+    """The model of the folder at a path. ConfigError for one that cannot be served: nobody wants a container that serves
+    something else then."""
+    chosen = config.repository
     try:
         folder = model_folder.find_folder(path, chosen.roots)
         read = model_folder.read_folder(folder, code=chosen.code, defaults=ModelConfig(factory=""))
-        return model_folder.make_spec(read, "model", "everywire_model")
+        return model_folder.make_spec(read, chosen.model_name, "everywire_model")
     except GatewayError as e:
         raise ConfigError(e.message) from None
 

@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from gateway import settings_sagemaker, standalone
-from gateway.config import Config, RepositoryConfig, SageMakerConfig
+from gateway.config import Config, ModelConfig, RepositoryConfig, SageMakerConfig
 from gateway.settings import ConfigError, resolve
 
 
@@ -70,3 +70,27 @@ def test_the_folder_is_a_sign_of_a_container_as_the_variables_are(folder: Path) 
     assert inside.sources["listen.host"] == str(folder)
     told = resolve(file=None, environ={"EVERYWIRE_LISTEN__HOST": "10.0.0.1"}, overrides={})
     assert told.config.listen.host == "10.0.0.1"
+
+
+def test_another_folder_is_served_by_another_name_beside_what_is_configured(tmp_path: Path) -> None:
+    (tmp_path / "model.toml").write_text('factory = "add_sub"\n')
+    chosen = RepositoryConfig(model=str(tmp_path), model_name="sums", roots=(str(tmp_path),))
+    alone = standalone.make_gateway(Config(repository=chosen))
+    assert list(alone.supervisor.workers) == ["sums"]
+    configured = {"echo": ModelConfig(factory="models.library.echo:Echo")}
+    both = standalone.make_gateway(Config(repository=chosen, models=configured))
+    assert sorted(both.supervisor.workers) == ["echo", "sums"]
+
+
+def test_a_folder_that_is_named_must_hold_a_model(tmp_path: Path) -> None:
+    chosen = RepositoryConfig(model=str(tmp_path), roots=(str(tmp_path),))
+    with pytest.raises(ConfigError, match=r"holds neither model\.toml nor model\.py"):
+        standalone.make_gateway(Config(repository=chosen))
+
+
+def test_the_name_of_the_folders_model_is_nobody_elses() -> None:
+    overrides = {"repository.model": "/opt/ml/model", "models.model.factory": "models.library.echo:Echo"}
+    with pytest.raises(ConfigError, match=r"^repository\.model_name and models\.model\.factory .* of one name"):
+        resolve(file=None, environ={}, overrides=overrides)
+    with pytest.raises(ConfigError, match=r"^repository\.model .*'/mnt' is neither one of repository\.roots"):
+        resolve(file=None, environ={}, overrides={"repository.model": "/mnt"})
