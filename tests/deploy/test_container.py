@@ -1,0 +1,118 @@
+"""The image's Dockerfile, and its command run as SageMaker runs it. No image is built here."""
+
+import json
+import os
+import tomllib
+from pathlib import Path
+
+import pytest
+
+from gateway.settings_sagemaker import MODEL_FOLDER
+from tests.deploy.platforms import ROOT, Container, Image, free_port, in_force
+
+IMAGE = Image(ROOT / "deploy" / "Dockerfile")
+KILLED_AFTER = 30
+"""Seconds from SageMaker's SIGTERM to its SIGKILL."""
+
+# streams one word, and the other when it is told to
+CODE = """
+import os
+from collections.abc import Iterator
+
+from models.messages import Prompt
+
+
+def model(prompt: Prompt) -> Iterator[str]:
+    yield prompt.text.upper()
+    with open(os.environ["GO"]) as go:
+        yield go.readline()
+"""
+
+
+def test_it_says_what_it_can_to_sagemaker() -> None:
+    capability = "com.amazonaws.sagemaker.capabilities"
+    assert IMAGE.labels == {f"{capability}.bidirectional-streaming": "true", f"{capability}.accept-bind-to-port": "true"}
+
+
+def test_it_is_small_and_nobody_is_root_in_it() -> None:
+    assert IMAGE.base == "python:3.12-slim"
+    words = [word for word, _ in IMAGE.instructions]
+    user, _, group = IMAGE.one("USER").partition(":")
+    assert int(user) > 0 < int(group), "a number: Kubernetes cannot look into the image for a name"
+    assert "RUN" not in words[words.index("USER") :], "what is installed belongs to root"
+
+
+def test_signals_reach_the_gateway_and_not_a_shell() -> None:
+    assert IMAGE.one("STOPSIGNAL") == "SIGTERM"
+    assert IMAGE.command() == IMAGE.command(["serve"]) == ["python", "-m", "gateway", "serve"]
+    assert not IMAGE.all("SHELL")
+
+
+def test_it_listens_where_the_platforms_call_and_ends_before_it_is_killed() -> None:
+    assert any(f"mkdir -p {MODEL_FOLDER} " in rest for rest in IMAGE.all("RUN"))
+    assert not IMAGE.all("ENV"), "what is set here would override a file of the operator"
+    # what that folder is a sign of, this variable is too
+    chosen = in_force(IMAGE.command()[:-1], {"SAGEMAKER_BIND_TO_PORT": IMAGE.one("EXPOSE")})
+    assert chosen["listen"]["host"] == "0.0.0.0"
+    assert chosen["listen"]["port"] == int(IMAGE.one("EXPOSE")) == 8080
+    assert seconds(chosen["drain"]["delay"]) + seconds(chosen["drain"]["timeout"]) < KILLED_AFTER
+
+
+def seconds(duration: str | float) -> float:
+    return float(str(duration).removesuffix("s"))
+
+
+def test_the_build_sees_what_the_wheel_is_made_of() -> None:
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())
+    target = project["tool"]["hatch"]["build"]["targets"]["wheel"]
+    licences = [file for file in project["project"]["license-files"] if "/" not in file]
+    needed = {"pyproject.toml", project["project"]["readme"], *licences, *target["packages"]}
+    lines = (ROOT / "deploy" / "Dockerfile.dockerignore").read_text().splitlines()
+    assert lines.index("*") < min(i for i, line in enumerate(lines) if line.startswith("!"))
+    assert {line[1:] for line in lines if line.startswith("!")} == needed
+    assert "deploy" not in target["packages"]
+
+
+def test_a_container_of_sagemaker_answers_and_finishes_what_it_has_begun(tmp_path: Path) -> None:
+    folder, work, go = tmp_path / "model", tmp_path / "work", tmp_path / "go"
+    folder.mkdir()
+    work.mkdir()
+    os.mkfifo(go)
+    (folder / "model.py").write_text(CODE)
+    port = free_port()
+    environ = {
+        "SAGEMAKER_BIND_TO_PORT": str(port),
+        "EVERYWIRE_LISTEN__HOST": "127.0.0.1",
+        "GO": str(go),
+        # in the place of /opt/ml/model
+        **{f"EVERYWIRE_REPOSITORY__{key}": str(folder) for key in ("ROOTS", "CODE", "MODEL")},
+    }
+    with open(go, "r+b", buffering=0) as told, Container(IMAGE.command(["serve"]), work, environ, port=port) as container:
+        serving = container.await_event("serving")
+        assert (serving["at"], serving["models"]) == ([f"http://127.0.0.1:{port}"], ["model"])
+        status, health = container.ask("GET", "/ping")
+        assert (status, json.loads(health)) == (200, {"model": {"status": "Healthy"}})
+
+        caller = container.connect()
+        caller.request("POST", "/invocations", json.dumps({"inputs": "one ", "stream": True}))
+        answer = caller.getresponse()
+        assert answer.status == 200
+        text = json.loads(answer.readline())["token"]["text"]
+        container.terminate()
+        assert container.await_event("draining")["live"] == 1
+        told.write(b"two\n")
+        tokens = [json.loads(line) for line in answer.read().splitlines()]
+        text += "".join(line["token"]["text"] for line in tokens)
+        assert (text, tokens[-1]["generated_text"]) == ("ONE two\n", "ONE two\n")
+        caller.close()
+        report = container.await_event("drain report")
+        assert (report["finished"], report["cut"], report["clean"]) == (1, [], True)
+        assert container.ended() == 0
+
+
+def test_without_a_model_it_says_so_and_ends(tmp_path: Path) -> None:
+    environ = {f"EVERYWIRE_REPOSITORY__{key}": str(tmp_path) for key in ("ROOTS", "MODEL")}
+    with Container(IMAGE.command(["serve"]), tmp_path, environ, port=0) as container:
+        with pytest.raises(AssertionError, match=r"holds neither model\.toml nor model\.py"):
+            container.await_event("serving")
+        assert container.ended() == 2
