@@ -34,6 +34,7 @@ if TYPE_CHECKING:
 # `limits.checkpoint_bytes`.
 _TURN = 64
 _SENT, _RECEIVED = 4, 1
+_BETWEEN = frozenset(left for left in range(_TURN) if left & _SENT)  # what is left of a turn where the clock is not asked
 # ... or after this many seconds of messages: a model whose steps are slow must not take 16 of them in one turn.
 _TURN_SECONDS = 0.001
 _LONG = 4096  # bytes: of shorter messages those of a turn are few, whatever their number
@@ -44,6 +45,8 @@ _SHORT_STEP, _SHORT_STEPS = 64 * 1024, 4
 # What a piece that waits costs beside its bytes, for its objects and its place: without it, empty frames would be free.
 _PIECE = 128
 _SMALL = 512
+# Where the wire is not asked for its room again, each message counts for as much more: its framing at most.
+_FRAMING = 20
 _FOREVER = float("inf")
 _NOTHING: list[Buffer | Frame] = []  # which nobody changes
 
@@ -55,6 +58,8 @@ class Wire(Protocol):
     name: str
     windowed: bool
     """Whether the wire has a receive window per stream, paid from the budget by its machine."""
+    exclusive: bool
+    """Whether its room shrinks by what the exchange itself pushes alone, each message with at most `_FRAMING` bytes more."""
 
     def credit(self, exchange: Exchange, n: int) -> None: ...
     def proceed(self, exchange: Exchange) -> None: ...
@@ -144,9 +149,10 @@ class Exchange:
         "_reserved",
         "_returned",
         "_scope",
-        "_turn_began",
         "_turn_bytes",
+        "_turn_ends",
         "_turn_left",
+        "_until",
         "_writer",
         "allowed",
         "allowed_by",
@@ -235,6 +241,7 @@ class Exchange:
         self._charged = 0  # a message larger than the send buffer, likewise
         self._assembly = 0  # a message under way in a decoder, likewise
         self._turn_left, self._turn_bytes = _TURN, 0
+        self._until = 0  # below so many `bytes_out` there is room, and no checkpoint due for them
 
     # -- what the request says -----------------------------------------------------------------------------------
 
@@ -371,7 +378,7 @@ class Exchange:
     def begin(self, scope: trio.CancelScope) -> None:
         """Its work begins, inside this scope, which nobody else cancels."""
         self._scope = scope
-        self._turn_began = self.owner.clock()
+        self._turn_ends = self.owner.clock() + _TURN_SECONDS
         if self.deadline < _FOREVER:
             scope.deadline = self.deadline
         if self._cancelled:
@@ -646,10 +653,18 @@ class Exchange:
         """Whether n bytes may be pushed at once: `wait_room` would return without a wait, and need not be asked. Where it is
         false, `wait_room` is to be asked. n is at least 1."""
         self._turn_left = left = self._turn_left - _SENT
-        # at the clock for every second message
-        if (left < 0 or not left & _SENT) and self._turn_ended(n):
+        # most messages: at the clock for every second one
+        if self.bytes_out + n < self._until and (left in _BETWEEN or (left >= 0 and self.owner.clock() <= self._turn_ends)):
+            return True
+        if left not in _BETWEEN and self._turn_ended(n):
             return False
-        return n <= self.wire.room(self) and self.finishing is None
+        room = self.wire.room(self)
+        if n > room or self.finishing is not None:
+            return False
+        if self.status and self.wire.exclusive:
+            sent = self.bytes_out  # what a turn's pieces have of framing is left out of the room
+            self._until = min(sent + room - _TURN // _SENT * _FRAMING, self._turn_bytes + self.owner.limits.checkpoint_bytes)
+        return True
 
     async def _wait_room(self, n: int) -> None:
         if self._turn_left < 0:
@@ -684,7 +699,7 @@ class Exchange:
         if (
             self._turn_left >= 0
             and self.bytes_out + n - self._turn_bytes < self.owner.limits.checkpoint_bytes
-            and self.owner.clock() - self._turn_began <= _TURN_SECONDS
+            and self.owner.clock() <= self._turn_ends
         ):
             return False
         self._turn_left = -1
@@ -692,8 +707,8 @@ class Exchange:
 
     def _begin_turn(self) -> None:
         self._turn_left = 0 if self._cancelled else _TURN  # a cancellation that came does not come back by itself
-        self._turn_bytes = self.bytes_out
-        self._turn_began = self.owner.clock()
+        self._turn_bytes, self._until = self.bytes_out, 0
+        self._turn_ends = self.owner.clock() + _TURN_SECONDS
 
     async def _yield(self) -> None:
         await trio.lowlevel.checkpoint()
@@ -710,10 +725,11 @@ class Exchange:
         """Queues one piece of the body: by reference, so its memory must not change until it is written."""
         if self._open():
             self.bytes_out += len(buffers[0]) if len(buffers) == 1 else sum(map(len, buffers))
+            self._until -= _FRAMING
             self.wire.push(self, buffers)
 
     def push_piece(self, piece: bytes) -> None:
-        """`push`, for pieces that are many and short: right after `try_room`, which has found the exchange open."""
+        """`push` of one buffer, for those that are many and short. Only right after `try_room` or `wait_room`."""
         self.bytes_out += len(piece)
         self.wire.push_piece(self, piece)
 
@@ -727,7 +743,7 @@ class Exchange:
         """Queues the end of the answer (`code` and `reason` are a WebSocket's). Input that was not read is dropped."""
         if not self._open():
             return
-        self.finishing = ending  # the wire may write the end at once
+        self.finishing, self._until = ending, 0  # the wire may write the end at once
         try:
             self.wire.finish(self, code, reason)
         except BaseException:
@@ -779,7 +795,7 @@ class Exchange:
     def abort(self, ending: Ending) -> None:
         """Ends the exchange where no honest in-band ending is possible any more: RST_STREAM, or the connection's end."""
         if self.ending is None and self.finishing is None:
-            self.finishing = ending
+            self.finishing, self._until = ending, 0
             self.wire.reset(self)
 
     def _open(self) -> bool:

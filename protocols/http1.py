@@ -39,7 +39,7 @@ from protocols.http1_head import (
 )
 from protocols.http1_input import LARGE, Input
 from protocols.http1_limits import HTTP1Limits
-from protocols.http1_output import Output, bytes_view
+from protocols.http1_output import PIECE_SIZES, Output, bytes_view
 from protocols.roles import Role
 
 __all__ = ["HTTP1Connection", "HTTP1Limits"]
@@ -49,9 +49,6 @@ _REMEMBERED = 1024
 _BODY_METHODS = (b"POST", b"PUT", b"PATCH")
 _DEFAULT_LIMITS = HTTP1Limits()
 _CONNECTION_END = ConnectionEnd()
-_SHORT_CHUNK = 512
-# Of chunks up to that size, as most tokens make: the line before the data, and the bytes of it all.
-_SHORT_CHUNKS = [(b"%x\r\n" % size, len(b"%x" % size) + size + 4) for size in range(_SHORT_CHUNK)]
 
 
 class _Reading(enum.Enum):
@@ -484,14 +481,11 @@ class HTTP1Connection(Output):
             self._send_end(event.trailers)
 
     def send_piece(self, stream: int, piece: bytes) -> None:
-        """Exactly as a Data sent with this buffer alone: what costs a token least."""
-        size = len(piece)
-        if size >= _SHORT_CHUNK or self._writing is not _WRITE_CHUNKED or not size or stream != self.stream:
+        """Exactly as a Data sent with this buffer alone; where it begins `pieces`, the next ones may be put in there."""
+        if len(piece) in PIECE_SIZES and self._writing is _WRITE_CHUNKED and stream == self.stream:
+            self.pieces.append(piece)
+        else:
             self.send_data(stream, (piece,))
-            return
-        line, whole = _SHORT_CHUNKS[size]
-        self._buffers += (line, piece, b"\r\n")
-        self.queued += whole
 
     def send_data(self, stream: int, buffers: Sequence[Buffer]) -> None:
         """Exactly as a Data sent, which it spares the caller to make."""
@@ -505,6 +499,8 @@ class HTTP1Connection(Output):
             size += len(buffer)
         writing = self._writing
         if writing is _WRITE_CHUNKED:
+            if self.pieces:
+                self._frame_pieces()
             if size >= LARGE:
                 self._put_all((b"%x\r\n" % size, *buffers, b"\r\n"))
             elif size:  # RFC 9112 section 7.1: an empty chunk would be the last
@@ -563,6 +559,8 @@ class HTTP1Connection(Output):
     def room(self, stream: int) -> int:
         """`send_buffer` less the bytes queued and not written, of all streams: they share the queue. Negative where a
         larger message was admitted whole; nothing enforces it here."""
+        if self.pieces:
+            self._frame_pieces()
         return self._limits.send_buffer - self.queued
 
     def _send_response(self, status: int, headers: Headers) -> None:
@@ -667,6 +665,8 @@ class HTTP1Connection(Output):
 
     def _send_end(self, trailers: Headers = ()) -> None:
         if self._writing is _WRITE_CHUNKED:
+            if self.pieces:
+                self._frame_pieces()
             self._put(b"0\r\n%b\r\n" % (write_trailers(trailers) if trailers else b""))
         elif self._writing is not _WRITE_LENGTH and self._writing is not _WRITE_UNTIL_CLOSE:
             raise LocalProtocolError("send: nothing is under way that could end")

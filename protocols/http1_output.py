@@ -3,16 +3,22 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
+from itertools import chain, repeat
 
 from protocols.errors import LocalProtocolError
 from protocols.events import Buffer, Sent
 from protocols.http1_input import LARGE
 
+PIECE_SIZES = range(1, 512)
+"""What `pieces` may be long: as most tokens are. An empty chunk would be the last (RFC 9112 section 7.1)."""
+_CHUNK_LINES = [b"%x\r\n" % size for size in range(PIECE_SIZES.stop)]
+_line_of = _CHUNK_LINES.__getitem__
+
 
 class Output:
     """What a connection has to send: buffers in the order they are written, each of one stream."""
 
-    __slots__ = ("_buffers", "_ends", "_flight", "_sent", "queued", "stream")
+    __slots__ = ("_buffers", "_ends", "_flight", "_sent", "pieces", "queued", "stream")
 
     def __init__(self) -> None:
         self._buffers: list[Buffer] = []
@@ -20,7 +26,10 @@ class Output:
         self._sent = 0  # bytes the kernel has, ever
         self._ends: list[tuple[int, int]] = []  # (where its last byte is, stream)
         self.queued = 0
-        """Bytes given to be sent that the kernel does not have."""
+        """Bytes given to be sent that the kernel does not have, apart from `pieces`."""
+        self.pieces: list[bytes] = []
+        """What is a chunk each behind everything else: framed together, when it is asked for or something is to follow.
+        Always this list; while it has pieces, which `send_piece` begins, others of `PIECE_SIZES` may be put in as well."""
         self.stream = 0
         """The stream under way, or the last one; 0 before the first."""
 
@@ -28,6 +37,13 @@ class Output:
         """Queues a buffer whose len() counts bytes."""
         self._buffers.append(buffer)
         self.queued += len(buffer)
+
+    def _frame_pieces(self) -> None:
+        """Queues the pieces, in steps that cost one of them no bytecode."""
+        pieces = self.pieces
+        chunks = zip(map(_line_of, map(len, pieces)), pieces, repeat(b"\r\n"), strict=False)
+        self._put(b"".join(chain.from_iterable(chunks)))
+        pieces.clear()
 
     def _put_all(self, buffers: Iterable[Buffer]) -> None:
         """Queues those that are not empty."""
@@ -38,6 +54,7 @@ class Output:
     def _clear_output(self) -> None:
         """Forgets everything."""
         self._buffers.clear()
+        self.pieces.clear()
         self._ends.clear()
         self._flight = self.queued = 0
 
@@ -50,6 +67,8 @@ class Output:
         none. What it gave must be confirmed with `data_sent` before it may be called again."""
         if self._flight:
             raise LocalProtocolError("data_to_send: what it gave last was not confirmed with data_sent")
+        if self.pieces:
+            self._frame_pieces()
         queue, queued = self._buffers, self.queued
         if queued < LARGE and queued <= at_most:  # a small answer, whole
             self._flight = queued

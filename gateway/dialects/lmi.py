@@ -188,7 +188,9 @@ class _TextChannel(Channel[Prompt, Any]):
             line = self._line(message, None if message.finish is None else message.finish.value)
         except lmi.LMIError as e:
             raise _too_long(e) from None
-        if line:
+        if self._plain:
+            self._exchange.push_piece(line)
+        elif line:
             if not self._exchange.status:
                 self._start()
             self._answer.push(line)

@@ -46,7 +46,7 @@ class ASGICall:
     it. The answer's last byte counts as written when `send` has returned.
     """
 
-    windowed = False
+    windowed, exclusive = False, False
 
     def __init__(self, server: Server, scope: Scope) -> None:
         self.server = server

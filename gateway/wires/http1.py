@@ -25,6 +25,7 @@ from protocols.events import (
     Sent,
 )
 from protocols.http1 import HTTP1Connection, HTTP1Limits
+from protocols.http1_output import PIECE_SIZES
 from protocols.roles import Role
 
 if TYPE_CHECKING:
@@ -55,7 +56,7 @@ class HTTP1Wire:
     """Serves HTTP/1.0 and 1.1 on one connection, pipelined requests in turn."""
 
     name = "http/1.1"
-    windowed = False
+    windowed, exclusive = False, True
 
     def __init__(self, connection: Connection, *, scheme: bytes) -> None:
         limits = connection.limits
@@ -65,7 +66,7 @@ class HTTP1Wire:
             _limits_of(limits),
             scheme=scheme,
         )
-        self._input = self._machine.input
+        self._input, self._pieces = self._machine.input, self._machine.pieces
         self.data_to_send = self._machine.data_to_send
         self._last_request = limits.requests_per_connection - 1
         self._current: Exchange | None = None
@@ -198,7 +199,7 @@ class HTTP1Wire:
             self._connection.output_ready()
 
     def room(self, exchange: Exchange) -> int:
-        return self._connection.limits.send_buffer - self._machine.queued  # which all streams share
+        return self._machine.room(exchange.stream)  # which all streams share
 
     def empty(self, exchange: Exchange) -> bool:
         return self._machine.room(exchange.stream) >= self._connection.limits.send_buffer
@@ -218,6 +219,10 @@ class HTTP1Wire:
         self._connection.output_ready()
 
     def push_piece(self, exchange: Exchange, piece: bytes) -> None:
+        pieces = self._pieces
+        if pieces and len(piece) in PIECE_SIZES:  # they are its own, and the connection knows that there are some
+            pieces.append(piece)
+            return
         self._machine.send_piece(exchange.stream, piece)
         self._connection.output_ready()
 

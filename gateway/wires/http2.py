@@ -43,7 +43,7 @@ class HTTP2Wire:
     on. END_STREAM is a half-close; RST_STREAM is leaving."""
 
     name = "http/2"
-    windowed = True
+    windowed, exclusive = True, False
 
     def __init__(self, connection: Connection, *, scheme: bytes) -> None:
         limits, http2 = connection.limits, connection.server.config.http2

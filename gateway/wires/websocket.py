@@ -40,7 +40,7 @@ class WebSocketWire:
     """
 
     name = "websocket"
-    windowed = False
+    windowed, exclusive = False, False
 
     def __init__(self, connection: Connection, before: HTTP1Wire, exchange: Exchange, machine: HTTP1Connection) -> None:
         self._connection, self._exchange = connection, exchange

@@ -42,7 +42,7 @@ KiB, MiB = 1024, 1024 * 1024
 class Wire:
     """Keeps what is received, sends what it is given."""
 
-    name, windowed, over = "bytes", True, False
+    name, windowed, exclusive, over = "bytes", True, False, False
 
     def __init__(self, connection: Connection) -> None:
         self.connection = connection

@@ -46,7 +46,7 @@ PATIENCE = 10.0
 class Nobody:
     """The wire and the connection of an exchange that is only ever called and interrupted."""
 
-    name, windowed, peer = "memory", True, "test"
+    name, windowed, exclusive, peer = "memory", True, False, "test"
     limits, budget, clock = LimitsConfig(), ByteBudget(1 << 20), staticmethod(trio.current_time)
     fields = staticmethod(dict)
 

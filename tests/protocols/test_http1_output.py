@@ -204,8 +204,41 @@ def test_a_piece_is_the_chunk_that_a_data_event_makes(size: int) -> None:
     pieces, events = started(), started()
     pieces.send_piece(1, b"x" * size)
     push(events, b"x" * size)
-    assert pieces.queued == events.queued
+    assert pieces.room(1) == events.room(1)
     assert written(pieces) == written(events)
+
+
+def test_pieces_stay_in_order_with_whatever_is_sent_beside_them() -> None:
+    pieces, events = started(), started()
+    for n, text in enumerate((b"a", b"bc", b"d" * 511, b"e" * 512, b"f", b"", b"g" * 20)):
+        pieces.send_piece(1, text)
+        push(events, text)
+        if pieces.pieces:
+            pieces.pieces.append(b"h%d" % n)
+            push(events, b"h%d" % n)
+    assert pieces.data_to_send(1 << 20) == events.data_to_send(1 << 20)
+    pieces.send_piece(1, b"i")  # while the others are on their way
+    push(events, b"i")
+    pieces.data_sent(), events.data_sent()
+    pieces.send_piece(1, b"j")
+    push(events, b"j")
+    for machine in (pieces, events):
+        push(machine, b"k" * LARGE)
+    pieces.send_piece(1, b"l")
+    push(events, b"l")
+    for machine in (pieces, events):
+        machine.send(End(stream=1))
+    assert not pieces.pieces
+    assert pieces.room(1) == events.room(1)
+    assert written(pieces) == written(events)
+
+
+def test_pieces_are_given_up_with_the_connection() -> None:
+    machine = started()
+    machine.send_piece(1, b"x")
+    machine.close()
+    assert machine.data_to_send(100) == []
+    assert machine.room(1) == 65536
 
 
 def test_a_piece_of_another_stream_is_refused() -> None:

@@ -1,0 +1,135 @@
+"""An exchange that need not ask its wire for room before each message lets in exactly what one that asks does."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Sequence
+from typing import Any
+
+import pytest
+import trio
+
+from gateway.config import LimitsConfig
+from gateway.errors import Ending
+from gateway.exchange import Exchange
+from protocols.buffers import ByteBudget
+from protocols.events import Buffer, End, Headers, Request, Response
+from protocols.http1 import HTTP1Connection, HTTP1Limits
+from protocols.roles import Role
+
+
+class Wire:
+    """An HTTP/1.1 answer whose bytes leave when the test says so. Both the wire and the exchange's owner."""
+
+    name, windowed, peer, last_sent, pool = "http/1.1", False, "test", 0.0, None
+    fields = staticmethod(dict)
+
+    def __init__(self, exclusive: bool, send_buffer: int) -> None:
+        self.exclusive = exclusive
+        self.machine = HTTP1Connection(Role.SERVER, HTTP1Limits(send_buffer=send_buffer))
+        self.machine.receive_data(b"GET / HTTP/1.1\r\nhost: a\r\n\r\n")
+        request: Any = self.machine.next_event()
+        assert type(request) is Request
+        self.machine.next_event()
+        self.limits, self.budget = LimitsConfig(checkpoint_bytes=6000, send_buffer=send_buffer), ByteBudget(1 << 20)
+        self.now, self.asked = 0.0, 0
+        self.exchange = Exchange(self, self, request, "x", 0.0)  # type: ignore[arg-type]
+        self.exchange.begin(trio.CancelScope())
+        self.exchange.start(200, [])
+
+    def clock(self) -> float:
+        return self.now
+
+    def room(self, exchange: Exchange) -> int:
+        self.asked += 1
+        return self.machine.room(1)
+
+    def empty(self, exchange: Exchange) -> bool:
+        return self.machine.room(1) >= self.limits.send_buffer
+
+    def start(self, exchange: Exchange, status: int, headers: Headers) -> None:
+        self.machine.send(Response(stream=1, status=status, headers=headers))
+
+    def push(self, exchange: Exchange, buffers: Sequence[Buffer]) -> None:
+        self.machine.send_data(1, buffers)
+
+    def push_piece(self, exchange: Exchange, piece: bytes) -> None:
+        self.machine.send_piece(1, piece)
+
+    def finish(self, exchange: Exchange, code: int, reason: str) -> None:
+        self.machine.send(End(stream=1))
+
+    def reset(self, exchange: Exchange) -> None: ...
+
+    def write(self) -> bytes:
+        written = b"".join(self.machine.data_to_send(1 << 20))
+        self.machine.data_sent()
+        self.exchange.room_changed()
+        return written
+
+
+@pytest.mark.parametrize("send_buffer", [100, 1000, 4096, 65536])
+async def test_the_same_messages_are_let_in_at_once_and_the_same_bytes_leave(send_buffer: int) -> None:
+    chance = random.Random(send_buffer)
+    shy, asking = Wire(True, send_buffer), Wire(False, send_buffer)
+    both = shy, asking
+    let_in = 0
+    for number in range(5000):
+        n = chance.choice((1, 60, 120, 120, 120, 300, 511, 700))
+        answers = {wire.exchange.try_room(n) for wire in both}
+        assert len(answers) == 1
+        if answers.pop():
+            let_in += 1
+            size = max(1, n - chance.randrange(10))
+            for wire in both:
+                wire.exchange.push_piece(b"x" * size)
+            if chance.random() < 0.05:
+                for wire in both:
+                    wire.exchange.push(b"y" * size)
+                    wire.exchange.push(b"z" * 30_000)
+        else:
+            if n > shy.machine.room(1):
+                assert shy.write() == asking.write()
+            for wire in both:
+                await wire.exchange.wait_room(n)
+        if chance.random() < 0.1:
+            assert shy.write() == asking.write()
+        for wire in both:
+            wire.now += 0.0001 if number % 1000 < 500 else 0.0
+    assert shy.write() == asking.write()
+    assert let_in > 1000
+    if send_buffer == 65536:
+        assert shy.asked < asking.asked / 4
+
+
+@pytest.mark.parametrize("end", ["finish", "abort", "cut"])
+async def test_nothing_more_is_let_in_at_once_after_the_end(end: str) -> None:
+    wire = Wire(True, 65536)
+    exchange = wire.exchange
+    for _ in range(3):
+        assert exchange.try_room(100)
+        exchange.push_piece(b"x" * 100)
+    match end:
+        case "finish":
+            exchange.finish()
+        case "abort":
+            exchange.abort(Ending.LOST)
+        case _:
+            exchange.cut(Ending.CANCELLED)
+    assert not exchange.try_room(1)
+
+
+@pytest.mark.parametrize("how", ["push_piece", "push"])
+async def test_the_shortest_messages_fill_the_room_and_no_more(how: str) -> None:
+    """Their framing is most of what they take."""
+    for send_buffer in range(2000, 3000, 20):
+        wire = Wire(True, send_buffer)
+        exchange = wire.exchange
+        push = getattr(exchange, how)
+        while wire.machine.room(1) > 0:
+            if not exchange.try_room(1):
+                await exchange.wait_room(1)  # a checkpoint was due
+            for _ in range(1 if how == "push_piece" else 9):
+                push(b"x")
+        assert not exchange.try_room(1)
+        assert exchange.bytes_out == wire.write().count(b"\r\nx\r\n")
