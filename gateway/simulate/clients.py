@@ -14,13 +14,13 @@ import numpy as np
 import trio
 
 from gateway import client
-from gateway.client import Peer
+from gateway.client import Peer, questions
+from gateway.client.answers import Answer, EventsAnswer, InferAnswer
+from gateway.client.conversations import CUT_OFF
+from gateway.client.questions import Question
 from gateway.errors import TransportLost
 from gateway.simulate.cast import CHAT, END, Talk, View, fragment
 from gateway.simulate.plan import Deceit, Form, Leave, LinePlan
-from gateway.testing import clients
-from gateway.testing.answers import Answer, EventsAnswer, InferAnswer
-from gateway.testing.clients import CUT_OFF, Question
 from gateway.testing.network import Link
 from gateway.transport import MemoryTransport
 from protocols import bidi
@@ -406,22 +406,22 @@ def _question(talk: Talk) -> Question:
     most = max(plan.messages, 1)
     match plan.form:
         case Form.LMI:
-            question = clients.lmi(plan.name, model, stream=True, max_new_tokens=most)
+            question = questions.lmi(plan.name, model, stream=True, max_new_tokens=most)
         case Form.LMI_JSON:
-            question = clients.lmi(plan.name, model, max_new_tokens=most)
+            question = questions.lmi(plan.name, model, max_new_tokens=most)
         case Form.OPENAI:
-            question = clients.openai(plan.name, model, stream=True, max_tokens=most)
+            question = questions.openai(plan.name, model, stream=True, max_tokens=most)
         case Form.INFER | Form.INFER_JSON:
-            question = clients.infer({"x": _array(talk)}, model, binary=plan.form is Form.INFER)
+            question = questions.infer({"x": _array(talk)}, model, binary=plan.form is Form.INFER)
         case Form.INFER_EVENTS | Form.INFER_FRAMES:
-            question = clients.infer({"x": _array(talk)}, model, binary=plan.form is Form.INFER_FRAMES, stream=True)
+            question = questions.infer({"x": _array(talk)}, model, binary=plan.form is Form.INFER_FRAMES, stream=True)
         case Form.INVOKE | Form.STREAM:
             body = plan.name.encode().ljust(plan.size, b".")
-            question = clients.invoke(model, body, "application/octet-stream", stream=plan.form is Form.STREAM)
+            question = questions.invoke(model, body, "application/octet-stream", stream=plan.form is Form.STREAM)
             if plan.form is Form.INVOKE:
                 question = replace(question, answer=PiecesAnswer)
         case _:
-            question = clients.bidirectional(model)
+            question = questions.bidirectional(model)
     path = f"{question.path}?talk={plan.name}"
     if plan.form is Form.BIDI:
         query = (bidi.MODEL_QUERY_STRING.encode(), b"talk=" + plan.name.encode())

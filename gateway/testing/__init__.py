@@ -1,7 +1,7 @@
 """A gateway in memory, for users' tests and ours: real machines, real dialects, no socket, a clock that may be mocked."""
 
-from gateway.testing.answers import Answer
-from gateway.testing.clients import Client, Conversation, SocketConversation
+from gateway.client.answers import Answer
+from gateway.client.conversations import Client, Conversation, SocketConversation
 from gateway.testing.faults import Injected, Lie, ModelFaults, with_faults
 from gateway.testing.invariants import broken_ledgers, left_over
 from gateway.testing.memory import MemoryEdges, MemoryGateway, MemorySocket, memory_gateway

@@ -13,11 +13,11 @@ import trio
 
 from gateway import client
 from gateway.client import Peer
+from gateway.client.conversations import Client, SocketConversation
 from gateway.config import Config
 from gateway.doorbell import Doorbell
 from gateway.gateway import Gateway
 from gateway.hub import Hub
-from gateway.testing.clients import Client, SocketConversation
 from gateway.testing.invariants import left_over
 from gateway.testing.network import Link, NetworkProfile
 from gateway.transport import MemoryTransport, memory_pair

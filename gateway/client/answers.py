@@ -22,6 +22,8 @@ class Answer:
 
     def __init__(self) -> None:
         self.status = 0
+        self.received = 0
+        """Bytes of its body so far."""
         self.headers: Headers = ()
         self.body = bytearray()
         self.messages: list[Any] = []
@@ -44,6 +46,7 @@ class Answer:
 
     def feed(self, data: Buffer) -> None:
         """A piece of its body."""
+        self.received += len(data)
         if self.status == 200:
             self._read(data)
         else:
@@ -72,10 +75,10 @@ class BodyAnswer(Answer):
 
 
 class GeneratedAnswer(Answer):
-    """LMI's one document; its message is the text."""
+    """LMI's one document, in TGI's form in an array; its message is the text."""
 
     def _finish(self) -> None:
-        self.messages.append(_document(self.body)["generated_text"])
+        self.messages.append(_member(_document(_only(self.body)), "generated_text"))
 
 
 class LinesAnswer(Answer):
@@ -88,16 +91,20 @@ class LinesAnswer(Answer):
         while (at := self.body.find(b"\n")) >= 0:
             line = bytes(self.body[:at])
             del self.body[: at + 1]
-            if self._last:
+            if self._last and line:
                 raise RemoteProtocolError("a line after the last")
-            self._line(parse_stream_line(line))
+            if line.strip():  # of server-sent events, which TGI's form has, each ends with an empty one
+                self._line(parse_stream_line(line))
 
     def _line(self, line: dict[str, Any]) -> None:
-        token = line["token"]
-        self._last = "generated_text" in line
+        if isinstance(error := line.get("error"), str):
+            self.error, self._last = error, True
+            return
+        token = _member(line, "token")
+        self._last = line.get("generated_text") is not None
         if "error_msg" in token:
             self.error = token["error_msg"]
-        elif line.get("details", {}).get("finish_reason") == "error":
+        elif (line.get("details") or {}).get("finish_reason") == "error":
             self.error = "error"
         elif not token.get("special_token"):
             self.messages.append(token["text"])
@@ -111,7 +118,7 @@ class CompletionAnswer(Answer):
     """OpenAI's one document; its message is the text."""
 
     def _finish(self) -> None:
-        self.messages.append(_document(self.body)["choices"][0]["message"]["content"])
+        self.messages.append(_member(_document(self.body), "choices", 0, "message", "content"))
 
 
 class CompletionEventsAnswer(Answer):
@@ -132,15 +139,54 @@ class CompletionEventsAnswer(Answer):
 
     def _chunk(self, chunk: dict[str, Any]) -> None:
         if "error" in chunk:
-            self.error, self._last = chunk["error"]["message"], True
+            self.error, self._last = _member(chunk, "error", "message"), True
             return
-        for choice in chunk["choices"]:
-            if content := choice["delta"].get("content"):
+        for choice in _member(chunk, "choices"):
+            if content := _member(choice, "delta").get("content"):
                 self.messages.append(content)
 
     def _finish(self) -> None:
         if not self._last:
             raise RemoteProtocolError("the stream ends without [DONE]")
+
+
+class PiecesAnswer(Answer):
+    """A body whose messages are its bytes, as they come."""
+
+    def _read(self, data: Buffer) -> None:
+        self.messages.append(bytes(data))
+
+    def _finish(self) -> None:
+        """Nothing marks its end but the body's."""
+
+
+class GenerateReplyAnswer(Answer):
+    """v2's generate; its message is the object."""
+
+    def _finish(self) -> None:
+        self.messages.append(_document(self.body))
+
+
+class GenerateEventsAnswer(Answer):
+    """v2's generate_stream; each message is an object."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._events = SSEDecoder()
+
+    def _read(self, data: Buffer) -> None:
+        self._events.receive_data(data)
+        while isinstance(event := self._events.next_event(), ServerSentEvent):
+            if self.error:
+                raise RemoteProtocolError("a response after the failure")
+            document = _document(event.data)
+            if isinstance(error := document.get("error"), str):
+                self.error = error
+            else:
+                self.messages.append(document)
+
+    def _finish(self) -> None:
+        """Nothing marks its end but the body's."""
 
 
 class InferAnswer(Answer):
@@ -224,4 +270,19 @@ def _document(body: Buffer) -> dict[str, Any]:
         raise RemoteProtocolError(f"not JSON: {e}") from None
     if not isinstance(document, dict):
         raise RemoteProtocolError("not a JSON object")
+    return document
+
+
+def _only(body: Buffer) -> bytes:
+    """The one document of an array; what is no array stays as it is."""
+    text = bytes(body).strip()
+    return text[1:-1] if text[:1] == b"[" and text[-1:] == b"]" else text
+
+
+def _member(document: Any, *path: str | int) -> Any:
+    for step in path:
+        try:
+            document = document[step]
+        except (LookupError, TypeError):
+            raise RemoteProtocolError(f"no {'.'.join(map(str, path))} where the dialect has it") from None
     return document

@@ -1,4 +1,4 @@
-"""A small client over the same machines and transports: for the demo, for tests, and for whoever wants full control.
+"""One client connection over the same machines and transports: for the demo, for tests, for whoever wants full control.
 
 Nothing is read unless it is asked for, so that a slow or a silent client is simply one that does not ask.
 """
@@ -16,6 +16,7 @@ import trio
 from gateway.errors import TransportLost
 from gateway.transport import SocketTransport, Transport
 from gateway.wires.tls import TLSTransport
+from protocols.errors import RemoteProtocolError
 from protocols.events import Buffer, ConnectionEnd, Data, End, Headers, Request, Reset, Response, Sent, Signal
 from protocols.http1 import HTTP1Connection
 from protocols.http2 import HTTP2Connection
@@ -36,6 +37,15 @@ class Machine(Protocol):
 
 
 @final
+class UpgradeRefused(TransportLost):
+    """The server answered the handshake of a WebSocket with something else, in its own words."""
+
+    def __init__(self, status: int, body: bytes) -> None:
+        super().__init__(f"the upgrade was refused: {status}")
+        self.status, self.body = status, body
+
+
+@final
 class Peer:
     """One client connection: a machine and a transport.
 
@@ -49,6 +59,7 @@ class Peer:
         self._writing = trio.Lock()
         self._rest = memoryview(b"")  # of what the machine gave out last
         self._given = False
+        self._received = trio.lowlevel.ParkingLot()
 
     async def send(self, *events: Any) -> None:
         """Queues the events and writes what the peer's windows allow."""
@@ -93,7 +104,16 @@ class Peer:
                 self.machine.receive_eof()
             else:
                 self.machine.receive_data(self._buffer[:n])
+            self._received.unpark_all()
         return event
+
+    async def wait_room(self, stream: int) -> None:
+        """Waits until the stream may queue more. Another task must be receiving: windows come with what it reads."""
+        machine: Any = self.machine
+        await self.flush()
+        while machine.room(stream) <= 0:
+            await self._received.park()
+            await self.flush()
 
     async def _wait_either(self) -> None:
         async with self._writing, trio.open_nursery() as nursery:
@@ -144,16 +164,20 @@ def http2(transport: Transport) -> Peer:
     return Peer(transport, HTTP2Connection(Role.CLIENT))
 
 
-async def websocket(transport: Transport, path: str, *, authority: bytes = b"localhost") -> Peer:
-    """A client of a WebSocket, its handshake done; TransportLost if it is refused."""
+async def websocket(transport: Transport, path: str, *, authority: bytes = b"localhost", headers: Headers = ()) -> Peer:
+    """A client of a WebSocket, its handshake done; UpgradeRefused, which is a TransportLost, if it is refused."""
     handshake, key = http1(transport), secrets.token_bytes(16)
     await handshake.send(
-        Request(stream=1, method=b"GET", target=path.encode(), authority=authority, headers=request_headers(key)),
+        Request(
+            stream=1, method=b"GET", target=path.encode(), authority=authority, headers=[*request_headers(key), *headers]
+        ),
         End(stream=1),
     )
     response = await handshake.next_event()
-    if not isinstance(response, Response) or response.status != 101:
-        raise TransportLost(f"the upgrade was refused: {getattr(response, 'status', response)}")
+    if not isinstance(response, Response):
+        raise TransportLost(f"the upgrade was refused: {response}")
+    if response.status != 101:
+        raise UpgradeRefused(response.status, await _said(handshake))
     check_response(key, response)
     assert isinstance(handshake.machine, HTTP1Connection)
     machine = WebSocketConnection(Role.CLIENT, mask=lambda: secrets.token_bytes(4))
@@ -161,8 +185,24 @@ async def websocket(transport: Transport, path: str, *, authority: bytes = b"loc
     return Peer(transport, machine)
 
 
+async def _said(refused: Peer) -> bytes:
+    """The body of a refusal; what there is of it where it is cut off."""
+    body = bytearray()
+    with suppress(TransportLost, RemoteProtocolError):
+        while isinstance(event := await refused.next_event(), Data):
+            body += event.buffers[0]
+            refused.credit(event)
+    return bytes(body)
+
+
 def post(
-    stream: int, path: str, body: bytes | None, headers: Headers = (), *, authority: bytes = b"localhost"
+    stream: int,
+    path: str,
+    body: bytes | None,
+    headers: Headers = (),
+    *,
+    authority: bytes = b"localhost",
+    scheme: bytes = b"http",
 ) -> Sequence[Any]:
     """The events of a POST: head, body and end; only the head where `body` is None."""
     head = Request(
@@ -170,6 +210,7 @@ def post(
         method=b"POST",
         target=path.encode(),
         authority=authority,
+        scheme=scheme,
         headers=[*headers, *([(b"content-length", b"%d" % len(body))] if body is not None else [])],
         content_length=len(body) if body is not None else None,
     )

@@ -1,98 +1,24 @@
-"""Clients that know the dialects: a call is one line of a test. Over whatever connection they are given."""
+"""Calls in the words of the dialects, over whatever connection they are given."""
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any, final
 
 import numpy.typing as npt
 
-from gateway import client
-from gateway.client import Peer
+from gateway.client.answers import Answer
+from gateway.client.connection import Peer, post
+from gateway.client.questions import Question, bidirectional, infer, invoke, lmi, openai
 from gateway.errors import TransportLost
-from gateway.testing.answers import (
-    Answer,
-    BodyAnswer,
-    CompletionAnswer,
-    CompletionEventsAnswer,
-    EventsAnswer,
-    GeneratedAnswer,
-    InferAnswer,
-    InferEventsAnswer,
-    InferFramesAnswer,
-    LinesAnswer,
-)
-from models.messages import datatype_of
-from protocols import bidi, v2
+from protocols import bidi
 from protocols.errors import RemoteProtocolError
-from protocols.events import Close, ConnectionEnd, Data, End, Frame, Headers, Opcode, Reset, Response
+from protocols.events import Close, ConnectionEnd, Data, End, Frame, Opcode, Reset, Response
 from protocols.http1 import HTTP1Connection
 from protocols.http2 import HTTP2Connection
 
-_JSON: Headers = ((b"content-type", b"application/json"),)
-_EVENTS: Headers = ((b"content-type", bidi.CONTENT_TYPE.encode()),)
-
-
 CUT_OFF = "the connection ended"
 """In what a machine says where its peer has left in the middle of something: no other violation is the network's."""
-
-
-@final
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Question:
-    """A request of some dialect, and what reads its answer. `body` None: it is sent piece by piece."""
-
-    path: str
-    answer: type[Answer]
-    headers: Headers = _JSON
-    body: bytes | None = b""
-
-
-def lmi(prompt: str, model: str = "", *, stream: bool = False, **parameters: Any) -> Question:
-    """Text generation at LMI's routes: one document, or jsonlines."""
-    asked = {"inputs": prompt, "parameters": parameters, **({"stream": True} if stream else {})}
-    path = f"/predictions/{model}" if model else "/invocations"
-    return Question(path=path, body=json.dumps(asked).encode(), answer=LinesAnswer if stream else GeneratedAnswer)
-
-
-def openai(
-    messages: str | Sequence[Mapping[str, str]], model: str = "", *, stream: bool = False, **parameters: Any
-) -> Question:
-    """A chat completion; a str is the one message of a user."""
-    said = [{"role": "user", "content": messages}] if isinstance(messages, str) else list(messages)
-    asked = {"messages": said, "stream": stream, **({"model": model} if model else {}), **parameters}
-    answer = CompletionEventsAnswer if stream else CompletionAnswer
-    return Question(path="/v1/chat/completions", body=json.dumps(asked).encode(), answer=answer)
-
-
-def infer(inputs: Mapping[str, npt.NDArray[Any]], model: str, *, binary: bool = True, stream: bool = False) -> Question:
-    """v2's infer, with binary tensors or in JSON, in both directions; or its infer_stream."""
-    tensors = [v2.V2Tensor(name=name, datatype=datatype_of(a.dtype), array=a) for name, a in inputs.items()]
-    headers, buffers = v2.encode_infer_request(tensors, binary=binary, binary_data_output=binary)
-    fields = tuple(field for field in headers if field[0] != b"content-length")
-    path, body = f"/v2/models/{model}/infer", b"".join(buffers)
-    if not stream:
-        return Question(path=path, headers=fields, body=body, answer=InferAnswer)
-    if binary:
-        fields = (*fields, (b"accept", v2.FRAMES.encode()))
-    return Question(
-        path=path + "_stream", headers=fields, body=body, answer=InferFramesAnswer if binary else InferEventsAnswer
-    )
-
-
-def invoke(endpoint: str, body: bytes, content_type: str = "application/json", *, stream: bool = False) -> Question:
-    """SageMaker's InvokeEndpoint, or InvokeEndpointWithResponseStream."""
-    path = f"/endpoints/{endpoint}/invocations" + ("-response-stream" if stream else "")
-    headers = ((b"content-type", content_type.encode()),)
-    return Question(path=path, headers=headers, body=body, answer=EventsAnswer if stream else BodyAnswer)
-
-
-def bidirectional(endpoint: str) -> Question:
-    """SageMaker's InvokeEndpointWithBidirectionalStream: events in both directions."""
-    path = f"/endpoints/{endpoint}/invocations-bidirectional-stream"
-    return Question(path=path, headers=_EVENTS, body=None, answer=EventsAnswer)
 
 
 @final
@@ -102,8 +28,9 @@ class Client:
     For more than one at a time, for pauses, and for what is no proper request, there is the Peer itself.
     """
 
-    def __init__(self, peer: Peer) -> None:
+    def __init__(self, peer: Peer, *, authority: bytes = b"localhost", scheme: bytes = b"http") -> None:
         self.peer = peer
+        self._authority, self._scheme = authority, scheme
         self._requests = 0
 
     async def lmi(self, prompt: str, model: str = "", *, stream: bool = False, **parameters: Any) -> Answer:
@@ -130,23 +57,25 @@ class Client:
 
     async def ask(self, question: Question) -> Answer:
         """Any question that has its body. TransportLost where the connection ends before the answer does."""
-        conversation = self._begin(question)
+        conversation = self.about(question)
         await conversation.begin()
         return await conversation.rest()
 
     async def bidi(self, endpoint: str) -> Conversation:
         """A bidirectional stream over HTTP/2."""
-        conversation = self._begin(bidirectional(endpoint))
+        conversation = self.about(bidirectional(endpoint))
         await conversation.begin()
         return conversation
 
-    def _begin(self, question: Question) -> Conversation:
+    def about(self, question: Question) -> Conversation:
+        """A conversation on the next stream of the connection; nothing is sent yet."""
         machine = self.peer.machine
         if isinstance(machine, HTTP2Connection):
-            return Conversation(self.peer, machine.next_stream, question)
-        assert isinstance(machine, HTTP1Connection)
-        self._requests += 1
-        return Conversation(self.peer, self._requests, question)
+            stream = machine.next_stream
+        else:
+            assert isinstance(machine, HTTP1Connection)
+            stream = self._requests = self._requests + 1
+        return Conversation(self.peer, stream, question, authority=self._authority, scheme=self._scheme)
 
     def close(self) -> None:
         """Leaves."""
@@ -157,20 +86,31 @@ class Client:
 class Conversation:
     """A request and its answer on one stream; of a bidirectional one, both as they go on."""
 
-    def __init__(self, peer: Peer, stream: int, question: Question) -> None:
+    def __init__(
+        self, peer: Peer, stream: int, question: Question, *, authority: bytes = b"localhost", scheme: bytes = b"http"
+    ) -> None:
         self._peer, self._stream, self._question = peer, stream, question
+        self._authority, self._scheme = authority, scheme
         self.answer = question.answer()
         self._taken = 0
 
     async def begin(self) -> None:
         """Sends the head, and the body where there is one."""
         question = self._question
-        await self._peer.send(*client.post(self._stream, question.path, question.body, question.headers))
+        head = post(
+            self._stream, question.path, question.body, question.headers, authority=self._authority, scheme=self._scheme
+        )
+        await self._peer.send(*head)
 
-    async def send(self, data: bytes, *, last: bool = True) -> None:
-        """The next part; `last` False: the next one continues it."""
+    async def send(self, data: bytes, *, last: bool = True, text: bool = False) -> None:
+        """The next part; `last` False: the next one continues it; `text`: it is UTF-8."""
         state = bidi.Completion.COMPLETE if last else bidi.Completion.PARTIAL
-        await self._event(bidi.encode_request_part(data, bidi.DataType.BINARY, state, date_ms=0))
+        kind = bidi.DataType.UTF8 if text else bidi.DataType.BINARY
+        await self._event(bidi.encode_request_part(data, kind, state, date_ms=0))
+
+    async def wait_room(self) -> None:
+        """Returns when what was sent is written but for a bounded rest. Another task must be receiving."""
+        await self._peer.wait_room(self._stream)
 
     async def end(self) -> None:
         """There are no more parts."""
@@ -186,17 +126,18 @@ class Conversation:
         while len(answer.messages) == self._taken:
             if answer.over:
                 return None
-            await self._step()
+            await self.step()
         self._taken += 1
         return answer.messages[self._taken - 1]
 
     async def rest(self) -> Answer:
         """The answer, when it is whole."""
         while not self.answer.over:
-            await self._step()
+            await self.step()
         return self.answer
 
-    async def _step(self) -> None:
+    async def step(self) -> None:
+        """Takes the connection's next event, whatever that brings to `answer`. TransportLost where the answer is cut off."""
         try:
             event = await self._peer.next_event()
         except RemoteProtocolError as e:
@@ -239,16 +180,25 @@ class SocketConversation:
         """One message in one frame."""
         text = isinstance(data, str)
         payload = data.encode() if isinstance(data, str) else data
-        await self.peer.send(Frame(opcode=Opcode.TEXT if text else Opcode.BINARY, fin=True, data=payload))
+        await self.send_frame(Opcode.TEXT if text else Opcode.BINARY, payload)
+
+    async def send_frame(self, opcode: Opcode, data: bytes, *, fin: bool = True) -> None:
+        """One frame; what goes on with a message that has begun is a CONTINUATION."""
+        await self.peer.send(Frame(opcode=opcode, fin=fin, data=data))
 
     async def receive(self) -> bytes | None:
-        """The next frame; None after a Close, whose `code` is there then."""
+        """The bytes of the next frame; None after a Close, whose `code` is there then."""
+        frame = await self.receive_frame()
+        return None if frame is None else bytes(frame.data)
+
+    async def receive_frame(self) -> Frame | None:
+        """The next frame; None after a Close."""
         machine: Any = self.peer.machine
         while True:
             match event := await self.peer.next_event():
                 case Frame():
                     machine.credit(len(event.data))
-                    return bytes(event.data)
+                    return event
                 case Close():
                     self.code, self.reason = event.code, event.reason
                     await self.peer.flush()

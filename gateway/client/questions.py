@@ -1,0 +1,102 @@
+"""What a client asks in each dialect: path, headers and body of a request, and what reads its answer."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, final
+
+import numpy.typing as npt
+
+from gateway.client.answers import (
+    Answer,
+    BodyAnswer,
+    CompletionAnswer,
+    CompletionEventsAnswer,
+    EventsAnswer,
+    GeneratedAnswer,
+    GenerateEventsAnswer,
+    GenerateReplyAnswer,
+    InferAnswer,
+    InferEventsAnswer,
+    InferFramesAnswer,
+    LinesAnswer,
+)
+from models.messages import datatype_of
+from protocols import bidi, v2
+from protocols.events import Headers
+
+_JSON: Headers = ((b"content-type", b"application/json"),)
+_EVENTS: Headers = ((b"content-type", bidi.CONTENT_TYPE.encode()),)
+
+
+@final
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Question:
+    """A request of some dialect, and what reads its answer. `body` None: it is sent piece by piece."""
+
+    path: str
+    answer: type[Answer]
+    headers: Headers = _JSON
+    body: bytes | None = b""
+
+
+def lmi(prompt: str, model: str = "", *, stream: bool = False, **parameters: Any) -> Question:
+    """Text generation at LMI's routes: one document, or jsonlines."""
+    asked = {"inputs": prompt, "parameters": parameters, **({"stream": True} if stream else {})}
+    path = f"/predictions/{model}" if model else "/invocations"
+    return Question(path=path, body=json.dumps(asked).encode(), answer=LinesAnswer if stream else GeneratedAnswer)
+
+
+def openai(
+    messages: str | Sequence[Mapping[str, str]], model: str = "", *, stream: bool = False, **parameters: Any
+) -> Question:
+    """A chat completion; a str is the one message of a user."""
+    said = [{"role": "user", "content": messages}] if isinstance(messages, str) else list(messages)
+    asked = {"messages": said, "stream": stream, **({"model": model} if model else {}), **parameters}
+    answer = CompletionEventsAnswer if stream else CompletionAnswer
+    return Question(path="/v1/chat/completions", body=json.dumps(asked).encode(), answer=answer)
+
+
+def infer(
+    inputs: Mapping[str, npt.NDArray[Any]],
+    model: str,
+    *,
+    binary: bool = True,
+    stream: bool = False,
+    parameters: Mapping[str, Any] = v2.NO_PARAMETERS,
+) -> Question:
+    """v2's infer, with binary tensors or in JSON, in both directions; or its infer_stream."""
+    tensors = [v2.V2Tensor(name=name, datatype=datatype_of(a.dtype), array=a) for name, a in inputs.items()]
+    headers, buffers = v2.encode_infer_request(tensors, parameters=parameters, binary=binary, binary_data_output=binary)
+    fields = tuple(field for field in headers if field[0] != b"content-length")
+    path, body = f"/v2/models/{model}/infer", b"".join(buffers)
+    if not stream:
+        return Question(path=path, headers=fields, body=body, answer=InferAnswer)
+    if binary:
+        fields = (*fields, (b"accept", v2.FRAMES.encode()))
+    return Question(
+        path=path + "_stream", headers=fields, body=body, answer=InferFramesAnswer if binary else InferEventsAnswer
+    )
+
+
+def generate(members: Mapping[str, Any], model: str, *, stream: bool = False, **parameters: Any) -> Question:
+    """v2's generate, or generate_stream; text is the member `text_input`."""
+    asked = {**members, **({"parameters": parameters} if parameters else {})}
+    path = f"/v2/models/{model}/generate" + ("_stream" if stream else "")
+    answer = GenerateEventsAnswer if stream else GenerateReplyAnswer
+    return Question(path=path, body=json.dumps(asked).encode(), answer=answer)
+
+
+def invoke(endpoint: str, body: bytes, content_type: str = "application/json", *, stream: bool = False) -> Question:
+    """SageMaker's InvokeEndpoint, or InvokeEndpointWithResponseStream."""
+    path = f"/endpoints/{endpoint}/invocations" + ("-response-stream" if stream else "")
+    headers = ((b"content-type", content_type.encode()),)
+    return Question(path=path, headers=headers, body=body, answer=EventsAnswer if stream else BodyAnswer)
+
+
+def bidirectional(endpoint: str) -> Question:
+    """SageMaker's InvokeEndpointWithBidirectionalStream: events in both directions."""
+    path = f"/endpoints/{endpoint}/invocations-bidirectional-stream"
+    return Question(path=path, headers=_EVENTS, body=None, answer=EventsAnswer)
