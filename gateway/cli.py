@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import io
 import logging
 import os
+import sys
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from importlib.machinery import PathFinder
@@ -25,6 +27,8 @@ F = TypeVar("F", bound=Callable[..., Any])
 _log = logging.getLogger("gateway.cli")
 
 PACKAGES = ("gateway", "models", "protocols")
+_WIRES = ("lmi", "openai", "v2", "generate", "invoke", "stream", "bidi", "websocket", "container")
+"""As `gateway.call.plan.Wire` has them, which is imported too late for a choice."""
 
 
 @final
@@ -62,6 +66,7 @@ Examples:
   everywire emulate sagemaker --container ws://127.0.0.1:8081
                                               SageMaker's front before your own container
   everywire simulate --seeds 0..999           disasters in memory, each by its seed
+  everywire call lm "Return the"              calls a model of a server, and prints as it arrives
 
 \b
 A later source overrides an earlier one:
@@ -239,6 +244,117 @@ def simulate(given: _Given, seeds: str, trace: Path | None, as_json: bool, twice
 
     campaign = Campaign(click.echo, lambda line: click.echo(line, err=True), trace=trace, as_json=as_json, twice=twice)
     click.get_current_context().exit(campaign.run(range(int(first), int(last) + 1)))
+
+
+@program.command(
+    short_help="Call a model of a running server.",
+    epilog="""
+\b
+Examples:
+  everywire call lm "Return the"              text, token by token
+  everywire call lm - --param max_new_tokens=50 < prompt.txt
+  everywire call lm "Hi" --wire openai --no-stream
+  everywire call add_sub --tensor INPUT0=a.npy --tensor INPUT1=b.npy
+  everywire call identity --tensor INPUT0=a.npy --out b.npy
+  everywire call speech --wav speech.wav      audio, over HTTP/2 in parts of 100 ms
+  arecord -f S16_LE -r 16000 | everywire call speech --file -
+  everywire call echo "hello" "every" "wire" --wire websocket
+  everywire call lm "Hi" --url https://localhost:8443 --wire bidi --json
+
+\b
+Without --wire a text goes over lmi, tensors over v2 in binary, files over bidi:
+  lmi        /predictions/MODEL               text
+  openai     /v1/chat/completions             text
+  v2         /v2/models/MODEL/infer           tensors; --stream: infer_stream
+  generate   /v2/models/MODEL/generate        text or tensors; --stream: generate_stream
+  invoke     SageMaker's InvokeEndpoint       anything
+  stream     its response stream              anything
+  bidi       its bidirectional stream         text or a file, in parts
+  websocket  a container's WebSocket          text or a file, in frames
+  container  /models/MODEL/invoke             anything
+
+\b
+Exit status: 0 complete; 1 refused, or the model failed; 2 wrong command line;
+3 cut off or not over in time; 4 cannot connect; 130 left by Ctrl-C.
+""",
+)
+@click.argument("model")
+@click.argument("inputs", nargs=-1, metavar="[TEXT]...")
+@click.option("--url", metavar="URL", help="The server.  [default: where this configuration would listen]")
+@click.option("--wire", type=click.Choice(_WIRES), metavar="WIRE", help="One of those below.  [default: by what is sent]")
+@click.option("--http2", is_flag=True, help="HTTP/2: by prior knowledge in clear, by ALPN over TLS.")
+@click.option("--text", "texts", multiple=True, metavar="TEXT", help="Send it, as TEXT itself; - is stdin.")
+@click.option("--file", metavar="PATH", help="Send its bytes; - is stdin, as it comes.")
+@click.option("--wav", type=click.Path(path_type=Path), metavar="PATH", help="Send its samples: 16 kHz, mono, 16 bits.")
+@click.option("--tensor", "tensors", multiple=True, metavar="NAME=FILE.npy", help="Send an array; may be repeated.")
+@click.option(
+    "--param", "params", multiple=True, metavar="NAME=VALUE", help="A parameter, in JSON or a text; may be repeated."
+)
+@click.option("--header", "headers", multiple=True, metavar="NAME:VALUE", help="A field of the request; may be repeated.")
+@click.option("--stream/--no-stream", default=None, help="As it is made, or all at once.  [default: text streams]")
+@click.option(
+    "--out",
+    type=click.Path(dir_okay=False, path_type=Path),
+    metavar="PATH",
+    help="Keep the answer: .npy for tensors, .wav for samples, else the bytes.",
+)
+@click.option("--json", "as_json", is_flag=True, help="One JSON object a line: head, token, part or tensor, end.")
+@click.option(
+    "--timeout", type=click.FloatRange(0, min_open=True), metavar="SECONDS", help="For the whole call.  [default: none]"
+)
+@click.option(
+    "--quiet",
+    type=click.FloatRange(0, min_open=True),
+    default=1.0,
+    show_default=True,
+    metavar="SECONDS",
+    help="A WebSocket has no end of input: it is left after this silence behind the last of it.",
+)
+@click.option(
+    "--ca",
+    type=click.Path(path_type=Path),
+    metavar="FILE",
+    help="Trust this CA alone.  [default: the system's, and that of --tls-dev on this machine]",
+)
+@click.pass_obj
+def call(
+    given: _Given,
+    /,
+    model: str,
+    inputs: tuple[str, ...],
+    url: str | None,
+    texts: tuple[str, ...],
+    as_json: bool,
+    out: Path | None,
+    **options: Any,
+) -> NoReturn:
+    """Call MODEL of a running server over any of its wires, and print what comes as it comes.
+
+    Several texts are several messages of one session, over bidi and websocket.
+    """
+    _check_directory()
+    from gateway.call.plan import Given, plan
+    from gateway.call.report import Report
+    from gateway.call.run import run as make
+
+    asked = Given(model=model, url=url or _own_url(given), texts=(*inputs, *texts), **options)
+    chosen = plan(asked, sys.stdin.buffer if sys.stdin is not None else io.BytesIO())
+    report = Report(
+        lambda text: click.echo(text, nl=False),
+        lambda line: click.echo(f"Error: {line}", err=True),
+        as_json=as_json,
+        out=out,
+    )
+    click.get_current_context().exit(make(chosen, report))
+
+
+def _own_url(given: _Given) -> str:
+    """Where a server with this configuration listens."""
+    listen = given.resolve().config.listen
+    if listen.port <= 0:
+        raise click.UsageError("--url is missing: listen.port names no port to call")
+    host = {"0.0.0.0": "127.0.0.1", "::": "::1", "": "127.0.0.1"}.get(listen.host, listen.host)
+    return f"http://[{host}]:{listen.port}" if ":" in host else f"http://{host}:{listen.port}"
 
 
 @program.command(short_help="Print every setting, and where it was set.")

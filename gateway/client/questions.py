@@ -42,7 +42,7 @@ class Question:
     body: bytes | None = b""
 
 
-def lmi(prompt: str, model: str = "", *, stream: bool = False, **parameters: Any) -> Question:
+def lmi(prompt: str, model: str = "", /, *, stream: bool = False, **parameters: Any) -> Question:
     """Text generation at LMI's routes: one document, or jsonlines."""
     asked = {"inputs": prompt, "parameters": parameters, **({"stream": True} if stream else {})}
     path = f"/predictions/{model}" if model else "/invocations"
@@ -50,7 +50,7 @@ def lmi(prompt: str, model: str = "", *, stream: bool = False, **parameters: Any
 
 
 def openai(
-    messages: str | Sequence[Mapping[str, str]], model: str = "", *, stream: bool = False, **parameters: Any
+    messages: str | Sequence[Mapping[str, str]], model: str = "", /, *, stream: bool = False, **parameters: Any
 ) -> Question:
     """A chat completion; a str is the one message of a user."""
     said = [{"role": "user", "content": messages}] if isinstance(messages, str) else list(messages)
@@ -81,7 +81,7 @@ def infer(
     )
 
 
-def generate(members: Mapping[str, Any], model: str, *, stream: bool = False, **parameters: Any) -> Question:
+def generate(members: Mapping[str, Any], model: str, /, *, stream: bool = False, **parameters: Any) -> Question:
     """v2's generate, or generate_stream; text is the member `text_input`."""
     asked = {**members, **({"parameters": parameters} if parameters else {})}
     path = f"/v2/models/{model}/generate" + ("_stream" if stream else "")

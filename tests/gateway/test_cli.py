@@ -206,7 +206,7 @@ def test_help_teaches_by_example_and_shows_defaults() -> None:
 
 def test_every_command_has_help() -> None:
     assert "[default: 1s]" in run("emulate", "sagemaker", "--help").output
-    for command in ("serve", "demo", "config", "models", "emulate", "simulate"):
+    for command in ("serve", "demo", "config", "models", "emulate", "simulate", "call"):
         assert run(command, "--help").exit_code == 0
         assert f"  {command} " in run("-h").output
 
