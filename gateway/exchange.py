@@ -73,9 +73,11 @@ class Wire(Protocol):
 
     def push_frame(self, exchange: Exchange, opcode: Opcode, fin: bool, buffers: Sequence[Buffer]) -> None: ...
     def finish(self, exchange: Exchange, code: int, reason: str) -> None: ...
-    def respond(self, exchange: Exchange, status: int, headers: Headers, fresh: Headers, buffers: Sequence[Buffer]) -> None:
-        """`start`, `push` if there are buffers, and `finish`. What differs with each answer is in `fresh`: a tuple of
-        `headers` may be kept in the form that goes out."""
+    def respond(
+        self, exchange: Exchange, status: int, headers: Headers, length: int, fresh: Headers, buffers: Sequence[Buffer]
+    ) -> None:
+        """`start`, `push` if there are buffers, and `finish`. The head says `headers`, a content-length of `length` and
+        `fresh`, which has what else differs with each answer: a tuple of `headers` may be kept in the form that goes out."""
         ...
 
     def reset(self, exchange: Exchange) -> None: ...
@@ -552,6 +554,15 @@ class Exchange:
         """What `receive_body` returns a view of, if all of it is here already, in one piece, within the limit and without a
         content coding. What paid for it in the inbox pays for it from now on."""
         inbox = self._inbox
+        if self._consumed and inbox and not self._cancelled and b"content-encoding" not in self.fields:
+            (body,) = inbox  # it came with the head, and is of the length that says
+            assert type(body) is bytes
+            n = len(body)
+            if n > limit:
+                return None
+            self._reserved, self._held, self._inbox = self._held, 0, _NOTHING
+            self.copied += n
+            return body
         if len(inbox) != 1 or not self.input_ended or self._cancelled or self._outbox:
             return None
         whole = inbox[0]
@@ -560,10 +571,9 @@ class Exchange:
         n = len(whole)
         if n > limit or n != self.request.content_length or b"content-encoding" in self.fields:
             return None
-        if not self._consumed:
-            if self.wire.windowed:
-                self._reserve(n)
-            self.wire.credit(self, n)
+        if self.wire.windowed:
+            self._reserve(n)
+        self._credit(n)
         self._reserved += self._held  # which is nothing on a wire with windows
         self._held = 0
         self._inbox = _NOTHING
@@ -762,8 +772,7 @@ class Exchange:
         else:
             self.bytes_out += length
         try:
-            fresh = ((b"content-length", b"%d" % length), (b"x-request-id", self.id.encode()))
-            self.wire.respond(self, status, headers, fresh, buffers)
+            self.wire.respond(self, status, headers, length, ((b"x-request-id", self.id.encode()),), buffers)
         except BaseException:
             self.finishing = None
             raise

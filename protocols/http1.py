@@ -515,36 +515,42 @@ class HTTP1Connection(Output):
         self._put_all(buffers)
 
     def respond(
-        self, stream: int, status: int, headers: Headers, buffers: Sequence[Buffer] = (), fresh: Headers = ()
+        self,
+        stream: int,
+        status: int,
+        headers: Headers,
+        buffers: Sequence[Buffer] = (),
+        fresh: Headers = (),
+        length: int | None = None,
     ) -> None:
-        """A whole answer: exactly as a Response with `headers` and then `fresh`, a Data with `buffers` where there are
-        any, and an End, sent one after the other. One of the fields says the content-length. Raises LocalProtocolError
-        as they do; what went before the one that is refused is queued then.
+        """A whole answer: exactly as a Response with `headers`, a content-length of `length` bytes and then `fresh`, a Data
+        with `buffers` where there are any, and an End, sent one after the other. Where there is no `length`, one of the
+        fields says it. Raises LocalProtocolError as they do; what went before the one that is refused is queued then.
 
-        It costs least where `headers` is a tuple that is given again and again, and `fresh` has what differs each time,
-        the length too: such a tuple is checked and written once, and kept, so it should say nothing private."""
+        It costs least where `headers` is a tuple that is given again and again, and `fresh` has what differs each time:
+        such a tuple is checked and written once, and kept, so it should say nothing private."""
         if stream != self.stream:
             raise self._other_stream(stream)
         # the request is given out whole, and neither it nor we have anything to say about the connection
         if self._usual and self._reading is _READ_DONE and self._writing is _WRITE_HEAD and not self._closing:
-            size = 0
-            for buffer in buffers:
-                if type(buffer) is memoryview:
-                    size += buffer.nbytes if buffer.c_contiguous else LARGE  # which is not for here
-                else:
-                    size += len(buffer)
-            parts = plain_head(status, headers, fresh, size) if size < LARGE else None
-            if parts is not None:
-                parts += buffers
-                answer = b"".join(parts)
-                self._buffers.append(answer)
-                self.queued = queued = self.queued + len(answer)
-                self._ends.append((self._sent + queued, stream))
+            if len(buffers) == 1 and type(buffers[0]) is bytes:
+                size = len(buffers[0])
+            else:
+                size = 0
+                for buffer in buffers:
+                    if type(buffer) is memoryview:
+                        size += buffer.nbytes if buffer.c_contiguous else LARGE  # which is not for here
+                    else:
+                        size += len(buffer)
+            head = plain_head(status, headers, fresh, length, size) if size < LARGE else None
+            if head is not None:
+                self._put_whole(b"".join((head, *buffers)))
                 self._reading, self._writing = _READ_HEAD, _WRITE_WAITING
                 return
         if self._retired:
             raise LocalProtocolError("send: this machine is retired")
-        self._send_response(status, [*headers, *fresh])
+        declared = () if length is None else ((b"content-length", b"%d" % length),)
+        self._send_response(status, [*headers, *declared, *fresh])
         if buffers:
             self.send_data(stream, buffers)
         self._send_end()

@@ -10,7 +10,7 @@ from typing import NamedTuple, final
 import httptools
 
 from protocols.errors import LocalProtocolError, RemoteProtocolError
-from protocols.events import Buffer, Headers, Request
+from protocols.events import Headers, Request
 
 _TOKEN = (string.digits + string.ascii_letters + "!#$%&'*+-.^_`|~").encode()  # RFC 9110 section 5.6.2
 _VISIBLE = bytes(c for c in range(0x21, 0x7F) if c != ord("#"))  # a request target has no fragment (RFC 9112 section 3.2)
@@ -250,28 +250,29 @@ def write_fields(headers: Headers) -> Outgoing:
     return Outgoing(b"".join(parts), special)
 
 
-def plain_head(status: int, headers: Headers, fresh: Headers, length: int) -> list[Buffer] | None:
-    """The head of an answer with a body of `length` bytes, in parts: as `status_line` and `write_fields` write `headers`
-    and then `fresh`, where they say just that length and nothing else that the machine must know of. None for any other,
-    which is for them. A tuple of `headers` without the length is remembered, with this status."""
+def plain_head(status: int, headers: Headers, fresh: Headers, length: int | None, size: int) -> bytes | None:
+    """The head of an answer with a body of `size` bytes: as `status_line` and `write_fields` write `headers`, the `length`
+    unless that is None, and then `fresh`, where they say just that size and nothing else that the machine must know of.
+    None for any other, which is for them. A tuple of `headers` without the length is remembered, with this status."""
     block = None
     if fresh and type(headers) is tuple:
         try:
             block = _PLAIN_BLOCKS.get((status, headers)) or _plain_block(status, headers)
         except TypeError:
             block = None  # no key: something in it can change
+    if length is not None:
+        if block is not None and len(fresh) == 1 and length == size:  # as most answers have it: a name for it
+            name, value = fresh[0]
+            start = _PLAIN_STARTS.get(name)
+            if start is not None and value.isalnum():
+                return b"%b\r\ncontent-length: %d%b%b\r\n\r\n" % (block, size, start, value)
+        fresh = ((b"content-length", b"%d" % length), *fresh)
     if block is None:
         block, fresh = _PLAIN_LINES.get(status), [*headers, *fresh]
         if block is None:
             return None
-    declared: bytes | None
-    if len(fresh) == 2:  # as most answers have it: the length, and a name for it
-        (name, declared), (other, value) = fresh
-        start = _PLAIN_STARTS.get(other)
-        if start is not None and name == b"content-length" and declared == b"%d" % length and value.isalnum():
-            return [block, _PLAIN_LENGTH, declared, start, value, b"\r\n\r\n"]
-    parts: list[Buffer] = [block]
-    declared = None
+    parts = [block]
+    declared: bytes | None = None
     for name, value in fresh:
         start = _PLAIN_STARTS.get(name)
         if start is None:
@@ -285,10 +286,10 @@ def plain_head(status: int, headers: Headers, fresh: Headers, length: int) -> li
         if not value.isalnum() and _has_controls(value):
             return None
         parts += (start, value)
-    if declared != b"%d" % length:
+    if declared != b"%d" % size:
         return None
     parts.append(b"\r\n\r\n")
-    return parts
+    return b"".join(parts)
 
 
 def write_trailers(trailers: Headers) -> bytes:

@@ -18,13 +18,16 @@ _line_of = _CHUNK_LINES.__getitem__
 class Output:
     """What a connection has to send: buffers in the order they are written, each of one stream."""
 
-    __slots__ = ("_buffers", "_ends", "_flight", "_sent", "pieces", "queued", "stream")
+    __slots__ = ("_answer", "_answer_stream", "_buffers", "_ends", "_flight", "_sent", "pieces", "queued", "stream")
 
     def __init__(self) -> None:
         self._buffers: list[Buffer] = []
         self._flight = 0  # bytes given out and not confirmed
         self._sent = 0  # bytes the kernel has, ever
         self._ends: list[tuple[int, int]] = []  # (where its last byte is, stream)
+        # A whole answer that was queued while nothing else was: its bytes, until they have left, and its stream. It ends
+        # before all that `_ends` tells of.
+        self._answer = self._answer_stream = 0
         self.queued = 0
         """Bytes given to be sent that the kernel does not have, apart from `pieces`."""
         self.pieces: list[bytes] = []
@@ -56,7 +59,17 @@ class Output:
         self._buffers.clear()
         self.pieces.clear()
         self._ends.clear()
-        self._flight = self.queued = 0
+        self._flight = self._answer = self.queued = 0
+
+    def _put_whole(self, answer: bytes) -> None:
+        """Queues all of the answer of the stream under way."""
+        if self.queued or self.pieces or self._ends or self._answer:
+            self._put(answer)
+            self._put_end()
+        else:
+            self._buffers.append(answer)
+            self.queued = self._answer = len(answer)
+            self._answer_stream = self.stream
 
     def _put_end(self) -> None:
         """Everything of the stream under way is queued."""
@@ -99,10 +112,24 @@ class Output:
         self._flight = at_most - left
         return buffers
 
+    def answer_sent(self) -> int:
+        """As `data_sent`, for the usual case alone: where what `data_to_send` gave is one answer, all of it and nothing
+        else, its stream. 0 where it is anything else: nothing is confirmed then."""
+        size = self._answer
+        if not size or size != self._flight:
+            return 0
+        self._answer = self._flight = 0
+        self._sent += size
+        self.queued -= size
+        return self._answer_stream
+
     def data_sent(self) -> Sent:
         """What `data_to_send` gave is with the kernel. Call it also when that was []: an End that adds no bytes of its
         own (declared length, or a body that ends with the connection) after all others were written shows only here."""
         flight, ends, start = self._flight, self._ends, self._sent
+        if self._answer:
+            ends.insert(0, (start + self._answer, self._answer_stream))
+            self._answer = 0
         self._sent = now = start + flight
         self.queued -= flight
         self._flight = 0

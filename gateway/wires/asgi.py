@@ -287,8 +287,10 @@ class ASGICall:
         else:
             self._tell({"type": "websocket.http.response.body", "body": b"", "more_body": False})
 
-    def respond(self, exchange: Exchange, status: int, headers: Headers, fresh: Headers, buffers: Sequence[Buffer]) -> None:
-        self.start(exchange, status, [*headers, *fresh])
+    def respond(
+        self, exchange: Exchange, status: int, headers: Headers, length: int, fresh: Headers, buffers: Sequence[Buffer]
+    ) -> None:
+        self.start(exchange, status, [*headers, (b"content-length", b"%d" % length), *fresh])
         if buffers:
             self.push(exchange, buffers)
         self.finish(exchange, 1000, "")

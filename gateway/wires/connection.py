@@ -57,7 +57,10 @@ class ConnectionWire(Wire, Protocol):
         ...
 
     def data_to_send(self, at_most: int) -> list[Buffer]: ...
-    def data_sent(self) -> Sent: ...
+    def data_sent(self) -> Sent | None:
+        """What `data_to_send` gave has left. None where the exchange that this is for was told so."""
+        ...
+
     @property
     def over(self) -> bool:
         """Nothing will be written any more: the connection may close once its output is out."""
@@ -336,7 +339,9 @@ class Connection:
             return
         # also when there was nothing: an end without bytes of its own, such as a declared length that is met, shows here
         self._ending = True
-        self._sent(wire.data_sent())
+        sent = wire.data_sent()
+        if sent is not None:
+            self._sent(sent)
         self._ending = False
         if size >= _WRITE_AT_MOST:
             self.output_ready()
@@ -370,7 +375,9 @@ class Connection:
             self._watch.full()
             return
         self._blocked_since, self._blocked = None, False
-        self._sent(self.wire.data_sent())
+        sent = self.wire.data_sent()
+        if sent is not None:
+            self._sent(sent)
         self.output_ready()
 
     def _sent(self, sent: Sent) -> None:

@@ -171,14 +171,21 @@ class HTTP1Wire:
 
     # -- sending ---------------------------------------------------------------------------------------------------
 
-    def data_sent(self) -> Sent:
-        sent = self._machine.data_sent()
-        if ended := sent.ended:
-            connection, current = self._connection, self._current
+    def data_sent(self) -> Sent | None:
+        machine, current = self._machine, self._current
+        stream = machine.answer_sent()
+        sent = None if stream else machine.data_sent()
+        if sent is None or sent.ended:
+            connection = self._connection
             self._idle_since = connection.last_sent
             if self._input.unread or connection.eof:
                 connection.pump_soon()  # a request that was sent ahead, or the client's leaving
-            if current is not None and current.stream not in ended:
+            if sent is None:
+                if current is not None and current.stream == stream:
+                    current.ended()
+                    return None
+                sent = Sent([stream], [stream])
+            if current is not None and current.stream not in sent.ended:
                 sent.room.append(current.stream)  # it shares the queue with the answer that has left
         return sent
 
@@ -233,10 +240,12 @@ class HTTP1Wire:
         self._machine.send(End(stream=exchange.stream))
         self._connection.output_ready()
 
-    def respond(self, exchange: Exchange, status: int, headers: Headers, fresh: Headers, buffers: Sequence[Buffer]) -> None:
+    def respond(
+        self, exchange: Exchange, status: int, headers: Headers, length: int, fresh: Headers, buffers: Sequence[Buffer]
+    ) -> None:
         if not exchange.input_ended:
             self._machine.close_after_response()
-        self._machine.respond(exchange.stream, status, headers, buffers, fresh)
+        self._machine.respond(exchange.stream, status, headers, buffers, fresh, length)
         self._connection.output_ready()
 
     def reset(self, exchange: Exchange) -> None:

@@ -206,9 +206,11 @@ class HTTP2Wire:
             self._machine.send(End(stream=exchange.stream))
             self._connection.output_ready()
 
-    def respond(self, exchange: Exchange, status: int, headers: Headers, fresh: Headers, buffers: Sequence[Buffer]) -> None:
+    def respond(
+        self, exchange: Exchange, status: int, headers: Headers, length: int, fresh: Headers, buffers: Sequence[Buffer]
+    ) -> None:
         if self._machine.is_open(exchange.stream):
-            self._machine.respond(exchange.stream, status, [*headers, *fresh], buffers)
+            self._machine.respond(exchange.stream, status, [*headers, (b"content-length", b"%d" % length), *fresh], buffers)
             self._connection.output_ready()
 
     def reset(self, exchange: Exchange) -> None:

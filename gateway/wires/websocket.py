@@ -140,7 +140,7 @@ class WebSocketWire:
             self._connection.pump_soon()  # frames that came with the handshake
         return self._machine.data_to_send(at_most)
 
-    def data_sent(self) -> Sent:
+    def data_sent(self) -> Sent | None:
         if self._before is not None:
             self._connection.output_ready()  # what is behind the handshake's answer
             return self._before.data_sent()
@@ -191,7 +191,9 @@ class WebSocketWire:
         self._closing_since = self._connection.clock()
         self._connection.output_ready()
 
-    def respond(self, exchange: Exchange, status: int, headers: Headers, fresh: Headers, buffers: Sequence[Buffer]) -> None:
+    def respond(
+        self, exchange: Exchange, status: int, headers: Headers, length: int, fresh: Headers, buffers: Sequence[Buffer]
+    ) -> None:
         raise AssertionError("the handshake is over")
 
     def reset(self, exchange: Exchange) -> None:

@@ -124,8 +124,8 @@ class Slot(StepHolder):
         if exchange.gone and exchange.ending is not Ending.COMPLETE:
             self.unanswered()  # it was written to nobody
             return
-        asked, statistics, began = self._asked, self._worker.statistics, self._began + self._waited
-        statistics.success(arrived or asked, asked, began, self._returned, perf_counter_ns(), batch)
+        asked, statistics = self._asked, self._worker.statistics
+        statistics.success(arrived or asked, asked, self._began + self._waited, self._returned, perf_counter_ns(), batch)
         if copied >= 0:
             statistics.received += exchange.bytes_in
             statistics.copied += exchange.copied + copied
