@@ -60,6 +60,39 @@ def seen(act: Callable[[], object]) -> object:
         return type(error), str(error)
 
 
+def test_a_whole_answer_that_leaves_alone_is_confirmed_alone() -> None:
+    machine = asked(PING + PING)
+    assert machine.answer_sent() == 0
+    machine.respond(1, 200, FORM, (b"pong",), ((b"x-request-id", b"a"),), 4)
+    assert machine.answer_sent() == 0, "it was not given out"
+    pong = b"HTTP/1.1 200 OK\r\ncontent-type: text/plain\r\nx-form: 7\r\ncontent-length: 4\r\nx-request-id: a\r\n\r\npong"
+    assert machine.data_to_send(1 << 20) == [pong]
+    pull(machine)
+    assert machine.answer_sent() == 1, "whatever stream is under way by then"
+    assert machine.queued == 0
+    assert machine.data_sent() == Sent()
+    machine.respond(2, 200, FORM, (b"pong",), ((b"x-request-id", b"a"),), 4)
+    assert machine.data_to_send(1 << 20) == [pong]
+    assert machine.answer_sent() == 2
+
+
+def test_a_whole_answer_that_leaves_with_others_is_one_of_their_ends() -> None:
+    machine = asked(PING + PING)
+    for stream in (1, 2):
+        machine.respond(stream, 200, FORM, (b"pong",), ((b"x-request-id", b"a"),), 4)
+        pull(machine)
+    machine.data_to_send(1 << 20)
+    assert machine.answer_sent() == 0
+    assert machine.data_sent() == Sent(room=[1, 2], ended=[1, 2])
+    assert machine.idle
+
+
+def test_a_whole_answer_of_another_length_than_its_body_is_refused() -> None:
+    machine = asked()
+    with pytest.raises(LocalProtocolError, match="1 bytes short"):
+        machine.respond(1, 200, FORM, (b"pong",), ((b"x-request-id", b"a"),), 5)
+
+
 def test_a_whole_answer_is_one_buffer_and_ends_with_its_last_byte() -> None:
     machine = asked()
     machine.respond(1, 200, [(b"content-type", b"text/plain"), (b"content-length", b"4")], (b"po", memoryview(b"ng")))
