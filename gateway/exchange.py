@@ -176,9 +176,7 @@ class Exchange:
         "model",
         "moved_at",
         "owner",
-        "path",
         "priority",
-        "query",
         "reply",
         "request",
         "route",
@@ -190,8 +188,6 @@ class Exchange:
         "wire",
     )  # fmt: skip
 
-    path: bytes
-    query: bytes
     fields: dict[bytes, bytes]
     """The first field of each (lower-case) name."""
     route: tuple[Callable[..., Coroutine[Any, Any, None]], dict[str, Any]] | None
@@ -204,9 +200,8 @@ class Exchange:
         self.owner, self.wire, self.request, self.id = owner, wire, request, id
         self.stream = stream or request.stream
         if like is not None and like.request is request:  # one whose body was inflated has another request since
-            self.path, self.query, self.fields, self.route = like.path, like.query, like.fields, like.route
+            self.fields, self.route = like.fields, like.route
         else:
-            self.path, _, self.query = request.target.partition(b"?")
             self.fields, self.route = owner.fields(request.headers), None
         self._scope: trio.CancelScope | None = None
         self._cancelled = False
@@ -246,6 +241,16 @@ class Exchange:
         self._until = 0  # below so many `bytes_out` there is room, and no checkpoint due for them
 
     # -- what the request says -----------------------------------------------------------------------------------
+
+    @property
+    def path(self) -> bytes:
+        """Of the target, as it was sent; looked for where a route is new, not for each request."""
+        return self.request.target.partition(b"?")[0]
+
+    @property
+    def query(self) -> bytes:
+        """What is behind the target's first question mark."""
+        return self.request.target.partition(b"?")[2]
 
     def header(self, name: bytes) -> bytes | None:
         """The first field of that (lower-case) name."""
