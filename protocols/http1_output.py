@@ -64,6 +64,8 @@ class Output:
     def _put_whole(self, answer: bytes) -> None:
         """Queues all of the answer of the stream under way."""
         if self.queued or self.pieces or self._ends or self._answer:
+            if self.pieces:
+                self._frame_pieces()
             self._put(answer)
             self._put_end()
         else:
