@@ -48,6 +48,12 @@ def autojump_clock() -> MockClock:
     return MockClock(autojump_threshold=0)
 
 
+@pytest.fixture(autouse=True)
+def elsewhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where no package of ours lies about: it would be a shadow of the installed one."""
+    monkeypatch.chdir(tmp_path)
+
+
 async def words(prompt: Prompt) -> AsyncIterator[Token]:
     for number in range(prompt.parameters.max_new_tokens):
         yield Token(text=f"w{number} ", id=number)
