@@ -50,8 +50,11 @@ class Servers(Protocol):
     def __call__(self, signed: bool, *settings: str) -> Server: ...
 
 
-def serving(folder: Path, tls: Path, signed: bool, settings: Iterable[str] = ()) -> AbstractContextManager[Server]:
-    """A server with the models of served_aws.py. `signed`: it verifies signatures, of one key in one region."""
+def serving(
+    folder: Path, tls: Path, signed: bool, settings: Iterable[str] = (), *, status: int = 0
+) -> AbstractContextManager[Server]:
+    """A server with the models of served_aws.py. `signed`: it verifies signatures, of one key in one region. `status` is
+    what it ends with."""
     lines = [*settings, f"http2 = {{ streams = {STREAMS} }}"]
     if signed:
         credentials = folder / "credentials"
@@ -59,7 +62,7 @@ def serving(folder: Path, tls: Path, signed: bool, settings: Iterable[str] = ())
         lines.append(f'sagemaker = {{ sigv4 = {{ credentials = "{credentials}", region = "{REGION}" }} }}')
     for name, table in zip(_MODELS, servers.tables(_MODELS), strict=True):
         lines += [table, _MORE.get(name, "")]
-    return servers.serving(folder, "served_aws.py", [*lines, *_SPLIT], tls)
+    return servers.serving(folder, "served_aws.py", [*lines, *_SPLIT], tls, status=status)
 
 
 def _bytes(part: Any) -> bytes:

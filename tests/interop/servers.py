@@ -56,10 +56,10 @@ HYPERCORN = [str(Path(__file__).parent / "hypercorn_server.py")]
 
 
 @contextmanager
-def serving(folder: Path, code: str, config: Iterable[str], tls: Path | None = None) -> Iterator[Server]:
+def serving(folder: Path, code: str, config: Iterable[str], tls: Path | None = None, *, status: int = 0) -> Iterator[Server]:
     """`python -m gateway` with a file of models from beside this one and these lines of configuration, on free ports, until
     the end of the block. `tls` is a folder for the certificate, which several
-    servers may share."""
+    servers may share; `status` is what it ends with: 3 where its drain cuts a stream."""
     tls = tls or folder / "tls"
     (folder / code).write_text((Path(__file__).parent / code).read_text())
     file = folder / "everywire.toml"
@@ -78,8 +78,8 @@ def serving(folder: Path, code: str, config: Iterable[str], tls: Path | None = N
         server = _where(process, tls)
         yield server
         server.terminate()
-        status = process.wait(15)
-        assert status == 0, f"the server ended with {status}"
+        ended = process.wait(15)
+        assert ended == status, f"the server ended with {ended}"
     finally:
         process.kill()
         process.wait()

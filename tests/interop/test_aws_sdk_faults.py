@@ -137,5 +137,5 @@ def test_a_drain_in_mid_session_is_the_services_failure_and_not_the_models(sdk: 
             with pytest.raises(sdk.InternalStreamFailure, match="shutting down"):
                 await stream.receive()
 
-    with serving(tmp_path, tmp_path / "tls", signed, ["drain = { timeout = 0.2 }"]) as server:
+    with serving(tmp_path, tmp_path / "tls", signed, ["drain = { timeout = 0.2 }"], status=3) as server:
         run(story(server))
