@@ -151,9 +151,9 @@ def _configuration(folder: Path, sections: dict[str, str]) -> str:
 
 
 @contextmanager
-def running(folder: Path, **sections: str) -> Iterator[Runtime]:
-    """`python -m gateway serve` in a folder of its own; `sections` of its file in place of the usual ones. It has to end
-    well at SIGTERM."""
+def running(folder: Path, *, status: int = 0, **sections: str) -> Iterator[Runtime]:
+    """`python -m gateway serve` in a folder of its own; `sections` of its file in place of the usual ones. At SIGTERM it has
+    to end with this status: 3 where its drain cuts a stream."""
     _make_folder(folder / "many")
     (folder / "runtime_served.py").write_text((Path(__file__).parent / "runtime_served.py").read_text())
     (folder / "everywire.toml").write_text(_configuration(folder, sections))
@@ -170,7 +170,7 @@ def running(folder: Path, **sections: str) -> Iterator[Runtime]:
         yield Runtime(process, log, folder)
         process.send_signal(signal.SIGTERM)
         code = process.wait(PATIENCE)
-        assert code == 0, f"the server ended with {code}"
+        assert code == status, f"the server ended with {code}"
     finally:
         process.kill()
         process.wait()

@@ -509,7 +509,7 @@ def test_a_model_that_is_being_loaded_is_not_ready(client: Any) -> None:
 def test_a_server_that_drains_says_so_to_who_comes_and_to_who_stays_too_long(connect: Connect, tmp_path: Path) -> None:
     from botocore.exceptions import EventStreamError
 
-    with running(tmp_path, drain="delay = 60\ntimeout = 60") as server:
+    with running(tmp_path, status=3, drain="delay = 60\ntimeout = 60") as server:
         client = connect(server)
         answer = client.invoke_endpoint_with_response_stream(EndpointName="stepped", **streamed("last", max_new_tokens=9))
         events = iter(answer["Body"])
