@@ -97,7 +97,8 @@ class ASGICall:
         if not self._over:
             self._over = True
             self._queue.clear()
-            self.exchange.cut(ending)
+            if self.exchange.ending is None:  # else its answer is whole, and its model may still tidy up
+                self.exchange.cut(ending)
             self._scope.cancel()
 
     def failed(self, error: Exception) -> None:

@@ -112,6 +112,27 @@ async def test_an_answer_is_a_head_a_body_and_an_end() -> None:
         assert b'"id": 0' in b"".join(piece["body"] for piece in pieces)
 
 
+async def test_a_model_tidies_up_after_its_answer_is_whole(autojump_clock: Any) -> None:
+    tidied = []
+
+    async def tidy(probe: Probe, session: Session[Any, Any]) -> None:
+        await probe.take(session)
+        await probe.say(session)
+        await trio.sleep(1)
+        tidied.append(trio.current_time())
+
+    async with served(Probe(tidy).spec("lmi-http1")) as (app, calls):
+        server = Server(app, path="/predictions/probe")
+        server.body(b'{"inputs": "x", "stream": true, "parameters": {"max_new_tokens": 1}}')
+        calls.start_soon(server.run)
+        with at_once():
+            await server.over.wait()
+        assert server.answer[0] == 200
+        await trio.sleep(2)
+        assert len(tidied) == 1
+        assert app.gateway.counts().endings == {"complete": 1}
+
+
 async def test_a_server_that_takes_nothing_stops_the_model() -> None:
     probe = Probe(counting)
     async with served(probe.spec("lmi-http1")) as (app, calls):

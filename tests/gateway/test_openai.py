@@ -357,7 +357,7 @@ COUNTING = [told_by_a_function, told_by_a_generator, told_late, told_at_the_end,
 
 
 @pytest.mark.parametrize("model", COUNTING)
-async def test_every_kind_of_model_can_say_how_many_tokens_its_prompt_has(model: Any, autojump_clock: Any) -> None:
+async def test_every_kind_of_model_can_say_how_many_tokens_its_prompt_has(model: Any) -> None:  # some of them in a thread
     async with serving(text_spec(model)) as house:
         asked = {"prompt": ["a", "b"]}
         assert json.loads((await ask(house, COMPLETIONS, asked))[2])["usage"]["prompt_tokens"] == 14
