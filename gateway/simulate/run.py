@@ -3,11 +3,8 @@
 from __future__ import annotations
 
 import hashlib
-import logging
 import warnings
 from collections import Counter, deque
-from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any, final
 
@@ -23,6 +20,7 @@ from gateway.simulate.cast import Cast, Talk, View
 from gateway.simulate.clients import Line
 from gateway.simulate.plan import CALM, Deceit, LinePlan, Plan, Swizzle, plan
 from gateway.testing.invariants import broken_ledgers, left_over
+from gateway.testing.logged import brief, errors_logged
 from gateway.testing.memory import MemoryEdges
 from gateway.testing.network import Link
 from gateway.testing.seeded import seeded
@@ -74,8 +72,7 @@ def run_seed(seed: int, *, keep: int | None = 40, hub: bool = Hub.available) -> 
 
 def run_plan(chosen: Plan, *, keep: int | None = 40) -> Outcome:
     """Plays a plan."""
-    log = _Log()
-    with seeded(chosen.seed), _logging(log), warnings.catch_warnings(record=True) as warned:
+    with seeded(chosen.seed), errors_logged() as logged, warnings.catch_warnings(record=True) as warned:
         warnings.simplefilter("always")
         run = Simulation(chosen, keep)
         try:
@@ -83,12 +80,12 @@ def run_plan(chosen: Plan, *, keep: int | None = 40) -> Outcome:
         except BaseException as e:
             if isinstance(e, KeyboardInterrupt):
                 raise
-            run.report(f"8: {_flat(e)} came out")
+            run.report(f"8: {brief(e)} came out")
         run.check()
-    for record in log.records:
+    for record in logged:
         if record.getMessage() not in _LOGGED:
             error = record.exc_info[1] if record.exc_info else None
-            run.report(f"8: logged: {record.getMessage()}: {_flat(error) if error else ''}")
+            run.report(f"8: logged: {record.getMessage()}: {brief(error) if error else ''}")
     for warning in warned:
         run.report(f"3: warning: {warning.message}")
     return run.outcome()
@@ -435,39 +432,3 @@ def _agree(ending: Ending | None, talk: Talk, disturbed: bool, exchange: Exchang
             if disturbed or ending in (None, Ending.LOST, Ending.CANCELLED):
                 return disturbed or ending is Ending.LOST
             return talk.plan.form.cuts and ending is not Ending.COMPLETE
-
-
-@final
-class _Log(logging.Handler):
-    """What the gateway logs as an error."""
-
-    def __init__(self) -> None:
-        super().__init__(logging.ERROR)
-        self.records: list[logging.LogRecord] = []
-
-    def emit(self, record: logging.LogRecord) -> None:
-        self.records.append(record)
-
-
-@contextmanager
-def _logging(handler: logging.Handler) -> Iterator[None]:
-    logger = logging.getLogger("gateway")
-    before = logger.level, logger.propagate
-    logger.setLevel(logging.ERROR)
-    logger.propagate = False
-    logger.addHandler(handler)
-    try:
-        yield
-    finally:
-        logger.removeHandler(handler)
-        logger.level, logger.propagate = before
-
-
-def _flat(error: BaseException) -> str:
-    if isinstance(error, BaseExceptionGroup):
-        return f"{type(error).__name__}[{', '.join(_flat(e) for e in error.exceptions)}]"
-    at = error.__traceback__
-    while at is not None and at.tb_next is not None:
-        at = at.tb_next
-    where = f" at {at.tb_frame.f_code.co_filename.rpartition('/')[2]}:{at.tb_lineno}" if at is not None else ""
-    return f"{error!r}{where}"

@@ -7,6 +7,7 @@ import random
 import secrets
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from functools import partial
 from typing import Any
 
 import outcome
@@ -19,12 +20,12 @@ STEP_SECONDS = 0.001
 
 
 @contextmanager
-def seeded(seed: int, *, threads: bool = False) -> Iterator[None]:
+def seeded(seed: int, *, threads: bool = False, step: float = STEP_SECONDS) -> Iterator[None]:
     """Whatever runs inside runs in the same way each time, if it waits for nothing but Trio's (mocked) clock. Around
     `trio.run`, never inside; afterwards all is as it was.
 
     `random`, `os.urandom` and `secrets` give what the seed says: nothing inside is a secret. Blocking code runs in the run's
-    own thread, as a task that takes `STEP_SECONDS`, since no seed can schedule a thread, and a clock that jumps would not
+    own thread, as a task that takes `step` seconds, since no seed can schedule a thread, and a clock that jumps would not
     wait for one: code that waits for another thread, or calls `trio.from_thread`, cannot be run so. `threads` leaves threads
     what they are.
     """
@@ -38,7 +39,8 @@ def seeded(seed: int, *, threads: bool = False) -> Iterator[None]:
         (secrets, "randbelow", chance.randrange),
     ]
     if not threads:
-        places += [(_threads, "start_thread_soon", _start_task_soon), (trio.lowlevel, "start_thread_soon", _start_task_soon)]
+        start = partial(_start_task_soon, step)
+        places += [(_threads, "start_thread_soon", start), (trio.lowlevel, "start_thread_soon", start)]
     before = [getattr(owner, name) for owner, name, _ in places]
     state, shared = run._r.getstate(), random.getstate()
     try:
@@ -55,12 +57,12 @@ def seeded(seed: int, *, threads: bool = False) -> Iterator[None]:
 
 
 def _start_task_soon(
-    fn: Callable[[], Any], deliver: Callable[[outcome.Outcome[Any]], object], name: str | None = None
+    step: float, fn: Callable[[], Any], deliver: Callable[[outcome.Outcome[Any]], object], name: str | None = None
 ) -> None:
     """In place of a thread."""
 
     async def thread() -> None:
-        await trio.sleep(STEP_SECONDS)
+        await trio.sleep(step)
         deliver(outcome.capture(fn))
 
     trio.lowlevel.spawn_system_task(thread, name="thread")

@@ -7,18 +7,13 @@ from __future__ import annotations
 
 import argparse
 import functools
-import logging
-import random
-import re
-import secrets
 import ssl
 import sys
 import tempfile
 import time
 import warnings
 from collections import Counter
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from itertools import product
 from typing import Any, final
@@ -26,8 +21,6 @@ from typing import Any, final
 import outcome
 import trio
 import trio.testing
-from trio import _threads
-from trio._core import _run
 
 from gateway.config import TLSConfig
 from gateway.errors import DeadlineExceeded, Ending, TransportLost
@@ -35,7 +28,8 @@ from gateway.exchange import Exchange
 from gateway.gateway import Gateway
 from gateway.hub import Hub
 from gateway.observe import Observer
-from gateway.testing import MemoryEdges
+from gateway.testing import MemoryEdges, seeded
+from gateway.testing.logged import brief, errors_logged
 from gateway.tls_context import client_context, development_certificate, server_context
 from gateway.transport import MemoryTransport, memory_pair
 from gateway.wires.connection import Connection
@@ -722,53 +716,6 @@ def applies(scenario: Scenario, target: Target) -> bool:
 
 
 @final
-class _Log(logging.Handler):
-    """Errors that the gateway logs, beside those that are expected."""
-
-    def __init__(self) -> None:
-        super().__init__(logging.ERROR)
-        self.records: list[logging.LogRecord] = []
-
-    def emit(self, record: logging.LogRecord) -> None:
-        self.records.append(record)
-
-
-@contextmanager
-def _surroundings(seed: int) -> Iterator[_Log]:
-    """A seeded scheduler, threads that are tasks, and the gateway's log caught; afterwards all is as it was."""
-    log, logger = _Log(), logging.getLogger("gateway")
-    before = (logger.level, logger.propagate, _run._ALLOW_DETERMINISTIC_SCHEDULING, _run._r.getstate())
-    threads = _threads.start_thread_soon, trio.lowlevel.start_thread_soon  # type: ignore[attr-defined]
-    logger.setLevel(logging.ERROR)
-    below = secrets.randbelow
-    secrets.randbelow = random.Random(seed).randrange  # type: ignore[assignment]  # what pads parts
-    logger.propagate = False
-    logger.addHandler(log)
-    _run._ALLOW_DETERMINISTIC_SCHEDULING = True  # type: ignore[misc]
-    _run._r.seed(seed)
-    _threads.start_thread_soon = trio.lowlevel.start_thread_soon = _start_task_soon  # type: ignore[attr-defined,assignment]
-    try:
-        yield log
-    finally:
-        _threads.start_thread_soon, trio.lowlevel.start_thread_soon = threads  # type: ignore[attr-defined]
-        secrets.randbelow = below
-        _run._r.setstate(before[3])
-        _run._ALLOW_DETERMINISTIC_SCHEDULING = before[2]  # type: ignore[misc]
-        logger.removeHandler(log)
-        logger.level, logger.propagate = before[0], before[1]
-
-
-def _start_task_soon(fn: Callable[[], Any], deliver: Callable[[outcome.Outcome[Any]], object], name: str = "") -> None:
-    """In place of a thread, which no seed can schedule: a task that takes virtual time."""
-
-    async def thread() -> None:
-        await trio.sleep(_STEP_SECONDS)
-        deliver(outcome.capture(fn))
-
-    trio.lowlevel.spawn_system_task(thread, name="thread")
-
-
-@final
 @dataclass(slots=True)
 class Result:
     """What one run gave."""
@@ -789,7 +736,8 @@ def run_once(
     trace: bool = False,
 ) -> Result:
     """One run, interrupted at that step; step 0 is never."""
-    with _surroundings(seed) as log, warnings.catch_warnings(record=True) as warned:
+    seeds = seeded(seed, step=_STEP_SECONDS)
+    with seeds, errors_logged() as logged, warnings.catch_warnings(record=True) as warned:
         warnings.simplefilter("always")
         run = Run(scenario, target, step, driver=driver, every_task=every_task, trace=trace)
         match target.name:  # two that count by themselves
@@ -802,28 +750,15 @@ def run_once(
         except BaseException as e:
             if isinstance(e, KeyboardInterrupt):
                 raise
-            run.problems.append(f"8: {_flat(e)} came out")
+            run.problems.append(f"8: {brief(e)} came out")
         run.check()
     expected = target.logs | ({"model raised"} if scenario.rude else frozenset())
-    for record in log.records:
+    for record in logged:
         if record.getMessage() not in expected:
             error = record.exc_info[1] if record.exc_info else None
-            run.problems.append(f"8: logged: {record.getMessage()}: {_flat(error) if error else ''}")
+            run.problems.append(f"8: logged: {record.getMessage()}: {brief(error) if error else ''}")
     run.problems += [f"warning: {w.message}" for w in warned]
     return Result(run.fired_at is not None, run.problems, run.trace)
-
-
-def _flat(error: BaseException) -> str:
-    if isinstance(error, BaseExceptionGroup):
-        return f"{type(error).__name__}[{', '.join(_flat(e) for e in error.exceptions)}]"
-    at = error.__traceback__
-    while at is not None and at.tb_next is not None:
-        at = at.tb_next
-    where = f" at {at.tb_frame.f_code.co_filename.rpartition('/')[2]}:{at.tb_lineno}" if at is not None else ""
-    said = re.sub(
-        r" at 0x[0-9a-f]+", "", repr(error)
-    )  # pytest tells of objects in a failed assertion: of a plugin's package too
-    return f"{said}{where}"
 
 
 @final
