@@ -9,6 +9,19 @@ from protocols.events import NEED_DATA, Buffer, Signal
 
 MAX_LINE = 32 * 1024 * 1024
 """The decoder's default bound: twice the text that one generation may have (16 MiB), which the last line repeats."""
+# What is below U+0020 JSON escapes itself.
+_LINE_ENDS = tuple((chr(code).encode(), b"\\u%04x" % code) for code in (0x85, 0x2028, 0x2029))
+
+
+def unbroken(json: bytes) -> bytes:
+    """JSON, which is in UTF-8, with escapes for the line ends of Unicode that its strings have: clients that read a stream
+    by lines as Python's `str` has them (httpx, and huggingface_hub with it) would take one line for two."""
+    if json.isascii():
+        return json
+    for line_end, escape in _LINE_ENDS:
+        if line_end in json:
+            json = json.replace(line_end, escape)
+    return json
 
 
 def encode_line(data: bytes) -> bytes:

@@ -6,13 +6,13 @@ import re
 from json.encoder import encode_basestring
 from typing import Final, Literal, TypeAlias, final
 
+from protocols.jsonlines import unbroken
+
 Stage: TypeAlias = Literal["payload", "parameters", "generation"]
 
 ErrorType: TypeAlias = Literal["validation", "generation", "overloaded", "incomplete_generation"]
 """TGI's `error_type`, from which its clients choose the exception that they raise."""
 
-# What is below U+0020 JSON escapes itself.
-_LINE_ENDS = tuple((chr(code).encode(), b"\\u%04x" % code) for code in (0x85, 0x2028, 0x2029))
 _SURROGATE = re.compile("[\ud800-\udfff]")
 
 
@@ -73,13 +73,4 @@ def json_string(text: str) -> bytes:
         quoted = encode_basestring(text).encode()
     except UnicodeEncodeError:
         return json_string(_SURROGATE.sub("\ufffd", text))
-    return quoted if text.isascii() else unbroken(quoted)
-
-
-def unbroken(json: bytes) -> bytes:
-    """JSON, which is in UTF-8, with escapes for the line ends of Unicode that its strings have: clients that read a stream
-    by lines as Python's `str` has them (httpx, and huggingface_hub with it) would take one line for two."""
-    for line_end, escape in _LINE_ENDS:
-        if line_end in json:
-            json = json.replace(line_end, escape)
-    return json
+    return unbroken(quoted)

@@ -15,7 +15,8 @@ from msgspec.json import encode
 
 from protocols.errors import LocalProtocolError
 from protocols.events import Buffer
-from protocols.lmi_errors import error_body, json_string, unbroken
+from protocols.jsonlines import unbroken
+from protocols.lmi_errors import error_body, json_string
 from protocols.openai_errors import OpenAIError
 from protocols.openai_request import ChatRequest, CompletionRequest
 

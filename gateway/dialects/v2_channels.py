@@ -18,6 +18,7 @@ from models.messages import Family, InferRequest, InferResponse
 from models.session import Session
 from protocols import v2
 from protocols.events import Buffer
+from protocols.jsonlines import unbroken
 
 _LONG = 2 * 1024 * 1024  # bytes whose copying the loop would feel
 _JOINED = 64 * 1024  # bytes of a text that are copied to leave in one buffer
@@ -151,8 +152,10 @@ class Form:
 
 
 def _event(text: Buffer, data: Sequence[Buffer] = ()) -> Sequence[Buffer]:
-    """JSON as we write it has no line ends, so that it is one line of an event."""
+    """JSON as we write it has no line ends, so that it is one line of an event: nor those of Unicode here."""
     assert not data
+    if type(text) is bytes:
+        text = unbroken(text)
     event = (b"data: ", text, b"\n\n")
     return (b"".join(event),) if len(text) <= _JOINED else event
 

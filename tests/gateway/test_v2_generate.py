@@ -63,6 +63,29 @@ async def test_generate_stream_has_an_event_for_each_response() -> None:
         assert events_in(body) == [{"model_name": "m", "model_version": "1", "TEXT": "hello"}] * 3
 
 
+LINE_ENDS = "one\x85two\u2028three\u2029four"
+
+
+async def test_an_event_is_one_line_also_for_who_reads_lines_of_unicode() -> None:
+    async def says(prompt: Prompt) -> AsyncIterator[str]:
+        yield LINE_ENDS
+        raise ModelError(LINE_ENDS)
+
+    tensor = {"name": "PROMPT", "datatype": "BYTES", "shape": [1], "data": [LINE_ENDS]}
+    asked: list[tuple[str, str, dict[str, Any]]] = [
+        ("m", STREAM, {"PROMPT": LINE_ENDS}),
+        ("m", "infer_stream", {"inputs": [tensor]}),
+        ("says", STREAM, {"text_input": "x"}),
+    ]
+    async with serving(mock_llm(), spec_of(says)) as house:
+        for model, route, members in asked:
+            _, _, body = await ask(house, route, members, model=model)
+            events = events_in(body)
+            assert [line for line in body.decode().splitlines() if line] == body.decode().split("\n\n")[:-1]
+            assert len(events) == (2 if model == "says" else 1)
+            assert all(LINE_ENDS in json.dumps(event, ensure_ascii=False) for event in events)
+
+
 @pytest.mark.parametrize(("times", "code"), [(0, "without an answer"), (2, "generate_stream")])
 async def test_generate_wants_exactly_one_response(times: int, code: str) -> None:
     async with serving(mock_llm()) as house:
