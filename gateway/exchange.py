@@ -24,16 +24,17 @@ from gateway.errors import (
 from protocols.content_coding import Coding, Inflater, parse_content_encoding
 from protocols.errors import RemoteProtocolError
 from protocols.events import Buffer, Frame, Headers, Opcode, Request
+from protocols.http1_output import PIECE_SIZES
 
 if TYPE_CHECKING:
     from gateway.body_pool import BodyPool
     from gateway.config import LimitsConfig
     from protocols.buffers import ByteBudget
 
-# A model that never waits still meets cancellation and lets others run after 16 messages sent or 64 received, or after
+# A model that never waits still meets cancellation and lets others run after 32 messages sent or 64 received, or after
 # `limits.checkpoint_bytes`.
 _TURN = 64
-_SENT, _RECEIVED = 4, 1
+_SENT, _RECEIVED = 2, 1
 _BETWEEN = frozenset(left for left in range(_TURN) if left & _SENT)  # what is left of a turn where the clock is not asked
 # ... or after this many seconds of messages: a model whose steps are slow must not take 16 of them in one turn.
 _TURN_SECONDS = 0.001
@@ -49,6 +50,7 @@ _SMALL = 512
 _FRAMING = 20
 _FOREVER = float("inf")
 _NOTHING: list[Buffer | Frame] = []  # which nobody changes
+NO_PIECES: list[bytes] = []  # likewise
 
 
 class Wire(Protocol):
@@ -60,6 +62,9 @@ class Wire(Protocol):
     """Whether the wire has a receive window per stream, paid from the budget by its machine."""
     exclusive: bool
     """Whether its room shrinks by what the exchange itself pushes alone, each message with at most `_FRAMING` bytes more."""
+    pieces: list[bytes]
+    """What `push_piece` has begun to put together, the exchange's own, and the connection knows that there is some:
+    while this list is not empty, others of `PIECE_SIZES` may be appended instead. Empty where a wire does not do so."""
 
     def credit(self, exchange: Exchange, n: int) -> None: ...
     def proceed(self, exchange: Exchange) -> None: ...
@@ -745,8 +750,12 @@ class Exchange:
 
     def push_piece(self, piece: bytes) -> None:
         """`push` of one buffer, for those that are many and short. Only right after `try_room` or `wait_room`."""
-        self.bytes_out += len(piece)
-        self.wire.push_piece(self, piece)
+        size, pieces = len(piece), self.wire.pieces
+        self.bytes_out += size
+        if pieces and size in PIECE_SIZES:
+            pieces.append(piece)
+        else:
+            self.wire.push_piece(self, piece)
 
     def push_frame(self, opcode: Opcode, fin: bool, *buffers: Buffer) -> None:
         """Queues one WebSocket frame."""

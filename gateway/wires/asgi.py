@@ -12,7 +12,7 @@ import trio
 
 from gateway.doorbell import Doorbell
 from gateway.errors import Drained, Ending
-from gateway.exchange import Exchange
+from gateway.exchange import NO_PIECES, Exchange
 from protocols.events import Buffer, Frame, Headers, Opcode, Request
 
 if TYPE_CHECKING:
@@ -47,6 +47,7 @@ class ASGICall:
     """
 
     windowed, exclusive = False, False
+    pieces = NO_PIECES
 
     def __init__(self, server: Server, scope: Scope) -> None:
         self.server = server

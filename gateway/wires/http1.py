@@ -25,7 +25,6 @@ from protocols.events import (
     Sent,
 )
 from protocols.http1 import HTTP1Connection, HTTP1Limits
-from protocols.http1_output import PIECE_SIZES
 from protocols.roles import Role
 
 if TYPE_CHECKING:
@@ -66,7 +65,7 @@ class HTTP1Wire:
             _limits_of(limits),
             scheme=scheme,
         )
-        self._input, self._pieces = self._machine.input, self._machine.pieces
+        self._input, self.pieces = self._machine.input, self._machine.pieces
         self.data_to_send = self._machine.data_to_send
         self._last_request = limits.requests_per_connection - 1
         self._current: Exchange | None = None
@@ -226,10 +225,6 @@ class HTTP1Wire:
         self._connection.output_ready()
 
     def push_piece(self, exchange: Exchange, piece: bytes) -> None:
-        pieces = self._pieces
-        if pieces and len(piece) in PIECE_SIZES:  # they are its own, and the connection knows that there are some
-            pieces.append(piece)
-            return
         self._machine.send_piece(exchange.stream, piece)
         self._connection.output_ready()
 

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, final
 import msgspec
 
 from gateway.errors import Ending
-from gateway.exchange import Exchange
+from gateway.exchange import NO_PIECES, Exchange
 from protocols.errors import RemoteProtocolError
 from protocols.events import (
     NEED_DATA,
@@ -44,6 +44,7 @@ class HTTP2Wire:
 
     name = "http/2"
     windowed, exclusive = True, False
+    pieces = NO_PIECES
 
     def __init__(self, connection: Connection, *, scheme: bytes) -> None:
         limits, http2 = connection.limits, connection.server.config.http2

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, final
 import numpy as np
 
 from gateway.errors import Ending
-from gateway.exchange import Exchange
+from gateway.exchange import NO_PIECES, Exchange
 from protocols.errors import LocalProtocolError, RemoteProtocolError
 from protocols.events import NEED_DATA, Buffer, Close, ConnectionEnd, Frame, Headers, Opcode, Ping, Pong, Sent
 from protocols.roles import Role
@@ -41,6 +41,7 @@ class WebSocketWire:
 
     name = "websocket"
     windowed, exclusive = False, False
+    pieces = NO_PIECES
 
     def __init__(self, connection: Connection, before: HTTP1Wire, exchange: Exchange, machine: HTTP1Connection) -> None:
         self._connection, self._exchange = connection, exchange

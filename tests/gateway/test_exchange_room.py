@@ -27,6 +27,7 @@ class Wire:
     def __init__(self, exclusive: bool, send_buffer: int) -> None:
         self.exclusive = exclusive
         self.machine = HTTP1Connection(Role.SERVER, HTTP1Limits(send_buffer=send_buffer))
+        self.pieces = self.machine.pieces
         self.machine.receive_data(b"GET / HTTP/1.1\r\nhost: a\r\n\r\n")
         request: Any = self.machine.next_event()
         assert type(request) is Request
