@@ -338,20 +338,23 @@ class EndpointConfig:
 class RestartConfig:
     """OTP's rule: more than `intensity` crashes within `period` seconds and the model, alone, is given up."""
 
-    kind: Literal["permanent", "transient", "temporary"] = "permanent"
-    """When it is loaded again: always; after a crash, but not when its `load()` ended by itself; never."""
-    intensity: int = 3
-    """Crashes."""
-    period: float = 10.0
-    """The time in which they are counted."""
-    backoff: float = 0.1
-    """The wait before the first restart; it doubles with each crash in the period."""
-    backoff_max: float = 5.0
-    """The longest wait."""
-    jitter: float = 0.1
-    """The share of a wait that chance may take off it, so that models that crashed together are not loaded together."""
-    escalate: bool = False
-    """Whether the server drains and ends, with exit code 1, when this model is given up, instead of going on without it."""
+    kind: Literal["permanent", "transient", "temporary"] | None = None
+    """When it is loaded again: always; after a crash, but not when its `load()` ended by itself; never. permanent where the
+    model does not say."""
+    intensity: int | None = None
+    """Crashes; 3 where the model does not say."""
+    period: float | None = None
+    """The time in which they are counted; 10 where the model does not say."""
+    backoff: float | None = None
+    """The wait before the first restart; it doubles with each crash in the period; 0.1 where the model does not say."""
+    backoff_max: float | None = None
+    """The longest wait; 5 where the model does not say."""
+    jitter: float | None = None
+    """The share of a wait that chance may take off it, so that models that crashed together are not loaded together; 0.1
+    where the model does not say."""
+    escalate: bool | None = None
+    """Whether the server drains and ends, with exit code 1, when this model is given up, instead of going on without it;
+    false where the model does not say."""
 
 
 @final
@@ -405,6 +408,11 @@ class ModelConfig:
     """`module:attribute`: a function, an async or sync generator, a class with `__call__`, or a ModelSpec."""
     options: dict[str, Any] = field(default_factory=dict)
     """Keyword arguments for a factory that takes them."""
+    version: str | None = None
+    """Its version, as v2 shows it and may ask for it; 1 where the model does not say."""
+    memory: int | None = None
+    """Bytes that it needs when it is loaded, which count towards `repository.memory`; 0, which is meant where the model does
+    not say: undeclared."""
     capacity: int | None = None
     """Sessions at once; 64 where the model does not say."""
     queue: int | None = None

@@ -15,7 +15,7 @@ from typing import Any, final
 
 import trio
 
-from gateway.config import BatchingConfig, Config, ModelConfig
+from gateway.config import BatchingConfig, Config, ModelConfig, RestartConfig
 from gateway.settings import ConfigError
 from gateway.warmup import read_warmup
 from models.adapt import adapt, is_loader, made_declared, made_family, partial_loader, spec_of
@@ -33,10 +33,10 @@ class FactoryRaised(TypeError):
 
 
 _SAID = (
-    "capacity", "queue", "queue_timeout", "queue_bytes", "timeout", "load_timeout", "max_batch_size", "threads",
-    "step_timeout", "stop_within", "stuck_limit",
+    "version", "memory", "capacity", "queue", "queue_timeout", "queue_bytes", "timeout", "load_timeout", "max_batch_size",
+    "threads", "step_timeout", "stop_within", "stuck_limit",
 )  # fmt: skip
-"""The numbers that a configuration may set in the place of the model."""
+"""What a configuration may set in the place of the model, as it is."""
 
 
 def load_spec(name: str, config: ModelConfig) -> ModelSpec:
@@ -49,7 +49,6 @@ def load_spec(name: str, config: ModelConfig) -> ModelSpec:
     thing = _attribute(name, config.factory)
     said = {field: value for field in _SAID if (value := getattr(config, field)) is not None}
     try:
-        policy = RestartPolicy(**asdict(config.restart) | {"kind": Restart(config.restart.kind)})
         for side, tensors in (("inputs", config.inputs), ("outputs", config.outputs)):
             if tensors is not None:
                 said[side] = tuple([TensorSpec(**asdict(tensor)) for tensor in tensors])
@@ -57,10 +56,20 @@ def load_spec(name: str, config: ModelConfig) -> ModelSpec:
         for side in ("inputs", "outputs"):
             _check_names(side, getattr(spec, side), said.get(side))
         said["batching"] = _batching(spec.batching, config.batching)
-        spec = replace(spec, restart=policy, **said)
+        said["restart"] = _restart(spec.restart, config.restart)
+        spec = replace(spec, **said)
         return spec if config.warmup is None else replace(spec, warmup=read_warmup(spec, config.warmup))
     except (TypeError, ValueError) as e:
         raise ConfigError(f"models.{name}: {config.factory}: {e}") from e
+
+
+def _restart(own: RestartPolicy, config: RestartConfig) -> RestartPolicy:
+    """When a model is loaded again."""
+    said = {name: value for name, value in asdict(config).items() if value is not None}
+    policy = replace(own, **said | {"kind": Restart(said.get("kind", own.kind))})
+    if "backoff" in said and policy.backoff > policy.backoff_max:
+        raise ValueError(f"restart.backoff is {policy.backoff:g}, more than restart.backoff_max, {policy.backoff_max:g}")
+    return policy
 
 
 def _batching(own: Batching | None, config: BatchingConfig) -> Batching | None:

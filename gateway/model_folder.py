@@ -28,8 +28,9 @@ from gateway.errors import BadModel, BadRequest, GatewayError, InsufficientStora
 from gateway.loading import LIBRARY, FactoryRaised, load_spec
 from gateway.serving_properties import FILE as PROPERTIES
 from gateway.serving_properties import ServingProperties, read_properties
-from gateway.settings_schema import SETTINGS, ConfigError
-from gateway.settings_text import parse_duration, parse_size, show
+from gateway.settings import model_values
+from gateway.settings_schema import ConfigError
+from gateway.settings_text import show
 from models.formatters import is_marked, marked
 from models.spec import ModelSpec
 
@@ -42,21 +43,8 @@ _TOML_BYTES, _PROPERTIES_BYTES = 1024**2, 64 * 1024
 _ENTRIES = 100_000
 _SHOWN = 200
 _LONGEST_TEXT = 16 * 1024  # longer than any path, so that none is cut before it is found
-_MOST = 2**63 - 1
-_NAMES = (
-    "factory",
-    "options",
-    "capacity",
-    "queue",
-    "timeout",
-    "load_timeout",
-    "memory",
-    "warmup",
-    "queue_timeout",
-    "queue_bytes",
-)
-_OWN = ("capacity", "queue", "queue_timeout", "queue_bytes", "timeout", "load_timeout")
 _LIBRARY = "models.library"
+_FACTORY_WANTED = f'the name of a library model, or "{_LIBRARY}.module:attribute"'
 _FACTORY = re.compile(r"models\.library\.([a-z]\w*)((?:\.[a-z]\w*)*):([A-Za-z]\w*)((?:\.[A-Za-z]\w*)*)")
 
 
@@ -99,8 +87,6 @@ class ModelFolder:
     """Those of serving.properties, in lower case."""
     code: bool
     """Whether there is a model.py."""
-    memory: int
-    """Bytes, as declared; 0: undeclared."""
     size: int
     """Bytes of all regular files, each counted once."""
 
@@ -118,7 +104,7 @@ class ModelFolder:
     def need(self) -> int:
         """The memory to reserve before the model is loaded: what is declared, else 1.2 times the size of the files, which
         is DJL's rule."""
-        return self.memory or self.size * 6 // 5
+        return self.config.memory or self.size * 6 // 5
 
 
 # ---- where it is ----
@@ -214,14 +200,13 @@ def read_folder(path: str, *, code: Iterable[str], defaults: ModelConfig, shown:
         raise BadModel(f"{file}: factory is missing: the name of a library model, such as {_listed(LIBRARY)}")
     properties = _read_properties(place.at(PROPERTIES))
     values = {**properties.served, **values}
-    served = {k: v for k, v in values.items() if k not in ("factory", "memory")}
+    served = {k: v for k, v in values.items() if k != "factory"}
     return ModelFolder(
         place=place,
         config=replace(config, **served),
         given=frozenset(values),
         options=properties.options,
         code=has_code,
-        memory=values.get("memory", 0),
         size=size,
     )
 
@@ -297,47 +282,14 @@ def _read_toml(file: Place) -> dict[str, Any]:
         raise BadModel(f"{file} is not UTF-8 text (at byte {e.start})") from None
     except (tomllib.TOMLDecodeError, RecursionError) as e:
         raise BadModel(f"{file} is not TOML: {str(e)[:_SHOWN]}") from None
-    for key in table:
-        if key not in _NAMES:
-            near = difflib.get_close_matches(key.lower(), _NAMES, 1)
-            hint = f"did you mean {near[0]}?" if near else f"there are: {_listed(_NAMES)}"
-            raise BadModel(f"{file}: {show(key, quoted=False)} is not a key of it; {hint}")
-    return {key: _value(file, key, value) for key, value in table.items()}
-
-
-_EXPECTED: Mapping[str, str] = {
-    "factory": f'the name of a library model, or "{_LIBRARY}.module:attribute"',
-    "options": "a table",
-    "memory": 'a number of bytes, at least 0, such as 65536, "64 KiB" or "1GiB"',
-}
-
-
-def _value(file: Place, key: str, value: Any) -> Any:
-    setting = SETTINGS.get(("models", "*", key))
-    low, high = (setting.low, setting.high) if setting is not None else (0, _MOST)
+    factory = table.pop("factory", None)
+    if not isinstance(factory, str | None):
+        raise BadModel(f"{file}: factory must be {_FACTORY_WANTED}, not {show(factory)}")
     try:
-        match key, value:
-            case ("factory", str()) | ("options", dict()):
-                return value
-            case "warmup", list() if all(isinstance(body, str) for body in value):
-                return tuple(value)
-            case _, bool():
-                pass
-            case "memory" | "queue_bytes", str() | int():
-                size = parse_size(value) if isinstance(value, str) else value
-                if low <= size <= high:
-                    return size
-            case "capacity" | "queue", int():
-                if low <= value <= high:
-                    return value
-            case "timeout" | "load_timeout" | "queue_timeout", str() | int() | float():
-                seconds = parse_duration(value) if isinstance(value, str) else float(value)
-                if low <= seconds <= high and not (seconds == low and setting is not None and setting.above):
-                    return seconds
-    except (ValueError, OverflowError):
-        pass
-    expected = _EXPECTED.get(key) or (setting.expected if setting is not None else "")
-    raise BadModel(f"{file}: {key} must be {expected}, not {show(value)}")
+        values = model_values(table, str(file))
+    except ConfigError as e:
+        raise BadModel(str(e)) from None
+    return values if factory is None else {**values, "factory": factory}
 
 
 # ---- what it stands for ----
@@ -358,6 +310,9 @@ def make_spec(folder: ModelFolder, name: str, module: str) -> ModelSpec:
             thing, factory = getattr(defined, attribute), f"{module}:{attribute}"
         options = _with_files(folder, thing)
         config = replace(folder.config, factory=factory, options=options)
+        if isinstance(thing, ModelSpec):  # it says itself how it is served, where the folder does not
+            said = {key: getattr(config, key) for key in folder.given - {"factory", "options"}}
+            config = ModelConfig(factory=factory, options=options, **said)
         spec = load_spec(name, config)
     except GatewayError:
         raise
@@ -368,11 +323,7 @@ def make_spec(folder: ModelFolder, name: str, module: str) -> ModelSpec:
         raise BadModel(f"{folder.source}: {folder.place.retold(text)[:500]}") from None
     except BaseException as e:  # code that was not written by us, which may raise anything, SystemExit too
         raise load_error(e, name, folder) from None
-    if isinstance(thing, ModelSpec):  # it says itself how it is served, where the folder does not
-        own = {k: getattr(thing, k) for k in _OWN if k not in folder.given}
-        spec = replace(spec, restart=thing.restart, **own)
-    memory = folder.memory if "memory" in folder.given else spec.memory
-    return replace(spec, memory=memory, options={**spec.options, **folder.options}, **formatters)
+    return replace(spec, options={**spec.options, **folder.options}, **formatters)
 
 
 def forget(module: str, folder: str = "") -> None:
@@ -430,7 +381,7 @@ def _library_config(file: Place, factory: str, defaults: ModelConfig) -> ModelCo
         return replace(defaults, factory=factory, options={})
     near = difflib.get_close_matches(factory.lower(), LIBRARY, 1)
     hint = f"did you mean {near[0]!r}?" if near else f"there are: {_listed(LIBRARY)}"
-    raise BadModel(f"{file}: factory must be {_EXPECTED['factory']}, not {show(factory)}; {hint}")
+    raise BadModel(f"{file}: factory must be {_FACTORY_WANTED}, not {show(factory)}; {hint}")
 
 
 def _library_thing(folder: ModelFolder, factory: str) -> Any:

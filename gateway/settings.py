@@ -14,7 +14,7 @@ from typing import Any, final
 
 import msgspec
 
-from gateway.config import Config, TensorConfig
+from gateway.config import Config, ModelConfig, TensorConfig
 from gateway.settings_agreement import agree, open_ports
 from gateway.settings_lmi import option_defaults
 from gateway.settings_sagemaker import check_ports, container_defaults
@@ -23,7 +23,7 @@ from gateway.settings_text import Key, dotted, parse_duration, parse_size, plain
 
 __all__ = [
     "PREFIX", "SETTINGS", "ConfigError", "Resolved", "Setting", "Unit",
-    "dotted", "load", "parse_duration", "parse_size", "resolve", "spelt", "to_toml", "written",
+    "dotted", "load", "model_values", "parse_duration", "parse_size", "resolve", "spelt", "to_toml", "written",
 ]  # fmt: skip
 
 PREFIX = "EVERYWIRE_"
@@ -74,6 +74,28 @@ def resolve(
     agree(resolved.config, values.where)
     check_ports(environ, open_ports(resolved.config), values.where)
     return resolved
+
+
+def model_values(table: Mapping[str, Any], source: str) -> dict[str, Any]:
+    """What a table says of a model, in the keys of a section `[models.NAME]`: fields of a ModelConfig, each checked as it is
+    there. ConfigError names `source` and the key."""
+    tree: dict[str, Any] = {"factory": ""}
+    for path, value in _leaves(table, ("models", "NAME")):
+        key, shape = path[2:], template(path)
+        if shape in SETTINGS:
+            _branch(tree, key[:-1])[key[-1]] = _convert(SETTINGS[shape], key, value, source, text=False)
+        elif shape[:-1] in OPEN:
+            _branch(tree, key[:-1])[key[-1]] = value
+        elif shape not in SECTIONS:
+            names = [other[: len(path)] for other in SETTINGS if other[: len(path) - 1] == shape[:-1]]
+            known = {dotted(other[2:]): None for other in names}
+            near = difflib.get_close_matches(dotted(key).lower(), known, 1)
+            hint = f"did you mean {near[0]}?" if near else f"there are: {', '.join(known)}"
+            raise ConfigError(f"{plain(source)}: {show(dotted(key), quoted=False)} is not a key of it; {hint}")
+        elif value != {}:
+            raise ConfigError(f"{plain(source)}: {dotted(key)} must be a table, not {show(value)}")
+    config = msgspec.convert(tree, ModelConfig)
+    return {name: getattr(config, name) for name in table}
 
 
 @final

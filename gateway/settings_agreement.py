@@ -66,7 +66,8 @@ def _ordered(config: Config) -> Iterator[tuple[str, float, str, float]]:
     )  # fmt: skip
     for name, model in config.models.items():
         restart = dotted(("models", name, "restart"))
-        yield f"{restart}.backoff", model.restart.backoff, f"{restart}.backoff_max", model.restart.backoff_max
+        if (low := model.restart.backoff) is not None and (high := model.restart.backoff_max) is not None:
+            yield f"{restart}.backoff", low, f"{restart}.backoff_max", high
 
 
 def _check_endpoints(config: Config, where: Where) -> None:

@@ -124,7 +124,7 @@ _BYTES = frozenset({
     "limits.connection_send_buffer", "limits.body_pool", "limits.unsent", "limits.part", "limits.event_headers",
     "limits.checkpoint_bytes",
     "http2.initial_window", "http2.max_window", "http2.frame_size", "websocket.part", "sagemaker.body",
-    "repository.memory", "lmi.max_text", "models.*.queue_bytes",
+    "repository.memory", "lmi.max_text", "models.*.queue_bytes", "models.*.memory",
 })  # fmt: skip
 _TEXTS = frozenset({"models.*.warmup", "admission.timeout_headers"})
 _NUMBERS = frozenset({"endpoints.*.variants.*.weight", "models.*.restart.jitter"})
@@ -133,7 +133,7 @@ _MAY_BE_ZERO = frozenset({
     "limits.body_pool", "limits.unsent", "limits.descriptors_reserved", "http2.continuations",
     "websocket.ping_interval", "drain.delay", "drain.timeout", "bidi.idle_timeout", "repository.unload_timeout",
     "sagemaker.invoke_timeout", "sagemaker.stream_timeout", "models.*.queue_timeout", "models.*.queue_bytes",
-    "models.*.queue", "models.*.timeout", "models.*.max_batch_size", "models.*.restart.intensity",
+    "models.*.queue", "models.*.memory", "models.*.timeout", "models.*.max_batch_size", "models.*.restart.intensity",
     "models.*.step_timeout", "models.*.stop_within", "models.*.stuck_limit",
     "models.*.batching.max_delay", "models.*.batching.priority_levels", "models.*.batching.default_priority",
     "models.*.restart.backoff",
@@ -166,6 +166,7 @@ _PATTERNS = {
     "admission.priority_header": (r"[!#$%&'*+.^_`|~0-9A-Za-z-]*", "the name of a header field, or empty"),
     "websocket.path": (r"/[!-~]*", "a path that begins with /"),
     "sagemaker.variant": (_SAGEMAKER, _SAGEMAKER_WANTED),
+    "models.*.version": (r"[A-Za-z0-9._-]{1,64}", "1 to 64 letters, digits, '.', '_' and '-'"),
     "models.*.factory": (r"[^\W\d]\w*(\.[^\W\d]\w*)*:[^\W\d]\w*(\.[^\W\d]\w*)*", '"module:attribute"'),
     "endpoints.*.variants.*.model": (_MODEL, "the name of a model"),
     "endpoints.*.models": (r"[^\0]*", "a path"),

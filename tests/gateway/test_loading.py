@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
-from dataclasses import fields
+from dataclasses import fields, replace
 from pathlib import Path
 from typing import Any
 
@@ -13,12 +14,12 @@ import numpy.typing as npt
 import pytest
 
 from gateway.bridge import CAPACITY
-from gateway.config import BatchingConfig, ModelConfig, TensorConfig
+from gateway.config import BatchingConfig, ModelConfig, RestartConfig, TensorConfig
 from gateway.container_client import ContainerLimits, container_limits
 from gateway.loading import load_spec
 from gateway.settings import ConfigError, load
 from models.messages import Family
-from models.spec import Model, ModelSpec, TensorSpec, declare
+from models.spec import Model, ModelSpec, Restart, RestartPolicy, TensorSpec, declare
 
 NUMBERS = ("capacity", "queue", "timeout", "load_timeout")
 
@@ -30,6 +31,8 @@ async def _load() -> AsyncIterator[Model]:
 
 
 own = ModelSpec(name="own", family=Family.PARTS, load=_load, capacity=7, queue=8, timeout=9.0, load_timeout=10.0)
+
+patient = replace(own, restart=RestartPolicy(kind=Restart.TRANSIENT, intensity=9, backoff_max=60.0))
 
 
 def gives(capacity: int = 3) -> Any:
@@ -64,9 +67,29 @@ def test_a_model_that_says_nothing_has_the_numbers_of_the_reference() -> None:
     batching = {field.name for field in fields(BatchingConfig)}
     others = {"inputs", "outputs", "max_batch_size", "warmup", "queue_timeout", "queue_bytes"}
     blocking = {"threads", "step_timeout", "stop_within", "stuck_limit"}
-    assert set(rows) == {*NUMBERS, *others, *blocking, *batching}
+    restart = {field.name for field in fields(RestartConfig)}
+    assert set(rows) == {*NUMBERS, *others, *blocking, *batching, *restart, "version", "memory"}
     for name, number in zip(NUMBERS, numbers("plain"), strict=True):
         assert f"{number:g}" in rows[name]
+
+
+def test_when_a_model_is_loaded_again_a_spec_says_itself_where_the_configuration_does_not() -> None:
+    policy = load_spec("m", ModelConfig(factory=f"{__name__}:patient")).restart
+    assert policy == RestartPolicy(kind=Restart.TRANSIENT, intensity=9, backoff_max=60.0)
+    config = RestartConfig(kind="permanent", backoff=7.0)
+    policy = load_spec("m", ModelConfig(factory=f"{__name__}:patient", restart=config)).restart
+    assert policy == RestartPolicy(kind=Restart.PERMANENT, intensity=9, backoff=7.0, backoff_max=60.0)
+    with pytest.raises(ConfigError, match=r"restart\.backoff is 7, more than restart\.backoff_max, 5"):
+        load_spec("m", ModelConfig(factory=f"{__name__}:own", restart=config))
+
+
+def test_all_of_a_spec_is_said_in_a_configuration_or_by_code_alone_for_a_reason() -> None:
+    page = (Path(__file__).parents[2] / "docs" / "howto" / "models.md").read_text()
+    (table,) = re.findall(r"^\| only code says it \|.*?(?=\n\n)", page, re.DOTALL | re.MULTILINE)
+    code = {name for row in table.splitlines()[2:] for name in re.findall(r"`(\w+)`", row.split("|")[1])}
+    configured = {field.name for field in fields(ModelConfig)} - {"factory", "options"}
+    assert {field.name for field in fields(ModelSpec)} == configured | code | {"name"}
+    assert not configured & code
 
 
 # ---- tensors ----

@@ -16,7 +16,7 @@ from gateway.errors import BadModel, BadRequest, GatewayError, InsufficientStora
 from gateway.loading import LIBRARY
 from gateway.model_folder import ModelFolder, Place, find_folder, forget, load_error, make_spec, read_folder
 from models.messages import Family
-from models.spec import ModelSpec
+from models.spec import Batching, ModelSpec, Restart, RestartPolicy, TensorSpec
 
 DEFAULTS = ModelConfig(factory="", capacity=7, timeout=9.0)
 ECHO = "async def model(data: bytes) -> bytes:\n    return data\n"
@@ -187,6 +187,15 @@ def test_a_link_out_of_the_folder_is_refused_wherever_it_is(folder: Path) -> Non
         ('factory = "echo"\nmemory = "much"', "memory must be a number of bytes"),
         ('factory = "echo"\nmemory = -1', "memory must be a number of bytes"),
         ('factory = "echo"\noptions = 3', "options must be a table, not 3"),
+        ('factory = "echo"\nbatching = 3', "batching must be a table, not 3"),
+        (
+            'factory = "echo"\n[batching]\nmax_dely = 3',
+            "batching.max_dely is not a key of it; did you mean batching.max_delay",
+        ),
+        ('factory = "echo"\nstep_timeout = -1', "step_timeout must be a duration, at least 0"),
+        ('factory = "echo"\n[restart]\nkind = "never"', "restart.kind must be one of permanent, transient, temporary"),
+        ('factory = "echo"\ninputs = [{ shape = [1] }]', "inputs must be a list of tensors"),
+        ('factory = "echo"\nversion = "a/b"', "version must be 1 to 64 letters"),
         ('factory = "echo"\noptions = { x = 3 }', "model.toml: got an unexpected keyword argument 'x'"),
         ("factory = ", "is not TOML"),
         ("x = " + "[" * 100_000, "is not TOML"),
@@ -272,6 +281,32 @@ def test_model_toml_beside_model_py_says_how_it_is_served(folder: Path) -> None:
     (folder / "model.toml").write_text('capacity = 5\nmemory = "1 KiB"')
     spec = made(folder)
     assert (spec.capacity, spec.queue, spec.memory) == (5, 3, 1024)
+
+
+def test_a_folder_says_all_that_a_configured_model_may(folder: Path) -> None:
+    (folder / "model.py").write_text(
+        "import numpy as np\nfrom models.adapt import spec_of\n"
+        "from models.spec import Restart, RestartPolicy\n"
+        "def _double(x: np.ndarray) -> np.ndarray:\n    return x + x\n"
+        "model = spec_of(_double, 'x', threads=2, restart=RestartPolicy(kind=Restart.TRANSIENT, intensity=9))\n"
+    )
+    (folder / "model.toml").write_text(
+        'version = "3"\nmax_batch_size = 8\nstep_timeout = "2s"\nstop_within = 1\nstuck_limit = 0\n'
+        'inputs = [{ name = "x", datatype = "FP32", shape = [-1] }]\n'
+        "[batching]\nmax_delay = '5ms'\npreferred = [4, 8]\npad_rows = true\n[restart]\nperiod = 60\n"
+    )
+    spec = made(folder)
+    assert (spec.version, spec.max_batch_size, spec.step_timeout, spec.stop_within, spec.stuck_limit) == (
+        "3",
+        8,
+        2.0,
+        1.0,
+        0,
+    )
+    assert spec.inputs == (TensorSpec(name="x", datatype="FP32", shape=(-1,)),)
+    assert spec.batching == Batching(max_delay=0.005, preferred=(4, 8), pad_rows=True)
+    assert spec.threads == 2
+    assert spec.restart == RestartPolicy(kind=Restart.TRANSIENT, intensity=9, period=60.0)
 
 
 async def test_options_are_given_to_a_factory_and_its_files_as_paths(folder: Path) -> None:

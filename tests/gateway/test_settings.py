@@ -719,9 +719,9 @@ def test_no_override_ends_in_anything_but_a_configuration_or_its_error(key: str,
             "which is 1024",
         ),
         (
-            {"models.lm.factory": "a:b", "models.lm.restart.backoff": "6s"},
-            "models.lm.restart.backoff (--set models.lm.restart.backoff) is 6.0, more than models.lm.restart.backoff_max, "
-            "which is 5.0",
+            {"models.lm.factory": "a:b", "models.lm.restart.backoff": "6s", "models.lm.restart.backoff_max": "5s"},
+            "models.lm.restart.backoff (--set models.lm.restart.backoff) is 6.0, more than models.lm.restart.backoff_max "
+            "(--set models.lm.restart.backoff_max), which is 5.0",
         ),
         (
             {"listen.bidi_port": 8080},
@@ -851,9 +851,12 @@ def test_what_a_model_may_say_itself_has_the_unit_of_any_such_number_and_no_defa
         dict.fromkeys(("timeout", "load_timeout", "queue_timeout", "step_timeout", "stop_within"), Unit.SECONDS),
         dict.fromkeys(("inputs", "outputs"), Unit.TENSORS),
     )
-    others = {"warmup": Unit.TEXTS, "queue_bytes": Unit.BYTES} | {
-        f"batching.{name}": unit for name, unit in batching.items()
-    }
+    others = {
+        "restart.period": Unit.SECONDS, "restart.backoff": Unit.SECONDS, "restart.backoff_max": Unit.SECONDS,
+        "version": Unit.TEXT, "warmup": Unit.TEXTS, "queue_bytes": Unit.BYTES, "memory": Unit.BYTES,
+        "restart.kind": Unit.CHOICE, "restart.intensity": Unit.COUNT, "restart.jitter": Unit.NUMBER,
+        "restart.escalate": Unit.FLAG, **{f"batching.{name}": unit for name, unit in batching.items()},
+    }  # fmt: skip
     assert own == counts | seconds | tensors | others
 
 
