@@ -27,11 +27,14 @@ from gateway.wires.connection import Connection
 from gateway.wires.http2 import HTTP2Wire
 from gateway.workers.repository import Repository
 from gateway.workers.worker import Worker
+from models.batching import _Run
 from models.convert import _OnePrompt
 from models.messages import Part
+from models.rolling import RollingBatch
 from protocols.http2 import HTTP2Connection
 from protocols.http2_stream import Stream
 from tests.gateway.sweep import DRIVERS, SCENARIOS, TARGETS, applies, followed_by, run_once, sweep
+from tests.gateway.sweep_batched import BATCHED
 from tests.gateway.sweep_sagemaker import SAGEMAKER
 from tests.gateway.sweep_text import TEXT
 
@@ -48,12 +51,14 @@ STRIDES = {
     "formatted": 7, "formatted-h2": 7, "formatted-invoked": 13, "v2-generate": 5, "v2-generate-stream": 11,
     "v2-generate-stream-h2": 7, "text-websocket": 11, "text-bidi": 17, "text-bidi-threads": 29, "slow": 31, "slow-h2": 23,
     "slow-lmi": 29, "slow-lines": 29, "slow-formatted": 17, "slow-v2": 17,
+    "batched": 7, "batched-threads": 7, "batched-h2": 23, "rolling": 7, "rolling-threads": 7, "rolling-h2": 17,
+    "rolling-slow": 31,
 }  # fmt: skip
 """What a test here takes of the steps; the targets of a scenario start at different ones, and so cover them together.
 Every step of everything is what `python -m tests.gateway.sweep` does."""
 AT_ONCE = {("inline", "leader")}
 """Where the victim's exchange is over in the step that began it, and so is never found live."""
-ALONE = SAGEMAKER.keys() | TEXT.keys()
+ALONE = SAGEMAKER.keys() | TEXT.keys() | BATCHED.keys()
 """Scenarios that are played on one driver."""
 FEW_STEPS = ("raise", "memory")
 """Targets that count by themselves."""
@@ -341,6 +346,29 @@ def answer_not_closed(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(_OnePrompt, "complete", complete)
 
 
+def last_to_leave_is_the_first(monkeypatch: pytest.MonkeyPatch) -> None:
+    real = _Run.leave
+
+    def leave(run: _Run, waiting: Any) -> None:
+        real(run, waiting)
+        run.scope.cancel()
+
+    monkeypatch.setattr(_Run, "leave", leave)
+
+
+def sequence_kept(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(RollingBatch, "_close", lambda batch: batch._closing.clear())
+
+
+def steps_without_credit(monkeypatch: pytest.MonkeyPatch) -> None:
+    real = RollingBatch.__init__
+
+    def init(batch: RollingBatch[Any], model: Any, **options: Any) -> None:
+        real(batch, model, **{**options, "ahead": 1000})
+
+    monkeypatch.setattr(RollingBatch, "__init__", init)
+
+
 BUGS: list[tuple[Callable[[pytest.MonkeyPatch], None], str, str, str]] = [
     (unread_bytes_are_not_credited, "bidi", "reset", "4:"),
     (no_late_credit, "bidi-large", "interrupt", "4:"),
@@ -363,6 +391,9 @@ BUGS: list[tuple[Callable[[pytest.MonkeyPatch], None], str, str, str]] = [
     (tokens_without_room, "slow-lmi", "interrupt", "6:"),
     (no_last_line, "lmi-sse", "close", "8:"),
     (answer_not_closed, "text-websocket", "interrupt", "1:"),
+    (last_to_leave_is_the_first, "batched", "interrupt", "11:"),
+    (sequence_kept, "rolling", "interrupt", "3:"),
+    (steps_without_credit, "rolling-slow", "interrupt", "6:"),
 ]
 OF_THE_LEADER: list[tuple[Callable[[pytest.MonkeyPatch], None], str, str, str]] = [
     (scope_of_another, "v2-h2", "reset", "8:"),
