@@ -673,8 +673,9 @@ class Gateway:
         no call is refused for it. Calls that run, and those that wait for a slot, end on the old version, which has
         `patience` seconds for that (`repository.unload_timeout` unless given) before they are lost.
 
-        Where the new version cannot be loaded, what it raised comes out and the old one serves on. NotFound where no such
-        model is in service; Conflict for one of the repository, and while it is being reloaded; InsufficientStorage where
+        One of the repository is read from its folder anew. Where the new version cannot be loaded, what it raised comes out
+        and the old one serves on. NotFound where no such model is in service; Conflict for a spec in the place of one of the
+        repository, and while it is being reloaded; InsufficientStorage where
         both declare more `memory` than there is (`repository.memory`); ValueError for a spec of another name or family.
         Cancelled before the switch, nothing has changed.
         """
@@ -682,7 +683,10 @@ class Gateway:
         if old is None:
             raise NotFound(f"no model {name[:100]!r} is in service")
         if name in self.repository.names:
-            raise Conflict(f"model {name[:100]!r} is of the repository: unload it, and load its folder again")
+            if spec is not None:
+                raise Conflict(f"model {name[:100]!r} is of the repository: its folder says what it is, and no other spec")
+            await self.repository.reload(name, shown=f"the folder of model {name[:100]!r}", patience=patience)
+            return self.models[name]
         spec = old.spec if spec is None else spec
         if spec.name != name or spec.family is not old.spec.family:
             raise ValueError(

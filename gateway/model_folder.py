@@ -16,6 +16,7 @@ import tomllib
 import traceback
 import typing
 from collections.abc import Callable, Iterable, Mapping
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from importlib.machinery import SourceFileLoader
 from pathlib import Path
@@ -89,6 +90,8 @@ class ModelFolder:
     """Whether there is a model.py."""
     size: int
     """Bytes of all regular files, each counted once."""
+    stamp: int
+    """What `stamp_of` said of the folder."""
 
     @property
     def path(self) -> str:
@@ -180,7 +183,7 @@ def read_folder(path: str, *, code: Iterable[str], defaults: ModelConfig, shown:
     mistake, the file as one of the folder `shown`, which is the path unless given. Blocks.
     """
     place = Place(path, shown or path)
-    size = _size(place)
+    size, stamp = _size(place), stamp_of(path)
     file, source = place.at(TOML), place.at(CODE)
     has_code = os.path.lexists(source.path)
     values = _read_toml(file) if os.path.lexists(file.path) else None
@@ -208,7 +211,22 @@ def read_folder(path: str, *, code: Iterable[str], defaults: ModelConfig, shown:
         options=properties.options,
         code=has_code,
         size=size,
+        stamp=stamp,
     )
+
+
+def stamp_of(path: str) -> int:
+    """A number that is another one once a file of the folder has changed, come or gone, as long as this process lasts.
+    Blocks."""
+    found = []
+    for at, _, files in os.walk(path):
+        if os.path.basename(at) == "__pycache__":
+            continue
+        for name in files:
+            with suppress(OSError):  # a dangling link, or gone meanwhile
+                file = os.stat(os.path.join(at, name))
+                found.append((at, name, file.st_ino, file.st_size, file.st_mtime_ns))
+    return hash(frozenset(found))
 
 
 def _size(place: Place) -> int:

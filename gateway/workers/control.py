@@ -79,8 +79,9 @@ class ModelControl:
         """Models of the configuration that are being unloaded; set when nothing of them is left."""
 
     async def load(self, name: str) -> None:
-        """Returns when the model answers: at once where it does already. One that has crashed is started anew, with no
-        crash on its record.
+        """Returns when the model answers: at once where it does already, unless it is of a folder whose files have changed:
+        then its new version is loaded and warmed up beside it, and takes over. One of the configuration that has crashed is
+        started anew, with no crash on its record.
 
         Conflict while it is on its way in or out. NotFound for a name of nothing; the errors of `Repository.load`;
         LoadFailed for what a model of the configuration raised. A caller who is cancelled has given the load up.
@@ -92,7 +93,9 @@ class ModelControl:
             await self._load_configured(name, spec)
 
     async def _load_folder(self, name: str) -> None:
+        shown = f"the folder of model {show(name)}"
         if self._answers(name):
+            await self._repository.reload(name, shown=shown, always=False)
             return
         roots = self._limits.roots
         path = await run_step(partial(_find, name, roots), limiter=self._reads) if roots else ""
@@ -102,7 +105,7 @@ class ModelControl:
                 "from (repository.roots)"
             )
         if not self._answers(name):  # it may have been loaded while its folder was looked for
-            await self._repository.load(name, path, shown=f"the folder of model {show(name)}")
+            await self._repository.load(name, path, shown=shown)
 
     def _answers(self, name: str) -> bool:
         """Whether a model of the repository is in service. Conflict where it is, and has crashed."""

@@ -29,7 +29,7 @@ from gateway.errors import (
     Overloaded,
     Unavailable,
 )
-from gateway.model_folder import ModelFolder, find_folder, forget, load_error, make_spec, read_folder
+from gateway.model_folder import ModelFolder, find_folder, forget, load_error, make_spec, read_folder, stamp_of
 from gateway.settings_text import show
 from gateway.workers.supervisor import Supervisor
 from gateway.workers.worker import Worker
@@ -97,6 +97,13 @@ class _Step(enum.Enum):
 
 
 @final
+class _Users:
+    """Those who want a model to stay, whichever version of it they have chosen: they are sent on to the next."""
+
+    count = 0
+
+
+@final
 class _Entry(StepHolder):
     """A name that is taken, from the first moment of a load until nothing of the model is left."""
 
@@ -104,7 +111,9 @@ class _Entry(StepHolder):
         self.name, self.url, self.shown = name, url, shown
         self.state = _State.LOADING
         self.module = f"everywire_model_{next(_numbers)}"
-        self.folder = ""
+        self.folder, self.stamp = "", 0
+        self.before: _Entry | None = None
+        """The version that this one is to replace."""
         self.worker: Worker | None = None
         self.error: GatewayError | None = None
         self.reserved: int | None = None
@@ -114,9 +123,11 @@ class _Entry(StepHolder):
         module that they are of do. What the library loads does not, unless it fails."""
         self.evicts = False
         """Whether somebody wants it so much that others may go for it."""
+        self.patience = 0.0
+        """Seconds that calls of the version before have to end."""
         self.goes_for: _Entry | None = None
         """Whose place this one's is to be."""
-        self.waiters = self.users = 0
+        self.waiters, self.users = 0, _Users()
         self.load_scope, self.step = trio.CancelScope(), _Step.READ
         self.decided = trio.Event()
         """It is ready, or `error` says why not."""
@@ -128,7 +139,7 @@ class _Entry(StepHolder):
 
     @property
     def idle(self) -> bool:
-        if self.state is not _State.READY or self.users or self.waiters:
+        if self.state is not _State.READY or self.users.count or self.waiters:
             return False
         return self.worker is not None and not self.worker.live and not self.worker.slots_in_use
 
@@ -170,6 +181,10 @@ class Repository:
         self._supervisor, self._limits = supervisor, limits
         self._resident = resident or resident_bytes
         self._entries: OrderedDict[str, _Entry] = OrderedDict()  # the least recently used first
+        self._arriving: dict[str, _Entry] = {}
+        """Other versions of models that are loaded, on their way in."""
+        self._all: set[_Entry] = set()
+        """Those, and what is left of versions that were replaced."""
         self._comings_and_goings = 0
         self._reads = trio.CapacityLimiter(_READS)
         self._imports = trio.Semaphore(_IMPORTS)
@@ -185,7 +200,7 @@ class Repository:
         return self._used_beside(None)
 
     def _used_beside(self, entry: _Entry | None) -> int:
-        reserved = sum(other.reserved or 0 for other in self._entries.values() if other is not entry)
+        reserved = sum(other.reserved or 0 for other in self._all if other is not entry)
         return reserved + sum(need for name, need in self._supervisor.needs.items() if name not in self._entries)
 
     def check_room(self, name: str, need: int) -> None:
@@ -258,10 +273,49 @@ class Repository:
         if entry.state is _State.LOADING:
             raise Conflict(f"model {show(name)} {entry.state.value}")
         self._retire(entry, self._limits.unload_timeout)
+        versions = [other for other in self._all if other.name == name]
+        if name in self._arriving:
+            self._arriving[name].load_scope.cancel()
         with trio.move_on_after(_GRACE if entry.stuck else self._limits.unload_timeout + _UNLOAD_GRACE):
-            await entry.gone.wait()
-        if not entry.gone.is_set():
+            for version in versions:
+                await version.gone.wait()
+        if not all(version.gone.is_set() for version in versions):
             raise Unavailable(f"model {show(name)} is out of service, but a thread of it does not end: it holds its memory")
+
+    async def reload(self, name: str, *, shown: str = "", patience: float | None = None, always: bool = True) -> LoadedModel:
+        """Loads a model of `load` or `in_use` anew from its folder while it serves; where `always` is False, only if a file
+        of that has changed, come or gone. Returns when the new version answers. `shown` is as for `load`.
+
+        The new version is read, loaded and warmed up beside the old one, and then takes over in one moment: no call is
+        refused for it. Calls that run, and those that wait for a slot, end on the old version, which has `patience` seconds
+        for that (`unload_timeout` unless given). Where it cannot be loaded the errors of `load` come out, and the old one
+        serves on; both must fit. NotFound where there is none; Conflict while it is on its way in or out, or is reloaded
+        already, and for a folder whose model is of another family now. A caller who is cancelled before the switch has given
+        it up.
+        """
+        old = self._reloadable(name)
+        if not always:
+            if await run_step(partial(stamp_of, old.folder), limiter=self._reads) == old.stamp:
+                return _told(old)
+            old = self._reloadable(name)
+        entry = _Entry(name, old.url, shown)
+        entry.before = old
+        entry.patience = self._limits.unload_timeout if patience is None else patience
+        self._supervisor.start_soon(self._live, entry)
+        self._arriving[name] = entry
+        self._all.add(entry)
+        await self._decided(entry)
+        return _told(entry)
+
+    def _reloadable(self, name: str) -> _Entry:
+        entry = self._entries.get(name)
+        if entry is None:
+            raise NotFound(f"no model {show(name)} is loaded")
+        if entry.state is not _State.READY:
+            raise Conflict(f"model {show(name)} {entry.state.value}")
+        if name in self._arriving:
+            raise Conflict(f"model {show(name)} is being reloaded")
+        return entry
 
     # -- for those who want one to be there --------------------------------------------------------------------------
 
@@ -285,7 +339,7 @@ class Repository:
         try:
             yield worker
         finally:
-            entry.users -= 1
+            entry.users.count -= 1
             self._moved.unpark_all()
 
     async def _wanted(self, name: str, url: str, shown: str = "") -> _Entry:
@@ -302,10 +356,10 @@ class Repository:
                         raise
                     # it was told in the words of another: it fails once more in ours
             if entry.state is _State.READY and entry.worker is not None and not entry.worker.stopped.is_set():
-                entry.users += 1
+                entry.users.count += 1
                 self._entries.move_to_end(name)
                 return entry
-            while not entry.gone.is_set():
+            while self._entries.get(name) is entry:
                 if entry.stuck:
                     raise Unavailable(
                         f"model {show(name)} is out of service, and a thread of it does not end: there is no other before"
@@ -322,6 +376,7 @@ class Repository:
         entry = _Entry(name, url, shown)
         self._supervisor.start_soon(self._live, entry)
         self._entries[name] = entry
+        self._all.add(entry)
         return entry
 
     async def _decided(self, entry: _Entry) -> None:
@@ -367,7 +422,10 @@ class Repository:
             entry.error = entry.error or Unavailable(f"model {show(entry.name)} is being unloaded")
             entry.state, entry.worker, entry.reserved = _State.LEAVING, None, None
             forget(entry.module, entry.folder)
-            del self._entries[entry.name]
+            self._all.remove(entry)
+            for table in (self._entries, self._arriving):
+                if table.get(entry.name) is entry:
+                    del table[entry.name]
             self._comings_and_goings += 1
             entry.decided.set()
             entry.gone.set()
@@ -408,7 +466,7 @@ class Repository:
     async def _bring_in(self, entry: _Entry) -> None:
         self._at(entry, _Step.READ)
         folder = await run_step(partial(self._read, entry), limiter=self._reads)
-        entry.folder = folder.path
+        entry.folder, entry.stamp = folder.path, folder.stamp
         until = float("inf")
         while True:
             full: GatewayError
@@ -424,7 +482,7 @@ class Repository:
             need = max(folder.need, entry.measured)
             if not await self._make_room(entry, need, until):
                 if entry.evicts and need <= self._limits.memory:  # it will fit when others are done
-                    held = ", or held by threads that do not end" if any(e.stuck for e in self._entries.values()) else ""
+                    held = ", or held by threads that do not end" if any(e.stuck for e in self._all) else ""
                     raise Overloaded(f"{full.message}: all of them in use{held}; try again later")
                 raise full
 
@@ -442,12 +500,27 @@ class Repository:
             self._reserve(entry, spec.memory)
         entry.load_scope.deadline = float("inf")  # the worker has the model's own
         await self._start(entry, folder, spec)
+        entry.tangled = not folder.config.factory
         if not spec.memory and moment == self._comings_and_goings:
             entry.measured = self._resident() - before
+        if entry.before is not None:
+            entry.reserved = max(entry.reserved or 0, entry.measured)
+            self._switch(entry, entry.before)
+            return
+        if entry.measured:
             self._reserve(entry, max(folder.need, entry.measured))
         self._comings_and_goings += 1
         await trio.lowlevel.checkpoint_if_cancelled()  # all who wanted it may have left in this moment
-        entry.state, entry.tangled = _State.READY, not folder.config.factory
+        entry.state = _State.READY
+
+    def _switch(self, entry: _Entry, old: _Entry) -> None:
+        """The new version's worker has taken over: from here on nothing fails."""
+        entry.state, old.state = _State.READY, _State.LEAVING
+        entry.users, entry.before = old.users, None
+        self._entries[entry.name] = entry
+        del self._arriving[entry.name]
+        self._comings_and_goings += 1
+        self._moved.unpark_all()
 
     async def _spec(self, entry: _Entry, folder: ModelFolder) -> ModelSpec:
         make = partial(make_spec, folder, entry.name, entry.module)
@@ -463,7 +536,7 @@ class Repository:
 
     def _check_threads(self, entry: _Entry) -> None:
         """Threads that do not return are never ended, so there is an end to beginning more."""
-        abandoned = sum(other.threads for other in self._entries.values() if other.state is _State.LEAVING)
+        abandoned = sum(other.threads for other in self._all if other.state is _State.LEAVING)
         if abandoned >= _ABANDONED:
             raise Unavailable(
                 f"model {show(entry.name)} cannot be loaded: it has code, and {abandoned} threads of loads that were given "
@@ -472,8 +545,19 @@ class Repository:
 
     async def _start(self, entry: _Entry, folder: ModelFolder, spec: ModelSpec) -> None:
         failure: GatewayError
+        old = entry.before and entry.before.worker
         try:
-            entry.worker = await self._supervisor.load(spec)
+            if entry.before is None:
+                entry.worker = await self._supervisor.load(spec)
+            elif old is None:
+                raise Conflict(f"model {show(entry.name)} was unloaded while it was reloaded")
+            elif spec.family is not old.spec.family:
+                raise Conflict(
+                    f"model {show(entry.name)} is of {old.spec.family.value}, and in its folder is one of "
+                    f"{spec.family.value} now: unload it before it is loaded again"
+                )
+            else:
+                entry.worker = await self._supervisor.reload(spec, entry.patience)
             return
         except GatewayError:
             raise
@@ -482,8 +566,9 @@ class Repository:
         raise failure  # outside: what the traceback holds is the failed model's memory
 
     def _reserve(self, entry: _Entry, need: int) -> None:
-        limits, others = self._limits, [e for e in self._entries.values() if e is not entry and e.reserved is not None]
+        limits = self._limits
         used = self._used_beside(entry)
+        others = [other for other in self._all if other is not entry and other.reserved is not None]
         if used + need > limits.memory:
             raise InsufficientStorage(
                 f"model {show(entry.name)} needs {need} bytes, and {used} of {limits.memory} are in use (repository.memory)"
@@ -507,7 +592,9 @@ class Repository:
     def _going(self, entry: _Entry) -> Sequence[_Entry]:
         """Models that make room for this one when they have gone; those whose place another waits for only where there is
         nothing else."""
-        others = [other for other in self._entries.values() if other is not entry]
+        others = [
+            other for other in (*self._entries.values(), *self._all.difference(self._entries.values())) if other is not entry
+        ]
         leaving = [other for other in others if other.state is _State.LEAVING and not other.stuck]
         free = [other for other in leaving if other.goes_for in (None, entry) or other.goes_for.state is not _State.LOADING]
         if all(other.goes_for is not entry for other in free):
@@ -524,7 +611,7 @@ class Repository:
         longer than `patience`. It can be called again, also where it was cancelled."""
         worker = entry.worker
         tangled = entry.tangled or (worker is not None and bool(worker.crashes))
-        if worker is not None:
+        if worker is not None and not worker.stopped.is_set():  # else others of its name may serve, or end in peace
             self._supervisor.retire(worker)
             await worker.stopped.wait()
         with trio.move_on_after(patience) as waited:

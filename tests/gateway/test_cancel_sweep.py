@@ -257,7 +257,7 @@ def user_never_leaves(monkeypatch: pytest.MonkeyPatch) -> None:
         entry = await repository._wanted(name, url, shown)
         assert entry.worker is not None
         yield entry.worker
-        entry.users -= 1
+        entry.users.count -= 1
 
     monkeypatch.setattr(Repository, "in_use", in_use)
 
