@@ -45,10 +45,11 @@ class CancelToken:
 class Step:
     """A blocking step, for whoever watches how long it takes."""
 
-    __slots__ = ("began", "thread", "token")
+    __slots__ = ("began", "limiter", "thread", "token")
 
-    def __init__(self, token: CancelToken) -> None:
-        self.token = token
+    def __init__(self, token: CancelToken, limiter: trio.CapacityLimiter | None = None) -> None:
+        self.token, self.limiter = token, limiter
+        """What has one more place while this step is stuck, so that its own is somebody else's; None: nothing."""
         self.thread = 0
         """The ident of the thread that it runs in."""
         self.began = float("inf")
@@ -122,16 +123,24 @@ def step_holder() -> StepHolder:
 
 
 async def run_step(
-    fn: Callable[[], T], *, limiter: trio.CapacityLimiter | None = None, token: CancelToken | None = None
+    fn: Callable[[], T],
+    *,
+    limiter: trio.CapacityLimiter | None = None,
+    replaced: bool = False,
+    token: CancelToken | None = None,
 ) -> T:
     """Runs one blocking step in a thread, one of the model's unless a limiter is given, and returns its result.
+
+    A step that is stuck is replaced: its place among the model's threads is somebody else's until it returns. Its place in a
+    limiter that is given stays taken, as where that keeps two from being in one library at once, unless `replaced` is true.
 
     On cancel the caller goes on at once with trio.Cancelled and the token (the step's own, unless one is given) is
     cancelled; the thread ends at the end of its step (Python cannot stop it), and until then the session's slot stays
     occupied. What the abandoned step returns or raises is dropped.
     """
     token = token or CancelToken()
-    holder, record = step_holder(), Step(token)
+    holder = step_holder()
+    record = Step(token, limiter if replaced else None) if limiter is not None else Step(token, holder.limiter)
     loop, clock = trio.lowlevel.current_trio_token(), trio.lowlevel.current_clock()
     holder.begin(record)
     # A cancel may come while the step waits for its thread: then either the thread or the loop owns the hold, and the
@@ -168,7 +177,7 @@ _END = object()
 
 
 async def iterate_steps(
-    generator: Generator[T, None, None], *, limiter: trio.CapacityLimiter | None = None
+    generator: Generator[T, None, None], *, limiter: trio.CapacityLimiter | None = None, replaced: bool = False
 ) -> AsyncGenerator[T, None]:
     """What a synchronous generator yields, each step of it a `run_step` and all with one token. For contextlib.aclosing.
 
@@ -186,7 +195,7 @@ async def iterate_steps(
             generator.close()
 
     try:
-        while (item := await run_step(step, limiter=limiter, token=token)) is not _END:
+        while (item := await run_step(step, limiter=limiter, replaced=replaced, token=token)) is not _END:
             yield item  # type: ignore[misc]  # not _END, so a T
     finally:
         if inspect.getgeneratorstate(generator) != inspect.GEN_CLOSED:  # not exhausted, nor dead of an exception

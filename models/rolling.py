@@ -174,7 +174,7 @@ class RollingBatch(Generic[S]):
         the next step. RuntimeError where the batch ends meanwhile."""
         async for prompt in session:
             if self._blocking:
-                states = await run_step(partial(self._model.open, prompt), limiter=self._opens)
+                states = await run_step(partial(self._model.open, prompt), limiter=self._opens, replaced=True)
             else:
                 states = self._model.open(prompt)
             if states:

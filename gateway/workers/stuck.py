@@ -83,7 +83,8 @@ class StuckWatch:
         del self._running[step]
         if step in self._spare:
             self._spare.remove(step)
-            self.limiter.total_tokens -= 1
+            if step.limiter is not None:
+                step.limiter.total_tokens -= 1
 
     def watch(self, holder: StepHolder, session: Stopping) -> None:
         """The session is to stop in time; until `over`."""
@@ -160,7 +161,8 @@ class StuckWatch:
         if replaced:
             for step in steps:
                 self._spare.add(step)
-                self.limiter.total_tokens += 1
+                if step.limiter is not None:
+                    step.limiter.total_tokens += 1
         holder.interrupt(why)
         if replaced:
             holder.replace()

@@ -78,10 +78,10 @@ class Transformers:
         trust_remote_code: bool = False,
     ) -> None:
         """`device` and `dtype` are torch's names ("cuda:0", "bfloat16"; "auto" is the dtype the weights are stored in).
-        `threads` steps run at once, of all sessions together. `max_context` bounds prompt and output, in tokens, below
-        what the model's positions allow. `max_sequences` bounds `n` and `best_of`. A prompt is taken in passes of
-        `prefill_chunk` tokens, between which other sessions have their turn. `trust_remote_code` lets the directory
-        bring its own Python code.
+        `threads` steps run at once, of all sessions together, and another for each one that is stuck
+        (`ModelSpec.step_timeout`). `max_context` bounds prompt and output, in tokens, below what the model's positions
+        allow. `max_sequences` bounds `n` and `best_of`. A prompt is taken in passes of `prefill_chunk` tokens, between which
+        other sessions have their turn. `trust_remote_code` lets the directory bring its own Python code.
 
         ValueError for an option outside its range and for a model that keeps no state between steps; ImportError
         where torch or transformers is not installed.
@@ -105,9 +105,10 @@ class Transformers:
     async def __call__(self, session: Session[Prompt, Token | Finish]) -> None:
         """Continues each prompt, one after another, until the end of input."""
         async for prompt in session:
-            ids = await run_step(partial(self.prompt_ids, prompt), limiter=self._limiter)
+            ids = await run_step(partial(self.prompt_ids, prompt), limiter=self._limiter, replaced=True)
             session.prompt_tokens = len(ids)
-            async with aclosing(iterate_steps(self.generate(ids, prompt.parameters), limiter=self._limiter)) as steps:
+            made = self.generate(ids, prompt.parameters)
+            async with aclosing(iterate_steps(made, limiter=self._limiter, replaced=True)) as steps:
                 async for messages in steps:
                     for message in messages:
                         await session.send(message)

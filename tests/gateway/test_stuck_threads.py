@@ -22,7 +22,7 @@ from gateway.workers.stopping import BOUNDS, StopTimes
 from gateway.workers.stuck import StuckWatch
 from gateway.workers.worker import State, Worker
 from models.adapt import spec_of
-from models.blocking import CancelToken, Step, StepHolder, cancel_token
+from models.blocking import CancelToken, Step, StepHolder, cancel_token, run_step
 from models.messages import Family, InferRequest, InferResponse, Tensor
 from models.session import Session
 from models.spec import Batching, ModelSpec, RestartPolicy
@@ -219,6 +219,29 @@ async def test_a_generator_is_stuck_in_its_step_or_its_clean_up(gates: Gates, mo
         await returned(worker_of(house))
 
 
+@pytest.mark.parametrize("replaced", [True, False])
+async def test_a_place_in_a_limiter_of_the_models_own_is_replaced_where_it_says_so(
+    gates: Gates, mock_clock: MockClock, replaced: bool
+) -> None:
+    own = trio.CapacityLimiter(1)
+
+    async def model(request: InferRequest) -> InferResponse:
+        return await run_step(lambda: gates(request), limiter=own, replaced=replaced)
+
+    async with serving(spec_of(model, "m", step_timeout=5)) as house:
+        stuck = await begin(house, 0)
+        await gates.wait_entered()
+        await passes(mock_clock, 7)
+        assert (await answer(stuck))[0] == 504
+        assert (own.total_tokens, worker_of(house).stuck.limiter.total_tokens) == (1 + replaced, 64)
+        if replaced:
+            assert await infer(house, 3) == [6]
+        gates.leave.set()
+        await returned(worker_of(house))
+        assert (own.total_tokens, own.borrowed_tokens) == (1, 0)
+        assert await infer(house, 4) == [8]
+
+
 # -- more than may be
 
 
@@ -410,7 +433,8 @@ class Deaf(StepHolder):
 
 
 def test_the_token_of_a_stuck_step_is_cancelled_whatever_its_session_says() -> None:
-    watch, holder, step = StuckWatch(Gates().spec(step_timeout=2), list), Deaf(), Step(CancelToken())
+    watch, holder = StuckWatch(Gates().spec(step_timeout=2), list), Deaf()
+    step = Step(CancelToken(), watch.limiter)
     watch.begin(step, holder)
     watch.tick(1000)
     assert not step.token.cancelled  # it has no thread yet

@@ -19,6 +19,7 @@ from hypothesis import strategies as st
 
 from models.adapt import made_family, partial_loader, spec_of
 from models.backends.transformers import Stops, TextStream, Transformers, load
+from models.blocking import Step, StepHolder, reset_step_holder, set_step_holder
 from models.chat import ChatMessage, plain_template
 from models.errors import ModelError
 from models.messages import Family, Finish, FinishReason, GenerationParameters, Prompt, Token
@@ -477,6 +478,37 @@ async def test_a_client_that_stops_reading_stops_the_model_at_the_next_token(mod
         nursery.cancel_scope.cancel()
     assert (len(tape.sent), gate.passes) == (3, 4)
     assert threading.get_ident() not in gate.threads
+
+
+async def test_a_step_that_is_stuck_is_known_to_whoever_watches_the_models_threads(model: Transformers, gate: Gate) -> None:
+    running: list[Step] = []
+    holder = Watching(running)
+    before, tape = gate.passes, Tape([prompt(max_new_tokens=2, ignore_eos_token=True)], room=10)
+    async with trio.open_nursery() as nursery:
+        gate.open.clear()
+        reset = set_step_holder(holder)
+        nursery.start_soon(model, Session(tape))
+        reset_step_holder(reset)
+        while gate.passes == before:
+            await trio.lowlevel.checkpoint()
+        (step,) = running
+        assert step.limiter is model._limiter  # which has a place more while it is stuck
+        assert step.thread in gate.threads
+        gate.open.set()
+    assert not running
+
+
+class Watching(StepHolder):
+    """Keeps the steps that run."""
+
+    def __init__(self, running: list[Step]) -> None:
+        self.running = running
+
+    def begin(self, step: Step) -> None:
+        self.running.append(step)
+
+    def end(self, step: Step) -> None:
+        self.running.remove(step)
 
 
 async def settled(model: Transformers) -> None:
