@@ -6,8 +6,7 @@ import io
 import logging
 import os
 import sys
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from collections.abc import Callable
 from importlib.machinery import PathFinder
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn, TypeVar, final
@@ -15,8 +14,11 @@ from typing import TYPE_CHECKING, Any, NoReturn, TypeVar, final
 import click
 
 from gateway import logging_setup
+from gateway.cli_config import config
+from gateway.cli_options import NAMES, Given, configured, options
 from gateway.config import TLSConfig
-from gateway.settings import PREFIX, SETTINGS, ConfigError, Resolved, Unit, dotted, parse_duration, resolve, to_toml, written
+from gateway.config_check import reason_of
+from gateway.settings import PREFIX, ConfigError, parse_duration
 from gateway.version import version
 
 # Nothing of `models` or of the server is imported before `check_shadowing` has looked.
@@ -31,28 +33,6 @@ _WIRES = ("lmi", "openai", "v2", "generate", "invoke", "stream", "bidi", "websoc
 """As `gateway.call.plan.Wire` has them, which is imported too late for a choice."""
 
 
-@final
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _Flag:
-    """A flag that is short for `--set KEY=VALUE`."""
-
-    name: str
-    key: str
-    metavar: str
-    help: str
-
-
-_FLAGS = (
-    _Flag(name="--host", key="listen.host", metavar="HOST", help="Address to listen on; 0.0.0.0 for every one."),
-    _Flag(name="--port", key="listen.port", metavar="PORT", help="Port in clear; 0 for a free one, -1 for none."),
-    _Flag(name="--tls-port", key="listen.tls_port", metavar="PORT", help="Port for TLS, opened where TLS is on."),
-    _Flag(name="--tls-cert", key="tls.cert", metavar="FILE", help="PEM certificate chain: turns TLS on."),
-    _Flag(name="--tls-key", key="tls.key", metavar="FILE", help="PEM private key of the certificate."),
-    _Flag(name="--tls-dev", key="tls.dev", metavar="", help="TLS with a certificate made for localhost."),
-    _Flag(name="--log-level", key="log.level", metavar="LEVEL", help="Least severity that is logged"),
-    _Flag(name="--log-format", key="log.format", metavar="FORMAT", help="Form of the log"),
-)
-
 _EPILOG = f"""
 \b
 Examples:
@@ -61,7 +41,10 @@ Examples:
   everywire --config everywire.toml --port 0  a file, and a flag that overrides it
   everywire --tls-dev                         HTTP/2 over TLS on port 8443, for localhost
   everywire --set limits.body=64MiB           any setting there is
-  everywire --config everywire.toml config    what is in force, and where each value was set
+  everywire config show --config everywire.toml
+                                              what is in force, and where each value was set
+  everywire config check --config everywire.toml
+                                              all that is wrong with it
   everywire demo --once                       a tour of the wires, then exit
   everywire emulate sagemaker --container ws://127.0.0.1:8081
                                               SageMaker's front before your own container
@@ -72,19 +55,6 @@ Examples:
 A later source overrides an earlier one:
   defaults, the file, {PREFIX}SECTION__KEY=VALUE, flags.
 """
-
-
-@final
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _Given:
-    """What the flags before the command said."""
-
-    file: Path | None
-    overrides: Mapping[str, str]
-    flags: Mapping[str, str]
-
-    def resolve(self) -> Resolved:
-        return resolve(file=self.file, environ=os.environ, overrides=self.overrides, flags=self.flags)
 
 
 @final
@@ -113,6 +83,13 @@ def _in_one_line(call: Callable[[], T]) -> T:
         raise _Failure(str(error)) from None
     except BaseExceptionGroup as group:
         raise _only_configuration(group) from None
+    except click.NoSuchOption as error:
+        command = error.ctx.info_name if error.ctx is not None else None
+        if error.option_name in NAMES:
+            name = error.option_name
+            raise click.UsageError(f"{name} stands before the command: everywire {name} ... {command}") from None
+        error.ctx = None
+        raise
     except click.UsageError as error:
         # With its context it would be preceded by the usage.
         error.ctx = None
@@ -127,28 +104,13 @@ def _only_configuration(group: BaseExceptionGroup[BaseException]) -> BaseExcepti
     return _Failure(str(first)) if isinstance(first, ConfigError) and group.split(ConfigError)[1] is None else group
 
 
-def _flags(function: F) -> F:
-    for flag in reversed(_FLAGS):
-        setting = SETTINGS[tuple(flag.key.split("."))]
-        if setting.unit is Unit.FLAG:
-            function = click.option(flag.name, is_flag=True, help=flag.help)(function)
-            continue
-        text = f"{flag.help}: {', '.join(setting.choices)}." if setting.choices else flag.help
-        default = f"  [default: {str(written(setting.unit, setting.default)).strip(chr(34)) or 'none'}]"
-        function = click.option(flag.name, metavar=flag.metavar, help=text + default)(function)
-    return function
-
-
 @click.group(
     cls=_Program,
     invoke_without_command=True,
     epilog=_EPILOG,
     context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100},
 )
-@click.option("--config", "file", type=click.Path(path_type=Path), metavar="FILE", help="TOML file with settings.")
-@_flags
-@click.option("--model", "models", multiple=True, metavar="NAME=MODULE:ATTR", help="Serve a model; may be repeated.")
-@click.option("--set", "settings", multiple=True, metavar="SECTION.KEY=VALUE", help="Any setting; may be repeated.")
+@options
 @click.version_option(version(), prog_name="everywire")
 @click.pass_context
 def program(
@@ -160,52 +122,42 @@ def program(
     Without a command it serves. Without a model of yours it serves those of its library: echo, identity, add_sub, lm and
     speech.
     """
-    context.obj = _given(file, models, settings, flags)
+    context.obj = given = Given.of(file, models, settings, flags)
     if context.invoked_subcommand is None:
-        _serve(context)
+        _serve(context, given)
 
 
-def _given(file: Path | None, models: tuple[str, ...], settings: tuple[str, ...], flags: Mapping[str, Any]) -> _Given:
-    pairs: list[tuple[str, str, str]] = []
-    for flag in _FLAGS:
-        value = flags[flag.name[2:].replace("-", "_")]
-        if value not in (None, False):
-            pairs.append((flag.key, "true" if value is True else value, flag.name))
-    for text in models:
-        name, found, factory = text.partition("=")
-        if not (name and found):
-            raise click.UsageError(f"--model takes NAME=MODULE:ATTR, such as chat=app:generate, not {text[:100]!r}")
-        pairs.append((dotted(("models", name, "factory")), factory, f"--model {name}"))
-    for text in settings:
-        key, found, value = text.partition("=")
-        if not found:
-            raise click.UsageError(f"--set takes SECTION.KEY=VALUE, such as limits.body=64MiB, not {text[:100]!r}")
-        pairs.append((key.strip(), value.strip(), f"--set {key.strip()}"))
-    overrides: dict[str, str] = {}
-    sources: dict[str, str] = {}
-    for key, value, source in pairs:
-        if key in overrides:
-            raise click.UsageError(f"{key} is set twice: by {sources[key]} and by {source}")
-        overrides[key], sources[key] = value, source
-    return _Given(file=file, overrides=overrides, flags=sources)
+program.add_command(config)
 
 
-@program.command(short_help="Serve; the same as no command.")
-@click.pass_context
-def serve(context: click.Context) -> None:
+@program.command(
+    short_help="Serve; the same as no command.",
+    epilog="""
+\b
+Examples:
+  everywire serve --model chat=app:generate
+  everywire serve --config everywire.toml --port 9000
+
+\b
+Exit status: 0 drained, and everything ended by itself; 1 it could not start, or not go on without a model;
+2 wrong command line or configuration; 3 a stream was cut at the deadline of the drain.
+""",
+)
+@configured
+def serve(given: Given) -> None:
     """Serve until SIGTERM or SIGINT, then drain. The same as no command."""
-    _serve(context)
+    _serve(click.get_current_context(), given)
 
 
 @program.command(short_help="Take a tour of the wires.")
 @click.option("--once", is_flag=True, help="Exit after the tour instead of serving on.")
 @click.option("--port", type=click.IntRange(0, 65535), default=0, show_default="a free one", help="Port to listen on.")
 @click.pass_obj
-def demo(given: _Given, once: bool, port: int) -> None:
+def demo(given: Given, once: bool, port: int) -> None:
     """Start a gateway with the library models and call each of them over every wire."""
-    if given.overrides or given.file:
+    if given.anything:
         raise click.UsageError("demo takes only its own options, after its name: see `everywire demo --help`")
-    _check_directory()
+    check_directory()
     from gateway.demo import run
 
     click.get_current_context().exit(run(once=once, port=port, echo=click.echo))
@@ -227,19 +179,19 @@ Examples:
 @click.option("--json", "as_json", is_flag=True, help="One JSON object a line.")
 @click.option("--twice", is_flag=True, help="Play each seed twice and demand the same trace.")
 @click.pass_obj
-def simulate(given: _Given, seeds: str, trace: Path | None, as_json: bool, twice: bool) -> None:
+def simulate(given: Given, seeds: str, trace: Path | None, as_json: bool, twice: bool) -> None:
     """Play whole gateways in memory: clients on every wire, models and a network, all with faults, which a seed decides.
 
     At every step the promises are checked: messages in order and none lost, one ending for each exchange, nothing held
     for ever, no neighbour harmed, drains that end. A failure prints the command that shows it again; the exit status is
     then 1.
     """
-    if given.overrides or given.file:
+    if given.anything:
         raise click.UsageError("simulate takes only its own options, after its name: see `everywire simulate --help`")
     first, found, last = seeds.partition("..")
     if not (found and first.isdecimal() and last.isdecimal() and int(first) <= int(last)):
         raise click.UsageError(f"--seeds takes A..B, such as 0..99, not {seeds[:100]!r}")
-    _check_directory()
+    check_directory()
     from gateway.simulate.command import Campaign
 
     campaign = Campaign(click.echo, lambda line: click.echo(line, err=True), trace=trace, as_json=as_json, twice=twice)
@@ -318,7 +270,7 @@ Exit status: 0 complete; 1 refused, or the model failed; 2 wrong command line;
 )
 @click.pass_obj
 def call(
-    given: _Given,
+    given: Given,
     /,
     model: str,
     inputs: tuple[str, ...],
@@ -332,12 +284,13 @@ def call(
 
     Several texts are several messages of one session, over bidi and websocket.
     """
-    _check_directory()
-    from gateway.call.plan import Given, plan
+    check_directory()
+    from gateway.call.plan import Given as Asked
+    from gateway.call.plan import plan
     from gateway.call.report import Report
     from gateway.call.run import run as make
 
-    asked = Given(model=model, url=url or _own_url(given), texts=(*inputs, *texts), **options)
+    asked = Asked(model=model, url=url or _own_url(given), texts=(*inputs, *texts), **options)
     chosen = plan(asked, sys.stdin.buffer if sys.stdin is not None else io.BytesIO())
     report = Report(
         lambda text: click.echo(text, nl=False),
@@ -348,7 +301,7 @@ def call(
     click.get_current_context().exit(make(chosen, report))
 
 
-def _own_url(given: _Given) -> str:
+def _own_url(given: Given) -> str:
     """Where a server with this configuration listens."""
     listen = given.resolve().config.listen
     if listen.port <= 0:
@@ -357,22 +310,12 @@ def _own_url(given: _Given) -> str:
     return f"http://[{host}]:{listen.port}" if ":" in host else f"http://{host}:{listen.port}"
 
 
-@program.command(short_help="Print every setting, and where it was set.")
-@click.pass_obj
-def config(given: _Given) -> None:
-    """Print every setting as TOML, and where each that is not a default was set."""
-    resolved = given.resolve()
-    if not resolved.config.models and not resolved.config.repository.model:
-        click.echo("# No model is configured: those of the library are served.\n")
-    click.echo(to_toml(resolved), nl=False)
-
-
 @program.command(short_help="List the models there are.")
 @click.pass_obj
-def models(given: _Given) -> None:
+def models(given: Given) -> None:
     """List the configured models and those of the library, with the messages that each speaks and the tensors that it
     declares."""
-    _check_directory()
+    check_directory()
     from gateway.loading import library_specs, load_spec
 
     rows = [("NAME", "FAMILY", "CAPACITY", "FROM", "TENSORS")]
@@ -382,7 +325,7 @@ def models(given: _Given) -> None:
             spec = load_spec(name, model)
             rows.append((name, spec.family.value, str(spec.capacity), model.factory, _tensors(spec)))
         except Exception as error:  # the import runs the user's own code, which may raise anything
-            broken.append(_reason(name, error))
+            broken.append(reason_of(name, error))
             rows.append((name, "-", "-", model.factory, ""))
     for spec in library_specs():
         rows.append((spec.name, spec.family.value, str(spec.capacity), "the library", _tensors(spec)))
@@ -474,8 +417,8 @@ def emulate_sagemaker(
 
     TLS has a certificate made for localhost, as the AWS SDK speaks HTTP/2 over TLS alone.
     """
-    _check_directory()
-    given: _Given = context.obj
+    check_directory()
+    given: Given = context.obj
     resolved = given.resolve()
     try:
         quiet = parse_duration(half_close_quiet)
@@ -512,16 +455,8 @@ def _limit_pairs(limits: tuple[str, ...]) -> dict[str, str]:
     return pairs
 
 
-def _reason(name: str, error: Exception) -> str:
-    text = (str(error).splitlines() or ["no reason given"])[0][:200]
-    if isinstance(error, ConfigError):
-        return text
-    return f"{dotted(('models', name))} cannot be loaded: {type(error).__name__}: {text}"
-
-
-def _serve(context: click.Context) -> NoReturn:
-    _check_directory()
-    given: _Given = context.obj
+def _serve(context: click.Context, given: Given) -> NoReturn:
+    check_directory()
     chosen = given.resolve().config
     if chosen.tls.dev:
         logging_setup.configure(chosen.log)
@@ -540,7 +475,8 @@ def _announce_certificate(tls: TLSConfig) -> None:
     _log.info("TLS has a development certificate: clients trust it by SSL_CERT_FILE", extra=extra)
 
 
-def _check_directory() -> None:
+def check_directory() -> None:
+    """ConfigError where the working directory holds Python code under a name of ours."""
     message = check_shadowing(Path.cwd(), Path(__file__).resolve().parent.parent)
     if message:
         raise ConfigError(message)

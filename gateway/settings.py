@@ -2,28 +2,31 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import difflib
 import math
 import re
 import tomllib
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, final
 
 import msgspec
 
 from gateway.config import Config, ModelConfig, TensorConfig
-from gateway.settings_agreement import agree, open_ports
-from gateway.settings_lmi import option_defaults
-from gateway.settings_sagemaker import check_ports, container_defaults
-from gateway.settings_schema import NAMES, OPEN, SECTIONS, SETTINGS, ConfigError, Setting, Unit, spelt, template
-from gateway.settings_text import Key, dotted, parse_duration, parse_size, plain, show, toml, toml_value, written_size
+from gateway.settings_agreement import contradictions, open_ports
+from gateway.settings_lines import lines_of
+from gateway.settings_lmi import option_defaults, unserved_options
+from gateway.settings_sagemaker import container_defaults, wrong_ports
+from gateway.settings_schema import NAMES, OPEN, SECTIONS, SETTINGS, ConfigError, Problem, Setting, Unit, spelt, template
+from gateway.settings_secrets import without_secrets
+from gateway.settings_text import Key, dotted, parse_duration, parse_size, plain, show, toml_value
 
 __all__ = [
-    "PREFIX", "SETTINGS", "ConfigError", "Resolved", "Setting", "Unit",
-    "dotted", "load", "model_values", "parse_duration", "parse_size", "resolve", "spelt", "to_toml", "written",
+    "PREFIX", "SETTINGS", "ConfigError", "Problem", "Resolved", "Setting", "Unit",
+    "dotted", "load", "model_values", "parse_duration", "parse_size", "resolve", "spelt",
 ]  # fmt: skip
 
 PREFIX = "EVERYWIRE_"
@@ -56,23 +59,38 @@ def resolve(
     overrides: Mapping[str, Any],
     flags: Mapping[str, str] | None = None,
 ) -> Resolved:
-    """As `load`, and tells the sources too. `flags` names the flag behind an override, `--set KEY` where it does not."""
+    """As `load`, and tells the sources too. `flags` names the flag behind an override, `--set KEY` where it does not.
+
+    Every value is looked at before ConfigError is raised, which then has all problems; what is missing is looked for
+    outside of what is wrong, and contradictions where nothing else is.
+    """
     values = _Values()
     if file is not None:
-        for path, value in _leaves(_read(file), ()):
-            values.put(path, value, str(file), text=False)
+        with values.kept():
+            values.read(file)
     for name in sorted(environ):
         if name.startswith(PREFIX) and not _service_link(name, environ[name]):
-            values.put(_environment_path(name), environ[name], name, text=True)
+            with values.kept():
+                values.put(_environment_path(name), environ[name], name, text=True)
     for key, value in overrides.items():
         source = (flags or {}).get(key, f"--set {key}")
-        values.put(_override_path(key, source), value, source, text=isinstance(value, str))
+        with values.kept():
+            values.put(_override_path(key, source), value, source, text=isinstance(value, str))
+    values.wrong.extend(unserved_options(environ))
     for path, value, name in (*container_defaults(environ), *option_defaults(environ)):
         if path not in values:
-            values.put(path, value, name, text=True)
+            with values.kept():
+                values.put(path, value, name, text=True)
+    values.wrong.extend(values.missing())
+    if values.wrong:
+        raise ConfigError(*values.wrong)
     resolved = values.resolved()
-    agree(resolved.config, values.where)
-    check_ports(environ, open_ports(resolved.config), values.where)
+    disagreement = [
+        *contradictions(resolved.config, values.where),
+        *wrong_ports(environ, open_ports(resolved.config), values.where),
+    ]
+    if disagreement:
+        raise ConfigError(*(replace(p, where=p.where or values.source(p.key)) for p in disagreement))
     return resolved
 
 
@@ -105,11 +123,30 @@ class _Values:
     def __init__(self) -> None:
         self._set: dict[Key, tuple[Any, str]] = {}
         self._names: dict[Key, str] = {}
+        self._broken: list[Key] = []
+        self.wrong: list[Problem] = []
 
     def __contains__(self, path: Key) -> bool:
-        return path in self._set
+        return path in self._set or path in self._broken
+
+    @contextlib.contextmanager
+    def kept(self) -> Iterator[None]:
+        """Keeps what is wrong inside, so that the rest is looked at too."""
+        try:
+            yield
+        except ConfigError as error:
+            self.wrong.extend(error.problems)
+
+    def read(self, file: Path) -> None:
+        """Puts what a TOML file says."""
+        table, lines = _read(file)
+        for path, value in _leaves(table, ()):
+            source = f"{file}:{lines[path]}" if path in lines else str(file)
+            with self.kept():
+                self.put(path, value, source, text=False)
 
     def put(self, path: Key, value: Any, source: str, *, text: bool) -> None:
+        self._broken.append(path)
         shape = template(path)
         self._name(path, shape, source)
         if shape in SECTIONS:
@@ -122,7 +159,8 @@ class _Values:
         elif shape[:-1] in OPEN:
             self._set[path] = toml_value(_utf8(value, path, source)) if text else value, source
         else:
-            raise ConfigError(f"{plain(source)}: {_unknown(path, shape)}")
+            raise ConfigError(_unknown(path, shape, source))
+        self._broken.pop()
 
     def _name(self, path: Key, shape: Key, source: str) -> None:
         """Keeps the names that the operator chose, each with where it came first: a section may hold no value."""
@@ -131,35 +169,46 @@ class _Values:
             if names is None:
                 continue
             if not re.fullmatch(names.pattern, name):
-                raise ConfigError(f"{plain(source)}: {show(name)} cannot be the name of {names.of}: {names.wanted}")
+                raise ConfigError(
+                    Problem(
+                        text=f"{plain(source)}: {show(name)} cannot be the name of {names.of}: {names.wanted}",
+                        where=source,
+                        key=dotted(path[: n + 1]),
+                        expected=names.wanted,
+                        got=show(name),
+                    )
+                )
             self._names.setdefault(path[: n + 1], source)
 
     def _put_section(self, path: Key, value: Any, source: str) -> None:
         if value != {}:
-            raise ConfigError(
-                f"{plain(source)}: {dotted(path)} is a section, and cannot be {show(value)}: set {_inside(path)}"
-            )
+            key, got, inside = dotted(path), show(without_secrets(path[-1], value)), _inside(path)
+            text = f"{plain(source)}: {key} is a section, and cannot be {got}: set {inside} and so on"
+            raise ConfigError(Problem(text=text, where=source, key=key, expected="a section", got=got, suggestion=inside))
 
     def where(self, key: str) -> str:
         """A key with the source that set it, where one did."""
+        source = self.source(key)
+        return f"{key} ({plain(source)})" if source else key
+
+    def source(self, key: str) -> str:
+        """The source that set a key, or named a section first; empty where none did."""
         sources = {dotted(path): source for path, source in self._names.items()} | self._sources()
-        return f"{key} ({plain(sources[key])})" if key in sources else key
+        return sources.get(key, "")
 
     def _sources(self) -> dict[str, str]:
         return {dotted(path): source for path, (_, source) in self._set.items()}
 
-    def resolved(self) -> Resolved:
-        tree: dict[str, Any] = {}
+    def missing(self) -> Iterator[Problem]:
+        """What must be set in a section that somebody named, and is not; not of one with something wrong inside."""
         for path, source in self._names.items():
+            if any(broken[: len(path)] == path for broken in self._broken):
+                continue
             for setting in SETTINGS.values():
                 if setting.required and setting.path[:-1] == template(path) and (*path, setting.path[-1]) not in self._set:
-                    raise ConfigError(f"{plain(source)}: {self._missing(path, setting)}")
-            _branch(tree, path)
-        for path, (value, _) in self._set.items():
-            _branch(tree, path[:-1])[path[-1]] = value
-        return Resolved(config=msgspec.convert(tree, Config), sources=self._sources())
+                    yield self._missing(path, setting, source)
 
-    def _missing(self, path: Key, setting: Setting) -> str:
+    def _missing(self, path: Key, setting: Setting, source: str) -> Problem:
         """The environment is often written in capitals, which makes a new name of a known one."""
         name = setting.path[-1]
         known = {
@@ -167,9 +216,20 @@ class _Values:
             for other in self._names
             if template(other) == setting.path[:-1] and (*other, name) in self._set
         }
-        near = difflib.get_close_matches(_chosen(path), known, 1)
-        hint = f": did you mean {dotted(known[near[0]])}?" if near else ""
-        return f"{dotted(path)} has no {name}, which must be {setting.expected}{hint}"
+        near = [dotted(known[chosen]) for chosen in difflib.get_close_matches(_chosen(path), known, 1)]
+        hint = f": did you mean {near[0]}?" if near else ""
+        text = f"{plain(source)}: {dotted(path)} has no {name}, which must be {setting.expected}{hint}"
+        key = dotted((*path, name))
+        return Problem(text=text, where=source, key=key, expected=setting.expected, suggestion="".join(near))
+
+    def resolved(self) -> Resolved:
+        """The configuration. Nothing is wrong and nothing missing."""
+        tree: dict[str, Any] = {}
+        for path in self._names:
+            _branch(tree, path)
+        for path, (value, _) in self._set.items():
+            _branch(tree, path[:-1])[path[-1]] = value
+        return Resolved(config=msgspec.convert(tree, Config), sources=self._sources())
 
 
 def _branch(tree: dict[str, Any], path: Key) -> dict[str, Any]:
@@ -185,10 +245,10 @@ def _chosen(path: Key) -> str:
 def _inside(path: Key) -> str:
     shape = template(path)
     first = next(setting.path for setting in SETTINGS.values() if setting.path[: len(path)] == shape)
-    return f"{spelt((*path, *first[len(path) :]))} and so on"
+    return spelt((*path, *first[len(path) :]))
 
 
-def _unknown(path: Key, shape: Key) -> str:
+def _unknown(path: Key, shape: Key, source: str) -> Problem:
     # A name that the operator chose is right by definition; only what is around it can be misspelt.
     known = [
         tuple(path[n] if part == "*" and key[: n + 1] == shape[: n + 1] else part for n, part in enumerate(key))
@@ -196,7 +256,9 @@ def _unknown(path: Key, shape: Key) -> str:
     ]
     near = _nearest(path, known)
     hint = f": did you mean {spelt(near)}?" if near else "; `everywire config` prints all there are"
-    return f"{show(dotted(path), quoted=False)} is not a setting{hint}"
+    key = show(dotted(path), quoted=False)
+    text = f"{plain(source)}: {key} is not a setting{hint}"
+    return Problem(text=text, where=source, key=key, expected="a setting", suggestion=spelt(near) if near else "")
 
 
 def _nearest(path: Key, known: list[Key]) -> Key | None:
@@ -213,15 +275,18 @@ def _nearest(path: Key, known: list[Key]) -> Key | None:
 # ---- sources ----
 
 
-def _read(file: Path) -> dict[str, Any]:
+def _read(file: Path) -> tuple[dict[str, Any], Mapping[Key, int]]:
+    """What a file says, and the lines that say it."""
     try:
-        return tomllib.loads(file.read_text(encoding="utf-8"))
+        text = file.read_text(encoding="utf-8")
+        return tomllib.loads(text), lines_of(text)
     except OSError as error:
-        raise ConfigError(f"{plain(str(file))}: cannot be read: {error.strerror}") from None
+        why = f"cannot be read: {error.strerror}"
     except UnicodeDecodeError as error:
-        raise ConfigError(f"{plain(str(file))}: is not UTF-8 text (at byte {error.start})") from None
+        why = f"is not UTF-8 text (at byte {error.start})"
     except (tomllib.TOMLDecodeError, RecursionError) as error:
-        raise ConfigError(f"{plain(str(file))}: is not TOML: {error}") from None
+        why = f"is not TOML: {error}"
+    raise ConfigError(Problem(text=f"{plain(str(file))}: {why}", where=str(file)))
 
 
 def _leaves(table: Mapping[str, Any], prefix: Key) -> Iterator[tuple[Key, Any]]:
@@ -241,7 +306,8 @@ def _environment_path(name: str) -> Key:
         spellings = {f"{PREFIX}{'__'.join(path).upper()}" for path in SETTINGS}
         near = [known for known in sorted(spellings) if known.replace("__", "_") == name.upper()]
         hint = f"did you mean {near[0]}?" if near else f"settings are named {PREFIX}SECTION__KEY"
-        raise ConfigError(f"{plain(name)} is not a setting: {hint}")
+        text = f"{plain(name)} is not a setting: {hint}"
+        raise ConfigError(Problem(text=text, where=name, expected="a setting", suggestion="".join(near[:1])))
     path: Key = (first.lower(),)
     for part in rest:
         shape = template(path)
@@ -269,7 +335,8 @@ def _override_path(key: str, source: str) -> Key:
         ((name, node),) = node.items()
         path.append(name)
     if isinstance(node, dict):
-        raise ConfigError(f"{plain(source)}: {show(key)} is not a key such as limits.head")
+        text = f"{plain(source)}: {show(key)} is not a key such as limits.head"
+        raise ConfigError(Problem(text=text, where=source, expected="a key such as limits.head", got=show(key)))
     return tuple(path)
 
 
@@ -284,7 +351,9 @@ def _convert(setting: Setting, path: Key, value: Any, source: str, *, text: bool
         converted = None
         why = f": {error}" if setting.unit is Unit.TENSORS else ""
     if converted is None or not _in_range(setting, converted):
-        raise ConfigError(f"{plain(source)}: {dotted(path)} must be {setting.expected}, not {show(value)}{why}")
+        key, got = dotted(path), f"{show(without_secrets(path[-1], value))}{why}"
+        line = f"{plain(source)}: {key} must be {setting.expected}, not {got}"
+        raise ConfigError(Problem(text=line, where=source, key=key, expected=setting.expected, got=got))
     return converted
 
 
@@ -353,43 +422,7 @@ def _in_range(setting: Setting, value: Any) -> bool:
 def _utf8(value: str, path: Key, source: str) -> str:
     # The environment and the command line hand over bytes that are not UTF-8 as lone surrogates.
     if not value.isascii() and any("\ud800" <= character <= "\udfff" for character in value):
-        raise ConfigError(f"{plain(source)}: {dotted(path)} must be UTF-8 text, not {show(value)}")
+        key, got = dotted(path), show(without_secrets(path[-1], value))
+        why = f"{plain(source)}: {key} must be UTF-8 text, not {got}"
+        raise ConfigError(Problem(text=why, where=source, key=key, expected="UTF-8 text", got=got))
     return value
-
-
-# ---- printing ----
-
-
-def to_toml(resolved: Resolved) -> str:
-    """The whole configuration as TOML that `load` reads back to the same, each value that was set with its source."""
-    sections: dict[Key, list[str]] = {}
-    for path, value in _each(resolved.config, ()):
-        setting = SETTINGS.get(template(path))
-        source = resolved.sources.get(dotted(path))
-        note = f"  # {plain(source)}" if source else ""
-        if value is None and setting is not None:
-            line = f"# {dotted(path[-1:])}: {setting.computed}"
-        else:
-            line = f"{dotted(path[-1:])} = {written(setting.unit, value) if setting else toml(value)}{note}"
-        sections.setdefault(path[:-1], []).append(line)
-    return "\n".join("\n".join([f"[{dotted(section)}]", *lines, ""]) for section, lines in sections.items())
-
-
-def _each(section: Any, prefix: Key) -> Iterator[tuple[Key, Any]]:
-    """Every value of a section, with its path; each option of a model is one."""
-    for field in dataclasses.fields(section):
-        path, value = (*prefix, field.name), getattr(section, field.name)
-        items = {(*path, name): item for name, item in value.items()} if isinstance(value, dict) else {path: value}
-        for key, item in items.items():
-            if dataclasses.is_dataclass(item):
-                yield from _each(item, key)
-            else:
-                yield key, item
-
-
-def written(unit: Unit, value: Any) -> str:
-    """A value as TOML, a size with the largest binary unit that divides it."""
-    if unit is Unit.TENSORS:
-        fields = dataclasses.fields(TensorConfig)
-        value = [{f.name: v for f in fields if (v := getattr(tensor, f.name)) != f.default} for tensor in value]
-    return written_size(value) if unit is Unit.BYTES else toml(value)

@@ -8,7 +8,7 @@ from itertools import combinations
 from typing import TypeAlias
 
 from gateway.config import Config
-from gateway.settings_schema import ConfigError
+from gateway.settings_schema import Problem
 from gateway.settings_text import dotted, show
 
 Where: TypeAlias = Callable[[str], str]
@@ -24,38 +24,46 @@ def open_ports(config: Config) -> dict[str, int]:
     return {key: port for key, port in ports.items() if port != -1}
 
 
-def agree(config: Config, where: Where) -> None:
-    """Raises ConfigError where two values contradict one another. Looks at links in the file system, and reads no file."""
-    _check_tls(config, where)
-    _check_ports(config, where)
+def contradictions(config: Config, where: Where) -> Iterator[Problem]:
+    """Each pair of values that contradict one another. Looks at links in the file system, and reads no file."""
+    yield from _wrong_tls(config, where)
+    yield from _wrong_ports(config, where)
     for lower, low, upper, high in _ordered(config):
         if low > high:
-            raise ConfigError(f"{where(lower)} is {low}, more than {where(upper)}, which is {high}")
-    _check_endpoints(config, where)
+            yield Problem(key=lower, text=f"{where(lower)} is {low}, more than {where(upper)}, which is {high}")
+    yield from _wrong_endpoints(config, where)
     if config.repository.model and (name := config.repository.model_name) in config.models:
         factory = dotted(("models", name, "factory"))
-        raise ConfigError(f"{where('repository.model_name')} and {where(factory)} are models of one name: choose another")
+        yield Problem(
+            key="repository.model_name",
+            text=f"{where('repository.model_name')} and {where(factory)} are models of one name: choose another",
+        )
     for key, path in _rooted(config):
         if not _under(path, config.repository.roots):
-            raise ConfigError(f"{where(key)}: {show(path)} is neither one of {where('repository.roots')} nor under one")
+            text = f"{where(key)}: {show(path)} is neither one of {where('repository.roots')} nor under one"
+            yield Problem(key=key, text=text)
 
 
-def _check_tls(config: Config, where: Where) -> None:
+def _wrong_tls(config: Config, where: Where) -> Iterator[Problem]:
     tls = config.tls
     if (tls.cert == "") != (tls.key == ""):
         present, absent = ("tls.cert", "tls.key") if tls.cert else ("tls.key", "tls.cert")
-        raise ConfigError(f"{where(present)} is set and {absent} is not: a certificate needs its key")
+        text = f"{where(present)} is set and {absent} is not: a certificate needs its key"
+        yield Problem(key=present, text=text, suggestion=absent)
     if tls.dev and tls.cert:
-        raise ConfigError(f"{where('tls.dev')} and {where('tls.cert')} are both set: choose one certificate")
+        text = f"{where('tls.dev')} and {where('tls.cert')} are both set: choose one certificate"
+        yield Problem(key="tls.dev", text=text)
 
 
-def _check_ports(config: Config, where: Where) -> None:
+def _wrong_ports(config: Config, where: Where) -> Iterator[Problem]:
     ports = open_ports(config)
     if not ports:
-        raise ConfigError(f"{where('listen.port')} is -1 and no other port is opened either: nothing would be served")
+        text = f"{where('listen.port')} is -1 and no other port is opened either: nothing would be served"
+        yield Problem(key="listen.port", text=text)
     for (one, port), (other, same) in combinations(ports.items(), 2):
         if port == same > 0:
-            raise ConfigError(f"{where(one)} and {where(other)} are both {port}: each needs a port of its own")
+            text = f"{where(one)} and {where(other)} are both {port}: each needs a port of its own"
+            yield Problem(key=one, text=text)
 
 
 def _ordered(config: Config) -> Iterator[tuple[str, float, str, float]]:
@@ -70,16 +78,19 @@ def _ordered(config: Config) -> Iterator[tuple[str, float, str, float]]:
             yield f"{restart}.backoff", low, f"{restart}.backoff_max", high
 
 
-def _check_endpoints(config: Config, where: Where) -> None:
+def _wrong_endpoints(config: Config, where: Where) -> Iterator[Problem]:
     for name, endpoint in config.endpoints.items():
         key = dotted(("endpoints", name))
         if endpoint.models and endpoint.variants:
             first = dotted(("endpoints", name, "variants", next(iter(endpoint.variants)), "model"))
-            raise ConfigError(f"{where(f'{key}.models')} and {where(first)} are both set: choose a folder or variants")
+            text = f"{where(f'{key}.models')} and {where(first)} are both set: choose a folder or variants"
+            yield Problem(key=f"{key}.models", text=text)
         if not endpoint.models and not endpoint.variants:
-            raise ConfigError(f"{where(key)} has neither variants nor models: no call of it would reach a model")
+            text = f"{where(key)} has neither variants nor models: no call of it would reach a model"
+            yield Problem(key=key, text=text)
         if endpoint.variants and not any(variant.weight for variant in endpoint.variants.values()):
-            raise ConfigError(f"{where(key)}: the weight of each variant is 0: a call that names none would reach no model")
+            text = f"{where(key)}: the weight of each variant is 0: a call that names none would reach no model"
+            yield Problem(key=key, text=text)
 
 
 def _rooted(config: Config) -> Iterator[tuple[str, str]]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 
-from gateway.settings_schema import ConfigError
+from gateway.settings_schema import Problem
 from gateway.settings_text import Key, show
 
 PREFIX = "OPTION_"
@@ -20,14 +20,24 @@ UNSERVED: Mapping[str, str] = {"bedrock_compat": "the schema that it asks for is
 
 def option_defaults(environ: Mapping[str, str]) -> Iterator[tuple[Key, str, str]]:
     """Each setting that the environment gives a default, as text, and the name of the variable that does. An empty variable
-    is unset. ConfigError for one that asks for what is not served."""
-    variables = {name.removeprefix(PREFIX).lower(): name for name in sorted(environ) if name.startswith(PREFIX)}
-    options = {option: environ[name] for option, name in variables.items()}
-    for option, reason in UNSERVED.items():
-        if is_true(options.get(option, "")):
-            raise ConfigError(f"{variables[option]} must be false, not {show(options[option])}: {reason}")
-    for option, text in in_our_words(options).items():
+    is unset."""
+    variables = _variables(environ)
+    for option, text in in_our_words({option: environ[name] for option, name in variables.items()}).items():
         yield OPTIONS[option], text, variables[option]
+
+
+def unserved_options(environ: Mapping[str, str]) -> Iterator[Problem]:
+    """Each variable that asks for what is not served."""
+    variables = _variables(environ)
+    for option, reason in UNSERVED.items():
+        if is_true(text := environ.get(variables.get(option, ""), "")):
+            name, got = variables[option], show(text)
+            yield Problem(text=f"{name} must be false, not {got}: {reason}", where=name, expected="false", got=got)
+
+
+def _variables(environ: Mapping[str, str]) -> dict[str, str]:
+    """The variable of each option."""
+    return {name.removeprefix(PREFIX).lower(): name for name in sorted(environ) if name.startswith(PREFIX)}
 
 
 def in_our_words(options: Mapping[str, str]) -> dict[str, str]:

@@ -7,7 +7,7 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 
 from gateway.settings_agreement import Where
-from gateway.settings_schema import ConfigError
+from gateway.settings_schema import Problem
 from gateway.settings_text import Key, show
 
 BIND_TO_PORT = "SAGEMAKER_BIND_TO_PORT"
@@ -44,18 +44,28 @@ def container_defaults(environ: Mapping[str, str]) -> Iterator[tuple[Key, str, s
             yield path, value, sign
 
 
-def check_ports(environ: Mapping[str, str], ports: Mapping[str, int], where: Where) -> None:
-    """Raises ConfigError for a port, other than SageMaker's own, outside the range that the environment allows."""
+def wrong_ports(environ: Mapping[str, str], ports: Mapping[str, int], where: Where) -> Iterator[Problem]:
+    """Each port, other than SageMaker's own, outside the range that the environment allows; a range that is none."""
     text = environ.get(SAFE_PORT_RANGE, "")
     if not text:
         return
     match = re.fullmatch(r"([0-9]{1,5})-([0-9]{1,5})", text.strip())
     low, high = (int(match[1]), int(match[2])) if match else (0, 0)
     if not 1 <= low <= high <= 65535:
-        raise ConfigError(f"{SAFE_PORT_RANGE} must be two ports, the lower one first, such as 9000-9999, not {show(text)}")
+        expected = "two ports, the lower one first, such as 9000-9999"
+        yield Problem(
+            text=f"{SAFE_PORT_RANGE} must be {expected}, not {show(text)}",
+            where=SAFE_PORT_RANGE,
+            expected=expected,
+            got=show(text),
+        )
+        return
     for key, port in ports.items():
         if key != "listen.port" and not low <= port <= high:
-            raise ConfigError(
-                f"{where(key)} is {port}, outside {SAFE_PORT_RANGE}, which is {low}-{high}: SageMaker allows no other "
-                "port beside listen.port; -1 opens none"
+            yield Problem(
+                text=f"{where(key)} is {port}, outside {SAFE_PORT_RANGE}, which is {low}-{high}: SageMaker allows no other "
+                "port beside listen.port; -1 opens none",
+                key=key,
+                expected=f"a port from {low} to {high}, or -1",
+                got=str(port),
             )

@@ -14,9 +14,31 @@ from gateway.config import Config, TensorConfig
 from gateway.settings_text import Key, dotted
 
 
+@final
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Problem:
+    """One thing that is wrong with a configuration. What does not apply to it is empty."""
+
+    text: str
+    """All of it in one line, for the operator."""
+    where: str = ""
+    """The place of the value: a file with its line, a variable, a flag."""
+    key: str = ""
+    """The setting, as a file or `--set` would write it."""
+    expected: str = ""
+    got: str = ""
+    suggestion: str = ""
+    """The setting, or the section, that was probably meant."""
+
+
 class ConfigError(Exception):
     """The configuration cannot be used. The text is one line for the operator: the source, the setting, what was
-    expected and what came."""
+    expected and what came; of several problems the first, and how many more there are."""
+
+    def __init__(self, problem: str | Problem, *others: Problem) -> None:
+        first = Problem(text=problem) if isinstance(problem, str) else problem
+        super().__init__(first.text + (f" (and {len(others)} more: `everywire config check` has all)" if others else ""))
+        self.problems = (first, *others)
 
 
 class Unit(enum.Enum):
@@ -111,13 +133,14 @@ class Setting:
     def _range(self) -> str:
         if self.above:
             return f" above {self.low:g}"
-        return f", at least {self.low:g}" if self.high >= _MOST else f" from {self.low:g} to {self.high:.0f}"
+        return f", at least {self.low:g}" if self.high >= MOST else f" from {self.low:g} to {self.high:.0f}"
 
 
 # ---- what the types do not say ----
 
 # A count is from 1, a duration above 0 and a float a duration where nothing else is said.
-_MOST = 2**63 - 1
+MOST = 2**63 - 1
+"""Of what has no bound of its own: what TOML can write."""
 _BYTES = frozenset({
     "limits.request_line", "limits.head", "limits.body", "limits.total_bytes", "limits.json", "limits.body_rate",
     "limits.chunk_line", "limits.chunk_extensions", "limits.trailers", "limits.read_ahead", "limits.send_buffer",
@@ -215,7 +238,7 @@ def _setting(path: Key, hint: Any, field: dataclasses.Field[Any]) -> Setting:
         default = field.default_factory()
         name = getattr(field.default_factory, "__name__", "").strip("_").replace("_", " ")
         computed = f"a {name}" if hint is int else ""
-    low, high = _RANGES.get(key, (0 if key in _MAY_BE_ZERO else 1, _MOST))
+    low, high = _RANGES.get(key, (0 if key in _MAY_BE_ZERO else 1, MOST))
     pattern, wanted = _PATTERNS.get(key, ("", ""))
     setting = Setting(
         path=path,

@@ -17,6 +17,8 @@ _SCALES = {
     "kb": 10**3, "mb": 10**6, "gb": 10**9, "tb": 10**12,
 }  # fmt: skip
 _DURATIONS = {"": Decimal(1), "ms": Decimal("0.001"), "s": Decimal(1), "min": Decimal(60), "h": Decimal(3600)}
+SIZE_UNITS, DURATION_UNITS = tuple(_SCALES), tuple(_DURATIONS)
+"""In lower case, though the case of their letters says nothing; the empty one is meant without."""
 _QUANTITY = re.compile(r"([0-9]{1,15}(?:\.[0-9]{1,9})?) ?([A-Za-z]*)")
 
 

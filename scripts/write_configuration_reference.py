@@ -1,22 +1,22 @@
-"""Writes docs/reference/configuration.md from the schema: `python scripts/write_configuration_reference.py`."""
+"""Writes docs/reference/configuration.md and its JSON schema: `python scripts/write_configuration_reference.py`."""
 
 from __future__ import annotations
 
-import ast
-import inspect
+import json
 import sys
-import typing
 from pathlib import Path
-from typing import Any
 
 ROOT = Path(__file__).resolve().parent.parent
 PAGE = ROOT / "docs" / "reference" / "configuration.md"
+SCHEMA = ROOT / "docs" / "reference" / "everywire.schema.json"
 
 if str(ROOT) not in sys.path:
     sys.path.insert(0, str(ROOT))
 
-from gateway.config import Config  # noqa: E402
-from gateway.settings import PREFIX, SETTINGS, Setting, Unit, spelt, written  # noqa: E402
+from gateway.settings import PREFIX, SETTINGS, Setting, Unit, spelt  # noqa: E402
+from gateway.settings_help import section_help, setting_help  # noqa: E402
+from gateway.settings_json_schema import json_schema  # noqa: E402
+from gateway.settings_printing import written  # noqa: E402
 from gateway.settings_sagemaker import CONTAINER_DEFAULTS, MODEL_FOLDER, MODEL_FOLDERS, SAFE_PORT_RANGE, VARIABLES  # noqa: E402
 
 _VARIABLES = "\n".join(f"- `{name}` sets `{spelt(path)}`." for name, path in VARIABLES.items())
@@ -48,7 +48,9 @@ Some settings have a flag of their own, such as `--port`: `everywire --help` lis
 - Relative file names are relative to the working directory.
 
 A name that is no setting, a value of another type and a value out of its range stop the program, with the place and the
-name in the message. `everywire config` prints what is in force, and where each value was set.
+name in the message. `everywire config check` names all that is wrong, and `everywire config show` prints what is in force,
+and where each value was set: [Configure the gateway](../howto/configure.md). The same settings as a
+[JSON schema](everywire.schema.json), for editors, are printed by `everywire config schema`.
 
 ## In a SageMaker container
 
@@ -70,21 +72,21 @@ def page() -> str:
     return "\n".join([_INTRODUCTION, *map(_section, sections)])
 
 
+def schema() -> str:
+    """The whole file beside it, as `everywire config schema` prints it."""
+    return json.dumps(json_schema(), indent=2) + "\n"
+
+
 def _section(path: tuple[str, ...]) -> str:
-    cls: Any = Config
-    for name in path:
-        cls = typing.get_args(cls)[1] if name == "*" else typing.get_type_hints(cls)[name]
-    helps = _helps(cls)
-    rows = [_row(setting, helps) for setting in SETTINGS.values() if setting.path[:-1] == path]
-    heading = f"## [{spelt(path)}]"
+    rows = [_row(setting) for setting in SETTINGS.values() if setting.path[:-1] == path]
     table = ["| setting | default | values | meaning |", "| --- | --- | --- | --- |", *rows]
-    return "\n".join([heading, "", inspect.cleandoc(cls.__doc__), "", *table, ""])
+    return "\n".join([f"## [{spelt(path)}]", "", section_help(path), "", *table, ""])
 
 
-def _row(setting: Setting, helps: dict[str, str]) -> str:
+def _row(setting: Setting) -> str:
     name = setting.path[-1]
     values = setting.expected.partition(", such as")[0].replace('""', "empty").replace("|", "\\|")
-    return f"| `{name}` | {_default(setting)} | {values} | {helps.get(name, '')} |"
+    return f"| `{name}` | {_default(setting)} | {values} | {setting_help(setting.path)} |"
 
 
 def _default(setting: Setting) -> str:
@@ -99,17 +101,6 @@ def _default(setting: Setting) -> str:
     return f"`{written(setting.unit, setting.default)}`"
 
 
-def _helps(cls: type[Any]) -> dict[str, str]:
-    """The string below each field, which Python itself does not keep."""
-    (tree,) = ast.parse(inspect.getsource(cls)).body
-    assert isinstance(tree, ast.ClassDef)
-    found: dict[str, str] = {}
-    for field, after in zip(tree.body, tree.body[1:], strict=False):
-        match field, after:
-            case ast.AnnAssign(target=ast.Name(id=name)), ast.Expr(value=ast.Constant(value=str(text))):
-                found[name] = " ".join(text.split())
-    return found
-
-
 if __name__ == "__main__":
     PAGE.write_text(page(), encoding="utf-8")
+    SCHEMA.write_text(schema(), encoding="utf-8")

@@ -20,7 +20,7 @@ from click.testing import CliRunner, Result
 from gateway import cli
 from gateway.cli import check_shadowing, program
 from gateway.config import Config, ModelConfig
-from gateway.settings import PREFIX, ConfigError
+from gateway.settings import PREFIX, SETTINGS, ConfigError
 from models.messages import Family
 from models.spec import Batching, TensorSpec
 
@@ -164,7 +164,7 @@ def test_a_wrong_variable_is_one_clear_line(served: Served) -> None:
     assert failure(EVERYWIRE_LISTEN__PORT="x").startswith("EVERYWIRE_LISTEN__PORT: listen.port must be")
 
 
-@pytest.mark.parametrize("arguments", [["--prot", "1"], ["sevre"], ["serve", "--port", "1"], ["demo", "--port", "x"]])
+@pytest.mark.parametrize("arguments", [["--prot", "1"], ["sevre"], ["serve", "--prot", "1"], ["demo", "--port", "x"]])
 def test_a_wrong_command_line_is_one_line_without_the_usage(served: Served, arguments: list[str]) -> None:
     assert arguments[-2 if len(arguments) > 1 else 0] in failure(*arguments)
 
@@ -233,7 +233,7 @@ def test_config_prints_what_is_in_force_and_where_it_was_set(tmp_path: Path) -> 
     assert result.exit_code == 0
     assert "port = 9000  # --port\n" in result.output
     assert 'head = "16 KiB"  # EVERYWIRE_LIMITS__HEAD\n' in result.output
-    assert 'factory = "app:lm"  # everywire.toml\n' in result.output
+    assert 'factory = "app:lm"  # everywire.toml:2\n' in result.output
     assert tomllib.loads(result.output)["listen"] == {
         "host": "127.0.0.1", "port": 9000, "tls_port": 8443, "bidi_port": -1, "backlog": 2048,
     }  # fmt: skip
@@ -253,6 +253,107 @@ def test_config_says_that_the_library_is_served_where_nothing_else_is() -> None:
 
 def test_config_fails_as_serving_would() -> None:
     assert failure("--port", "x", "config").startswith("--port: listen.port must be")
+
+
+def test_config_shows_what_was_changed_alone_and_masks_secrets() -> None:
+    environ = {"EVERYWIRE_MODELS__m__OPTIONS__api_key": "sk-1", "EVERYWIRE_MODELS__m__FACTORY": "a:b"}
+    result = run("config", "show", "--changed", **environ)
+    assert result.output == (
+        '[models.m]\nfactory = "a:b"  # EVERYWIRE_MODELS__m__FACTORY\n\n[models.m.options]\n'
+        'api_key = "********"  # EVERYWIRE_MODELS__m__OPTIONS__api_key, masked: --secrets shows it\n'
+    )
+    assert 'api_key = "sk-1"  #' in run("config", "show", "--secrets", **environ).output
+
+
+def test_config_is_shown_to_programs() -> None:
+    told = json.loads(run("config", "show", "--json", "--port", "9000").output)
+    assert told["listen.port"] == {"value": 9000, "source": "--port"}
+    assert told["listen.host"] == {"value": "127.0.0.1", "source": "default"}
+    assert len(told) == sum("*" not in path for path in SETTINGS)
+
+
+def test_the_options_of_a_configuration_stand_before_a_command_of_it_or_behind(served: Served, tmp_path: Path) -> None:
+    (tmp_path / "everywire.toml").write_text("[listen]\nbacklog = 7\n")
+    orders: list[tuple[list[str], list[str]]] = [
+        (["--config", "everywire.toml", "--port", "1"], []),
+        (["--port", "1"], ["--config", "everywire.toml"]),
+        ([], ["--config", "everywire.toml", "--port", "1"]),
+    ]
+    for before, behind in orders:
+        assert run(*before, "serve", *behind).exit_code == 0
+        told = json.loads(run(*before, "config", "show", "--changed", "--json", *behind).output)
+        assert {key: one["value"] for key, one in told.items()} == {"listen.port": 1, "listen.backlog": 7}
+    assert {(config.listen.port, config.listen.backlog) for config in served.configs} == {(1, 7)}
+    shown = run("config", *orders[2][1], "show", "--changed").output
+    assert shown.endswith("[listen]\nport = 1  # --port\nbacklog = 7  # everywire.toml:2\n")
+
+
+def test_what_stands_on_both_sides_of_a_command_is_given_twice(served: Served) -> None:
+    assert failure("--port", "1", "serve", "--port", "2") == "listen.port is set twice: by --port and by --port"
+    assert failure("--config", "a", "serve", "--config", "b") == "--config is given twice: a and b"
+    assert failure("models", "--port", "1") == "--port stands before the command: everywire --port ... models"
+    assert served.configs == []
+
+
+BROKEN = "[limits]\nhaed = 5\nfields = 0\n[models.m]\n"
+
+
+def test_check_names_all_that_is_wrong_each_on_a_line(tmp_path: Path) -> None:
+    (tmp_path / "everywire.toml").write_text(BROKEN)
+    result = run("config", "check", "--config", "everywire.toml", "--port", "x")
+    assert result.exit_code == 2
+    assert result.output.splitlines() == [
+        "everywire.toml:2: limits.haed is not a setting: did you mean limits.head?",
+        "everywire.toml:3: limits.fields must be a whole number, at least 1, not 0",
+        "--port: listen.port must be a whole number from -1 to 65535, not 'x'",
+        'everywire.toml:4: models.m has no factory, which must be "module:attribute"',
+    ]
+    told = json.loads(run("config", "check", "--config", "everywire.toml", "--json").output)
+    assert told["ok"] is False
+    assert told["problems"][0] == {
+        "text": "everywire.toml:2: limits.haed is not a setting: did you mean limits.head?", "where": "everywire.toml:2",
+        "key": "limits.haed", "expected": "a setting", "got": "", "suggestion": "limits.head",
+    }  # fmt: skip
+
+
+def test_check_looks_at_the_files_that_are_named(tmp_path: Path) -> None:
+    result = run(
+        *("config", "check", "--json", "--tls-cert", "c.pem", "--tls-key", "k.pem"),
+        *("--set", "sagemaker.sigv4.credentials=keys.ini"),
+    )
+    assert result.exit_code == 2
+    assert [(p["key"], p["where"], p["text"]) for p in json.loads(result.output)["problems"]] == [
+        ("tls.cert", "--tls-cert", "tls.cert: c.pem cannot be read: No such file or directory"),
+        (
+            "sagemaker.sigv4.credentials",
+            "--set sagemaker.sigv4.credentials",
+            "sagemaker.sigv4.credentials: keys.ini cannot be read: No such file or directory",
+        ),
+    ]
+
+
+def test_check_imports_models_where_it_is_asked_to(tmp_path: Path) -> None:
+    (tmp_path / "raising_at_check.py").write_text("1 / 0\n")
+    arguments = ["config", "check", "--model", "a=raising_at_check:f", "--model", "b=json:nothing"]
+    assert run(*arguments).output == "The configuration can be served.\n"
+    result = run(*arguments, "--import")
+    assert result.exit_code == 2
+    first, second = result.output.splitlines()
+    assert first.startswith("models.a.factory: cannot import 'raising_at_check': ZeroDivisionError: division by zero")
+    assert second.startswith("models.b.factory: 'json' has no 'nothing'")
+
+
+def test_check_composes_what_is_served_where_each_model_is_right(tmp_path: Path) -> None:
+    arguments = ["config", "check", "--import", "--model", "a=models.library.echo:Echo"]
+    assert run(*arguments).exit_code == 0
+    result = run(*arguments, "--set", "openai.default_model=nobody")
+    assert result.exit_code == 2
+    assert "openai.default_model" in result.output
+
+
+def test_the_schema_is_printed_as_it_is_published() -> None:
+    published = (ROOT / "docs/reference/everywire.schema.json").read_text(encoding="utf-8")
+    assert run("config", "schema").output == published
 
 
 # ---- models ----

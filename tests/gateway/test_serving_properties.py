@@ -19,8 +19,9 @@ from gateway.errors import BadModel
 from gateway.loading import LIBRARY
 from gateway.model_folder import ModelFolder, forget, make_spec, read_folder
 from gateway.serving_properties import KNOWN, read_properties, text_options
-from gateway.settings import ConfigError, resolve, to_toml
+from gateway.settings import ConfigError, resolve
 from gateway.settings_lmi import OPTIONS, PREFIX, UNSERVED
+from gateway.settings_printing import to_toml
 from gateway.settings_properties import parse_properties
 from models.spec import ModelSpec
 from tests.docs.pages import ROOT

@@ -7,11 +7,14 @@ import dataclasses
 import importlib.util
 import json
 import math
+import re
 import tempfile
+import tomllib
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+import jsonschema
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -20,6 +23,7 @@ from gateway.config import Config, TensorConfig
 from gateway.settings import (
     SETTINGS,
     ConfigError,
+    Problem,
     Resolved,
     Setting,
     Unit,
@@ -27,10 +31,14 @@ from gateway.settings import (
     parse_duration,
     parse_size,
     resolve,
-    to_toml,
 )
+from gateway.settings_json_schema import json_schema
+from gateway.settings_lines import lines_of
+from gateway.settings_printing import to_json, to_toml
 from gateway.settings_schema import NAMES
+from gateway.settings_secrets import MASK
 from gateway.settings_text import dotted
+from tests.docs.pages import blocks
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -65,7 +73,7 @@ def complaint(
     with pytest.raises(ConfigError) as caught:
         load(file=path, environ=environ or {}, overrides=overrides or {})
     assert "\n" not in str(caught.value)
-    return str(caught.value)
+    return re.sub(r"everywire\.toml:[0-9]+", "everywire.toml", str(caught.value))
 
 
 # ---- precedence ----
@@ -84,7 +92,7 @@ def test_a_file_overrides_defaults_the_environment_the_file_and_a_flag_the_envir
     listen = resolved.config.listen
     assert (listen.host, listen.port, listen.backlog, listen.tls_port) == ("::1", 2, 3, 8443)
     assert resolved.sources == {
-        "listen.host": str(file),
+        "listen.host": f"{file}:2",
         "listen.port": "EVERYWIRE_LISTEN__PORT",
         "listen.backlog": "--backlog",
     }
@@ -1014,11 +1022,262 @@ def test_what_was_set_is_printed_with_its_source_and_defaults_without_one() -> N
     assert lines[lines.index("[models.lm.options]") + 1] == "x = 1  # EVERYWIRE_MODELS__lm__OPTIONS__x"
 
 
+SECRETS = """
+[models.chat]
+factory = "app:Chat"
+
+[models.chat.options]
+api_key = "sk-1"
+headers = { Authorization = "Bearer 1", accept = "text/plain" }
+tokens = ["a", "b"]
+hub = "https://me:word@hub.example/x"
+eos_token = "</s>"
+max_tokens = 5
+secret = ""
+since = 2024-01-01
+most = inf
+"""
+
+
+def test_secrets_are_masked_where_that_is_asked_for(directory: Path) -> None:
+    (directory / "everywire.toml").write_text(SECRETS)
+    resolved = resolve(file=Path("everywire.toml"), environ={}, overrides={})
+    shown = tomllib.loads(to_toml(resolved, masked=True))["models"]["chat"]["options"]
+    as_they_are = tomllib.loads(SECRETS)["models"]["chat"]["options"]
+    hidden = {
+        "api_key": MASK, "headers": {"Authorization": MASK, "accept": "text/plain"}, "tokens": [MASK, MASK],
+        "hub": f"https://{MASK}@hub.example/x",
+    }  # fmt: skip
+    assert shown == {**as_they_are, **hidden}
+    assert f'api_key = "{MASK}"  # everywire.toml:6, masked: --secrets shows it' in to_toml(resolved, masked=True)
+    assert to_json(resolved, masked=True)["models.chat.options.tokens"] == {
+        "value": [MASK] * 2,
+        "source": "everywire.toml:8",
+    }
+    assert tomllib.loads(to_toml(resolved))["models"]["chat"]["options"] == as_they_are
+
+
+def test_a_secret_is_not_told_by_an_error_either() -> None:
+    message = complaint(overrides={"models.api_key": "sk-1"})
+    assert message == (
+        "--set models.api_key: models.api_key is a section, and cannot be '********': set models.api_key.factory and so on"
+    )
+
+
+def test_what_was_changed_is_printed_alone(directory: Path) -> None:
+    resolved = resolve(file=None, environ={"EVERYWIRE_LIMITS__HEAD": "1 KiB"}, overrides={"models.lm.factory": "a:b"})
+    assert to_toml(resolved, changed=True) == (
+        '[limits]\nhead = "1 KiB"  # EVERYWIRE_LIMITS__HEAD\n\n'
+        '[models.lm]\nfactory = "a:b"  # --set models.lm.factory\n'
+    )  # fmt: skip
+    assert to_json(resolved, changed=True) == {
+        "limits.head": {"value": 1024, "source": "EVERYWIRE_LIMITS__HEAD"},
+        "models.lm.factory": {"value": "a:b", "source": "--set models.lm.factory"},
+    }
+
+
+def test_a_program_is_told_every_value_as_json_has_it(directory: Path) -> None:
+    text = SECRETS + "[[models.chat.inputs]]\nname = 'x'\nshape = [-1, 2]\n"
+    (directory / "everywire.toml").write_text(text)
+    told = to_json(resolve(file=Path("everywire.toml"), environ={}, overrides={}))
+    assert json.loads(json.dumps(told, allow_nan=False)) == told
+    assert told["listen.port"] == {"value": 8080, "source": "default"}
+    assert told["limits.head"]["value"] == 32768
+    assert told["models.chat.capacity"] == {"value": None, "source": "default"}
+    assert told["models.chat.options.since"]["value"] == "2024-01-01"
+    assert told["models.chat.options.most"]["value"] == "inf"
+    assert told["models.chat.inputs"] == {"value": [{"name": "x", "shape": [-1, 2]}], "source": "everywire.toml:15"}
+
+
 def test_a_source_cannot_leave_its_comment(directory: Path) -> None:
     file = directory / "a\nb = 1"
     file.write_text("[listen]\nport = 1")
     printed = to_toml(resolve(file=file, environ={}, overrides={}))
     assert "b = 1\n" not in printed.replace("\\nb = 1", "")
+
+
+# ---- lines ----
+
+
+def test_each_key_of_a_file_has_the_line_that_it_stands_on() -> None:
+    text = """# a comment
+limits.head = 1
+
+[listen]   # another
+"port" = 1
+host = '''
+a # not a comment
+[limits]
+'''
+[models."llama-3.1"]
+options = { a = 1, b.c = [
+  1,
+] }
+[[models.m.inputs]]
+name = "x"
+[[models.m.inputs]]
+name = "y"
+"""
+    wanted = {
+        ("limits",): 2, ("limits", "head"): 2, ("listen",): 4, ("listen", "port"): 5, ("listen", "host"): 6,
+        ("models", "llama-3.1"): 10, ("models", "llama-3.1", "options"): 11,
+        ("models", "llama-3.1", "options", "a"): 11, ("models", "llama-3.1", "options", "b"): 11,
+        ("models", "llama-3.1", "options", "b", "c"): 11, ("models", "m", "inputs"): 14,
+        ("models", "m", "inputs", "name"): 15,
+    }  # fmt: skip
+    assert lines_of(text) == wanted
+    assert lines_of(text.replace("\n", "\r\n")) == wanted
+
+
+def test_behind_a_very_long_value_no_line_is_told_and_no_time_lost() -> None:
+    assert lines_of("a = 1\nb = [\n" + "1,\n" * 50_000 + "]\nc = 1\n") == {("a",): 1}
+
+
+def test_an_error_names_the_line(directory: Path) -> None:
+    (directory / "everywire.toml").write_text("[limits]\nhead = 1\nhead_timeout = 0\n")
+    with pytest.raises(ConfigError, match=r"^everywire\.toml:3: limits\.head_timeout must be"):
+        load(file=Path("everywire.toml"), environ={}, overrides={})
+    (directory / "everywire.toml").write_text("[listen]\nport = 0\n\n[tls]\ncert = 'a'\n")
+    with pytest.raises(ConfigError, match=r"^tls\.cert \(everywire\.toml:5\) is set and tls\.key is not"):
+        load(file=Path("everywire.toml"), environ={}, overrides={})
+
+
+# ---- all that is wrong ----
+
+
+def problems(file: str = "", environ: Mapping[str, str] | None = None, **overrides: Any) -> list[Problem]:
+    Path("everywire.toml").write_text(file)
+    with pytest.raises(ConfigError) as caught:
+        load(file=Path("everywire.toml"), environ=environ or {}, overrides=overrides)
+    assert str(caught.value).startswith(caught.value.problems[0].text)
+    return list(caught.value.problems)
+
+
+def test_everything_wrong_is_told_at_once_with_what_is_known_of_it(directory: Path) -> None:
+    found = problems(
+        "[limits]\nhaed = 5\nbody = 'x'\n[models.a]\ncapacity = 2\n[models.b]\nfactory = 3\n",
+        {
+            "EVERYWIRE_LISTEN__PORT": "http",
+            "EVERYWIRE_DEBUG": "1",
+            "OPTION_TGI_COMPAT": "yes",
+            "OPTION_BEDROCK_COMPAT": "true",
+        },
+        **{"log.level": "loud"},
+    )
+    size = 'a number of bytes, at least 1, such as 65536, "64 KiB" or "1GiB"'
+    assert [(p.where, p.key, p.expected, p.got, p.suggestion) for p in found] == [
+        ("everywire.toml:2", "limits.haed", "a setting", "", "limits.head"),
+        ("everywire.toml:3", "limits.body", size, "'x'", ""),
+        ("everywire.toml:7", "models.b.factory", '"module:attribute"', "3", ""),
+        ("EVERYWIRE_DEBUG", "", "a setting", "", ""),
+        ("EVERYWIRE_LISTEN__PORT", "listen.port", "a whole number from -1 to 65535", "'http'", ""),
+        ("--set log.level", "log.level", "one of debug, info, warning, error", "'loud'", ""),
+        ("OPTION_BEDROCK_COMPAT", "", "false", "'true'", ""),
+        ("OPTION_TGI_COMPAT", "lmi.tgi_compat", "true or false", "'yes'", ""),
+        ("everywire.toml:5", "models.a.factory", '"module:attribute"', "", ""),
+    ]
+    assert all(p.text.startswith(p.where) for p in found)
+
+
+def test_contradictions_are_told_at_once_with_their_places(directory: Path) -> None:
+    found = problems("[tls]\ncert = 'a'\n[listen]\nport = 1\nbidi_port = 1\n", {"SAGEMAKER_SAFE_PORT_RANGE": "5-6"})
+    assert [(p.where, p.key) for p in found] == [
+        ("everywire.toml:2", "tls.cert"),
+        ("everywire.toml:4", "listen.port"),
+        ("everywire.toml:5", "listen.bidi_port"),
+        ("", "listen.tls_port"),
+    ]
+
+
+def test_the_line_for_the_operator_says_how_many_more_there_are(directory: Path) -> None:
+    (directory / "everywire.toml").write_text("[limits]\nhaed = 5\nbody = 'x'\n")
+    with pytest.raises(ConfigError) as caught:
+        load(file=Path("everywire.toml"), environ={}, overrides={})
+    assert str(caught.value) == (
+        "everywire.toml:2: limits.haed is not a setting: did you mean limits.head? "
+        "(and 1 more: `everywire config check` has all)"
+    )
+
+
+def test_a_wrong_value_is_not_covered_by_a_default_of_the_container(directory: Path) -> None:
+    found = problems("[listen]\nport = 'x'\n", {"SAGEMAKER_BIND_TO_PORT": "y"})
+    assert [p.where for p in found] == ["everywire.toml:2"]
+
+
+# ---- the JSON schema ----
+
+
+SCHEMA = json_schema()
+
+
+def wrong_for_the_schema(text: str) -> list[str]:
+    """The places where it finds something wrong."""
+    errors = jsonschema.Draft7Validator(SCHEMA).iter_errors(tomllib.loads(text))
+    return sorted(".".join(map(str, error.absolute_path)) for error in errors)
+
+
+def test_the_json_schema_is_one_and_the_file_is_current() -> None:
+    jsonschema.Draft7Validator.check_schema(SCHEMA)
+    file = ROOT / "docs/reference/everywire.schema.json"
+    assert json.loads(file.read_text(encoding="utf-8")) == SCHEMA, "run scripts/write_configuration_reference.py"
+
+
+def test_the_json_schema_says_of_each_setting_what_it_means_and_what_it_may_be() -> None:
+    for path, setting in SETTINGS.items():
+        node: Any = SCHEMA
+        for name in path:
+            node = next(iter(node["patternProperties"].values())) if name == "*" else node["properties"][name]
+        meaning, expected, *computed = node["description"].split("\n")
+        assert meaning
+        assert expected == f"Must be {setting.expected}."
+        assert computed == ([f"Default: {setting.computed}."] if setting.computed else [])
+        assert ("default" in node) == (setting.default is not None and not setting.computed)
+    assert "null" not in json.dumps(SCHEMA["properties"])
+
+
+TOMLS = [
+    block.text
+    for page in sorted((ROOT / "docs").rglob("*.md"))
+    for block in blocks(str(page.relative_to(ROOT)))
+    if block.language == "toml" and block.file == "everywire.toml"
+]
+
+
+@pytest.mark.parametrize("text", TOMLS)
+def test_the_files_in_the_documentation_are_right_for_the_json_schema(text: str) -> None:
+    assert wrong_for_the_schema(text) == []
+
+
+@pytest.mark.parametrize(
+    ("text", "wrong"),
+    [
+        ("[limits]\nhaed = 5", ["limits"]),
+        ("[limits]\nhead = '64 Kib'\nbody = '1 XB'\nfields = 0", ["limits.body", "limits.fields"]),
+        ("[limits]\nhead_timeout = 0\nkeep_alive = '5 min'\nwrite_stall = 0\nbody_silence = 'x'", ["limits.body_silence", "limits.head_timeout"]),
+        ("[log]\nlevel = 'loud'", ["log.level"]),
+        ("[models.m]\ncapacity = 1", ["models.m"]),
+        ("[models.'a b']\nfactory = 'a:b'", ["models"]),
+        ("[models.m]\nfactory = 'a.py'\ninputs = [{name = 'x', type = 'FP32'}]", ["models.m.factory", "models.m.inputs.0"]),
+        ("[models.m]\nfactory = 'a:b'\noptions = {a = 1}\n[models.m.restart]\njitter = 2", ["models.m.restart.jitter"]),
+        ("[endpoints.e.variants.v]\nweight = 1", ["endpoints.e.variants.v"]),
+        ("[repository]\nroots = '/srv'", ["repository.roots"]),
+        ("tls.dev = 'yes'", ["tls.dev"]),
+    ],
+)  # fmt: skip
+def test_what_the_json_schema_finds_wrong(directory: Path, text: str, wrong: list[str]) -> None:
+    assert wrong_for_the_schema(text) == wrong
+    assert complaint(file=text)
+
+
+@given(st.data())
+@settings(max_examples=100, deadline=None)
+def test_whatever_may_be_set_in_a_file_is_right_for_the_json_schema(data: st.DataObject) -> None:
+    overrides: dict[str, Any] = {}
+    for path in data.draw(st.lists(st.sampled_from(list(SETTINGS)), max_size=6, unique=True)):
+        key, complete = with_names(SETTINGS[path])
+        overrides |= {**complete, key: data.draw(values(SETTINGS[path]))}
+    with contextlib.suppress(ConfigError):
+        assert wrong_for_the_schema(to_toml(resolve(file=None, environ={}, overrides=overrides))) == []
 
 
 # ---- the page ----

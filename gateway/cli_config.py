@@ -1,0 +1,116 @@
+"""The commands `everywire config`: what is in force, what is wrong with it, and its schema."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import click
+
+from gateway.cli_options import Given, configured, options
+from gateway.config_check import as_json as problems_as_json
+from gateway.config_check import problems_of
+from gateway.settings_json_schema import json_schema
+from gateway.settings_printing import to_json, to_toml
+
+
+@click.group(
+    "config",
+    invoke_without_command=True,
+    short_help="Print or check the configuration.",
+    epilog="""
+\b
+Examples:
+  everywire config                            every setting, and where it was set
+  everywire config show --changed             those alone that somebody has set
+  everywire config check --config everywire.toml
+                                              all that is wrong with it, before anything is served
+  everywire config schema > everywire.schema.json
+                                              for editors
+""",
+)
+@options
+@click.pass_context
+def config(context: click.Context, /, file: Any, models: Any, settings: Any, **flags: Any) -> None:
+    """What a server would run with: the file, the environment and the flags together.
+
+    Without a command of its own it is `config show`.
+    """
+    context.obj = context.obj.joined(Given.of(file, models, settings, flags))
+    if context.invoked_subcommand is None:
+        context.invoke(show)
+
+
+@config.command(
+    short_help="Print every setting, and where it was set.",
+    epilog="""
+\b
+Examples:
+  everywire config show --config everywire.toml --port 9000
+  everywire config show --changed
+  everywire config show --json | jq '."listen.port".value'
+""",
+)
+@configured
+@click.option("--changed", is_flag=True, help="Only what somebody has set.")
+@click.option("--secrets", is_flag=True, help="Show what is masked else: options such as api_key, passwords in URLs.")
+@click.option("--json", "as_json", is_flag=True, help="One object: each setting with its value and its source.")
+def show(given: Given, changed: bool = False, secrets: bool = False, as_json: bool = False) -> None:
+    """Print every setting as TOML, and behind each that is not a default where it was set: a file and its line, a variable
+    of the environment, or a flag. What is printed is a configuration file again."""
+    resolved = given.resolve()
+    if as_json:
+        click.echo(json.dumps(to_json(resolved, changed=changed, masked=not secrets), indent=2))
+        return
+    if not resolved.config.models and not resolved.config.repository.model:
+        click.echo("# No model is configured: those of the library are served.\n")
+    click.echo(to_toml(resolved, changed=changed, masked=not secrets), nl=False)
+
+
+@config.command(
+    short_help="Name all that is wrong, and serve nothing.",
+    epilog="""
+\b
+Examples:
+  everywire config check --config everywire.toml
+  everywire config check --config everywire.toml --import
+  everywire config check --json | jq -r '.problems[].key'
+
+\b
+Exit status: 0 it can be served; 2 something is wrong.
+""",
+)
+@configured
+@click.option("--import", "imports", is_flag=True, help="Import the models' code too, and see whether it can be served.")
+@click.option("--json", "as_json", is_flag=True, help="One object: ok, and problems.")
+def check(given: Given, imports: bool, as_json: bool) -> None:
+    """Look at the whole configuration, and at the certificates and keys that it names, without serving. Each thing that is
+    wrong has a line: where it is, what is expected, what came, and what was probably meant."""
+    if imports:
+        from gateway.cli import check_directory
+
+        check_directory()
+    problems = problems_of(given.resolve, models=imports)
+    if as_json:
+        click.echo(json.dumps(problems_as_json(problems), indent=2))
+    elif problems:
+        for problem in problems:
+            click.echo(problem.text)
+    else:
+        click.echo("The configuration can be served.")
+    click.get_current_context().exit(2 if problems else 0)
+
+
+@config.command(
+    short_help="Print the JSON schema of the TOML file.",
+    epilog="""
+\b
+Examples:
+  everywire config schema > everywire.schema.json
+  and `#:schema everywire.schema.json` as the first line of everywire.toml, for Taplo and Even Better TOML
+""",
+)
+def schema() -> None:
+    """Print the JSON schema (draft 7) of the configuration file: every setting with its type, its default, its range and
+    what it means. Editors complete and check by it."""
+    click.echo(json.dumps(json_schema(), indent=2))
