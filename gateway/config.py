@@ -43,6 +43,14 @@ class TLSConfig:
     """Make a development certificate for localhost, 127.0.0.1 and ::1, signed by a CA of its own."""
     dev_dir: str = ""
     """Where that certificate and `ca.pem` are kept; empty: a folder in the user's cache directory."""
+    client_ca: str = ""
+    """A PEM file of authorities: clients are asked for a certificate that one of them has signed. Empty: clients are not
+    asked for one."""
+    client_certificate: Literal["required", "optional"] = "required"
+    """Where `client_ca` is set: whether a client that shows none is refused. One that shows a wrong one always is."""
+    reload_interval: float = 10.0
+    """How often all these files are looked at: changed ones are served, without a restart, once they have been the same for
+    as long. 0: only when SIGHUP, or a program, asks for it."""
 
 
 @final

@@ -29,6 +29,7 @@ from protocols.http1_output import PIECE_SIZES
 if TYPE_CHECKING:
     from gateway.body_pool import BodyPool
     from gateway.config import LimitsConfig
+    from models.session import ClientCertificate
     from protocols.buffers import ByteBudget
 
 # A model that never waits still meets cancellation and lets others run after 32 messages sent or 64 received, or after
@@ -100,6 +101,11 @@ class Owner(Protocol):
     pool: BodyPool
     last_sent: float
     """When bytes were last taken by the transport, on Trio's clock."""
+
+    @property
+    def client_certificate(self) -> ClientCertificate | None:
+        """What the client has shown of itself, verified."""
+        ...
 
     def clock(self) -> float: ...
     def fields(self, headers: Headers) -> dict[bytes, bytes]:

@@ -18,6 +18,7 @@ import trio
 
 from gateway.admission import Admission, Asked, Route
 from gateway.body_pool import BodyPool
+from gateway.certificate_facts import Certificate
 from gateway.config import Config, ListenConfig
 from gateway.dialects.base import Models
 from gateway.dialects.bidi import BidiDialect
@@ -65,7 +66,7 @@ from gateway.routing import Handler, Router, Words
 from gateway.serving_properties import text_options
 from gateway.settings_schema import ConfigError
 from gateway.signatures import Signatures
-from gateway.tls_context import server_context
+from gateway.tls_reload import ServedCertificate
 from gateway.transport import SocketTransport, StreamTransport, Transport
 from gateway.version import version
 from gateway.wires.asgi import ASGICall, Receive, Scope, Send, refuse_asgi
@@ -171,6 +172,7 @@ class Gateway:
         self._report: DrainReport | None = None
         self._listening, self._over = trio.Event(), trio.Event()
         self._nursery: trio.Nursery | None = None
+        self._tls: ServedCertificate | None = None
         served = Models(self.config, self.supervisor.workers)
         served.check_defaults()
         endpoints = Endpoints(self.config, served, self.repository)
@@ -334,7 +336,7 @@ class Gateway:
 
         A model that is given up, and whose policy says `escalate`, begins a drain; ModelGivenUp is raised at its end."""
         self.clock = trio.lowlevel.current_clock().current_time
-        tls = self._tls_context()
+        tls = self._tls = self._served_certificate()
         listeners = self._listen(tls)
         self._listening.set()
         try:
@@ -344,6 +346,8 @@ class Gateway:
                     accepting = trio.CancelScope()
                     connections.start_soon(self._accept_all, listeners, accepting)
                     connections.start_soon(self._tick)
+                    if tls is not None and self.tls_port:
+                        connections.start_soon(tls.watch)
                     connections.start_soon(self._turns)
                     if self.hub is None and Hub.available and listeners:
                         self.hub = Hub()
@@ -376,13 +380,13 @@ class Gateway:
         await nursery.start(self.supervisor.run)
         task_status.started()
 
-    def _tls_context(self) -> ssl.SSLContext | None:
+    def _served_certificate(self) -> ServedCertificate | None:
         tls = self.config.tls
-        return server_context(tls) if tls.cert or tls.dev else None
+        return ServedCertificate(tls) if tls.cert or tls.dev else None
 
-    def _listen(self, tls: ssl.SSLContext | None) -> list[tuple[Listener, ssl.SSLContext | None]]:
+    def _listen(self, tls: ServedCertificate | None) -> list[tuple[Listener, ServedCertificate | None]]:
         listen = self.config.listen
-        listeners: list[tuple[Listener, ssl.SSLContext | None]] = []
+        listeners: list[tuple[Listener, ServedCertificate | None]] = []
         try:
             if listen.port >= 0:
                 listeners.append((_listener(listen, listen.port, "listen.port or --port"), None))
@@ -399,16 +403,16 @@ class Gateway:
             raise
         return listeners
 
-    async def _accept_all(self, listeners: list[tuple[Listener, ssl.SSLContext | None]], scope: trio.CancelScope) -> None:
+    async def _accept_all(self, listeners: list[tuple[Listener, ServedCertificate | None]], scope: trio.CancelScope) -> None:
         with scope:
             async with trio.open_nursery() as nursery:
                 for listener, tls in listeners:
                     nursery.start_soon(self._accept, listener, tls)
 
-    async def _accept(self, listener: Listener, tls: ssl.SSLContext | None) -> None:
+    async def _accept(self, listener: Listener, tls: ServedCertificate | None) -> None:
         def serve(sock: socket.socket) -> None:
             assert self._nursery is not None
-            self._nursery.start_soon(self._serve_socket, sock, tls)
+            self._nursery.start_soon(self._serve_socket, sock, tls and tls.context)
 
         most = self.limits.connections
         descriptors, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
@@ -698,6 +702,22 @@ class Gateway:
         await self.supervisor.reload(spec, self.config.repository.unload_timeout if patience is None else patience)
         log.info("model reloaded", extra={"model": name, "version": spec.version})
         return self.models[name]
+
+    @property
+    def certificate(self) -> Certificate | None:
+        """The certificate that new connections are shown; None where TLS is off, and before `serve`."""
+        return None if self._tls is None else self._tls.certificate
+
+    async def reload_certificate(self) -> Certificate:
+        """Reads the files of `tls.cert`, `tls.key` and `tls.client_ca` again, and shows what they hold to every connection
+        that begins from now on; those that are open go on as they are. `serve` does it by itself where the files have
+        changed (`tls.reload_interval`).
+
+        ConfigError says which file cannot be served, and why; then, and where this is cancelled, nothing has changed.
+        ConfigError too where no TLS is served."""
+        if self._tls is None:
+            raise ConfigError("there is no certificate to reload: TLS is not served")
+        return await self._tls.reload()
 
     def counts(self) -> Counts:
         """What is live now, and how exchanges have ended so far."""

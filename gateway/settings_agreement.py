@@ -53,6 +53,9 @@ def _wrong_tls(config: Config, where: Where) -> Iterator[Problem]:
     if tls.dev and tls.cert:
         text = f"{where('tls.dev')} and {where('tls.cert')} are both set: choose one certificate"
         yield Problem(key="tls.dev", text=text)
+    if tls.client_ca and not (tls.cert or tls.key or tls.dev):
+        text = f"{where('tls.client_ca')} is set and TLS is off: no client would be asked for a certificate"
+        yield Problem(key="tls.client_ca", text=text, suggestion="tls.cert")
 
 
 def _wrong_ports(config: Config, where: Where) -> Iterator[Problem]:

@@ -152,7 +152,7 @@ _BYTES = frozenset({
 _TEXTS = frozenset({"models.*.warmup", "admission.timeout_headers"})
 _NUMBERS = frozenset({"endpoints.*.variants.*.weight", "models.*.restart.jitter"})
 _MAY_BE_ZERO = frozenset({
-    "limits.chunk_extensions", "limits.trailers", "limits.trailer_fields", "limits.write_stall",
+    "tls.reload_interval", "limits.chunk_extensions", "limits.trailers", "limits.trailer_fields", "limits.write_stall",
     "limits.body_pool", "limits.unsent", "limits.descriptors_reserved", "http2.continuations",
     "websocket.ping_interval", "drain.delay", "drain.timeout", "bidi.idle_timeout", "repository.unload_timeout",
     "sagemaker.invoke_timeout", "sagemaker.stream_timeout", "models.*.queue_timeout", "models.*.queue_bytes",

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 import logging
+import os
 import signal
 from collections.abc import Callable, Sequence
 from dataclasses import replace
@@ -21,7 +22,9 @@ from gateway.gateway import Gateway
 from gateway.loading import library_specs
 from gateway.logging_setup import configure
 from gateway.settings import ConfigError
+from gateway.settings_agreement import open_ports
 from gateway.settings_sagemaker import MODEL_FOLDER
+from gateway.tls_reload import tell_broken
 from gateway.workers.repository import share_one_arena
 from models.spec import ModelSpec
 
@@ -29,39 +32,60 @@ log = logging.getLogger("gateway")
 
 _CUT = 3  # the exit code; 2 is a command line that cannot be
 _SIGNALS = (signal.SIGTERM, signal.SIGINT)
+_TERMINAL = "/dev/tty"
 
 
 def run(config: Config, models: Sequence[Any] = (), *, listening: Callable[[Gateway], None] | None = None) -> int:
     """Serves the configured models and these until SIGTERM or SIGINT has drained it; 0 then, 3 where a stream was cut at the
     deadline of the drain, 1 where it could not start, or not go on without a model that was given up (the log says why).
-    `listening` is called once the ports are open, before any model is ready. It is meant for a process that ends with it:
-    those signals are ignored afterwards."""
+    `listening` is called once the ports are open, before any model is ready. SIGHUP reloads the certificate; when the
+    terminal is gone that it was started from it drains, unless it was to be ignored, as nohup has it. It is meant for a
+    process that ends with it: those signals are ignored afterwards."""
     configure(config.log)
     if config.sagemaker.multi_model or any(endpoint.models for endpoint in config.endpoints.values()):
         share_one_arena()  # or not all of an unloaded model's memory goes back to the system
     code, early = 1, list[int]()
     for number in _SIGNALS:
         signal.signal(number, lambda number, _: early.append(number))
+    ignored = signal.signal(signal.SIGHUP, lambda *_: None) == signal.SIG_IGN
+    tied = not ignored and _has_terminal()
     try:
-        code = trio.run(_serve, config, models, listening, early)
+        code = trio.run(_serve, config, models, listening, early, tied)
     except* (OSError, ModelGivenUp) as group:
         for error in group.exceptions:
             log.error("cannot serve", extra={"reason": str(error)})
     finally:
         # nothing is left that a signal could hurry: an impatient second one must not make a killed end of a clean one
-        for number in _SIGNALS:
+        for number in (*_SIGNALS, signal.SIGHUP):
             signal.signal(number, signal.SIG_IGN)
     return code
 
 
+def _has_terminal() -> bool:
+    """Whether the process has a terminal that it is controlled by."""
+    try:
+        os.close(os.open(_TERMINAL, os.O_RDWR | os.O_NOCTTY | os.O_CLOEXEC))
+    except OSError:
+        return False
+    return True
+
+
 async def _serve(
-    config: Config, models: Sequence[Any], listening: Callable[[Gateway], None] | None, early: Sequence[int]
+    config: Config,
+    models: Sequence[Any],
+    listening: Callable[[Gateway], None] | None,
+    early: Sequence[int],
+    tied: bool,
 ) -> int:
     gateway = make_gateway(config, models)
     # signals first: one that comes while models load must not be lost
-    with trio.open_signal_receiver(*_SIGNALS) as signals:
+    with (
+        trio.open_signal_receiver(*_SIGNALS) as signals,
+        trio.open_signal_receiver(signal.SIGHUP) as hangups,
+    ):
         async with trio.open_nursery() as nursery:
             nursery.start_soon(_obey, signals, gateway)
+            nursery.start_soon(_reload, hangups, gateway, tied)
             if early:
                 gateway.begin_drain()
             if listening is not None:
@@ -103,6 +127,10 @@ def make_gateway(config: Config, models: Sequence[Any] = ()) -> Gateway:
     is to come."""
     if not config.sagemaker.sigv4.credentials:
         log.info("signatures are not looked at: everyone may call", extra={"setting": "sagemaker.sigv4.credentials"})
+    in_clear = [key for key in open_ports(config) if key != "listen.tls_port"]
+    if config.tls.client_ca and in_clear:
+        hint = "-1 opens none"
+        log.warning("in clear nobody is asked for a certificate", extra={"settings": in_clear, "hint": hint})
     if config.repository.model:
         return Gateway(config, [*models, _model_of(config, config.repository.model)])
     if config.models or models or config.sagemaker.multi_model:
@@ -125,6 +153,22 @@ def _model_of(config: Config, path: str) -> ModelSpec:
         return model_folder.make_spec(read, chosen.model_name, "everywire_model")
     except GatewayError as e:
         raise ConfigError(e.message) from None
+
+
+async def _reload(hangups: object, gateway: Gateway, tied: bool) -> None:
+    """SIGHUP asks for the certificate to be read again; from a terminal that has closed it means the end."""
+    async for _ in hangups:  # type: ignore[attr-defined]
+        if tied and not _has_terminal():
+            log.info("the terminal is gone")
+            gateway.begin_drain()
+        elif gateway.certificate is None:
+            log.info("signal", extra={"signal": "SIGHUP", "hint": "it reloads the certificate, and TLS is not served"})
+        else:
+            log.info("signal", extra={"signal": "SIGHUP"})
+            try:
+                await gateway.reload_certificate()
+            except Exception as error:  # whatever a file holds, the server goes on
+                tell_broken(error)
 
 
 async def _obey(signals: object, gateway: Gateway) -> None:

@@ -17,6 +17,22 @@ Out_contra = TypeVar("Out_contra", contravariant=True)
 
 
 @final
+class ClientCertificate(msgspec.Struct, frozen=True, kw_only=True):
+    """The certificate that a client has shown, and that the server has verified. What it does not say is empty."""
+
+    subject: str = ""
+    """As RFC 4514 writes it: `CN=batch,O=Example`."""
+    issuer: str = ""
+    names: tuple[str, ...] = ()
+    """Its alternative names, each with its kind: `DNS:batch.example.org`, `URI:spiffe://example.org/batch`, `email:...`,
+    `IP:...`."""
+    serial: str = ""
+    """Hexadecimal."""
+    fingerprint: str = ""
+    """SHA-256 of the certificate, hexadecimal."""
+
+
+@final
 class Call(msgspec.Struct, frozen=True, kw_only=True):
     """How the client asked: fixed for the whole session. Header names are lower-case; the query is as it was sent."""
 
@@ -28,6 +44,8 @@ class Call(msgspec.Struct, frozen=True, kw_only=True):
     query: str = ""
     headers: Mapping[str, str] = MappingProxyType({})
     parameters: Mapping[str, Any] = MappingProxyType({})
+    client_certificate: ClientCertificate | None = None
+    """None where the server has verified none: it did not ask, the client had none, or somebody else ended the TLS."""
 
 
 class Channel(Protocol[In_co, Out_contra]):

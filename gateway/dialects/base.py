@@ -135,6 +135,7 @@ def call_of(
         query=exchange.query.decode("latin-1") if query is None else query,
         headers=_Fields(exchange.request.headers),
         parameters=parameters,
+        client_certificate=exchange.owner.client_certificate,
     )
 
 

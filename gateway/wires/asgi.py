@@ -17,6 +17,7 @@ from protocols.events import Buffer, Frame, Headers, Opcode, Request
 
 if TYPE_CHECKING:
     from gateway.wires.connection import Server
+    from models.session import ClientCertificate
 
 log = logging.getLogger("gateway.connection")
 
@@ -69,6 +70,9 @@ class ASGICall:
         self._scope = trio.CancelScope()
         self._cut = self._over = False
         self.exchange = Exchange(self, self, request_of(scope), server.new_id(), self.last_received)
+
+    client_certificate: ClientCertificate | None = None
+    """Whoever ended the TLS knows; what a scope says of it is not believed."""
 
     # -- life ------------------------------------------------------------------------------------------------------
 

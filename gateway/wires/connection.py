@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable
+from functools import cached_property
 from typing import TYPE_CHECKING, Any, Protocol, final
 
+from gateway.certificate_facts import read_client
 from gateway.errors import Drained, Ending, TransportLost
 from gateway.exchange import Exchange, Wire
+from gateway.wires.tls import TLSTransport
 from protocols.errors import RemoteProtocolError
 from protocols.events import Buffer, Headers, Request, Sent
 
@@ -16,6 +19,7 @@ if TYPE_CHECKING:
     from gateway.config import Config, LimitsConfig
     from gateway.transport import Transport
     from gateway.wires.asgi import ASGICall
+    from models.session import ClientCertificate
     from protocols.buffers import ByteBudget
 
 log = logging.getLogger("gateway.connection")
@@ -149,6 +153,13 @@ class Connection:
         self._lost: Ending | None = None
         self._closed = False
         self.wire = make_wire(self)
+
+    @cached_property
+    def client_certificate(self) -> ClientCertificate | None:
+        """What the client has shown of itself, where TLS has verified it."""
+        transport = self.transport
+        der = transport.peer_certificate() if isinstance(transport, TLSTransport) else b""
+        return read_client(der) if der else None
 
     # -- life ------------------------------------------------------------------------------------------------------
 

@@ -15,6 +15,20 @@ from protocols.events import Buffer
 
 _CHUNK = 65536
 _RECORD = 16384
+_LAST_WORDS = 1.0  # seconds that a failed handshake waits for the client to leave
+_UNTRUSTED = "the client does not trust our certificate: it has to know its CA"
+_CAUSES = {
+    "PEER_DID_NOT_RETURN_A_CERTIFICATE": "the client has shown no certificate, and one is required (tls.client_ca)",
+    "HTTP_REQUEST": "the client speaks HTTP in clear to the port of TLS",
+    "WRONG_VERSION_NUMBER": "what the client speaks is not TLS",
+    "UNSUPPORTED_PROTOCOL": "the client speaks no TLS from 1.2 on",
+    "NO_SHARED_CIPHER": "the client offers no cipher with forward secrecy and AEAD",
+    "TLSV1_ALERT_UNKNOWN_CA": _UNTRUSTED,
+    "SSLV3_ALERT_CERTIFICATE_UNKNOWN": _UNTRUSTED,
+    "SSLV3_ALERT_BAD_CERTIFICATE": _UNTRUSTED,
+    "SSLV3_ALERT_CERTIFICATE_EXPIRED": "our certificate is not valid now, as the client says",
+}
+"""What a server of ours can say of a handshake that failed, by OpenSSL's reason."""
 
 
 @final
@@ -38,6 +52,7 @@ class TLSTransport:
         self._ahead: memoryview = memoryview(b"")  # received before `send_eof`
         self._maybe_more = False
         self._below_eof = self._ending = False
+        self._server_side = server_side
         self.peer = below.peer
         self.alpn = ""
 
@@ -53,13 +68,35 @@ class TLSTransport:
                     if not self._pull() and self._below_eof:
                         raise TransportLost("the peer left during the TLS handshake") from None
             except ssl.SSLError as e:
-                self._push()
-                raise TransportLost(f"TLS handshake failed: {e.reason}") from e
+                await self._say_why()
+                raise TransportLost(f"TLS handshake failed: {self._why(e)}") from e
             else:
                 break
         await self._flush()
         self.alpn = self._tls.selected_alpn_protocol() or ""
         self._maybe_more = True
+
+    def peer_certificate(self) -> bytes:
+        """What the peer has shown and we have verified, in DER; empty where it has shown none, or was not asked."""
+        return self._tls.getpeercert(binary_form=True) or b""
+
+    def _why(self, error: ssl.SSLError) -> str:
+        """OpenSSL's word, and for those that have a cause that somebody can do something about, that."""
+        if isinstance(error, ssl.SSLCertVerificationError):
+            setting = " (tls.client_ca)" if self._server_side else ""
+            return f"{error.reason}: the peer's certificate is refused: {error.verify_message}{setting}"
+        cause = _CAUSES.get(error.reason) if self._server_side else None
+        return f"{error.reason}: {cause}" if cause else error.reason
+
+    async def _say_why(self) -> None:
+        """Leaves the peer the time to read the alert. In TLS 1.3 a client has often sent its request when the server finds
+        its certificate wrong, and closing over unread bytes makes the kernel send RST, which destroys the alert."""
+        with trio.move_on_after(_LAST_WORDS), contextlib.suppress(TransportLost):
+            await self._flush()
+            if self._server_side:
+                self._below.send_eof()
+                while self._below.try_receive_into(self._scratch) != 0:
+                    await self._below.wait_readable()
 
     async def _flush(self) -> None:
         self._push()
@@ -121,7 +158,7 @@ class TLSTransport:
                 return 0
             except ssl.SSLError as e:
                 self._push()
-                raise TransportLost(f"TLS failed: {e.reason}") from e
+                raise TransportLost(f"TLS failed: {self._why(e)}") from e
             self._maybe_more = True
             return n
 

@@ -700,6 +700,10 @@ def test_no_override_ends_in_anything_but_a_configuration_or_its_error(key: str,
     ("overrides", "message"),
     [
         ({"tls.cert": "a.pem"}, "tls.cert (--set tls.cert) is set and tls.key is not: a certificate needs its key"),
+        (
+            {"tls.client_ca": "ca.pem"},
+            "tls.client_ca (--set tls.client_ca) is set and TLS is off: no client would be asked for a certificate",
+        ),
         ({"tls.key": "a.pem"}, "tls.key (--set tls.key) is set and tls.cert is not: a certificate needs its key"),
         (
             {"tls.dev": True, "tls.cert": "a", "tls.key": "b"},

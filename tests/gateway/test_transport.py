@@ -16,7 +16,7 @@ import pytest
 import trio
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from trio.testing import lockstep_stream_pair, memory_stream_pair, wait_all_tasks_blocked
+from trio.testing import MockClock, lockstep_stream_pair, memory_stream_pair, wait_all_tasks_blocked
 
 from gateway.config import TLSConfig
 from gateway.errors import TransportLost
@@ -664,11 +664,36 @@ async def test_bytes_that_came_with_the_last_flight_of_the_handshake_are_there_a
 
 
 @pytest.mark.parametrize("garbage", [b"GET / HTTP/1.1\r\nhost: x\r\n\r\n", b"\x16\x03\x01\xff\xff" + bytes(100), bytes(50)])
-async def test_a_server_that_hears_no_tls_is_lost(contexts: Contexts, garbage: bytes) -> None:
+async def test_a_server_that_hears_no_tls_is_lost(contexts: Contexts, garbage: bytes, autojump_clock: MockClock) -> None:
     ours, theirs = memory_pair()
     ours.try_send([garbage])
     with pytest.raises(TransportLost, match="handshake failed"):
         await TLSTransport(theirs, contexts[0]).handshake()
+
+
+async def test_a_server_waits_a_moment_for_a_client_whose_handshake_failed_and_reads_what_it_says(
+    contexts: Contexts, autojump_clock: MockClock
+) -> None:
+    """Unread bytes would make the kernel destroy the alert that says what is wrong."""
+    ours, theirs = memory_pair()
+    lost = trio.Event()
+
+    async def shake() -> None:
+        with pytest.raises(TransportLost, match="HTTP_REQUEST: the client speaks HTTP in clear to the port of TLS"):
+            await TLSTransport(theirs, contexts[0]).handshake()
+        lost.set()
+
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(shake)
+        ours.try_send([b"GET / HTTP/1.1\r\nhost: x\r\n\r\n"])
+        await trio.sleep(0.5)
+        assert ours.try_receive_into(buffer()) == 0
+        ours.try_send([b"more"])
+        await trio.sleep(0.4)
+        assert not lost.is_set()
+        ours.close()
+        await trio.sleep(0.05)
+        assert lost.is_set()
 
 
 async def test_a_client_that_hears_no_tls_is_lost(contexts: Contexts) -> None:
@@ -678,7 +703,7 @@ async def test_a_client_that_hears_no_tls_is_lost(contexts: Contexts) -> None:
         await TLSTransport(theirs, contexts[1], server_side=False, hostname="localhost").handshake()
 
 
-async def test_a_client_that_does_not_trust_the_server_says_so_to_it(contexts: Contexts) -> None:
+async def test_a_client_that_does_not_trust_the_server_says_so_to_it(contexts: Contexts, autojump_clock: MockClock) -> None:
     below, theirs = memory_pair()
     a = TLSTransport(below, ssl.create_default_context(), server_side=False, hostname="localhost")
     b = TLSTransport(theirs, contexts[0])

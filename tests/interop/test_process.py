@@ -1,12 +1,19 @@
 """The server's process and its signals."""
 
 import json
+import os
+import pty
 import signal
 import socket
+import ssl
 import subprocess
 import sys
 from pathlib import Path
 from typing import Any
+
+import pytest
+
+from tests.gateway.authority import Authority, Pair
 
 PATIENCE = 30.0
 UPGRADE = (
@@ -99,3 +106,88 @@ def test_a_model_that_nothing_goes_on_without_ends_the_process_with_1(tmp_path: 
         process.wait()
         assert process.stderr is not None
         process.stderr.close()
+
+
+def ended(process: "subprocess.Popen[str]") -> int:
+    """Its exit status after SIGTERM."""
+    process.send_signal(signal.SIGTERM)
+    return process.wait(PATIENCE)
+
+
+def left(process: "subprocess.Popen[str]") -> None:
+    process.kill()
+    process.wait()
+    assert process.stderr is not None
+    process.stderr.close()
+
+
+def shown(address: tuple[str, int], context: ssl.SSLContext) -> str:
+    """The common name of the certificate that is served."""
+    with socket.create_connection(address, PATIENCE) as sock, context.wrap_socket(sock, server_hostname="localhost") as tls:
+        subject: Any = (tls.getpeercert() or {})["subject"]
+        return str(dict(pair for (pair,) in subject)["commonName"])
+
+
+def test_sighup_reloads_the_certificate_and_a_broken_one_is_told_in_the_log(tmp_path: Path) -> None:
+    ca = Authority(tmp_path / "ca")
+    served = Pair(tmp_path / "served.pem", tmp_path / "served-key.pem")
+    ca.issue("first").put(served)
+    files = ("--tls-cert", str(served.cert), "--tls-key", str(served.key), "--tls-port", "0")
+    process = start(tmp_path, *files, "--set", "tls.reload_interval=0")
+    try:
+        address = "127.0.0.1", int(logged(process, "serving")["at"][-1].rpartition(":")[2])
+        assert shown(address, ca.client()) == "first"
+        ca.issue("second").put(served)
+        process.send_signal(signal.SIGHUP)
+        assert logged(process, "certificate loaded")["subject"] == "CN=second,O=Example"
+        assert shown(address, ca.client()) == "second"
+        served.key.write_bytes(b"")
+        process.send_signal(signal.SIGHUP)
+        told = logged(process, "the certificate cannot be reloaded: the one before is shown on")
+        assert told["level"] == "error"
+        assert told["reason"] == f"tls.key: {served.key} holds no PEM private key"
+        assert shown(address, ca.client()) == "second"
+        assert ended(process) == 0
+    finally:
+        left(process)
+
+
+def test_sighup_without_tls_ends_nothing(tmp_path: Path) -> None:
+    process = start(tmp_path)
+    try:
+        logged(process, "serving")
+        process.send_signal(signal.SIGHUP)
+        assert logged(process, "signal")["hint"] == "it reloads the certificate, and TLS is not served"
+        assert ended(process) == 0
+    finally:
+        left(process)
+
+
+@pytest.mark.parametrize("ignored", [False, True])
+def test_a_terminal_that_closes_drains_the_server_unless_it_is_to_outlive_it(tmp_path: Path, ignored: bool) -> None:
+    """`ignored` is what nohup does."""
+    ours, theirs = pty.openpty()
+
+    def attach() -> None:
+        os.setsid()
+        os.close(os.open(os.ttyname(theirs), os.O_RDWR))  # the first terminal of a session is the one that controls it
+        if ignored:
+            signal.signal(signal.SIGHUP, signal.SIG_IGN)
+
+    command = [sys.executable, "-m", "gateway", "--port", "0", "--log-format", "json", "serve"]
+    process = subprocess.Popen(
+        command, cwd=tmp_path, stdin=theirs, stderr=subprocess.PIPE, text=True, preexec_fn=attach, pass_fds=(theirs,)
+    )
+    try:
+        logged(process, "serving")
+        os.close(theirs)
+        os.close(ours)
+        if ignored:
+            process.send_signal(signal.SIGHUP)
+            logged(process, "signal")
+            assert ended(process) == 0
+        else:
+            logged(process, "the terminal is gone")
+            assert process.wait(PATIENCE) == 0
+    finally:
+        left(process)
