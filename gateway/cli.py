@@ -83,17 +83,17 @@ def _in_one_line(call: Callable[[], T]) -> T:
         raise _Failure(str(error)) from None
     except BaseExceptionGroup as group:
         raise _only_configuration(group) from None
-    except click.NoSuchOption as error:
-        command = error.ctx.info_name if error.ctx is not None else None
-        if error.option_name in NAMES:
-            name = error.option_name
-            raise click.UsageError(f"{name} stands before the command: everywire {name} ... {command}") from None
-        error.ctx = None
-        raise
     except click.UsageError as error:
-        # With its context it would be preceded by the usage.
-        error.ctx = None
-        raise
+        # with its context it would be preceded by the usage
+        raise click.UsageError(_misplaced(error) or error.format_message()) from None
+
+
+def _misplaced(error: click.UsageError) -> str:
+    """What to do about an option that is right, in another place; empty for any other error."""
+    if not isinstance(error, click.NoSuchOption) or error.option_name not in NAMES or error.ctx is None:
+        return ""
+    name, command = error.option_name, error.ctx.command_path.removeprefix(error.ctx.find_root().command_path).strip()
+    return f"{name} stands before the command: everywire {name} ... {command}"
 
 
 def _only_configuration(group: BaseExceptionGroup[BaseException]) -> BaseException:
@@ -357,9 +357,20 @@ def _listed(tensors: tuple[TensorSpec, ...] | None, batch: int) -> str:
     return ", ".join(said) or "none"
 
 
-@program.group(short_help="Stand in for a cloud's front, before a container of yours.")
-def emulate() -> None:
+@program.group(
+    invoke_without_command=True,
+    short_help="Stand in for a cloud's front, before a container of yours.",
+    epilog="""
+\b
+Examples:
+  everywire emulate sagemaker --container ws://127.0.0.1:8080
+""",
+)
+@click.pass_context
+def emulate(context: click.Context) -> None:
     """Put the front that clients know before a container of yours, on this machine."""
+    if context.invoked_subcommand is None:
+        raise click.UsageError("emulate takes the name of a front, such as sagemaker: see `everywire emulate --help`")
 
 
 @emulate.command(
@@ -371,6 +382,10 @@ Examples:
   everywire emulate sagemaker --container ws://127.0.0.1:8080
   everywire --port 9000 emulate sagemaker --container http://127.0.0.1:8081 --path invoke-bidi-stream
   everywire emulate sagemaker --container ws://127.0.0.1:8080 --limit connect_timeout=250ms --limit ping_interval=5s
+  everywire --port 0 emulate sagemaker --container ws://127.0.0.1:8080 --json
+
+\b
+Exit status: as that of `everywire serve`.
 """,
 )
 @click.option("--container", required=True, metavar="URL", help="The container: ws://HOST:PORT (or http, wss, https).")
@@ -401,6 +416,9 @@ Examples:
     metavar="NAME=VALUE",
     help="Another limit of the bridge; may be repeated. A wrong NAME tells all there are.",
 )
+@click.option(
+    "--json", "as_json", is_flag=True, help="Once it listens, one JSON object: where, and what clients must trust."
+)
 @click.pass_context
 def emulate_sagemaker(
     context: click.Context,
@@ -411,6 +429,7 @@ def emulate_sagemaker(
     ca: str,
     half_close_quiet: str,
     limits: tuple[str, ...],
+    as_json: bool,
 ) -> NoReturn:
     """Answer SageMaker's clients from a model container: bidirectional streams over its WebSocket, InvokeEndpoint and
     response streams over its /invocations, its health by its /ping.
@@ -437,7 +456,8 @@ def emulate_sagemaker(
     emulation = Emulation(resolved, container, endpoint, path=path, ca=ca, models=models, limits=allowed)
     chosen = emulation.config
     certificate = str(development_certificate(chosen.tls).ca.absolute()) if chosen.tls.dev else ""
-    code = run(chosen, emulation.models, listening=lambda ports: click.echo(emulation.advice(ports, certificate)))
+    tell = emulation.told if as_json else emulation.advice
+    code = run(chosen, emulation.models, listening=lambda ports: click.echo(tell(ports, certificate)))
     context.exit(code)
 
 

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import dataclasses
+import os
 from collections.abc import Callable, Iterator
+from pathlib import Path
 from typing import Any
 
 from gateway.config import Config
@@ -21,7 +23,7 @@ def problems_of(resolve: Callable[[], Resolved], *, models: bool) -> tuple[Probl
     except ConfigError as error:
         return error.problems
     config = resolved.config
-    found = [problem for check in (_certificates, _credentials) for problem in _raised(check, config)]
+    found = [problem for check in (_certificates, _credentials, _report) for problem in _raised(check, config)]
     if models:
         found += _models(config)
     return tuple(_placed(problem, resolved) for problem in found)
@@ -52,6 +54,13 @@ def _credentials(config: Config) -> None:
     from gateway.signatures import Signatures
 
     Signatures(config.sagemaker.sigv4)
+
+
+def _report(config: Config) -> None:
+    file = Path(config.drain.report)
+    if config.drain.report and (file.is_dir() or not os.access(file.parent, os.W_OK | os.X_OK)):
+        why = "is a folder" if file.is_dir() else f"cannot be written: {file.parent} is no folder that it can be made in"
+        raise ConfigError(f"drain.report: {file} {why}")
 
 
 def _models(config: Config) -> Iterator[Problem]:

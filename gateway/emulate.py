@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Sequence
 from dataclasses import replace
 from typing import Protocol, final
@@ -73,3 +74,15 @@ class Emulation:
         else:
             lines.append("Any region and any credentials will do.")
         return "\n".join(lines)
+
+    def told(self, listening: Listening, certificate: str) -> str:
+        """The same for a program, as one line of JSON: a URL is empty where its port is not open."""
+        facts = {
+            "endpoint": self.endpoint,
+            "container": self.container,
+            "url": f"http://localhost:{listening.port}" if listening.port else "",
+            "tls_url": f"https://localhost:{listening.tls_port}" if listening.tls_port else "",
+            "ca": certificate,
+            "credentials": self.config.sagemaker.sigv4.credentials,
+        }
+        return json.dumps(facts)

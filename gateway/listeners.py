@@ -19,17 +19,24 @@ _ABORTED = {errno.ECONNABORTED, errno.EPERM, errno.EPROTO}
 
 
 @final
+class CannotListen(OSError):
+    """An address or a port cannot be listened on. The text is for the operator: which, why, and the setting of another."""
+
+    def __str__(self) -> str:
+        return str(self.strerror)
+
+
+@final
 class Listener:
     """One listening TCP socket."""
 
     def __init__(self, host: str, port: int, *, backlog: int, setting: str = "listen.port or --port") -> None:
-        """Binds at once; OSError names the address where that fails, and the setting."""
+        """Binds at once. CannotListen where that fails."""
         family = socket.AF_INET6 if ":" in host else socket.AF_INET
         try:
             self._sock = socket.create_server((host, port), family=family, backlog=backlog)
         except OSError as e:
-            why = os.strerror(e.errno) if e.errno else str(e)
-            raise OSError(e.errno, f"cannot listen on {host} port {port}: {why}; {setting} sets another") from e
+            raise CannotListen(e.errno, f"cannot listen on {host} port {port}: {_why(e)}; {_advice(e, setting)}") from e
         self._sock.setblocking(False)
         self.port: int = self._sock.getsockname()[1]
 
@@ -67,3 +74,17 @@ class Listener:
         if self._sock.fileno() >= 0:
             trio.lowlevel.notify_closing(self._sock)
             self._sock.close()
+
+
+def _why(error: OSError) -> str:
+    # `create_server` puts the address behind its reason, and makes a plain OSError of the resolver's
+    reason = (error.strerror or str(error)).partition(" (while")[0]
+    return os.strerror(error.errno) if error.errno and error.errno > 0 else reason
+
+
+def _advice(error: OSError, setting: str) -> str:
+    if error.errno == errno.EADDRNOTAVAIL or (error.errno or 0) < 0:
+        return "listen.host or --host sets an address of this machine"
+    if error.errno == errno.EACCES:
+        return f"a port below 1024 needs root or CAP_NET_BIND_SERVICE; {setting} sets another"
+    return f"{setting} sets another"

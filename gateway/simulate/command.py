@@ -30,10 +30,14 @@ class Campaign:
         self._virtual, self._calls, self._runs = 0.0, 0, 0
 
     def run(self, seeds: range) -> int:
-        """Exit status: 1 where any seed found something."""
+        """Exit status: 1 where any seed found something, 2 where the trace cannot be written."""
         began = told = time.monotonic()
         if self._trace is not None:
-            self._trace.write_text("", encoding="utf-8")
+            try:
+                self._trace.write_text("", encoding="utf-8")
+            except OSError as e:
+                self._progress(f"Error: --trace {self._trace} cannot be written: {e.strerror}")
+                return 2
         for number, seed in enumerate(seeds, 1):
             self._play(seed)
             now = time.monotonic()

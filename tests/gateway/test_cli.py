@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import importlib
 import json
 import logging
@@ -20,6 +21,7 @@ from click.testing import CliRunner, Result
 from gateway import cli
 from gateway.cli import check_shadowing, program
 from gateway.config import Config, ModelConfig
+from gateway.listeners import CannotListen, Listener
 from gateway.settings import PREFIX, SETTINGS, ConfigError
 from models.messages import Family
 from models.spec import Batching, TensorSpec
@@ -167,6 +169,51 @@ def test_a_wrong_variable_is_one_clear_line(served: Served) -> None:
 @pytest.mark.parametrize("arguments", [["--prot", "1"], ["sevre"], ["serve", "--prot", "1"], ["demo", "--port", "x"]])
 def test_a_wrong_command_line_is_one_line_without_the_usage(served: Served, arguments: list[str]) -> None:
     assert arguments[-2 if len(arguments) > 1 else 0] in failure(*arguments)
+
+
+def test_a_group_of_commands_alone_says_what_it_takes() -> None:
+    assert failure("emulate").startswith("emulate takes the name of a front, such as sagemaker")
+
+
+def test_a_trace_that_cannot_be_written_is_one_line(tmp_path: Path) -> None:
+    message = failure("simulate", "--seeds", "0..0", "--trace", "missing/trace.txt")
+    assert message == "--trace missing/trace.txt cannot be written: No such file or directory"
+
+
+@pytest.mark.parametrize(
+    ("raised", "message"),
+    [
+        (errno.EADDRINUSE, "Address already in use; listen.port or --port sets another"),
+        (
+            errno.EACCES,
+            "Permission denied; a port below 1024 needs root or CAP_NET_BIND_SERVICE; listen.port or --port sets another",
+        ),
+        (errno.EADDRNOTAVAIL, "Cannot assign requested address; listen.host or --host sets an address of this machine"),
+    ],
+)
+def test_a_port_that_cannot_be_had_ends_with_1_and_the_log_says_what_to_change(
+    raised: int, message: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def create_server(address: Any, **_: Any) -> None:
+        raise OSError(raised, f"{os.strerror(raised)} (while attempting to bind on address {address!r})")
+
+    monkeypatch.setattr("socket.create_server", create_server)
+    result = run("--port", "80", "--log-format", "json", "--model", "a=models.library.echo:Echo")
+    assert result.exit_code == 1
+    told = json.loads(result.output.splitlines()[-1])
+    assert (told["event"], told["reason"]) == ("cannot serve", f"cannot listen on 127.0.0.1 port 80: {message}")
+
+
+def test_a_host_that_is_none_is_told_as_the_resolver_says_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    def create_server(*_: Any, **__: Any) -> None:
+        raise OSError(-2, "Name or service not known (while attempting to bind on address ('x', 1))")
+
+    monkeypatch.setattr("socket.create_server", create_server)
+    with pytest.raises(CannotListen) as caught:
+        Listener("x", 1, backlog=1)
+    assert str(caught.value) == (
+        "cannot listen on x port 1: Name or service not known; listen.host or --host sets an address of this machine"
+    )
 
 
 @pytest.mark.parametrize("depth", [0, 1, 3])
@@ -319,7 +366,7 @@ def test_check_names_all_that_is_wrong_each_on_a_line(tmp_path: Path) -> None:
 def test_check_looks_at_the_files_that_are_named(tmp_path: Path) -> None:
     result = run(
         *("config", "check", "--json", "--tls-cert", "c.pem", "--tls-key", "k.pem"),
-        *("--set", "sagemaker.sigv4.credentials=keys.ini"),
+        *("--set", "sagemaker.sigv4.credentials=keys.ini", "--set", "drain.report=missing/report.json"),
     )
     assert result.exit_code == 2
     assert [(p["key"], p["where"], p["text"]) for p in json.loads(result.output)["problems"]] == [
@@ -328,6 +375,11 @@ def test_check_looks_at_the_files_that_are_named(tmp_path: Path) -> None:
             "sagemaker.sigv4.credentials",
             "--set sagemaker.sigv4.credentials",
             "sagemaker.sigv4.credentials: keys.ini cannot be read: No such file or directory",
+        ),
+        (
+            "drain.report",
+            "--set drain.report",
+            "drain.report: missing/report.json cannot be written: missing is no folder that it can be made in",
         ),
     ]
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import signal
 import socket
@@ -69,6 +70,15 @@ def test_it_tells_clients_of_the_ports_that_are_open() -> None:
     ]
     closed = emulation(set={"sagemaker.sigv4.credentials": "keys"}).advice(Ports(0, 0), "").splitlines()
     assert closed == [f"Endpoint 'chat' is the container at {URL}.", "Credentials must be those of keys."]
+
+
+def test_it_tells_a_program_the_same_on_one_line() -> None:
+    assert json.loads(emulation().told(Ports(4001, 4002), "/ca.pem")) == {
+        "endpoint": "chat", "container": URL, "url": "http://localhost:4001", "tls_url": "https://localhost:4002",
+        "ca": "/ca.pem", "credentials": "",
+    }  # fmt: skip
+    closed = json.loads(emulation().told(Ports(0, 4002), ""))
+    assert (closed["url"], closed["ca"]) == ("", "")
 
 
 def test_an_endpoint_that_no_client_can_name_is_refused() -> None:
