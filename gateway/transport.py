@@ -6,7 +6,7 @@ import select
 import socket
 from collections import deque
 from collections.abc import Awaitable, Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from typing import Protocol, final
 
 import trio
@@ -20,6 +20,7 @@ _NOTSENT_LOWAT: int = getattr(socket, "TCP_NOTSENT_LOWAT", 0)
 # What is sent in pieces as large as this is there already: the kernel may take so much of it at once, which is a sixth of
 # the wake-ups that a bound for streams costs.
 _BULK, _SMALL = 1024 * 1024, 16 * 1024
+_GOODBYE = 1.0  # seconds that a stream has to end well
 
 
 class Transport(Protocol):
@@ -331,8 +332,10 @@ class StreamTransport:
             scope.cancel()
 
     async def aclose(self) -> None:
-        """Closes the stream itself; the embedder's `serve_stream` does it when the connection is over."""
-        await trio.aclose_forcefully(self._stream)
+        """Closes the stream itself, with the goodbye that it may have (TLS's) where the peer takes that within a second; at
+        once where this is cancelled. The embedder's `serve_stream` does it when the connection is over."""
+        with trio.move_on_after(_GOODBYE), suppress(trio.BrokenResourceError):
+            await self._stream.aclose()
 
 
 def front(buffers: Sequence[Buffer], n: int) -> list[Buffer]:

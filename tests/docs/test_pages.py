@@ -58,7 +58,9 @@ def anchors(file: Path) -> list[str]:
 @pytest.mark.parametrize("page", PAGES)
 def test_every_file_of_ours_that_is_named_exists(page: str) -> None:
     text = (ROOT / page).read_text(encoding="utf-8")
-    for name in re.findall(r"`((?:tests|gateway|models|protocols|docs|deploy|scripts|benchmarks)/[\w/.-]+\.\w+)`", text):
+    for name in re.findall(
+        r"`((?:tests|gateway|models|protocols|docs|deploy|scripts|benchmarks|examples)/[\w/.-]+\.\w+)`", text
+    ):
         assert (ROOT / name).exists(), f"{page}: {name}"
 
 

@@ -592,6 +592,40 @@ async def test_what_a_stream_raises_is_a_lost_transport(error: Exception) -> Non
     assert stream.closed
 
 
+class SlowlyClosed(BrokenStream):
+    """Waits for its peer before it is closed well."""
+
+    def __init__(self) -> None:
+        super().__init__(trio.BrokenResourceError())
+        self.peer_answers, self.well = trio.Event(), False
+
+    async def aclose(self) -> None:
+        self.closed = True
+        await self.peer_answers.wait()
+        self.well = True
+
+
+@pytest.mark.parametrize("answers", [True, False])
+async def test_a_stream_has_a_second_to_end_well(autojump_clock: trio.testing.MockClock, answers: bool) -> None:
+    stream = SlowlyClosed()
+    began = trio.current_time()
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(StreamTransport(stream).aclose)
+        await trio.sleep(0.5)
+        if answers:
+            stream.peer_answers.set()
+    assert (stream.closed, stream.well) == (True, answers)
+    assert trio.current_time() - began == (0.5 if answers else 1.0)
+
+
+async def test_a_stream_that_is_closed_by_who_is_cancelled_is_closed_at_once() -> None:
+    stream = SlowlyClosed()
+    with trio.CancelScope() as scope:
+        scope.cancel()
+        await StreamTransport(stream).aclose()
+    assert (stream.closed, stream.well) == (True, False)
+
+
 async def test_a_stream_transport_takes_a_chunk_at_a_time_without_copying_the_rest() -> None:
     a, _ = memory_stream_pair()
     transport = StreamTransport(a, chunk=10)
