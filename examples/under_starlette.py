@@ -16,7 +16,6 @@ from functools import partial
 
 import trio
 from hypercorn.config import Config as ServerConfig
-from hypercorn.trio import serve
 from starlette.applications import Starlette
 from starlette.requests import Request
 from starlette.responses import JSONResponse
@@ -26,6 +25,7 @@ from starlette.websockets import WebSocket
 from gateway.asgi import ASGIApp
 from gateway.config import Config, DrainConfig, ListenConfig
 from gateway.gateway import Gateway
+from gateway.hypercorn import serve
 from models.messages import Part, Prompt
 
 MOUNTED = "/inference"
@@ -72,13 +72,11 @@ async def main(port: int) -> None:
     server.bind = [f"127.0.0.1:{port}"]
     server.errorlog = None
     server.h2_max_concurrent_streams = 1000
-    server.keep_alive_max_requests = 100_000  # beyond it hypercorn cuts what else an HTTP/2 connection carries
     with trio.open_signal_receiver(signal.SIGINT, signal.SIGTERM) as signals:
         async with trio.open_nursery() as nursery:
             nursery.start_soon(obey, signals, gateway)
             # hypercorn gives its connections `graceful_timeout` seconds at its end, too few for a stream: so that comes last
-            run = partial(serve, application(gateway), server, shutdown_trigger=gateway.stopped)  # type: ignore[arg-type]
-            where = await nursery.start(run)
+            where = await nursery.start(partial(serve, application(gateway), server, shutdown_trigger=gateway.stopped))
             print(f"listening on {where[0]}", flush=True)
             await gateway.stopped()
             nursery.cancel_scope.cancel()

@@ -29,7 +29,7 @@ class ASGIApp:
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if not _on_trio():
-            raise RuntimeError("the gateway runs on Trio: use hypercorn with worker_class 'trio', or hypercorn.trio.serve")
+            raise RuntimeError("it runs on Trio: use gateway.hypercorn.serve, or hypercorn with worker_class 'trio'")
         match scope["type"]:
             case "lifespan":
                 await self._live(receive, send)

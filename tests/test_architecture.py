@@ -18,7 +18,7 @@ THIRD_PARTY = {
     "models": {"trio", "numpy", "ml_dtypes", "msgspec"},  # and what a backend brings in by name: models/backends
     "gateway": {
         "protocols", "models", "trio", "numpy", "ml_dtypes", "msgspec", "click", "cryptography", "pythonjsonlogger",
-        "hypercorn", "trio_websocket", "outcome",
+        "hypercorn", "h2", "hyperframe", "priority", "trio_websocket", "outcome",
     },
 }  # fmt: skip
 FORBIDDEN_STDLIB = {
@@ -86,3 +86,9 @@ def test_every_file_states_its_purpose_in_its_first_line(path: Path) -> None:
 def test_trio_websocket_is_only_ever_a_client() -> None:
     users = {p.name for p in FILES if any(n.startswith("trio_websocket") for n in imported(p))}
     assert users <= {"demo.py"}
+
+
+def test_only_what_repairs_hypercorn_knows_its_http2() -> None:
+    inner = ("h2", "hyperframe", "priority", "hypercorn.protocol")
+    users = {str(p.relative_to(ROOT)) for p in FILES if any(n.startswith(inner) for n in imported(p))}
+    assert {user for user in users if user.startswith("gateway")} == {"gateway/hypercorn.py"}

@@ -31,6 +31,8 @@ _LINGER_SECONDS, _LINGER_BYTES = 30.0, 1024 * 1024 * 1024
 _LAST_WORDS = 1.0  # seconds that an answer that is whole has once the server says that the client is gone
 _HANDSHAKE = {b"connection", b"upgrade", b"sec-websocket-accept", b"sec-websocket-protocol"}
 """What the server itself says in the head that accepts a WebSocket."""
+EARLY_END = "everywire.early_end"
+"""The extension of a server whose HTTP/2 lets an answer end before its request does."""
 
 
 class AnswerCut(Exception):
@@ -58,7 +60,9 @@ class ASGICall:
         self.name = "websocket" if self._socket else "http/2" if self._http2 else "http/1.1"
         client = scope.get("client")
         self.peer = f"{client[0]}:{client[1]}" if client else ""
-        self._can_refuse = "websocket.http.response" in (scope.get("extensions") or {})
+        extensions = scope.get("extensions") or {}
+        self._can_refuse = "websocket.http.response" in extensions
+        self._lingers = self._http2 and EARLY_END not in extensions
         self.last_received = self.last_sent = self.clock()
         self._unread = 0  # bytes that the exchange has not taken
         self._queue: deque[tuple[Message | None, Buffer]] = deque()  # pieces of the body have no message of their own
@@ -193,7 +197,7 @@ class ASGICall:
                 if exchange.ending is not None:
                     return
                 await self._bell.wait()
-            if self._http2 and exchange.finishing is not None and not exchange.input_ended:
+            if self._lingers and exchange.finishing is not None and not exchange.input_ended and self._ends_early():
                 await self._swallow()
             message, size = self._next()
             self._blocked_since = self.clock()
@@ -205,10 +209,15 @@ class ASGICall:
             elif size:
                 exchange.room_changed()
 
+    def _ends_early(self) -> bool:
+        """Whether what is told next ends the answer, or makes its client stop sending."""
+        message, _ = self._queue[0]
+        return self.exchange.status >= 400 or (message is not None and message.get("more_body") is False)
+
     async def _swallow(self) -> None:
         """An HTTP/2 client may go on sending after the end of its answer, and hypercorn (0.18) ends its process over that,
         with every other client's connection; or it stops in the middle when it sees a refusal, and hypercorn ends the
-        connection over that. So what is left of an answer waits for the end of the input, within bounds."""
+        connection over that. So a refusal, and the end of any answer, wait for the end of the input, within bounds."""
         began, most = self.exchange.bytes_in, _LINGER_BYTES
         with trio.move_on_after(_LINGER_SECONDS):
             while not self.exchange.input_ended and self.exchange.bytes_in - began < most:
@@ -226,7 +235,7 @@ class ASGICall:
             size += len(piece)
         body = b"".join(pieces)
         last = self._queue[0][0] if self._queue else None
-        if last is not None and last.get("body") == b"":
+        if last is not None and last.get("body") == b"" and (self.exchange.input_ended or not self._lingers):
             self._queue.popleft()
             return {**last, "body": body}, size
         kind = "websocket.http.response.body" if self._socket else "http.response.body"
@@ -314,9 +323,12 @@ def request_of(scope: Scope) -> Request:
     """The request head that an ASGI scope tells of; its path begins where the application is mounted."""
     path: bytes = scope.get("raw_path") or quote(scope["path"]).encode()
     path = path.partition(b"?")[0]
-    root = quote(scope.get("root_path", "")).encode()
+    mounted = scope.get("root_path", "")
+    root = quote(mounted).encode()
     if root and path.startswith(root):
         path = path[len(root) :]
+    elif root and scope["path"].startswith(mounted):  # whoever asked has it quoted in another way
+        path = quote(scope["path"][len(mounted) :]).encode()
     query = scope.get("query_string", b"")
     headers = [(bytes(name).lower(), bytes(value)) for name, value in scope["headers"]]
     fields = dict(reversed(headers))

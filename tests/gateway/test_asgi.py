@@ -15,7 +15,7 @@ from trio.testing import wait_all_tasks_blocked
 from gateway.asgi import ASGIApp
 from gateway.config import Config, DrainConfig, LimitsConfig, ListenConfig
 from gateway.gateway import Gateway
-from gateway.wires.asgi import AnswerCut
+from gateway.wires.asgi import EARLY_END, AnswerCut
 from models.adapt import spec_of
 from models.library.echo import Echo
 from models.messages import Family, Part, PartKind
@@ -256,6 +256,17 @@ async def test_its_paths_begin_where_it_is_mounted(raw: bool) -> None:
         assert server.answer == (200, b'{"name":"probe","ready":true}')
 
 
+async def test_where_it_is_mounted_is_found_however_the_client_has_quoted_it() -> None:
+    async with served(spec_of(Echo(), "probe")) as (app, calls):
+        mounted: dict[str, Any] = {"path": "/in ference/v2/models/probe/ready", "root_path": "/in ference", "method": "GET"}
+        for raw in (b"/in%20ference/v2/models/probe/ready", b"/%69n%20ference/v2/models/probe/ready"):
+            server = Server(app, **mounted, raw_path=raw)
+            server.body(b"")
+            calls.start_soon(server.run)
+            await server.over.wait()
+            assert server.answer == (200, b'{"name":"probe","ready":true}')
+
+
 async def test_a_head_has_no_body() -> None:
     async with served(spec_of(Echo(), "probe")) as (app, calls):
         server = Server(app, path="/ping", method="HEAD")
@@ -330,6 +341,35 @@ async def test_over_http2_the_answer_waits_for_the_end_of_the_input(autojump_clo
         assert server.answer[0] == 404
         await silent.over.wait()
         assert silent.answer[0] == 404
+
+
+async def test_over_http2_of_a_server_that_lets_an_answer_end_early_it_comes_at_once(autojump_clock: Any) -> None:
+    async with served(spec_of(Echo(), "probe")) as (app, calls):
+        server = Server(app, path="/v2/models/nobody/infer", http_version="2", extensions={EARLY_END: {}})
+        server.body(bytes(KiB), more=True)
+        calls.start_soon(server.run)
+        with at_once():
+            await server.over.wait()
+        assert server.answer[0] == 404
+
+
+async def test_over_http2_what_a_model_says_comes_at_once_and_only_its_end_waits(autojump_clock: Any) -> None:
+    async def brief(session: Session[Part, Part]) -> None:
+        await session.send(Part(data=b"enough"))
+
+    async with served(spec_of(brief, "probe", family=Family.PARTS)) as (app, calls):
+        content_type = (b"content-type", b"application/vnd.amazon.eventstream")
+        path = "/endpoints/probe/invocations-bidirectional-stream"
+        server = Server(app, path=path, http_version="2", headers=[content_type])
+        calls.start_soon(server.run)
+        await wait_all_tasks_blocked()
+        assert server.told[0]["status"] == 200
+        assert b"enough" in b"".join(message["body"] for message in server.told[1:])
+        assert all(message["more_body"] for message in server.told[1:])
+        server.body(b"")
+        with at_once():
+            await server.over.wait()
+        assert server.told[-1] == FINAL
 
 
 @pytest.mark.parametrize("extended", [True, False])

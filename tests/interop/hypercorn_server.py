@@ -12,9 +12,9 @@ from pathlib import Path
 
 import trio
 from hypercorn.config import Config as ServerConfig
-from hypercorn.trio import serve
 
 from gateway.asgi import ASGIApp
+from gateway.hypercorn import serve
 from gateway.logging_setup import configure
 from gateway.settings import resolve
 from gateway.standalone import make_gateway
@@ -36,12 +36,15 @@ async def main(file: Path) -> None:
     server.h2_max_concurrent_streams = 1000
     with trio.open_signal_receiver(signal.SIGTERM) as signals:
 
-        async def told() -> None:
+        async def drained() -> None:
             await anext(aiter(signals))
+            await gateway.drain()
 
         async with trio.open_nursery() as nursery:
-            where = await nursery.start(partial(serve, ASGIApp(gateway), server, shutdown_trigger=told))
+            where = await nursery.start(partial(serve, ASGIApp(gateway), server, shutdown_trigger=drained))
             log.info("serving", extra={"at": where})
+    report = gateway.drain_report
+    sys.exit(3 if report is not None and report.cut else 0)
 
 
 if __name__ == "__main__":
