@@ -8,10 +8,13 @@ from typing import Any
 import click
 
 from gateway.cli_options import Given, configured, options
+from gateway.config import Config
 from gateway.config_check import as_json as problems_as_json
 from gateway.config_check import problems_of
 from gateway.settings_json_schema import json_schema
-from gateway.settings_printing import to_json, to_toml
+from gateway.settings_printing import to_comments, to_json, to_toml
+from gateway.settings_sagemaker import MODEL_FOLDER
+from gateway.settings_text import Key
 
 
 @click.group(
@@ -59,12 +62,27 @@ def show(given: Given, changed: bool = False, secrets: bool = False, as_json: bo
     """Print every setting as TOML, and behind each that is not a default where it was set: a file and its line, a variable
     of the environment, or a flag. What is printed is a configuration file again."""
     resolved = given.resolve()
+    said = _said_by_the_model(resolved.config)
     if as_json:
-        click.echo(json.dumps(to_json(resolved, changed=changed, masked=not secrets), indent=2))
+        click.echo(json.dumps(to_json(resolved, said, changed=changed, masked=not secrets), indent=2))
         return
-    if not resolved.config.models and not resolved.config.repository.model:
+    if said:
+        click.echo("# What the files of the model's own folder say:\n" + to_comments(said, masked=not secrets))
+    elif not resolved.config.models and not resolved.config.repository.model:
         click.echo("# No model is configured: those of the library are served.\n")
     click.echo(to_toml(resolved, changed=changed, masked=not secrets), nl=False)
+
+
+def _said_by_the_model(config: Config) -> list[tuple[Key, Any, str]]:
+    """Of a model in a folder, what its model.toml and serving.properties say."""
+    if not config.repository.model and not MODEL_FOLDER.is_dir():
+        return []
+    from gateway.cli import check_directory
+
+    check_directory()
+    from gateway.config_folder import folder_settings
+
+    return list(folder_settings(config))
 
 
 @config.command(
@@ -86,10 +104,9 @@ Exit status: 0 it can be served; 2 something is wrong.
 def check(given: Given, imports: bool, as_json: bool) -> None:
     """Look at the whole configuration, and at the certificates and keys that it names, without serving. Each thing that is
     wrong has a line: where it is, what is expected, what came, and what was probably meant."""
-    if imports:
-        from gateway.cli import check_directory
+    from gateway.cli import check_directory
 
-        check_directory()
+    check_directory()
     problems = problems_of(given.resolve, models=imports)
     if as_json:
         click.echo(json.dumps(problems_as_json(problems), indent=2))

@@ -23,7 +23,7 @@ def problems_of(resolve: Callable[[], Resolved], *, models: bool) -> tuple[Probl
     except ConfigError as error:
         return error.problems
     config = resolved.config
-    found = [problem for check in (_certificates, _credentials, _report) for problem in _raised(check, config)]
+    found = [problem for check in (_certificates, _credentials, _report, _folder) for problem in _raised(check, config)]
     if models:
         found += _models(config)
     return tuple(_placed(problem, resolved) for problem in found)
@@ -54,6 +54,12 @@ def _credentials(config: Config) -> None:
     from gateway.signatures import Signatures
 
     Signatures(config.sagemaker.sigv4)
+
+
+def _folder(config: Config) -> None:
+    from gateway.config_folder import folder_settings
+
+    list(folder_settings(config))
 
 
 def _report(config: Config) -> None:

@@ -82,8 +82,8 @@ class ModelFolder:
     place: Place
     config: ModelConfig
     """What the folder says over the defaults; `factory` is empty where the model is in model.py."""
-    given: frozenset[str]
-    """The keys that it says it by, as model.toml has them."""
+    given: Mapping[str, str]
+    """The keys that it says it by, as model.toml has them, each with the name of the file that does."""
     options: Mapping[str, str]
     """Those of serving.properties, in lower case."""
     code: bool
@@ -202,12 +202,13 @@ def read_folder(path: str, *, code: Iterable[str], defaults: ModelConfig, shown:
     elif not has_code:
         raise BadModel(f"{file}: factory is missing: the name of a library model, such as {_listed(LIBRARY)}")
     properties = _read_properties(place.at(PROPERTIES))
+    given = {**dict.fromkeys(properties.served, PROPERTIES), **dict.fromkeys(values, TOML)}
     values = {**properties.served, **values}
     served = {k: v for k, v in values.items() if k != "factory"}
     return ModelFolder(
         place=place,
         config=replace(config, **served),
-        given=frozenset(values),
+        given=given,
         options=properties.options,
         code=has_code,
         size=size,
@@ -329,7 +330,7 @@ def make_spec(folder: ModelFolder, name: str, module: str) -> ModelSpec:
         options = _with_files(folder, thing)
         config = replace(folder.config, factory=factory, options=options)
         if isinstance(thing, ModelSpec):  # it says itself how it is served, where the folder does not
-            said = {key: getattr(config, key) for key in folder.given - {"factory", "options"}}
+            said = {key: getattr(config, key) for key in folder.given if key not in ("factory", "options")}
             config = ModelConfig(factory=factory, options=options, **said)
         spec = load_spec(name, config)
     except GatewayError:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from typing import Any
 
 from gateway.config import TensorConfig
@@ -38,9 +38,21 @@ def to_toml(resolved: Resolved, *, changed: bool = False, masked: bool = False) 
     return "\n".join("\n".join([f"[{dotted(section)}]", *lines, ""]) for section, lines in sections.items())
 
 
-def to_json(resolved: Resolved, *, changed: bool = False, masked: bool = False) -> dict[str, Any]:
+def to_comments(said: Iterable[tuple[Key, Any, str]], *, masked: bool = False) -> str:
+    """Values that other files say, each with the file, as comments of TOML: they are no part of the configuration."""
+    lines = []
+    for path, value, source in said:
+        shown = without_secrets(path[-1], value) if masked else value
+        lines.append(f"# {dotted(path)} = {toml(shown)}  # {plain(source)}\n")
+    return "".join(lines)
+
+
+def to_json(
+    resolved: Resolved, said: Iterable[tuple[Key, Any, str]] = (), *, changed: bool = False, masked: bool = False
+) -> dict[str, Any]:
     """The same for a program, by the keys of the settings: each a `value`, in bytes or seconds where it is a size or a
-    duration and null where it is the model's own, and a `source`, which is "default" where nobody set it."""
+    duration and null where it is the model's own, and a `source`, which is "default" where nobody set it. `said` is what
+    other files say."""
     told: dict[str, Any] = {}
     for path, value in _each(resolved.config, ()):
         source = resolved.sources.get(dotted(path), DEFAULT)
@@ -49,8 +61,14 @@ def to_json(resolved: Resolved, *, changed: bool = False, masked: bool = False) 
         setting = SETTINGS.get(template(path))
         if setting is not None and setting.unit is Unit.TENSORS and value is not None:
             value = _tables(value)
-        told[dotted(path)] = {"value": _plain(without_secrets(path[-1], value) if masked else value), "source": source}
+        told[dotted(path)] = _entry(path, value, source, masked)
+    for path, value, source in said:
+        told[dotted(path)] = _entry(path, value, source, masked)
     return told
+
+
+def _entry(path: Key, value: Any, source: str, masked: bool) -> dict[str, Any]:
+    return {"value": _plain(without_secrets(path[-1], value) if masked else value), "source": source}
 
 
 def _each(section: Any, prefix: Key) -> Iterator[tuple[Key, Any]]:

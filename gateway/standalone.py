@@ -15,7 +15,8 @@ import msgspec
 import trio
 
 from gateway import model_folder
-from gateway.config import Config, ModelConfig
+from gateway.config import Config
+from gateway.config_folder import read_served_folder, served_folder
 from gateway.drain import DrainReport
 from gateway.errors import GatewayError, ModelGivenUp
 from gateway.gateway import Gateway
@@ -23,7 +24,6 @@ from gateway.loading import library_specs
 from gateway.logging_setup import configure
 from gateway.settings import ConfigError
 from gateway.settings_agreement import open_ports
-from gateway.settings_sagemaker import MODEL_FOLDER
 from gateway.tls_reload import tell_broken
 from gateway.workers.repository import share_one_arena
 from models.spec import ModelSpec
@@ -131,12 +131,10 @@ def make_gateway(config: Config, models: Sequence[Any] = ()) -> Gateway:
     if config.tls.client_ca and in_clear:
         hint = "-1 opens none"
         log.warning("in clear nobody is asked for a certificate", extra={"settings": in_clear, "hint": hint})
-    if config.repository.model:
-        return Gateway(config, [*models, _model_of(config, config.repository.model)])
+    if path := served_folder(config, alone=not models):
+        return Gateway(config, [*models, _model_of(config, path)])
     if config.models or models or config.sagemaker.multi_model:
         return Gateway(config, models)
-    if any((MODEL_FOLDER / name).exists() for name in model_folder.FILES):
-        return Gateway(config, [_model_of(config, str(MODEL_FOLDER))])
     log.info("no model is configured: serving the library models", extra={"hint": "--model NAME=module:attribute"})
     if not config.bidi.default_model:
         config = replace(config, bidi=replace(config.bidi, default_model="echo"))
@@ -144,13 +142,10 @@ def make_gateway(config: Config, models: Sequence[Any] = ()) -> Gateway:
 
 
 def _model_of(config: Config, path: str) -> ModelSpec:
-    """The model of the folder at a path. ConfigError for one that cannot be served: nobody wants a container that serves
-    something else then."""
-    chosen = config.repository
+    """The model of the folder at a path. ConfigError for one that cannot be served."""
+    folder = read_served_folder(config, path)
     try:
-        folder = model_folder.find_folder(path, chosen.roots)
-        read = model_folder.read_folder(folder, code=chosen.code, defaults=ModelConfig(factory=""))
-        return model_folder.make_spec(read, chosen.model_name, "everywire_model")
+        return model_folder.make_spec(folder, config.repository.model_name, "everywire_model")
     except GatewayError as e:
         raise ConfigError(e.message) from None
 

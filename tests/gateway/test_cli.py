@@ -7,6 +7,7 @@ import importlib
 import json
 import logging
 import os
+import signal
 import subprocess
 import sys
 import tomllib
@@ -31,13 +32,16 @@ ROOT = Path(__file__).resolve().parents[2]
 
 @pytest.fixture(autouse=True)
 def _as_before(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    """A working directory and an environment without anything of ours, and logging put back."""
+    """A working directory and an environment without anything of ours, and logging and signals put back."""
     monkeypatch.chdir(tmp_path)
     for name in [name for name in os.environ if name.startswith((PREFIX, "SAGEMAKER_"))]:
         monkeypatch.delenv(name)
     root, ours = logging.getLogger(), logging.getLogger("gateway")
     handlers, level = list(root.handlers), ours.level
+    signals = {number: signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)}
     yield
+    for number, handler in signals.items():
+        signal.signal(number, handler)
     root.handlers[:] = handlers
     ours.setLevel(level)
 

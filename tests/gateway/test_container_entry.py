@@ -1,10 +1,13 @@
 """The standalone server as SageMaker starts it: what it finds in the container's folders, and what that changes."""
 
+import json
 from pathlib import Path
 
 import pytest
+from click.testing import CliRunner
 
-from gateway import settings_sagemaker, standalone
+from gateway import cli_config, config_folder, settings_sagemaker, standalone
+from gateway.cli import program
 from gateway.config import Config, ModelConfig, RepositoryConfig, SageMakerConfig
 from gateway.settings import ConfigError, resolve
 
@@ -13,7 +16,7 @@ from gateway.settings import ConfigError, resolve
 def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """Stands for /opt/ml/model."""
     made = tmp_path / "model"
-    monkeypatch.setattr(standalone, "MODEL_FOLDER", made)
+    monkeypatch.setattr(config_folder, "MODEL_FOLDER", made)
     monkeypatch.setattr(settings_sagemaker, "MODEL_FOLDER", made)
     return made
 
@@ -70,6 +73,35 @@ def test_the_folder_is_a_sign_of_a_container_as_the_variables_are(folder: Path) 
     assert inside.sources["listen.host"] == str(folder)
     told = resolve(file=None, environ={"EVERYWIRE_LISTEN__HOST": "10.0.0.1"}, overrides={})
     assert told.config.listen.host == "10.0.0.1"
+
+
+def test_what_the_models_own_files_say_is_shown_with_the_configuration(
+    folder: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setattr(cli_config, "MODEL_FOLDER", folder)
+    monkeypatch.chdir(tmp_path)
+    folder.mkdir()
+    (folder / "model.toml").write_text('factory = "echo"\ncapacity = 3\n')
+    (folder / "serving.properties").write_text("option.max_rolling_batch_size=9\njob_queue_size=5\noption.tgi_compat=true\n")
+    arguments = ["--set", f"repository.roots={folder}", "config", "show", "--changed"]
+    shown = CliRunner().invoke(program, arguments).output
+    said, _, rest = shown.partition("\n\n")
+    first, *others = said.splitlines()
+    assert first == "# What the files of the model's own folder say:"
+    assert sorted(others) == [
+        f"# models.model.capacity = 3  # {folder}/model.toml",
+        f'# models.model.factory = "models.library.echo:Echo"  # {folder}/model.toml',
+        f"# models.model.lmi.tgi_compat = true  # {folder}/serving.properties",
+        f"# models.model.queue = 5  # {folder}/serving.properties",
+    ]
+    assert rest.startswith("[listen]\n")
+    told = json.loads(CliRunner().invoke(program, [*arguments, "--json"]).output)
+    assert told["models.model.queue"] == {"value": 5, "source": f"{folder}/serving.properties"}
+    (folder / "serving.properties").write_text("job_queue_size=0\n")
+    for command in (["check"], ["show"]):
+        result = CliRunner().invoke(program, [*arguments[:3], *command])
+        assert result.exit_code == 2
+        assert "serving.properties: job_queue_size must be a whole number from 1" in result.output
 
 
 def test_another_folder_is_served_by_another_name_beside_what_is_configured(tmp_path: Path) -> None:

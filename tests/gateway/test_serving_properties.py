@@ -13,7 +13,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gateway import standalone
+from gateway import config_folder, standalone
 from gateway.config import Config, KiB, LMIConfig, MiB, ModelConfig, RepositoryConfig
 from gateway.errors import BadModel
 from gateway.loading import LIBRARY
@@ -292,7 +292,7 @@ def test_what_is_no_file_is_not_read(folder: Path) -> None:
 
 
 def test_that_of_the_containers_folder_is_read(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(standalone, "MODEL_FOLDER", folder)
+    monkeypatch.setattr(config_folder, "MODEL_FOLDER", folder)
     (folder / "serving.properties").write_text("option.output_formatter=sse\n")
     config = Config(repository=RepositoryConfig(roots=(str(folder),)))
     (worker,) = standalone.make_gateway(config).supervisor.workers.values()
