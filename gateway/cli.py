@@ -139,8 +139,8 @@ Examples:
   everywire serve --config everywire.toml --port 9000
 
 \b
-Exit status: 0 drained, and everything ended by itself; 1 it could not start, or not go on without a model;
-2 wrong command line or configuration; 3 a stream was cut at the deadline of the drain.
+Exit status: 0 drained, and everything ended by itself; 1 it could not start, or not go on
+without a model; 2 wrong command line or configuration; 3 a stream was cut at the deadline.
 """,
 )
 @configured
@@ -149,7 +149,18 @@ def serve(given: Given) -> None:
     _serve(click.get_current_context(), given)
 
 
-@program.command(short_help="Take a tour of the wires.")
+@program.command(
+    short_help="Take a tour of the wires.",
+    epilog="""
+\b
+Examples:
+  everywire demo                              the tour, and a server to try more on
+  everywire demo --once                       the tour alone
+
+\b
+Exit status: 0 every step worked; 1 one did not.
+""",
+)
 @click.option("--once", is_flag=True, help="Exit after the tour instead of serving on.")
 @click.option("--port", type=click.IntRange(0, 65535), default=0, show_default="a free one", help="Port to listen on.")
 @click.pass_obj
@@ -268,6 +279,10 @@ Exit status: 0 complete; 1 refused, or the model failed; 2 wrong command line;
     metavar="FILE",
     help="Trust this CA alone.  [default: the system's, and that of --tls-dev on this machine]",
 )
+@click.option(
+    "--cert", type=click.Path(path_type=Path), metavar="FILE", help="Show this certificate, where it is asked for."
+)
+@click.option("--key", type=click.Path(path_type=Path), metavar="FILE", help="Its private key.  [default: in --cert]")
 @click.pass_obj
 def call(
     given: Given,
@@ -380,8 +395,8 @@ def emulate(context: click.Context) -> None:
 \b
 Examples:
   everywire emulate sagemaker --container ws://127.0.0.1:8080
-  everywire --port 9000 emulate sagemaker --container http://127.0.0.1:8081 --path invoke-bidi-stream
-  everywire emulate sagemaker --container ws://127.0.0.1:8080 --limit connect_timeout=250ms --limit ping_interval=5s
+  everywire --port 9000 emulate sagemaker --container http://127.0.0.1:8081 --path bidi
+  everywire emulate sagemaker --container ws://127.0.0.1:8080 --limit ping_interval=5s
   everywire --port 0 emulate sagemaker --container ws://127.0.0.1:8080 --json
 
 \b

@@ -124,7 +124,10 @@ def check(given: Given, imports: bool, as_json: bool) -> None:
 \b
 Examples:
   everywire config schema > everywire.schema.json
-  and `#:schema everywire.schema.json` as the first line of everywire.toml, for Taplo and Even Better TOML
+
+\b
+Taplo and Even Better TOML then want this first line in everywire.toml:
+  #:schema everywire.schema.json
 """,
 )
 def schema() -> None:

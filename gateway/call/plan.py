@@ -135,6 +135,8 @@ class Given:
     timeout: float | None = None
     quiet: float = 1.0
     ca: Path | None = None
+    cert: Path | None = None
+    key: Path | None = None
 
 
 def plan(given: Given, stdin: BinaryIO) -> Call:
@@ -401,9 +403,12 @@ def _server(given: Given, *, http2: bool) -> Server:
         raise click.UsageError(f"--url {given.url[:100]!r}: {e}") from None
     if url.scheme not in ("http", "https") or not host or url.query or url.fragment or url.username:
         raise click.UsageError(f"--url takes http://HOST:PORT or https://HOST:PORT, not {given.url[:100]!r}")
-    if url.scheme == "http" and given.ca is not None:
-        raise click.UsageError("--ca is for an https:// URL")
+    for name, file in (("--ca", given.ca), ("--cert", given.cert), ("--key", given.key)):
+        if url.scheme == "http" and file is not None:
+            raise click.UsageError(f"{name} is for an https:// URL")
     tls = _context(given.ca, host, "h2" if http2 else "http/1.1") if url.scheme == "https" else None
+    if tls is not None:
+        _show_certificate(tls, given.cert, given.key)
     return Server(
         host=host,
         port=port if port is not None else 443 if tls else 80,
@@ -434,3 +439,23 @@ def _context(ca: Path | None, host: str, alpn: str) -> ssl.SSLContext:
         except (ConfigError, OSError):
             pass  # what cannot be read is not trusted, and the handshake will say so
     return context
+
+
+def _show_certificate(context: ssl.SSLContext, cert: Path | None, key: Path | None) -> None:
+    """What a server that asks for the client's certificate is shown."""
+
+    def refuse() -> str:
+        raise click.UsageError(f"{key or cert} is encrypted: give a key without a passphrase")
+
+    if cert is None:
+        if key is not None:
+            raise click.UsageError("--key is that of --cert, which is missing")
+        return
+    try:
+        context.load_cert_chain(cert, key, password=refuse)
+    except ssl.SSLError as e:
+        files = f"--cert {cert}" + (f" and --key {key}" if key is not None else "")
+        raise click.UsageError(f"{files}: no certificate with its key, in PEM: {e.reason or e}") from None
+    except OSError as e:
+        missing = next((file for file in (cert, key) if file is not None and not os.access(file, os.R_OK)), cert)
+        raise click.UsageError(f"{missing} cannot be read: {e.strerror}") from None

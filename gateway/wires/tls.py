@@ -29,6 +29,11 @@ _CAUSES = {
     "SSLV3_ALERT_CERTIFICATE_EXPIRED": "our certificate is not valid now, as the client says",
 }
 """What a server of ours can say of a handshake that failed, by OpenSSL's reason."""
+_CAUSES_OF_A_CLIENT = {
+    "TLSV13_ALERT_CERTIFICATE_REQUIRED": "the server wants a certificate of its client",
+    "TLSV1_ALERT_UNKNOWN_CA": "the server does not trust the certificate that it was shown",
+}
+"""The same for a client of ours."""
 
 
 @final
@@ -85,7 +90,7 @@ class TLSTransport:
         if isinstance(error, ssl.SSLCertVerificationError):
             setting = " (tls.client_ca)" if self._server_side else ""
             return f"{error.reason}: the peer's certificate is refused: {error.verify_message}{setting}"
-        cause = _CAUSES.get(error.reason) if self._server_side else None
+        cause = (_CAUSES if self._server_side else _CAUSES_OF_A_CLIENT).get(error.reason)
         return f"{error.reason}: {cause}" if cause else error.reason
 
     async def _say_why(self) -> None:

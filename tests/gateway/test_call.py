@@ -15,11 +15,13 @@ from importlib.resources import files
 from pathlib import Path
 from typing import Any
 
+import click
 import ml_dtypes
 import numpy as np
 import pytest
 import trio
 from click.testing import CliRunner
+from cryptography.hazmat.primitives import serialization
 from trio.testing import MockClock
 
 from gateway import client
@@ -38,6 +40,7 @@ from models.library.speech import SpeechSegmenter
 from models.library.tensors import add_sub, identity
 from models.messages import InferRequest, Part, Prompt, Token
 from models.session import Session
+from tests.gateway.authority import Authority
 
 SPEECH = Path(str(files("models.library") / "data" / "speech.wav"))
 TEXT_WIRES = ["lmi", "openai", "generate", "invoke", "stream", "bidi", "websocket", "container"]
@@ -588,6 +591,43 @@ async def test_the_development_certificate_is_trusted_on_this_machine(
         assert "CERTIFICATE_VERIFY_FAILED" in strange.errors[0]
         ca = tmp_path / "everywire" / "tls" / "ca.pem"
         assert (await made("words", "Say", url=url, wire=wire, ca=ca)).code == 0
+
+
+@pytest.mark.parametrize("wire", ["lmi", "bidi", "websocket"])
+async def test_a_server_that_asks_for_a_certificate_is_shown_one(wire: str, tmp_path: Path) -> None:
+    authority = Authority(tmp_path / "ca")
+    server, batch = authority.issue("server"), authority.issue("batch")
+    tls = TLSConfig(cert=str(server.cert), key=str(server.key), client_ca=str(authority.file))
+    async with listening(Config(listen=ListenConfig(port=0, tls_port=0), tls=tls), spec_of(words, "words")) as gateway:
+        url, how = f"https://localhost:{gateway.tls_port}", {"wire": wire, "params": ["max_new_tokens=1"]}
+        called = await made("words", "Say", url=url, ca=authority.file, cert=batch.cert, key=batch.key, **how)
+        assert (called.code, called.out) == (0, "w0 \n"), called.errors
+        refused = await made("words", "Say", url=url, ca=authority.file, **how)
+        assert refused.code in (3, 4)
+        assert refused.out == ""
+        assert "the server wants a certificate of its client" in refused.errors[0]
+
+
+def test_a_certificate_that_cannot_be_shown_is_one_line(tmp_path: Path) -> None:
+    authority = Authority(tmp_path / "ca")
+    pair, other = authority.issue("batch"), authority.issue("other")
+    secret = tmp_path / "secret.pem"
+    key = serialization.load_pem_private_key(pair.key.read_bytes(), None)
+    how = serialization.PrivateFormat.PKCS8, serialization.BestAvailableEncryption(b"secret")
+    secret.write_bytes(key.private_bytes(serialization.Encoding.PEM, *how))
+    missing = tmp_path / "missing.pem"
+    for options, message in (
+        ({"key": pair.key}, "--key is that of --cert, which is missing"),
+        ({"cert": missing}, f"{missing} cannot be read: No such file or directory"),
+        ({"cert": pair.cert, "key": missing}, f"{missing} cannot be read: No such file or directory"),
+        ({"cert": pair.cert, "key": secret}, f"{secret} is encrypted: give a key without a passphrase"),
+        ({"cert": pair.cert, "key": other.key}, "no certificate with its key, in PEM: KEY_VALUES_MISMATCH"),
+        ({"cert": pair.key}, f"--cert {pair.key}: no certificate with its key, in PEM: "),
+        ({"cert": pair.cert, "url": "http://localhost"}, "--cert is for an https:// URL"),
+    ):
+        with pytest.raises(click.UsageError) as caught:
+            plan(Given(model="m", texts=("x",), **({"url": "https://localhost"} | options)), io.BytesIO())
+        assert message in caught.value.format_message()
 
 
 @pytest.mark.parametrize("wire", ["lmi", "bidi", "websocket"])

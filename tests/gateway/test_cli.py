@@ -262,6 +262,19 @@ def test_every_command_has_help() -> None:
         assert f"  {command} " in run("-h").output
 
 
+def test_every_command_teaches_by_example() -> None:
+    paths: list[list[str]] = [[]]
+    while paths:
+        path = paths.pop()
+        command: Any = program
+        for name in path:
+            command = command.commands[name]
+        paths += [[*path, name] for name in getattr(command, "commands", {}) if name != "models"]
+        text = run(*path, "--help").output
+        assert "\nExamples:\n" in text.replace("  Examples:", "Examples:"), path
+        assert max(map(len, text.splitlines())) <= 100
+
+
 def test_the_version_is_that_of_the_installed_package(monkeypatch: pytest.MonkeyPatch) -> None:
     assert run("--version").output.startswith("everywire, version ")
     installed = cli.version.__wrapped__  # which is asked once in a process

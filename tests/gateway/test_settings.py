@@ -1239,6 +1239,7 @@ def test_the_json_schema_says_of_each_setting_what_it_means_and_what_it_may_be()
     assert "null" not in json.dumps(SCHEMA["properties"])
 
 
+# those of the documentation are whole files
 TOMLS = [
     block.text
     for page in sorted((ROOT / "docs").rglob("*.md"))

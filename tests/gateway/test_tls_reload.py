@@ -152,6 +152,26 @@ async def test_a_reload_that_is_cancelled_has_changed_nothing(ca: Authority, ser
     assert (await certificate.reload()).subject == "CN=second,O=Example"
 
 
+async def test_a_reload_that_is_cancelled_while_its_thread_reads_has_changed_nothing(
+    ca: Authority, served: Pair, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    certificate = ServedCertificate(settings(served))
+    before = certificate.context
+    ca.issue("second").put(served)
+    with trio.CancelScope() as scope, monkeypatch.context() as patch:
+
+        async def left(function: Callable[..., Any], **_: Any) -> None:
+            function()
+            scope.cancel()
+            await trio.lowlevel.checkpoint()
+
+        patch.setattr(trio.to_thread, "run_sync", left)
+        await certificate.reload()
+    assert scope.cancelled_caught
+    assert certificate.context is before
+    assert (await certificate.reload()).subject == "CN=second,O=Example"
+
+
 async def test_where_no_tls_is_served_there_is_nothing_to_reload() -> None:
     gateway = Gateway(Config(listen=ListenConfig(port=0)), [Echo()])
     assert gateway.certificate is None
