@@ -158,7 +158,7 @@ def _attribute(name: str, path: str) -> Any:
     except ModuleNotFoundError as e:
         where = f" in {Path.cwd()} or among the installed packages" if e.name == module_name else ""
         raise ConfigError(f"models.{name}.factory: cannot import {module_name!r}: {e}{where}") from e
-    except Exception as e:  # the user's own code, which may raise anything
+    except (Exception, SystemExit) as e:  # the user's own code, which may raise anything, and may want to leave
         raise ConfigError(f"models.{name}.factory: cannot import {module_name!r}: {_told(e)}") from e
     for part in attribute.split("."):
         try:
@@ -173,9 +173,9 @@ def _attribute(name: str, path: str) -> Any:
     return thing
 
 
-def _told(error: Exception) -> str:
+def _told(error: BaseException) -> str:
     """The error in one line: its type, its text, and where it was raised."""
-    text = f"{type(error).__name__}: {error}"[:300]
+    text = f"{type(error).__name__}: {' '.join(str(error).split())}"[:300]
     if isinstance(error, SyntaxError):
         return text  # its text has the place
     last = traceback.extract_tb(error.__traceback__)[-1]

@@ -412,6 +412,18 @@ def test_check_imports_models_where_it_is_asked_to(tmp_path: Path) -> None:
     assert second.startswith("models.b.factory: 'json' has no 'nothing'")
 
 
+def test_a_module_that_wants_to_leave_or_says_much_is_one_line(tmp_path: Path) -> None:
+    (tmp_path / "leaving_at_check.py").write_text("import sys\nsys.exit('bye')\n")
+    (tmp_path / "saying_much_at_check.py").write_text("raise ImportError('one\\n  two\\n')\n")
+    arguments = ["--model", "a=leaving_at_check:f", "--model", "b=saying_much_at_check:f"]
+    result = run("config", "check", *arguments, "--import")
+    assert result.exit_code == 2
+    assert result.output.splitlines() == [
+        f"models.a.factory: cannot import 'leaving_at_check': SystemExit: bye ({tmp_path}/leaving_at_check.py, line 2)",
+        f"models.b.factory: cannot import 'saying_much_at_check': ImportError: one two ({tmp_path}/saying_much_at_check.py, line 1)",
+    ]
+
+
 def test_check_composes_what_is_served_where_each_model_is_right(tmp_path: Path) -> None:
     arguments = ["config", "check", "--import", "--model", "a=models.library.echo:Echo"]
     assert run(*arguments).exit_code == 0
