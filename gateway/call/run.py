@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import json
 import math
 import os
-from collections.abc import Sequence
 from contextlib import AsyncExitStack, aclosing
 from dataclasses import replace
 from socket import gaierror
@@ -19,6 +17,7 @@ from gateway.call.report import Report
 from gateway.client import UpgradeRefused
 from gateway.client.answers import Answer, EventsAnswer, PiecesAnswer
 from gateway.client.conversations import Client, Conversation, SocketConversation
+from gateway.client.errors import words_of
 from gateway.errors import TransportLost
 from gateway.transport import Transport
 from protocols import sagemaker, v2
@@ -275,27 +274,3 @@ async def _goodbye(socket: SocketConversation) -> None:
                 pass
         except (TransportLost, RemoteProtocolError, LocalProtocolError):
             pass
-
-
-# ---- words ----
-
-
-def words_of(body: bytes | bytearray) -> str:
-    """The text of an error's body, in whatever member the dialect has it; the body itself where it has none."""
-    text = bytes(body).decode(errors="replace").strip()
-    try:
-        document = json.loads(text)
-    except ValueError:
-        return text or "no reason given"
-    for path in _WORDS:
-        found: Any = document
-        for step in path:
-            found = found.get(step) if isinstance(found, dict) else None
-        if isinstance(found, str):
-            return found
-    return text
-
-
-_WORDS: Sequence[Sequence[str]] = (
-    ("error", "message"), ("error",), ("OriginalMessage",), ("message",), ("Message",), ("detail",),
-)  # fmt: skip

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import json
-from typing import Any
+from typing import Any, Self
 
+from gateway.client.errors import BrokenOff, Refused, words_of
 from protocols import bidi, v2
 from protocols.errors import RemoteProtocolError
 from protocols.events import Buffer, Headers, Response
@@ -34,6 +35,14 @@ class Answer:
     def complete(self) -> bool:
         """Whether it is whole, and a success."""
         return self.over and not self.error
+
+    def check(self) -> Self:
+        """This answer, where it is a success; `errors.Refused` or `errors.BrokenOff` with the server's words otherwise."""
+        if self.error:
+            if self.status != 200:
+                raise Refused(words_of(self.body), self)
+            raise BrokenOff(self.error, self)
+        return self
 
     @property
     def text(self) -> str:

@@ -219,9 +219,9 @@ def post(
     return [head, *([Data(stream=stream, buffers=(body,))] if body else []), End(stream=stream)]
 
 
-@asynccontextmanager
-async def connect(host: str, port: int, *, tls: ssl.SSLContext | None = None) -> AsyncIterator[Transport]:
-    """A TCP connection, with TLS where a context is given; closed at the end of the block."""
+async def dial(host: str, port: int, *, tls: ssl.SSLContext | None = None) -> Transport:
+    """A TCP connection, with TLS where a context is given, to be closed by the caller. OSError where nobody answers,
+    TransportLost where TLS fails; cancelled, it has closed what it had."""
     stream = await trio.open_tcp_stream(host, port)
     # the stdlib socket below trio's: our transports wait with trio.lowlevel themselves
     sock = _detached(stream)
@@ -235,6 +235,17 @@ async def connect(host: str, port: int, *, tls: ssl.SSLContext | None = None) ->
             secure = TLSTransport(transport, tls, server_side=False, hostname=host)
             transport = secure
             await secure.handshake()
+    except BaseException:
+        transport.close()
+        raise
+    return transport
+
+
+@asynccontextmanager
+async def connect(host: str, port: int, *, tls: ssl.SSLContext | None = None) -> AsyncIterator[Transport]:
+    """The same, closed at the end of the block."""
+    transport = await dial(host, port, tls=tls)
+    try:
         yield transport
     finally:
         transport.close()

@@ -2,21 +2,26 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import AsyncIterator, Mapping, Sequence
+from contextlib import asynccontextmanager, suppress
+from dataclasses import replace
 from typing import Any, final
 
 import numpy.typing as npt
+import trio
 
-from gateway.client.answers import Answer
+from gateway.client.answers import Answer, EventsAnswer
 from gateway.client.connection import Peer, post
-from gateway.client.questions import Question, bidirectional, infer, invoke, lmi, openai
+from gateway.client.questions import Question, bidirectional, generate, infer, invoke, lmi, openai
 from gateway.errors import TransportLost
-from protocols import bidi
-from protocols.errors import RemoteProtocolError
+from protocols import bidi, v2
+from protocols.errors import LocalProtocolError, RemoteProtocolError
 from protocols.events import Close, ConnectionEnd, Data, End, Frame, Opcode, Reset, Response
 from protocols.http1 import HTTP1Connection
 from protocols.http2 import HTTP2Connection
 
+_GOODBYE = 1.0
+"""Seconds that a full connection has to take the reset of a stream that was left."""
 CUT_OFF = "the connection ended"
 """In what a machine says where its peer has left in the middle of something: no other violation is the network's."""
 
@@ -25,12 +30,13 @@ CUT_OFF = "the connection ended"
 class Client:
     """One connection, and calls one after the other; each returns its whole Answer.
 
-    For more than one at a time, for pauses, and for what is no proper request, there is the Peer itself.
+    `call` and `stream` raise what an answer says went wrong; the others leave it in the Answer. `prefix` is where the
+    gateway is mounted. For more than one at a time, for pauses, and for what is no proper request, there is the Peer itself.
     """
 
-    def __init__(self, peer: Peer, *, authority: bytes = b"localhost", scheme: bytes = b"http") -> None:
+    def __init__(self, peer: Peer, *, authority: bytes = b"localhost", scheme: bytes = b"http", prefix: str = "") -> None:
         self.peer = peer
-        self._authority, self._scheme = authority, scheme
+        self._authority, self._scheme, self._prefix = authority, scheme, prefix
         self._requests = 0
 
     async def lmi(self, prompt: str, model: str = "", *, stream: bool = False, **parameters: Any) -> Answer:
@@ -44,10 +50,20 @@ class Client:
         return await self.ask(openai(messages, model, stream=stream, **parameters))
 
     async def infer(
-        self, inputs: Mapping[str, npt.NDArray[Any]], model: str, *, binary: bool = True, stream: bool = False
+        self,
+        inputs: Mapping[str, npt.NDArray[Any]],
+        model: str,
+        *,
+        binary: bool = True,
+        stream: bool = False,
+        parameters: Mapping[str, Any] = v2.NO_PARAMETERS,
     ) -> Answer:
         """v2's infer, or infer_stream. Each message has `outputs`."""
-        return await self.ask(infer(inputs, model, binary=binary, stream=stream))
+        return await self.ask(infer(inputs, model, binary=binary, stream=stream, parameters=parameters))
+
+    async def generate(self, members: Mapping[str, Any], model: str, *, stream: bool = False, **parameters: Any) -> Answer:
+        """v2's generate, or generate_stream; text is the member `text_input`. Each message is an object."""
+        return await self.ask(generate(members, model, stream=stream, **parameters))
 
     async def invoke(
         self, endpoint: str, body: bytes, content_type: str = "application/json", *, stream: bool = False
@@ -60,6 +76,27 @@ class Client:
         conversation = self.about(question)
         await conversation.begin()
         return await conversation.rest()
+
+    async def call(self, question: Question) -> Answer:
+        """The whole answer of a question that has its body, where it is a success; `errors.CallFailed` where it is none. An
+        answer that comes while the body is still sent is heard. Where it does not come to an end, also by cancellation, the
+        server is told: the stream is reset, or the connection closed."""
+        async with self.stream(question) as conversation:
+            return (await conversation.rest()).check()
+
+    @asynccontextmanager
+    async def stream(self, question: Question) -> AsyncIterator[Conversation]:
+        """The answer of a question that has its body, to be iterated over as its messages come:
+
+            async with client.stream(lmi("hello", stream=True)) as tokens:
+                async for token in tokens: ...
+
+        The iteration raises `errors.CallFailed` where the answer is a refusal, or breaks off. What is left of it at the end
+        of the block is not read: the stream is reset, or the connection closed.
+        """
+        conversation = self.about(question)
+        async with _sent(conversation):
+            yield conversation
 
     async def bidi(self, endpoint: str) -> Conversation:
         """A bidirectional stream over HTTP/2."""
@@ -75,6 +112,8 @@ class Client:
         else:
             assert isinstance(machine, HTTP1Connection)
             stream = self._requests = self._requests + 1
+        if self._prefix:
+            question = replace(question, path=self._prefix + question.path)
         return Conversation(self.peer, stream, question, authority=self._authority, scheme=self._scheme)
 
     def close(self) -> None:
@@ -92,6 +131,8 @@ class Conversation:
         self._peer, self._stream, self._question = peer, stream, question
         self._authority, self._scheme = authority, scheme
         self.answer = question.answer()
+        self.said = False
+        """Whether the head, and the body where there is one, have been written."""
         self._taken = 0
 
     async def begin(self) -> None:
@@ -101,6 +142,7 @@ class Conversation:
             self._stream, question.path, question.body, question.headers, authority=self._authority, scheme=self._scheme
         )
         await self._peer.send(*head)
+        self.said = True
 
     async def send(self, data: bytes, *, last: bool = True, text: bool = False) -> None:
         """The next part; `last` False: the next one continues it; `text`: it is UTF-8."""
@@ -129,6 +171,22 @@ class Conversation:
             await self.step()
         self._taken += 1
         return answer.messages[self._taken - 1]
+
+    def __aiter__(self) -> Conversation:
+        return self
+
+    async def __anext__(self) -> Any:
+        """As `receive`, but what was given is not kept in `answer`; at its end CallFailed where the answer is an error."""
+        message = await self.receive()
+        answer = self.answer
+        del answer.messages[: self._taken]
+        if isinstance(answer, EventsAnswer):
+            del answer.states[: self._taken]
+        self._taken = 0
+        if message is None and answer.over:
+            answer.check()
+            raise StopAsyncIteration
+        return message
 
     async def rest(self) -> Answer:
         """The answer, when it is whole."""
@@ -164,6 +222,37 @@ class Conversation:
             self._peer.machine.send(Reset(stream=self._stream, code=8))
         else:
             self._peer.close()
+
+    async def abandon(self) -> None:
+        """The same, and writes it; nothing where the stream has ended."""
+        with suppress(LocalProtocolError):
+            self.leave()
+            await self._peer.flush()
+
+
+@asynccontextmanager
+async def _sent(conversation: Conversation) -> AsyncIterator[None]:
+    """A question that is sent while its answer is read; left at the end of the block unless that is whole."""
+    wrong: Exception | None = None
+    try:
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(_begin, conversation)
+            try:
+                yield
+            except Exception as e:  # raised below, outside of a group
+                wrong = e
+            nursery.cancel_scope.cancel()
+    finally:
+        if not (conversation.answer.over and conversation.said):
+            with trio.CancelScope(shield=True, deadline=trio.current_time() + _GOODBYE), suppress(TransportLost):
+                await conversation.abandon()
+    if wrong is not None:
+        raise wrong
+
+
+async def _begin(conversation: Conversation) -> None:
+    with suppress(TransportLost, LocalProtocolError):  # whoever receives hears why
+        await conversation.begin()
 
 
 @final

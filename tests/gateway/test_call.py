@@ -27,8 +27,9 @@ from trio.testing import MockClock
 from gateway import client
 from gateway.call.plan import Given, Wire, plan
 from gateway.call.report import Report
-from gateway.call.run import perform, words_of
+from gateway.call.run import perform
 from gateway.cli import _WIRES, program
+from gateway.client.errors import words_of
 from gateway.config import Config, ListenConfig, LMIConfig, TLSConfig
 from gateway.gateway import Gateway
 from gateway.testing import MemoryGateway, memory_gateway

@@ -1,0 +1,210 @@
+"""The Trio client: answers whole and as they come, what they say went wrong, and what it leaves behind when it is cancelled."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+from datetime import UTC, datetime
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import trio
+import trio.testing
+
+from gateway import certificates, client
+from gateway.client import BrokenOff, Client, Refused, generate, infer, invoke, lmi, open_client
+from gateway.config import Config, LimitsConfig, ListenConfig, TLSConfig
+from gateway.errors import TransportLost
+from gateway.gateway import Gateway
+from gateway.testing import MemoryGateway, memory_gateway
+from gateway.tls_context import client_context
+from models.adapt import spec_of
+from models.errors import ModelError
+from models.library.echo import Echo
+from models.library.tensors import identity
+from models.messages import Part, Prompt
+from models.session import Session
+
+WIRES = pytest.mark.parametrize("wire", ["http1", "http2"])
+SMALL = 4096
+
+
+async def words(prompt: Prompt) -> AsyncIterator[str]:
+    """The prompt's words, one a second; `fail` fails."""
+    for word in prompt.text.split():
+        if word == "fail":
+            raise ModelError("the word said fail", code="SaidFail")
+        yield word + " "
+        await trio.sleep(1)
+
+
+async def busy(session: Session[Part, Part]) -> None:
+    """Refuses at once."""
+    raise ModelError("not today", status=503)
+
+
+MODELS = [words, identity, spec_of(Echo(), "echo"), spec_of(busy, "busy")]
+
+
+def of(memory: MemoryGateway, wire: str) -> Client:
+    return Client(getattr(memory, wire)())
+
+
+@WIRES
+async def test_a_call_returns_what_is_a_success(wire: str, autojump_clock: Any) -> None:
+    async with memory_gateway(MODELS, check=True) as memory:
+        calls = of(memory, wire)
+        assert (await calls.call(lmi("one two", "words"))).text == "one two "
+        (reply,) = (await calls.call(infer({"INPUT0": np.ones(3)}, "identity"))).messages
+        assert reply["OUTPUT0"].array.tolist() == [1, 1, 1]
+        answer = await calls.generate({"text_input": "one"}, "words")
+        assert answer.messages[0]["text_output"] == "one "
+        assert (await calls.infer({"INPUT0": np.ones(1)}, "identity", parameters={"priority": 1})).complete
+
+
+@WIRES
+async def test_a_stream_is_iterated_over_and_keeps_nothing(wire: str, autojump_clock: Any) -> None:
+    async with memory_gateway(MODELS, check=True) as memory:
+        calls = of(memory, wire)
+        for _ in range(2):
+            async with calls.stream(lmi("one two three", "words", stream=True)) as tokens:
+                said = []
+                async for token in tokens:
+                    said.append(token)
+                    assert len(tokens.answer.messages) <= 1
+            assert said == ["one ", "two ", "three "]
+            assert tokens.answer.complete
+
+
+@WIRES
+async def test_what_an_answer_says_went_wrong_is_raised_as_what_it_is(wire: str, autojump_clock: Any) -> None:
+    async with memory_gateway(MODELS, check=True) as memory:
+        calls = of(memory, wire)
+        with pytest.raises(Refused, match=r"^404: .*nobody") as refused:
+            await calls.call(lmi("x", "nobody"))
+        assert (refused.value.status, refused.value.retry_after) == (404, None)
+        with pytest.raises(Refused) as refused:
+            await calls.call(invoke("busy", b"x"))
+        assert "not today" in refused.value.message
+        async with calls.stream(lmi("one fail", "words", stream=True)) as tokens:
+            assert await anext(tokens) == "one "
+            with pytest.raises(BrokenOff, match="the word said fail") as broken:
+                await anext(tokens)
+        assert broken.value.answer.status == 200
+        assert (await calls.call(lmi("one", "words"))).text == "one "
+
+
+async def test_a_refusal_says_when_to_try_again(autojump_clock: Any) -> None:
+    config = Config(limits=LimitsConfig(total_bytes=1024 * 1024, memory_refuse=1))
+    async with memory_gateway(MODELS, config) as memory:
+        assert memory.gateway.budget.try_reserve(100 * 1024)
+        with pytest.raises(Refused) as refused:
+            await of(memory, "http1").call(lmi("x", "words"))
+        assert (refused.value.status, refused.value.retry_after) == (503, 1.0)
+        memory.gateway.budget.release(100 * 1024)
+
+
+@WIRES
+async def test_a_refusal_is_heard_while_the_body_is_sent(wire: str, autojump_clock: Any) -> None:
+    config = Config(limits=LimitsConfig(json=SMALL))
+    async with memory_gateway(MODELS, config, capacity=SMALL, check=True) as memory:
+        with pytest.raises(Refused, match="413"):
+            await of(memory, wire).call(generate({"text_input": "x" * 10_000_000}, "words"))
+
+
+@WIRES
+async def test_a_deadline_stops_the_model(wire: str, autojump_clock: Any) -> None:
+    async with memory_gateway(MODELS, check=True) as memory:
+        calls = of(memory, wire)
+        with pytest.raises(trio.TooSlowError), trio.fail_after(1.5):
+            await calls.call(lmi("one two three", "words"))
+        assert trio.current_time() < 2
+        await trio.testing.wait_all_tasks_blocked()
+        assert memory.gateway.counts().endings == {"cancelled-by-client": 1}
+        if wire == "http2":
+            assert (await calls.call(lmi("one", "words"))).text == "one "
+
+
+class CancelAt(trio.abc.Instrument):
+    """Cancels a scope at the n-th step that any task takes in it."""
+
+    def __init__(self, step: int) -> None:
+        self.step = step
+        self.counting = False
+        self.scope = trio.CancelScope()
+
+    def before_task_step(self, task: trio.lowlevel.Task) -> None:
+        if self.counting:
+            self.step -= 1
+            if self.step == 0:
+                self.scope.cancel()
+
+
+@WIRES
+@pytest.mark.parametrize("stream", [True, False])
+def test_cancelled_at_any_step_it_leaves_nothing_and_over_http2_the_connection_goes_on(wire: str, stream: bool) -> None:
+    async def story(at: CancelAt) -> bool:
+        async with memory_gateway(MODELS, capacity=SMALL, check=True) as memory:
+            calls = of(memory, wire)
+            at.counting = True
+            body = {"text_input": "one two" + " " * 3 * SMALL}
+            with at.scope:
+                if stream:
+                    async with calls.stream(generate(body, "words", stream=True)) as answers:
+                        async for _ in answers:
+                            pass
+                else:
+                    await calls.call(generate(body, "words"))
+            at.counting = False
+            await trio.testing.wait_all_tasks_blocked()
+            assert memory.gateway.counts().exchanges == 0
+            if wire == "http2":
+                with trio.fail_after(60):
+                    assert (await calls.call(lmi("one", "words"))).text == "one "
+        return at.step <= 0
+
+    step = 1
+    while trio.run(
+        partial(story, at := CancelAt(step)), clock=trio.testing.MockClock(autojump_threshold=0), instruments=[at]
+    ):
+        step += 1
+    assert step > 20
+
+
+async def test_at_a_url_it_connects_with_tls_and_below_a_path(tmp_path: Path) -> None:
+    made = certificates.ensure(tmp_path, now=datetime.now(UTC))
+    tls = TLSConfig(cert=str(made.cert), key=str(made.key))
+    gateway = Gateway(Config(listen=ListenConfig(host="127.0.0.1", port=0, tls_port=0), tls=tls), MODELS)
+    with trio.fail_after(20):
+        async with trio.open_nursery() as nursery:
+            await nursery.start(gateway.serve)
+            plain, secure = f"http://127.0.0.1:{gateway.port}", f"https://localhost:{gateway.tls_port}"
+            trusting = client_context(made.ca)
+            for url, options in ((plain, {}), (plain + "/", {"prior_knowledge": True}), (secure, {"tls": trusting})):
+                async with open_client(url, **options) as calls:
+                    assert (await calls.call(invoke("echo", b"bytes"))).messages == [b"bytes"]
+                    if url != plain:
+                        conversation = await calls.bidi("echo")
+                        await conversation.send(b"part")
+                        assert await conversation.receive() == b"part"
+            # the part of the path that is the mount, and the question's
+            async with open_client(plain + "/endpoints") as calls:
+                answer = await calls.call(
+                    client.Question(path="/echo/invocations", body=b"x", answer=invoke("echo", b"").answer)
+                )
+                assert answer.messages == [b"x"]
+            with pytest.raises(TransportLost, match="CERTIFICATE_VERIFY_FAILED"):
+                async with open_client(secure):
+                    pass
+            nursery.cancel_scope.cancel()
+
+
+@pytest.mark.parametrize(
+    "url", ["localhost:8080", "ftp://localhost", "http://", "http://user:word@host", "http://host/?x=1"]
+)
+async def test_what_is_no_url_of_a_server_is_said(url: str) -> None:
+    with pytest.raises(ValueError, match="http://HOST"):
+        async with open_client(url):
+            pass
