@@ -474,6 +474,23 @@ class LogConfig:
 
 @final
 @dataclass(frozen=True, slots=True, kw_only=True)
+class TracingConfig:
+    """Spans of OpenTelemetry, which needs `everywire[otel]`. Its own environment variables, OTEL_*, say the rest, and hold
+    where one says the same. A program that embeds a gateway has a provider of its own: there only `enabled` counts."""
+
+    enabled: bool = False
+    """Whether exchanges have spans."""
+    service_name: str = "everywire"
+    """What the server is called in a trace, where neither OTEL_SERVICE_NAME nor OTEL_RESOURCE_ATTRIBUTES says it."""
+    exporter: Literal["otlp", "console"] = "otlp"
+    """Where spans go, where OTEL_TRACES_EXPORTER does not say: to a collector by OTLP over HTTP, as OTEL_EXPORTER_OTLP_*
+    say; to standard output, to read."""
+    flush_timeout: float = 5.0
+    """How long the last spans may take to be sent when the server ends."""
+
+
+@final
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Config:
     """The whole configuration."""
 
@@ -491,5 +508,6 @@ class Config:
     sagemaker: SageMakerConfig = field(default_factory=SageMakerConfig)
     repository: RepositoryConfig = field(default_factory=RepositoryConfig)
     log: LogConfig = field(default_factory=LogConfig)
+    tracing: TracingConfig = field(default_factory=TracingConfig)
     models: dict[str, ModelConfig] = field(default_factory=dict)
     endpoints: dict[str, EndpointConfig] = field(default_factory=dict)

@@ -22,6 +22,7 @@ from gateway.client import Peer
 from gateway.errors import BadRequest, TransportLost
 from gateway.settings import ConfigError, parse_duration, parse_size
 from gateway.tls_context import client_context
+from gateway.trace_fields import trace_fields
 from gateway.transport import SocketTransport, Transport
 from gateway.wires.tls import TLSTransport
 from models.errors import ModelError
@@ -256,15 +257,15 @@ class Container:
     async def ask(
         self, peer: Peer, method: bytes, target: bytes, headers: Headers, within: Within, body: Buffer | None = None
     ) -> Response:
-        """One request, and the head of its final answer. NoAnswer if there is none in time, BadRequest for a target or a
-        header that cannot be written."""
+        """One request, in the trace of the current exchange, and the head of its final answer. NoAnswer if there is none in
+        time, BadRequest for a target or a header that cannot be written."""
         length = None if body is None else memoryview(body).nbytes
         request = Request(
             stream=1,
             method=method,
             target=target,
             authority=self._authority,
-            headers=headers,
+            headers=[*headers, *trace_fields()],
             content_length=length,
         )
         try:

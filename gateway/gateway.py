@@ -11,7 +11,7 @@ import socket
 import ssl
 from collections.abc import Callable, Coroutine, Iterable
 from dataclasses import dataclass, field
-from typing import Any, final
+from typing import TYPE_CHECKING, Any, final
 from uuid import uuid4
 
 import trio
@@ -82,6 +82,11 @@ from models.adapt import spec_of
 from models.spec import ModelSpec
 from protocols.buffers import ByteBudget
 
+if TYPE_CHECKING:
+    from opentelemetry.trace import TracerProvider
+
+    from gateway.spans import Spans
+
 log = logging.getLogger("gateway")
 
 _TICK = 1.0
@@ -119,9 +124,16 @@ class Gateway:
     """
 
     def __init__(
-        self, config: Config | None = None, models: Iterable[Any] = (), *, chance: Callable[[], float] = random.random
+        self,
+        config: Config | None = None,
+        models: Iterable[Any] = (),
+        *,
+        chance: Callable[[], float] = random.random,
+        tracer_provider: TracerProvider | None = None,
     ) -> None:
-        """`chance` gives numbers from 0 to 1, for the jitter of restarts: a seeded one makes them repeatable."""
+        """`chance` gives numbers from 0 to 1, for the jitter of restarts: a seeded one makes them repeatable.
+        `tracer_provider` is OpenTelemetry's: exchanges then have spans. Without one they have them where `tracing.enabled`
+        is set, by the provider that the program has made the global one."""
         self.config = config or Config()
         self.limits = self.config.limits
         self.budget = ByteBudget(self.limits.total_bytes)
@@ -136,7 +148,8 @@ class Gateway:
                 text_options(self.config.lmi, spec.options)
             except ConfigError as e:
                 raise ConfigError(f"model {spec.name!r}: {e}") from None
-        self.supervisor = Supervisor(specs, escalated=self._escalate, chance=chance)
+        spans = self._make_spans(tracer_provider)
+        self.supervisor = Supervisor(specs, escalated=self._escalate, chance=chance, spans=spans)
         self._given_up = ""
         chosen = self.config.repository
         limits = RepositoryLimits(
@@ -161,9 +174,14 @@ class Gateway:
         self._turn_bell = Doorbell()
         self.hub: Hub | None = None
         """Who tells connections what is ready; made by `serve` where it listens and nobody has chosen one before."""
-        self._tasks = ExchangeTasks(self._work, self._blame, self._conclude, self._write)
         # what each exchange goes through is theirs, without a call of ours between
-        self.exchange_opened, self.exchange_closed = self._observer.opened, self._observer.closed
+        work: Handler = self._work
+        self.exchange_opened: Callable[[Exchange], None] = self._observer.opened
+        self.exchange_closed: Callable[[Exchange], None] = self._observer.closed
+        if spans is not None:
+            self._observer.trace_fields = spans.fields
+            work, self.exchange_opened, self.exchange_closed = spans.around(work, self.exchange_opened, self.exchange_closed)
+        self._tasks = ExchangeTasks(work, self._blame, self._conclude, self._write)
         self.run_exchange = self._tasks.start
         # letters and digits alone: a head takes them without a look
         self.new_id = map(f"{secrets.token_hex(4)}%d".__mod__, itertools.count(1)).__next__
@@ -178,6 +196,17 @@ class Gateway:
         endpoints = Endpoints(self.config, served, self.repository)
         endpoints.check()
         self._route(served, endpoints)
+
+    def _make_spans(self, provider: TracerProvider | None) -> Spans | None:
+        if provider is None and not self.config.tracing.enabled:
+            return None
+        try:
+            from opentelemetry.trace import get_tracer_provider
+
+            from gateway.spans import Spans
+        except ModuleNotFoundError as e:
+            raise ConfigError(f"tracing.enabled is true and {e.name} is not installed: pip install 'everywire[otel]'") from e
+        return Spans(provider or get_tracer_provider(), lambda exchange: self._router.path_of(exchange))
 
     def _route(self, models: Models, endpoints: Endpoints) -> None:
         self._management = management = ManagementDialect(models)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+from collections.abc import Callable, Mapping
 from typing import final
 
 from gateway.errors import Ending
@@ -20,6 +21,8 @@ class Observer:
         self.opened = self.live.add
         """Called once for each exchange, when it begins."""
         self.endings: dict[Ending, int] = {}
+        self.trace_fields: Callable[[Exchange], Mapping[str, str]] | None = None
+        """What names an exchange's span, where there are spans."""
 
     def closed(self, exchange: Exchange) -> None:
         """Called once for each exchange, when its ending is decided and its task is done."""
@@ -45,4 +48,6 @@ class Observer:
             }
             if exchange.incident:
                 fields["incident"] = exchange.incident
+            if self.trace_fields is not None:
+                fields |= self.trace_fields(exchange)
             log.info("exchange", extra=fields)

@@ -28,6 +28,8 @@ class Route:
 
     methods: dict[bytes, Handler]
     pattern: re.Pattern[bytes] | None = None
+    path: str = ""
+    """As it was added."""
 
 
 @final
@@ -61,12 +63,12 @@ class Router:
 
     def _route(self, path: str) -> Route:
         if "{" not in path:
-            return self._exact.setdefault(path.encode(), Route({}))
+            return self._exact.setdefault(path.encode(), Route({}, path=path))
         source = re.sub(r"\\{(\w+)\\}", r"(?P<\1>[^/]+)", re.escape(path)).encode()
         for route in self._patterns:
             if route.pattern is not None and route.pattern.pattern == source:
                 return route
-        self._patterns.append(Route({}, re.compile(source)))
+        self._patterns.append(Route({}, re.compile(source), path))
         return self._patterns[-1]
 
     def find(self, exchange: Exchange) -> tuple[Handler, dict[str, Any]]:
@@ -90,6 +92,16 @@ class Router:
         for words in filter(None, map(self.words.get, route.methods.values())):
             exchange.take("", words)
         raise MethodNotAllowed(f"{method.decode('latin-1')[:20]} is not allowed here, only {allow}", allow=allow)
+
+    def path_of(self, exchange: Exchange) -> str:
+        """The path of a request as it was added, with `{name}` for what differs; `/*` where any is upgraded, empty where
+        nothing is answered."""
+        if exchange.request.upgrade == _UPGRADE and self._any_upgrade is not None and not self._upgrades(exchange.path):
+            return "/*"
+        try:
+            return self._match(exchange.path)[0].path
+        except NotFound:
+            return ""
 
     def _allow(self, route: Route) -> str:
         methods = {b"OPTIONS"}

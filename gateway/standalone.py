@@ -7,6 +7,7 @@ import logging
 import os
 import signal
 from collections.abc import Callable, Sequence
+from contextlib import nullcontext
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -24,6 +25,7 @@ from gateway.loading import library_specs
 from gateway.logging_setup import configure
 from gateway.settings import ConfigError
 from gateway.settings_agreement import open_ports
+from gateway.span_export import exporting
 from gateway.tls_reload import tell_broken
 from gateway.workers.repository import share_one_arena
 from models.spec import ModelSpec
@@ -50,7 +52,8 @@ def run(config: Config, models: Sequence[Any] = (), *, listening: Callable[[Gate
     ignored = signal.signal(signal.SIGHUP, lambda *_: None) == signal.SIG_IGN
     tied = not ignored and _has_terminal()
     try:
-        code = trio.run(_serve, config, models, listening, early, tied)
+        with exporting(config.tracing) if config.tracing.enabled else nullcontext():
+            code = trio.run(_serve, config, models, listening, early, tied)
     except* (OSError, ModelGivenUp) as group:
         for error in group.exceptions:
             log.error("cannot serve", extra={"reason": str(error)})

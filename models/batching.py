@@ -476,6 +476,11 @@ class _OneCall:
         self.exhausted = self._more = False
         self._response: InferResponse | None = None
 
+    @property
+    def joined(self) -> list[Session[Any, Any]]:
+        """The sessions whose requests it is made of, but for those that have left."""
+        return [waiting.session for waiting in self._run.members if waiting is not None]
+
     async def receive(self) -> InferRequest:
         if self.exhausted:
             await trio.lowlevel.checkpoint()

@@ -18,7 +18,7 @@ THIRD_PARTY = {
     "models": {"trio", "numpy", "ml_dtypes", "msgspec"},  # and what a backend brings in by name: models/backends
     "gateway": {
         "protocols", "models", "trio", "numpy", "ml_dtypes", "msgspec", "click", "cryptography", "pythonjsonlogger",
-        "hypercorn", "h2", "hyperframe", "priority", "trio_websocket", "outcome",
+        "hypercorn", "h2", "hyperframe", "priority", "trio_websocket", "outcome", "opentelemetry",
     },
 }  # fmt: skip
 FORBIDDEN_STDLIB = {
@@ -92,3 +92,19 @@ def test_only_what_repairs_hypercorn_knows_its_http2() -> None:
     inner = ("h2", "hyperframe", "priority", "hypercorn.protocol")
     users = {str(p.relative_to(ROOT)) for p in FILES if any(n.startswith(inner) for n in imported(p))}
     assert {user for user in users if user.startswith("gateway")} == {"gateway/hypercorn.py"}
+
+
+def test_opentelemetry_is_only_known_where_spans_are_made() -> None:
+    """And there by its API alone; its SDK is for the standalone server. Others import nothing of it before they trace."""
+
+    def used(path: Path, name: str) -> bool:
+        for node in ast.parse(path.read_text()).body:  # not under TYPE_CHECKING, nor in a function
+            modules = [node.module or ""] if isinstance(node, ast.ImportFrom) else []
+            modules += [alias.name for alias in node.names] if isinstance(node, ast.Import) else []
+            if any(module.startswith(name) for module in modules):
+                return True
+        return False
+
+    assert [str(p.relative_to(ROOT)) for p in FILES if used(p, "opentelemetry")] == ["gateway/spans.py"]
+    assert not used(ROOT / "gateway" / "spans.py", "opentelemetry.sdk")
+    assert [str(p.relative_to(ROOT)) for p in FILES if used(p, "gateway.spans")] == []

@@ -7,7 +7,7 @@ import select
 from collections.abc import AsyncIterator, Iterable, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import replace
-from typing import Any, final
+from typing import TYPE_CHECKING, Any, final
 
 import trio
 
@@ -22,6 +22,9 @@ from gateway.testing.invariants import left_over
 from gateway.testing.network import Link, NetworkProfile
 from gateway.transport import MemoryTransport, memory_pair
 from protocols.events import Buffer
+
+if TYPE_CHECKING:
+    from opentelemetry.trace import TracerProvider
 
 
 @final
@@ -230,14 +233,16 @@ async def memory_gateway(
     capacity: int = 65536,
     hub: bool = Hub.available,
     check: bool = False,
+    tracer_provider: TracerProvider | None = None,
 ) -> AsyncIterator[MemoryGateway]:
     """Runs a gateway with these models and no listener for the length of the block, then cancels what is left; with
     `check`, only after `check_nothing_left`. What the block raises comes out as it is, and not as a group.
 
     Its connections are told what is ready as sockets are: by a hub where the system has one, whose task runs what begins.
-    With `hub=False` each has two tasks that wait for it, as an embedder's streams have."""
+    With `hub=False` each has two tasks that wait for it, as an embedder's streams have. `tracer_provider` is for spans."""
     config = config or Config()
-    gateway = Gateway(replace(config, listen=replace(config.listen, port=-1, tls_port=-1)), models)
+    config = replace(config, listen=replace(config.listen, port=-1, tls_port=-1))
+    gateway = Gateway(config, models, tracer_provider=tracer_provider)
     edges = MemoryEdges() if hub else None
     if edges is not None:
         gateway.hub = Hub(edges)

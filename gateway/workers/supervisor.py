@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import contextvars
 import random
 from collections.abc import Awaitable, Callable, Iterable
-from typing import Any, final
+from typing import TYPE_CHECKING, Any, final
 
 import trio
 
@@ -12,6 +13,9 @@ from gateway.errors import Conflict, NotFound, Unavailable
 from gateway.workers.status import ModelsSnapshot
 from gateway.workers.worker import State, Worker
 from models.spec import ModelSpec
+
+if TYPE_CHECKING:
+    from gateway.spans import Spans
 
 
 @final
@@ -23,7 +27,7 @@ class Supervisor:
     `specs` by name, whether they are in service or not.
 
     `escalated` is called when a model is given up whose policy says so, with its name and the reason. `chance` gives
-    numbers from 0 to 1, for the jitter of restarts.
+    numbers from 0 to 1, for the jitter of restarts. `spans` makes those of calls, where there are some.
     """
 
     def __init__(
@@ -32,9 +36,10 @@ class Supervisor:
         *,
         escalated: Callable[[str, str], None] | None = None,
         chance: Callable[[], float] = random.random,
+        spans: Spans | None = None,
     ) -> None:
         self.workers: dict[str, Worker] = {}
-        self._escalated, self._chance = escalated, chance
+        self._escalated, self._chance, self._spans = escalated, chance, spans
         self._revision = 0
         self._watchers = trio.lowlevel.ParkingLot()
         for spec in specs:
@@ -55,7 +60,7 @@ class Supervisor:
     async def run(self, *, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
         """Runs until `stop` or cancelled. Started when the first load of each model is decided."""
         async with trio.open_nursery() as nursery:
-            self._nursery = nursery
+            self._nursery, self._context = nursery, contextvars.copy_context()
             try:
                 for worker in self._configured:
                     nursery.start_soon(worker.run)
@@ -77,7 +82,7 @@ class Supervisor:
             scope.cancel()
 
     def _worker(self, spec: ModelSpec, *, lasting: bool = True) -> Worker:
-        return Worker(spec, lasting=lasting, changed=self._changed, chance=self._chance)
+        return Worker(spec, lasting=lasting, changed=self._changed, chance=self._chance, spans=self._spans)
 
     def _changed(self, worker: Worker | None = None) -> None:
         self._revision += 1
@@ -109,12 +114,13 @@ class Supervisor:
     def start_soon(self, task: Callable[..., Awaitable[None]], *arguments: Any) -> None:
         """Runs what manages models of `load`, in a task of `run`'s; it is cancelled when `stop` has stopped them all.
         Unavailable where nothing runs."""
-        self._running().start_soon(self._beside, task, arguments)
+        self._start(self._beside, task, arguments)
 
-    def _running(self) -> trio.Nursery:
+    def _start(self, task: Callable[..., Awaitable[None]], *arguments: Any) -> None:
         if self._nursery is None or self._stopping.is_set():
             raise Unavailable("the server loads no models now: it is starting or shutting down; try again")
-        return self._nursery
+        # in our context: a model outlives the call that had it loaded
+        self._context.run(self._nursery.start_soon, task, *arguments)
 
     async def _beside(self, task: Callable[..., Awaitable[None]], arguments: tuple[Any, ...]) -> None:
         with trio.CancelScope() as scope:
@@ -141,7 +147,7 @@ class Supervisor:
     async def _loaded(self, spec: ModelSpec) -> Worker:
         """A new worker whose model is loaded; the errors of `load`."""
         worker = self._worker(spec, lasting=False)
-        self._running().start_soon(self._keep, worker)
+        self._start(self._keep, worker)
         self._added.append(worker)
         try:
             await worker.first_load()

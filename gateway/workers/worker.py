@@ -10,7 +10,7 @@ from collections.abc import Callable
 from contextlib import AbstractAsyncContextManager
 from dataclasses import replace
 from time import perf_counter_ns
-from typing import Any, TypeVar, final
+from typing import TYPE_CHECKING, Any, TypeVar, final
 from uuid import uuid4
 
 import trio
@@ -42,6 +42,9 @@ from models.messages import Family
 from models.session import Session
 from models.spec import Model, ModelSpec, Restart
 from models.warmup import warm_up
+
+if TYPE_CHECKING:
+    from gateway.spans import Spans
 
 log = logging.getLogger("gateway.worker")
 
@@ -218,7 +221,8 @@ class Worker:
     A worker that is not `lasting` is never there without its model: where the first load fails, and where the model is
     given up later, `run` ends, and `failure` is what it failed of.
 
-    `changed` is called after each change of its state; `chance` gives numbers from 0 to 1, for the jitter of restarts.
+    `changed` is called after each change of its state; `chance` gives numbers from 0 to 1, for the jitter of restarts;
+    `spans` makes those of its calls, where there are some.
     """
 
     def __init__(
@@ -228,10 +232,11 @@ class Worker:
         lasting: bool = True,
         changed: Callable[[Worker], None] | None = None,
         chance: Callable[[], float] = random.random,
+        spans: Spans | None = None,
     ) -> None:
         self.spec, self.name = spec, spec.name
         self.lasting, self._loaded = lasting, False
-        self._changed, self._chance = changed, chance
+        self._changed, self._chance, self._spans = changed, chance, spans
         self.failure: BaseException | None = None
         self.state = State.LOADING
         self.reason = ""
@@ -263,6 +268,7 @@ class Worker:
         self._replaced = 0
         self._timed = bool(spec.timeout or spec.stop_within)
         self._model: Model | None = None
+        self._called: Model | None = None  # the same, perhaps in spans
         self._loading = trio.CancelScope()
         self._stop = trio.Event()
         self._patience = trio.CancelScope()
@@ -347,18 +353,22 @@ class Worker:
     async def _one_life(self) -> BaseException | None:
         """One load and its life; the exception that ended it, None when it was asked to stop."""
         self._enter(State.LOADING)
+        spec, spans = self.spec, self._spans
+        if spans is not None and spec.batching is not None:
+            spec = spans.batched(spec)
         began = trio.current_time()
         error: BaseException | None
         self._loading = scope = trio.CancelScope(deadline=began + self.spec.load_timeout)
         try:
             with scope:
-                async with self.stuck.around(running(self.spec, self.statistics, self.stuck)) as model:
+                async with self.stuck.around(running(spec, self.statistics, self.stuck)) as model:
                     if self.spec.warmup:
                         await warm_up(model, self.spec)
                     # it may be too late, or not wanted any more, though load() did not notice
                     await trio.lowlevel.checkpoint_if_cancelled()
                     scope.deadline = float("inf")
                     self._model = model
+                    self._called = model if spans is None else spans.model(self.spec, model)
                     self.reason, self._loaded = "", True
                     self._enter(State.READY)
                     log.info("model ready", extra={"model": self.name, "seconds": round(trio.current_time() - began, 3)})
@@ -371,7 +381,7 @@ class Worker:
                         with trio.move_on_after(_SHUTDOWN_SECONDS):
                             await self._sessions_over()  # and their threads
                     finally:
-                        self._model = None
+                        self._model = self._called = None
                         if not self._stop.is_set():
                             self._enter(State.RESTARTING)
                         # a crash in the background cancels us: sessions learn of it before the clean-up runs
@@ -516,6 +526,8 @@ class Worker:
             raise
         finally:
             self._waiting.discard(exchange)
+            if self._spans is not None:
+                self._spans.waited(self.name, asked)
         return self._slot(exchange, asked)
 
     async def _wait_for_slot(self, exchange: Exchange) -> None:
@@ -591,7 +603,7 @@ class Worker:
                 await self.successor.call(session, exchange, wire, read_prompt)
                 return
             self._check_still_loaded()
-        model = self._model
+        model = self._called
         assert model is not None
         if self.spec.family is not wire:
             model = convert(model, self.spec.family, wire, read_prompt=read_prompt)
