@@ -1,11 +1,13 @@
 """One group of unit costs and one workload, run as anyone would; what they cost is not judged here."""
 
 import json
+import sys
 from pathlib import Path
 
+import pytest
 from click.testing import CliRunner
 
-from benchmarks import servers
+from benchmarks import servers, spans
 from benchmarks.cli import program
 from benchmarks.comparison import compare
 from benchmarks.workloads import WORKLOADS
@@ -26,3 +28,14 @@ def test_a_server_and_its_floor_are_measured_side_by_side() -> None:
     assert (ours.server, floor.server) == ("everywire", "http1")
     assert ours.median > 0 < floor.median
     assert ours.ratio is not None
+
+
+@pytest.mark.skipif(sys.version_info < (3, 12), reason="bytecodes are counted by sys.monitoring")
+def test_what_spans_cost_is_counted(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    monkeypatch.setattr(spans, "REQUESTS", 8)
+    monkeypatch.setattr(spans, "TOKENS", 2)
+    spans.main()
+    lines = capsys.readouterr().out.splitlines()
+    requests = [line for line in lines if "beside" in line]
+    assert (len(requests), len(lines)) == (6, 10)
+    assert all(", on: +" in line or "not sampled: +" in line for line in requests)
