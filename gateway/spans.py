@@ -150,14 +150,14 @@ class Spans:
                 return
             below: Any = session.channel
             if below is not session and span.is_recording():  # else it is a call with one answer, which is its end
-                session.channel = _FirstItem(session, span)
+                session.channel = (_FirstItemAtOnce if hasattr(below, "try_send") else _FirstItem)(session, span)
             if spec.batching is not None:
                 self._batched[session] = span
             try:
                 await _inside(span, model, session)
             finally:
                 self._batched.pop(session, None)
-                if type(session.channel) is _FirstItem:  # which knows the session: a cycle would keep its memory
+                if isinstance(session.channel, _FirstItem):  # which knows the session: a cycle would keep its memory
                     session.channel = below
 
         return traced
@@ -260,17 +260,13 @@ def _tell(span: Span, exchange: Exchange) -> None:
     span.set_attributes(attributes)
 
 
-@final
 class _FirstItem:
     """A session's channel until the model's first message has gone."""
 
     def __init__(self, session: Session[Any, Any], span: Span) -> None:
-        self._session, self._below, self._span = session, session.channel, span
-        self._told = False
         below: Any = session.channel
-        self.receive = below.receive
-        if hasattr(below, "try_send"):
-            self._try, self.try_send = below.try_send, self._try_send
+        self._session, self._below, self._span = session, below, span
+        self._told, self.receive = False, below.receive
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._below, name)
@@ -280,12 +276,6 @@ class _FirstItem:
         if not self._told:
             self._tell()
 
-    def _try_send(self, message: Any, /) -> bool:
-        sent: bool = self._try(message)
-        if sent and not self._told:
-            self._tell()
-        return sent
-
     def _tell(self) -> None:
         self._told = True
         if self._session.channel is self:
@@ -294,6 +284,17 @@ class _FirstItem:
             self._span.add_event("first item")
         except Exception:
             _log_failure()
+
+
+@final
+class _FirstItemAtOnce(_FirstItem):
+    """The same, of one that often need not wait."""
+
+    def try_send(self, message: Any, /) -> bool:
+        sent: bool = self._below.try_send(message)
+        if sent and not self._told:
+            self._tell()
+        return sent
 
 
 # -- from and to others ------------------------------------------------------------------------------------------------

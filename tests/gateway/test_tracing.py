@@ -8,7 +8,7 @@ import os
 import subprocess
 import sys
 from collections.abc import AsyncIterator, Callable, Iterator
-from contextlib import AbstractAsyncContextManager, asynccontextmanager
+from contextlib import asynccontextmanager
 from dataclasses import replace
 from typing import Any
 
@@ -16,8 +16,8 @@ import msgspec
 import numpy as np
 import pytest
 import trio
+from opentelemetry import baggage, trace
 from opentelemetry import context as contexts
-from opentelemetry import trace
 from opentelemetry.sdk.trace import ReadableSpan, SpanProcessor, TracerProvider
 from opentelemetry.sdk.trace.export import SimpleSpanProcessor
 from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
@@ -42,6 +42,7 @@ from models.rolling import RollingBatch, rolling
 from models.session import Session
 from models.spec import Batching, ModelSpec
 from protocols.events import Data, End, Response
+from tests.gateway.sweep import DRIVERS, SCENARIOS, TARGETS, sweep
 from tests.models.steps import Counting
 
 JSON: tuple[tuple[bytes, bytes], ...] = ((b"content-type", b"application/json"),)
@@ -119,10 +120,15 @@ async def still() -> None:
     await wait_all_tasks_blocked()
 
 
-def serving(
+@asynccontextmanager
+async def serving(
     traces: Traces, *models: Any, hub: bool = True, config: Config | None = None
-) -> AbstractAsyncContextManager[MemoryGateway]:
-    return memory_gateway(models, config, hub=hub, tracer_provider=traces.provider, check=True)
+) -> AsyncIterator[MemoryGateway]:
+    """A gateway that traces; at the end nothing is left, of its spans neither."""
+    async with memory_gateway(models, config, hub=hub, tracer_provider=traces.provider, check=True) as memory:
+        yield memory
+        spans: Any = memory.gateway.supervisor._spans
+    assert (spans._exchanges, spans._batched) == ({}, {})
 
 
 async def shout(prompt: Prompt) -> AsyncIterator[str]:
@@ -185,12 +191,11 @@ async def test_the_first_item_is_an_event(blocking: bool, hub: bool, traces: Tra
     async with serving(traces, spec_of(counting if blocking else talking, "model"), hub=hub) as memory:
         answer = await memory.client().ask(lmi("a b c", "model", stream=True, max_new_tokens=3))
         assert answer.text == "abc"
-        await still()
-        model = traces.one("model model")
-        (event,) = model.events
-        assert event.name == "first item"
-        assert model.start_time is not None
-        assert model.start_time <= event.timestamp
+    model = traces.one("model model")
+    (event,) = model.events
+    assert event.name == "first item"
+    assert model.start_time is not None
+    assert model.start_time <= event.timestamp
 
 
 async def test_a_websocket_is_one_exchange_of_its_handshakes_caller(hub: bool, traces: Traces) -> None:
@@ -252,6 +257,27 @@ async def test_a_v2_session_is_one_exchange_and_one_call(hub: bool, traces: Trac
             requests = traces.named("request", number)
             assert len(requests) == 2
             assert all(is_child(span, model) for span in requests)
+
+
+async def test_a_v2_session_whose_model_failed_has_a_call_for_each_time_it_is_called(hub: bool, traces: Traces) -> None:
+    async def failing(session: Session[InferRequest, InferResponse]) -> None:
+        async for request in session:
+            raise RuntimeError(request.id)
+
+    async with serving(traces, spec_of(failing, "failing"), hub=hub) as memory:
+        talk = SocketConversation(await client.websocket(memory.connect(), "/v2/models/failing/infer"))
+        for _ in range(2):
+            await talk.send(json.dumps({"inputs": [{"name": "x", "datatype": "FP32", "shape": [1], "data": [1]}]}))
+            assert b"error" in (await talk.receive() or b"")
+        await talk.close()
+        await talk.receive()
+        await still()
+        calls = traces.named("model failing")
+        assert [(is_child(call, traces.server()), error_of(call)) for call in calls] == [
+            (True, "RuntimeError"),
+            (True, "RuntimeError"),
+            (True, None),
+        ]
 
 
 async def test_a_bidirectional_stream_is_one_exchange(hub: bool, traces: Traces) -> None:
@@ -545,9 +571,9 @@ async def test_a_thread_has_the_span_of_the_call_it_works_for(hub: bool, traces:
 
     async with serving(traces, spec_of(model, "model"), hub=hub) as memory:
         await answered(memory, traced(lmi("a b", "model"), 1), traced(lmi("c d", "model"), 2))
-        for number, words in ((1, "ab"), (2, "cd")):
-            above = traces.one("model model", number)
-            assert all(is_child(traces.one(word), above) for word in words)
+    for number, words in ((1, "ab"), (2, "cd")):
+        above = traces.one("model model", number)
+        assert all(is_child(traces.one(word), above) for word in words)
 
 
 async def test_a_client_that_leaves_in_the_middle_of_a_generators_span(
@@ -595,6 +621,26 @@ async def test_a_model_that_a_call_has_loaded_does_not_live_in_that_calls_contex
     assert loaded == [False, False]
 
 
+async def test_what_is_current_around_serve_is_nobodys_parent(hub: bool, traces: Traces, autojump_clock: Any) -> None:
+    seen = []
+
+    async def looking(prompt: Prompt) -> AsyncIterator[str]:
+        seen.append(dict(baggage.get_all()))
+        yield "x"
+
+    batched = spec_of(double, "double", max_batch_size=8, batching=Batching())
+    with traces.tracer.start_as_current_span("program"):
+        contexts.attach(baggage.set_baggage("whose", "the program's"))
+        async with serving(traces, batched, looking, hub=hub) as memory:
+            one = memory.client()
+            assert (await one.ask(infer({"x": np.ones((1, 1), np.float32)}, "double"))).complete
+            assert (await one.ask(lmi("a", "looking"))).complete
+            await still()
+    assert [span.parent for span in traces.servers()] == [None, None]
+    assert traces.one("batch double").parent is None
+    assert seen == [{}]
+
+
 # -- waits, batches, failures ------------------------------------------------------------------------------------------
 
 
@@ -606,8 +652,9 @@ async def test_who_waits_for_a_slot_has_a_span_of_that(hub: bool, traces: Traces
     async with serving(traces, spec_of(slow, "slow", capacity=1), hub=hub) as memory:
         await answered(memory, traced(lmi("a", "slow"), 1), traced(lmi("b", "slow"), 2))
         wait = traces.one("wait for slot")
-        assert is_child(wait, traces.one("POST /predictions/{name}", 2))
-        model = traces.one("model slow", 2)
+        number = wait.context.trace_id  # of the one that came second, whichever that was
+        assert is_child(wait, traces.one("POST /predictions/{name}", number))
+        model = traces.one("model slow", number)
         assert wait.start_time is not None
         assert wait.end_time is not None
         assert model.start_time is not None
@@ -655,12 +702,10 @@ async def test_a_round_of_a_rolling_batch_is_nobodys_child(hub: bool, traces: Tr
 
     async with serving(traces, spec_of(load, "count", family=Family.TEXT), hub=hub) as memory:
         await answered(memory, *(traced(lmi(name, "count", max_new_tokens=3), n) for n, name in ((1, "a"), (2, "b"))))
-        steps = traces.named("step")
-        assert steps
-        assert all(step.parent is None and step.context.trace_id > 2 for step in steps)
-        assert [is_child(span, traces.one("model count", span.context.trace_id)) for span in traces.named("open")] == [
-            True
-        ] * 2
+    steps = traces.named("step")
+    assert steps
+    assert all(step.parent is None and step.context.trace_id > 2 for step in steps)
+    assert [is_child(span, traces.one("model count", span.context.trace_id)) for span in traces.named("open")] == [True] * 2
 
 
 async def crashing(prompt: Prompt) -> AsyncIterator[str]:
@@ -827,3 +872,32 @@ async def test_the_line_of_an_exchange_names_its_span(hub: bool, traces: Traces,
     (line,) = [record for record in caplog.records if record.name == "gateway.exchange"]
     context = traces.server().context
     assert (line.trace_id, line.span_id) == (f"{7:032x}", f"{context.span_id:016x}")  # type: ignore[attr-defined]
+
+
+@pytest.mark.parametrize("driver", DRIVERS)
+@pytest.mark.parametrize("target", ["close", "interrupt", "worker", "serve"])
+@pytest.mark.parametrize(
+    ("scenario", "stride"), [("v2", 5), ("queue", 17), ("nursery", 43), ("websocket", 29), ("bridge", 199)]
+)
+def test_a_cancellation_at_any_step_leaves_no_span_open(
+    scenario: str, stride: int, target: str, driver: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    class Open(SpanProcessor):
+        def on_start(self, span: Any, parent_context: Any = None) -> None:
+            spans.add(span.context.span_id)
+            began.append(span.name)
+
+        def on_end(self, span: Any) -> None:
+            spans.remove(span.context.span_id)
+
+    spans: set[int] = set()
+    began: list[str] = []
+    provider = TracerProvider(shutdown_on_exit=False)
+    provider.add_span_processor(Open())
+    make = Gateway._make_spans
+    monkeypatch.setattr(Gateway, "_make_spans", lambda gateway, _: make(gateway, provider))
+    swept = sweep(SCENARIOS[scenario], TARGETS[target], seed=0, driver=driver, stride=stride)
+    assert not swept.failures
+    assert swept.runs > 1
+    assert began
+    assert not spans
