@@ -32,6 +32,27 @@ class ListenConfig:
 
 @final
 @dataclass(frozen=True, slots=True, kw_only=True)
+class OperatorConfig:
+    """The operator plane, on a port of its own: health, what is live, and models loaded, unloaded, reloaded and drained. No
+    client of a model needs it."""
+
+    host: str = "127.0.0.1"
+    """A name or an address. Beyond loopback it demands a token, or `open`."""
+    port: int = -1
+    """0 asks the kernel for a free port, -1 opens none. One that is taken is tried again; models are served meanwhile."""
+    token: str = field(default="", repr=False)
+    """What a request has to bring as `Authorization: Bearer TOKEN`, health and the console's page apart: 16 or more visible
+    ASCII characters. Best set in the environment: a command line can be read by everyone on the machine."""
+    token_file: str = ""
+    """A file with more of them, one a line; each one opens. It is read again when it has changed."""
+    open: bool = False
+    """Whether it may listen beyond loopback without any token."""
+    hosts: tuple[str, ...] = ()
+    """Names by which requests without a token may call it, in their Host, beside `host`, localhost and every address."""
+
+
+@final
+@dataclass(frozen=True, slots=True, kw_only=True)
 class TLSConfig:
     """TLS 1.2 and 1.3, ALPN h2 and http/1.1. On where `cert` is set or `dev` is true."""
 
@@ -495,6 +516,7 @@ class Config:
     """The whole configuration."""
 
     listen: ListenConfig = field(default_factory=ListenConfig)
+    operator: OperatorConfig = field(default_factory=OperatorConfig)
     tls: TLSConfig = field(default_factory=TLSConfig)
     limits: LimitsConfig = field(default_factory=LimitsConfig)
     http2: HTTP2Config = field(default_factory=HTTP2Config)

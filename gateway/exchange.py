@@ -276,6 +276,16 @@ class Exchange:
             return [first]
         return [value for key, value in self.request.headers if key == name]
 
+    @property
+    def waits_for(self) -> str:
+        """What its own task waits for on the wire: `end` where all is said, and the client has yet to take the last of it;
+        `room` where the client does not read, `input` where it does not send; empty where it is none of these."""
+        if self.finishing is not None:
+            return "end"
+        if self._writer is not None:
+            return "room"
+        return "" if self._reader is None else "input"
+
     # -- inbound: called by the wire -------------------------------------------------------------------------------
 
     def feed(self, item: Buffer | Frame, n: int, now: float) -> None:

@@ -9,7 +9,8 @@ import resource
 import secrets
 import socket
 import ssl
-from collections.abc import Callable, Coroutine, Iterable
+from collections.abc import Callable, Coroutine, Iterable, Iterator
+from contextlib import AbstractAsyncContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, final
 from uuid import uuid4
@@ -64,6 +65,7 @@ from gateway.loading import configured_specs
 from gateway.observe import Observer
 from gateway.routing import Handler, Router, Words
 from gateway.serving_properties import text_options
+from gateway.settings_agreement import exposed_plane
 from gateway.settings_schema import ConfigError
 from gateway.signatures import Signatures
 from gateway.tls_reload import ServedCertificate
@@ -142,6 +144,10 @@ class Gateway:
         self.scratch = memoryview(bytearray(64 * 1024))
         self.port = self.tls_port = self.bidi_port = 0
         """Where it listens, once `serve` has started; 0 where it does not."""
+        self.operator_port = 0
+        """Where the operator plane listens; 0 where it does not, also while its port is somebody else's."""
+        for problem in exposed_plane(self.config):
+            raise ConfigError(problem)
         specs: list[ModelSpec] = [*configured_specs(self.config), *(spec_of(m) for m in models)]
         for spec in specs:
             try:
@@ -170,6 +176,7 @@ class Gateway:
         self._stop = trio.Event()
         self.draining = False
         self._drain_bell, self._hurrying = Doorbell(), False
+        self._drain_timeout, self._patience = self.config.drain.timeout, trio.CancelScope()
         self._due: list[Connection] = []
         self._turn_bell = Doorbell()
         self.hub: Hub | None = None
@@ -188,7 +195,7 @@ class Gateway:
         self.clock: Callable[[], float] = trio.current_time
         self._turned_away = 0
         self._report: DrainReport | None = None
-        self._listening, self._over = trio.Event(), trio.Event()
+        self._listening, self._reported, self._over = trio.Event(), trio.Event(), trio.Event()
         self._nursery: trio.Nursery | None = None
         self._tls: ServedCertificate | None = None
         served = Models(self.config, self.supervisor.workers)
@@ -369,26 +376,8 @@ class Gateway:
         listeners = self._listen(tls)
         self._listening.set()
         try:
-            async with trio.open_nursery() as nursery:
-                async with trio.open_nursery() as connections:
-                    self._nursery = connections
-                    accepting = trio.CancelScope()
-                    connections.start_soon(self._accept_all, listeners, accepting)
-                    connections.start_soon(self._tick)
-                    if tls is not None and self.tls_port:
-                        connections.start_soon(tls.watch)
-                    connections.start_soon(self._turns)
-                    if self.hub is None and Hub.available and listeners:
-                        self.hub = Hub()
-                    self._tasks.begin(connections, self.hub)
-                    nursery.start_soon(self._load, nursery, task_status)  # a drain does not wait for it
-                    await self._stop.wait()
-                    reported = await self._drain(listeners, accepting, connections)
-                await self._disconnected()
-                self._report = drained = reported()
-                counts = {"live": drained.live, "endings": drained.endings, "cut": len(drained.cut)}
-                log.info("drained", extra={**counts, "refused": drained.refused, "seconds": round(drained.seconds, 3)})
-                await self.supervisor.stop()
+            async with self._operated():  # it is there before the first model is, and goes last
+                await self._serve(listeners, tls, task_status)
         finally:
             for listener, _ in listeners:
                 listener.close()
@@ -397,6 +386,36 @@ class Gateway:
             self._over.set()
         if self._given_up:
             raise ModelGivenUp(self._given_up)
+
+    async def _serve(self, listeners: Any, tls: ServedCertificate | None, task_status: trio.TaskStatus[None]) -> None:
+        async with trio.open_nursery() as nursery:
+            async with trio.open_nursery() as connections:
+                self._nursery = connections
+                accepting = trio.CancelScope()
+                connections.start_soon(self._accept_all, listeners, accepting)
+                connections.start_soon(self._tick)
+                if tls is not None and self.tls_port:
+                    connections.start_soon(tls.watch)
+                connections.start_soon(self._turns)
+                if self.hub is None and Hub.available and listeners:
+                    self.hub = Hub()
+                self._tasks.begin(connections, self.hub)
+                nursery.start_soon(self._load, nursery, task_status)  # a drain does not wait for it
+                await self._stop.wait()
+                reported = await self._drain(listeners, accepting, connections)
+            await self._disconnected()
+            self._report = drained = reported()
+            self._reported.set()
+            counts = {"live": drained.live, "endings": drained.endings, "cut": len(drained.cut)}
+            log.info("drained", extra={**counts, "refused": drained.refused, "seconds": round(drained.seconds, 3)})
+            await self.supervisor.stop()
+
+    def _operated(self) -> AbstractAsyncContextManager[None]:
+        if self.config.operator.port < 0:
+            return nullcontext()
+        from gateway.operator.plane import operating  # whoever has none needs nothing of it
+
+        return operating(self)
 
     def _escalate(self, name: str, reason: str) -> None:
         if not self._given_up and not self._stop.is_set():
@@ -627,9 +646,20 @@ class Gateway:
         assert self._report is not None, "serve was cancelled"
         return self._report
 
-    def begin_drain(self) -> None:
-        """Starts what `drain` waits for. Idempotent."""
+    def begin_drain(self, timeout: float | None = None) -> None:
+        """Starts what `drain` waits for; live exchanges have `timeout` seconds, `drain.timeout` unless given. A later call
+        can only shorten that."""
+        if timeout is not None:
+            begun = self._stop.is_set()
+            self._drain_timeout = min(self._drain_timeout, timeout) if begun else timeout
+            self._patience.deadline = min(self._patience.deadline, trio.current_time() + timeout)
         self._stop.set()
+
+    async def reported(self) -> DrainReport:
+        """Returns what became of every exchange in a drain as soon as that is known: the models are unloaded after it."""
+        await self._reported.wait()
+        assert self._report is not None
+        return self._report
 
     async def listening(self) -> None:
         """Returns when `serve` has opened its ports, while the models may still be loading."""
@@ -651,7 +681,7 @@ class Gateway:
         drain, began = self.config.drain, trio.current_time()
         self.draining = self._management.draining = True
         live = list(self._observer.live)
-        log.info("draining", extra={"live": len(live), "delay": drain.delay, "timeout": drain.timeout})
+        log.info("draining", extra={"live": len(live), "delay": drain.delay, "timeout": self._drain_timeout})
         with trio.move_on_after(drain.delay):
             while not self._hurrying:
                 await self._drain_bell.wait()
@@ -662,7 +692,8 @@ class Gateway:
             arrival.cancel()
         for connection in list(self._connections):
             connection.drain()
-        with trio.move_on_after(drain.timeout):
+        self._patience.deadline = trio.current_time() + self._drain_timeout
+        with self._patience:
             await self._quiet(or_hurry=True)
         deadline, late = trio.current_time(), list(self._observer.live)
         for connection in list(self._connections):
@@ -747,6 +778,28 @@ class Gateway:
         if self._tls is None:
             raise ConfigError("there is no certificate to reload: TLS is not served")
         return await self._tls.reload()
+
+    @property
+    def unready(self) -> tuple[str, ...]:
+        """Why health answers 503 now; empty where it does not."""
+        if self._nursery is None and not self.draining:
+            return ("nothing is served yet",)
+        loading = tuple([f"model {name!r} is loading" for name in self.supervisor.loading])
+        return (*(("draining",) if self.draining else ()), *loading)
+
+    @property
+    def live(self) -> list[Exchange]:
+        """The exchanges that have begun and not ended, the oldest first: to be looked at."""
+        return sorted(self._observer.live, key=lambda exchange: exchange.started_at)
+
+    @contextmanager
+    def watched(self, ended: Callable[[Exchange], None]) -> Iterator[None]:
+        """Inside the block `ended` is called with every exchange that has ended. It must be quick, and raise nothing."""
+        self._observer.watchers.append(ended)
+        try:
+            yield
+        finally:
+            self._observer.watchers.remove(ended)
 
     def counts(self) -> Counts:
         """What is live now, and how exchanges have ended so far."""

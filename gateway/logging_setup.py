@@ -6,14 +6,21 @@ import json
 import logging
 import sys
 from datetime import UTC, datetime
-from typing import IO, Any, final
+from typing import IO, Any, Literal, TypeAlias, final
 
 from pythonjsonlogger.core import RESERVED_ATTRS
 from pythonjsonlogger.json import JsonFormatter
 
 from gateway.config import LogConfig
 
-_LEVELS = {"debug": logging.DEBUG, "info": logging.INFO, "warning": logging.WARNING, "error": logging.ERROR}
+Level: TypeAlias = Literal["debug", "info", "warning", "error"]
+
+_LEVELS: dict[Level, int] = {
+    "debug": logging.DEBUG,
+    "info": logging.INFO,
+    "warning": logging.WARNING,
+    "error": logging.ERROR,
+}
 _OURS = ("timestamp", "level", "logger", "event")
 _RESERVED = frozenset({*RESERVED_ATTRS, *_OURS})
 
@@ -32,7 +39,17 @@ def configure(config: LogConfig, *, stream: IO[str] | None = None) -> None:
     for old in [other for other in root.handlers if isinstance(other, _Handler)]:
         root.removeHandler(old)
     root.addHandler(handler)
-    logging.getLogger("gateway").setLevel(_LEVELS[config.level])
+    set_level(config.level)
+
+
+def set_level(level: Level) -> None:
+    """The least severity that the loggers under "gateway" log from now on."""
+    logging.getLogger("gateway").setLevel(_LEVELS[level])
+
+
+def level() -> str:
+    """The one that they log now: a Level, or another name of the logging module's, in small letters."""
+    return logging.getLevelName(logging.getLogger("gateway").getEffectiveLevel()).lower()
 
 
 @final

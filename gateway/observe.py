@@ -23,6 +23,8 @@ class Observer:
         self.endings: dict[Ending, int] = {}
         self.trace_fields: Callable[[Exchange], Mapping[str, str]] | None = None
         """What names an exchange's span, where there are spans."""
+        self.watchers: list[Callable[[Exchange], None]] = []
+        """Each is called with every exchange that has ended."""
 
     def closed(self, exchange: Exchange) -> None:
         """Called once for each exchange, when its ending is decided and its task is done."""
@@ -30,6 +32,9 @@ class Observer:
         assert ending is not None
         self.live.remove(exchange)
         endings[ending] = endings.get(ending, 0) + 1  # a Counter's own sum costs four times that
+        if self.watchers:
+            for watcher in self.watchers:
+                watcher(exchange)
         if log.isEnabledFor(logging.INFO):
             request = exchange.request
             fields = {

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ipaddress
 import os
 from collections.abc import Callable, Iterator
 from itertools import combinations
@@ -28,6 +29,7 @@ def contradictions(config: Config, where: Where) -> Iterator[Problem]:
     """Each pair of values that contradict one another. Looks at links in the file system, and reads no file."""
     yield from _wrong_tls(config, where)
     yield from _wrong_ports(config, where)
+    yield from exposed_plane(config, where)
     for lower, low, upper, high in _ordered(config):
         if low > high:
             yield Problem(key=lower, text=f"{where(lower)} is {low}, more than {where(upper)}, which is {high}")
@@ -63,10 +65,32 @@ def _wrong_ports(config: Config, where: Where) -> Iterator[Problem]:
     if not ports:
         text = f"{where('listen.port')} is -1 and no other port is opened either: nothing would be served"
         yield Problem(key="listen.port", text=text)
+    ports["operator.port"] = config.operator.port
     for (one, port), (other, same) in combinations(ports.items(), 2):
         if port == same > 0:
             text = f"{where(one)} and {where(other)} are both {port}: each needs a port of its own"
             yield Problem(key=one, text=text)
+
+
+def exposed_plane(config: Config, where: Where = str) -> Iterator[Problem]:
+    """A problem where everyone on a network could manage the models, and nobody has said that they may."""
+    plane = config.operator
+    if plane.port != -1 and not (is_loopback(plane.host) or plane.token or plane.token_file or plane.open):
+        text = (
+            f"{where('operator.host')} is {show(plane.host)}, which others can reach, and no token is demanded: set "
+            "operator.token or operator.token_file, or operator.open = true where whoever reaches it may manage it"
+        )
+        yield Problem(key="operator.host", text=text, suggestion="operator.token_file")
+
+
+def is_loopback(host: str) -> bool:
+    """Whether only this machine can reach what listens there."""
+    if host == "localhost":
+        return True
+    try:
+        return ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return False
 
 
 def _ordered(config: Config) -> Iterator[tuple[str, float, str, float]]:

@@ -149,7 +149,7 @@ _BYTES = frozenset({
     "http2.initial_window", "http2.max_window", "http2.frame_size", "websocket.part", "sagemaker.body",
     "repository.memory", "lmi.max_text", "models.*.queue_bytes", "models.*.memory",
 })  # fmt: skip
-_TEXTS = frozenset({"models.*.warmup", "admission.timeout_headers"})
+_TEXTS = frozenset({"models.*.warmup", "admission.timeout_headers", "operator.hosts"})
 _NUMBERS = frozenset({"endpoints.*.variants.*.weight", "models.*.restart.jitter"})
 _MAY_BE_ZERO = frozenset({
     "tls.reload_interval", "limits.chunk_extensions", "limits.trailers", "limits.trailer_fields", "limits.write_stall",
@@ -167,6 +167,7 @@ _RANGES = {
     "listen.tls_port": (-1, 65535),
     "listen.bidi_port": (-1, 65535),
     "listen.backlog": (1, 65535),
+    "operator.port": (-1, 65535),
     # RFC 9113 section 6.5.2, and 6.9.1 for the windows.
     "http2.initial_window": (0, 2**31 - 1),
     "http2.max_window": (1, 2**31 - 1),
@@ -184,8 +185,11 @@ _MODEL_WANTED = "1 to 128 letters, digits, '.', '_' and '-', beginning with a le
 # EndpointName and VariantName of the SageMaker API.
 _SAGEMAKER = r"(?!.{64})[a-zA-Z0-9](-*[a-zA-Z0-9])*"
 _SAGEMAKER_WANTED = "1 to 63 letters, digits and '-', neither beginning nor ending with '-'"
+_HOST = (r"\S+", 'an address or a host name ("0.0.0.0" for every IPv4 address, "::" for IPv6 too)')
 _PATTERNS = {
-    "listen.host": (r"\S+", 'an address or a host name ("0.0.0.0" for every IPv4 address, "::" for IPv6 too)'),
+    "listen.host": _HOST,
+    "operator.host": _HOST,
+    "operator.token": (r"([!-~]{16,})?", "16 or more visible ASCII characters, or empty"),
     "admission.priority_header": (r"[!#$%&'*+.^_`|~0-9A-Za-z-]*", "the name of a header field, or empty"),
     "websocket.path": (r"/[!-~]*", "a path that begins with /"),
     "sagemaker.variant": (_SAGEMAKER, _SAGEMAKER_WANTED),

@@ -7,7 +7,8 @@ from dataclasses import dataclass
 from types import MappingProxyType
 from typing import final
 
-from gateway.workers.worker import State, Worker
+from gateway.workers.stopping import StopSummary
+from gateway.workers.worker import LastError, State, Worker
 
 
 @final
@@ -30,6 +31,14 @@ class ModelStatus:
     slots_in_use: int
     queued: int
     """Exchanges that wait for a slot."""
+    since: float | None
+    """When it came into its state, on Trio's clock; None before it runs."""
+    last_error: LastError | None
+    """The last failure that the log explains, of the model or of a session of it; it stays when the model is well again."""
+    stuck: int
+    """Sessions that do not come back."""
+    stopping: StopSummary
+    """How long sessions that were told to stop took for it."""
 
     @property
     def ready(self) -> bool:
@@ -73,4 +82,8 @@ def _status_of(worker: Worker) -> ModelStatus:
         capacity=worker.spec.capacity,
         slots_in_use=worker.slots_in_use,
         queued=worker.queued,
+        since=worker.since,
+        last_error=worker.last_error,
+        stuck=worker.stuck.now,
+        stopping=worker.stopping.summary,
     )

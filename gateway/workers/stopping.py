@@ -3,10 +3,26 @@
 from __future__ import annotations
 
 from bisect import bisect_left
+from dataclasses import dataclass
 from typing import final
 
 BOUNDS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0)
 """The largest time of each bucket but the last, which has no bound, in seconds."""
+
+
+@final
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StopSummary:
+    """What StopTimes had counted at one moment, in seconds."""
+
+    count: int
+    mean: float
+    p50: float
+    """The bound of the bucket in which half of them are reached; the longest where that bucket has none. So is `p99`."""
+    p99: float
+    longest: float
+    within: float
+    breaches: int
 
 
 @final
@@ -37,3 +53,24 @@ class StopTimes:
     def breaks(self, seconds: float) -> bool:
         """Whether this is longer than was promised."""
         return 0 < self.within < seconds
+
+    @property
+    def summary(self) -> StopSummary:
+        """What was counted until now."""
+        return StopSummary(
+            count=self.count,
+            mean=self.seconds / self.count if self.count else 0.0,
+            p50=self._quantile(0.5),
+            p99=self._quantile(0.99),
+            longest=self.longest,
+            within=self.within,
+            breaches=self.breaches,
+        )
+
+    def _quantile(self, share: float) -> float:
+        reached = 0
+        for bound, n in zip(BOUNDS, self.buckets, strict=False):
+            reached += n
+            if reached and reached >= share * self.count:
+                return min(bound, self.longest)
+        return self.longest

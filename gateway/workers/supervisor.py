@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any, final
 import trio
 
 from gateway.errors import Conflict, NotFound, Unavailable
+from gateway.exchange import Exchange
 from gateway.workers.status import ModelsSnapshot
 from gateway.workers.worker import State, Worker
 from models.spec import ModelSpec
@@ -108,6 +109,12 @@ class Supervisor:
     def loading(self) -> list[str]:
         """Models whose first load is not decided yet."""
         return [w.name for w in self.workers.values() if w.state is State.LOADING]
+
+    @property
+    def waiting(self) -> set[Exchange]:
+        """Exchanges that wait for a slot, of versions too that have been replaced and are not gone yet."""
+        replaced = (worker for workers in self._replaced.values() for worker in workers)
+        return {exchange for worker in (*self.workers.values(), *replaced) for exchange in worker.waiting}
 
     # -- at run time -------------------------------------------------------------------------------------------------
 

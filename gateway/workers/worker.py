@@ -8,7 +8,7 @@ import math
 import random
 from collections.abc import Callable
 from contextlib import AbstractAsyncContextManager
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from time import perf_counter_ns
 from typing import TYPE_CHECKING, Any, TypeVar, final
 from uuid import uuid4
@@ -69,6 +69,19 @@ class State(enum.Enum):
 
 
 _READY = State.READY  # named once: a member costs three look-ups where it is used
+
+
+@final
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LastError:
+    """A failure of a model's own code."""
+
+    error: str
+    """Its type and text."""
+    incident: str
+    """The id that the line of the log has which explains it."""
+    at: float
+    """When, on Trio's clock."""
 
 
 @final
@@ -247,6 +260,10 @@ class Worker:
         """The worker that serves in its place since a reload: whoever has chosen this one and has no slot yet is sent on."""
         self.given_up = False
         """Whether it crashed, while it was in service or was to be, and is not loaded again."""
+        self.since: float | None = None
+        """When it came into its state, on Trio's clock; None before it runs."""
+        self.last_error: LastError | None = None
+        """The last failure of the model that a log line explains: its own, or of a session of it."""
         self.starts = 0
         self.restart_at: float | None = None
         """When it is loaded again, on Trio's clock, while it is RESTARTING."""
@@ -285,6 +302,11 @@ class Worker:
         return self._model
 
     @property
+    def waiting(self) -> frozenset[Exchange]:
+        """Exchanges that wait for a slot."""
+        return frozenset(self._waiting)
+
+    @property
     def queued(self) -> int:
         """Exchanges that wait for a slot."""
         return len(self._queue)
@@ -321,10 +343,11 @@ class Worker:
                 elif wait is None and (self.lasting or self._loaded):
                     self.given_up = True
                 said = "model crashed" if wait is not None else "model ended" if over else "model given up"
+                incident = {} if over else {"incident": self._failed(crash).incident}
                 log.log(
                     logging.INFO if over else logging.ERROR,
                     said,
-                    extra={"model": self.name, "reason": self.reason, "restart_in": wait},
+                    extra={"model": self.name, "reason": self.reason, "restart_in": wait, **incident},
                     exc_info=None if over else crash,
                 )
                 if wait is None and not self.lasting:
@@ -346,7 +369,7 @@ class Worker:
             self.stopped.set()
 
     def _enter(self, state: State) -> None:
-        self.state = state
+        self.state, self.since = state, trio.current_time()
         if self._changed is not None:
             self._changed(self)
 
@@ -623,7 +646,7 @@ class Worker:
                     raise ModelFailed(error.message, code=error.code, status=error.status) from e
             if all(_ends_normally(error, session) for error in errors):
                 return
-            exchange.incident = uuid4().hex[:12]
+            exchange.incident = self._failed(errors[0]).incident
             short = any(isinstance(error, MemoryError) for error in errors)
             log.error(
                 "model raised",
@@ -634,6 +657,12 @@ class Worker:
             if short:
                 raise ModelOutOfMemory(f"the model ran out of memory; {where}") from e
             raise ModelCrashed(f"the model failed; {where}") from e
+
+    def _failed(self, error: BaseException) -> LastError:
+        """The error, with an id under which the log is to explain it."""
+        said = f"{type(error).__name__}: {error}"[:300]
+        self.last_error = LastError(error=said, incident=uuid4().hex[:12], at=trio.current_time())
+        return self.last_error
 
     async def aside(self, call: Callable[[], T]) -> T:
         """Runs a function of the model's author that belongs to no session, in one of a few threads that are for those: one

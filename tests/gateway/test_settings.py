@@ -1016,6 +1016,45 @@ def test_whatever_may_be_set_is_printed_so_that_it_reads_back_as_the_same(data: 
         assert load(file=Path(file.name), environ={}, overrides={}) == resolved.config
 
 
+SECRET = "correct-horse-battery"
+
+
+def test_the_operators_token_is_masked() -> None:
+    resolved = resolve(file=None, environ={"EVERYWIRE_OPERATOR__TOKEN": SECRET}, overrides={})
+    assert resolved.config.operator.token == SECRET
+    printed = to_toml(resolved, masked=True)
+    assert 'token = "********"  # EVERYWIRE_OPERATOR__TOKEN, masked' in printed
+    assert SECRET not in printed + repr(resolved)
+
+
+@pytest.mark.parametrize("secret", ["too short", f"{SECRET} {SECRET}", f"{SECRET}\u00e9"])
+def test_a_secret_that_cannot_be_one_is_not_shown_either(secret: str) -> None:
+    message = complaint(environ={"EVERYWIRE_OPERATOR__TOKEN": secret})
+    assert "operator.token must be 16 or more visible ASCII characters, or empty" in message
+    assert secret not in message
+
+
+@pytest.mark.parametrize("host", ["0.0.0.0", "::", "10.1.2.3", "models.internal"])
+def test_a_plane_that_others_can_reach_demands_a_token_or_somebody_who_says_that_it_need_not(host: str) -> None:
+    reachable = {"operator.host": host, "operator.port": 9000}
+    message = complaint(overrides=reachable)
+    assert f"operator.host (--set operator.host) is {host!r}, which others can reach" in message
+    assert "set operator.token or operator.token_file, or operator.open = true" in message
+    for said in ({"operator.token": SECRET}, {"operator.token_file": "tokens"}, {"operator.open": True}):
+        assert from_flags({**reachable, **said}).operator.host == host
+    assert from_flags({"operator.host": host}).operator.port == -1
+
+
+@pytest.mark.parametrize("host", ["127.0.0.1", "127.8.9.1", "::1", "localhost"])
+def test_a_plane_on_loopback_needs_no_token(host: str) -> None:
+    assert from_flags({"operator.host": host, "operator.port": 9000}).operator.token == ""
+
+
+def test_the_plane_has_a_port_of_its_own_and_is_not_what_is_served() -> None:
+    assert "both 8080" in complaint(overrides={"operator.port": 8080})
+    assert "nothing would be served" in complaint(overrides={"listen.port": -1, "operator.port": 9000})
+
+
 def test_what_was_set_is_printed_with_its_source_and_defaults_without_one() -> None:
     environ = {"EVERYWIRE_LISTEN__PORT": "9000", "EVERYWIRE_MODELS__lm__OPTIONS__x": "1"}
     overrides = {"limits.head": "1 KiB", "models.lm.factory": "a:b"}

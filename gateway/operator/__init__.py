@@ -1,0 +1,1 @@
+"""The operator plane: what manages a gateway and watches it, over HTTP, on a port that no client of a model needs."""

@@ -1,0 +1,191 @@
+"""Who may manage the gateway: bearer tokens, and what keeps a browser's pages away where none is demanded."""
+
+from __future__ import annotations
+
+import hashlib
+import hmac
+import ipaddress
+import logging
+import os
+import re
+from collections.abc import Awaitable, Callable
+from functools import wraps
+from pathlib import Path
+from typing import TypeAlias, final
+from urllib.parse import urlsplit
+
+from starlette.requests import Request
+from starlette.responses import Response
+
+from gateway.config import OperatorConfig
+from gateway.errors import GatewayError
+from gateway.settings_schema import ConfigError
+from gateway.settings_text import show
+
+log = logging.getLogger("gateway.operator")
+
+Endpoint: TypeAlias = Callable[[Request], Awaitable[Response]]
+
+_LARGEST = 64 * 1024  # bytes of a file of tokens
+_SAFE = frozenset({"GET", "HEAD", "OPTIONS"})
+_SITES = frozenset({"same-origin", "none"})
+
+
+@final
+class Unauthorized(GatewayError):
+    """No token, or a wrong one (RFC 6750 section 3)."""
+
+    status = 401
+    code = "Unauthorized"
+    headers = ((b"www-authenticate", b'Bearer realm="everywire operator"'),)
+
+
+@final
+class Misdirected(GatewayError):
+    """A request that a page of another site may have made."""
+
+    status = 403
+    code = "Forbidden"
+
+
+@final
+class Tokens:
+    """The tokens that open the plane: one of the configuration, and those of a file, read again when it has changed.
+
+    Only their digests are kept, and all are compared, in a time that says nothing of them.
+    """
+
+    def __init__(self, config: OperatorConfig) -> None:
+        """ConfigError where the file cannot be read, or has no token or a wrong one."""
+        self._own = [_digest(config.token)] if config.token else []
+        self._file, self._filed, self._stamp = config.token_file, list[bytes](), (0, 0, 0)
+        if self._file:
+            try:
+                self._read()
+            except (OSError, ValueError) as e:
+                raise ConfigError(f"operator.token_file: {_why(e)}") from None
+
+    @property
+    def demanded(self) -> bool:
+        """Whether there is any, or is to be."""
+        return bool(self._own or self._file)
+
+    def open(self, authorization: str) -> bool:
+        """Whether this is the Authorization field of somebody who has a token."""
+        scheme, _, token = authorization.partition(" ")
+        if self._file:
+            self._look()
+        if scheme.lower() != "bearer":
+            return False
+        digest, found = _digest(token.strip(" ")), False
+        for known in (*self._own, *self._filed):
+            found |= hmac.compare_digest(known, digest)
+        return found
+
+    def _look(self) -> None:
+        try:
+            if _stamp(self._file) != self._stamp:
+                self._read()
+                log.info("operator tokens were read again", extra={"tokens": len(self._filed)})
+        except (OSError, ValueError) as e:
+            # as before a change: neither half a file nor one that is just being replaced locks the operator out
+            log.error("operator tokens cannot be read: those read last hold", extra={"reason": _why(e)})
+
+    def _read(self) -> None:
+        stamp = _stamp(self._file)
+        with Path(self._file).open("rb") as file:
+            text = file.read(_LARGEST + 1)
+        if len(text) > _LARGEST:
+            raise ValueError(f"{show(self._file)} is larger than {_LARGEST} bytes")
+        tokens = [line.strip() for line in text.decode("latin-1").splitlines()]
+        tokens = [token for token in tokens if token and not token.startswith("#")]
+        if not tokens:
+            raise ValueError(f"{show(self._file)} has no token: write one a line")
+        if not all(re.fullmatch(r"[!-~]{16,}", token) for token in tokens):
+            raise ValueError(f"{show(self._file)} has a token that is not 16 or more visible ASCII characters")
+        self._filed, self._stamp = [_digest(token) for token in tokens], stamp
+
+
+def _digest(token: str) -> bytes:
+    return hashlib.sha256(token.encode("utf-8", "surrogateescape")).digest()
+
+
+def _stamp(file: str) -> tuple[int, int, int]:
+    status = os.stat(file)
+    return status.st_mtime_ns, status.st_size, status.st_ino
+
+
+def _why(error: Exception) -> str:
+    if isinstance(error, OSError):
+        return f"{show(error.filename or '')} cannot be read: {error.strerror}"
+    return str(error)
+
+
+@final
+class Access:
+    """The rules of one plane.
+
+    Where a token is demanded, a request has one. Where none is, no page of a browser may stand behind it: its Host is an
+    address, localhost or a name that the operator gave, which a rebound DNS name never is; and what changes something does
+    not come from another site.
+    """
+
+    def __init__(self, config: OperatorConfig) -> None:
+        self._tokens = Tokens(config)
+        self._names = frozenset(name.lower().rstrip(".") for name in (config.host, *config.hosts, "localhost"))
+
+    @property
+    def demands_token(self) -> bool:
+        return self._tokens.demanded
+
+    def guarded(self, endpoint: Endpoint) -> Endpoint:
+        """The endpoint behind the rules; what they refuse raises Unauthorized or Misdirected."""
+
+        @wraps(endpoint)
+        async def checked(request: Request) -> Response:
+            self.check(request)
+            return await endpoint(request)
+
+        return checked
+
+    def check(self, request: Request) -> None:
+        """Raises Unauthorized or Misdirected for a request that may not."""
+        if not self._tokens.demanded:
+            self._check_browser(request)
+        elif not self.opens(request):
+            said = "a wrong token" if "authorization" in request.headers else "no token"
+            peer = request.client.host if request.client else ""
+            log.warning("operator request refused", extra={"peer": peer, "path": request.url.path[:200], "reason": said})
+            raise Unauthorized(
+                f"{said}: send `Authorization: Bearer TOKEN` with the server's operator.token, or one of operator.token_file"
+            )
+
+    def opens(self, request: Request) -> bool:
+        """Whether it has a token."""
+        return self._tokens.open(request.headers.get("authorization", ""))
+
+    def _check_browser(self, request: Request) -> None:
+        host = request.headers.get("host", "")
+        if not self._may_be_called(host):
+            raise Misdirected(
+                f"this server is not called {show(host[:100])}: use an address or localhost, or set operator.hosts"
+            )
+        if request.method in _SAFE:
+            return
+        origin = request.headers.get("origin")
+        site = request.headers.get("sec-fetch-site", "none")
+        if (origin is not None and urlsplit(origin).netloc.lower() != host.lower()) or site not in _SITES:
+            raise Misdirected("a page of another site may not change anything here")
+
+    def _may_be_called(self, host: str) -> bool:
+        found = re.fullmatch(r"\[([0-9A-Fa-f:.]+)\](?::\d*)?|([^:\[\]/@\s]+)(?::\d*)?", host)
+        if found is None:
+            return False
+        name = (found[1] or found[2]).lower().rstrip(".")
+        if name in self._names:
+            return True
+        try:
+            ipaddress.ip_address(name)
+        except ValueError:
+            return False
+        return True

@@ -1,0 +1,270 @@
+"""The operator plane as an ASGI application: health, models, live streams, drain and the log's level."""
+
+from __future__ import annotations
+
+import logging
+import math
+from contextlib import aclosing
+from typing import Any, TypeVar
+from uuid import uuid4
+
+import msgspec
+import trio
+from starlette.applications import Starlette
+from starlette.exceptions import HTTPException
+from starlette.requests import Request
+from starlette.responses import Response
+from starlette.routing import Route
+
+from gateway import logging_setup
+from gateway.errors import BadRequest, GatewayError, LoadFailed, NotFound, TooLarge
+from gateway.gateway import Gateway
+from gateway.operator.access import Access, Endpoint
+from gateway.operator.views import ModelView, models_of, view_of_model, view_of_stream, waits_for
+from gateway.settings_text import show
+
+log = logging.getLogger("gateway.operator")
+
+_LARGEST = 64 * 1024  # bytes of a body
+_LISTED = 1000  # streams, where a request does not say
+_TURN = 256  # streams that are looked at before others have their turn
+# A browser is to run nothing of what comes from here, and to keep none of it.
+_HEADERS = {"x-content-type-options": "nosniff", "cache-control": "no-store"}
+
+Wanted = TypeVar("Wanted", bound=msgspec.Struct)
+
+
+def operator_app(gateway: Gateway, access: Access | None = None) -> Starlette:
+    """The application, for any ASGI server that runs on Trio, and to be mounted below a path of another one.
+
+    `access` are its rules, those of `gateway.config.operator` unless given: ConfigError where they cannot be. The gateway's
+    own `serve` offers it where `operator.port` is set; an embedder who mounts it chooses who reaches it.
+    """
+    plane = _Plane(gateway, access or Access(gateway.config.operator))
+    return Starlette(
+        routes=plane.routes(),
+        exception_handlers={GatewayError: _refuse, HTTPException: _no_route, Exception: _fail},
+    )
+
+
+class _Nothing(msgspec.Struct, forbid_unknown_fields=True):
+    pass
+
+
+class _Reload(msgspec.Struct, forbid_unknown_fields=True):
+    patience: float | None = None
+
+
+class _Drain(msgspec.Struct, forbid_unknown_fields=True):
+    timeout: float | None = None
+    wait: bool = False
+
+
+class _Level(msgspec.Struct, forbid_unknown_fields=True):
+    level: logging_setup.Level
+
+
+class _Plane:
+    def __init__(self, gateway: Gateway, access: Access) -> None:
+        self._gateway, self._access = gateway, access
+
+    def routes(self) -> list[Route]:
+        return [
+            # what a probe asks has no token: it is told no more than it needs
+            Route("/health/live", self._live),
+            Route("/health/ready", self._ready),
+            self._route("GET", "/models", self._models),
+            # a name in the multi-model API may have a slash
+            self._route("POST", "/models/{name:path}/load", self._load),
+            self._route("POST", "/models/{name:path}/unload", self._unload),
+            self._route("POST", "/models/{name:path}/reload", self._reload),
+            self._route("GET", "/models/{name:path}", self._model),
+            self._route("GET", "/streams", self._streams),
+            self._route("GET", "/drain", self._report),
+            self._route("POST", "/drain", self._drain),
+            self._route("GET", "/log", self._level),
+            self._route("PUT", "/log", self._set_level),
+        ]
+
+    def _route(self, method: str, path: str, endpoint: Endpoint) -> Route:
+        return Route(path, self._access.guarded(endpoint), methods=[method])
+
+    # -- health ------------------------------------------------------------------------------------------------------
+
+    async def _live(self, request: Request) -> Response:
+        return _answer({"live": True})
+
+    async def _ready(self, request: Request) -> Response:
+        unready = self._gateway.unready
+        said: dict[str, Any] = {"ready": not unready}
+        if not self._access.demands_token or self._access.opens(request):
+            said["reasons"] = unready
+        return _answer(said, 503 if unready else 200)
+
+    # -- models ------------------------------------------------------------------------------------------------------
+
+    async def _models(self, request: Request) -> Response:
+        revision = self._gateway.models.revision
+        return _answer({"revision": revision, "models": await models_of(self._gateway)})
+
+    async def _model(self, request: Request) -> Response:
+        return await self._tell(_name(request))
+
+    async def _tell(self, name: str) -> Response:
+        status = self._gateway.models.get(name)
+        return _answer(await self._absent(name) if status is None else view_of_model(status))
+
+    async def _absent(self, name: str) -> ModelView:
+        """A model that is not in service; NotFound where there is none."""
+        for view in await models_of(self._gateway):
+            if view.name == name:
+                return view
+        raise NotFound(f"no model {show(name[:100])}: GET /models lists those there are")
+
+    async def _load(self, request: Request) -> Response:
+        await _body(request, _Nothing)
+        name = self._noted(request, "load")
+        await self._gateway.control.load(name)
+        return await self._tell(name)
+
+    async def _unload(self, request: Request) -> Response:
+        await _body(request, _Nothing)
+        name = self._noted(request, "unload")
+        if name not in self._gateway.models:
+            await self._absent(name)
+        await self._gateway.control.unload(name)
+        return await self._tell(name)
+
+    async def _reload(self, request: Request) -> Response:
+        patience = _seconds((await _body(request, _Reload)).patience, "patience")
+        name = self._noted(request, "reload")
+        failure: GatewayError | None = None
+        try:
+            await self._gateway.reload(name, patience=patience)
+        except GatewayError:
+            raise
+        except (Exception, SystemExit, BaseExceptionGroup) as e:  # of the model's own code
+            if isinstance(e, BaseExceptionGroup) and e.split((Exception, SystemExit))[1] is not None:
+                raise
+            incident = uuid4().hex[:12]
+            log.error("model not reloaded", extra={"model": name, "incident": incident}, exc_info=e)
+            said = f"{type(e).__name__}: {str(e)[:300]}"
+            failure = LoadFailed(f"the new version cannot be loaded, and the old one serves on: {said}; incident {incident}")
+        if failure is not None:  # outside: what the traceback holds is the failed model's memory
+            raise failure
+        return await self._tell(name)
+
+    def _noted(self, request: Request, what: str) -> str:
+        name = _name(request)
+        peer = request.client.host if request.client else ""
+        log.info(f"operator: {what}", extra={"model": name[:200], "peer": peer})
+        return name
+
+    # -- streams -----------------------------------------------------------------------------------------------------
+
+    async def _streams(self, request: Request) -> Response:
+        limit = _count(request, "limit", _LISTED)
+        gateway = self._gateway
+        live, queued, now = gateway.live, gateway.supervisor.waiting, trio.current_time()
+        views = []
+        for number, exchange in enumerate(live[:limit], 1):
+            views.append(view_of_stream(exchange, now, waits_for(exchange, queued)))
+            if number % _TURN == 0:
+                await trio.lowlevel.checkpoint()
+        counts = gateway.counts()
+        return _answer(
+            {"live": len(live), "connections": counts.connections, "endings": counts.endings, "streams": views},
+        )
+
+    # -- the end -----------------------------------------------------------------------------------------------------
+
+    async def _report(self, request: Request) -> Response:
+        return self._drained()
+
+    async def _drain(self, request: Request) -> Response:
+        asked = await _body(request, _Drain)
+        timeout = _seconds(asked.timeout, "timeout")
+        peer = request.client.host if request.client else ""
+        log.info("operator: drain", extra={"timeout": timeout, "peer": peer})
+        self._gateway.begin_drain(timeout)
+        if asked.wait:
+            await self._gateway.reported()
+        return self._drained(begun=True)
+
+    def _drained(self, *, begun: bool = False) -> Response:
+        report, draining = self._gateway.drain_report, begun or self._gateway.draining
+        return _answer({"draining": draining, "report": report}, 202 if begun and report is None else 200)
+
+    # -- the log -----------------------------------------------------------------------------------------------------
+
+    async def _level(self, request: Request) -> Response:
+        return _answer({"level": logging_setup.level()})
+
+    async def _set_level(self, request: Request) -> Response:
+        level = (await _body(request, _Level)).level
+        logging_setup.set_level(level)
+        log.warning("operator: log level", extra={"level": level})
+        return _answer({"level": logging_setup.level()})
+
+
+# -- requests and answers
+
+
+def _name(request: Request) -> str:
+    return str(request.path_params["name"])
+
+
+def _count(request: Request, name: str, default: int) -> int:
+    text = request.query_params.get(name, str(default))
+    if not (text.isascii() and text.isdecimal() and len(text) <= 9 and int(text)):
+        raise BadRequest(f"{name} must be a whole number from 1, not {show(text[:100])}")
+    return int(text)
+
+
+def _seconds(value: float | None, name: str) -> float | None:
+    if value is not None and not (0 <= value < math.inf):
+        raise BadRequest(f"{name} must be a number of seconds from 0, not {value}")
+    return value
+
+
+async def _body(request: Request, kind: type[Wanted]) -> Wanted:
+    """The JSON of a body; an empty one has no members."""
+    body = bytearray()
+    async with aclosing(request.stream()) as pieces:
+        async for piece in pieces:
+            body += piece
+            if len(body) > _LARGEST:
+                raise TooLarge(f"the body is larger than {_LARGEST} bytes")
+    try:
+        return msgspec.json.decode(body or b"{}", type=kind)
+    except (msgspec.DecodeError, UnicodeDecodeError) as e:
+        raise BadRequest(f"the body: {e}") from None
+
+
+def _answer(body: Any, status: int = 200, headers: dict[str, str] | None = None) -> Response:
+    return Response(
+        msgspec.json.encode(body), status, {**_HEADERS, **(headers or {})}, media_type="application/json"
+    )  # fmt: skip
+
+
+async def _refuse(request: Request, error: Exception) -> Response:
+    assert isinstance(error, GatewayError)
+    headers = {name.decode(): value.decode() for name, value in (*error.headers, *error.retry)}
+    return _answer({"error": error.message, "code": error.code}, error.status, headers)
+
+
+async def _no_route(request: Request, error: Exception) -> Response:
+    assert isinstance(error, HTTPException)
+    if error.status_code == 404:
+        said, code = f"no such path: {request.url.path[:100]}", "NotFound"
+    elif error.status_code == 405:
+        said, code = f"{request.method[:20]} is not allowed here", "MethodNotAllowed"
+    else:
+        said, code = error.detail, "BadRequest"
+    return _answer({"error": said, "code": code}, error.status_code, dict(error.headers or {}))
+
+
+async def _fail(request: Request, error: Exception) -> Response:
+    incident = uuid4().hex[:12]
+    log.error("operator request failed", extra={"incident": incident}, exc_info=error)
+    return _answer({"error": f"internal error; incident {incident} in the server's log", "code": "InternalFailure"}, 500)

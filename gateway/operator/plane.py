@@ -1,0 +1,150 @@
+"""The operator plane's own listener: hypercorn serves its connections, and what breaks there ends one alone."""
+
+from __future__ import annotations
+
+import logging
+import socket
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from typing import Any, final
+
+import trio
+from hypercorn.config import Config as ServerConfig
+from hypercorn.trio.tcp_server import TCPServer
+from hypercorn.trio.worker_context import WorkerContext
+from hypercorn.typing import ConnectionState
+from hypercorn.utils import wrap_app
+
+from gateway.doorbell import Doorbell
+from gateway.gateway import Gateway
+from gateway.listeners import Listener
+from gateway.operator.access import Access
+from gateway.operator.app import operator_app
+
+log = logging.getLogger("gateway.operator")
+
+_CONNECTIONS = 100  # at once: operators, scrapers and probes
+_PAUSE, _LONGEST_PAUSE = 1.0, 60.0  # seconds between attempts to listen
+_GRACE = 2.0  # seconds that answers under way have at the end
+
+
+@asynccontextmanager
+async def operating(gateway: Gateway) -> AsyncIterator[None]:
+    """Offers `operator_app` at `operator.host` and `operator.port` for the length of the block, and 2 seconds beyond its end
+    where answers are under way. ConfigError at its start for tokens that cannot be; else nothing of it is raised: where it
+    cannot listen it tries again, and says so in the log."""
+    plane = _Plane(gateway)
+    async with trio.open_nursery() as nursery:
+        await nursery.start(plane.run)
+        yield
+        await plane.end()
+        nursery.cancel_scope.cancel()
+
+
+@final
+class _Plane:
+    """Listens, and keeps its connections.
+
+    Each is hypercorn's, in a task of its own: one legal HTTP/2 client can make hypercorn raise, and under
+    `hypercorn.trio.serve` that would end all of them. Its writes are shielded from cancellation, so a reader that has
+    stopped is left by closing its socket, at the end.
+    """
+
+    def __init__(self, gateway: Gateway) -> None:
+        self._gateway = gateway
+        access = Access(gateway.config.operator)
+        self._demands_token = access.demands_token
+        self._server = ServerConfig()
+        self._server.errorlog = log
+        self._server.include_server_header = False
+        app: Any = operator_app(gateway, access)  # the two name the types of ASGI each in their own words
+        self._app = wrap_app(app, self._server.wsgi_max_body_size, "asgi")
+        self._context = WorkerContext(None)
+        self._streams: set[trio.SocketStream] = set()
+        self._listener: Listener | None = None
+        self._left = Doorbell()
+
+    async def run(self, *, task_status: trio.TaskStatus[None]) -> None:
+        """Started when it listens, or could not the first time."""
+        pause = _PAUSE
+        async with trio.open_nursery() as nursery:
+            try:
+                listens = self._listen(pause)
+                task_status.started()
+                while not self._context.terminated.is_set():
+                    if listens:
+                        pause = _PAUSE
+                        await self._accept(nursery)
+                    await trio.sleep(pause)
+                    pause = min(pause * 2, _LONGEST_PAUSE)
+                    listens = self._listen(pause)
+            finally:
+                self._close()
+
+    def _listen(self, pause: float) -> bool:
+        chosen = self._gateway.config.operator
+        try:
+            self._listener = listener = Listener(chosen.host, chosen.port, backlog=_CONNECTIONS, setting="operator.port")
+        except OSError as e:
+            said = "the operator plane does not listen: models are served without it"
+            log.error(said, extra={"reason": e.strerror or str(e), "again_in": pause})
+            return False
+        self._gateway.operator_port = listener.port
+        host = f"[{chosen.host}]" if ":" in chosen.host else chosen.host
+        token = "demanded" if self._demands_token else "none"
+        log.info("operator plane", extra={"at": f"http://{host}:{listener.port}", "token": token})
+        return True
+
+    async def _accept(self, nursery: trio.Nursery) -> None:
+        def serve(sock: socket.socket) -> None:
+            nursery.start_soon(self._serve, sock)
+
+        assert self._listener is not None
+        try:
+            await self._listener.accept(serve, lambda: len(self._streams) < _CONNECTIONS)
+        finally:
+            self._listener.close()
+            self._gateway.operator_port = 0
+
+    async def _serve(self, sock: socket.socket) -> None:
+        try:
+            stream = trio.SocketStream(trio.socket.from_stdlib_socket(sock))
+        except OSError:
+            sock.close()
+            return  # reset before it was served
+        self._streams.add(stream)
+        try:
+            # its type says TLS, which it finds out by asking
+            server = TCPServer(self._app, self._server, self._context, ConnectionState({}), stream)  # type: ignore[arg-type]
+            await server.run()
+        except Exception as e:
+            self._broke(e)
+        except BaseExceptionGroup as group:
+            failures, others = group.split(Exception)
+            if failures is not None:
+                self._broke(failures)
+            if others is not None:
+                raise others from None
+        finally:
+            self._streams.discard(stream)
+            stream.socket.close()
+            self._left.ring()
+
+    def _broke(self, error: BaseException) -> None:
+        log.warning("an operator's connection broke", extra={"reason": repr(error)[:300]}, exc_info=error)
+
+    async def end(self) -> None:
+        """Accepts nobody any more, and waits for the answers under way, for 2 seconds at most."""
+        await self._context.terminated.set()
+        if self._listener is not None:
+            self._listener.close()
+        with trio.move_on_after(_GRACE):
+            while self._streams:
+                await self._left.wait()
+
+    def _close(self) -> None:
+        if self._listener is not None:
+            self._listener.close()
+        self._gateway.operator_port = 0
+        for stream in self._streams:
+            stream.socket.close()

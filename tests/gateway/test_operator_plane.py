@@ -1,0 +1,184 @@
+"""The operator plane's own port: it is there first and last, and nothing that happens on it reaches the data plane."""
+
+from __future__ import annotations
+
+import json
+import logging
+import socket
+from typing import Any
+
+import h2.config
+import h2.connection
+import h2.events
+import pytest
+import trio
+from trio.testing import MockClock, wait_all_tasks_blocked
+
+from gateway.config import Config, DrainConfig, ListenConfig, OperatorConfig
+from gateway.gateway import Gateway
+from gateway.operator.app import operator_app
+from gateway.settings import ConfigError
+from tests.gateway.operators import curl, operated
+from tests.gateway.promises import Probe, answering, pausing, silent
+
+TOKEN = "correct-horse-battery"
+ASK = b'{"inputs": "x", "stream": true, "parameters": {"max_new_tokens": 2147483647}}'
+
+
+async def called(gateway: Gateway) -> trio.SocketStream:
+    """A call of the model that has begun."""
+    stream = await trio.open_tcp_stream("127.0.0.1", gateway.port)
+    head = f"POST /predictions/probe HTTP/1.1\r\nhost: x\r\nconnection: close\r\ncontent-length: {len(ASK)}\r\n\r\n"
+    await stream.send_all(head.encode() + ASK)
+    return stream
+
+
+async def until(holds: Any) -> None:
+    """Lets sockets and tasks run until it is so."""
+    while not holds():
+        await wait_all_tasks_blocked(0.001)
+
+
+async def test_it_has_a_port_of_its_own_which_demands_the_token() -> None:
+    async with operated(Probe(silent).spec("lmi-http1"), token=TOKEN) as gateway:
+        assert gateway.operator_port not in (0, gateway.port)
+        assert (await curl(gateway.operator_port, "GET", "/health/ready")).json == {"ready": True}
+        assert (await curl(gateway.operator_port, "GET", "/models")).status == 401
+        told = await curl(gateway.operator_port, "GET", "/models/probe", authorization=f"Bearer {TOKEN}")
+        assert told.json["state"] == "ready"
+        assert "server" not in told.headers
+        assert (await curl(gateway.port, "GET", "/models", authorization=f"Bearer {TOKEN}")).status == 404
+
+
+async def test_without_a_port_there_is_none() -> None:
+    async with operated(Probe(silent).spec("lmi-http1"), port=-1) as gateway:
+        assert gateway.operator_port == 0
+        assert (await curl(gateway.port, "GET", "/health/live")).status == 404
+
+
+async def test_a_port_that_is_taken_stops_no_model_and_is_tried_again(caplog: Any, mock_clock: MockClock) -> None:
+    caplog.set_level(logging.INFO, "gateway")
+    with socket.create_server(("127.0.0.1", 0)) as other:
+        port = other.getsockname()[1]
+        probe = Probe(answering)
+        probe.go.set()
+        async with operated(probe.spec("lmi-http1"), port=port) as gateway:
+            assert gateway.operator_port == 0
+            (said,) = [r for r in caplog.records if r.message.startswith("the operator plane does not listen")]
+            assert f"port {port}: Address already in use; operator.port sets another" in said.__dict__["reason"]
+            assert (await curl(gateway.port, "POST", "/predictions/probe", b'{"inputs": "x"}')).status == 200
+            mock_clock.jump(1)
+            await wait_all_tasks_blocked()
+            assert [r.__dict__["again_in"] for r in caplog.records if r.message == said.message] == [1, 2]
+            other.close()
+            mock_clock.jump(2)
+            await wait_all_tasks_blocked()
+            assert gateway.operator_port == port
+            assert (await curl(port, "GET", "/health/live")).status == 200
+
+
+def killer() -> h2.connection.H2Connection:
+    """Legal HTTP/2 that makes hypercorn 0.18 raise: a body that goes on after its answer is complete."""
+    client = h2.connection.H2Connection(h2.config.H2Configuration(client_side=True))
+    client.initiate_connection()
+    client.send_headers(
+        1, [(":method", "POST"), (":path", "/nowhere"), (":scheme", "http"), (":authority", "127.0.0.1")]
+    )  # fmt: skip
+    return client
+
+
+async def test_a_client_that_breaks_hypercorn_breaks_its_own_connection_alone(caplog: Any) -> None:
+    probe = Probe(pausing)
+    async with operated(probe.spec("lmi-http1")) as gateway:
+        live = await called(gateway)
+        await until(lambda: probe.sent == 3)
+        kept = await trio.open_tcp_stream("127.0.0.1", gateway.operator_port)
+        for _ in range(3):
+            client = killer()
+            async with await trio.open_tcp_stream("127.0.0.1", gateway.operator_port) as stream:
+                await stream.send_all(client.data_to_send())
+                ended = False
+                while not ended:
+                    events = client.receive_data(await stream.receive_some(65536))
+                    ended = any(isinstance(event, h2.events.StreamEnded) for event in events)
+                client.send_data(1, b"late", end_stream=True)
+                await stream.send_all(client.data_to_send())
+                while await stream.receive_some(65536):
+                    pass
+        broken = [r for r in caplog.records if r.message == "an operator's connection broke"]
+        assert len(broken) == 3
+        assert all(record.exc_info for record in broken)
+        await kept.send_all(b"GET /models/probe HTTP/1.1\r\nhost: localhost\r\nconnection: close\r\n\r\n")
+        async with kept:
+            answer = b"".join([piece async for piece in kept])
+        assert json.loads(answer.partition(b"\r\n\r\n")[2])["slots_in_use"] == 1
+        probe.go.set()
+        async with live:
+            whole = b"".join([piece async for piece in live])
+        assert b"00000005" in whole
+        assert whole.endswith(b"\r\n0\r\n\r\n")
+
+
+async def test_it_stays_through_a_drain_and_goes_last(caplog: Any) -> None:
+    caplog.set_level(logging.INFO, "gateway")
+    probe, diary = Probe(pausing), list[str]()
+    spec = probe.spec("lmi-http1")
+    async with operated(spec, config=Config(drain=DrainConfig(timeout=60))) as gateway:
+        port = gateway.operator_port
+        live = await called(gateway)
+        await until(lambda: probe.sent == 3)
+        async with trio.open_nursery() as nursery:
+
+            async def drain() -> None:
+                answer = await curl(port, "POST", "/drain", b'{"wait": true}')
+                diary.append("told")
+                assert answer.json["report"]["endings"] == {"complete": 1}
+
+            nursery.start_soon(drain)
+            await until(lambda: gateway.draining)
+            ready = await curl(port, "GET", "/health/ready")
+            assert (ready.status, ready.json["reasons"]) == (503, ["draining"])
+            assert (await curl(port, "GET", "/streams")).json["live"] == 1
+            probe.go.set()
+            async with live:
+                async for _ in live:
+                    pass
+            await gateway.stopped()
+            diary.append("over")
+        assert diary == ["told", "over"]
+        assert gateway.operator_port == 0
+        with pytest.raises(OSError, match=r"refused|all attempts"):
+            await trio.open_tcp_stream("127.0.0.1", port)
+
+
+async def test_a_client_that_stops_reading_keeps_nobody_at_the_end(mock_clock: MockClock) -> None:
+    async with operated(Probe(silent).spec("lmi-http1")) as gateway:
+        sock = socket.socket()
+        sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
+        sock.connect(("127.0.0.1", gateway.operator_port))
+        with sock:
+            sock.setblocking(False)
+            asked = b"GET /models HTTP/1.1\r\nhost: localhost\r\n\r\n" * 1000
+            for _ in range(200):  # until neither side takes more: hypercorn waits for this reader
+                await wait_all_tasks_blocked(0.005)
+                try:
+                    sock.send(asked)
+                except BlockingIOError:
+                    break
+            else:
+                pytest.fail("the plane reads on for a client that does not")
+            gateway.begin_drain()
+            await wait_all_tasks_blocked(0.01)
+            assert not gateway._over.is_set()
+            mock_clock.jump(2)
+            await gateway.stopped()
+
+
+async def test_wrong_tokens_end_the_server_at_its_start() -> None:
+    gateway = Gateway(Config(listen=ListenConfig(port=0), operator=OperatorConfig(port=0, token_file="/nowhere/at/all")))
+    with pytest.raises(ConfigError, match=r"operator\.token_file"):
+        await gateway.serve()
+
+
+def test_the_application_is_made_without_a_port() -> None:
+    assert operator_app(Gateway(Config())).routes
