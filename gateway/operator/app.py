@@ -17,16 +17,19 @@ from starlette.responses import Response
 from starlette.routing import Route
 
 from gateway import logging_setup
-from gateway.errors import BadRequest, GatewayError, LoadFailed, NotFound, TooLarge
+from gateway.errors import BadRequest, GatewayError, LoadFailed, NotFound, Overloaded, TooLarge
 from gateway.gateway import Gateway
 from gateway.operator.access import Access, Endpoint
 from gateway.operator.views import ModelView, models_of, view_of_model, view_of_stream, waits_for
+from gateway.operator.watch import EventStream
 from gateway.settings_text import show
 
 log = logging.getLogger("gateway.operator")
 
 _LARGEST = 64 * 1024  # bytes of a body
 _LISTED = 1000  # streams, where a request does not say
+_READERS = 8  # of the event stream, at once
+_SLOWEST, _FASTEST = 60.0, 0.1  # seconds between two looks for it
 _TURN = 256  # streams that are looked at before others have their turn
 # A browser is to run nothing of what comes from here, and to keep none of it.
 _HEADERS = {"x-content-type-options": "nosniff", "cache-control": "no-store"}
@@ -67,6 +70,7 @@ class _Level(msgspec.Struct, forbid_unknown_fields=True):
 class _Plane:
     def __init__(self, gateway: Gateway, access: Access) -> None:
         self._gateway, self._access = gateway, access
+        self._readers = trio.Semaphore(_READERS)
 
     def routes(self) -> list[Route]:
         return [
@@ -80,6 +84,7 @@ class _Plane:
             self._route("POST", "/models/{name:path}/reload", self._reload),
             self._route("GET", "/models/{name:path}", self._model),
             self._route("GET", "/streams", self._streams),
+            self._route("GET", "/streams/events", self._events),
             self._route("GET", "/drain", self._report),
             self._route("POST", "/drain", self._drain),
             self._route("GET", "/log", self._level),
@@ -176,6 +181,17 @@ class _Plane:
             {"live": len(live), "connections": counts.connections, "endings": counts.endings, "streams": views},
         )
 
+    async def _events(self, request: Request) -> Response:
+        if request.method == "HEAD":
+            return Response(headers=_HEADERS, media_type=EventStream.media_type)
+        interval = _interval(request)
+        if not request.scope["http_version"].startswith("1"):
+            # hypercorn 0.18 takes all that is written to a stream whose window is shut
+            raise BadRequest("the event stream is for HTTP/1.1 alone, whose readers can be waited for", status=505)
+        if not self._readers.value:
+            raise Overloaded(f"{_READERS} read the event stream already; try again later")
+        return EventStream(self._gateway, interval, self._readers, _HEADERS)
+
     # -- the end -----------------------------------------------------------------------------------------------------
 
     async def _report(self, request: Request) -> Response:
@@ -219,6 +235,17 @@ def _count(request: Request, name: str, default: int) -> int:
     if not (text.isascii() and text.isdecimal() and len(text) <= 9 and int(text)):
         raise BadRequest(f"{name} must be a whole number from 1, not {show(text[:100])}")
     return int(text)
+
+
+def _interval(request: Request) -> float:
+    text = request.query_params.get("interval", "1")
+    try:
+        seconds = float(text)
+    except ValueError:
+        seconds = math.nan
+    if not _FASTEST <= seconds <= _SLOWEST:
+        raise BadRequest(f"interval must be a number of seconds from {_FASTEST:g} to {_SLOWEST:g}, not {show(text[:100])}")
+    return seconds
 
 
 def _seconds(value: float | None, name: str) -> float | None:

@@ -182,3 +182,23 @@ async def test_wrong_tokens_end_the_server_at_its_start() -> None:
 
 def test_the_application_is_made_without_a_port() -> None:
     assert operator_app(Gateway(Config())).routes
+
+
+async def test_the_event_stream_goes_on_through_a_drain_and_ends_with_its_report() -> None:
+    async with operated(Probe(silent).spec("lmi-http1"), config=Config(drain=DrainConfig(timeout=0))) as gateway:
+        live = await called(gateway)
+        await until(lambda: gateway.counts().exchanges)
+        stream = await trio.open_tcp_stream("127.0.0.1", gateway.operator_port)
+        async with live, stream:
+            await stream.send_all(b"GET /streams/events HTTP/1.1\r\nhost: localhost\r\nconnection: close\r\n\r\n")
+            came = await stream.receive_some()
+            while b"event: opened" not in came:
+                came += await stream.receive_some()
+            gateway.begin_drain()
+            async for piece in live:
+                assert piece
+            async for piece in stream:
+                came += piece
+        names = [line.removeprefix(b"event: ") for line in came.split(b"\n") if line.startswith(b"event: ")]
+        assert [name for name in names if name != b"models"] == [b"opened", b"closed", b"drained"]
+        assert came.endswith(b"0\r\n\r\n")
