@@ -15,6 +15,7 @@ import click
 
 from gateway import logging_setup
 from gateway.cli_config import config
+from gateway.cli_models import COMMANDS, EXIT_STATUS
 from gateway.cli_options import NAMES, Given, configured, options
 from gateway.config import TLSConfig
 from gateway.config_check import reason_of
@@ -50,6 +51,7 @@ Examples:
                                               SageMaker's front before your own container
   everywire simulate --seeds 0..999           disasters in memory, each by its seed
   everywire call lm "Return the"              calls a model of a server, and prints as it arrives
+  everywire models list                       asks a server's operator plane how its models fare
 
 \b
 A later source overrides an earlier one:
@@ -325,12 +327,36 @@ def _own_url(given: Given) -> str:
     return f"http://[{host}]:{listen.port}" if ":" in host else f"http://{host}:{listen.port}"
 
 
-@program.command(short_help="List the models there are.")
-@click.pass_obj
-def models(given: Given) -> None:
-    """List the configured models and those of the library, with the messages that each speaks and the tensors that it
-    declares."""
+@program.group(
+    invoke_without_command=True,
+    short_help="List the models there are; manage those of a server.",
+    epilog=f"""
+\b
+Examples:
+  everywire --config everywire.toml models    what this configuration would serve
+  everywire models list                       what a running server serves, and how each fares
+  everywire models reload chat                new weights, while it answers
+  everywire models live --follow              streams as they open and close
+  everywire models drain --timeout 5          end the server with honesty
+{EXIT_STATUS}""",
+)
+@click.pass_context
+def models(context: click.Context) -> None:
+    """Without a command, list the configured models and those of the library, with the messages that each speaks and the
+    tensors that it declares.
+
+    The commands ask a running server by its operator plane: `operator.port` has to be set there, and here, or --url given.
+    """
     check_directory()
+    if context.invoked_subcommand is None:
+        _list_configured(context.obj)
+
+
+for _managing in COMMANDS:
+    models.add_command(_managing)
+
+
+def _list_configured(given: Given) -> None:
     from gateway.loading import library_specs, load_spec
 
     rows = [("NAME", "FAMILY", "CAPACITY", "FROM", "TENSORS")]

@@ -19,7 +19,7 @@ from tests.docs.pages import ROOT, Block, Reader, blocks, code_lines, commands, 
 
 PAGES = ["README.md", *sorted(str(p.relative_to(ROOT)) for p in (ROOT / "docs").rglob("*.md"))]
 FOLLOWED = {  # each by the test that follows it
-    "README.md", "docs/tutorial/first-model.md", "docs/howto/client.md", "docs/howto/clients.md", "docs/howto/deploy.md", "docs/howto/embed.md", "docs/howto/models.md",
+    "README.md", "docs/tutorial/first-model.md", "docs/howto/client.md", "docs/howto/clients.md", "docs/howto/deploy.md", "docs/howto/embed.md", "docs/howto/models.md", "docs/howto/operate.md",
     "docs/howto/sagemaker.md", "docs/howto/test-a-model.md", "docs/howto/trace.md", "docs/tutorial/test-your-model.md", "docs/reference/multi-model.md", "docs/reference/websocket.md",
 }  # fmt: skip
 

@@ -16,7 +16,7 @@ def test_a_model_is_tested_with_no_other_plugin(tmp_path: Path, monkeypatch: pyt
 
 @pytest.mark.parametrize(
     "name",
-    ["howto/client", "howto/models", "howto/embed", "howto/trace", "howto/test-a-model", "reference/multi-model", "reference/websocket"],
+    ["howto/client", "howto/models", "howto/embed", "howto/operate", "howto/trace", "howto/test-a-model", "reference/multi-model", "reference/websocket"],
 )
 def test_the_page_works_as_it_is_written(name: str, tmp_path: Path) -> None:
     page = f"docs/{name}.md"
