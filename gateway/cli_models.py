@@ -156,12 +156,18 @@ def live(given: Given, /, follow: bool, interval: float, as_json: bool, **where:
         if not follow:
             _tell(plane.ask("GET", "/streams?limit=100000")["streams"], as_json, _STREAM, _stream_row)
             return DONE
+        states: list[str] = []
         for name, data in plane.events(f"/streams/events?interval={interval:g}"):
             if as_json:
                 click.echo(json.dumps({"event": name, "data": data}))
-            else:
-                for line in _event_lines(name, data):
-                    click.echo(line)
+                continue
+            said = list(_event_lines(name, data))
+            if name == "models":  # which come with each slot that is taken
+                if said == states:
+                    continue
+                states = said
+            for line in said:
+                click.echo(line)
         return DONE
 
     _ask(given, where, asked)

@@ -20,6 +20,7 @@ from gateway import logging_setup
 from gateway.errors import BadRequest, GatewayError, LoadFailed, NotFound, Overloaded, TooLarge
 from gateway.gateway import Gateway
 from gateway.operator.access import Access, Endpoint
+from gateway.operator.console import console_response
 from gateway.operator.views import ModelView, models_of, view_of_model, view_of_stream, waits_for
 from gateway.operator.watch import EventStream
 from gateway.settings_text import show
@@ -74,6 +75,8 @@ class _Plane:
 
     def routes(self) -> list[Route]:
         return [
+            # the page tells nothing by itself: it asks the others
+            Route("/", self._console),
             # what a probe asks has no token: it is told no more than it needs
             Route("/health/live", self._live),
             Route("/health/ready", self._ready),
@@ -93,6 +96,9 @@ class _Plane:
 
     def _route(self, method: str, path: str, endpoint: Endpoint) -> Route:
         return Route(path, self._access.guarded(endpoint), methods=[method])
+
+    async def _console(self, request: Request) -> Response:
+        return console_response()
 
     # -- health ------------------------------------------------------------------------------------------------------
 

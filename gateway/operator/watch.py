@@ -14,6 +14,7 @@ from starlette.types import Receive, Scope, Send
 from gateway.exchange import Exchange
 from gateway.gateway import Gateway
 from gateway.operator.views import StreamView, view_of_model, view_of_stream, waits_for
+from gateway.workers.status import ModelStatus
 from protocols.sse import encode_event
 
 KEPT = 1000
@@ -36,7 +37,7 @@ class Watch:
         self._known: dict[str, tuple[object, ...]] = {}
         self._ended: deque[StreamView] = deque()
         self._dropped = 0
-        self._revision = -1
+        self._models: list[ModelStatus] | None = None
 
     def ended(self, exchange: Exchange) -> None:
         """An exchange has ended."""
@@ -47,10 +48,10 @@ class Watch:
 
     async def look(self) -> bytearray:
         """All events since the last look, in order: nothing of it is told twice, and no exchange is held on to."""
-        events, models = bytearray(), self._gateway.models
-        if models.revision != self._revision:
-            self._revision = models.revision
-            events += _event("models", [view_of_model(status) for _, status in sorted(models.items())])
+        events, models = bytearray(), [status for _, status in sorted(self._gateway.models.items())]
+        if models != self._models:
+            self._models = models
+            events += _event("models", [view_of_model(status) for status in models])
         ended, dropped = self._ended, self._dropped
         self._ended, self._dropped = deque(), 0
         if dropped:

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import base64
+import hashlib
 import logging
+import re
 from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager
 from dataclasses import replace
@@ -13,7 +16,7 @@ import trio
 from starlette.applications import Starlette
 from starlette.routing import Mount
 
-from gateway.config import Config, DrainConfig, ListenConfig, RepositoryConfig, V2Config
+from gateway.config import Config, DrainConfig, ListenConfig, OperatorConfig, RepositoryConfig, SageMakerConfig, V2Config
 from gateway.gateway import Gateway
 from gateway.operator.app import operator_app
 from models.adapt import spec_of
@@ -340,10 +343,45 @@ def managed() -> list[tuple[str, str]]:
     return found
 
 
-@pytest.mark.parametrize(("method", "path"), managed())
-@pytest.mark.parametrize("control", [False, True])
-async def test_no_route_of_the_plane_is_on_the_data_port(method: str, path: str, control: bool) -> None:
-    config = Config(v2=V2Config(model_control=control))
-    async with serving(Probe(silent).spec("json-http1"), config=config) as house:
+async def test_the_console_runs_its_own_script_alone_and_loads_nothing() -> None:
+    gateway = Gateway(Config(listen=ListenConfig(port=-1), operator=OperatorConfig(token="correct-horse-battery")))
+    answer = await Operator(gateway).ask("GET", "/")
+    assert (answer.status, answer.headers["content-type"]) == (200, "text/html; charset=utf-8")
+    page = answer.body.decode()
+    policy = dict(rule.split(" ", 1) for rule in answer.headers["content-security-policy"].split("; "))
+    assert (policy["default-src"], policy["connect-src"], policy["frame-ancestors"]) == ("'none'", "'self'", "'none'")
+    for element in ("script", "style"):
+        (text,) = re.findall(rf"<{element}>(.*?)</{element}>", page, re.DOTALL)
+        digest = base64.b64encode(hashlib.sha256(text.encode()).digest()).decode()
+        assert policy[f"{element}-src"] == f"'sha256-{digest}'"
+    assert not re.search(r"https?:|src=|<link|@import|url\(|innerHTML|\son\w+=|\sstyle=", page)
+    assert set(re.findall(r'fetch\("([^"]*)"', page)) == {"streams/events"}  # below wherever it is mounted
+
+
+DATA = {
+    "alone": Config(),
+    "v2 control": Config(v2=V2Config(model_control=True)),
+    "multi-model": Config(sagemaker=SageMakerConfig(multi_model=True)),
+}
+OF_THE_CONTRACT = {"/models", "/models/probe"}
+"""What the multi-model API has, where it is switched on, in words of its own."""
+ABSENT = [
+    (data, method, path)
+    for data in DATA
+    for method, path in managed()
+    if not (data == "multi-model" and path in OF_THE_CONTRACT)
+]
+
+
+@pytest.mark.parametrize(("data", "method", "path"), ABSENT)
+async def test_no_route_of_the_plane_is_on_the_data_port(data: str, method: str, path: str) -> None:
+    async with serving(Probe(silent).spec("json-http1"), config=DATA[data]) as house:
         status, _, _ = await house.ask(path, None if method in ("GET", "HEAD") else b"{}", method=method.encode())
         assert status == 404
+
+
+@pytest.mark.parametrize("path", ["/models", "/v2/repository/models/probe/unload", "/v2/logging"])
+async def test_what_manages_on_the_data_port_is_off_until_it_is_asked_for(path: str) -> None:
+    async with serving(Probe(silent).spec("json-http1")) as house:
+        status, _, said = await house.ask(path, b"{}")
+        assert (status, b"v2.model_control" in said) == ((404, False) if path == "/models" else (403, True))

@@ -90,7 +90,7 @@ async def test_what_opens_changes_and_closes_is_told_once(autojump_clock: Any) -
         call = await house.call("lmi-http1")
         await house.still()
         await trio.sleep(1.5)
-        ((name, opened),) = reader.events()
+        ((name, opened),) = reader.told("opened", "changed", "closed")
         assert (name, opened["model"], opened["waits_for"]) == ("opened", "probe", "model")
         await trio.sleep(10)
         assert reader.events() == []
@@ -98,7 +98,7 @@ async def test_what_opens_changes_and_closes_is_told_once(autojump_clock: Any) -
         assert len((await call.rest())[0]) == 6
         await house.still()
         await trio.sleep(1.5)
-        ((name, closed),) = reader.events()
+        ((name, closed),) = reader.told("opened", "changed", "closed")
         assert (name, closed["id"], closed["ending"], closed["status"]) == ("closed", opened["id"], "complete", 200)
         assert closed["bytes_out"] > opened["bytes_out"] > 3000
 
@@ -118,12 +118,22 @@ async def test_what_a_stream_waits_for_is_told_when_it_changes(autojump_clock: A
         reader.events()
         call = await house.call("lmi-http1")
         await trio.sleep(1.5)
-        assert [(name, data["waits_for"]) for name, data in reader.events()] == [("opened", "room")]
+        assert [(name, data["waits_for"]) for name, data in reader.told("opened", "changed")] == [("opened", "room")]
         await call.take(100)
         await trio.sleep(1.5)
         ((name, data),) = reader.events()
         assert (name, data["waits_for"]) == ("changed", "room")
         await call.leave("rst")
+
+
+async def test_models_are_told_when_a_slot_of_one_is_taken_and_when_it_is_free_again(autojump_clock: Any) -> None:
+    async with serving(Probe(silent).spec("json-http1"), config=NO_PORT) as house, reading(house.gateway) as reader:
+        reader.events()
+        call = await house.call("json-http1")
+        await trio.sleep(1.5)
+        await call.leave("rst")
+        await trio.sleep(1.5)
+        assert [[model["slots_in_use"] for model in models] for _, models in reader.told("models")] == [[1], [0]]
 
 
 async def test_models_are_told_when_a_state_changes(autojump_clock: Any) -> None:
