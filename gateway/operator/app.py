@@ -28,6 +28,7 @@ from gateway.settings_text import show
 log = logging.getLogger("gateway.operator")
 
 _LARGEST = 64 * 1024  # bytes of a body
+_PATIENCE = 10.0  # seconds for it
 _LISTED = 1000  # streams, where a request does not say
 _READERS = 8  # of the event stream, at once
 _SLOWEST, _FASTEST = 60.0, 0.1  # seconds between two looks for it
@@ -263,11 +264,14 @@ def _seconds(value: float | None, name: str) -> float | None:
 async def _body(request: Request, kind: type[Wanted]) -> Wanted:
     """The JSON of a body; an empty one has no members."""
     body = bytearray()
-    async with aclosing(request.stream()) as pieces:
-        async for piece in pieces:
-            body += piece
-            if len(body) > _LARGEST:
-                raise TooLarge(f"the body is larger than {_LARGEST} bytes")
+    with trio.move_on_after(_PATIENCE) as patience:
+        async with aclosing(request.stream()) as pieces:
+            async for piece in pieces:
+                body += piece
+                if len(body) > _LARGEST:
+                    raise TooLarge(f"the body is larger than {_LARGEST} bytes")
+    if patience.cancelled_caught:
+        raise BadRequest(f"the body has not come within {_PATIENCE:g} s", status=408)
     try:
         return msgspec.json.decode(body or b"{}", type=kind)
     except (msgspec.DecodeError, UnicodeDecodeError) as e:

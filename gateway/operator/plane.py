@@ -25,6 +25,7 @@ log = logging.getLogger("gateway.operator")
 
 _CONNECTIONS = 100  # at once: operators, scrapers and probes
 _PAUSE, _LONGEST_PAUSE = 1.0, 60.0  # seconds between attempts to listen
+_LONGEST = 2**31 - 1  # milliseconds, of the option
 _GRACE = 2.0  # seconds that answers under way have at the end
 
 
@@ -108,6 +109,10 @@ class _Plane:
 
     async def _serve(self, sock: socket.socket) -> None:
         try:
+            # hypercorn waits for a reader for ever: the kernel ends one that takes nothing, where it can
+            if hasattr(socket, "TCP_USER_TIMEOUT"):
+                stall = self._gateway.limits.write_stall
+                sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, min(round(stall * 1000), _LONGEST))
             stream = trio.SocketStream(trio.socket.from_stdlib_socket(sock))
         except OSError:
             sock.close()

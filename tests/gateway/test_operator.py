@@ -199,6 +199,20 @@ async def test_what_cannot_be_done_is_said_in_words(
         assert not house.gateway.draining
 
 
+async def test_a_body_that_does_not_come_is_not_waited_for(autojump_clock: Any) -> None:
+    operator, told = Operator(Gateway(NO_PORT)), list[Any]()
+
+    async def send(message: Any) -> None:
+        told.append(message)
+
+    async def receive() -> Any:
+        await trio.sleep(4)
+        return {"type": "http.request", "body": b" ", "more_body": True}
+
+    await operator.app(operator.scope("POST", "/drain", {}), receive, send)
+    assert (trio.current_time(), told[0]["status"]) == (10, 408)
+
+
 async def test_a_failure_of_the_plane_itself_is_an_incident(caplog: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     async with serving(Probe(silent).spec("json-http1")) as house:
         operator = Operator(house.gateway)

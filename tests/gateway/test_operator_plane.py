@@ -14,7 +14,7 @@ import pytest
 import trio
 from trio.testing import MockClock, wait_all_tasks_blocked
 
-from gateway.config import Config, DrainConfig, ListenConfig, OperatorConfig
+from gateway.config import Config, DrainConfig, LimitsConfig, ListenConfig, OperatorConfig
 from gateway.gateway import Gateway
 from gateway.operator.app import operator_app
 from gateway.settings import ConfigError
@@ -172,6 +172,21 @@ async def test_a_client_that_stops_reading_keeps_nobody_at_the_end(mock_clock: M
             assert not gateway._over.is_set()
             mock_clock.jump(2)
             await gateway.stopped()
+
+
+@pytest.mark.skipif(not hasattr(socket, "TCP_USER_TIMEOUT"), reason="the kernel does not end it")
+async def test_a_client_that_stops_reading_is_ended_by_the_kernel(monkeypatch: pytest.MonkeyPatch) -> None:
+    asked = list[Any]()
+    wrapped = trio.socket.from_stdlib_socket
+
+    def seen(sock: socket.socket) -> Any:
+        asked.append(sock.getsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT))
+        return wrapped(sock)
+
+    async with operated(Probe(silent).spec("lmi-http1"), config=Config(limits=LimitsConfig(write_stall=7))) as gateway:
+        monkeypatch.setattr(trio.socket, "from_stdlib_socket", seen)
+        assert (await curl(gateway.operator_port, "GET", "/health/live")).status == 200
+    assert asked == [7000]
 
 
 async def test_wrong_tokens_end_the_server_at_its_start() -> None:
