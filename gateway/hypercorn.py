@@ -210,10 +210,14 @@ class _Protocol(ProtocolWrapper):
 
 
 @final
-class _Connection(TCPServer):
+class Connection(TCPServer):
+    """One connection as `serve` has it, for who accepts himself."""
+
     _run = _with(TCPServer.run, ProtocolWrapper=_Protocol)
 
     async def run(self) -> None:
+        """Serves it to its end; nothing that goes wrong in it comes out. Its writes are shielded from cancellation: one that
+        waits for its peer ends when the stream's socket is closed."""
         try:
             await self._run()
         except BaseExceptionGroup as group:
@@ -230,4 +234,4 @@ class _Connection(TCPServer):
         log.error("connection failed", extra={"server": "hypercorn"}, exc_info=error)
 
 
-_worker_serve = _with(run.worker_serve, TCPServer=_Connection)
+_worker_serve = _with(run.worker_serve, TCPServer=Connection)

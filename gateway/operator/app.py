@@ -192,9 +192,6 @@ class _Plane:
         if request.method == "HEAD":
             return Response(headers=_HEADERS, media_type=EventStream.media_type)
         interval = _interval(request)
-        if not request.scope["http_version"].startswith("1"):
-            # hypercorn 0.18 takes all that is written to a stream whose window is shut
-            raise BadRequest("the event stream is for HTTP/1.1 alone, whose readers can be waited for", status=505)
         if not self._readers.value:
             raise Overloaded(f"{_READERS} read the event stream already; try again later")
         return EventStream(self._gateway, interval, self._readers, _HEADERS)

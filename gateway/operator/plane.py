@@ -10,13 +10,13 @@ from typing import Any, final
 
 import trio
 from hypercorn.config import Config as ServerConfig
-from hypercorn.trio.tcp_server import TCPServer
 from hypercorn.trio.worker_context import WorkerContext
 from hypercorn.typing import ConnectionState
 from hypercorn.utils import wrap_app
 
 from gateway.doorbell import Doorbell
 from gateway.gateway import Gateway
+from gateway.hypercorn import Connection
 from gateway.listeners import Listener
 from gateway.operator.access import Access
 from gateway.operator.app import operator_app
@@ -46,9 +46,8 @@ async def operating(gateway: Gateway) -> AsyncIterator[None]:
 class _Plane:
     """Listens, and keeps its connections.
 
-    Each is hypercorn's, in a task of its own: one legal HTTP/2 client can make hypercorn raise, and under
-    `hypercorn.trio.serve` that would end all of them. Its writes are shielded from cancellation, so a reader that has
-    stopped is left by closing its socket, at the end.
+    Each is `gateway.hypercorn`'s, in which its failures stay. We accept ourselves: so a port that is taken can be tried
+    again, connections are counted, and a reader that has stopped is left at the end by closing its socket.
     """
 
     def __init__(self, gateway: Gateway) -> None:
@@ -120,23 +119,12 @@ class _Plane:
         self._streams.add(stream)
         try:
             # its type says TLS, which it finds out by asking
-            server = TCPServer(self._app, self._server, self._context, ConnectionState({}), stream)  # type: ignore[arg-type]
-            await server.run()
-        except Exception as e:
-            self._broke(e)
-        except BaseExceptionGroup as group:
-            failures, others = group.split(Exception)
-            if failures is not None:
-                self._broke(failures)
-            if others is not None:
-                raise others from None
+            connection = Connection(self._app, self._server, self._context, ConnectionState({}), stream)  # type: ignore[arg-type]
+            await connection.run()
         finally:
             self._streams.discard(stream)
             stream.socket.close()
             self._left.ring()
-
-    def _broke(self, error: BaseException) -> None:
-        log.warning("an operator's connection broke", extra={"reason": repr(error)[:300]}, exc_info=error)
 
     async def end(self) -> None:
         """Accepts nobody any more, and waits for the answers under way, for 2 seconds at most."""

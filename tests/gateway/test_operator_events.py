@@ -243,10 +243,3 @@ async def test_an_interval_is_in_bounds(interval: str) -> None:
     answer = await Operator(Gateway(NO_PORT)).ask("GET", f"/streams/events?interval={interval}")
     assert answer.status == 400
     assert "from 0.1 to 60" in answer.json["error"]
-
-
-async def test_a_wire_whose_readers_cannot_be_waited_for_has_none() -> None:
-    reader = Reader(Gateway(NO_PORT))
-    reader._scope["http_version"] = "2"
-    await reader.run()
-    assert reader.status == 505
