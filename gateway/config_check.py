@@ -23,7 +23,7 @@ def problems_of(resolve: Callable[[], Resolved], *, models: bool) -> tuple[Probl
     except ConfigError as error:
         return error.problems
     config = resolved.config
-    found = [problem for check in (_certificates, _credentials, _report, _folder) for problem in _raised(check, config)]
+    found = [problem for check in (_certificates, _credentials, _tokens, _report, _folder) for problem in _raised(check, config)]
     if models:
         found += _models(config)
     return tuple(_placed(problem, resolved) for problem in found)
@@ -60,6 +60,13 @@ def _folder(config: Config) -> None:
     from gateway.config_folder import folder_settings
 
     list(folder_settings(config))
+
+
+def _tokens(config: Config) -> None:
+    if config.operator.port != -1 and config.operator.token_file:
+        from gateway.operator.access import Tokens
+
+        Tokens(config.operator)
 
 
 def _report(config: Config) -> None:

@@ -384,6 +384,7 @@ def test_check_looks_at_the_files_that_are_named(tmp_path: Path) -> None:
     result = run(
         *("config", "check", "--json", "--tls-cert", "c.pem", "--tls-key", "k.pem"),
         *("--set", "sagemaker.sigv4.credentials=keys.ini", "--set", "drain.report=missing/report.json"),
+        *("--set", "operator.port=0", "--set", "operator.token_file=tokens"),
     )
     assert result.exit_code == 2
     assert [(p["key"], p["where"], p["text"]) for p in json.loads(result.output)["problems"]] == [
@@ -392,6 +393,11 @@ def test_check_looks_at_the_files_that_are_named(tmp_path: Path) -> None:
             "sagemaker.sigv4.credentials",
             "--set sagemaker.sigv4.credentials",
             "sagemaker.sigv4.credentials: keys.ini cannot be read: No such file or directory",
+        ),
+        (
+            "operator.token_file",
+            "--set operator.token_file",
+            "operator.token_file: 'tokens' cannot be read: No such file or directory",
         ),
         (
             "drain.report",
