@@ -20,6 +20,7 @@ from protocols.sse import SSEDecoder
 from tests.gateway.operators import Operator
 from tests.gateway.promises import Probe, answering, counting, pausing, serving, silent
 from tests.gateway.test_operator import NO_PORT
+from tests.gateway.test_repository import swept
 
 
 class Reader:
@@ -243,3 +244,35 @@ async def test_an_interval_is_in_bounds(interval: str) -> None:
     answer = await Operator(Gateway(NO_PORT)).ask("GET", f"/streams/events?interval={interval}")
     assert answer.status == 400
     assert "from 0.1 to 60" in answer.json["error"]
+
+
+async def test_a_reader_that_is_cancelled_at_any_step_leaves_nothing(autojump_clock: Any) -> None:
+    async with serving(Probe(silent).spec("json-http1"), config=NO_PORT) as house:
+        call = await house.call("json-http1")
+        app = operator_app(house.gateway)
+        cancelled = 0
+        for step in range(1, 200):
+            reader = Reader(app)
+
+            async def read(reader: Reader = reader) -> None:
+                async with trio.open_nursery() as nursery:
+                    nursery.start_soon(reader.run)
+                    await trio.sleep(2.5)
+                    reader.left.set()
+
+            fired, caught = await swept(read, step)
+            cancelled += caught
+            assert house.gateway._observer.watchers == []
+            if not fired:
+                break
+        assert not fired
+        assert cancelled >= 5
+        async with trio.open_nursery() as nursery:  # all eight places are there
+            readers = [Reader(app) for _ in range(8)]
+            for reader in readers:
+                nursery.start_soon(reader.run)
+            await house.still()
+            assert [reader.status for reader in readers] == [200] * 8
+            for reader in readers:
+                reader.left.set()
+        await call.leave("rst")

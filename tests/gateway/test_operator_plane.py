@@ -18,9 +18,11 @@ from trio.testing import MockClock, wait_all_tasks_blocked
 from gateway.config import Config, DrainConfig, LimitsConfig, ListenConfig, OperatorConfig
 from gateway.gateway import Gateway
 from gateway.operator.app import operator_app
+from gateway.operator.plane import operating
 from gateway.settings import ConfigError
 from tests.gateway.operators import curl, operated
 from tests.gateway.promises import Probe, answering, pausing, silent
+from tests.gateway.test_repository import swept
 
 TOKEN = "correct-horse-battery"
 ASK = b'{"inputs": "x", "stream": true, "parameters": {"max_new_tokens": 2147483647}}'
@@ -229,3 +231,24 @@ async def test_the_event_stream_goes_on_through_a_drain_and_ends_with_its_report
         names = [line.removeprefix(b"event: ") for line in came.split(b"\n") if line.startswith(b"event: ")]
         assert [name for name in names if name != b"models"] == [b"opened", b"closed", b"drained"]
         assert came.endswith(b"0\r\n\r\n")
+
+
+async def test_a_plane_that_is_cancelled_at_any_step_leaves_no_socket() -> None:
+    gateway = Gateway(Config(operator=OperatorConfig(port=0)))
+    cancelled, ports = 0, list[int]()
+
+    async def operate() -> None:
+        async with operating(gateway):
+            ports.append(gateway.operator_port)
+            assert (await curl(gateway.operator_port, "GET", "/health/live")).status == 200
+
+    for step in range(1, 500):
+        fired, caught = await swept(operate, step)
+        cancelled += caught
+        assert gateway.operator_port == 0
+        if ports:
+            socket.create_server(("127.0.0.1", ports.pop())).close()
+        if not fired:
+            break
+    assert not fired
+    assert cancelled >= 20
