@@ -12,7 +12,6 @@ from collections.abc import Awaitable, Callable
 from functools import wraps
 from pathlib import Path
 from typing import TypeAlias, final
-from urllib.parse import urlsplit
 
 from starlette.requests import Request
 from starlette.responses import Response
@@ -143,26 +142,32 @@ class Access:
 
         @wraps(endpoint)
         async def checked(request: Request) -> Response:
-            self.check(request)
+            try:
+                self._check(request)
+            except GatewayError as e:
+                peer, why = request.client.host if request.client else "", e.message.partition(":")[0]
+                log.warning("operator request refused", extra={"peer": peer, "path": request.url.path[:200], "reason": why})
+                raise
             return await endpoint(request)
 
         return checked
 
-    def check(self, request: Request) -> None:
-        """Raises Unauthorized or Misdirected for a request that may not."""
+    def allows(self, request: Request) -> bool:
+        """Whether the rules let it pass."""
+        try:
+            self._check(request)
+        except GatewayError:
+            return False
+        return True
+
+    def _check(self, request: Request) -> None:
         if not self._tokens.demanded:
             self._check_browser(request)
-        elif not self.opens(request):
+        elif not self._tokens.open(request.headers.get("authorization", "")):
             said = "a wrong token" if "authorization" in request.headers else "no token"
-            peer = request.client.host if request.client else ""
-            log.warning("operator request refused", extra={"peer": peer, "path": request.url.path[:200], "reason": said})
             raise Unauthorized(
                 f"{said}: send `Authorization: Bearer TOKEN` with the server's operator.token, or one of operator.token_file"
             )
-
-    def opens(self, request: Request) -> bool:
-        """Whether it has a token."""
-        return self._tokens.open(request.headers.get("authorization", ""))
 
     def _check_browser(self, request: Request) -> None:
         host = request.headers.get("host", "")
@@ -174,7 +179,8 @@ class Access:
             return
         origin = request.headers.get("origin")
         site = request.headers.get("sec-fetch-site", "none")
-        if (origin is not None and urlsplit(origin).netloc.lower() != host.lower()) or site not in _SITES:
+        foreign = origin is not None and origin.partition("://")[2].lower() != host.lower()
+        if foreign or site not in _SITES:
             raise Misdirected("a page of another site may not change anything here")
 
     def _may_be_called(self, host: str) -> bool:

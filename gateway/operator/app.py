@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import math
 from contextlib import aclosing
-from typing import Any, TypeVar
+from typing import Any, TypeVar, final
 from uuid import uuid4
 
 import msgspec
@@ -45,9 +45,8 @@ def operator_app(gateway: Gateway, access: Access | None = None) -> Starlette:
     `access` are its rules, those of `gateway.config.operator` unless given: ConfigError where they cannot be. The gateway's
     own `serve` offers it where `operator.port` is set; an embedder who mounts it chooses who reaches it.
     """
-    plane = _Plane(gateway, access or Access(gateway.config.operator))
     return Starlette(
-        routes=plane.routes(),
+        routes=_Routes(gateway, access or Access(gateway.config.operator)).all(),
         exception_handlers={GatewayError: _refuse, HTTPException: _no_route, Exception: _fail},
     )
 
@@ -69,12 +68,13 @@ class _Level(msgspec.Struct, forbid_unknown_fields=True):
     level: logging_setup.Level
 
 
-class _Plane:
+@final
+class _Routes:
     def __init__(self, gateway: Gateway, access: Access) -> None:
         self._gateway, self._access = gateway, access
         self._readers = trio.Semaphore(_READERS)
 
-    def routes(self) -> list[Route]:
+    def all(self) -> list[Route]:
         return [
             # the page tells nothing by itself: it asks the others
             Route("/", self._console),
@@ -109,7 +109,7 @@ class _Plane:
     async def _ready(self, request: Request) -> Response:
         unready = self._gateway.unready
         said: dict[str, Any] = {"ready": not unready}
-        if not self._access.demands_token or self._access.opens(request):
+        if self._access.allows(request):
             said["reasons"] = unready
         return _answer(said, 503 if unready else 200)
 

@@ -122,6 +122,13 @@ def test_an_embedder_is_told_too_that_everyone_could_reach_it() -> None:
 # -- browsers
 
 
+async def test_a_rebound_name_learns_nothing_from_health_either(caplog: Any) -> None:
+    operator = plane()
+    assert (await operator.ask("GET", "/health/ready")).json == {"ready": False, "reasons": ["nothing is served yet"]}
+    assert (await operator.ask("GET", "/health/ready", host="evil.example")).json == {"ready": False}
+    assert caplog.records == []
+
+
 @pytest.mark.parametrize(
     "host",
     [
@@ -155,6 +162,8 @@ FOREIGN = [
     {"origin": "https://evil.example"},
     {"origin": "http://127.0.0.1:8000"},  # another port is another site
     {"origin": "null"},
+    {"origin": ""},
+    {"origin": "http://["},
     {"sec_fetch_site": "cross-site"},
     {"sec_fetch_site": "same-site"},
 ]
