@@ -1,0 +1,94 @@
+"""Makes a site of these pages: `sphinx-build --fail-on-warning -b html docs build/site`.
+
+The pages stay plain Markdown, which reads as well where there is no site. What Sphinx needs beside it is derived from it
+here: the navigation from the lists of README.md, so that a page that is listed there is in it, and the API reference from
+the lists of modules in reference/api-*.md. Nothing is fetched, neither while the site is built nor by who reads it.
+"""
+
+from __future__ import annotations
+
+import ast
+import importlib.util
+import re
+import shutil
+import sys
+from pathlib import Path
+
+from pygments.lexers.special import TextLexer
+from sphinx.application import Sphinx
+
+sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
+
+project = "everywire"
+root_doc = "README"
+extensions = ["myst_parser", "sphinx.ext.autodoc"]
+html_theme = "furo"
+html_title = project
+html_copy_source = False
+html_show_copyright = False
+suppress_warnings = ["misc.highlighting_failure"]  # a console's commands go on over lines, where a quote is open
+
+myst_heading_anchors = 4
+"""Links may lead to headings, by the names that GitHub gives them; one that leads nowhere is a warning, and so an error."""
+
+autodoc_default_options = {"members": True}
+autodoc_member_order = "bysource"
+autodoc_class_signature = "separated"
+maximum_signature_line_length = 100
+
+
+def toctrees(index: str) -> str:
+    """The navigation: the sections of the index, which begin with a name in bold, and the pages that each names."""
+    trees = []
+    for name, section in re.findall(r"^\*\*(.+?)\*\*(.*?)(?=^\*\*|\Z)", index, re.MULTILINE | re.DOTALL):
+        pages = dict.fromkeys(re.findall(r"\]\(([\w/.-]+)\.md[)#]", section))
+        trees.append("\n".join(["```{toctree}", ":hidden:", f":caption: {name}", "", *pages, "```"]))
+    return "\n\n".join(trees)
+
+
+def modules_of(page: str) -> list[str]:
+    """The modules that a page of the API reference lists."""
+    return re.findall(r"^- `([\w.]+)`", page, re.MULTILINE)
+
+
+def api(module: str) -> str:
+    """What a module's docstrings say. Of one with `__all__` those names, wherever they are defined; else what it defines."""
+    spec = importlib.util.find_spec(module)
+    if spec is None or spec.origin is None:
+        raise ValueError(f"the API reference lists {module}, which is no module")
+    body = ast.parse(Path(spec.origin).read_text(encoding="utf-8")).body
+    chosen = any(isinstance(line, ast.Assign) and ast.unparse(line.targets[0]) == "__all__" for line in body)
+    options = ["   :imported-members:"] if chosen else []
+    return "\n".join([f"## {module}", "", "```{eval-rst}", f".. automodule:: {module}", *options, "```"])
+
+
+def _add(app: Sphinx, name: str, source: list[str]) -> None:
+    if name == root_doc:
+        source[0] += "\n" + toctrees(source[0])
+    elif name.startswith("reference/api-"):
+        source[0] += "\n" + "\n\n".join(map(api, modules_of(source[0])))
+
+
+def _as_restructured(app: Sphinx, what: str, name: str, of: object, options: object, lines: list[str]) -> None:
+    """Docstrings are prose with code in single backticks, lists, and blocks that are indented as Markdown's code is; what
+    else would be markup is meant as it stands."""
+    text = []
+    for paragraph in re.split(r"\n{2,}", "\n".join(lines)):
+        if all(line.startswith("    ") for line in paragraph.splitlines()) and paragraph:
+            text += ["::", paragraph]
+            continue
+        parts = re.split(r"(`[^`]+`)", paragraph)
+        text.append("".join(f"`{p}`" if p[:1] == "`" and len(p) > 1 else re.sub(r"([*|_\\])", r"\\\1", p) for p in parts))
+    lines[:] = "\n\n".join(text).split("\n")
+
+
+def _begin(app: Sphinx, error: Exception | None) -> None:
+    if error is None:
+        shutil.copy(Path(app.outdir) / f"{root_doc}.html", Path(app.outdir) / "index.html")
+
+
+def setup(app: Sphinx) -> None:
+    app.add_lexer("log", TextLexer)
+    app.connect("source-read", _add)
+    app.connect("autodoc-process-docstring", _as_restructured)
+    app.connect("build-finished", _begin)
