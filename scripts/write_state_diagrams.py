@@ -1,0 +1,205 @@
+"""Writes docs/reference/state-machines.md and its diagrams: `python scripts/write_state_diagrams.py`."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from textwrap import wrap
+from xml.sax.saxutils import escape
+
+ROOT = Path(__file__).resolve().parent.parent
+PAGE = ROOT / "docs" / "reference" / "state-machines.md"
+DIAGRAMS = ROOT / "docs" / "reference" / "states"
+
+if str(ROOT) not in sys.path:
+    sys.path.insert(0, str(ROOT))
+
+from gateway.workers.worker import TRANSITIONS, State  # noqa: E402
+from scripts.explored import Found, Transition, View, Who, explore  # noqa: E402
+from scripts.explored_machines import BROKEN, Machine, machines  # noqa: E402
+
+_INTRODUCTION = """\
+<!-- Written by scripts/write_state_diagrams.py from the machines themselves. Do not edit. -->
+
+# State machines
+
+What may happen when, for each machine. Nobody drew these diagrams: a program gives the real machine each of a set of inputs
+in every situation that they can lead to, and writes down where that went. The inputs are in `scripts/explored_machines.py`;
+those that leave a state as it is are left out.
+
+In a diagram each column is a state and each arrow a transition: blue what is received, green what we send or say, grey
+anything else. *What breaks the protocol* stands for all that the machine answers with `RemoteProtocolError`, or on HTTP/2
+with a reset of the stream.
+"""
+
+_STATES_OF_A_WORKER = {
+    State.LOADING: "the model is being loaded and warmed up",
+    State.READY: "sessions are let in",
+    State.DRAINING: "sessions that run may end; nobody is let in",
+    State.RESTARTING: "it crashed or ended, and its policy decides or waits",
+    State.FAILED: "given up: it crashed, and is not loaded again",
+    State.ENDED: "it ended by itself, and its policy lets it",
+    State.STOPPED: "over",
+}
+
+_COLOURS = {Who.PEER.value: "#1f5fbf", Who.WE.value: "#2e7d32", Who.TIME.value: "#616161"}
+_COLUMN, _ROW, _TOP, _MARGIN, _LETTER = 148, 30, 46, 12, 6.6
+
+
+def svg(title: str, states: Sequence[str], transitions: Sequence[Transition]) -> str:
+    """A diagram: a column for each state, a row for each transition, in the order of the states that they leave."""
+    column = {state: _MARGIN + _COLUMN * at + _COLUMN // 2 for at, state in enumerate(states)}
+    width = 2 * _MARGIN + _COLUMN * len(states)
+    rows: list[str] = []
+    bands: list[str] = []
+    y, before, shaded = _TOP, "", False
+    for transition in transitions:
+        lines = wrap(", ".join(transition.inputs), int((width - 2 * _MARGIN) / _LETTER))
+        height = _ROW + 14 * (len(lines) - 1)
+        if transition.start != before:
+            before, shaded = transition.start, not shaded
+        if shaded:
+            bands.append(f'<rect x="0" y="{y}" width="{width}" height="{height}" fill="#f3f4f6"/>')
+        rows += _arrow(column[transition.start], column[transition.end], y + height - 8, lines, transition.who, width)
+        y += height
+    heads = [_head(column[state], state) for state in states]
+    lifelines = [
+        f'<line x1="{x}" y1="{_TOP - 8}" x2="{x}" y2="{y}" stroke="#c4c8cf" stroke-dasharray="3 3"/>'
+        for x in column.values()
+    ]
+    markers = [
+        f'<marker id="{who}" viewBox="0 0 8 8" refX="8" refY="4" markerWidth="8" markerHeight="8" orient="auto">'
+        f'<path d="M0 0 8 4 0 8z" fill="{colour}"/></marker>'
+        for who, colour in _COLOURS.items()
+    ]
+    return "\n".join(
+        [
+            f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {width} {y + _MARGIN}" width="{width}" '
+            f'height="{y + _MARGIN}" font-family="system-ui, sans-serif" font-size="12">',
+            f"<title>{escape(title)}</title>",
+            f"<defs>{''.join(markers)}</defs>",
+            f'<rect width="{width}" height="{y + _MARGIN}" fill="#ffffff"/>',
+            *bands,
+            *lifelines,
+            *heads,
+            *rows,
+            "</svg>\n",
+        ]
+    )
+
+
+def _head(x: int, state: str) -> str:
+    lines = wrap(state, 20)
+    top = _TOP - 23 - 6 * (len(lines) - 1)
+    text = "".join(
+        f'<text x="{x}" y="{top + 13 * at}" text-anchor="middle" font-weight="600" fill="#111827">{escape(line)}</text>'
+        for at, line in enumerate(lines)
+    )
+    place = f'x="{x - _COLUMN // 2 + 4}" y="4" width="{_COLUMN - 8}" height="{_TOP - 12}"'
+    box = f'<rect {place} rx="8" fill="#e8eefc" stroke="#4b5563"/>'
+    return box + text
+
+
+def _arrow(start: int, end: int, y: int, lines: Sequence[str], who: str, width: int) -> list[str]:
+    colour = _COLOURS[who]
+    path = f"M{start} {y - 8} h24 v8 h-22" if start == end else f"M{start} {y} H{end - 1 if end > start else end + 1}"
+    # above the arrow's left end, or as far left of it as the page demands
+    longest = max(map(len, lines)) * _LETTER
+    left = max(_MARGIN, min(min(start, end) + (6 if end > start else 34 if end == start else 20), width - _MARGIN - longest))
+    texts = [
+        f'<text x="{left:.0f}" y="{y - 5 - 14 * (len(lines) - 1 - at)}" {paint}>{escape(line)}</text>'
+        for at, line in enumerate(lines)
+        for paint in ('stroke="#ffffff" stroke-width="3" stroke-opacity="0.85"', f'fill="{colour}"')  # a halo, then the text
+    ]
+    dot = f'<circle cx="{start}" cy="{y if start != end else y - 8}" r="3" fill="{colour}"/>'
+    return [f'<path d="{path}" fill="none" stroke="{colour}" stroke-width="1.6" marker-end="url(#{who})"/>', dot, *texts]
+
+
+def worker_transitions() -> list[Transition]:
+    """Those of a worker, from its own table."""
+    return [
+        Transition(start=start.value, end=end.value, who=Who.TIME.value, inputs=(why,))
+        for start, ends in TRANSITIONS.items()
+        for end, why in ends.items()
+    ]
+
+
+def _rows(transitions: Sequence[Transition]) -> list[str]:
+    rows = ["| from | to | by | |", "| --- | --- | --- | --- |"]
+    return rows + [f"| {t.start} | {t.end} | {', '.join(t.inputs)} | {t.who} |" for t in transitions]
+
+
+def _states(view: View[object], found: Found) -> list[str]:
+    heads = [
+        "state",
+        "meaning",
+        *(["may be sent"] * (Who.WE in view.tells)),
+        *(["what the peer may not send"] * (Who.PEER in view.tells)),
+    ]
+    rows = [f"| {' | '.join(heads)} |", "|" + " --- |" * len(heads)]
+    for state, meaning in view.states.items():
+        cells = [state, meaning]
+        if Who.WE in view.tells:
+            cells.append(", ".join(found.may_send[state]) or "nothing")
+        if Who.PEER in view.tells:
+            cells.append(", ".join(name for name in found.never[state] if name != BROKEN))
+        rows.append(f"| {' | '.join(cells)} |")
+    return rows
+
+
+def _section(machine: Machine, found: Mapping[str, Found], drawn: dict[str, str]) -> list[str]:
+    lines = [f"## {machine.title}", "", *wrap(f"{machine.about} (`{machine.source}`)", 130, break_on_hyphens=False), ""]
+    for view in machine.views:
+        result = found[view.name]
+        title = f"{machine.title}: {view.title}"
+        drawn[f"{view.name}.svg"] = svg(title, list(view.states), result.transitions)
+        heading = [f"### {title}", ""] if len(machine.views) > 1 else []
+        lines += [
+            *heading,
+            f"![{title}](states/{view.name}.svg)",
+            "",
+            *_states(view, result),
+            "",
+            *_rows(result.transitions),
+            "",
+        ]
+    return lines
+
+
+def written() -> dict[Path, str]:
+    """Each file with its text."""
+    drawn: dict[str, str] = {}
+    lines = [_INTRODUCTION]
+    for machine in machines():
+        lines += _section(machine, explore(machine.make, machine.inputs, machine.key, machine.views), drawn)
+    transitions = worker_transitions()
+    title = "A model's worker"
+    drawn["worker.svg"] = svg(title, [state.value for state in _STATES_OF_A_WORKER], transitions)
+    lines += [
+        f"## {title}",
+        "",
+        "`Worker`, by its own table, which is all that it may do (`gateway/workers/worker.py`). "
+        "[Architecture](../explanation/architecture.md#workers) has its restart policy.",
+        "",
+        f"![{title}](states/worker.svg)",
+        "",
+        "| state | meaning |",
+        "| --- | --- |",
+        *(f"| {state.value} | {meaning} |" for state, meaning in _STATES_OF_A_WORKER.items()),
+        "",
+        "| from | to | by |",
+        "| --- | --- | --- |",
+        *(f"| {t.start} | {t.end} | {', '.join(t.inputs)} |" for t in transitions),
+        "",
+    ]
+    return {PAGE: "\n".join(lines)} | {DIAGRAMS / name: text for name, text in drawn.items()}
+
+
+if __name__ == "__main__":
+    DIAGRAMS.mkdir(exist_ok=True)
+    texts = written()
+    for old in set(DIAGRAMS.glob("*.svg")) - set(texts):
+        old.unlink()
+    for path, text in texts.items():
+        path.write_text(text, encoding="utf-8")
