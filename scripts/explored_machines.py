@@ -741,7 +741,8 @@ def _exchange() -> Machine:
     return Machine(
         name="exchange", title="An exchange, until its one ending", source="gateway/exchange.py",
         make=make,
-        about="`Exchange`: a request and its answer on any wire. [How a session ends](endings.md) has the endings.",
+        about="`Exchange`: a request and its answer on any wire. [How a session ends](endings.md) has the endings, and "
+        "[cancellation](../explanation/cancellation.md) what leads to which.",
         inputs=inputs,
         key=lambda x: (x.status, x.finishing, x.ending, x.interruption is None, x.gone, x._returned),
         views=[View(name="exchange", title="The exchange", states=states, tells=WE, of=_exchange_of)],

@@ -22,22 +22,36 @@ import pytest
 
 ROOT = Path(__file__).parents[2]
 _FENCE = re.compile(r"^```(\w*)\n(.*?)^```$", re.DOTALL | re.MULTILINE)
-_NAMED = re.compile(r"# ([\w./-]+\.(?:py|toml))\n")
+_NAMED = re.compile(r"# ([\w./-]+\.(?:py|toml|ini))\n")
 # a program of ours serves until it is stopped; of the gateway's own commands only these do not
-_SERVER = re.compile(r"python -m gateway (?!(?:.* )?(?:demo|config|models|simulate|call) )")
+_SERVER = re.compile(r"(?:python -m gateway|^(?:\w+=\S+ )*everywire) (?!(?:.* )?(?:demo|config|models|simulate|call) )")
 _PATIENCE = 30
 # what a program is called where it has to be there, by the command that pages type
 _PROGRAMS = {"curl": "curl", "aws": "aws-cli"}
 
 
+# Pages that a test of their own follows. Every other page that has files or commands is a story: `test_stories.py`.
+FOLLOWED = {
+    "README.md": "tests/docs/test_readme.py",
+    "docs/tutorial/first-model.md": "tests/docs/test_tutorial.py",
+    "docs/tutorial/test-your-model.md": "tests/docs/test_stories.py",
+    "docs/howto/clients.md": "tests/docs/test_clients.py",
+    "docs/howto/deploy.md": "tests/deploy/test_manifests.py",
+    "docs/howto/sagemaker.md": "tests/docs/test_sagemaker.py",
+}
+PAGES = ["README.md", *sorted(str(p.relative_to(ROOT)) for p in (ROOT / "docs").rglob("*.md"))]
+
+
 @dataclass(frozen=True, kw_only=True)
 class Block:
-    """One fenced block: its language, its text, and the heading it stands under."""
+    """One fenced block: its language, its text, the heading it stands under, and why nobody runs it, where the page says
+    so in a comment right above it: `<!-- not run: a figure -->`."""
 
     language: str
     text: str
     line: int
     section: str
+    unrun: str = ""
 
     @property
     def file(self) -> str:
@@ -53,15 +67,26 @@ def blocks(page: str) -> list[Block]:
     for fence in _FENCE.finditer(text):
         headings = re.findall(r"^##? (.*)$", _FENCE.sub("", text[: fence.start()]), re.MULTILINE)
         line = text.count("\n", 0, fence.start(2)) + 1
-        found.append(Block(language=fence[1], text=fence[2], line=line, section=headings[-1]))
+        said = re.search(r"<!-- not run: (.+) -->\n\Z", text[: fence.start()])
+        found.append(Block(language=fence[1], text=fence[2], line=line, section=headings[-1], unrun=said[1] if said else ""))
     return found
+
+
+def stories() -> list[str]:
+    """The pages that are followed from their beginning to their end, each as one story."""
+    return [page for page in PAGES if page not in FOLLOWED and any(map(is_followed, blocks(page)))]
+
+
+def is_followed(block: Block) -> bool:
+    """Whether a reader has something to do for this block: a file to write, a command to type, a log to look at."""
+    return not block.unrun and bool(block.file or block.language in ("console", "log"))
 
 
 def namespace_of(page: str) -> dict[str, Any]:
     """All unnamed Python of the page in one namespace, compiled such that a traceback names the page's line."""
     namespace: dict[str, Any] = {"__name__": "page"}
     for block in blocks(page):
-        if block.language == "python" and not block.file:
+        if block.language == "python" and not block.file and not block.unrun:
             exec(compile("\n" * (block.line - 1) + block.text, str(ROOT / page), "exec"), namespace)
     return namespace
 
@@ -91,6 +116,7 @@ def commands(session: str) -> Iterator[tuple[str, str]]:
 
 def lacking(section: list[Block]) -> list[str]:
     """The programs and modules that these blocks need and that are not here."""
+    section = [block for block in section if not block.unrun]
     typed = "\n".join(c for b in section if b.language == "console" for c, _ in commands(b.text))
     modules = {m for b in section if b.language == "python" for m in re.findall(r"^(?:from|import) (\w+)", b.text, re.M)}
     own = {Path(b.file).stem for b in section}
@@ -152,6 +178,8 @@ class Reader:
     def follow(self, followed: list[Block]) -> None:
         """Does what the blocks say, in order. AssertionError, with the line of the page, where something else happens."""
         for block in followed:
+            if block.unrun:
+                continue
             if block.file:
                 file = self.folder / block.file
                 file.parent.mkdir(parents=True, exist_ok=True)
@@ -221,7 +249,7 @@ class _Server:
             env=reader.environ | clear, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True,
         )  # fmt: skip
         threading.Thread(target=self._listen, daemon=True).start()
-        self._await(lambda: "serving" in self.output or "listening" in self.output)
+        self._await(lambda: re.search("serving(?! the library)|listening", self.output))
 
     def _listen(self) -> None:
         stream = self._process.stdout

@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.docs.pages import Reader, blocks, lacking, skip_or_fail
+from tests.docs.pages import Reader, blocks, lacking, skip_or_fail, stories
 
 
 def test_a_model_is_tested_with_no_other_plugin(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -14,12 +14,8 @@ def test_a_model_is_tested_with_no_other_plugin(tmp_path: Path, monkeypatch: pyt
         reader.follow(blocks(page))
 
 
-@pytest.mark.parametrize(
-    "name",
-    ["howto/client", "howto/models", "howto/embed", "howto/operate", "howto/trace", "howto/test-a-model", "reference/multi-model", "reference/websocket"],
-)
-def test_the_page_works_as_it_is_written(name: str, tmp_path: Path) -> None:
-    page = f"docs/{name}.md"
+@pytest.mark.parametrize("page", stories())
+def test_the_page_works_as_it_is_written(page: str, tmp_path: Path) -> None:
     skip_or_fail(lacking(blocks(page)))
     with Reader(tmp_path) as reader:
         reader.follow(blocks(page))

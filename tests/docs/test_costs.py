@@ -1,0 +1,117 @@
+"""What docs/explanation/costs.md says that idle clients cost is measured here, as Python holds it."""
+
+from __future__ import annotations
+
+import gc
+import re
+import tracemalloc
+from collections.abc import Callable
+
+import pytest
+from trio.testing import MockClock, wait_all_tasks_blocked
+
+from gateway.client import post
+from gateway.testing import memory_gateway
+from gateway.transport import MemoryTransport
+from models.adapt import spec_of
+from models.messages import Part
+from models.session import Session
+from protocols import bidi
+from protocols.events import Data, Event
+from protocols.http1 import HTTP1Connection
+from protocols.http2 import HTTP2Connection
+from protocols.roles import Role
+from protocols.websocket_handshake import request_headers
+from tests.docs.pages import ROOT
+
+CLIENTS = 100
+STREAMS = 20
+
+
+async def echo(session: Session[Part, Part]) -> None:
+    async for part in session:
+        await session.send(part)
+
+
+def said(machine: HTTP1Connection | HTTP2Connection, *events: Event) -> bytes:
+    """What a client with this machine sends first."""
+    for event in events:
+        machine.send(event)  # type: ignore[arg-type]
+    return b"".join(machine.data_to_send(2**20))
+
+
+def http1() -> bytes:
+    return said(HTTP1Connection(Role.CLIENT), *post(1, "/v2/health/live", b"{}"))
+
+
+def http2() -> bytes:
+    return said(HTTP2Connection(Role.CLIENT), *post(1, "/v2/health/live", b"{}"))
+
+
+def streams() -> bytes:
+    events: list[Event] = []
+    for number in range(1, 2 * STREAMS, 2):
+        fields = [(b"content-type", bidi.CONTENT_TYPE.encode())]
+        events += post(number, "/endpoints/echo/invocations-bidirectional-stream", None, fields)
+        events.append(Data(stream=number, buffers=tuple(bidi.encode_request_part(b"x", date_ms=0))))
+    return said(HTTP2Connection(Role.CLIENT), *events)
+
+
+def websocket() -> bytes:
+    fields = b"".join(b"%s: %s\r\n" % field for field in request_headers(bytes(16)))
+    head = b"GET /models/echo/invocations-bidirectional-stream HTTP/1.1\r\nhost: a\r\n" + fields
+    return head + b"\r\n\x82\x81" + bytes(4) + b"x"
+
+
+async def cost(first: Callable[[], bytes], sessions: int) -> float:
+    """Bytes for each client that says this, reads what it is answered, and is silent then."""
+    async with memory_gateway([spec_of(echo, capacity=CLIENTS * (STREAMS + 1))]) as served:
+
+        async def clients(n: int) -> list[MemoryTransport]:
+            ours = [served.connect() for _ in range(n)]
+            for transport in ours:
+                data = first()
+                assert transport.try_send([data]) == len(data)
+            await wait_all_tasks_blocked()
+            answer = memoryview(bytearray(65536))
+            for transport in ours:
+                while transport.try_receive_into(answer):
+                    pass
+            await wait_all_tasks_blocked()
+            return ours
+
+        kept = await clients(3)  # what is made once
+        gc.collect()
+        tracemalloc.start()
+        try:
+            before = tracemalloc.get_traced_memory()[0]
+            kept += await clients(CLIENTS)
+            gc.collect()
+            grown = tracemalloc.get_traced_memory()[0] - before
+        finally:
+            tracemalloc.stop()
+        counts = served.gateway.counts()
+        assert (counts.connections, counts.exchanges) == (len(kept), sessions * len(kept))
+        return grown / CLIENTS
+
+
+@pytest.mark.parametrize(
+    ("row", "first", "sessions"),
+    [
+        ("an idle connection of HTTP/1.1", http1, 0),
+        ("an idle connection of HTTP/2", http2, 0),
+        ("a stream of HTTP/2 that is open and silent, with its session", streams, STREAMS),
+        ("a silent WebSocket, with its session", websocket, 1),
+    ],
+)
+async def test_idle_clients_cost_what_the_page_says(
+    row: str, first: Callable[[], bytes], sessions: int, mock_clock: MockClock
+) -> None:
+    page = (ROOT / "docs" / "explanation" / "costs.md").read_text(encoding="utf-8")
+    found = re.search(rf"^\| {re.escape(row)} \| (\d+) KiB \|$", page, re.MULTILINE)
+    assert found is not None
+    stated = int(found[1]) * 1024
+    measured = await cost(first, sessions)
+    if sessions == STREAMS:
+        measured = (measured - await cost(http2, 0)) / STREAMS
+    assert stated / 2 < measured <= stated, f"{measured / 1024:.1f} KiB"
