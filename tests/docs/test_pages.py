@@ -64,7 +64,7 @@ def test_no_code_of_the_page_goes_untested(page: str, tmp_path: Path) -> None:
                     msgspec.json.decode(line)
             case "sh":
                 assert all(
-                    re.match(r"(python -m venv|source|pip install|mkdir|cd|sphinx-build) ", line)
+                    re.match(r"(python3 -m venv|source|pip install|mkdir|cd|sphinx-build) ", line)
                     for line in block.text.splitlines()
                 )
             case "":
