@@ -23,7 +23,9 @@ def problems_of(resolve: Callable[[], Resolved], *, models: bool) -> tuple[Probl
     except ConfigError as error:
         return error.problems
     config = resolved.config
-    found = [problem for check in (_certificates, _credentials, _tokens, _report, _folder) for problem in _raised(check, config)]
+    found = [
+        problem for check in (_certificates, _credentials, _tokens, _report, _folder) for problem in _raised(check, config)
+    ]
     if models:
         found += _models(config)
     return tuple(_placed(problem, resolved) for problem in found)
