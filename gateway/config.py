@@ -452,6 +452,10 @@ class ModelConfig:
     queue_bytes: int | None = None
     """What the bodies of those that wait may hold together; one more is refused with 503; 0, which is meant where the model
     does not say: bounded by `limits.total_bytes` alone."""
+    body_bytes: int | None = None
+    """What the bodies of the sessions that run may hold together; one whose body does not fit beside them waits as for a
+    slot, and one that is larger alone is refused with 413; 0, which is meant where the model does not say: bounded by
+    `limits.total_bytes` alone."""
     timeout: float | None = None
     """Seconds a session may last; 0, which is meant where the model does not say: no limit."""
     load_timeout: float | None = None

@@ -33,8 +33,8 @@ class FactoryRaised(TypeError):
 
 
 _SAID = (
-    "version", "memory", "capacity", "queue", "queue_timeout", "queue_bytes", "timeout", "load_timeout", "max_batch_size",
-    "threads", "step_timeout", "stop_within", "stuck_limit",
+    "version", "memory", "capacity", "queue", "queue_timeout", "queue_bytes", "body_bytes", "timeout", "load_timeout",
+    "max_batch_size", "threads", "step_timeout", "stop_within", "stuck_limit",
 )  # fmt: skip
 """What a configuration may set in the place of the model, as it is."""
 

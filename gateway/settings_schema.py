@@ -147,7 +147,8 @@ _BYTES = frozenset({
     "limits.connection_send_buffer", "limits.body_pool", "limits.unsent", "limits.part", "limits.event_headers",
     "limits.checkpoint_bytes",
     "http2.initial_window", "http2.max_window", "http2.frame_size", "websocket.part", "sagemaker.body",
-    "repository.memory", "lmi.max_text", "models.*.queue_bytes", "models.*.memory",
+    "repository.memory", "lmi.max_text", "models.*.queue_bytes", "models.*.body_bytes",
+    "models.*.memory",
 })  # fmt: skip
 _TEXTS = frozenset({"models.*.warmup", "admission.timeout_headers", "operator.hosts"})
 _NUMBERS = frozenset({"endpoints.*.variants.*.weight", "models.*.restart.jitter"})
@@ -156,7 +157,8 @@ _MAY_BE_ZERO = frozenset({
     "limits.body_pool", "limits.unsent", "limits.descriptors_reserved", "http2.continuations",
     "websocket.ping_interval", "drain.delay", "drain.timeout", "bidi.idle_timeout", "repository.unload_timeout",
     "sagemaker.invoke_timeout", "sagemaker.stream_timeout", "models.*.queue_timeout", "models.*.queue_bytes",
-    "models.*.queue", "models.*.memory", "models.*.timeout", "models.*.max_batch_size", "models.*.restart.intensity",
+    "models.*.body_bytes", "models.*.queue", "models.*.memory",
+    "models.*.timeout", "models.*.max_batch_size", "models.*.restart.intensity",
     "models.*.step_timeout", "models.*.stop_within", "models.*.stuck_limit",
     "models.*.batching.max_delay", "models.*.batching.priority_levels", "models.*.batching.default_priority",
     "models.*.restart.backoff",

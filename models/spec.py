@@ -251,6 +251,8 @@ class ModelSpec:
     """Seconds that a session may wait for a slot; 0: as long as its own time allows."""
     queue_bytes: int = 0
     """Bytes that the bodies of the sessions that wait may hold together; 0: no bound of the model's own."""
+    body_bytes: int = 0
+    """Bytes that the bodies of the sessions that run may hold together; 0: no bound of the model's own."""
     timeout: float = 0.0
     """Seconds a session may last; 0: no limit."""
     load_timeout: float = LOAD_TIMEOUT
@@ -302,6 +304,8 @@ class ModelSpec:
             raise ValueError(
                 f"queue_timeout and queue_bytes must be at least 0, not {self.queue_timeout}, {self.queue_bytes}"
             )
+        if self.body_bytes < 0:
+            raise ValueError(f"body_bytes must be at least 0, not {self.body_bytes}")
         if self.threads < 0 or self.stuck_limit < 0:
             raise ValueError(f"threads and stuck_limit must be at least 0, not {self.threads} and {self.stuck_limit}")
         if self.memory < 0:

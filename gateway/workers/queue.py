@@ -25,16 +25,17 @@ class SlotQueue:
     __slots__ = ("_levels", "_n")
 
     def __init__(self) -> None:
-        self._levels: dict[int, dict[trio.lowlevel.Task, None]] = {}
+        self._levels: dict[int, dict[trio.lowlevel.Task, int]] = {}  # with what each holds
         self._n = 0
 
     def __len__(self) -> int:
         return self._n
 
-    async def wait(self, level: int) -> None:
-        """Returns when this task is the one that `wake` means. Cancelled, it has left the queue."""
+    async def wait(self, level: int, held: int = 0) -> None:
+        """Returns when this task is the one that `wake` means. Cancelled, it has left the queue. `held` is what
+        `next_held` says of it."""
         task = trio.lowlevel.current_task()
-        self._levels.setdefault(level, {})[task] = None
+        self._levels.setdefault(level, {})[task] = held
         self._n += 1
 
         def leave(_: object) -> trio.lowlevel.Abort:
@@ -42,6 +43,11 @@ class SlotQueue:
             return trio.lowlevel.Abort.SUCCEEDED
 
         await trio.lowlevel.wait_task_rescheduled(leave)
+
+    @property
+    def next_held(self) -> int:
+        """What who is next holds; there must be somebody."""
+        return next(iter(self._levels[min(self._levels)].values()))
 
     def wake(self) -> None:
         """Wakes who is next; there must be somebody."""

@@ -26,6 +26,7 @@ from gateway.errors import (
     ModelOutOfMemory,
     NotFound,
     Overloaded,
+    TooLarge,
     Unavailable,
     WorkerLost,
 )
@@ -193,12 +194,18 @@ class Slot(StepHolder):
     def _over(self) -> None:
         """Nothing of it is left."""
         worker = self._worker
+        if worker._most_bytes:
+            worker.body_gone(self)
         if self._since is not None and not self._shared:
             worker.stuck.stopped(self, trio.current_time() - self._since)
         if worker.stuck.over(self):
             worker.replacement_back()
         else:
             worker.slot_released()
+
+    def weighed(self) -> None:
+        """Its end is told, for the bytes of its body."""
+        self._watched = True
 
     def watched(self) -> None:
         """It is to stop in time."""
@@ -297,6 +304,11 @@ class Worker:
         self._free = spec.capacity
         self._queue = SlotQueue()
         self._queued_bytes = 0
+        self._most_bytes = spec.body_bytes
+        self._bodies: dict[Slot, int] = {}
+        """Where those are bounded, what the bodies of the sessions that run hold."""
+        self._body_bytes = 0
+        """All of these, and those of sessions that are just let in."""
         self.kept: Any = None
         """What v2 has made for this worker's calls: it lasts as long."""
         self._threads = trio.CapacityLimiter(_THREADS)
@@ -309,7 +321,7 @@ class Worker:
         self.stopping = self.stuck.stopping
         """How long its sessions take to stop."""
         self._replaced = 0
-        self._timed = bool(spec.timeout or spec.stop_within)
+        self._special = bool(spec.timeout or spec.stop_within or spec.body_bytes)
         self._model: Model | None = None
         self._called: Model | None = None  # the same, perhaps in spans
         self._loading = trio.CancelScope()
@@ -540,18 +552,28 @@ class Worker:
             if self.successor is not None:
                 return self.successor.free_slot(exchange)
             self._check_loaded()
-        if not self._free:
+        if not self._free or (self._most_bytes and not self._fits(exchange.held)):
             return None
         self._free -= 1
         self.live.add(exchange)
-        return self._slot(exchange) if self._timed else Slot(self, exchange)
+        return self._slot(exchange, held=self._most_bytes and exchange.held) if self._special else Slot(self, exchange)
 
-    def _slot(self, exchange: Exchange, asked: int = 0) -> Slot:
+    def _fits(self, held: int) -> bool:
+        """Whether so many bytes are free for a body, and nobody waits for more: those go first."""
+        if self._queue or self._body_bytes + held > self._most_bytes:
+            return False
+        self._body_bytes += held
+        return True
+
+    def _slot(self, exchange: Exchange, asked: int = 0, *, held: int) -> Slot:
         if self.spec.timeout:
             exchange.limit_time(self.spec.timeout, f"models.{self.name}.timeout")
         slot = Slot(self, exchange, asked)
         if self.spec.stop_within:
             slot.watched()
+        if self._most_bytes:
+            slot.weighed()
+            self._bodies[slot] = held
         return slot
 
     async def slot(self, exchange: Exchange) -> Slot:
@@ -567,7 +589,7 @@ class Worker:
         self.live.add(exchange)
         self._waiting.add(exchange)
         try:
-            await self._wait_for_slot(exchange)
+            held = await self._wait_for_slot(exchange)
         except BaseException:
             self.live.discard(exchange)
             self._left.ring()
@@ -578,20 +600,25 @@ class Worker:
             self._waiting.discard(exchange)
             if self._spans is not None:
                 self._spans.waited(self.name, asked)
-        return self._slot(exchange, asked)
+        return self._slot(exchange, asked, held=held)
 
-    async def _wait_for_slot(self, exchange: Exchange) -> None:
+    async def _wait_for_slot(self, exchange: Exchange) -> int:
+        """Returns what the exchange held when it began to wait: so many bytes are its body's now."""
         held, limit = exchange.held, self.spec.queue_timeout
         self._check_queue(held)
         self._queued_bytes += held
         try:
             if limit:
                 with trio.move_on_after(limit) as scope:
-                    await self._queue.wait(level_of(exchange.priority))
+                    await self._queue.wait(level_of(exchange.priority), held)
                 if scope.cancelled_caught:
                     raise self._busy(f"no slot was free within {limit:g} s (models.{self.name}.queue_timeout)")
             else:
-                await self._queue.wait(level_of(exchange.priority))
+                await self._queue.wait(level_of(exchange.priority), held)
+        except BaseException:
+            if self._most_bytes:
+                self._admit()  # those behind it may be smaller
+            raise
         finally:
             self._queued_bytes -= held
         try:
@@ -599,12 +626,20 @@ class Worker:
                 raise exchange.interruption_or_deadline  # the model is not called for nobody
             self._check_still_loaded()
         except BaseException:
+            if self._most_bytes:
+                self._body_bytes -= held
             self.slot_released()
             raise
+        return held
 
     def _check_queue(self, held: int = 0) -> None:
         """Overloaded where nobody more may wait, or nobody who holds so many bytes."""
         spec, name = self.spec, self.name
+        if spec.body_bytes and held > spec.body_bytes:
+            raise TooLarge(
+                f"the body holds {held} bytes, and those of the sessions that run may hold {spec.body_bytes} together "
+                f"(models.{name}.body_bytes)"
+            )
         if self.queued >= spec.queue:
             raise self._busy(
                 f"{spec.capacity} sessions run and {self.queued} wait (models.{name}.capacity, models.{name}.queue)"
@@ -628,12 +663,27 @@ class Worker:
 
     def slot_released(self) -> None:
         """A session and every step of it are over."""
-        if not self._free and self._queue:
+        if self._most_bytes:
+            self._free += 1
+            self._admit()
+        elif not self._free and self._queue:
             self._queue.wake()  # the first in the queue has it
         else:
             self._free += 1
         if self.state is not _READY:
             self._left.ring()
+
+    def _admit(self) -> None:
+        """Lets those in who are next, where their bodies fit: nobody goes before one whose does not."""
+        queue = self._queue
+        while self._free and queue and self._body_bytes + queue.next_held <= self._most_bytes:
+            self._free -= 1
+            self._body_bytes += queue.next_held
+            queue.wake()
+
+    def body_gone(self, slot: Slot) -> None:
+        """Where bodies are bounded: nothing of a session is left."""
+        self._body_bytes -= self._bodies.pop(slot)
 
     def replaced(self) -> None:
         """A slot is stuck, and another takes its place."""
@@ -643,6 +693,8 @@ class Worker:
     def replacement_back(self) -> None:
         """It is over, and has no place that were free now."""
         self._replaced -= 1
+        if self._most_bytes:
+            self._admit()
         self._left.ring()
 
     async def call(self, session: Session[Any, Any], exchange: Exchange, wire: Family, read_prompt: Any = None) -> None:

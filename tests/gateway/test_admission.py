@@ -9,6 +9,7 @@ import pytest
 import trio
 from trio.testing import MockClock
 
+from gateway import client
 from gateway.admission import retry_estimate
 from gateway.config import AdmissionConfig, Config, SageMakerConfig
 from gateway.errors import DeadlineExceeded
@@ -214,12 +215,64 @@ async def test_the_bodies_of_those_that_wait_are_bounded(autojump_clock: MockClo
         assert (await house.ask("/predictions/probe", body))[0] == 200
 
 
+async def test_the_bodies_of_those_that_run_are_bounded_and_nobody_goes_before_one_that_waits(
+    autojump_clock: MockClock,
+) -> None:
+    probe = Probe(answering)
+    body, small, large = (json.dumps({"inputs": "x" * size}).encode() for size in (4000, 1, 12_000))
+    async with serving(probe.spec("json-http1", capacity=8, body_bytes=10_000)) as house:
+        worker, answers = house.gateway.supervisor.workers["probe"], list[int]()
+
+        async def ask(said: bytes) -> None:
+            answers.append((await house.ask("/predictions/probe", said))[0])
+
+        async with trio.open_nursery() as nursery:
+            for number, said in enumerate((body, body, body, small)):
+                nursery.start_soon(ask, said)
+                await house.still()
+                assert (worker.slots_in_use, worker.queued) == (min(number + 1, 2), max(number - 1, 0))
+            with at_once():
+                status, _, text = await house.ask("/predictions/probe", large)
+            assert (status, b"models.probe.body_bytes" in text) == (413, True)
+            leaves = house.line("http1")
+            await leaves.send(*client.post(leaves.next_stream(), "/predictions/probe", body))
+            await house.still()
+            assert worker.queued == 3
+            leaves.peer.close()
+            await house.still()
+            assert worker.queued == 2
+            probe.go.set()
+        assert answers == [200] * 4
+        assert (worker._body_bytes, worker._bodies, worker._free) == (0, {}, 8)
+
+
+async def test_one_that_leaves_the_queue_lets_a_smaller_one_behind_it_in(autojump_clock: MockClock) -> None:
+    probe = Probe(answering)
+    body, small = (json.dumps({"inputs": "x" * size}).encode() for size in (6000, 1))
+    async with serving(probe.spec("json-http1", capacity=8, body_bytes=10_000)) as house:
+        worker = house.gateway.supervisor.workers["probe"]
+        lines = []
+        for said in (body, body, small):
+            lines.append(house.line("http1"))
+            await lines[-1].send(*client.post(lines[-1].next_stream(), "/predictions/probe", said))
+            await house.still()
+        assert (worker.slots_in_use, worker.queued) == (1, 2)
+        lines[1].peer.close()
+        await house.still()
+        assert (worker.slots_in_use, worker.queued) == (2, 0)
+        lines[0].peer.close()  # its model is stopped with it
+        lines[2].peer.close()
+        await house.still()
+        assert (worker._body_bytes, worker._bodies, worker._free) == (0, {}, 8)
+
+
 @pytest.mark.parametrize("limit", [0.0, 2.0])
+@pytest.mark.parametrize("most", [0, 1000])
 async def test_a_wait_that_is_cancelled_at_any_step_keeps_neither_slot_nor_place(
-    limit: float, autojump_clock: MockClock
+    limit: float, most: int, autojump_clock: MockClock
 ) -> None:
     house = Loader(echo)
-    async with running(house.spec(capacity=1, queue_timeout=limit, queue_bytes=1000)) as worker:
+    async with running(house.spec(capacity=1, queue_timeout=limit, queue_bytes=1000, body_bytes=most)) as worker:
         cancelled = 0
         for step in range(1, 100):
             held = worker.free_slot(Caller().exchange)

@@ -65,7 +65,7 @@ def test_a_model_that_says_nothing_has_the_numbers_of_the_reference() -> None:
     page = (Path(__file__).parents[2] / "docs" / "reference" / "configuration.md").read_text()
     rows = {row.split("|")[1].strip(" `"): row for row in page.splitlines() if "| the model's own |" in row}
     batching = {field.name for field in fields(BatchingConfig)}
-    others = {"inputs", "outputs", "max_batch_size", "warmup", "queue_timeout", "queue_bytes"}
+    others = {"inputs", "outputs", "max_batch_size", "warmup", "queue_timeout", "queue_bytes", "body_bytes"}
     blocking = {"threads", "step_timeout", "stop_within", "stuck_limit"}
     restart = {field.name for field in fields(RestartConfig)}
     assert set(rows) == {*NUMBERS, *others, *blocking, *batching, *restart, "version", "memory"}
