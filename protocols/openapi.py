@@ -27,7 +27,7 @@ class Body:
 @final
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Field:
-    """A header field, or a parameter in a path."""
+    """A header field, or a parameter of a query."""
 
     name: str
     description: str
@@ -59,6 +59,7 @@ class Operation:
     bodies: tuple[Body, ...] = ()
     required: bool = False
     headers: tuple[Field, ...] = ()
+    queries: tuple[Field, ...] = ()
     answers: tuple[Answer, ...] = ()
 
 
@@ -95,7 +96,11 @@ def _types(operations: Iterable[Operation]) -> Iterable[Any]:
     seen: dict[str, Any] = {repr(str): str}
     for operation in operations:
         bodies = [*operation.bodies, *(body for answer in operation.answers for body in answer.bodies)]
-        fields = [*operation.headers, *(field for answer in operation.answers for field in answer.headers)]
+        fields = [
+            *operation.headers,
+            *operation.queries,
+            *(field for answer in operation.answers for field in answer.headers),
+        ]
         for type in [body.type for body in bodies if body.type is not None] + [field.type for field in fields]:
             seen.setdefault(repr(type), type)
     return seen.values()
@@ -114,8 +119,9 @@ def _operation(
         for name in _CAPTURED.findall(path)
     ]
     parameters += [
-        {"name": field.name, "in": "header", "description": field.description, "schema": schemas[repr(field.type)]}
-        for field in operation.headers
+        {"name": field.name, "in": place, "description": field.description, "schema": schemas[repr(field.type)]}
+        for place, fields in (("header", operation.headers), ("query", operation.queries))
+        for field in fields
     ]
     written: dict[str, Any] = {"operationId": id, "summary": operation.summary}
     if operation.description:

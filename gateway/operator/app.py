@@ -21,9 +21,26 @@ from gateway.errors import BadRequest, GatewayError, LoadFailed, NotFound, Overl
 from gateway.gateway import Gateway
 from gateway.operator.access import Access, Endpoint
 from gateway.operator.console import console_response
+from gateway.operator.operations import (
+    OPEN,
+    OPERATIONS,
+    DrainRequest,
+    DrainView,
+    ErrorReply,
+    HealthView,
+    LevelRequest,
+    LevelView,
+    LiveView,
+    ModelsView,
+    Nothing,
+    ReloadRequest,
+    StreamsView,
+    document,
+)
 from gateway.operator.views import ModelView, models_of, view_of_model, view_of_stream, waits_for
 from gateway.operator.watch import EventStream
 from gateway.settings_text import show
+from gateway.version import version
 
 log = logging.getLogger("gateway.operator")
 
@@ -51,23 +68,6 @@ def operator_app(gateway: Gateway, access: Access | None = None) -> Starlette:
     )
 
 
-class _Nothing(msgspec.Struct, forbid_unknown_fields=True):
-    pass
-
-
-class _Reload(msgspec.Struct, forbid_unknown_fields=True):
-    patience: float | None = None
-
-
-class _Drain(msgspec.Struct, forbid_unknown_fields=True):
-    timeout: float | None = None
-    wait: bool = False
-
-
-class _Level(msgspec.Struct, forbid_unknown_fields=True):
-    level: logging_setup.Level
-
-
 @final
 class _Routes:
     def __init__(self, gateway: Gateway, access: Access) -> None:
@@ -75,49 +75,55 @@ class _Routes:
         self._readers = trio.Semaphore(_READERS)
 
     def all(self) -> list[Route]:
-        return [
-            # the page tells nothing by itself: it asks the others
-            Route("/", self._console),
-            # what a probe asks has no token: it is told no more than it needs
-            Route("/health/live", self._live),
-            Route("/health/ready", self._ready),
-            self._route("GET", "/models", self._models),
+        handlers: dict[str, Endpoint] = {
+            "console": self._console,
+            "openapi": self._openapi,
+            "live": self._live,
+            "ready": self._ready,
+            "models": self._models,
+            "load": self._load,
+            "unload": self._unload,
+            "reload": self._reload,
+            "model": self._model,
+            "streams": self._streams,
+            "events": self._events,
+            "report": self._report,
+            "drain": self._drain,
+            "level": self._level,
+            "set_level": self._set_level,
+        }
+        routes = []
+        for operation in OPERATIONS:
+            handler = handlers[operation.name]
+            if operation.name not in OPEN:
+                handler = self._access.guarded(handler)
             # a name in the multi-model API may have a slash
-            self._route("POST", "/models/{name:path}/load", self._load),
-            self._route("POST", "/models/{name:path}/unload", self._unload),
-            self._route("POST", "/models/{name:path}/reload", self._reload),
-            self._route("GET", "/models/{name:path}", self._model),
-            self._route("GET", "/streams", self._streams),
-            self._route("GET", "/streams/events", self._events),
-            self._route("GET", "/drain", self._report),
-            self._route("POST", "/drain", self._drain),
-            self._route("GET", "/log", self._level),
-            self._route("PUT", "/log", self._set_level),
-        ]
-
-    def _route(self, method: str, path: str, endpoint: Endpoint) -> Route:
-        return Route(path, self._access.guarded(endpoint), methods=[method])
+            paths = [path.replace("{name}", "{name:path}") for path in operation.paths]
+            routes += [Route(path, handler, methods=[operation.method]) for path in paths]
+        return routes
 
     async def _console(self, request: Request) -> Response:
         return console_response()
 
+    async def _openapi(self, request: Request) -> Response:
+        return _answer(document(version()))
+
     # -- health ------------------------------------------------------------------------------------------------------
 
     async def _live(self, request: Request) -> Response:
-        return _answer({"live": True})
+        return _answer(LiveView(live=True))
 
     async def _ready(self, request: Request) -> Response:
         unready = self._gateway.unready
-        said: dict[str, Any] = {"ready": not unready}
-        if self._access.allows(request):
-            said["reasons"] = unready
-        return _answer(said, 503 if unready else 200)
+        # a probe has no token: it is told no more than it needs
+        view = HealthView(ready=not unready, reasons=unready if self._access.allows(request) else None)
+        return _answer(view, 503 if unready else 200)
 
     # -- models ------------------------------------------------------------------------------------------------------
 
     async def _models(self, request: Request) -> Response:
         revision = self._gateway.models.revision
-        return _answer({"revision": revision, "models": await models_of(self._gateway)})
+        return _answer(ModelsView(revision=revision, models=await models_of(self._gateway)))
 
     async def _model(self, request: Request) -> Response:
         return await self._tell(_name(request))
@@ -134,13 +140,13 @@ class _Routes:
         raise NotFound(f"no model {show(name[:100])}: GET /models lists those there are")
 
     async def _load(self, request: Request) -> Response:
-        await _body(request, _Nothing)
+        await _body(request, Nothing)
         name = self._noted(request, "load")
         await self._gateway.control.load(name)
         return await self._tell(name)
 
     async def _unload(self, request: Request) -> Response:
-        await _body(request, _Nothing)
+        await _body(request, Nothing)
         name = self._noted(request, "unload")
         if name not in self._gateway.models:
             await self._absent(name)
@@ -148,7 +154,7 @@ class _Routes:
         return await self._tell(name)
 
     async def _reload(self, request: Request) -> Response:
-        patience = _seconds((await _body(request, _Reload)).patience, "patience")
+        patience = _seconds((await _body(request, ReloadRequest)).patience, "patience")
         name = self._noted(request, "reload")
         failure: GatewayError | None = None
         try:
@@ -185,8 +191,8 @@ class _Routes:
                 await trio.lowlevel.checkpoint()
         counts = gateway.counts()
         return _answer(
-            {"live": len(live), "connections": counts.connections, "endings": counts.endings, "streams": views},
-        )
+            StreamsView(live=len(live), connections=counts.connections, endings=counts.endings, streams=views)
+        )  # fmt: skip
 
     async def _events(self, request: Request) -> Response:
         if request.method == "HEAD":
@@ -202,7 +208,7 @@ class _Routes:
         return self._drained()
 
     async def _drain(self, request: Request) -> Response:
-        asked = await _body(request, _Drain)
+        asked = await _body(request, DrainRequest)
         timeout = _seconds(asked.timeout, "timeout")
         peer = request.client.host if request.client else ""
         log.info("operator: drain", extra={"timeout": timeout, "peer": peer})
@@ -213,18 +219,18 @@ class _Routes:
 
     def _drained(self, *, begun: bool = False) -> Response:
         report, draining = self._gateway.drain_report, begun or self._gateway.draining
-        return _answer({"draining": draining, "report": report}, 202 if begun and report is None else 200)
+        return _answer(DrainView(draining=draining, report=report), 202 if begun and report is None else 200)
 
     # -- the log -----------------------------------------------------------------------------------------------------
 
     async def _level(self, request: Request) -> Response:
-        return _answer({"level": logging_setup.level()})
+        return _answer(LevelView(level=logging_setup.level()))
 
     async def _set_level(self, request: Request) -> Response:
-        level = (await _body(request, _Level)).level
+        level = (await _body(request, LevelRequest)).level
         logging_setup.set_level(level)
         log.warning("operator: log level", extra={"level": level})
-        return _answer({"level": logging_setup.level()})
+        return _answer(LevelView(level=logging_setup.level()))
 
 
 # -- requests and answers
@@ -284,7 +290,7 @@ def _answer(body: Any, status: int = 200, headers: dict[str, str] | None = None)
 async def _refuse(request: Request, error: Exception) -> Response:
     assert isinstance(error, GatewayError)
     headers = {name.decode(): value.decode() for name, value in (*error.headers, *error.retry)}
-    return _answer({"error": error.message, "code": error.code}, error.status, headers)
+    return _answer(ErrorReply(error=error.message, code=error.code), error.status, headers)
 
 
 async def _no_route(request: Request, error: Exception) -> Response:
@@ -295,10 +301,10 @@ async def _no_route(request: Request, error: Exception) -> Response:
         said, code = f"{request.method[:20]} is not allowed here", "MethodNotAllowed"
     else:
         said, code = error.detail, "BadRequest"
-    return _answer({"error": said, "code": code}, error.status_code, dict(error.headers or {}))
+    return _answer(ErrorReply(error=said, code=code), error.status_code, dict(error.headers or {}))
 
 
 async def _fail(request: Request, error: Exception) -> Response:
     incident = uuid4().hex[:12]
     log.error("operator request failed", extra={"incident": incident}, exc_info=error)
-    return _answer({"error": f"internal error; incident {incident} in the server's log", "code": "InternalFailure"}, 500)
+    return _answer(ErrorReply(error=f"internal error; incident {incident} in the server's log", code="InternalFailure"), 500)

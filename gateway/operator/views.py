@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Collection
-from dataclasses import asdict
-from typing import Any
 
 import msgspec
 import trio
@@ -13,6 +11,7 @@ from msgspec import UNSET, UnsetType
 from gateway.exchange import Exchange
 from gateway.gateway import Gateway
 from gateway.workers.status import ModelStatus
+from gateway.workers.stopping import StopSummary
 
 
 class ErrorView(msgspec.Struct, kw_only=True, frozen=True):
@@ -41,7 +40,7 @@ class ModelView(msgspec.Struct, kw_only=True, frozen=True):
     queued: int | UnsetType = UNSET
     stuck: int | UnsetType = UNSET
     last_error: ErrorView | UnsetType | None = UNSET
-    stopping: dict[str, Any] | UnsetType = UNSET
+    stopping: StopSummary | UnsetType = UNSET
 
 
 async def models_of(gateway: Gateway) -> list[ModelView]:
@@ -75,7 +74,7 @@ def view_of_model(status: ModelStatus) -> ModelView:
         queued=status.queued,
         stuck=status.stuck,
         last_error=error and ErrorView(error=error.error, incident=error.incident, ago=round(now - error.at, 3)),
-        stopping=asdict(status.stopping),
+        stopping=status.stopping,
     )
 
 

@@ -34,6 +34,7 @@ PUT = Operation(
     bodies=(Body(type=Thing), Body(content_type="image/png", description="A picture of it.")),
     required=True,
     headers=(Field(name="X-Size", description="How large it is.", type=int),),
+    queries=(Field(name="keep", description="How long.", type=float),),
     answers=(Answer(status=204, description="Kept.", headers=(Field(name="X-Was", description="Its size before."),)),),
 )
 
@@ -67,6 +68,9 @@ def test_headers_bodies_and_answers_are_there() -> None:
         "description": "How large it is.",
         "schema": {"type": "integer"},
     }
+    assert put["parameters"][2] == {
+        "name": "keep", "in": "query", "description": "How long.", "schema": {"type": "number"},
+    }  # fmt: skip
     assert put["requestBody"]["required"]
     assert put["requestBody"]["content"]["image/png"] == {"schema": {"description": "A picture of it."}}
     assert put["responses"]["204"]["headers"] == {"X-Was": {"description": "Its size before.", "schema": {"type": "string"}}}

@@ -1,0 +1,282 @@
+"""Every route of the operator plane, once: what the application and its OpenAPI document are made of."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Any
+
+import msgspec
+
+from gateway.drain import DrainReport
+from gateway.logging_setup import Level
+from gateway.operator.views import ModelView, StreamView
+from protocols import openapi
+from protocols.openapi import Answer, Body, Field, Operation
+
+
+class HealthView(msgspec.Struct, kw_only=True, omit_defaults=True):
+    """Whether new calls are taken."""
+
+    ready: bool
+    reasons: tuple[str, ...] | None = None
+    """Why not; missing for who has no token where one is demanded."""
+
+
+class LiveView(msgspec.Struct, kw_only=True):
+    """That the process answers."""
+
+    live: bool
+
+
+class ModelsView(msgspec.Struct, kw_only=True):
+    """Every model there is, by name."""
+
+    revision: int
+    models: list[ModelView]
+
+
+class StreamsView(msgspec.Struct, kw_only=True):
+    """What is live, the oldest first."""
+
+    live: int
+    connections: int
+    endings: dict[str, int]
+    """How exchanges have ended since the server began."""
+    streams: list[StreamView]
+
+
+class DrainView(msgspec.Struct, kw_only=True):
+    """Whether the server drains, and the report once it is over."""
+
+    draining: bool
+    report: DrainReport | None
+
+
+class LevelView(msgspec.Struct, kw_only=True):
+    """The level of the log."""
+
+    level: str
+
+
+class ErrorReply(msgspec.Struct, kw_only=True):
+    """What was wrong, in words, and its name."""
+
+    error: str
+    code: str
+
+
+class Nothing(msgspec.Struct, forbid_unknown_fields=True):
+    """An empty object, or no body at all."""
+
+
+class ReloadRequest(msgspec.Struct, forbid_unknown_fields=True):
+    """How long calls of the old version may go on, in seconds; without it `repository.unload_timeout`."""
+
+    patience: float | None = None
+
+
+class DrainRequest(msgspec.Struct, forbid_unknown_fields=True):
+    """How long what is live may go on, in seconds, `drain.timeout` without it; whether to answer only with the report."""
+
+    timeout: float | None = None
+    wait: bool = False
+
+
+class LevelRequest(msgspec.Struct, forbid_unknown_fields=True):
+    """The least severity that is logged from now on."""
+
+    level: Level
+
+
+_DESCRIPTION = (
+    "Manages a gateway and watches it. Where the server has a token, each request but those of health and the console "
+    "brings it as `Authorization: Bearer TOKEN`. Every error has a JSON body with `error`, in words, and `code`."
+)
+_CAPTURED = {"name": "The name of a model."}
+_ERRORS = {
+    400: "The request is wrong; the text names the field.",
+    401: "The server demands a token, and the request has none or a wrong one.",
+    403: "A browser's page of another site may have made the request.",
+    404: "There is no such model.",
+    408: "The body did not come.",
+    409: "The model is on its way in or out.",
+    413: "The body is larger than 64 KiB.",
+    500: "The model's own code failed, or the server did.",
+    503: "Not now: it may be tried again.",
+    507: "The model does not fit into memory beside the others.",
+}
+_ACCESS = (401, 403)
+_BODY = (400, 408, 413)
+
+
+def _answers(type: Any, description: str, *errors: int) -> tuple[Answer, ...]:
+    return (Answer(status=200, description=description, bodies=(Body(type=type),)), *_errors(*errors))
+
+
+def _errors(*statuses: int) -> Iterable[Answer]:
+    return [Answer(status=status, description=_ERRORS[status], bodies=(Body(type=ErrorReply),)) for status in statuses]
+
+
+OPERATIONS: tuple[Operation, ...] = (
+    Operation(
+        name="console",
+        method="GET",
+        paths=("/",),
+        summary="A page that shows models and live streams.",
+        answers=(
+            Answer(status=200, description="The page.", bodies=(Body(content_type="text/html", description="HTML."),)),
+        ),
+    ),
+    Operation(
+        name="openapi",
+        method="GET",
+        paths=("/openapi.json",),
+        summary="This document.",
+        answers=_answers(dict[str, Any], "An OpenAPI 3.1 document.", *_ACCESS),
+    ),
+    Operation(
+        name="live",
+        method="GET",
+        paths=("/health/live",),
+        summary="Whether the process answers.",
+        answers=_answers(LiveView, "It does."),
+    ),
+    Operation(
+        name="ready",
+        method="GET",
+        paths=("/health/ready",),
+        summary="Whether new calls are taken.",
+        answers=(
+            *_answers(HealthView, "They are."),
+            Answer(
+                status=503,
+                description="Not now: models are loaded for the first time, or the server drains.",
+                bodies=(Body(type=HealthView),),
+            ),
+        ),
+    ),
+    Operation(
+        name="models",
+        method="GET",
+        paths=("/models",),
+        summary="Every model there is: in service, configured, or a folder of the repository.",
+        answers=_answers(ModelsView, "The models.", *_ACCESS),
+    ),
+    Operation(
+        name="load",
+        method="POST",
+        paths=("/models/{name}/load",),
+        summary="Loads a model; answered when it answers calls.",
+        bodies=(Body(type=Nothing),),
+        answers=_answers(ModelView, "It is in service.", *_BODY, *_ACCESS, 404, 409, 500, 503, 507),
+    ),
+    Operation(
+        name="unload",
+        method="POST",
+        paths=("/models/{name}/unload",),
+        summary="Takes a model out of service; answered when nothing of it is left.",
+        bodies=(Body(type=Nothing),),
+        answers=_answers(ModelView, "It is gone.", *_BODY, *_ACCESS, 404, 409, 503),
+    ),
+    Operation(
+        name="reload",
+        method="POST",
+        paths=("/models/{name}/reload",),
+        summary="Loads a model anew beside the old version, which serves until then.",
+        bodies=(Body(type=ReloadRequest),),
+        answers=_answers(ModelView, "The new version serves.", *_BODY, *_ACCESS, 404, 409, 500, 503, 507),
+    ),
+    Operation(
+        name="model",
+        method="GET",
+        paths=("/models/{name}",),
+        summary="One model.",
+        answers=_answers(ModelView, "The model.", *_ACCESS, 404),
+    ),
+    Operation(
+        name="streams",
+        method="GET",
+        paths=("/streams",),
+        summary="What is live, the oldest first, and what each stream waits for.",
+        queries=(Field(name="limit", description="How many are listed; 1000 where it is missing.", type=int),),
+        answers=_answers(StreamsView, "What is live.", 400, *_ACCESS),
+    ),
+    Operation(
+        name="events",
+        method="GET",
+        paths=("/streams/events",),
+        summary="What opens, changes and closes, as it does.",
+        queries=(Field(name="interval", description="Seconds between two looks, from 0.1 to 60; 1.", type=float),),
+        answers=(
+            Answer(
+                status=200,
+                description="Events until the server has drained.",
+                bodies=(
+                    Body(
+                        content_type="text/event-stream",
+                        description="Events models, opened, changed, closed, dropped and drained, each with JSON.",
+                    ),
+                ),
+            ),
+            *_errors(400, *_ACCESS, 503),
+        ),
+    ),
+    Operation(
+        name="report",
+        method="GET",
+        paths=("/drain",),
+        summary="Whether the server drains, and the report once it is over.",
+        answers=_answers(DrainView, "It does, or not.", *_ACCESS),
+    ),
+    Operation(
+        name="drain",
+        method="POST",
+        paths=("/drain",),
+        summary="Begins what SIGTERM begins, or shortens it.",
+        bodies=(Body(type=DrainRequest),),
+        answers=(
+            *_answers(DrainView, "It is over."),
+            Answer(status=202, description="It has begun.", bodies=(Body(type=DrainView),)),
+            *_errors(*_BODY, *_ACCESS),
+        ),
+    ),
+    Operation(
+        name="level",
+        method="GET",
+        paths=("/log",),
+        summary="The level of the log.",
+        answers=_answers(LevelView, "The level.", *_ACCESS),
+    ),
+    Operation(
+        name="set_level",
+        method="PUT",
+        paths=("/log",),
+        summary="Changes the level of the log.",
+        bodies=(Body(type=LevelRequest),),
+        required=True,
+        answers=_answers(LevelView, "The level from now on.", *_BODY, *_ACCESS),
+    ),
+)
+"""By their names, in the order in which paths are looked at; the application has a handler for each."""
+
+OPEN = frozenset({"console", "live", "ready"})
+"""What nobody needs a token for."""
+
+
+def document(version: str) -> dict[str, Any]:  # a JSON object
+    """The OpenAPI document of this version of the server."""
+    written = openapi.document(
+        title="everywire operator plane",
+        version=version,
+        description=_DESCRIPTION,
+        operations=OPERATIONS,
+        captured=_CAPTURED,
+    )
+    written["components"]["securitySchemes"] = {"token": {"type": "http", "scheme": "bearer"}}
+    for operation in OPERATIONS:
+        if operation.name not in OPEN:
+            for path in operation.paths:
+                # either: a server on loopback may have none
+                written["paths"][path][operation.method.lower()]["security"] = [{"token": []}, {}]
+    plain: dict[str, Any] = msgspec.json.decode(msgspec.json.encode(written))  # a tuple that is a default is an array
+    return plain
