@@ -141,13 +141,13 @@ class _Routes:
 
     async def _load(self, request: Request) -> Response:
         await _body(request, Nothing)
-        name = self._noted(request, "load")
+        name = _noted(request, "load")
         await self._gateway.control.load(name)
         return await self._tell(name)
 
     async def _unload(self, request: Request) -> Response:
         await _body(request, Nothing)
-        name = self._noted(request, "unload")
+        name = _noted(request, "unload")
         if name not in self._gateway.models:
             await self._absent(name)
         await self._gateway.control.unload(name)
@@ -155,7 +155,7 @@ class _Routes:
 
     async def _reload(self, request: Request) -> Response:
         patience = _seconds((await _body(request, ReloadRequest)).patience, "patience")
-        name = self._noted(request, "reload")
+        name = _noted(request, "reload")
         failure: GatewayError | None = None
         try:
             await self._gateway.reload(name, patience=patience)
@@ -171,12 +171,6 @@ class _Routes:
         if failure is not None:  # outside: what the traceback holds is the failed model's memory
             raise failure
         return await self._tell(name)
-
-    def _noted(self, request: Request, what: str) -> str:
-        name = _name(request)
-        peer = request.client.host if request.client else ""
-        log.info(f"operator: {what}", extra={"model": name[:200], "peer": peer})
-        return name
 
     # -- streams -----------------------------------------------------------------------------------------------------
 
@@ -210,8 +204,7 @@ class _Routes:
     async def _drain(self, request: Request) -> Response:
         asked = await _body(request, DrainRequest)
         timeout = _seconds(asked.timeout, "timeout")
-        peer = request.client.host if request.client else ""
-        log.info("operator: drain", extra={"timeout": timeout, "peer": peer})
+        _note(request, "drain", timeout=timeout)
         self._gateway.begin_drain(timeout)
         if asked.wait:
             await self._gateway.reported()
@@ -228,8 +221,8 @@ class _Routes:
 
     async def _set_level(self, request: Request) -> Response:
         level = (await _body(request, LevelRequest)).level
+        _note(request, "log", to=level)
         logging_setup.set_level(level)
-        log.warning("operator: log level", extra={"level": level})
         return _answer(LevelView(level=logging_setup.level()))
 
 
@@ -238,6 +231,18 @@ class _Routes:
 
 def _name(request: Request) -> str:
     return str(request.path_params["name"])
+
+
+def _noted(request: Request, action: str) -> str:
+    """The model that something is to be done with; the log has a line of it."""
+    name = _name(request)
+    _note(request, action, model=name[:200])
+    return name
+
+
+def _note(request: Request, action: str, **about: object) -> None:
+    peer = request.client.host if request.client else ""
+    log.info("operator request", extra={"action": action, **about, "peer": peer})
 
 
 def _count(request: Request, name: str, default: int) -> int:

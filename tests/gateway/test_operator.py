@@ -340,6 +340,20 @@ async def test_the_level_of_the_log_is_shown_and_set() -> None:
 # -- mounted, and nowhere else
 
 
+async def test_what_changes_something_is_a_line_of_the_log(autojump_clock: Any, caplog: Any) -> None:
+    caplog.set_level(logging.INFO, "gateway.operator")
+    async with serving(Probe(silent).spec("json-http1"), config=NO_PORT) as house:
+        operator = Operator(house.gateway)
+        await operator.ask("POST", "/models/probe/reload")
+        await operator.ask("PUT", "/log", {"level": "info"})
+        await operator.ask("POST", "/drain", {"timeout": 1})
+    said = [record.__dict__ for record in caplog.records if record.message == "operator request"]
+    assert [(record["action"], record["peer"]) for record in said] == [
+        ("reload", "127.0.0.1"), ("log", "127.0.0.1"), ("drain", "127.0.0.1"),
+    ]  # fmt: skip
+    assert (said[0]["model"], said[1]["to"], said[2]["timeout"]) == ("probe", "info", 1)
+
+
 async def test_it_can_be_mounted_below_a_path_of_another_application() -> None:
     async with serving(Probe(silent).spec("json-http1")) as house:
         operator = Operator(Starlette(routes=[Mount("/admin", operator_app(house.gateway))]))
