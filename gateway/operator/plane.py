@@ -74,7 +74,10 @@ class _Plane:
                 while not self._context.terminated.is_set():
                     if listens:
                         pause = _PAUSE
-                        await self._accept(nursery)
+                        try:
+                            await self._accept(nursery)
+                        except Exception:
+                            log.exception("the operator plane failed, and begins anew", extra={"again_in": pause})
                     await trio.sleep(pause)
                     pause = min(pause * 2, _LONGEST_PAUSE)
                     listens = self._listen(pause)
@@ -85,9 +88,9 @@ class _Plane:
         chosen = self._gateway.config.operator
         try:
             self._listener = listener = Listener(chosen.host, chosen.port, backlog=_CONNECTIONS, setting="operator.port")
-        except OSError as e:
+        except (OSError, ValueError) as e:  # a name that no resolver takes is the latter
             said = "the operator plane does not listen: models are served without it"
-            log.error(said, extra={"reason": e.strerror or str(e), "again_in": pause})
+            log.error(said, extra={"reason": str(e), "again_in": pause})
             return False
         self._gateway.operator_port = listener.port
         host = f"[{chosen.host}]" if ":" in chosen.host else chosen.host
@@ -121,6 +124,8 @@ class _Plane:
             # its type says TLS, which it finds out by asking
             connection = Connection(self._app, self._server, self._context, ConnectionState({}), stream)  # type: ignore[arg-type]
             await connection.run()
+        except Exception:
+            log.exception("an operator's connection failed")
         finally:
             self._streams.discard(stream)
             stream.socket.close()

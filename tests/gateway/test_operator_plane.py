@@ -17,6 +17,7 @@ from trio.testing import MockClock, wait_all_tasks_blocked
 
 from gateway.config import Config, DrainConfig, LimitsConfig, ListenConfig, OperatorConfig
 from gateway.gateway import Gateway
+from gateway.listeners import Listener
 from gateway.operator.app import operator_app
 from gateway.operator.plane import operating
 from gateway.settings import ConfigError
@@ -78,6 +79,46 @@ async def test_a_port_that_is_taken_stops_no_model_and_is_tried_again(caplog: An
             await wait_all_tasks_blocked()
             assert gateway.operator_port == port
             assert (await curl(port, "GET", "/health/live")).status == 200
+
+
+async def test_a_plane_that_fails_begins_anew_and_models_do_not_notice(
+    caplog: Any, monkeypatch: pytest.MonkeyPatch, mock_clock: MockClock
+) -> None:
+    accept, failures = Listener.accept, [RuntimeError("a bug of ours")]
+
+    async def fails(listener: Listener, serve: Any, may_accept: Any) -> None:
+        if listener.port == gateway.operator_port and failures:
+            await trio.lowlevel.checkpoint()
+            raise failures.pop()
+        await accept(listener, serve, may_accept)
+
+    monkeypatch.setattr(Listener, "accept", fails)
+    probe = Probe(answering)
+    probe.go.set()
+    gateway = Gateway(Config(listen=ListenConfig(port=0), operator=OperatorConfig(port=0)), [probe.spec("lmi-http1")])
+    async with trio.open_nursery() as nursery:
+        await nursery.start(gateway.serve)
+        await wait_all_tasks_blocked()
+        assert gateway.operator_port == 0
+        (said,) = [record for record in caplog.records if record.message == "the operator plane failed, and begins anew"]
+        assert said.exc_info
+        assert (await curl(gateway.port, "POST", "/predictions/probe", b'{"inputs": "x"}')).status == 200
+        mock_clock.jump(1)
+        await wait_all_tasks_blocked()
+        assert (await curl(gateway.operator_port, "GET", "/health/live")).status == 200
+        nursery.cancel_scope.cancel()
+
+
+async def test_a_connection_that_cannot_even_begin_is_one_line_of_the_log(
+    caplog: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async with operated(Probe(silent).spec("lmi-http1")) as gateway:
+        with monkeypatch.context() as broken:
+            broken.setattr("gateway.operator.plane.Connection", None)
+            async with await trio.open_tcp_stream("127.0.0.1", gateway.operator_port) as stream:
+                assert await stream.receive_some() == b""
+        assert "an operator's connection failed" in [record.message for record in caplog.records]
+        assert (await curl(gateway.operator_port, "GET", "/health/live")).status == 200
 
 
 async def test_a_client_that_ends_hypercorn_elsewhere_harms_nobody(caplog: Any) -> None:
