@@ -32,7 +32,6 @@ log = logging.getLogger("gateway.spans")
 
 # RFC 9110 section 9, RFC 5789: other methods are all one, or a client could make as many names as it likes
 _METHODS = {m.encode(): m for m in ("GET", "HEAD", "POST", "PUT", "DELETE", "CONNECT", "OPTIONS", "TRACE", "PATCH")}
-_OTHER = "_OTHER"
 _VERSIONS = {b"1.0": "1.0", b"1.1": "1.1", b"2": "2", b"2.0": "2", b"3": "3", b"3.0": "3"}
 _SCHEMES = {b"http": "http", b"https": "https", b"ws": "ws", b"wss": "wss"}
 # What is not the client's doing; before the head the status says it: LMI and SageMaker say 424 where the model has failed.
