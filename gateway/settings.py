@@ -352,8 +352,11 @@ def _convert(setting: Setting, path: Key, value: Any, source: str, *, text: bool
         why = f": {error}" if setting.unit is Unit.TENSORS else ""
     if converted is None or not _in_range(setting, converted):
         key, got = dotted(path), f"{show(without_secrets(path[-1], value))}{why}"
-        line = f"{plain(source)}: {key} must be {setting.expected}, not {got}"
-        raise ConfigError(Problem(text=line, where=source, key=key, expected=setting.expected, got=got))
+        near = difflib.get_close_matches(value.lower(), setting.choices, 1) if isinstance(value, str) else []
+        hint = f": did you mean {near[0]}?" if near else ""
+        line = f"{plain(source)}: {key} must be {setting.expected}, not {got}{hint}"
+        problem = Problem(text=line, where=source, key=key, expected=setting.expected, got=got, suggestion="".join(near))
+        raise ConfigError(problem)
     return converted
 
 

@@ -28,7 +28,7 @@ class Problem:
     expected: str = ""
     got: str = ""
     suggestion: str = ""
-    """The setting, or the section, that was probably meant."""
+    """The setting, the section or the choice that was probably meant."""
 
 
 class ConfigError(Exception):

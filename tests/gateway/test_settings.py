@@ -455,6 +455,14 @@ def test_a_wrong_value_names_the_file_the_key_what_was_expected_and_what_came(
     assert complaint(file=text) == f"everywire.toml: {message}"
 
 
+def test_a_choice_that_is_misspelt_names_the_nearest(directory: Path) -> None:
+    (found,) = problems("[log]\nlevel = 'WARN'\n")
+    assert found.text == (
+        "everywire.toml:2: log.level must be one of debug, info, warning, error, not 'WARN': did you mean warning?"
+    )
+    assert found.suggestion == "warning"
+
+
 def test_what_came_is_not_echoed_at_length(directory: Path) -> None:
     message = complaint(file=f"[listen]\nport = '{'x' * 5000}'")
     assert message.endswith("x...")
