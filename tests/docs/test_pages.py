@@ -34,8 +34,8 @@ from tests.docs.pages import (
 # Blocks without a language are what goes over a wire. These pages have some, and these tests hold the forms.
 WIRE = {
     "docs/reference/bidi.md": "tests/protocols/test_bidi.py, tests/protocols/test_bidi_json.py",
-    "docs/reference/lmi.md": "tests/protocols/test_lmi_golden.py, tests/protocols/test_lmi_tgi.py, tests/gateway/test_lmi_dynamic.py",
-    "docs/reference/openai.md": "tests/gateway/test_openai.py",
+    "docs/reference/lmi.md": "tests/docs/test_wire_samples.py",
+    "docs/reference/openai.md": "tests/docs/test_wire_samples.py",
     "docs/reference/v2.md": "tests/protocols/test_v2_decisions.py",
     "docs/reference/v2-streams.md": "tests/gateway/test_v2_streams.py, tests/gateway/test_v2_generate.py",
 }
