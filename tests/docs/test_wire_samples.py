@@ -7,15 +7,17 @@ import re
 from collections.abc import AsyncIterator
 from typing import Any
 
+import numpy as np
 import pytest
 
 from gateway.client import post
 from gateway.config import Config, LMIConfig
-from gateway.testing import memory_gateway
+from gateway.testing import MemoryGateway, memory_gateway
 from models.adapt import spec_of
 from models.errors import ModelError
+from models.library.tensors import add_sub
 from models.messages import FinishReason, Prompt, Token
-from protocols.events import Data, End
+from protocols.events import Data, End, Headers, Response
 from tests.docs.pages import blocks
 
 DEEP = [
@@ -47,13 +49,20 @@ async def answered(body: dict[str, Any], path: str = "/invocations", **lmi: Any)
     """The body of the answer, where `lmi` is configured."""
     spec = spec_of(lm, name="lm", parameters=["temperature", "top_p", "n", "best_of"])
     async with memory_gateway([spec], Config(lmi=LMIConfig(**lmi))) as served:
-        client = served.http1()
-        await client.send(*post(1, path, json.dumps(body).encode()))
-        text = b""
-        while type(event := await client.next_event()) is not End:
-            if type(event) is Data:
-                text += b"".join(event.buffers)
-        return text.decode()
+        return (await exchanged(served, path, json.dumps(body)))[1]
+
+
+async def exchanged(served: MemoryGateway, path: str, body: str) -> tuple[Headers, str]:
+    """The head's fields and the body of the answer to a POST."""
+    client, text = served.http1(), b""
+    fields: Headers = ()
+    await client.send(*post(1, path, body.encode()))
+    while type(event := await client.next_event()) is not End:
+        if type(event) is Response:
+            fields = event.headers
+        elif type(event) is Data:
+            text += b"".join(event.buffers)
+    return fields, text.decode()
 
 
 def squeezed(text: str) -> str:
@@ -119,3 +128,21 @@ async def test_every_answer_that_the_page_quotes_is_given(page: str) -> None:
         for sample in re.split(r"^[A-D]  |\n\n", block.text, flags=re.MULTILINE):
             wanted = squeezed(sample)
             assert any(wanted in answer for answer in given), f"line {block.line}: nobody is answered {sample}"
+
+
+async def ticks(x: np.ndarray[Any, Any]) -> AsyncIterator[dict[str, np.ndarray[Any, Any]]]:
+    for number in range(2):
+        yield {"n": np.array([number], np.int64)}
+
+
+async def test_the_page_of_v2s_streams_quotes_what_is_sent() -> None:
+    stream, generate = [block.text for block in blocks("docs/reference/v2-streams.md") if not block.language]
+    async with memory_gateway([spec_of(ticks), spec_of(add_sub)]) as served:
+        asked = json.dumps({"inputs": [{"name": "x", "datatype": "INT64", "shape": [1], "data": [0]}]})
+        head, body = await exchanged(served, "/v2/models/ticks/infer_stream", asked)
+        quoted_head, _, quoted_body = stream.partition("\n\n")
+        assert quoted_head == f"content-type: {dict(head)[b'content-type'].decode()}"
+        assert body == quoted_body
+        request, _, answer = generate.partition("\n\n")
+        line, _, asked = request.partition("\n")
+        assert (await exchanged(served, line.removeprefix("POST "), asked))[1] == answer.strip()
