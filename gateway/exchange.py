@@ -21,6 +21,7 @@ from gateway.errors import (
     TooLarge,
     UnsupportedEncoding,
 )
+from gateway.ledger import INPUT, ROOM, Waits
 from protocols.content_coding import Coding, Inflater, parse_content_encoding
 from protocols.errors import RemoteProtocolError
 from protocols.events import Buffer, Frame, Headers, Opcode, Request
@@ -34,11 +35,14 @@ if TYPE_CHECKING:
 
 # A model that never waits still meets cancellation and lets others run after 32 messages sent or 64 received, or after
 # `limits.checkpoint_bytes`.
-_TURN = 64
-_SENT, _RECEIVED = 2, 1
-_BETWEEN = frozenset(left for left in range(_TURN) if left & _SENT)  # what is left of a turn where the clock is not asked
+_RECEIVED = 64
+_SENT = 2  # of what is left of a turn, for each message sent: what is sent is counted by it
+_TURN = 34 * _SENT  # one message that has waited for room, then 32 that need not
+_BETWEEN = frozenset((_TURN - _SENT, *range(2 * _SENT, _TURN, 2 * _SENT)))  # what is left where the clock is not asked
 # ... or after this many seconds of messages: a model whose steps are slow must not take 16 of them in one turn.
 _TURN_SECONDS = 0.001
+_PAST = float("-inf")  # when a turn has ended that is over
+_ALL = -(1 << 62)  # where its bytes began: there are no more of them
 _LONG = 4096  # bytes: of shorter messages those of a turn are few, whatever their number
 # A body of known length is paid for as it arrives, in steps of this many bytes.
 _BODY_STEP = 1024 * 1024
@@ -157,8 +161,10 @@ class Exchange:
         "_gathering",
         "_held",
         "_inbox",
+        "_items",
         "_outbox",
         "_reader",
+        "_received",
         "_reserved",
         "_returned",
         "_scope",
@@ -170,6 +176,7 @@ class Exchange:
         "allowed",
         "allowed_by",
         "arrived_at",
+        "began_at",
         "bytes_in",
         "bytes_out",
         "copied",
@@ -179,14 +186,17 @@ class Exchange:
         "fail",
         "fields",
         "finishing",
+        "first_at",
         "gone",
         "id",
         "incident",
         "input_ended",
         "interruption",
+        "left_at",
         "model",
         "moved_at",
         "owner",
+        "parts_in",
         "priority",
         "reply",
         "request",
@@ -196,6 +206,7 @@ class Exchange:
         "started_at",
         "status",
         "stream",
+        "waits",
         "wire",
     )  # fmt: skip
 
@@ -203,26 +214,41 @@ class Exchange:
     """The first field of each (lower-case) name."""
     route: tuple[Callable[..., Coroutine[Any, Any, None]], dict[str, Any]] | None
     """Who answers it, and with what arguments."""
+    began_at: float
+    """When its work began, on Trio's clock, like all of these; not set before."""
+    left_at: float
+    """When its task was done with it; not set before."""
+    first_at: float | None
+    """When the first bytes of its body had left; None before, and where all of the answer left at once."""
+    waits: Waits | None
+    """What it has waited for; None where it has not."""
+    parts_in: int
+    """Messages that were taken out of its body, where its dialect counts them; not set otherwise."""
 
     def __init__(
         self, owner: Owner, wire: Wire, request: Request, id: str, now: float, like: Exchange | None = None, stream: int = 0
     ) -> None:
         """`like` is one whose request had the same head: what was found out from that is not looked for again."""
-        self.owner, self.wire, self.request, self.id = owner, wire, request, id
+        self.owner = owner
+        self.wire = wire
+        self.request = request
+        self.id = id
         self.stream = stream or request.stream
         if like is not None and like.request is request:  # one whose body was inflated has another request since
-            self.fields, self.route = like.fields, like.route
+            self.fields = like.fields
+            self.route = like.route
         else:
-            self.fields, self.route = owner.fields(request.headers), None
+            self.fields = owner.fields(request.headers)
+            self.route = None
         self._scope: trio.CancelScope | None = None
         self._cancelled = False
         self.ending: Ending | None = None
         self.finishing: Ending | None = None
         self.interruption: GatewayError | None = None
         self.status = 0
-        self.allowed, self.allowed_by = _FOREVER, ""
-        self.deadline = _FOREVER
-        """On Trio's clock; infinite where there is none."""
+        self.allowed = self.deadline = _FOREVER
+        """Seconds, and the moment on Trio's clock; infinite where there is none."""
+        self.allowed_by = ""
         self._ceiling: tuple[float, float, str] | None = None  # the earliest deadline, the seconds and the name of its limit
         self.fail: Callable[[GatewayError], None] | None = None
         """How the dialect says an error; it commits and finishes the exchange. `refuse` until a dialect has taken it."""
@@ -237,6 +263,7 @@ class Exchange:
         """Bytes of the body that were copied or inflated, each time they were, on their way into the one buffer that
         `receive_body` or `whole_body` has given; what lands there costs nothing."""
         self.started_at = self.arrived_at = self.moved_at = self.sent_at = now
+        self.first_at = self.waits = None
         self._inbox = self._outbox = _NOTHING  # what has come; the same, the next one last: what the work takes from
         self._held = 0  # what the inbox costs, paid from the budget on wires without windows
         self.input_ended = False
@@ -248,7 +275,8 @@ class Exchange:
         self._reserved = 0  # the whole body, paid from the budget
         self._charged = 0  # a message larger than the send buffer, likewise
         self._assembly = 0  # a message under way in a decoder, likewise
-        self._turn_left, self._turn_bytes = _TURN, 0
+        self._turn_left = self._items = _TURN  # their difference is what was sent, each message as `_SENT`
+        self._turn_bytes = self._received = 0
         self._until = 0  # below so many `bytes_out` there is room, and no checkpoint due for them
 
     # -- what the request says -----------------------------------------------------------------------------------
@@ -320,7 +348,7 @@ class Exchange:
             else:
                 self._inbox.append(item)
             if self._reader is not None:
-                self._wake_reader()
+                self._wake_reader(now)
 
     def feed_whole(self, body: bytes) -> None:
         """The whole body, which is not empty, came with the head, on a wire without windows that wants no credit for it:
@@ -347,17 +375,20 @@ class Exchange:
         """The body is complete."""
         self.input_ended = True
         if self._reader is not None:
-            self._wake_reader()
+            self._wake_reader(self.owner.clock())
 
     def room_changed(self) -> None:
         """Bytes of this exchange have left."""
-        self.moved_at = self.sent_at = self.owner.last_sent
+        self.sent_at = self.owner.last_sent
+        if self.first_at is None and self.bytes_out:
+            self.first_at = self.sent_at
         if self._charged and self.wire.empty(self):
             self.owner.budget.release(self._charged)
             self._charged = 0
         writer = self._writer
         if writer is not None:
             self._writer = None
+            self._waited(ROOM, self.sent_at)
             trio.lowlevel.reschedule(writer)
 
     def ended(self) -> None:
@@ -397,7 +428,7 @@ class Exchange:
     def _cancel(self) -> None:
         if not self._cancelled:
             self._cancelled, self._cancelled_at = True, self.owner.clock()
-        self._turn_left = 0
+        self._spend_turn()
         if self._scope is not None:
             self._scope.cancel()
 
@@ -406,7 +437,8 @@ class Exchange:
     def begin(self, scope: trio.CancelScope) -> None:
         """Its work begins, inside this scope, which nobody else cancels."""
         self._scope = scope
-        self._turn_ends = self.owner.clock() + _TURN_SECONDS
+        self.began_at = self.owner.clock()
+        self._turn_ends = self.began_at + _TURN_SECONDS
         if self.deadline < _FOREVER:
             scope.deadline = self.deadline
         if self._cancelled:
@@ -438,19 +470,25 @@ class Exchange:
         return: call this when the consumer wants bytes, not before."""
         if self.request.expects_continue and not self.bytes_in and not self.status:
             self.wire.proceed(self)
-        if self._turn_over(_RECEIVED):
+        if self._turn_over():
             await self._yield()
         while not (outbox := self._outbox):
             if self._inbox:
                 self._outbox, self._inbox = self._inbox, _NOTHING
                 self._outbox.reverse()
             elif self.input_ended:
+                self._received -= 1
                 return None
             elif self._returned:
+                self._received -= 1
                 raise trio.ClosedResourceError("the exchange has ended")
             else:
                 assert self._reader is None, "one task waits for input"
                 self._reader = trio.lowlevel.current_task()
+                waits = self.waits
+                if waits is None:
+                    waits = self.waits = Waits()
+                waits.begin(INPUT, self.owner.clock())
                 await trio.lowlevel.wait_task_rescheduled(self._reader_cancelled)
                 self._begin_turn()
         item = outbox.pop()
@@ -468,21 +506,58 @@ class Exchange:
     async def _wait_input(self) -> None:
         assert self._reader is None, "one task waits for input"
         self._reader = trio.lowlevel.current_task()
+        self.waits_for(INPUT)
         await trio.lowlevel.wait_task_rescheduled(self._reader_cancelled)
         self._begin_turn()
 
-    def _wake_reader(self) -> None:
+    def _wake_reader(self, now: float) -> None:
+        """The wait is over since then, whenever its task has its turn."""
         reader, self._reader = self._reader, None
         assert reader is not None
+        waits = self.waits
+        if waits is not None and not self._returned:
+            waits.over(INPUT, now)
         trio.lowlevel.reschedule(reader)
 
     def _reader_cancelled(self, _: object) -> trio.lowlevel.Abort:
         self._reader = None
+        self._received -= 1
+        self.has_waited(INPUT)
         return trio.lowlevel.Abort.SUCCEEDED
 
     def _writer_cancelled(self, _: object) -> trio.lowlevel.Abort:
         self._writer = None
+        self.has_waited(ROOM)
         return trio.lowlevel.Abort.SUCCEEDED
+
+    # -- where its time goes: asked where a task parks, never on its way -------------------------------------------------
+
+    def waits_for(self, what: int) -> None:
+        """A task of its own waits from now on for one of `gateway.ledger`'s things."""
+        waits = self.waits
+        if waits is None:
+            waits = self.waits = Waits()
+        waits.begin(what, self.owner.clock())
+
+    def has_waited(self, what: int) -> None:
+        """It has it, or waits no longer."""
+        self._waited(what, self.owner.clock())
+
+    def _waited(self, what: int, now: float) -> None:
+        # who still waits when the exchange's own task is done keeps nobody waiting
+        if self.waits is not None and not self._returned:
+            self.waits.over(what, now)
+
+    @property
+    def items_out(self) -> int:
+        """Messages of the model's that have had room: tokens, parts, responses. Of an answer that is one document, what it
+        was made of; 0 for one of a unary call."""
+        return (self._items - self._turn_left) // _SENT
+
+    @property
+    def frames_in(self) -> int:
+        """Of a WebSocket: frames that were taken."""
+        return self._received
 
     async def receive_body(self, limit: int, *, setting: str, as_sent: bool = False) -> memoryview:
         """The whole body in one buffer: its memory is reserved before it is taken and its credit returned as the
@@ -638,7 +713,7 @@ class Exchange:
     def _refuse_body(self, gathering: _Gathering, error: GatewayError) -> None:
         gathering.error = error
         if self._reader is not None:
-            self._wake_reader()
+            self._wake_reader(self.arrived_at)
 
     def limit_silence(self, seconds: float, setting: str) -> None:
         """The exchange ends with DeadlineExceeded, which names the setting, when neither side has moved a byte for that
@@ -690,24 +765,27 @@ class Exchange:
         false, `wait_room` is to be asked. n is at least 1."""
         self._turn_left = left = self._turn_left - _SENT
         # most messages: at the clock for every second one
-        if self.bytes_out + n < self._until and (left in _BETWEEN or (left >= 0 and self.owner.clock() <= self._turn_ends)):
+        if self.bytes_out + n < self._until and (left in _BETWEEN or (left and self.owner.clock() <= self._turn_ends)):
             return True
-        if left not in _BETWEEN and self._turn_ended(n):
-            return False
-        room = self.wire.room(self)
-        if n > room or self.finishing is not None:
-            return False
-        if self.status and self.wire.exclusive:
-            sent = self.bytes_out  # what a turn's pieces have of framing is left out of the room
-            self._until = min(sent + room - _TURN // _SENT * _FRAMING, self._turn_bytes + self.owner.limits.checkpoint_bytes)
-        return True
+        if left in _BETWEEN or not self._turn_ended(n):
+            room = self.wire.room(self)
+            if n <= room and self.finishing is None:
+                if self.status and self.wire.exclusive:
+                    sent = self.bytes_out  # what a turn's pieces have of framing is left out of the room
+                    self._until = min(
+                        sent + room - _TURN // _SENT * _FRAMING, self._turn_bytes + self.owner.limits.checkpoint_bytes
+                    )
+                return True
+        self._turn_left += _SENT  # it was not let in: it counts when it is
+        return False
 
     async def _wait_room(self, n: int) -> None:
-        if self._turn_left < 0:
+        if self._turn_ends == _PAST:
             await self._yield()
         while n > (room := self.wire.room(self)) and not self.wire.empty(self):
             assert self._writer is None, "one task waits for room"
             self._writer = trio.lowlevel.current_task()
+            self.waits_for(ROOM)
             await trio.lowlevel.wait_task_rescheduled(self._writer_cancelled)
             self._begin_turn()
         if self.gone or self.finishing is not None:
@@ -718,33 +796,47 @@ class Exchange:
             if not self.owner.budget.try_reserve(n):
                 raise no_bytes(self.owner.budget, n)
             self._charged += n
+        self._turn_left -= _SENT
 
-    async def turn(self, weight: int = _SENT) -> None:
+    async def turn(self) -> None:
         """A checkpoint where one is due: a model that never waits still meets its cancellation and lets others run, at
         the price of a checkpoint for so many messages or bytes."""
-        if self._turn_over(weight):
+        if self._turn_over():
             await self._yield()
 
-    def _turn_over(self, weight: int) -> bool:
-        self._turn_left = left = self._turn_left - weight
-        many = self.bytes_out - self._turn_bytes >= self.owner.limits.checkpoint_bytes
-        return (many or left < 0 or not left & weight) and self._turn_ended(0)
+    def _turn_over(self) -> bool:
+        """Whether a checkpoint is due before one more is received."""
+        self._received = n = self._received + 1
+        if n & 3 and self.bytes_out - self._turn_bytes < self.owner.limits.checkpoint_bytes:
+            return False
+        return not n % _RECEIVED or self._turn_ended(0)
 
     def _turn_ended(self, n: int) -> bool:
         """Whether a checkpoint is due before n bytes more; then it stays due."""
         if (
-            self._turn_left >= 0
-            and self.bytes_out + n - self._turn_bytes < self.owner.limits.checkpoint_bytes
+            self._turn_left
             and self.owner.clock() <= self._turn_ends
+            and self.bytes_out + n - self._turn_bytes < self.owner.limits.checkpoint_bytes
         ):
             return False
-        self._turn_left = -1
+        self._turn_ends, self._until = _PAST, 0
         return True
 
     def _begin_turn(self) -> None:
-        self._turn_left = 0 if self._cancelled else _TURN  # a cancellation that came does not come back by itself
-        self._turn_bytes, self._until = self.bytes_out, 0
+        self._items += _TURN - self._turn_left
+        self._turn_left = _TURN
+        self._turn_bytes = self.bytes_out
+        self._until = 0
         self._turn_ends = self.owner.clock() + _TURN_SECONDS
+        if self._cancelled:
+            self._spend_turn()  # a cancellation that came does not come back by itself
+
+    def _spend_turn(self) -> None:
+        """A checkpoint is due before whatever comes next."""
+        self._items += _SENT - self._turn_left
+        self._turn_left = _SENT
+        self._turn_bytes, self._turn_ends = _ALL, _PAST
+        self._until = 0
 
     async def _yield(self) -> None:
         await trio.lowlevel.checkpoint()
@@ -854,6 +946,7 @@ class Exchange:
         if self._returned:
             return
         self._returned = True
+        self.left_at = self.owner.clock()
         try:
             if self._outbox or self._inbox or self._assembly:
                 self._give_back()
@@ -884,6 +977,10 @@ class Exchange:
                 self._charged = 0
             if self._returned:
                 self._close()
+            else:  # what its task does from now on is no part of it
+                if self.waits is None:
+                    self.waits = Waits()
+                self.waits.end(self.owner.clock())
 
     def _close(self) -> None:
         """It has its ending, and its task is done with it."""

@@ -203,7 +203,7 @@ class ExchangeTasks:
                 error = None  # it knows this frame: a cycle would keep the exchange's memory
                 if place.leads:
                     self._doubt = 0
-                    if now() - began > _TURN:
+                    if exchange.left_at - began > _TURN:
                         self._write()
                         await trio.lowlevel.checkpoint()
                         began = now()

@@ -12,6 +12,7 @@ from pythonjsonlogger.core import RESERVED_ATTRS
 from pythonjsonlogger.json import JsonFormatter
 
 from gateway.config import LogConfig
+from gateway.printable import escape
 
 Level: TypeAlias = Literal["debug", "info", "warning", "error"]
 
@@ -89,13 +90,6 @@ class TextFormatter(logging.Formatter):
 def timestamp(record: logging.LogRecord) -> str:
     """When the record was made: RFC 3339, UTC, milliseconds."""
     return datetime.fromtimestamp(record.created, UTC).strftime("%Y-%m-%dT%H:%M:%S.") + f"{int(record.msecs):03}Z"
-
-
-def escape(text: str) -> str:
-    """The text with each character that is not printable (control, line separator, direction mark) as an escape."""
-    if text.isprintable():
-        return text
-    return "".join(c if c.isprintable() else c.encode("unicode_escape").decode("ascii") for c in text)
 
 
 def _extra(record: logging.LogRecord) -> dict[str, Any]:

@@ -45,7 +45,6 @@ _TEXT, _CONTINUATION = Opcode.TEXT, Opcode.CONTINUATION
 _GOING_AWAY, _INVALID, _TOO_BIG, _INTERNAL, _TRY_AGAIN = 1001, 1007, 1009, 1011, 1013
 _SMALL = 64 * 1024
 _LONG = 2 * 1024 * 1024  # bytes of a message that are a millisecond's work or two: checksums, a digest, base64
-_RECEIVED = 1  # what a part is of a task's turn, beside the four of a message that is sent
 _OBJECT = 256  # what the JSON of a part has beside its bytes, and more
 _PADDING = "abcdefghijklmnopqrstuvwxyzABCDEF" * 128
 
@@ -158,6 +157,7 @@ class _EventStreamChannel:
         self.form = form
         self._decoder: bidi.PartDecoder | bidi.LiteralDecoder | None = None
         self._ended = self._assembling = False
+        exchange.parts_in = 0
         if form is not None:
             self._decode()
 
@@ -210,12 +210,13 @@ class _EventStreamChannel:
         decoder, exchange = self._decoder, self._exchange
         assert decoder is not None, "the form is chosen before the model is called"
         if decoder.buffered:
-            await exchange.turn(_RECEIVED)  # a piece may hold thousands of small parts
+            await exchange.turn()  # a piece may hold thousands of small parts
         try:
             while True:
                 # a large message, whole now, is taken apart beside the loop; nothing else touches the decoder meanwhile
                 part = await beside(decoder.next_part) if decoder.work > _LONG else decoder.next_part()
                 if isinstance(part, bidi.PayloadPart):
+                    exchange.parts_in += 1
                     if self._assembling:
                         exchange.assembled()
                         self._assembling = False

@@ -68,6 +68,7 @@ class Pieces:
         while not isinstance(request := await codec(header_length, reader.head), v2.V2Request):
             await _read(exchange, reader)
         exchange.silence = None
+        exchange.parts_in = 0
         return cls(exchange, reader, request)
 
     async def receive(self) -> InferRequest:
@@ -90,6 +91,7 @@ class Pieces:
             raise self._broken(e) from None
 
     def _message(self, piece: V2Piece) -> InferRequest:
+        self._exchange.parts_in += 1
         request = request_of(msgspec.structs.replace(self.request, inputs=piece.inputs))
         inputs = [
             msgspec.structs.replace(tensor, whole=whole) if whole else tensor

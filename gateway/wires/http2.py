@@ -254,7 +254,7 @@ class HTTP2Wire:
             exchange.moved_at = now
         elif self._machine.leaving(exchange.stream):  # part of a write that the peer takes piece by piece
             exchange.moved_at = max(exchange.moved_at, self._connection.last_sent)
-        return now - exchange.moved_at > self._connection.limits.write_stall
+        return now - max(exchange.moved_at, exchange.sent_at) > self._connection.limits.write_stall
 
     def close(self) -> None:
         self._machine.close()

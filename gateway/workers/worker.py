@@ -31,6 +31,7 @@ from gateway.errors import (
     WorkerLost,
 )
 from gateway.exchange import Exchange
+from gateway.ledger import SLOT
 from gateway.workers.policy import decide, within_period
 from gateway.workers.queue import SlotQueue, level_of
 from gateway.workers.statistics import ModelStatistics
@@ -607,6 +608,7 @@ class Worker:
         held, limit = exchange.held, self.spec.queue_timeout
         self._check_queue(held)
         self._queued_bytes += held
+        exchange.waits_for(SLOT)
         try:
             if limit:
                 with trio.move_on_after(limit) as scope:
@@ -620,6 +622,7 @@ class Worker:
                 self._admit()  # those behind it may be smaller
             raise
         finally:
+            exchange.has_waited(SLOT)
             self._queued_bytes -= held
         try:
             if trio.current_time() >= exchange.deadline:

@@ -12,7 +12,8 @@ from datetime import datetime, timedelta
 import pytest
 
 from gateway.config import LogConfig
-from gateway.logging_setup import configure, escape
+from gateway.logging_setup import configure
+from gateway.printable import escape
 
 EXCHANGE = {
     "id": "01J",
