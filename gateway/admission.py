@@ -7,7 +7,7 @@ from collections.abc import Coroutine, Mapping
 from typing import Any, final
 
 from gateway.config import AdmissionConfig
-from gateway.errors import BadRequest, DeadlineExceeded
+from gateway.errors import BadRequest, DeadlineExceeded, Refusal
 from gateway.exchange import Exchange
 from gateway.routing import Handler
 from gateway.settings_text import show
@@ -54,7 +54,7 @@ class Admission:
         seconds, name = min(allowed, default=(None, b""))
         whose = f"{name.decode()} of the request"
         if seconds == 0:
-            raise DeadlineExceeded(f"no time is left ({whose})")
+            raise DeadlineExceeded(f"no time is left ({whose})", refusal=Refusal.NO_TIME)
         return Asked(handler, seconds, whose, priority), arguments
 
 

@@ -34,6 +34,11 @@ class BodyPool:
         """What waits to be lent again."""
         self._used_at = 0.0
 
+    @property
+    def lent_bytes(self) -> int:
+        """What is lent and not back."""
+        return sum(lent.nbytes for loan in list(self._loans.values()) if isinstance(lent := loan(), np.ndarray))
+
     def take(self, n: int, now: float) -> memoryview:
         """Writable memory of n bytes, at least one, not cleared: whoever fills it gives out no more than was filled."""
         if n < SMALLEST:

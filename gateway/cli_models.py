@@ -12,7 +12,7 @@ import click
 
 from gateway.cli_options import Given
 from gateway.config import OperatorConfig
-from gateway.logging_setup import escape
+from gateway.printable import escape
 
 if TYPE_CHECKING:
     from gateway.operator.client import PlaneClient

@@ -24,7 +24,7 @@ from gateway.container_client import (
     next_piece,
     refused,
 )
-from gateway.errors import Overloaded, TransportLost, WorkerLost
+from gateway.errors import Overloaded, Refusal, TransportLost, WorkerLost
 from gateway.target_model import model_name, model_url
 from models.errors import ModelError
 from protocols.errors import RemoteProtocolError
@@ -170,7 +170,8 @@ class ContainerModels:
         if unattended >= _UNATTENDED:
             raise Overloaded(
                 f"the container has not answered {unattended} loads yet whose callers have left "
-                f"(model_load_timeout); try again later"
+                f"(model_load_timeout); try again later",
+                refusal=Refusal.NO_PLACE,
             )
         return self._begin(model, partial(self._load, model, url), load=True)
 

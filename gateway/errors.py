@@ -24,6 +24,27 @@ class Ending(enum.Enum):
     __hash__ = object.__hash__  # Enum's own is a call of Python's, and endings are counted
 
 
+class Refusal(enum.Enum):
+    """Why a request was not admitted, though nothing is wrong with it."""
+
+    QUEUE = "queue-full"
+    """All slots of its model and all places in its queue are taken, or the queue holds too many bytes."""
+    QUEUE_TIMEOUT = "queue-timeout"
+    """It has waited for a slot as long as one may."""
+    MEMORY = "memory"
+    """The byte budget has no room for it, or is above `limits.memory_refuse`."""
+    SHED = "memory-reset"
+    """It was ended because it held most, above `limits.memory_reset`."""
+    DRAINING = "draining"
+    """The server is shutting down."""
+    NOT_READY = "model-not-ready"
+    """Its model is loading, restarting, being unloaded or given up."""
+    NO_PLACE = "no-place-for-model"
+    """Its model cannot be loaded while all others are in use."""
+    NO_TIME = "no-time-left"
+    """Its head says that its time is over."""
+
+
 class GatewayError(Exception):
     """Base of the errors that end an exchange.
 
@@ -36,13 +57,24 @@ class GatewayError(Exception):
     retryable: ClassVar[bool] = False
     ending: ClassVar[Ending] = Ending.REFUSED
     code: str = "InternalFailure"
+    refusal: Refusal | None = None
+    """Why the request was not admitted, where that is what this says."""
     headers: Headers = ()
     """Fields that the head of the answer has beside its dialect's own."""
 
-    def __init__(self, message: str, *, status: int | None = None, retry_after: float | None = 1.0) -> None:
+    def __init__(
+        self,
+        message: str,
+        *,
+        status: int | None = None,
+        retry_after: float | None = 1.0,
+        refusal: Refusal | None = None,
+    ) -> None:
         """`retry_after`: in how many seconds the same request may succeed, where the error is retryable; None where
         nobody knows that it ever will."""
         super().__init__(message)
+        if refusal is not None:
+            self.refusal = refusal
         self.retry_after = retry_after
         # a lone surrogate, as in what is raised about a file's name, has no UTF-8: no wire could say it
         self.message = message.encode("utf-8", "replace").decode()
@@ -123,6 +155,7 @@ class Unavailable(GatewayError):
     """The model is loading, restarting or given up, or the server is draining: nothing was started."""
 
     status = 503
+    refusal = Refusal.NOT_READY
     retryable = True
     code = "ServiceUnavailable"
 
@@ -132,6 +165,7 @@ class ModelNotReady(GatewayError):
     """The model that an endpoint names is being loaded: nothing was started."""
 
     status = 503
+    refusal = Refusal.NOT_READY
     retryable = True
     code = "ModelNotReadyException"
 

@@ -17,6 +17,7 @@ from gateway.errors import (
     Ending,
     GatewayError,
     Overloaded,
+    Refusal,
     SlowUpload,
     TooLarge,
     UnsupportedEncoding,
@@ -506,7 +507,7 @@ class Exchange:
     async def _wait_input(self) -> None:
         assert self._reader is None, "one task waits for input"
         self._reader = trio.lowlevel.current_task()
-        self.waits_for(INPUT)
+        self.parks_for(INPUT)
         await trio.lowlevel.wait_task_rescheduled(self._reader_cancelled)
         self._begin_turn()
 
@@ -532,7 +533,7 @@ class Exchange:
 
     # -- where its time goes: asked where a task parks, never on its way -------------------------------------------------
 
-    def waits_for(self, what: int) -> None:
+    def parks_for(self, what: int) -> None:
         """A task of its own waits from now on for one of `gateway.ledger`'s things."""
         waits = self.waits
         if waits is None:
@@ -742,6 +743,12 @@ class Exchange:
         """Bytes of the budget that this exchange holds."""
         return self._held + self._reserved + self._charged + self._assembly
 
+    @property
+    def held_in_memory(self) -> tuple[int, int, int]:
+        """What of that is its whole body, a message that is being put together, and one on its way that is larger than the
+        queue."""
+        return self._reserved, self._assembly, self._charged
+
     def _reserve(self, n: int) -> None:
         if not self.owner.budget.try_reserve(n):
             raise no_bytes(self.owner.budget, n)
@@ -785,7 +792,7 @@ class Exchange:
         while n > (room := self.wire.room(self)) and not self.wire.empty(self):
             assert self._writer is None, "one task waits for room"
             self._writer = trio.lowlevel.current_task()
-            self.waits_for(ROOM)
+            self.parks_for(ROOM)
             await trio.lowlevel.wait_task_rescheduled(self._writer_cancelled)
             self._begin_turn()
         if self.gone or self.finishing is not None:
@@ -1000,5 +1007,6 @@ def _too_large(n: int, limit: int, setting: str) -> TooLarge:
 def no_bytes(budget: ByteBudget, n: int) -> Overloaded:
     """What a session is told for which the budget has no n bytes more."""
     return Overloaded(
-        f"no memory for {n} bytes: {budget.used} of {budget.limit} bytes are in use (limits.total_bytes); try again later"
+        f"no memory for {n} bytes: {budget.used} of {budget.limit} bytes are in use (limits.total_bytes); try again later",
+        refusal=Refusal.MEMORY,
     )

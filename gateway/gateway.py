@@ -54,11 +54,13 @@ from gateway.errors import (
     ModelGivenUp,
     NotFound,
     Overloaded,
+    Refusal,
     TransportLost,
     Unavailable,
 )
 from gateway.exchange import Exchange
 from gateway.exchange_tasks import ExchangeTasks
+from gateway.histogram import Histogram
 from gateway.hub import Hub, Watchable
 from gateway.listeners import Listener
 from gateway.loading import configured_specs
@@ -86,12 +88,15 @@ from protocols.buffers import ByteBudget
 
 if TYPE_CHECKING:
     from opentelemetry.trace import TracerProvider
+    from prometheus_client import CollectorRegistry
 
+    from gateway.metrics import Metrics
     from gateway.spans import Spans
 
 log = logging.getLogger("gateway")
 
 _TICK = 1.0
+_LAGS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5)
 _TURN = 0.005  # seconds of connections' turns before tasks have theirs
 # What an interrupted exchange has for its goodbye, and a cancelled model for its clean-up, before the server stops.
 _GRACE = 5.0
@@ -194,6 +199,9 @@ class Gateway:
         self.new_id = map(f"{secrets.token_hex(4)}%d".__mod__, itertools.count(1)).__next__
         self.clock: Callable[[], float] = trio.current_time
         self._turned_away = 0
+        self._lag = Histogram(_LAGS)
+        """How late the loop came to the coarse timer."""
+        self._metrics: Metrics | None = None
         self._report: DrainReport | None = None
         self._listening, self._reported, self._over = trio.Event(), trio.Event(), trio.Event()
         self._nursery: trio.Nursery | None = None
@@ -338,6 +346,8 @@ class Gateway:
         """Says what is still to be said: a client that has left or has its whole answer is told nothing."""
         if exchange.gone or exchange.finishing is not None:
             return
+        if error is not None and error.refusal is not None:
+            self._observer.refused(error.refusal)
         try:
             (exchange.fail or exchange.refuse)(error or InternalFailure("the exchange ended without an answer"))
         except Exception:
@@ -351,10 +361,11 @@ class Gateway:
         self._take_by(exchange, handler)
         if self.draining:
             self._turned_away += 1
-            raise Unavailable("the server is shutting down; try another")
+            raise Unavailable("the server is shutting down; try another", refusal=Refusal.DRAINING)
         raise Overloaded(
             f"{budget.used} of {budget.limit} bytes are in use (limits.total_bytes): above "
-            f"{self.limits.memory_refuse} percent (limits.memory_refuse) nothing new begins; try again later"
+            f"{self.limits.memory_refuse} percent (limits.memory_refuse) nothing new begins; try again later",
+            refusal=Refusal.MEMORY,
         )
 
     def _shed(self) -> None:
@@ -362,7 +373,8 @@ class Gateway:
         budget = self.budget
         if budget.used * 100 > self.limits.memory_reset * budget.limit and self._observer.live:
             largest = max(self._observer.live, key=lambda exchange: exchange.held)
-            largest.interrupt(Overloaded("the server is short of memory (limits.memory_reset); try again later"))
+            said = "the server is short of memory (limits.memory_reset); try again later"
+            largest.interrupt(Overloaded(said, refusal=Refusal.SHED))
 
     # -- serving -------------------------------------------------------------------------------------------------------
 
@@ -627,8 +639,10 @@ class Gateway:
     async def _tick(self) -> None:
         """The one coarse timer: every connection looks at its stamps once a second."""
         while True:
-            await trio.sleep(_TICK)
+            due = trio.current_time() + _TICK
+            await trio.sleep_until(due)
             now = trio.current_time()
+            self._lag.observe(now - due)
             for connection in list(self._connections):
                 connection.tick(now)
             for worker in self.supervisor.workers.values():
@@ -800,6 +814,18 @@ class Gateway:
             yield
         finally:
             self._observer.watchers.remove(ended)
+
+    @property
+    def registry(self) -> CollectorRegistry:
+        """What this gateway counts and holds, as metrics of Prometheus, for `gateway.metrics.exposition` or any exporter of
+        theirs: a registry of its own. Exchanges are counted from when it is first asked for, so ask before `serve`; to be
+        collected on the event loop."""
+        if self._metrics is None:
+            from gateway.metrics import Metrics  # who does not ask does not load it
+
+            self._metrics = Metrics(self, self._observer, self._connections, self._arriving, self._lag)
+            self.exchange_closed = self._metrics.exchange_closed
+        return self._metrics.registry
 
     def counts(self) -> Counts:
         """What is live now, and how exchanges have ended so far."""

@@ -13,6 +13,8 @@ if TYPE_CHECKING:
 
 SLOT, INPUT, ROOM = 1, 2, 4
 """What an exchange's tasks wait for: a slot of the model, the client to send, the client to read."""
+PARTS = ("begin", "slot", "input", "room", "flush", "model")
+"""Of an Account: together they are its wall time."""
 
 _OVER = 8
 _NONE = [0.0] * (ROOM + 1)
@@ -36,6 +38,12 @@ class Waits:
         self.ended_at: float | None = None
         """When the ending was decided, where that was before the exchange's task was done with it."""
         self._what, self._since = 0, 0.0
+
+    @property
+    def what(self) -> int:
+        """What is waited for now, by the rule above; 0 for nothing."""
+        what = self._what
+        return 0 if what == _OVER else ROOM if what & ROOM else INPUT if what & INPUT else what
 
     def begin(self, what: int, now: float) -> None:
         """A task waits from now on."""
@@ -72,7 +80,7 @@ class Waits:
         spent, what = now - self._since, self._what
         if what and spent > 0:
             self._since = now
-            self.seconds[ROOM if what & ROOM else INPUT if what & INPUT else what] += spent
+            self.seconds[self.what] += spent
 
 
 @final

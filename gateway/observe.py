@@ -6,14 +6,13 @@ import logging
 from collections.abc import Callable, Mapping
 from typing import Any, final
 
-from gateway.errors import Ending
+from gateway.errors import Ending, Refusal
 from gateway.exchange import Exchange
-from gateway.ledger import account_of
+from gateway.ledger import PARTS, account_of
 from gateway.printable import escape
 
 log = logging.getLogger("gateway.exchange")
 
-_PARTS = ("begin", "slot", "input", "room", "flush")
 _METHOD, _PATH, _MODEL = 32, 200, 100  # characters of what peers choose
 
 
@@ -30,6 +29,7 @@ class Observer:
         """What names an exchange's span, where there are spans."""
         self.watchers: list[Callable[[Exchange], None]] = []
         """Each is called with every exchange that has ended."""
+        self.refusals: dict[Refusal, int] = {}
 
     def closed(self, exchange: Exchange) -> None:
         """Called once for each exchange, when its ending is decided and its task is done."""
@@ -46,12 +46,16 @@ class Observer:
                 fields |= self.trace_fields(exchange)
             log.info("exchange", extra=fields)
 
+    def refused(self, why: Refusal) -> None:
+        """Called for each request that is told so."""
+        self.refusals[why] = self.refusals.get(why, 0) + 1
+
 
 def _line_of(exchange: Exchange, ending: Ending) -> dict[str, Any]:
     """What peers have chosen is cut and escaped here: a handler of an embedder's may write it as it is."""
     request, account = exchange.request, account_of(exchange)
     ms = round(account.wall * 1000, 3)
-    parts = {f"ms_{part}": round(getattr(account, part) * 1000, 3) for part in _PARTS}
+    parts = {f"ms_{part}": round(getattr(account, part) * 1000, 3) for part in PARTS if part != "model"}
     fields = {
         "id": exchange.id,
         "wire": exchange.wire.name,

@@ -18,7 +18,7 @@ THIRD_PARTY = {
     "models": {"trio", "numpy", "ml_dtypes", "msgspec"},  # and what a backend brings in by name: models/backends
     "gateway": {
         "protocols", "models", "trio", "numpy", "ml_dtypes", "msgspec", "click", "cryptography", "pythonjsonlogger",
-        "hypercorn", "h2", "hyperframe", "priority", "starlette", "trio_websocket", "outcome", "opentelemetry",
+        "hypercorn", "h2", "hyperframe", "priority", "prometheus_client", "starlette", "trio_websocket", "outcome", "opentelemetry",
     },
 }  # fmt: skip
 FORBIDDEN_STDLIB = {

@@ -188,6 +188,10 @@ class ASGICall:
     def release(self, exchange: Exchange) -> None:
         self._more.ring()
 
+    def held(self) -> tuple[int, int]:
+        """Bytes that were received and its exchange has not taken, and bytes that wait to be written."""
+        return self._unread, self._queued
+
     # -- sending ---------------------------------------------------------------------------------------------------
 
     async def _write(self, send: Send) -> None:

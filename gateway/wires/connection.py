@@ -65,6 +65,10 @@ class ConnectionWire(Wire, Protocol):
         """What `data_to_send` gave has left. None where the exchange that this is for was told so."""
         ...
 
+    def held(self) -> tuple[int, int]:
+        """Bytes that were received and no exchange has taken, and bytes that wait to be written."""
+        ...
+
     @property
     def over(self) -> bool:
         """Nothing will be written any more: the connection may close once its output is out."""

@@ -188,6 +188,10 @@ class HTTP1Wire:
                 sent.room.append(current.stream)  # it shares the queue with the answer that has left
         return sent
 
+    def held(self) -> tuple[int, int]:
+        machine, limits = self._machine, self._connection.limits
+        return machine.unread + machine.unconsumed, limits.send_buffer - machine.room(machine.stream)
+
     @property
     def over(self) -> bool:
         if not (self._machine.must_close or self._gone or self._failed or self._draining):

@@ -167,6 +167,10 @@ class HTTP2Wire:
         self._connection.read_more()
         return sent
 
+    def held(self) -> tuple[int, int]:
+        machine = self._machine
+        return machine.unconsumed, sum(map(machine.queued, self._connection.exchanges))
+
     @property
     def over(self) -> bool:
         return self._gone or self._failed or (self._machine.must_close and not self._connection.exchanges)

@@ -151,6 +151,10 @@ class WebSocketWire:
         stream = self._exchange.stream
         return Sent(room=[stream] if sent.room else [], ended=[stream] if sent.ended and self._exchange.finishing else [])
 
+    def held(self) -> tuple[int, int]:
+        machine, limits = self._machine, self._connection.limits
+        return machine.unread + machine.unconsumed, limits.send_buffer - machine.room()
+
     @property
     def over(self) -> bool:
         return self._gone or self._failed or self._machine.closed

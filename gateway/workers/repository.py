@@ -27,6 +27,7 @@ from gateway.errors import (
     LoadFailed,
     NotFound,
     Overloaded,
+    Refusal,
     Unavailable,
 )
 from gateway.model_folder import ModelFolder, find_folder, forget, load_error, make_spec, read_folder, stamp_of
@@ -483,7 +484,8 @@ class Repository:
             if not await self._make_room(entry, need, until):
                 if entry.evicts and need <= self._limits.memory:  # it will fit when others are done
                     held = ", or held by threads that do not end" if any(e.stuck for e in self._all) else ""
-                    raise Overloaded(f"{full.message}: all of them in use{held}; try again later")
+                    said = f"{full.message}: all of them in use{held}; try again later"
+                    raise Overloaded(said, refusal=Refusal.NO_PLACE)
                 raise full
 
     def _read(self, entry: _Entry) -> ModelFolder:

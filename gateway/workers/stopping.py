@@ -1,10 +1,11 @@
-"""How long a model takes to stop: a histogram of fixed buckets, from the end of a session to the return of its model."""
+"""How long a model takes to stop: from the end of a session to the return of its model."""
 
 from __future__ import annotations
 
-from bisect import bisect_left
 from dataclasses import dataclass
 from typing import final
+
+from gateway.histogram import Histogram
 
 BOUNDS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0)
 """The largest time of each bucket but the last, which has no bound, in seconds."""
@@ -33,21 +34,18 @@ class StopTimes:
     seconds, 0 for nothing.
     """
 
-    __slots__ = ("breaches", "buckets", "count", "longest", "seconds", "within")
+    __slots__ = ("breaches", "longest", "times", "within")
 
     def __init__(self, within: float = 0.0) -> None:
         self.within = within
-        self.buckets = [0] * (len(BOUNDS) + 1)
-        """How many took up to each of BOUNDS and longer than the one before; the last one has the rest."""
-        self.count, self.seconds, self.longest = 0, 0.0, 0.0
+        self.times = Histogram(BOUNDS)
+        self.longest = 0.0
         self.breaches = 0
         """How many took longer than was promised, those included that have not stopped yet."""
 
     def stopped(self, seconds: float) -> None:
         """One has stopped."""
-        self.buckets[bisect_left(BOUNDS, seconds)] += 1
-        self.count += 1
-        self.seconds += seconds
+        self.times.observe(seconds)
         self.longest = max(self.longest, seconds)
 
     def breaks(self, seconds: float) -> bool:
@@ -57,9 +55,11 @@ class StopTimes:
     @property
     def summary(self) -> StopSummary:
         """What was counted until now."""
+        times = self.times
+        count = times.count
         return StopSummary(
-            count=self.count,
-            mean=self.seconds / self.count if self.count else 0.0,
+            count=count,
+            mean=times.seconds / count if count else 0.0,
             p50=self._quantile(0.5),
             p99=self._quantile(0.99),
             longest=self.longest,
@@ -68,9 +68,9 @@ class StopTimes:
         )
 
     def _quantile(self, share: float) -> float:
-        reached = 0
-        for bound, n in zip(BOUNDS, self.buckets, strict=False):
+        reached, count = 0, self.times.count
+        for bound, n in zip(BOUNDS, self.times.buckets, strict=False):
             reached += n
-            if reached and reached >= share * self.count:
+            if reached and reached >= share * count:
                 return min(bound, self.longest)
         return self.longest

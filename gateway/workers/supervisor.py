@@ -41,6 +41,8 @@ class Supervisor:
     ) -> None:
         self.workers: dict[str, Worker] = {}
         self._escalated, self._chance, self._spans = escalated, chance, spans
+        self.noticed: Callable[[Worker], None] | None = None
+        """Called after each change of a worker's state, of those too that are not in service yet or any more."""
         self._revision = 0
         self._watchers = trio.lowlevel.ParkingLot()
         for spec in specs:
@@ -88,6 +90,8 @@ class Supervisor:
     def _changed(self, worker: Worker | None = None) -> None:
         self._revision += 1
         self._watchers.unpark_all()
+        if worker is not None and self.noticed is not None:
+            self.noticed(worker)
         if worker is not None and worker.given_up and worker.spec.restart.escalate and self._escalated is not None:
             self._escalated(worker.name, worker.reason)
 

@@ -26,6 +26,7 @@ from gateway.errors import (
     ModelOutOfMemory,
     NotFound,
     Overloaded,
+    Refusal,
     TooLarge,
     Unavailable,
     WorkerLost,
@@ -351,6 +352,11 @@ class Worker:
         return len(self._queue)
 
     @property
+    def queued_bytes(self) -> int:
+        """What those hold of the byte budget."""
+        return self._queued_bytes
+
+    @property
     def slots_in_use(self) -> int:
         """Those included that are stuck, and replaced by others."""
         return self.spec.capacity - self._free + self._replaced
@@ -608,13 +614,14 @@ class Worker:
         held, limit = exchange.held, self.spec.queue_timeout
         self._check_queue(held)
         self._queued_bytes += held
-        exchange.waits_for(SLOT)
+        exchange.parks_for(SLOT)
         try:
             if limit:
                 with trio.move_on_after(limit) as scope:
                     await self._queue.wait(level_of(exchange.priority), held)
                 if scope.cancelled_caught:
-                    raise self._busy(f"no slot was free within {limit:g} s (models.{self.name}.queue_timeout)")
+                    why = f"no slot was free within {limit:g} s (models.{self.name}.queue_timeout)"
+                    raise self._busy(why, Refusal.QUEUE_TIMEOUT)
             else:
                 await self._queue.wait(level_of(exchange.priority), held)
         except BaseException:
@@ -653,9 +660,9 @@ class Worker:
                 f"(models.{name}.queue_bytes)"
             )
 
-    def _busy(self, why: str) -> Overloaded:
+    def _busy(self, why: str, refusal: Refusal = Refusal.QUEUE) -> Overloaded:
         after = retry_estimate(self.queued, self.spec.capacity, self.statistics.service)
-        return Overloaded(f"model {self.name!r} is busy: {why}; try again later", retry_after=after)
+        return Overloaded(f"model {self.name!r} is busy: {why}; try again later", retry_after=after, refusal=refusal)
 
     def _check_still_loaded(self) -> None:
         """Raises Unavailable unless the model can be called by who has a slot of it, or is just given one."""

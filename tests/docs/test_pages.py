@@ -1,12 +1,14 @@
 """Every page: its code runs, its links lead somewhere, what it names is there. And the reader of pages can fail."""
 
 import inspect
+import logging
 import re
 from dataclasses import fields
 from pathlib import Path
 
 import msgspec
 import pytest
+import trio
 
 from gateway import errors
 from gateway.config import ModelConfig
@@ -16,6 +18,7 @@ from gateway.errors import BadModel, Ending, GatewayError
 from gateway.gateway import Gateway
 from gateway.model_folder import read_folder
 from gateway.settings import resolve
+from gateway.testing import memory_gateway
 from protocols import mme, sagemaker, sigv4
 from tests.docs.pages import (
     FOLLOWED,
@@ -148,6 +151,39 @@ def table(page: str, first: str) -> list[list[str]]:
 def test_the_page_of_endings_has_each_as_the_log_says_it() -> None:
     rows = table("docs/reference/endings.md", "in the log")
     assert {(said, name) for said, name, _ in rows} == {(e.value, f"Ending.{e.name}") for e in Ending}
+
+
+def test_the_page_of_observability_has_each_metric_with_its_labels_and_each_reason() -> None:
+    page = "docs/reference/observability.md"
+    named = {}
+    for part in (ROOT / page).read_text(encoding="utf-8").split("| metric | labels | |")[1:]:
+        for row in part.split("\n\n")[0].splitlines()[2:]:
+            names, labels, _ = row.strip("| ").split(" |", 2)
+            named |= {name: tuple(re.findall(r"`(\w+)`", labels)) for name in re.findall(r"`(\w+)`", names)}
+    there = {
+        family.name + ("_total" if family.type == "counter" else ""): family._labelnames
+        for family in Gateway(models=[len_of]).registry.collect()
+        if family.type != "info"
+    }
+    assert named == there
+    assert {reason for reason, _ in table(page, "reason")} == {refusal.value for refusal in errors.Refusal}
+
+
+async def len_of(text: str) -> str:
+    return str(len(text))
+
+
+def test_the_page_of_observability_has_each_field_of_the_access_line(caplog: pytest.LogCaptureFixture) -> None:
+    async def one() -> None:
+        async with memory_gateway([len_of]) as house:
+            await house.client().lmi("x", "len_of")
+
+    caplog.set_level("INFO", "gateway.exchange")
+    trio.run(one)
+    (record,) = [record for record in caplog.records if record.name == "gateway.exchange"]
+    given = {name for name in vars(record) if name not in vars(logging.makeLogRecord({}))} - {"message"}
+    rows = table("docs/reference/observability.md", "field")
+    assert {name for row in rows for name in row[0].replace("`", "").split(", ")} == given | {"incident"}
 
 
 def test_the_page_of_endings_has_each_error_with_its_ending_and_status() -> None:

@@ -315,9 +315,9 @@ async def test_a_model_that_goes_on_after_its_session_is_late_and_then_stuck(
         await trio.sleep(10)
         assert (worker.stuck.now, worker.stuck.total, worker._free, worker.slots_in_use) == (0, 1, 1, 0)
         await returned(worker)
-        assert (worker.stopping.count, worker.stopping.breaches) == (2, 1)
+        assert (worker.stopping.times.count, worker.stopping.breaches) == (2, 1)
         assert worker.stopping.longest == pytest.approx(10)
-        assert [BOUNDS[i] for i, n in enumerate(worker.stopping.buckets) if n] == [1.0, 10.0]
+        assert [BOUNDS[i] for i, n in enumerate(worker.stopping.times.buckets) if n] == [1.0, 10.0]
 
 
 async def test_how_long_a_model_takes_to_stop_counts_its_last_step_and_its_deadline(
@@ -326,16 +326,16 @@ async def test_how_long_a_model_takes_to_stop_counts_its_last_step_and_its_deadl
     async with serving(gates.spec(timeout=3)) as house:
         worker = worker_of(house)
         assert await infer(house, 1) == [2]
-        assert worker.stopping.count == 0  # nobody told it to stop
+        assert worker.stopping.times.count == 0  # nobody told it to stop
         line = await begin(house, 0)
         await gates.wait_entered()
         await passes(mock_clock, 4)
         assert (await answer(line))[0] == 504
         await passes(mock_clock, 20)
-        assert worker.stopping.count == 0
+        assert worker.stopping.times.count == 0
         gates.leave.set()
         await returned(worker)
-        assert worker.stopping.count == 1
+        assert worker.stopping.times.count == 1
         assert worker.stopping.longest >= 20
         assert worker.stopping.breaches == 0  # nothing was promised
 
@@ -378,7 +378,7 @@ async def test_leaving_a_batch_that_goes_on_for_others_is_not_stopping_late(gate
         gates.leave.set()
         assert (await answer(lines[1]))[0] == 200
         await returned(worker)
-        assert worker.stopping.count == 0
+        assert worker.stopping.times.count == 0
 
 
 # -- the end
@@ -473,9 +473,10 @@ def test_the_times_of_stopping_are_in_buckets_that_include_their_bound() -> None
     times = StopTimes(within=0.5)
     for seconds in (0.0, 0.001, 0.0011, 0.5, 30.0, 31.0):
         times.stopped(seconds)
-    assert sum(times.buckets) == times.count == 6
-    assert (times.buckets[0], times.buckets[1], times.buckets[-2], times.buckets[-1]) == (2, 1, 1, 1)
-    assert (times.longest, round(times.seconds, 4)) == (31.0, 61.5021)
+    buckets = times.times.buckets
+    assert sum(buckets) == times.times.count == 6
+    assert (buckets[0], buckets[1], buckets[-2], buckets[-1]) == (2, 1, 1, 1)
+    assert (times.longest, round(times.times.seconds, 4)) == (31.0, 61.5021)
     assert [times.breaks(seconds) for seconds in (0.5, 0.51)] == [False, True]
     assert not StopTimes().breaks(1000)
     assert list(BOUNDS) == sorted(BOUNDS)
