@@ -19,6 +19,7 @@ from starlette.routing import Route
 from gateway import logging_setup
 from gateway.errors import BadRequest, GatewayError, LoadFailed, NotFound, Overloaded, TooLarge
 from gateway.gateway import Gateway
+from gateway.metrics import exposition
 from gateway.operator.access import Access, Endpoint
 from gateway.operator.console import console_response
 from gateway.operator.operations import (
@@ -72,6 +73,7 @@ def operator_app(gateway: Gateway, access: Access | None = None) -> Starlette:
 class _Routes:
     def __init__(self, gateway: Gateway, access: Access) -> None:
         self._gateway, self._access = gateway, access
+        self._registry = gateway.registry  # from now on exchanges are counted
         self._readers = trio.Semaphore(_READERS)
 
     def all(self) -> list[Route]:
@@ -80,6 +82,7 @@ class _Routes:
             "openapi": self._openapi,
             "live": self._live,
             "ready": self._ready,
+            "metrics": self._metrics,
             "models": self._models,
             "load": self._load,
             "unload": self._unload,
@@ -118,6 +121,10 @@ class _Routes:
         # a probe has no token: it is told no more than it needs
         view = HealthView(ready=not unready, reasons=unready if self._access.allows(request) else None)
         return _answer(view, 503 if unready else 200)
+
+    async def _metrics(self, request: Request) -> Response:
+        content_type, text = exposition(self._registry, request.headers.get("accept", ""))
+        return Response(text, headers=_HEADERS | {"content-type": content_type})
 
     # -- models ------------------------------------------------------------------------------------------------------
 

@@ -156,6 +156,20 @@ OPERATIONS: tuple[Operation, ...] = (
         ),
     ),
     Operation(
+        name="metrics",
+        method="GET",
+        paths=("/metrics",),
+        summary="What the gateway counts and holds, for Prometheus.",
+        answers=(
+            Answer(
+                status=200,
+                description="Prometheus' text, or OpenMetrics where Accept asks for it.",
+                bodies=(Body(content_type="text/plain", description="One line for each value."),),
+            ),
+            *_errors(*_ACCESS),
+        ),
+    ),
+    Operation(
         name="models",
         method="GET",
         paths=("/models",),

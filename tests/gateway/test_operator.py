@@ -13,6 +13,8 @@ from typing import Any
 
 import pytest
 import trio
+from prometheus_client.openmetrics.parser import text_string_to_metric_families as parse_openmetrics
+from prometheus_client.parser import text_string_to_metric_families as parse_text
 from starlette.applications import Starlette
 from starlette.routing import Mount
 
@@ -236,6 +238,30 @@ async def test_a_failure_of_the_plane_itself_is_an_incident(caplog: Any, monkeyp
         assert told[0]["status"] == 500
         assert incident.encode() in told[1]["body"]
         assert b"a bug" not in told[1]["body"]
+
+
+# -- metrics
+
+
+@pytest.mark.parametrize(
+    ("accept", "parse", "type"),
+    [
+        ("", parse_text, "text/plain"),
+        ("application/openmetrics-text; version=1.0.0", parse_openmetrics, "application/openmetrics-text"),
+    ],
+)
+async def test_a_scrape_has_what_has_happened_since_the_server_began(
+    accept: str, parse: Any, type: str, autojump_clock: Any
+) -> None:
+    async with serving(Probe(answering).spec("json-http1"), config=NO_PORT) as house:
+        operator = Operator(house.gateway)
+        await (await house.call("json-http1")).rest()
+        await house.still()
+        answer = await operator.ask("GET", "/metrics", accept=accept)
+        assert (answer.status, answer.headers["content-type"].partition(";")[0]) == (200, type)
+        samples = [s for family in parse(answer.body.decode()) for s in family.samples]
+        ended = [s for s in samples if s.name == "everywire_exchanges_total" and s.value]
+        assert [(s.labels["model"], s.labels["ending"], s.value) for s in ended] == [("probe", "complete", 1)]
 
 
 # -- live streams
