@@ -27,6 +27,7 @@ from gateway.errors import DeadlineExceeded, Ending, TransportLost
 from gateway.exchange import Exchange
 from gateway.gateway import Gateway
 from gateway.hub import Hub
+from gateway.ledger import PARTS, Account, account_of
 from gateway.observe import Observer
 from gateway.testing import MemoryEdges, seeded
 from gateway.testing.logged import brief, errors_logged
@@ -162,6 +163,8 @@ class Recorder:
 
     def __init__(self, observer: Observer) -> None:
         self._observer = observer
+        self.refused = observer.refused
+        self.accounts: dict[Exchange, Account] = {}
         self.endings_of: dict[Exchange, list[Ending]] = {}
         self.by_talk: dict[str, Exchange] = {}
         self.closed_at: dict[str, float] = {}
@@ -183,6 +186,7 @@ class Recorder:
         assert exchange.ending is not None
         self.endings_of[exchange].append(exchange.ending)
         self.closed_at[named(exchange.query.decode())] = exchange.owner.clock()
+        self.accounts[exchange] = account_of(exchange)
         if len(self.endings_of[exchange]) == 1:
             self._observer.closed(exchange)
 
@@ -447,6 +451,9 @@ class Run(trio.abc.Instrument):
         for exchange, endings in self.recorder.endings_of.items():
             if len(endings) != 1:
                 problem(f"2: the exchange {exchange.query.decode()} ended {len(endings)} times: {endings}")
+        for exchange, account in self.recorder.accounts.items():
+            if abs(sum(getattr(account, part) for part in PARTS) - account.wall) > 1e-6:
+                problem(f"2: the time of the exchange {exchange.query.decode()} went nowhere, or twice: {account}")
         if self.gateway.repository.names:
             problem(f"3: the models {self.gateway.repository.names} are still there")
         used, high = self.gateway.budget.used, self.gateway.budget.high_water

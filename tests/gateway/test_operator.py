@@ -243,6 +243,11 @@ async def test_a_failure_of_the_plane_itself_is_an_incident(caplog: Any, monkeyp
 # -- metrics
 
 
+async def _saying(probe: Probe, session: Session[Any, Any]) -> None:
+    await probe.take(session)
+    await probe.say(session)
+
+
 @pytest.mark.parametrize(
     ("accept", "parse", "type"),
     [
@@ -253,7 +258,7 @@ async def test_a_failure_of_the_plane_itself_is_an_incident(caplog: Any, monkeyp
 async def test_a_scrape_has_what_has_happened_since_the_server_began(
     accept: str, parse: Any, type: str, autojump_clock: Any
 ) -> None:
-    async with serving(Probe(answering).spec("json-http1"), config=NO_PORT) as house:
+    async with serving(Probe(_saying).spec("json-http1"), config=NO_PORT) as house:
         operator = Operator(house.gateway)
         await (await house.call("json-http1")).rest()
         await house.still()
