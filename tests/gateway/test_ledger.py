@@ -286,6 +286,30 @@ async def test_a_moment_in_which_both_directions_wait_counts_once_for_who_does_n
     assert line["items_in"] == 1
 
 
+async def test_an_asgi_servers_waits_are_its_clients(lines: Lines, autojump_clock: Any) -> None:
+    asked = infer(X, "three_seconds")
+    body = asked.body
+    assert body is not None
+    scope = {
+        "type": "http", "method": "POST", "path": asked.path, "query_string": b"", "http_version": "1.1",
+        "headers": [*asked.headers, (b"content-length", b"%d" % len(body))],
+    }  # fmt: skip
+    pieces = [body[:10], body[10:]]
+
+    async def receive() -> dict[str, Any]:
+        if not pieces:
+            await trio.sleep_forever()
+        await trio.sleep(2)
+        return {"type": "http.request", "body": pieces.pop(0), "more_body": bool(pieces)}
+
+    async def send(message: dict[str, Any]) -> None:
+        await trio.sleep(1)
+
+    async with memory_gateway([three_seconds]) as house:
+        await house.gateway.serve_asgi(scope, receive, send)
+    assert [spent(line) for line in lines] == [{"input": 4, "model": 3, "flush": 2}]
+
+
 # -- where it is the gateway's -----------------------------------------------------------------------------------------
 
 
