@@ -80,7 +80,7 @@ class _Plane:
                             log.exception("the operator plane failed, and begins anew", extra={"again_in": pause})
                     await trio.sleep(pause)
                     pause = min(pause * 2, _LONGEST_PAUSE)
-                    listens = self._listen(pause)
+                    listens = not self._context.terminated.is_set() and self._listen(pause)
             finally:
                 self._close()
 

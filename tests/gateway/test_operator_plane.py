@@ -206,7 +206,8 @@ async def test_it_stays_through_a_drain_and_goes_last(caplog: Any) -> None:
             await trio.open_tcp_stream("127.0.0.1", port)
 
 
-async def test_a_client_that_stops_reading_keeps_nobody_at_the_end(mock_clock: MockClock) -> None:
+async def test_a_client_that_stops_reading_keeps_nobody_at_the_end(caplog: Any, mock_clock: MockClock) -> None:
+    caplog.set_level(logging.INFO, "gateway")
     async with operated(Probe(silent).spec("lmi-http1")) as gateway:
         sock = socket.socket()
         sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
@@ -225,7 +226,11 @@ async def test_a_client_that_stops_reading_keeps_nobody_at_the_end(mock_clock: M
             gateway.begin_drain()
             await wait_all_tasks_blocked(0.01)
             assert not gateway._over.is_set()
-            mock_clock.jump(2)
+            mock_clock.jump(1.5)
+            await wait_all_tasks_blocked(0.01)
+            assert not gateway._over.is_set()
+            assert [record.message for record in caplog.records].count("operator plane") == 1  # it does not listen anew
+            mock_clock.jump(0.5)
             await gateway.stopped()
 
 
