@@ -18,6 +18,7 @@ from starlette.responses import Response
 
 from gateway.config import OperatorConfig
 from gateway.errors import GatewayError
+from gateway.printable import escape
 from gateway.settings_schema import ConfigError
 from gateway.settings_text import show
 
@@ -146,7 +147,8 @@ class Access:
                 self._check(request)
             except GatewayError as e:
                 peer, why = request.client.host if request.client else "", e.message.partition(":")[0]
-                log.warning("operator request refused", extra={"peer": peer, "path": request.url.path[:200], "reason": why})
+                path = escape(request.url.path[:200])
+                log.warning("operator request refused", extra={"peer": peer, "path": path, "reason": why})
                 raise
             return await endpoint(request)
 

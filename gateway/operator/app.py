@@ -40,6 +40,7 @@ from gateway.operator.operations import (
 )
 from gateway.operator.views import ModelView, models_of, view_of_model, view_of_stream, waits_for
 from gateway.operator.watch import EventStream
+from gateway.printable import escape
 from gateway.settings_text import show
 from gateway.version import version
 
@@ -243,7 +244,7 @@ def _name(request: Request) -> str:
 def _noted(request: Request, action: str) -> str:
     """The model that something is to be done with; the log has a line of it."""
     name = _name(request)
-    _note(request, action, model=name[:200])
+    _note(request, action, model=escape(name[:200]))
     return name
 
 

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any, Protocol, final
 from gateway.certificate_facts import read_client
 from gateway.errors import Drained, Ending, TransportLost
 from gateway.exchange import Exchange, Wire
+from gateway.printable import unquoted
 from gateway.wires.tls import TLSTransport
 from protocols.errors import RemoteProtocolError
 from protocols.events import Buffer, Headers, Request, Sent
@@ -318,7 +319,8 @@ class Connection:
         try:
             done = self.wire.pump(self.limits.checkpoint_events)
         except RemoteProtocolError as e:
-            log.info("protocol error", extra={"peer": self.peer, "wire": self.wire.name, "reason": str(e)[:300]})
+            reason = unquoted(str(e))[:300]
+            log.info("protocol error", extra={"peer": self.peer, "wire": self.wire.name, "reason": reason})
             self.wire.protocol_error(e)
             self.output_ready()
             return True
