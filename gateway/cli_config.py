@@ -113,8 +113,10 @@ def check(given: Given, imports: bool, as_json: bool) -> None:
     elif problems:
         for problem in problems:
             click.echo(problem.text)
-    else:
+    elif imports:
         click.echo("The configuration can be served.")
+    else:
+        click.echo("No setting is wrong. The models are not imported: --import looks at them too.")
     click.get_current_context().exit(2 if problems else 0)
 
 

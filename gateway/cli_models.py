@@ -126,7 +126,7 @@ def unload(given: Given, /, names: tuple[str, ...], as_json: bool, **where: Any)
 @click.pass_obj
 def reload(given: Given, /, names: tuple[str, ...], as_json: bool, patience: float | None, **where: Any) -> NoReturn:
     """Load models anew, one after the other: each answers all the while, and where the new version cannot be loaded the old
-    one serves on."""
+    one serves on. Code is read again where the model is a folder of the repository; other code when a server starts."""
     _change(given, where, "reload", names, as_json, {"patience": patience})
 
 
@@ -259,7 +259,11 @@ def _change(
 
 def _own_url(chosen: OperatorConfig) -> str:
     """Where the plane of a server with this configuration listens."""
-    if chosen.port <= 0:
+    if chosen.port < 0:
+        raise click.UsageError(
+            "--url is missing: operator.port names no port; a server has a plane where that is set for it"
+        )
+    if chosen.port == 0:
         raise click.UsageError("--url is missing: operator.port names no port, and the server's log says which it has")
     host = {"0.0.0.0": "127.0.0.1", "::": "::1"}.get(chosen.host, chosen.host)
     return f"http://[{host}]:{chosen.port}" if ":" in host else f"http://{host}:{chosen.port}"

@@ -65,7 +65,7 @@ def report_of(
     return DrainReport(
         live=len(live),
         endings=dict(Counter(exchange.ending.value for exchange in live if exchange.ending is not None)),
-        seconds=seconds,
+        seconds=round(seconds, 3),
         clean=not late,
         finished=len(live) - len(cut),
         refused=refused,

@@ -145,7 +145,8 @@ def plan(given: Given, stdin: BinaryIO) -> Call:
     wire = Wire(given.wire) if given.wire else _DEFAULT[kind]
     if kind not in _TAKES[wire]:
         allowed = " or ".join(k.value for k in _TAKES[wire])
-        raise click.UsageError(f"--wire {wire.value} takes {allowed}, not {kind.value}")
+        others = ", ".join(w.value for w in _TAKES if kind in _TAKES[w])
+        raise click.UsageError(f"--wire {wire.value} takes {allowed}, not {kind.value}: for that there are {others}")
     if given.stream is not None and wire not in _CHOOSING:
         raise click.UsageError(f"--wire {wire.value} always streams: it takes neither --stream nor --no-stream")
     if wire is Wire.WEBSOCKET and given.http2:

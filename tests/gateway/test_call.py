@@ -403,7 +403,10 @@ def failure(*arguments: str) -> str:
         ((), "nothing to send: give a text, - for one from stdin, --file, --wav or --tensor"),
         (("a", "b"), "--wire lmi takes one text, got 2: quote it"),
         (("a", "--file", "b"), "text and --file cannot be sent in one call"),
-        (("a", "--wire", "v2"), "--wire v2 takes --tensor, not text"),
+        (
+            ("a", "--wire", "v2"),
+            "--wire v2 takes --tensor, not text: for that there are lmi, openai, generate, invoke, stream, container, bidi, websocket",
+        ),
         (("a", "--wire", "bidi", "--no-stream"), "--wire bidi always streams: it takes neither --stream nor --no-stream"),
         (("a", "--wire", "websocket", "--http2"), "--wire websocket is over HTTP/1.1: it takes no --http2"),
         (("a", "--param", "top_p"), "--param takes NAME=VALUE, such as max_new_tokens=20, not 'top_p'"),

@@ -410,7 +410,7 @@ def test_check_looks_at_the_files_that_are_named(tmp_path: Path) -> None:
 def test_check_imports_models_where_it_is_asked_to(tmp_path: Path) -> None:
     (tmp_path / "raising_at_check.py").write_text("1 / 0\n")
     arguments = ["config", "check", "--model", "a=raising_at_check:f", "--model", "b=json:nothing"]
-    assert run(*arguments).output == "The configuration can be served.\n"
+    assert run(*arguments).output == "No setting is wrong. The models are not imported: --import looks at them too.\n"
     result = run(*arguments, "--import")
     assert result.exit_code == 2
     first, second = result.output.splitlines()
