@@ -51,14 +51,24 @@ def modules_of(page: str) -> list[str]:
     return re.findall(r"^- `([\w.]+)`", page, re.MULTILINE)
 
 
-def api(module: str) -> str:
-    """What a module's docstrings say. Of one with `__all__` those names, wherever they are defined; else what it defines."""
+def api(module: str, beside: list[str]) -> str:
+    """What a module's docstrings say. Of one with `__all__` those names, wherever they are defined, unless that is below a
+    module `beside` it on the page, which has them; else what it defines."""
     spec = importlib.util.find_spec(module)
     if spec is None or spec.origin is None:
         raise ValueError(f"the API reference lists {module}, which is no module")
     body = ast.parse(Path(spec.origin).read_text(encoding="utf-8")).body
     chosen = any(isinstance(line, ast.Assign) and ast.unparse(line.targets[0]) == "__all__" for line in body)
     options = ["   :imported-members:"] if chosen else []
+    others = tuple(f"{other}." for other in beside if not f"{module}.".startswith(f"{other}."))
+    lent = [
+        n.name
+        for line in body
+        if isinstance(line, ast.ImportFrom) and f"{line.module}.".startswith(others)
+        for n in line.names
+    ]
+    if chosen and lent:
+        options.append(f"   :exclude-members: {', '.join(lent)}")
     return "\n".join([f"## {module}", "", "```{eval-rst}", f".. automodule:: {module}", *options, "```"])
 
 
@@ -66,7 +76,8 @@ def _add(app: Sphinx, name: str, source: list[str]) -> None:
     if name == root_doc:
         source[0] += "\n" + toctrees(source[0])
     elif name.startswith("reference/api-"):
-        source[0] += "\n" + "\n\n".join(map(api, modules_of(source[0])))
+        modules = modules_of(source[0])
+        source[0] += "\n" + "\n\n".join(api(module, modules) for module in modules)
 
 
 def _as_restructured(app: Sphinx, what: str, name: str, of: object, options: object, lines: list[str]) -> None:

@@ -14,6 +14,7 @@ from gateway.config_check import problems_of
 from gateway.settings_json_schema import json_schema
 from gateway.settings_printing import to_comments, to_json, to_toml
 from gateway.settings_sagemaker import MODEL_FOLDER
+from gateway.settings_schema import ConfigError
 from gateway.settings_text import Key
 
 
@@ -74,7 +75,8 @@ def show(given: Given, changed: bool = False, secrets: bool = False, as_json: bo
 
 
 def _said_by_the_model(config: Config) -> list[tuple[Key, Any, str]]:
-    """Of a model in a folder, what its model.toml and serving.properties say."""
+    """Of a model in a folder, what its model.toml and serving.properties say. Where they cannot be read that is told, and
+    the rest is shown all the same: it is `config check` that says whether this can be served, where it is to be."""
     if not config.repository.model and not MODEL_FOLDER.is_dir():
         return []
     from gateway.cli import check_directory
@@ -82,7 +84,11 @@ def _said_by_the_model(config: Config) -> list[tuple[Key, Any, str]]:
     check_directory()
     from gateway.config_folder import folder_settings
 
-    return list(folder_settings(config))
+    try:
+        return list(folder_settings(config))
+    except ConfigError as e:
+        click.echo(f"The files of the model's own folder are not shown: {e}", err=True)
+        return []
 
 
 @config.command(

@@ -40,7 +40,7 @@ _RECEIVED = 64
 _SENT = 2  # of what is left of a turn, for each message sent: what is sent is counted by it
 _TURN = 34 * _SENT  # one message that has waited for room, then 32 that need not
 _BETWEEN = frozenset((_TURN - _SENT, *range(2 * _SENT, _TURN, 2 * _SENT)))  # what is left where the clock is not asked
-# ... or after this many seconds of messages: a model whose steps are slow must not take 16 of them in one turn.
+# ... or after this many seconds of messages: a model whose steps are slow must not take 32 of them in one turn.
 _TURN_SECONDS = 0.001
 _PAST = float("-inf")  # when a turn has ended that is over
 _ALL = -(1 << 62)  # where its bytes began: there are no more of them

@@ -1,12 +1,14 @@
 """The client for programs without an event loop: the same questions and answers, with calls that block and plain iterators.
 
-from gateway.client import lmi
-from gateway.client.sync import Client
+    from gateway.client import lmi
+    from gateway.client.sync import Client
 
-with Client("http://localhost:8080") as client:
-    print(client.call(lmi("hello")).text)
-    for token in client.stream(lmi("hello", stream=True)):
-        print(token, end="")
+    with Client("http://localhost:8080") as client:
+        print(client.call(lmi("hello")).text)
+        for token in client.stream(lmi("hello", stream=True)):
+            print(token, end="")
+
+Threads may share a client.
 """
 
 from __future__ import annotations
