@@ -256,7 +256,7 @@ class StreamTransport:
 
     The waits do the stream's own receiving and sending, so they may only be cancelled when the connection ends. The
     stream's end is seen by reading up to it, and `send_eof` does nothing: a Stream cannot end its direction without
-    waiting.
+    waiting. One that breaks while bytes are being sent has ended for the reader; the sender hears of what is broken.
     """
 
     short_is_dry = True
@@ -297,7 +297,14 @@ class StreamTransport:
     async def wait_readable(self) -> None:
         if self._received is None:
             with self._until_closed():
-                self._received = await self._stream.receive_some(self._chunk)
+                try:
+                    self._received = await self._stream.receive_some(self._chunk)
+                except trio.BrokenResourceError:
+                    if not self._unsent:
+                        raise
+                    # A peer that has its whole answer may leave, and without a goodbye, before the send says that it has
+                    # sent: so this is the end of what it sends, and whether it took the answer is for the send to say.
+                    self._received = b""
 
     async def wait_writable(self) -> None:
         if self._unsent:

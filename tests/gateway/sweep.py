@@ -112,7 +112,6 @@ class Budget:
         self.used -= n
 
 
-@final
 class AsStream(trio.abc.Stream):
     """The server's end as an embedder's stream."""
 
