@@ -476,7 +476,8 @@ class ModelConfig:
     """Blocking steps at once, each in a thread; as `capacity`, at most 64, where the model does not say."""
     step_timeout: float | None = None
     """How long a blocking step may run before it is stuck: its session ends, and its place is somebody else's until the
-    thread returns; 0, which is meant where the model does not say: no limit. It is looked at once a second."""
+    thread returns. Where it is a round of a rolling batch, the model is loaded anew. 0, which is meant where the model does
+    not say: no limit. It is looked at once a second."""
     stop_within: float | None = None
     """How long the model, with its last blocking step, may go on after its session has ended before it is stuck; 0, which is
     meant where the model does not say: no limit. It is looked at once a second."""

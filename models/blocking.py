@@ -83,6 +83,10 @@ class StepHolder:
     def waited(self, ns: int) -> None:
         """So many nanoseconds of the session were spent in a queue of the model's own."""
 
+    def background(self, stuck: Callable[[str], None], /) -> StepHolder:
+        """For steps of the model that are no session's own: `stuck` is called, with a text, when one of them is stuck."""
+        return StepHolder()
+
     def interrupt(self, text: str) -> None:
         """What holds it is stuck: its sessions end, with this text."""
 

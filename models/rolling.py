@@ -10,7 +10,7 @@ from typing import Generic, Protocol, TypeAlias, TypeVar, final
 
 import trio
 
-from models.blocking import run_step
+from models.blocking import StepHolder, run_step, set_step_holder, step_holder
 from models.messages import Finish, Prompt, Token
 from models.session import Session
 
@@ -25,6 +25,11 @@ PREFILL_BUDGET = 256
 AHEAD = 4
 # Of the 5 that a worker has for unloading.
 _CLOSING_SECONDS = 4.0
+
+
+@final
+class RoundStuck(RuntimeError):
+    """A round of a rolling batch does not come back, and the model with it."""
 
 
 class SequenceState(Protocol):
@@ -94,9 +99,10 @@ class _Call(Generic[S]):
     """The sequences of one prompt, and the hand-over to the session's task. A flag and a reschedule in place of a channel:
     it is done for each token."""
 
-    __slots__ = ("_task", "begun", "entries", "error", "left", "out")
+    __slots__ = ("_task", "begun", "entries", "error", "holder", "left", "out")
 
     def __init__(self, states: Iterable[S]) -> None:
+        self.holder = step_holder()
         self.entries = [_Entry(self, state) for state in states]
         self.left = len(self.entries)
         self.begun = not (self.entries and self.entries[0].state.pending)
@@ -165,13 +171,17 @@ class RollingBatch(Generic[S]):
         self._calls: set[_Call[S]] = set()
         self._bell: trio.lowlevel.Task | None = None
         self._ended = False
+        self._watched: StepHolder | None = None
+        """Who watches the rounds, from the first session on: those of a warm-up have the time of the load."""
+        self._loop, self._stuck = trio.CancelScope(), ""
 
     # -- the session's side ------------------------------------------------------------------------------------------
 
     async def __call__(self, session: Session[Prompt, Token | Finish]) -> None:
         """Continues each prompt, one after another, until the end of input. Waits for the loop and for the session, so
         that a client that stops reading stops its own sequences alone; cancelled, it takes them out of the batch before
-        the next step. RuntimeError where the batch ends meanwhile."""
+        the next step. RuntimeError where the batch ends meanwhile. Where a round is stuck, what holds the
+        session's steps is interrupted."""
         async for prompt in session:
             if self._blocking:
                 states = await run_step(partial(self._model.open, prompt), limiter=self._opens, replaced=True)
@@ -180,6 +190,8 @@ class RollingBatch(Generic[S]):
             if states:
                 session.prompt_tokens = states[0].prompt_tokens
             call = _Call(states)
+            if self._watched is None and type(call.holder) is not StepHolder:
+                self._watched = call.holder.background(self._lose)
             self._waiting.extend(call.entries)
             self._calls.add(call)
             self._ring()
@@ -231,19 +243,37 @@ class RollingBatch(Generic[S]):
 
     async def run(self) -> None:
         """Serves the sessions until it is cancelled. For `rolling`; what it raises is the model's crash. At the end it
-        waits a little for the round that still runs, and closes every sequence."""
+        waits a little for the round that still runs, and closes every sequence. RoundStuck where a round does not come
+        back: then nothing is closed, for that round is still inside the model."""
         try:
-            while True:
-                self._sweep()
-                self._give_places()
-                if self._idle():
-                    await self._wait()
-                    continue
-                for entry, result in await self._run(self._round):
-                    self._deliver(entry, result)
+            with self._loop:
+                await self._serve()
+            raise RoundStuck(self._stuck)
         finally:
-            with trio.move_on_after(_CLOSING_SECONDS, shield=True):
-                await self._run(self._close_all)
+            if not self._stuck:
+                with trio.move_on_after(_CLOSING_SECONDS, shield=True):
+                    await self._run(self._close_all)
+
+    async def _serve(self) -> None:
+        watched: StepHolder | None = None
+        while True:
+            self._sweep()
+            self._give_places()
+            if self._idle():
+                await self._wait()
+                continue
+            if watched is not self._watched:
+                watched = self._watched
+                set_step_holder(watched)
+            for entry, result in await self._run(self._round):
+                self._deliver(entry, result)
+
+    def _lose(self, why: str) -> None:
+        """A round is stuck. What it works on is the state of all sessions, and of those to come."""
+        self._stuck = why
+        for call in self._calls:
+            call.holder.interrupt(why)
+        self._loop.cancel()
 
     async def _run(self, work: Callable[[], T]) -> T:
         if self._blocking:
@@ -383,7 +413,9 @@ async def rolling(
       its tokens; more lets a step run while those of the last one are sent.
 
     An exception of `step` or `close` comes out of the block: the worker ends its sessions and decides when the model is
-    loaded again. At the end all sequences are closed. ValueError for an option below 1.
+    loaded again. So does RoundStuck, where a round in its thread runs longer than the model's `step_timeout`: sessions that
+    had prompts in the batch end of that, and no sequence is closed, since the round is still inside the model. Otherwise all
+    are closed at the end. ValueError for an option below 1.
     """
     batch = RollingBatch(
         model,

@@ -263,7 +263,7 @@ class ModelSpec:
     """Blocking steps at once; 0: `capacity`, at most 64."""
     step_timeout: float = 0.0
     """Seconds a blocking step may run before it is stuck: then its session ends, and its place is somebody else's until its
-    thread returns. 0: no limit."""
+    thread returns. With a round of a rolling batch all its sessions end, and the model is loaded anew. 0: no limit."""
     stop_within: float = 0.0
     """Seconds in which the model, with its last blocking step, is to have returned once its session has ended. One that has
     not is stuck. 0: no limit."""

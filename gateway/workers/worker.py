@@ -36,7 +36,7 @@ from gateway.ledger import SLOT
 from gateway.workers.policy import decide, within_period
 from gateway.workers.queue import SlotQueue, level_of
 from gateway.workers.statistics import ModelStatistics
-from gateway.workers.stuck import StuckWatch
+from gateway.workers.stuck import Background, StuckWatch
 from models.batching import running
 from models.blocking import Step, StepHolder, reset_step_holder, run_step, set_step_holder
 from models.convert import convert
@@ -241,6 +241,9 @@ class Slot(StepHolder):
     def end(self, step: Step) -> None:
         self._worker.stuck.end(step)
         self.release()
+
+    def background(self, stuck: Callable[[str], None]) -> Background:
+        return Background(self._worker.stuck, stuck)
 
     def interrupt(self, text: str) -> None:
         self._exchange.interrupt(DeadlineExceeded(text))

@@ -5,7 +5,8 @@ from __future__ import annotations
 import json
 import logging
 import threading
-from collections.abc import Iterator
+from collections.abc import AsyncIterator, Iterator
+from contextlib import asynccontextmanager
 from typing import Any
 
 import numpy as np
@@ -23,10 +24,12 @@ from gateway.workers.stuck import StuckWatch
 from gateway.workers.worker import State, Worker
 from models.adapt import spec_of
 from models.blocking import CancelToken, Step, StepHolder, cancel_token, run_step
-from models.messages import Family, InferRequest, InferResponse, Tensor
+from models.messages import Family, GenerationParameters, InferRequest, InferResponse, Prompt, Tensor
+from models.rolling import RollingBatch, rolling
 from models.session import Session
 from models.spec import Batching, ModelSpec, RestartPolicy
 from tests.gateway.promises import House, Line, serving
+from tests.models.steps import Counting
 
 PATIENCE = 10.0
 """Real seconds after which a thread that nobody let go says so, instead of hanging the tests."""
@@ -105,10 +108,10 @@ async def passes(clock: MockClock, seconds: float) -> None:
 
 async def returned(worker: Worker) -> None:
     """Threads tell nobody when they have."""
-    while worker.stuck.now or worker.slots_in_use or worker.stuck.limiter.borrowed_tokens:
-        await trio.lowlevel.checkpoint()
     watch = worker.stuck
-    assert [*watch._running, *watch._spare, *watch._watched, *watch._breached] == []
+    while watch._running or watch.now or worker.slots_in_use or watch.limiter.borrowed_tokens:
+        await trio.lowlevel.checkpoint()
+    assert [*watch._spare, *watch._watched, *watch._breached] == []
 
 
 def logged(caplog: pytest.LogCaptureFixture, message: str) -> list[Any]:
@@ -379,6 +382,120 @@ async def test_leaving_a_batch_that_goes_on_for_others_is_not_stopping_late(gate
         assert (await answer(lines[1]))[0] == 200
         await returned(worker)
         assert worker.stopping.times.count == 0
+
+
+# -- rolling batches
+
+
+class Rounds:
+    """A text model on a rolling batch, whose step blocks where a sequence is named "stuck". Each load has one of its own."""
+
+    def __init__(self, gates: Gates) -> None:
+        self.gates, self.loaded, self.batches = gates, list[Counting](), list[RollingBatch[Any]]()
+
+    @asynccontextmanager
+    async def load(self) -> AsyncIterator[RollingBatch[Any]]:
+        steps, step = Counting(), Counting.step
+
+        def blocking(sequences: Any) -> Any:
+            if any(sequence.name == "stuck" for sequence in sequences):
+                self.gates.block_here()
+            return step(steps, sequences)
+
+        self.loaded.append(steps)
+        async with rolling(Stepping(steps, blocking)) as batch:
+            self.batches.append(batch)
+            yield batch
+
+    def spec(self, **fields: Any) -> ModelSpec:
+        return spec_of(self.load, "m", family=Family.TEXT, restart=RestartPolicy(backoff=1), **fields)
+
+
+class Stepping:
+    """A step model with another step."""
+
+    def __init__(self, steps: Counting, step: Any) -> None:
+        self.open, self.prefill, self.close, self.step = steps.open, steps.prefill, steps.close, step
+
+
+async def prompt(house: House, name: str, length: int = 1) -> Line:
+    line = house.line("http1")
+    body = json.dumps({"inputs": name, "parameters": {"max_new_tokens": length}}).encode()
+    await line.send(*client.post(line.next_stream(), "/predictions/m", body))
+    return line
+
+
+async def test_a_stuck_round_ends_its_sessions_and_the_model_is_loaded_anew(
+    gates: Gates, mock_clock: MockClock, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level(logging.WARNING)
+    rounds = Rounds(gates)
+    async with serving(rounds.spec(step_timeout=5), wire="json-http1") as house:
+        worker = worker_of(house)
+        assert (await answer(await prompt(house, "a")))[0] == 200
+        lines = [await prompt(house, "stuck", 9)]
+        await gates.wait_entered()
+        lines += [await prompt(house, name) for name in ("b", "c")]  # those wait for the next round
+        while len(rounds.batches[0]._calls) < 3:
+            await trio.lowlevel.checkpoint()
+        await passes(mock_clock, 4)
+        assert (worker.state, worker.stuck.now) == (State.READY, 0)
+        await passes(mock_clock, 2.5)
+        why = "a step of model 'm' ran longer than 5 s (models.m.step_timeout)"
+        for line in lines:
+            status, said = await answer(line)
+            assert (status, why in str(said)) == (504, True), said
+        assert house.endings == {"complete": 1, "deadline": 3}
+        assert (worker.state, worker.reason) == (State.RESTARTING, f"RoundStuck: {why}")
+        assert (worker.stuck.now, worker.stuck.total, worker.slots_in_use) == (1, 1, 0)
+        (record,) = logged(caplog, "model is stuck")
+        assert (record.reason, "in block_here" in record.stack) == (why, True)
+        assert gates.tokens[0].cancelled
+        await passes(mock_clock, 2)
+        assert worker.state is State.READY
+        assert (await answer(await prompt(house, "d")))[0] == 200
+        assert [sorted(steps.opened) for steps in rounds.loaded] == [["a", "b", "c", "stuck"], ["d"]]
+        assert (worker.stuck.now, rounds.loaded[0].closed) == (
+            1,
+            ["a"],
+        )  # what is stuck is inside: nothing is closed beside it
+        gates.leave.set()
+        await returned(worker)
+        assert len(logged(caplog, "what was stuck has returned")) == 1
+        assert rounds.loaded[0].closed == ["a"]
+
+
+async def test_a_round_of_a_warm_up_has_the_time_of_the_load(gates: Gates, mock_clock: MockClock) -> None:
+    rounds = Rounds(gates)
+    spec = rounds.spec(
+        step_timeout=1, load_timeout=60, warmup=(Prompt(text="stuck", parameters=GenerationParameters(max_new_tokens=1)),)
+    )
+    worker = Worker(spec)
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(worker.run)
+        await gates.wait_entered()
+        mock_clock.jump(20)
+        worker.stuck.tick(trio.current_time())
+        assert (worker.state, worker.stuck.total) == (State.LOADING, 0)
+        gates.leave.set()
+        await worker.first_load()
+        assert (worker.state, len(rounds.loaded)) == (State.READY, 1)
+        worker.stop()
+
+
+async def test_a_round_whose_clients_have_all_left_is_stuck_too(gates: Gates, mock_clock: MockClock) -> None:
+    rounds = Rounds(gates)
+    async with serving(rounds.spec(step_timeout=5), wire="json-http1") as house:
+        worker = worker_of(house)
+        line = await prompt(house, "stuck")
+        await gates.wait_entered()
+        line.peer.close()
+        await passes(mock_clock, 6.5)
+        assert (worker.stuck.total, worker.state, house.endings) == (1, State.RESTARTING, {"cancelled-by-client": 1})
+        await passes(mock_clock, 2)
+        assert (await answer(await prompt(house, "b")))[0] == 200
+        gates.leave.set()
+        await returned(worker)
 
 
 # -- the end
