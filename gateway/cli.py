@@ -273,7 +273,8 @@ Exit status: 0 complete; 1 refused, or the model failed; 2 wrong command line;
     default=1.0,
     show_default=True,
     metavar="SECONDS",
-    help="A WebSocket has no end of input: it is left after this silence behind the last of it.",
+    help="A WebSocket has no end of input: it is left after this silence behind the last of it. A model that pauses for "
+    "longer needs a longer one.",
 )
 @click.option(
     "--ca",

@@ -227,6 +227,8 @@ async def _over_websocket(call: Call, report: Report, transport: Transport) -> i
         raise wrong
     if socket.code is None:
         await _goodbye(socket)
+        if silence.cancelled_caught and call.kind is Kind.TEXT and not report.received:
+            return report.end("timeout", CUT_OFF, f"no answer within {call.quiet:g} s (--quiet)")
         return report.end("complete", COMPLETE)
     said = f"{socket.code}: {socket.reason}" if socket.reason else str(socket.code)
     if socket.code == 1000:

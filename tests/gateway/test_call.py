@@ -73,6 +73,11 @@ async def silent(prompt: Prompt) -> AsyncIterator[Token]:
     await trio.sleep_forever()
 
 
+async def late(prompt: Prompt) -> str:
+    await trio.sleep(2)
+    return prompt.text
+
+
 class Called:
     """What a call printed, complained of and exited with."""
 
@@ -336,6 +341,25 @@ async def test_a_call_that_is_not_over_in_time_leaves(
         await served.check_nothing_left()
     assert (called.code, called.out) == (3, "then nothing\n")
     assert called.errors == ["not over after 5 s (--timeout)"]
+
+
+async def test_a_websocket_that_answers_after_the_silence_is_not_called_complete(
+    monkeypatch: pytest.MonkeyPatch, autojump_clock: MockClock
+) -> None:
+    async with memory_gateway([spec_of(late, "late")]) as served:
+        lead(monkeypatch, served.connect)
+        called = await made("late", "Say", wire="websocket")
+    assert (called.code, called.out) == (3, "")
+    assert called.errors == ["no answer within 1 s (--quiet)"]
+
+
+async def test_an_answer_that_begins_before_the_silence_is_over_is_whole(
+    monkeypatch: pytest.MonkeyPatch, autojump_clock: MockClock
+) -> None:
+    async with memory_gateway([spec_of(late, "late")]) as served:
+        lead(monkeypatch, served.connect)
+        called = await made("late", "Say", wire="websocket", quiet=3.0)
+    assert (called.code, called.out) == (0, "Say\n")
 
 
 @pytest.mark.parametrize("wire", ["lmi", "openai", "generate", "invoke", "stream", "container", "bidi", "websocket"])
