@@ -104,11 +104,6 @@ class _Buffer(StreamBuffer):
             await self._is_empty.set()
         return data
 
-    @property
-    def ended(self) -> bool:
-        """Whether nothing more may be added."""
-        return self._complete
-
 
 class _HTTP2(H2Protocol):
     _create_stream = _with(H2Protocol._create_stream, StreamBuffer=_Buffer)
@@ -168,7 +163,7 @@ class _HTTP2(H2Protocol):
             await self.has_data.set()
             return
         buffer = self.stream_buffers.get(event.stream_id)
-        if isinstance(event, StreamClosed) and isinstance(buffer, _Buffer) and not buffer.ended:
+        if isinstance(event, StreamClosed) and isinstance(buffer, _Buffer) and not buffer.complete:
             with suppress(ProtocolError):
                 self.connection.reset_stream(event.stream_id, ErrorCodes.INTERNAL_ERROR)
             await self._forget(event.stream_id)

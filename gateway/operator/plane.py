@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import math
 import socket
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
@@ -13,6 +14,7 @@ from hypercorn.config import Config as ServerConfig
 from hypercorn.trio.worker_context import WorkerContext
 from hypercorn.typing import ConnectionState
 from hypercorn.utils import wrap_app
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from gateway.doorbell import Doorbell
 from gateway.gateway import Gateway
@@ -27,6 +29,7 @@ _CONNECTIONS = 100  # at once: operators, scrapers and probes
 _PAUSE, _LONGEST_PAUSE = 1.0, 60.0  # seconds between attempts to listen
 _LONGEST = 2**31 - 1  # milliseconds, of the option
 _GRACE = 2.0  # seconds that answers under way have at the end
+_PIECE = 32 * 1024  # bytes of a body, of which a client has to take some within `limits.write_stall`
 
 
 @asynccontextmanager
@@ -40,6 +43,36 @@ async def operating(gateway: Gateway) -> AsyncIterator[None]:
         yield
         await plane.end()
         nursery.cancel_scope.cancel()
+
+
+def _impatient(app: ASGIApp, stall: float) -> ASGIApp:
+    """The application, which leaves who gives an answer no window of HTTP/2 for so many seconds: to the kernel such a client
+    reads, and nobody else would ever end it. 0: it waits for ever."""
+
+    async def told(scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] != "http" or scope["http_version"] != "2" or not stall:
+            await app(scope, receive, send)
+            return
+        with trio.CancelScope() as patience:
+
+            async def within(message: Message) -> None:
+                patience.deadline = trio.current_time() + stall
+                await send(message)
+                patience.deadline = math.inf
+
+            async def say(message: Message) -> None:
+                body = message.get("body", b"")
+                while len(body) > _PIECE:
+                    await within({**message, "body": body[:_PIECE], "more_body": True})
+                    body = body[_PIECE:]
+                await within({**message, "body": body} if "body" in message else message)
+
+            await app(scope, receive, say)
+        if patience.cancelled_caught:
+            peer = scope["client"][0] if scope["client"] else ""
+            log.info("write stalled", extra={"peer": peer, "seconds": stall, "setting": "limits.write_stall"})
+
+    return told
 
 
 @final
@@ -57,7 +90,8 @@ class _Plane:
         self._server = ServerConfig()
         self._server.errorlog = log
         self._server.include_server_header = False
-        app: Any = operator_app(gateway, access)  # the two name the types of ASGI each in their own words
+        # hypercorn and starlette name the types of ASGI each in their own words
+        app: Any = _impatient(operator_app(gateway, access), gateway.limits.write_stall)
         self._app = wrap_app(app, self._server.wsgi_max_body_size, "asgi")
         self._context = WorkerContext(None)
         self._streams: set[trio.SocketStream] = set()

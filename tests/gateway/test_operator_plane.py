@@ -5,11 +5,13 @@ from __future__ import annotations
 import json
 import logging
 import socket
+from dataclasses import replace
 from typing import Any
 
 import h2.config
 import h2.connection
 import h2.events
+import h2.settings
 import pytest
 import trio
 from hypercorn.protocol.h11 import H11Protocol
@@ -247,6 +249,42 @@ async def test_a_client_that_stops_reading_is_ended_by_the_kernel(monkeypatch: p
         monkeypatch.setattr(trio.socket, "from_stdlib_socket", seen)
         assert (await curl(gateway.operator_port, "GET", "/health/live")).status == 200
     assert asked == [7000]
+
+
+@pytest.mark.parametrize("path", ["/", "/streams/events?interval=0.1", "/metrics"])
+@pytest.mark.parametrize("window", [0, 1000])
+async def test_a_client_that_gives_no_window_is_left(window: int, path: str, caplog: Any, mock_clock: MockClock) -> None:
+    """Its kernel takes all there is, so that ours does not end it."""
+    caplog.set_level(logging.INFO, "gateway.operator")
+    config = Config(limits=LimitsConfig(write_stall=7))
+    # a state of which the event stream tells more than the window, and hypercorn's buffer, take
+    specs = [replace(Probe(silent).spec("lmi-http1"), name=f"{number:0190}") for number in range(200)]
+    async with operated(*specs, config=config) as gateway:
+        client = h2.connection.H2Connection(h2.config.H2Configuration(client_side=True))
+        client.local_settings = h2.settings.Settings(
+            client=True, initial_values={h2.settings.SettingCodes.INITIAL_WINDOW_SIZE: window}
+        )
+        client.initiate_connection()
+        fields = [(":method", "GET"), (":path", path), (":scheme", "http"), (":authority", "127.0.0.1")]
+        client.send_headers(1, fields, end_stream=True)
+        async with await trio.open_tcp_stream("127.0.0.1", gateway.operator_port) as stream:
+            await stream.send_all(client.data_to_send())
+            ended = list[Any]()
+
+            async def read() -> None:
+                async for piece in stream:
+                    ended.extend(e for e in client.receive_data(piece) if isinstance(e, h2.events.StreamReset))
+
+            async with trio.open_nursery() as nursery:
+                nursery.start_soon(read)
+                for seconds, resets in ((0, 0), (6.5, 0), (1, 1)):
+                    mock_clock.jump(seconds)
+                    await wait_all_tasks_blocked(0.02)
+                    assert len(ended) == resets
+                mock_clock.jump(6)  # hypercorn's own patience with a connection that asks nothing
+                await wait_all_tasks_blocked(0.02)
+        (said,) = [record.__dict__ for record in caplog.records if record.message == "write stalled"]
+        assert (said["seconds"], said["setting"]) == (7, "limits.write_stall")
 
 
 async def test_wrong_tokens_end_the_server_at_its_start() -> None:
