@@ -60,6 +60,12 @@ class Peer:
         self._rest = memoryview(b"")  # of what the machine gave out last
         self._given = False
         self._received = trio.lowlevel.ParkingLot()
+        self._ended = False  # the server has closed its side
+
+    @property
+    def over(self) -> bool:
+        """Whether no request can be answered here any more: the server has ended the connection, or said that it will."""
+        return self._ended or getattr(self.machine, "must_close", False)
 
     async def send(self, *events: Any) -> None:
         """Queues the events and writes what the peer's windows allow."""
@@ -101,6 +107,7 @@ class Peer:
             if n is None:
                 await (self.transport.wait_readable() if written else self._wait_either())
             elif n == 0:
+                self._ended = True
                 self.machine.receive_eof()
             else:
                 self.machine.receive_data(self._buffer[:n])

@@ -136,7 +136,9 @@ class Conversation:
         self._taken = 0
 
     async def begin(self) -> None:
-        """Sends the head, and the body where there is one."""
+        """Sends the head, and the body where there is one. TransportLost where the server has ended the connection."""
+        if self._peer.over:
+            raise TransportLost("the server has ended this connection: open another one")
         question = self._question
         head = post(
             self._stream, question.path, question.body, question.headers, authority=self._authority, scheme=self._scheme

@@ -115,6 +115,22 @@ async def test_a_refusal_is_heard_while_the_body_is_sent(wire: str, autojump_clo
 
 
 @WIRES
+async def test_a_connection_that_the_server_has_ended_is_lost_and_no_mistake_of_the_caller(
+    wire: str, autojump_clock: Any
+) -> None:
+    async with memory_gateway(MODELS, check=True) as memory:
+        calls = of(memory, wire)
+        assert (await calls.call(lmi("one", "words"))).text == "one "
+        memory.gateway.begin_drain(0)
+        await memory.gateway.reported()
+        for _ in range(2):
+            with pytest.raises(TransportLost):
+                await calls.call(lmi("one", "words"))
+            with pytest.raises(TransportLost):
+                await calls.lmi("one", "words")
+
+
+@WIRES
 async def test_a_deadline_stops_the_model(wire: str, autojump_clock: Any) -> None:
     async with memory_gateway(MODELS, check=True) as memory:
         calls = of(memory, wire)
