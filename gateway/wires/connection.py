@@ -488,10 +488,20 @@ class Connection:
         elif self._linger_until is not None:
             if now >= self._linger_until:
                 self.lost()
-        elif self.reading_paused and self.exchanges and self.transport.hung_up():
-            self.lost(Ending.CANCELLED)
         else:
-            self.wire.tick(now)
+            if self.reading_paused and self.exchanges and self.transport.hung_up():
+                self._left_unread()
+            if self._lost is None:
+                self.wire.tick(now)
+
+    def _left_unread(self) -> None:
+        """The client is gone, and nobody reads as far as its leaving; an answer that is whole still goes out."""
+        unfinished = [exchange for exchange in self.exchanges.values() if exchange.finishing is None]
+        if len(unfinished) == len(self.exchanges):
+            self.lost(Ending.CANCELLED)
+            return
+        for exchange in unfinished:
+            exchange.cut(Ending.CANCELLED)
 
     def drain_now(self) -> None:
         """The drain deadline has passed: what still runs gets its ending."""

@@ -34,6 +34,7 @@ from tests.gateway.promises import (
     counting,
     deaf,
     echoing,
+    limits,
     pausing,
     raw,
     serving,
@@ -388,3 +389,32 @@ async def test_a_model_with_a_nursery_of_its_own_is_cancelled_as_a_whole(wire: s
         await house.still()
         await leaves(house, call, WAYS[transport_of(wire)][0], probe)
         assert sorted(stopped) == ["receiver", "sender"]
+
+
+async def test_requests_sent_ahead_and_a_half_close_do_not_cut_a_whole_answer(autojump_clock: Any) -> None:
+    """Nobody reads on where too much is sent ahead: the timer then sees that the client has closed its direction, while the
+    answer that is whole waits for it to be read."""
+
+    async def brief(probe: Probe, session: Session[Any, Any]) -> None:
+        await probe.take(session)
+        await probe.say(session, 40)
+
+    probe = Probe(brief)
+    async with serving(probe.spec("lmi-http1"), capacity=KiB, config=limits(read_ahead=2 * KiB)) as house:
+        line = house.line("http1")
+        call = await house.call("lmi-http1", line=line)
+        await house.still()
+        assert (probe.returned, house.endings) == (1, {})
+        below = line.peer.transport
+        ahead = b"GET /ping HTTP/1.1\r\nhost: x\r\n\r\n" * 100
+        while ahead and (n := below.try_send([ahead])):
+            ahead = ahead[n:]
+            await house.still()
+        below.send_eof()
+        await trio.sleep(3)
+        assert house.endings == {}
+        assert await call.rest() == (list(range(40)), Over("complete"))
+        await house.still()
+        assert house.endings["complete"] >= 1
+        below.close()
+        await house.still()

@@ -193,7 +193,7 @@ NOT_SO = [
 async def test_what_cannot_be_done_is_said_in_words(
     method: str, target: str, body: Any, status: int, text: str, autojump_clock: Any
 ) -> None:
-    async with serving(Probe(silent).spec("json-http1")) as house:
+    async with serving(Probe(silent).spec("json-http1"), config=NO_PORT) as house:
         answer = await Operator(house.gateway).ask(method, target, body)
         assert answer.status == status
         assert text in answer.json["error"]
