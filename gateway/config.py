@@ -28,6 +28,9 @@ class ListenConfig:
     """A second port in clear, for containers that are called as in SageMaker's private beta: 8081 there; -1 opens none."""
     backlog: int = 2048
     """Connections that the kernel holds until they are accepted."""
+    tcp_keepalive: float = 60.0
+    """How long nothing may come over a connection until the kernel asks whether its client is still there (TCP keepalive).
+    One that answers none of four probes, 15 seconds apart, or has forgotten the connection, is gone. 0: it never asks."""
 
 
 @final

@@ -103,7 +103,7 @@ _GRACE = 5.0
 
 
 def _listener(listen: ListenConfig, port: int, setting: str) -> Listener:
-    return Listener(listen.host, port, backlog=listen.backlog, setting=setting)
+    return Listener(listen.host, port, backlog=listen.backlog, keepalive=listen.tcp_keepalive, setting=setting)
 
 
 @final

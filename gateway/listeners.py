@@ -6,7 +6,7 @@ import errno
 import logging
 import os
 import socket
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import final
 
 import trio
@@ -30,14 +30,20 @@ class CannotListen(OSError):
 class Listener:
     """One listening TCP socket."""
 
-    def __init__(self, host: str, port: int, *, backlog: int, setting: str = "listen.port or --port") -> None:
-        """Binds at once. CannotListen where that fails."""
+    def __init__(
+        self, host: str, port: int, *, backlog: int, keepalive: float = 0.0, setting: str = "listen.port or --port"
+    ) -> None:
+        """Binds at once. CannotListen where that fails. `keepalive`: after so many seconds without a byte the kernel asks
+        whether the client is still there; 0 for never."""
         family = socket.AF_INET6 if ":" in host else socket.AF_INET
         try:
             self._sock = socket.create_server((host, port), family=family, backlog=backlog)
         except OSError as e:
             raise CannotListen(e.errno, f"cannot listen on {host} port {port}: {_why(e)}; {_advice(e, setting)}") from e
         self._sock.setblocking(False)
+        if keepalive:  # what is accepted inherits it
+            for level, option, value in _probes(keepalive):
+                self._sock.setsockopt(level, option, value)
         self.port: int = self._sock.getsockname()[1]
 
     async def accept(self, serve: Callable[[socket.socket], None], may_accept: Callable[[], bool]) -> None:
@@ -74,6 +80,19 @@ class Listener:
         if self._sock.fileno() >= 0:
             trio.lowlevel.notify_closing(self._sock)
             self._sock.close()
+
+
+def _probes(after: float) -> Iterator[tuple[int, int, int]]:
+    """The options of TCP keepalive that this system has."""
+    yield socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1
+    told = {
+        "TCP_KEEPIDLE" if hasattr(socket, "TCP_KEEPIDLE") else "TCP_KEEPALIVE": max(1, round(after)),  # as macOS calls it
+        "TCP_KEEPINTVL": 15,
+        "TCP_KEEPCNT": 4,
+    }
+    for option, value in told.items():
+        if hasattr(socket, option):
+            yield socket.IPPROTO_TCP, getattr(socket, option), value
 
 
 def _why(error: OSError) -> str:

@@ -169,6 +169,7 @@ _RANGES = {
     "listen.tls_port": (-1, 65535),
     "listen.bidi_port": (-1, 65535),
     "listen.backlog": (1, 65535),
+    "listen.tcp_keepalive": (0, 32767),
     "operator.port": (-1, 65535),
     # RFC 9113 section 6.5.2, and 6.9.1 for the windows.
     "http2.initial_window": (0, 2**31 - 1),

@@ -223,6 +223,11 @@ class MemoryTransport:
     def hung_up(self) -> bool:
         return self._eof or self._reset or self._closed
 
+    @property
+    def deserted(self) -> bool:
+        """Whether the other end is closed."""
+        return self._other._closed
+
     def send_eof(self) -> None:
         self._other._eof = True
         self._other._readable.ring()

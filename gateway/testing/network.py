@@ -13,6 +13,9 @@ from gateway.doorbell import Doorbell
 from gateway.errors import TransportLost
 from gateway.transport import MemoryTransport, memory_pair
 
+_ORPHAN = 10.0
+"""Seconds that what a closed end has sent may wait to be taken."""
+
 
 @final
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -52,7 +55,9 @@ class Link:
     """A connection through a network: `client` and `server` are its two ends, `run` carries bytes between them.
 
     It behaves as TCP does. An end that closes is seen as the end of its direction by the other; what is sent to one that
-    has closed is answered with a reset. `capacity` is what each direction of each end holds, and what is under way.
+    has closed is answered with a reset; and where the other end does not take what one had sent before it closed, its
+    system gives up after 10 to 20 s, and keepalive finds that out: a reset too. `capacity` is what each direction of each
+    end holds, and what is under way.
     """
 
     def __init__(self, profile: NetworkProfile | None = None, capacity: int = 65536) -> None:
@@ -188,11 +193,22 @@ class _Carrier:
             if n:
                 self._take()  # room for as much, at once: a slow reader is slow, and not one in bursts
             if n == 0:
-                await self._sink.wait_writable()
+                await self._taken()
             elif self.carried == self._next_fault():
                 await self._fault()
             elif self._way.piece < 65536:
                 await trio.lowlevel.checkpoint()  # so that whoever reads sees pieces
+
+    async def _taken(self) -> None:
+        """Returns when the sink takes more, or has been told that nobody is there any more."""
+        while True:
+            orphaned = self._source.deserted
+            with trio.move_on_after(_ORPHAN) as patience:
+                await self._sink.wait_writable()
+            if not patience.cancelled_caught:
+                return
+            if orphaned:
+                raise TransportLost("its sender has closed, and waits no longer", left=True)
 
     def _next_fault(self) -> int:
         way = self._way

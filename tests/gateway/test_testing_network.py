@@ -60,6 +60,22 @@ async def test_what_is_sent_to_an_end_that_has_closed_is_answered_with_a_reset(a
             receive(link.server)
 
 
+@pytest.mark.parametrize("closed", [True, False])
+async def test_who_has_closed_does_not_wait_for_ever_to_be_taken(closed: bool, autojump_clock: Any) -> None:
+    async with linked(capacity=100) as link:
+        for _ in range(4):
+            link.client.try_send([HELLO])
+            await wait_all_tasks_blocked()
+        if closed:
+            link.client.close()
+        await trio.sleep(25)
+        if closed:
+            with pytest.raises(TransportLost, match="reset"):
+                receive(link.server)
+        else:
+            assert receive(link.server) == HELLO
+
+
 async def test_a_byte_at_a_time_is_a_byte_at_a_time(autojump_clock: Any) -> None:
     async with linked(NetworkProfile(up=Way(piece=1))) as link:
         link.client.try_send([HELLO])
