@@ -14,7 +14,7 @@ from gateway.config_check import problems_of
 from gateway.settings_json_schema import json_schema
 from gateway.settings_printing import to_comments, to_json, to_toml
 from gateway.settings_sagemaker import MODEL_FOLDER
-from gateway.settings_schema import ConfigError
+from gateway.settings_schema import FolderMissing
 from gateway.settings_text import Key
 
 
@@ -75,8 +75,8 @@ def show(given: Given, changed: bool = False, secrets: bool = False, as_json: bo
 
 
 def _said_by_the_model(config: Config) -> list[tuple[Key, Any, str]]:
-    """Of a model in a folder, what its model.toml and serving.properties say. Where they cannot be read that is told, and
-    the rest is shown all the same: it is `config check` that says whether this can be served, where it is to be."""
+    """Of a model in a folder, what its model.toml and serving.properties say. Where there is no such folder that is told,
+    and the rest is shown all the same: it may be there where this is to be served."""
     if not config.repository.model and not MODEL_FOLDER.is_dir():
         return []
     from gateway.cli import check_directory
@@ -86,8 +86,8 @@ def _said_by_the_model(config: Config) -> list[tuple[Key, Any, str]]:
 
     try:
         return list(folder_settings(config))
-    except ConfigError as e:
-        click.echo(f"The files of the model's own folder are not shown: {e}", err=True)
+    except FolderMissing as e:
+        click.echo(f"What the files of the model's own folder say is not shown: {e}", err=True)
         return []
 
 

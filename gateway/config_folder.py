@@ -7,13 +7,13 @@ from typing import Any
 
 from gateway import model_folder
 from gateway.config import Config, ModelConfig
-from gateway.errors import GatewayError
+from gateway.errors import GatewayError, NotFound
 from gateway.model_folder import ModelFolder
 from gateway.serving_properties import FILE as PROPERTIES
 from gateway.serving_properties import text_options
 from gateway.settings_lmi import OPTIONS, in_our_words
 from gateway.settings_sagemaker import MODEL_FOLDER
-from gateway.settings_schema import ConfigError
+from gateway.settings_schema import ConfigError, FolderMissing
 from gateway.settings_text import Key
 
 
@@ -34,6 +34,8 @@ def read_served_folder(config: Config, path: str) -> ModelFolder:
     try:
         folder = model_folder.find_folder(path, chosen.roots)
         return model_folder.read_folder(folder, code=chosen.code, defaults=ModelConfig(factory=""))
+    except NotFound as e:
+        raise FolderMissing(e.message) from None
     except GatewayError as e:
         raise ConfigError(e.message) from None
 

@@ -41,6 +41,10 @@ class ConfigError(Exception):
         self.problems = (first, *others)
 
 
+class FolderMissing(ConfigError):
+    """The folder of the model to be served is not there."""
+
+
 class Unit(enum.Enum):
     """What a setting's value is, and so how it may be written."""
 
