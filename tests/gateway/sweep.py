@@ -667,6 +667,7 @@ TARGETS: dict[str, Target] = {
         Target(
             name="transport", ready=lambda run: run.connection(VICTIM) is not None, fire=_break_transport,
             spares=_other_line, endings=_LOST, logs=frozenset({"connection failed"}),
+            within=0.31,  # nothing tells of it but the next use: a model's longest pause
         ),
         Target(
             name="interrupt", ready=_is_live, fire=_interrupt, spares=_others, endings=frozenset({Ending.DEADLINE})
