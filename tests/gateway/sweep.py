@@ -615,6 +615,8 @@ def _break_transport(run: Run) -> None:
 
     theirs: Any = run.theirs[VICTIM]
     theirs.try_receive_into = theirs.try_send = fail
+    theirs._eof = True  # who waits for it is woken, as by a kernel: a promise of 0.1 s is of no use to a model that pauses
+    theirs._readable.ring()
 
 
 def _is_live(run: Run) -> bool:
@@ -667,7 +669,6 @@ TARGETS: dict[str, Target] = {
         Target(
             name="transport", ready=lambda run: run.connection(VICTIM) is not None, fire=_break_transport,
             spares=_other_line, endings=_LOST, logs=frozenset({"connection failed"}),
-            within=0.31,  # nothing tells of it but the next use: a model's longest pause
         ),
         Target(
             name="interrupt", ready=_is_live, fire=_interrupt, spares=_others, endings=frozenset({Ending.DEADLINE})
