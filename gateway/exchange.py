@@ -486,10 +486,7 @@ class Exchange:
             else:
                 assert self._reader is None, "one task waits for input"
                 self._reader = trio.lowlevel.current_task()
-                waits = self.waits
-                if waits is None:
-                    waits = self.waits = Waits()
-                waits.begin(INPUT, self.owner.clock())
+                self.parks_for(INPUT)
                 await trio.lowlevel.wait_task_rescheduled(self._reader_cancelled)
                 self._begin_turn()
         item = outbox.pop()
@@ -515,9 +512,7 @@ class Exchange:
         """The wait is over since then, whenever its task has its turn."""
         reader, self._reader = self._reader, None
         assert reader is not None
-        waits = self.waits
-        if waits is not None and not self._returned:
-            waits.over(INPUT, now)
+        self._waited(INPUT, now)
         trio.lowlevel.reschedule(reader)
 
     def _reader_cancelled(self, _: object) -> trio.lowlevel.Abort:
