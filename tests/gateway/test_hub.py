@@ -596,9 +596,12 @@ async def gateway(*models: Any) -> AsyncIterator[Gateway]:
     assert made.counts().connections == made.counts().exchanges == made.counts().bytes_reserved == 0
 
 
-def ask(stream: int, model: str, text: str = "hi") -> Any:
-    body = b'{"inputs":"%b"}' % text.encode()
+def ask(stream: int, model: str, more: str = "") -> Any:
+    body = b'{"inputs":"hi"%b}' % more.encode()
     return client.post(stream, f"/predictions/{model}", body, [(b"content-type", b"application/json")])
+
+
+FOR_EVER = ',"stream":true,"parameters":{"max_new_tokens":1000000}'
 
 
 @contextmanager
@@ -642,8 +645,12 @@ async def test_models_that_wait_for_ever_stop_neither_accepting_nor_reading_nor_
 @pytest.mark.parametrize("state", ["nobody", "idle", "waiting", "arriving", "streaming to nobody"])
 @pytest.mark.parametrize("drained", [True, False])
 async def test_a_server_that_ends_leaves_neither_task_nor_connection(state: str, drained: bool) -> None:
+    given = 0
+
     async def endless(prompt: Prompt) -> AsyncIterator[str]:
+        nonlocal given
         while True:
+            given += 1
             yield "word " * 100
 
     async with gateway(quick, stuck, endless) as made, trio.open_nursery() as nursery:
@@ -659,8 +666,13 @@ async def test_a_server_that_ends_leaves_neither_task_nor_connection(state: str,
                 elif state == "waiting":
                     await peer.send(*ask(1, "stuck"))
                 else:
-                    await peer.send(*ask(1, "endless"))
-                await until(lambda: state in ("idle", "arriving") or made.counts().exchanges == 1)
+                    await peer.send(*ask(1, "endless", FOR_EVER))
+                    await until(lambda: given > 30)
+                    seen = -1
+                    while seen != given:  # until its windows are full
+                        seen = given
+                        await wait_all_tasks_blocked(0.01)
+                await until(lambda: made.counts().exchanges == (state in ("waiting", "streaming to nobody")))
             if drained:
                 made.begin_drain()
                 made.hurry()
