@@ -21,7 +21,7 @@ T = TypeVar("T")
 
 _IDLE = 256  # tasks that wait for work; more than that end
 _DOUBT = 64  # exchanges, at most, that get tasks of their own after the leader's have waited
-_BATCH = 32  # owners that the leader tells before what they have to write is written
+_BATCH = 32  # owners that the leader tells before what begins thereby runs, and what they have to write is written
 _TURN = 0.005  # seconds that the leader tells owners before other tasks have their turn
 
 
@@ -166,7 +166,7 @@ class ExchangeTasks:
     async def _lead(self, place: _Place, readiness: Readiness) -> bool:
         """Tells who is ready, until one of the exchanges that begin thereby has waited and is over. True when its
         scope was cancelled, whoever leads by then."""
-        told, now = 0, trio.lowlevel.current_clock().current_time
+        now = trio.lowlevel.current_clock().current_time
         task, begun, work_of = place.task, self._begun, self._work
         began = now()
         while place.leads:
@@ -208,25 +208,23 @@ class ExchangeTasks:
                         await trio.lowlevel.checkpoint()
                         began = now()
                 continue
-            self._telling = True  # what begins meanwhile is ours
+            told, self._telling = 0, True  # what begins meanwhile is ours
             try:
-                more = readiness.tell()
-                told += 1
-                if more and told < _BATCH:
-                    continue
                 # answers that leave one after the other wake a client once
                 self._write()
+                if not begun:
+                    told = readiness.tell(_BATCH)
             finally:
                 self._telling = False
-            if told == _BATCH and now() - began > _TURN:
-                await trio.lowlevel.checkpoint()
-                began = now()
-            elif not more and not begun:
+            if told:
+                if now() - began > _TURN:
+                    await trio.lowlevel.checkpoint()
+                    began = now()
+            elif not begun:
                 self.leading = False
                 await readiness.wait()
                 self.leading = True
                 began = now()
-            told = 0
         return False
 
     def _follow(self, place: _Place) -> None:
@@ -247,7 +245,10 @@ class ExchangeTasks:
         assert exchange is not None
         if exchange.finishing is None:  # else there is nothing to be said
             self._conclude(exchange, error)
-        self._returned(exchange)
+        try:
+            exchange.returned()
+        except Exception as e:
+            exchange.owner.failed(e)
 
     def _returned(self, exchange: Exchange) -> None:
         try:

@@ -50,8 +50,8 @@ class Readiness(Protocol):
         """Returns when something may be ready."""
         ...
 
-    def tell(self) -> bool:
-        """Tells one owner; False when nobody is left to be told."""
+    def tell(self, at_most: int) -> int:
+        """Tells so many owners at most. How many it told: 0 when nobody is left to be told."""
         ...
 
 
@@ -120,18 +120,24 @@ class Hub(Readiness):
         await self._edges.wait()
         self.look()
 
-    def tell(self) -> bool:
-        if not self._events:
-            return False
-        descriptor, mask = self._events.popleft()
-        # the number may be another socket's by now: its owner then looks in vain
-        owner = self._owners.get(descriptor)
-        if owner is not None:
+    def tell(self, at_most: int) -> int:
+        events, owners, told = self._events, self._owners, 0
+        while events and told < at_most:
+            told += 1
+            descriptor, mask = events.popleft()
+            # the number may be another socket's by now: its owner then looks in vain
+            owner = owners.get(descriptor)
+            if owner is None:
+                continue
+            if mask == _USUAL:
+                owner.readable(False)
+                owner.writable()
+                continue
             if mask & _RECEIVE:
                 owner.readable(mask & _BEHIND != 0)
             if mask & _SEND:
                 owner.writable()
-        return True
+        return told
 
     def close(self) -> None:
         """Every owner is gone."""
@@ -154,3 +160,4 @@ if Hub.available:
     _BEHIND = select.EPOLLRDHUP | select.EPOLLHUP | select.EPOLLERR | select.EPOLLPRI
     _RECEIVE = select.EPOLLIN | _BEHIND
     _SEND = select.EPOLLOUT | select.EPOLLHUP | select.EPOLLERR
+    _USUAL = select.EPOLLIN | select.EPOLLOUT  # a request, to one who may answer: an edge tells all that is so

@@ -522,10 +522,13 @@ class HTTP1Connection(Output):
         buffers: Sequence[Buffer] = (),
         fresh: Headers = (),
         length: int | None = None,
-    ) -> None:
+    ) -> bytes | None:
         """A whole answer: exactly as a Response with `headers`, a content-length of `length` bytes and then `fresh`, a Data
         with `buffers` where there are any, and an End, sent one after the other. Where there is no `length`, one of the
         fields says it. Raises LocalProtocolError as they do; what went before the one that is refused is queued then.
+
+        Returns the bytes of a small one where they are all there is to send. Who sends them to the end, and not what
+        `data_to_send` gives, confirms them with `answer_sent`; who does not need not care.
 
         It costs least where `headers` is a tuple that is given again and again, and `fresh` has what differs each time:
         such a tuple is checked and written once, and kept, so it should say nothing private."""
@@ -544,9 +547,8 @@ class HTTP1Connection(Output):
                         size += len(buffer)
             head = plain_head(status, headers, fresh, length, size) if size < LARGE else None
             if head is not None:
-                self._put_whole(b"".join((head, *buffers)))
                 self._reading, self._writing = _READ_HEAD, _WRITE_WAITING
-                return
+                return self._put_whole(b"".join((head, *buffers)))
         if self._retired:
             raise LocalProtocolError("send: this machine is retired")
         declared = () if length is None else ((b"content-length", b"%d" % length),)
@@ -554,6 +556,7 @@ class HTTP1Connection(Output):
         if buffers:
             self.send_data(stream, buffers)
         self._send_end()
+        return None
 
     def _other_stream(self, stream: int) -> LocalProtocolError:
         return LocalProtocolError(f"send: stream {stream} is not under way, {self.stream} is")

@@ -61,17 +61,18 @@ class Output:
         self._ends.clear()
         self._flight = self._answer = self.queued = 0
 
-    def _put_whole(self, answer: bytes) -> None:
-        """Queues all of the answer of the stream under way."""
-        if self.queued or self.pieces or self._ends or self._answer:
+    def _put_whole(self, answer: bytes) -> bytes | None:
+        """Queues all of the answer of the stream under way; returns it where nothing else waits to be sent."""
+        if self.queued or self.pieces or self._ends:
             if self.pieces:
                 self._frame_pieces()
             self._put(answer)
             self._put_end()
-        else:
-            self._buffers.append(answer)
-            self.queued = self._answer = len(answer)
-            self._answer_stream = self.stream
+            return None
+        self._buffers.append(answer)
+        self.queued = self._answer = len(answer)
+        self._answer_stream = self.stream
+        return answer
 
     def _put_end(self) -> None:
         """Everything of the stream under way is queued."""
@@ -115,14 +116,15 @@ class Output:
         return buffers
 
     def answer_sent(self) -> int:
-        """As `data_sent`, for the usual case alone: where what `data_to_send` gave is one answer, all of it and nothing
-        else, its stream. 0 where it is anything else: nothing is confirmed then."""
+        """As `data_sent`, where what has left is the answer that `respond` returned, all of it and nothing else, and without
+        `data_to_send`: its stream. 0 where that gave something, or there was nothing: nothing is confirmed then."""
         size = self._answer
-        if not size or size != self._flight:
+        if not size or self._flight:
             return 0
-        self._answer = self._flight = 0
+        self._answer = 0
         self._sent += size
         self.queued -= size
+        del self._buffers[0]
         return self._answer_stream
 
     def data_sent(self) -> Sent:

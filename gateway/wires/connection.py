@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable
-from functools import cached_property
 from typing import TYPE_CHECKING, Any, Protocol, final
 
 from gateway.certificate_facts import read_client
@@ -63,7 +62,7 @@ class ConnectionWire(Wire, Protocol):
 
     def data_to_send(self, at_most: int) -> list[Buffer]: ...
     def data_sent(self) -> Sent | None:
-        """What `data_to_send` gave has left. None where the exchange that this is for was told so."""
+        """What `data_to_send` gave has left, or else the connection's `answer`. None where its exchange was told so."""
         ...
 
     def held(self) -> tuple[int, int]:
@@ -133,6 +132,41 @@ class Connection:
     endings, and when the last has returned, everything they held is given back.
     """
 
+    __slots__ = (  # a dict of more than 30 names has no place in CPython's inline caches
+        "_behind",
+        "_blocked",
+        "_blocked_since",
+        "_certificate",
+        "_closed",
+        "_dirty",
+        "_ending",
+        "_fields",
+        "_headers",
+        "_hung_up",
+        "_linger_until",
+        "_lost",
+        "_ready",
+        "_rest",
+        "_soon",
+        "_swallowed",
+        "_watch",
+        "answer",
+        "budget",
+        "clock",
+        "eof",
+        "exchanges",
+        "last_received",
+        "last_sent",
+        "limits",
+        "peer",
+        "pool",
+        "reading_paused",
+        "requests",
+        "server",
+        "transport",
+        "wire",
+    )  # fmt: skip
+
     def __init__(
         self, server: Server, transport: Transport, make_wire: Callable[[Connection], ConnectionWire], watch: Watch
     ) -> None:
@@ -145,11 +179,13 @@ class Connection:
         self.eof = False
         self.last_received = self.last_sent = self.clock()
         self.requests = 0
-        self._watch = watch
+        self._watch, self._soon = watch, server.turn_soon
         self._ready = True  # worth a try to receive
         self._hung_up = False
         self.reading_paused = self._behind = self._dirty = False
         self._ending = False  # being told what has left: whether the wire is over is looked at after that
+        self.answer: bytes | None = None
+        """What a wire had to send, where that was all when it was said: it leaves without `data_to_send`."""
         self._rest = _NOTHING  # what the transport did not take
         self._blocked = False
         self._blocked_since: float | None = None
@@ -157,14 +193,16 @@ class Connection:
         self._swallowed = 0
         self._lost: Ending | None = None
         self._closed = False
+        self._certificate: ClientCertificate | None = None
         self.wire = make_wire(self)
 
-    @cached_property
+    @property
     def client_certificate(self) -> ClientCertificate | None:
         """What the client has shown of itself, where TLS has verified it."""
         transport = self.transport
-        der = transport.peer_certificate() if isinstance(transport, TLSTransport) else b""
-        return read_client(der) if der else None
+        if self._certificate is None and isinstance(transport, TLSTransport) and (der := transport.peer_certificate()):
+            self._certificate = read_client(der)
+        return self._certificate
 
     # -- life ------------------------------------------------------------------------------------------------------
 
@@ -337,23 +375,30 @@ class Connection:
         """This connection has its turn when others had theirs."""
         if not self._dirty and self._lost is None:
             self._dirty = True
-            self.server.turn_soon(self)
+            self._soon(self)
 
     def output_ready(self) -> None:
         """The machine may have bytes, or be over: looked at in this connection's next turn, and what became ready until
         then leaves together."""
         if not self._dirty and not self._blocked and self._lost is None:
             self._dirty = True
-            self.server.turn_soon(self)
+            self._soon(self)
 
     def _write(self) -> None:
-        wire = self.wire
-        buffers = wire.data_to_send(_WRITE_AT_MOST)
-        size = len(buffers[0]) if len(buffers) == 1 else sum(map(len, buffers))
-        if size and not self._send(buffers, size):
-            self._blocked, self._blocked_since = True, self.clock()
-            self._watch.full()
-            return
+        wire, answer, n = self.wire, self.answer, None
+        if answer is not None:
+            self.answer = None
+            n = self.transport.try_send((answer,))
+        if answer is not None and n == len(answer) and not self.transport.pending:
+            self.last_sent = self.clock()
+            size = n
+        else:
+            buffers = wire.data_to_send(_WRITE_AT_MOST)
+            size = len(buffers[0]) if len(buffers) == 1 else sum(map(len, buffers))
+            if size and not self._send(buffers, size, n):
+                self._blocked, self._blocked_since = True, self.clock()
+                self._watch.full()
+                return
         # also when there was nothing: an end without bytes of its own, such as a declared length that is met, shows here
         self._ending = True
         sent = wire.data_sent()
@@ -365,11 +410,13 @@ class Connection:
         elif self.wire.over and self._lost is None and self._linger_until is None:
             self._begin_linger()
 
-    def _send(self, buffers: list[Buffer], size: int) -> bool:
-        """Sends what the machine gave; False if the transport is full, and keeps what it did not take."""
+    def _send(self, buffers: list[Buffer], size: int, n: int | None = None) -> bool:
+        """Sends what the machine gave, of which n bytes have left already; False if the transport is full, and keeps what
+        it did not take."""
         transport = self.transport
-        while True:
+        if n is None:
             n = transport.try_send(buffers)
+        while True:
             if n == size:
                 self.last_sent = self.clock()
                 self._rest = _NOTHING
@@ -380,6 +427,7 @@ class Connection:
             self.last_sent = self.clock()
             size -= n
             buffers = _after(buffers, n)
+            n = transport.try_send(buffers)
 
     def _write_rest(self) -> None:
         """The transport was full, and may have room again."""

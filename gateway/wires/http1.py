@@ -180,6 +180,8 @@ class HTTP1Wire:
             if self._input.unread or connection.eof:
                 connection.pump_soon()  # a request that was sent ahead, or the client's leaving
             if sent is None:
+                if machine.queued or machine.pieces:
+                    connection.output_ready()  # what came behind it meanwhile
                 if current is not None and current.stream == stream:
                     current.ended()
                     return None
@@ -244,8 +246,9 @@ class HTTP1Wire:
     ) -> None:
         if not exchange.input_ended:
             self._machine.close_after_response()
-        self._machine.respond(exchange.stream, status, headers, buffers, fresh, length)
-        self._connection.output_ready()
+        connection = self._connection
+        connection.answer = self._machine.respond(exchange.stream, status, headers, buffers, fresh, length)
+        connection.output_ready()
 
     def reset(self, exchange: Exchange) -> None:
         # HTTP/1.1 can only say "not complete" by ending the connection before the last chunk or byte

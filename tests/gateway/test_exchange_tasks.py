@@ -52,11 +52,12 @@ class Readiness:
         await self.rung.wait()
         self.rung = trio.Event()
 
-    def tell(self) -> bool:
-        if not self.ready:
-            return False
-        self.ready.popleft()()
-        return True
+    def tell(self, at_most: int) -> int:
+        told = 0
+        while self.ready and told < at_most:
+            told += 1
+            self.ready.popleft()()
+        return told
 
 
 class House:

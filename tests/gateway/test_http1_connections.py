@@ -9,6 +9,7 @@ import pytest
 import trio
 
 from gateway.config import Config, LimitsConfig
+from gateway.wires.connection import Connection
 from protocols.events import ConnectionEnd, Data, End
 from tests.gateway.promises import (
     KiB,
@@ -103,6 +104,50 @@ async def test_a_pipelined_answer_larger_than_what_is_left_of_the_queue_still_co
                 await house.still()
         assert (first.returned, second.calls) == (1, 1)
         assert [status for status, _ in await answers(line, 2)] == [200, 200]
+        assert house.endings == {"complete": 2}
+
+
+@pytest.mark.parametrize("capacity", [1, 7, 60, *range(100, 320, 10), 1000])
+async def test_whole_answers_arrive_whole_however_few_bytes_leave_at_once(capacity: int, autojump_clock: Any) -> None:
+    slow, quick = Probe(answering, "slow"), Probe(answering, "quick")
+    quick.go.set()
+    async with serving(slow.spec("lmi-http1"), quick.spec("lmi-http1"), capacity=capacity) as house:
+        line = house.line("http1")
+        # of which some are answered at once, alone, and others behind what a small transport still has to take
+        request = wire_bytes("/ping") * 2 + asks("quick", 3) + wire_bytes("/none") + wire_bytes("/ping")
+        while request:
+            request = request[line.transport.try_send([request]) :]
+            await house.still()
+        found = await answers(line, 5)
+        assert [status for status, _ in found] == [200, 200, 200, 404, 200]
+        assert found[0] == found[1] == found[4]
+        await house.still()
+        assert house.endings == {"complete": 4, "refused": 1}
+
+
+async def test_what_a_stream_says_before_the_answer_ahead_of_it_has_left_leaves_after_it(
+    autojump_clock: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    probe = Probe(pausing)
+    async with serving(probe.spec("lmi-http1")) as house:
+        line = house.line("http1")
+        held: list[Connection] = []
+        with monkeypatch.context() as patch:
+            patch.setattr(Connection, "turn", lambda connection: held.append(connection))
+            line.transport.try_send([wire_bytes("/ping")])
+            await house.still()
+            line.transport.try_send([asks("probe", 6)])
+            await house.still()
+        (connection,) = held
+        assert connection.answer
+        connection.turn()
+        said = b""
+        with at_once():
+            while said.count(b"HTTP/1.1 200") < 2:
+                said += await some(line, memoryview(bytearray(64 * KiB)))
+        assert probe.live
+        probe.go.set()
+        await house.still()
         assert house.endings == {"complete": 2}
 
 

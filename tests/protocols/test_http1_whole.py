@@ -44,9 +44,14 @@ def in_two_parts(at: int, kind: type) -> Respond:
     return respond
 
 
+def at_once(machine: HTTP1Connection, stream: int, status: int, headers: Headers, buffers: tuple[Buffer, ...]) -> None:
+    answer = machine.respond(stream, status, headers, buffers)
+    assert answer is None or [answer] == machine._buffers
+
+
 WAYS: tuple[Respond, ...] = (
     by_events,
-    HTTP1Connection.respond,
+    at_once,
     *(in_two_parts(at, tuple) for at in range(5)),
     in_two_parts(1, list),
 )
@@ -63,17 +68,29 @@ def seen(act: Callable[[], object]) -> object:
 def test_a_whole_answer_that_leaves_alone_is_confirmed_alone() -> None:
     machine = asked(PING + PING)
     assert machine.answer_sent() == 0
-    machine.respond(1, 200, FORM, (b"pong",), ((b"x-request-id", b"a"),), 4)
-    assert machine.answer_sent() == 0, "it was not given out"
     pong = b"HTTP/1.1 200 OK\r\ncontent-type: text/plain\r\nx-form: 7\r\ncontent-length: 4\r\nx-request-id: a\r\n\r\npong"
-    assert machine.data_to_send(1 << 20) == [pong]
+    assert machine.respond(1, 200, FORM, (b"pong",), ((b"x-request-id", b"a"),), 4) == pong
     pull(machine)
     assert machine.answer_sent() == 1, "whatever stream is under way by then"
-    assert machine.queued == 0
+    assert machine.queued == machine.answer_sent() == 0
+    assert machine.data_to_send(1 << 20) == []
     assert machine.data_sent() == Sent()
     machine.respond(2, 200, FORM, (b"pong",), ((b"x-request-id", b"a"),), 4)
-    assert machine.data_to_send(1 << 20) == [pong]
-    assert machine.answer_sent() == 2
+    assert machine.data_to_send(1 << 20) == [pong], "as well, and then"
+    assert machine.answer_sent() == 0, "it is"
+    assert machine.data_sent() == Sent([2], [2])
+    assert machine.answer_sent() == machine.queued == 0
+
+
+def test_what_comes_behind_a_whole_answer_that_left_alone_is_still_to_be_sent() -> None:
+    machine = asked(PING + PING + PING)
+    assert machine.respond(1, 200, FORM, (b"pong",), ((b"x-request-id", b"a"),), 4)
+    pull(machine)
+    assert machine.respond(2, 200, FORM, (b"pong",), ((b"x-request-id", b"b"),), 4) is None, "it is not all there is"
+    assert machine.answer_sent() == 1
+    (second,) = machine.data_to_send(1 << 20)
+    assert b"x-request-id: b" in bytes(second)
+    assert machine.data_sent() == Sent([2], [2])
 
 
 def test_a_whole_answer_that_leaves_with_others_is_one_of_their_ends() -> None:
