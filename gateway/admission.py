@@ -67,11 +67,11 @@ class Asked:
     def __init__(self, handler: Handler, seconds: float | None, name: str, priority: int) -> None:
         self.handler, self._seconds, self._name, self._priority = handler, seconds, name, priority
 
-    def __call__(self, exchange: Exchange, **arguments: Any) -> Coroutine[Any, Any, None]:
+    def __call__(self, exchange: Exchange, *values: Any, **arguments: Any) -> Coroutine[Any, Any, None]:
         exchange.priority = self._priority
         if self._seconds is not None:
             exchange.limit_call(self._seconds, self._name)
-        return self.handler(exchange, **arguments)
+        return self.handler(exchange, *values, **arguments)
 
 
 def retry_estimate(queued: int, capacity: int, service: float) -> float:

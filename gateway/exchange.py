@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Coroutine, Sequence
 from functools import partial
-from types import MethodType
 from typing import TYPE_CHECKING, Any, Protocol, final
 
 import msgspec
@@ -209,6 +208,7 @@ class Exchange:
         "stream",
         "waits",
         "wire",
+        "words",
     )  # fmt: skip
 
     fields: dict[bytes, bytes]
@@ -227,9 +227,19 @@ class Exchange:
     """Messages that were taken out of its body, where its dialect counts them; not set otherwise."""
 
     def __init__(
-        self, owner: Owner, wire: Wire, request: Request, id: str, now: float, like: Exchange | None = None, stream: int = 0
+        self,
+        owner: Owner,
+        wire: Wire,
+        request: Request,
+        id: str,
+        now: float,
+        like: Exchange | None = None,
+        stream: int = 0,
+        body: bytes | None = None,
     ) -> None:
-        """`like` is one whose request had the same head: what was found out from that is not looked for again."""
+        """`like` is one whose request had the same head: what was found out from that is not looked for again. `body` is all
+        of its body where that came with the head, on a wire without windows that wants no credit for it: as with `feed` and
+        `feed_end`."""
         self.owner = owner
         self.wire = wire
         self.request = request
@@ -251,8 +261,10 @@ class Exchange:
         """Seconds, and the moment on Trio's clock; infinite where there is none."""
         self.allowed_by = ""
         self._ceiling: tuple[float, float, str] | None = None  # the earliest deadline, the seconds and the name of its limit
+        self.words: Callable[[Exchange, GatewayError], None] | None = None
+        """How the dialect that has taken it says an error before the head; it commits and finishes the exchange."""
         self.fail: Callable[[GatewayError], None] | None = None
-        """How the dialect says an error; it commits and finishes the exchange. `refuse` until a dialect has taken it."""
+        """The same, for what is under way: it comes before `words`."""
         self.model = self.dialect = self.incident = ""
         self.silence: tuple[float, str] | None = None
         self.reply: dict[str, str] | None = None
@@ -279,6 +291,16 @@ class Exchange:
         self._turn_left = self._items = _TURN  # their difference is what was sent, each message as `_SENT`
         self._turn_bytes = self._received = 0
         self._until = 0  # below so many `bytes_out` there is room, and no checkpoint due for them
+        if body is not None:
+            self._consumed = self.input_ended = True
+            if body:
+                self.bytes_in = n = len(body)
+                cost = n + _PIECE
+                if owner.budget.try_reserve(cost):
+                    self._held = cost
+                    self._inbox = [body]
+                else:
+                    self.interrupt(no_bytes(owner.budget, cost))
 
     # -- what the request says -----------------------------------------------------------------------------------
 
@@ -350,18 +372,6 @@ class Exchange:
                 self._inbox.append(item)
             if self._reader is not None:
                 self._wake_reader(now)
-
-    def feed_whole(self, body: bytes) -> None:
-        """The whole body, which is not empty, came with the head, on a wire without windows that wants no credit for it:
-        `feed` and `feed_end`."""
-        self.bytes_in = n = len(body)
-        self._consumed = self.input_ended = True
-        cost = n + _PIECE
-        if self.owner.budget.try_reserve(cost):
-            self._held = cost
-            self._inbox = [body]
-        else:
-            self.interrupt(no_bytes(self.owner.budget, cost))
 
     def _credit(self, n: int) -> None:
         if not self._consumed:
@@ -886,6 +896,10 @@ class Exchange:
 
     def respond(self, status: int, headers: Headers, *buffers: Buffer, ending: Ending = Ending.COMPLETE) -> None:
         """A whole answer of known length."""
+        self.answer(status, headers, buffers, ending)
+
+    def answer(self, status: int, headers: Headers, buffers: Sequence[Buffer], ending: Ending = Ending.COMPLETE) -> None:
+        """The same, for those who have a sequence."""
         if (self.finishing is not None or self.gone) and not self._open():
             return
         length = len(buffers[0]) if len(buffers) == 1 else sum(map(len, buffers))
@@ -903,7 +917,16 @@ class Exchange:
 
     def take(self, dialect: str, refuse: Callable[[Exchange, GatewayError], None]) -> None:
         """A dialect has it, which says in its own words what goes wrong before the head."""
-        self.dialect, self.fail = dialect, MethodType(refuse, self)
+        self.dialect, self.words, self.fail = dialect, refuse, None
+
+    def say(self, error: GatewayError) -> None:
+        """Says an error as its dialect does, and finishes the exchange: it is its one ending."""
+        if self.fail is not None:
+            self.fail(error)
+        elif self.words is not None:
+            self.words(self, error)
+        else:
+            self.refuse(error)
 
     def refuse(self, error: GatewayError) -> None:
         """The plain answer to an error, for exchanges that no dialect has taken."""

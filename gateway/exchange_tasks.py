@@ -199,8 +199,15 @@ class ExchangeTasks:
                         self._tidy(place)
                 if exchange.leave():
                     return True
-                self._done(place, error)
-                error = None  # it knows this frame: a cycle would keep the exchange's memory
+                if error is None and exchange.finishing is not None:  # as most: this is `_done`, without a call
+                    place.exchange = None
+                    try:
+                        exchange.returned()
+                    except Exception as e:
+                        exchange.owner.failed(e)
+                else:
+                    self._done(place, error)
+                    error = None  # it knows this frame: a cycle would keep the exchange's memory
                 if place.leads:
                     self._doubt = 0
                     if exchange.left_at - began > _TURN:

@@ -318,6 +318,9 @@ class Gateway:
         handler, arguments = route
         if self.draining or self.budget.used > self._refuse_above:
             self._turn_away(exchange, handler.handler if isinstance(handler, Asked) else handler)
+        if len(arguments) == 1:  # as most paths have: a call by name costs as much as ten of these
+            (value,) = arguments.values()
+            return handler(exchange, value)
         return handler(exchange, **arguments)
 
     def _route_of(self, exchange: Exchange) -> Route:
@@ -349,7 +352,7 @@ class Gateway:
         if error is not None and error.refusal is not None:
             self._observer.refused(error.refusal)
         try:
-            (exchange.fail or exchange.refuse)(error or InternalFailure("the exchange ended without an answer"))
+            exchange.say(error or InternalFailure("the exchange ended without an answer"))
         except Exception:
             log.exception("an error could not be said", extra={"id": exchange.id})
             exchange.abort(Ending.MODEL_ERROR)

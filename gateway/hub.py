@@ -35,6 +35,9 @@ class Edges(Protocol):
 class Owner(Protocol):
     """Who is told. Neither call raises or waits."""
 
+    blocked: bool
+    """Whether it wants to know that it can send."""
+
     def readable(self, hung_up: bool) -> None:
         """Bytes, an end of stream or an error are there. `hung_up`: an end, an error or urgent data among them, so a
         short receive does not mean that nothing is left."""
@@ -131,11 +134,9 @@ class Hub(Readiness):
                 continue
             if mask == _USUAL:
                 owner.readable(False)
-                owner.writable()
-                continue
-            if mask & _RECEIVE:
+            elif mask & _RECEIVE:
                 owner.readable(mask & _BEHIND != 0)
-            if mask & _SEND:
+            if owner.blocked and mask & _SEND:
                 owner.writable()
         return told
 

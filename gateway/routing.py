@@ -47,14 +47,15 @@ class Router:
         """How those are refused whose clients know errors by their shape, where it does not come to their handler."""
 
     def add(self, method: str, path: str, handler: Handler) -> None:
-        """`{name}` in a path captures one segment. GET serves HEAD too, and every path OPTIONS."""
+        """`{name}` in a path captures one segment, which `handler` takes under that name; one that is the only one, as its
+        first argument after the exchange. GET serves HEAD too, and every path OPTIONS."""
         methods = self._route(path).methods
         methods[method.encode()] = handler
         if method == "GET":
             methods[b"HEAD"] = handler
 
     def upgrade(self, path: str, handler: Handler) -> None:
-        """A path that answers WebSocket upgrades."""
+        """A path that answers WebSocket upgrades; as with `add`."""
         self._route(path).methods[_UPGRADE] = handler
 
     def upgrade_elsewhere(self, handler: Handler) -> None:

@@ -548,7 +548,14 @@ class HTTP1Connection(Output):
             head = plain_head(status, headers, fresh, length, size) if size < LARGE else None
             if head is not None:
                 self._reading, self._writing = _READ_HEAD, _WRITE_WAITING
-                return self._put_whole(b"".join((head, *buffers)))
+                answer = b"".join((head, *buffers))
+                if self.queued or self.pieces or self._ends:
+                    self._put_behind(answer)
+                    return None
+                self._buffers.append(answer)
+                self.queued = self._answer = len(answer)
+                self._answer_stream = stream
+                return answer
         if self._retired:
             raise LocalProtocolError("send: this machine is retired")
         declared = () if length is None else ((b"content-length", b"%d" % length),)

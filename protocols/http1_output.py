@@ -61,18 +61,12 @@ class Output:
         self._ends.clear()
         self._flight = self._answer = self.queued = 0
 
-    def _put_whole(self, answer: bytes) -> bytes | None:
-        """Queues all of the answer of the stream under way; returns it where nothing else waits to be sent."""
-        if self.queued or self.pieces or self._ends:
-            if self.pieces:
-                self._frame_pieces()
-            self._put(answer)
-            self._put_end()
-            return None
-        self._buffers.append(answer)
-        self.queued = self._answer = len(answer)
-        self._answer_stream = self.stream
-        return answer
+    def _put_behind(self, answer: bytes) -> None:
+        """Queues all of the answer of the stream under way, behind what waits to be sent."""
+        if self.pieces:
+            self._frame_pieces()
+        self._put(answer)
+        self._put_end()
 
     def _put_end(self) -> None:
         """Everything of the stream under way is queued."""

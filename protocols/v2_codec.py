@@ -85,9 +85,12 @@ class InferCodec:
             body = memoryview(body).toreadonly().cast("B")
         size = len(body)
         if header_length is None:
-            if size <= self._largest:
-                return self._read_json(bytes(body))
-            return parse_infer(body, None, self._signature, self._limits)
+            if size > self._largest:
+                return parse_infer(body, None, self._signature, self._limits)
+            text, recent = body if type(body) is bytes else bytes(body), self._recent
+            if recent is not None and size <= _COMPARED and (request := recent.read(text)) is not None:
+                return request
+            return self._read_json(text)
         if not 0 < header_length <= size or header_length > self._largest:
             return parse_infer(body, header_length, self._signature, self._limits)
         head = bytes(body[:header_length])
@@ -108,15 +111,13 @@ class InferCodec:
         return V2Request(inputs=tuple(inputs), outputs=plan.outputs, binary_default=plan.binary_default)
 
     def _read_json(self, text: bytes) -> V2Request:
-        recent = self._recent
+        """The request in a text that is not as the last one was."""
         if len(text) > _COMPARED:
             return read_typed(text, None, self._signature, self._limits) or self._read_by_rules(text)
-        if recent is not None and (request := recent.read(text)) is not None:
-            return request
         cut = text.find(b'"data"', 0, _KEPT_BYTES)
         key = text[:cut] if cut > 0 else b""
         template = self._templates.get(key)
-        if template is not None and template is not recent and (request := template.read(text)) is not None:
+        if template is not None and template is not self._recent and (request := template.read(text)) is not None:
             self._recent = template
             return request
         request = read_typed(text, None, self._signature, self._limits)
@@ -141,30 +142,27 @@ class InferCodec:
         """The reply to `request` with what the model gave: see `render_infer`."""
         try:
             if not parameters:
-                return self._write(outputs, request, response_id or request.id)
+                data: list[Buffer] = []
+                asked = request.outputs
+                if len(outputs) == 1 and (not asked or (len(asked) == 1 and _is_just(asked[0], outputs[0]))):
+                    if self._promises:
+                        check_outputs(outputs, self._signature)
+                    binary = asked[0].binary if asked else None
+                    entries = self._write_output(outputs[0], request.binary_default if binary is None else binary, data)
+                else:
+                    chosen = choose_outputs(outputs, request, self._signature)
+                    entries = b",".join([self._write_output(tensor, binary, data) for tensor, binary in chosen])
+                if id := response_id or request.id:
+                    text = b'%b"id":%b,"outputs":[%b]}' % (self._prefix, _encode(id), entries)
+                else:
+                    text = b"".join((self._prefix, b'"outputs":[', entries, b"]}"))
+                if data:
+                    return V2Reply(form=form_of(len(text), data), buffers=[text, *data])
+                return V2Reply(form=JSON_FORM, buffers=[text])
         except (V2Error, TypeError, ValueError):
             pass  # the rules say it again, in their words
         name, version = self._signature.name, self._version
         return render_infer(name, version, outputs, request, response_id, parameters, self._signature)
-
-    def _write(self, outputs: Sequence[V2Tensor], request: V2Request, id: str) -> V2Reply:
-        data: list[Buffer] = []
-        asked = request.outputs
-        if len(outputs) == 1 and (not asked or (len(asked) == 1 and _is_just(asked[0], outputs[0]))):
-            if self._promises:
-                check_outputs(outputs, self._signature)
-            binary = asked[0].binary if asked else None
-            entries = self._write_output(outputs[0], request.binary_default if binary is None else binary, data)
-        else:
-            chosen = choose_outputs(outputs, request, self._signature)
-            entries = b",".join([self._write_output(tensor, binary, data) for tensor, binary in chosen])
-        if id:
-            text = b'%b"id":%b,"outputs":[%b]}' % (self._prefix, _encode(id), entries)
-        else:
-            text = b"".join((self._prefix, b'"outputs":[', entries, b"]}"))
-        if data:
-            return V2Reply(form=form_of(len(text), data), buffers=[text, *data])
-        return V2Reply(form=JSON_FORM, buffers=[text])
 
     def _write_output(self, tensor: V2Tensor, binary: bool, data: list[Buffer]) -> bytes:
         """The JSON of an output, whose binary data is added to `data`. TypeError for one with parameters."""

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import time
 from functools import partial
-from types import MethodType
 from typing import Any, final
 
 import trio
@@ -99,7 +98,7 @@ class OpenAIDialect:
         """Answers a request that has `messages`, which came as `size` bytes. `wrapping` takes the answer in place of the
         exchange, and then says the errors too."""
         if wrapping is None and exchange.dialect != "openai":
-            exchange.fail = MethodType(refuse, exchange)
+            exchange.words = refuse
         answer = exchange if wrapping is None else wrapping
         try:
             # at OpenAI's own routes its own clients ask

@@ -38,8 +38,9 @@ class V2Calls:
         self.body = limits.body
         self.bounds = v2.V2Limits(json=limits.json, depth=limits.json_depth, tensors=limits.tensors, dims=limits.tensor_dims)
 
-    def worker(self, exchange: Exchange, name: str, version: str) -> Worker:
-        """The model of a route, whatever its family; the exchange is v2's from here on. NotFound."""
+    def worker(self, exchange: Exchange, name: str, version: str, *, infers: bool = False) -> Worker:
+        """The model of a route, whatever its family; the exchange is v2's from here on. NotFound. One that `infers` is ready
+        to be called as well: BadRequest for one of another family than tensors, Unavailable."""
         exchange.take("v2", refuse)
         worker = self._workers.get(name)
         if worker is None:
@@ -49,19 +50,14 @@ class V2Calls:
         if version and version != worker.spec.version:
             raise NotFound(f"model {name!r} has no version {version[:20]!r}, only {worker.spec.version!r}")
         exchange.model = worker.name
-        return worker
-
-    def tensor_worker(self, exchange: Exchange, name: str, version: str) -> Worker:
-        """The model of a route that infers, ready to be called. NotFound, BadRequest for one of another family,
-        Unavailable."""
-        worker = self.worker(exchange, name, version)
-        if worker.spec.family is not _TENSOR:
-            raise BadRequest(
-                f"model {worker.name!r} speaks {worker.spec.family.value} and cannot answer with tensors: "
-                f"ask /v2/models/{worker.name}/generate"
-            )
-        if worker.state is not _READY:
-            worker.check_ready()
+        if infers:
+            if worker.spec.family is not _TENSOR:
+                raise BadRequest(
+                    f"model {worker.name!r} speaks {worker.spec.family.value} and cannot answer with tensors: "
+                    f"ask /v2/models/{worker.name}/generate"
+                )
+            if worker.state is not _READY:
+                worker.check_ready()
         return worker
 
     def header_length(self, exchange: Exchange) -> int | None:

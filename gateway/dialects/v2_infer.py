@@ -35,7 +35,7 @@ class InferDialect:
     def infer(self, exchange: Exchange, name: str, version: str = "") -> Coroutine[Any, Any, None]:
         """POST /v2/models/{name}[/versions/{version}]/infer."""
         calls = self._calls
-        worker = calls.tensor_worker(exchange, name, version)
+        worker = calls.worker(exchange, name, version, infers=True)
         # asked for here: most requests have none, and each call counts
         header_length = calls.header_length(exchange) if v2.IHCL in exchange.fields else None
         if worker.spec.pieces and header_length:
@@ -77,12 +77,16 @@ class InferDialect:
         call = _InferCall(exchange, worker, request)
         if timeout is not None:
             timeout.apply(exchange)
-        with worker.free_slot(exchange) or await worker.slot(exchange) as slot:
+        slot = worker.free_slot(exchange) or await worker.slot(exchange)
+        try:
             if timeout is not None:
                 timeout.apply(exchange)
             call.deadline = exchange.deadline
             await worker.call(call, exchange, _TENSOR)
-            slot.counts = False
+        except BaseException as e:
+            slot.__exit__(type(e), e, None)
+            raise
+        slot.leave()
         try:
             response = call.response
             if response is None:
@@ -109,9 +113,9 @@ class InferDialect:
             wrapping.respond(200, headers, *reply.buffers)
         elif self._level and b"accept-encoding" in exchange.fields:
             headers, buffers = await compressed(exchange, headers, reply.buffers, self._level)
-            exchange.respond(200, headers, *buffers)
+            exchange.answer(200, headers, buffers)
         else:
-            exchange.respond(200, headers, *reply.buffers)
+            exchange.answer(200, headers, reply.buffers)
 
 
 def _refuse(answer: Exchange | Wrapping, error: v2.V2Error) -> None:
@@ -165,7 +169,9 @@ class _InferCall(Session[InferRequest, InferResponse]):
         return self.receive()
 
     async def send(self, message: InferResponse) -> None:
-        check_response(message)
+        given: object = message
+        if type(given) is not InferResponse:
+            check_response(given)
         if self.response is not None:
             self.more = True
             raise too_many(self._worker)

@@ -54,7 +54,7 @@ class SessionDialect:
         that returns. A request that is wrong, or that the model fails at, is answered with a text message, `{"error"}` and
         its `id`; after a failure the model is called anew, for the requests that follow.
         """
-        worker = self._calls.tensor_worker(exchange, name, version)
+        worker = self._calls.worker(exchange, name, version, infers=True)
         try:
             handshake = websocket_handshake.accept_headers(exchange.request)
         except RemoteProtocolError as e:

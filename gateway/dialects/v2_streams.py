@@ -30,7 +30,7 @@ class StreamDialect:
         """POST /v2/models/{name}[/versions/{version}]/infer_stream. The status is that of the first response; what goes
         wrong before it is an HTTP error, and later a last event or frame. A model may give none at all."""
         calls = self._calls
-        worker = calls.tensor_worker(exchange, name, version)
+        worker = calls.worker(exchange, name, version, infers=True)
         header_length = calls.header_length(exchange)
         source: Source
         whole, arrived = None, 0

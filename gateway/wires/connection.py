@@ -134,7 +134,6 @@ class Connection:
 
     __slots__ = (  # a dict of more than 30 names has no place in CPython's inline caches
         "_behind",
-        "_blocked",
         "_blocked_since",
         "_certificate",
         "_closed",
@@ -151,6 +150,7 @@ class Connection:
         "_swallowed",
         "_watch",
         "answer",
+        "blocked",
         "budget",
         "clock",
         "eof",
@@ -187,7 +187,7 @@ class Connection:
         self.answer: bytes | None = None
         """What a wire had to send, where that was all when it was said: it leaves without `data_to_send`."""
         self._rest = _NOTHING  # what the transport did not take
-        self._blocked = False
+        self.blocked = False
         self._blocked_since: float | None = None
         self._linger_until: float | None = None
         self._swallowed = 0
@@ -229,7 +229,7 @@ class Connection:
 
     def writable(self) -> None:
         """The transport takes bytes again."""
-        if self._blocked:
+        if self.blocked:
             self._contain(self._write_rest)
 
     def turn(self) -> None:
@@ -241,7 +241,7 @@ class Connection:
                     self._catch_up()
                 if self._ready or self._linger_until is not None:
                     self._read()
-                if not self._blocked:
+                if not self.blocked:
                     self._write()
             except Exception as e:
                 self.failed(e)
@@ -380,7 +380,7 @@ class Connection:
     def output_ready(self) -> None:
         """The machine may have bytes, or be over: looked at in this connection's next turn, and what became ready until
         then leaves together."""
-        if not self._dirty and not self._blocked and self._lost is None:
+        if not self._dirty and not self.blocked and self._lost is None:
             self._dirty = True
             self._soon(self)
 
@@ -396,7 +396,7 @@ class Connection:
             buffers = wire.data_to_send(_WRITE_AT_MOST)
             size = len(buffers[0]) if len(buffers) == 1 else sum(map(len, buffers))
             if size and not self._send(buffers, size, n):
-                self._blocked, self._blocked_since = True, self.clock()
+                self.blocked, self._blocked_since = True, self.clock()
                 self._watch.full()
                 return
         # also when there was nothing: an end without bytes of its own, such as a declared length that is met, shows here
@@ -439,7 +439,7 @@ class Connection:
                 self._blocked_since = self.last_sent
             self._watch.full()
             return
-        self._blocked_since, self._blocked = None, False
+        self._blocked_since, self.blocked = None, False
         sent = self.wire.data_sent()
         if sent is not None:
             self._sent(sent)
@@ -491,11 +491,7 @@ class Connection:
         the very same object; then `stream` says which this one is. `body` is all of its body, where that is here."""
         self.requests += 1
         server = self.server
-        exchange = Exchange(self, self.wire, request, server.new_id(), self.last_received, like, stream)
-        if body:
-            exchange.feed_whole(body)
-        elif body is not None:
-            exchange.input_ended = True
+        exchange = Exchange(self, self.wire, request, server.new_id(), self.last_received, like, stream, body)
         self.exchanges[exchange.stream] = exchange
         server.exchange_opened(exchange)
         server.run_exchange(exchange)

@@ -146,20 +146,25 @@ class Slot(StepHolder):
         return self
 
     def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
-        reset_step_holder(self._holder)
-        worker = self._worker
-        worker.live.discard(self._exchange)
-        self._holds -= 1
-        if kind is None and not self._holds and not self._watched:
-            worker.slot_released()
-        else:
-            self._ended()
-        self._returned = perf_counter_ns()
+        self.leave(kind is not None)
         if self.counts:
             if error is None:
                 self.answered(*self.told)
             else:
                 self.unanswered(error)
+
+    def leave(self, stopped: bool = False) -> None:
+        """The end of the block, without a count; `stopped` where an exception ended it. For who has no block: a `with` costs
+        more than its two calls."""
+        reset_step_holder(self._holder)
+        worker = self._worker
+        worker.live.discard(self._exchange)
+        self._holds -= 1
+        if self._holds or self._watched or stopped:
+            self._ended()
+        else:
+            worker.slot_released()
+        self._returned = perf_counter_ns()
 
     def answered(self, arrived: int = 0, batch: int = 1, copied: int = -1) -> None:
         """The call was a success, of so many inferences. Its request was read from `arrived` on, on `perf_counter_ns`, until

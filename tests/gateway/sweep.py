@@ -474,7 +474,7 @@ class Run(trio.abc.Instrument):
         if exchange.wire.name != "http/2" and not self.target.embedded:
             return False
         owner: Any = exchange.owner
-        return talk.view is View.COMPLETE and owner._blocked and exchange.ending in (Ending.LOST, Ending.CANCELLED)
+        return talk.view is View.COMPLETE and owner.blocked and exchange.ending in (Ending.LOST, Ending.CANCELLED)
 
     @property
     def _drained(self) -> bool:

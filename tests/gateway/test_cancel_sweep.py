@@ -228,7 +228,7 @@ def one_reset_for_all(monkeypatch: pytest.MonkeyPatch) -> None:
 def deaf_reader(monkeypatch: pytest.MonkeyPatch) -> None:
     def turn(connection: Connection) -> None:
         connection._dirty = False
-        if connection._lost is None and not connection._blocked:
+        if connection._lost is None and not connection.blocked:
             connection._write()
 
     monkeypatch.setattr(Connection, "turn", turn)

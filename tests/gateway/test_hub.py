@@ -305,7 +305,7 @@ async def test_a_full_socket_is_written_to_the_end_and_in_order_for_a_slow_reade
         wire.outgoing.append(data)
         wire.connection.output_ready()
         server.write()
-        assert wire.connection._blocked
+        assert wire.connection.blocked
         n = 0
         while n < len(data):
             try:
@@ -318,7 +318,7 @@ async def test_a_full_socket_is_written_to_the_end_and_in_order_for_a_slow_reade
             n += len(piece)
             if n % 7 == 0:
                 await trio.lowlevel.checkpoint()
-        await until(lambda: not wire.connection._blocked)
+        await until(lambda: not wire.connection.blocked)
     assert got.digest() == hashlib.sha256(data).digest()
     theirs.close()
 
@@ -543,7 +543,7 @@ async def test_a_full_socket_under_tls_is_written_to_the_end_and_in_order(contex
         wire.outgoing.append(data)
         wire.connection.output_ready()
         server.write()
-        assert wire.connection._blocked
+        assert wire.connection.blocked
         buffer = memoryview(bytearray(10_000))
         while len(got) < len(data):
             n = b.try_receive_into(buffer)
