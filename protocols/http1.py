@@ -536,8 +536,9 @@ class HTTP1Connection(Output):
             raise self._other_stream(stream)
         # the request is given out whole, and neither it nor we have anything to say about the connection
         if self._usual and self._reading is _READ_DONE and self._writing is _WRITE_HEAD and not self._closing:
-            if len(buffers) == 1 and type(buffers[0]) is bytes:
-                size = len(buffers[0])
+            alone = buffers[0] if len(buffers) == 1 and type(buffers[0]) is bytes else None
+            if alone is not None:
+                size = len(alone)
             else:
                 size = 0
                 for buffer in buffers:
@@ -548,7 +549,7 @@ class HTTP1Connection(Output):
             head = plain_head(status, headers, fresh, length, size) if size < LARGE else None
             if head is not None:
                 self._reading, self._writing = _READ_HEAD, _WRITE_WAITING
-                answer = b"".join((head, *buffers))
+                answer = b"".join((head, *buffers)) if alone is None else head + alone
                 if self.queued or self.pieces or self._ends:
                     self._put_behind(answer)
                     return None
