@@ -5,8 +5,6 @@ from __future__ import annotations
 import logging
 import shutil
 import ssl
-from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
 
@@ -15,14 +13,14 @@ import trio
 from cryptography import x509
 
 from gateway.certificate_facts import read_client
-from gateway.config import Config, ListenConfig, TLSConfig
+from gateway.config import TLSConfig
 from gateway.gateway import Gateway
 from gateway.settings import ConfigError
 from gateway.tls_context import server_context
-from models.adapt import spec_of
 from models.messages import Part, Prompt, Token
 from models.session import ClientCertificate, Session
 from tests.gateway.authority import DAY, Authority, Pair
+from tests.gateway.over_tls import Stream, connect, secured, serving
 
 NAMES = (x509.DNSName("batch.example.org"), x509.UniformResourceIdentifier("spiffe://example.org/batch"))
 LOST = (trio.BrokenResourceError, trio.ClosedResourceError)
@@ -60,26 +58,6 @@ async def parts(session: Session[Part, Part]) -> None:
     await session.send(Part(data=shown.subject.encode() if shown else b"nobody"))
 
 
-@asynccontextmanager
-async def serving(tls: TLSConfig) -> AsyncIterator[Gateway]:
-    gateway = Gateway(Config(listen=ListenConfig(port=-1, tls_port=0), tls=tls), [spec_of(who), spec_of(parts)])
-    with trio.fail_after(30):
-        async with trio.open_nursery() as nursery:
-            await nursery.start(gateway.serve)
-            yield gateway
-            nursery.cancel_scope.cancel()
-
-
-Stream = trio.SSLStream[trio.SocketStream]
-
-
-async def connect(gateway: Gateway, context: ssl.SSLContext) -> Stream:
-    stream = await trio.open_tcp_stream("127.0.0.1", gateway.tls_port)
-    secure = trio.SSLStream(stream, context, server_hostname="localhost", https_compatible=True)
-    await secure.do_handshake()
-    return secure
-
-
 ASK = b'{"inputs": "who"}'
 
 
@@ -97,15 +75,14 @@ async def ask(stream: Stream) -> bytes:
 
 async def refused(gateway: Gateway, context: ssl.SSLContext) -> bool:
     """In TLS 1.3 a client's handshake is over before the server has looked at its certificate."""
-    stream = await trio.open_tcp_stream("127.0.0.1", gateway.tls_port)
-    secure = trio.SSLStream(stream, context, server_hostname="localhost", https_compatible=True)
+    stream = await secured(gateway, context)
     try:
-        await secure.do_handshake()
-        return not await ask(secure)
+        await stream.do_handshake()
+        return not await ask(stream)
     except LOST:
         return True
     finally:
-        await trio.aclose_forcefully(secure)
+        await trio.aclose_forcefully(stream)
 
 
 def reasons(caplog: pytest.LogCaptureFixture) -> list[str]:
@@ -115,7 +92,7 @@ def reasons(caplog: pytest.LogCaptureFixture) -> list[str]:
 async def test_a_client_is_known_to_the_model_by_the_certificate_that_it_shows(
     ca: Authority, server: Pair, batch: Pair
 ) -> None:
-    async with serving(settings(server, ca)) as gateway:
+    async with serving(settings(server, ca), who, parts) as gateway:
         stream = await connect(gateway, ca.client(batch))
         said = b"CN=batch,O=Example DNS:batch.example.org URI:spiffe://example.org/batch"
         assert said in await ask(stream)
@@ -124,7 +101,7 @@ async def test_a_client_is_known_to_the_model_by_the_certificate_that_it_shows(
 
 
 async def test_it_is_known_on_a_websocket_too(ca: Authority, server: Pair, batch: Pair) -> None:
-    async with serving(settings(server, ca)) as gateway:
+    async with serving(settings(server, ca), who, parts) as gateway:
         stream = await connect(gateway, ca.client(batch))
         await stream.send_all(
             b"GET /models/parts/invocations-bidirectional-stream HTTP/1.1\r\nHost: localhost\r\nUpgrade: websocket\r\n"
@@ -142,7 +119,7 @@ async def test_who_shows_none_or_a_wrong_one_is_refused_alone_and_the_log_says_w
 ) -> None:
     caplog.set_level(logging.INFO)
     other = Authority(tmp_path / "other", "another CA")
-    async with serving(settings(server, ca)) as gateway:
+    async with serving(settings(server, ca), who, parts) as gateway:
         neighbour = await connect(gateway, ca.client(batch))
         for shown in (None, other.issue("stranger"), ca.issue("late", begins=-3 * DAY, ends=-DAY)):
             client = ca.client(shown)
@@ -164,7 +141,7 @@ async def test_where_it_is_optional_who_shows_none_is_nobody_and_a_wrong_one_is_
     ca: Authority, server: Pair, batch: Pair, tmp_path: Path
 ) -> None:
     stranger = Authority(tmp_path / "other", "another CA").issue("stranger")
-    async with serving(settings(server, ca, client_certificate="optional")) as gateway:
+    async with serving(settings(server, ca, client_certificate="optional"), who, parts) as gateway:
         for shown, said in ((None, b'"nobody"'), (batch, b"CN=batch")):
             stream = await connect(gateway, ca.client(shown))
             assert said in await ask(stream)
@@ -173,7 +150,7 @@ async def test_where_it_is_optional_who_shows_none_is_nobody_and_a_wrong_one_is_
 
 
 async def test_where_nobody_is_asked_a_certificate_says_nothing(ca: Authority, server: Pair, batch: Pair) -> None:
-    async with serving(TLSConfig(cert=str(server.cert), key=str(server.key))) as gateway:
+    async with serving(TLSConfig(cert=str(server.cert), key=str(server.key)), who, parts) as gateway:
         stream = await connect(gateway, ca.client(batch))
         assert b'"nobody"' in await ask(stream)
         await trio.aclose_forcefully(stream)
@@ -186,7 +163,7 @@ async def test_other_authorities_hold_for_who_connects_after_the_reload(
     trusted = tmp_path / "trusted.pem"
     trusted.write_bytes(ca.file.read_bytes())
     tls = TLSConfig(cert=str(server.cert), key=str(server.key), client_ca=str(trusted))
-    async with serving(tls) as gateway:
+    async with serving(tls, who, parts) as gateway:
         context = ca.client(batch)
         before = await connect(gateway, context)
         assert b"CN=batch" in await ask(before)
@@ -208,7 +185,7 @@ async def test_a_client_in_clear_is_told_apart_in_the_log(
     ca: Authority, server: Pair, batch: Pair, caplog: pytest.LogCaptureFixture
 ) -> None:
     caplog.set_level(logging.INFO)
-    async with serving(settings(server, ca)) as gateway:
+    async with serving(settings(server, ca), who, parts) as gateway:
         stream = await trio.open_tcp_stream("127.0.0.1", gateway.tls_port)
         await stream.send_all(b"GET /ping HTTP/1.1\r\nhost: x\r\n\r\n")
         while await stream.receive_some():
@@ -221,7 +198,7 @@ async def test_curl_shows_its_certificate(ca: Authority, server: Pair, batch: Pa
     curl = shutil.which("curl")
     if curl is None:
         pytest.skip("not installed: curl")
-    async with serving(settings(server, ca)) as gateway:
+    async with serving(settings(server, ca), who, parts) as gateway:
         url = f"https://localhost:{gateway.tls_port}/predictions/who"
         command = [curl, "-sS", "--max-time", "20", "--http2", "--cacert", str(ca.file), "-d", ASK.decode(), url]
         shown = ["--cert", str(batch.cert), "--key", str(batch.key)]

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import logging
 import shutil
-import ssl
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from datetime import UTC, datetime, timedelta
@@ -22,6 +21,7 @@ from gateway.settings import ConfigError
 from gateway.tls_reload import ServedCertificate
 from models.library.echo import Echo
 from tests.gateway.authority import DAY, LOCAL, Authority, Pair
+from tests.gateway.over_tls import Stream, connect, serving
 
 ALIVE = b"GET /v2/health/live HTTP/1.1\r\nHost: localhost\r\n\r\n"
 
@@ -43,26 +43,6 @@ def settings(served: Pair, **others: Any) -> TLSConfig:
     return TLSConfig(cert=str(served.cert), key=str(served.key), **others)
 
 
-@asynccontextmanager
-async def serving(tls: TLSConfig) -> AsyncIterator[Gateway]:
-    gateway = Gateway(Config(listen=ListenConfig(port=-1, tls_port=0), tls=tls), [Echo()])
-    with trio.fail_after(30):
-        async with trio.open_nursery() as nursery:
-            await nursery.start(gateway.serve)
-            yield gateway
-            nursery.cancel_scope.cancel()
-
-
-Stream = trio.SSLStream[trio.SocketStream]
-
-
-async def connect(gateway: Gateway, context: ssl.SSLContext) -> Stream:
-    stream = await trio.open_tcp_stream("127.0.0.1", gateway.tls_port)
-    secure = trio.SSLStream(stream, context, server_hostname="localhost", https_compatible=True)
-    await secure.do_handshake()
-    return secure
-
-
 def shown(stream: Stream) -> str:
     """The common name of the certificate that the server has shown."""
     subject: Any = stream.getpeercert()["subject"]
@@ -75,7 +55,7 @@ async def alive(stream: Stream) -> bool:
 
 
 async def test_who_connects_is_shown_the_new_certificate_and_who_is_connected_goes_on(ca: Authority, served: Pair) -> None:
-    async with serving(settings(served)) as gateway:
+    async with serving(settings(served), Echo()) as gateway:
         client = ca.client()
         before = await connect(gateway, client)
         assert shown(before) == "first"
@@ -125,7 +105,7 @@ async def test_what_cannot_be_served_is_named_and_the_certificate_before_stays(
     ca: Authority, served: Pair, broken: str
 ) -> None:
     destroy, complaint = BREAK[broken]
-    async with serving(settings(served)) as gateway:
+    async with serving(settings(served), Echo()) as gateway:
         first = gateway.certificate
         destroy(served, ca)
         with pytest.raises(ConfigError) as caught:
@@ -180,7 +160,7 @@ async def test_where_no_tls_is_served_there_is_nothing_to_reload() -> None:
 
 
 async def test_the_server_looks_at_its_files_by_itself(ca: Authority, served: Pair) -> None:
-    async with serving(settings(served, reload_interval=0.01)) as gateway:
+    async with serving(settings(served, reload_interval=0.01), Echo()) as gateway:
         client = ca.client()
         ca.issue("second").put(served)
         name = ""
