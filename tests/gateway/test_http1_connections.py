@@ -151,6 +151,23 @@ async def test_what_a_stream_says_before_the_answer_ahead_of_it_has_left_leaves_
         assert house.endings == {"complete": 2}
 
 
+async def test_a_request_that_is_found_garbled_before_the_answer_ahead_of_it_has_left_is_refused_behind_it(
+    autojump_clock: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async with serving() as house:
+        line = house.line("http1")
+        held: list[Connection] = []
+        with monkeypatch.context() as patch:
+            patch.setattr(Connection, "turn", lambda connection: held.append(connection))
+            for piece in (wire_bytes("/ping"), b"GARBAGE\r\n\r\n"):
+                line.transport.try_send([piece])
+                await house.still()
+        held[0].turn()
+        assert [status for status, _ in await answers(line, 2)] == [200, 400]
+        await line.over()
+        assert house.endings == {"complete": 1}
+
+
 async def test_a_garbled_request_behind_a_whole_answer_does_not_cut_it(autojump_clock: Any) -> None:
     probe = Probe(answering)
     probe.go.set()
