@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import json
 from typing import Any
 
@@ -144,3 +145,20 @@ def test_every_handler_of_v2_refuses_in_its_own_words() -> None:
         if path.startswith(b"/v2") or path.startswith(rb"/v2"):
             for method, handler in route.methods.items():
                 assert handler in gateway._router.words or method == b"websocket", (method, path)
+
+
+def test_every_handler_takes_what_its_path_captures_and_a_single_segment_as_its_first_argument() -> None:
+    router = Gateway(MULTI_MODEL)._router
+    seen = 0
+    for route in router._patterns:
+        assert route.pattern is not None
+        captured = list(route.pattern.groupindex)
+        for method, handler in route.methods.items():
+            first, *taken = inspect.signature(handler).parameters.values()
+            names = [parameter.name for parameter in taken]
+            assert first.name == "exchange"
+            assert set(captured) <= set(names), (method, route.path, names)
+            if len(captured) == 1:  # the gateway passes it by position
+                seen += 1
+                assert (captured[0], taken[0].kind) == (names[0], taken[0].POSITIONAL_OR_KEYWORD), (method, route.path)
+    assert seen > 20
