@@ -152,7 +152,6 @@ class HTTP1Wire:
 
     def protocol_error(self, error: RemoteProtocolError) -> None:
         self._failed = True
-        self._connection.answer = None  # what is said behind it leaves with it: the wire is over right after it
         current = self._current
         if self._connection.eof:
             self._leave()
