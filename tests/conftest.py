@@ -1,10 +1,16 @@
-"""The options of the whole suite: which driver and which lane the gateway's promises are tested with."""
+"""What holds for the whole suite: which driver and which lane the gateway's promises are tested with, and that no example of
+hypothesis is late."""
 
 from __future__ import annotations
 
 import pytest
+from hypothesis import HealthCheck, settings
 
 from tests.gateway import ways
+
+# How long an example takes, and how long it takes to make one, is the machine's affair.
+settings.register_profile("any machine", settings(), deadline=None, suppress_health_check=[HealthCheck.too_slow])
+settings.load_profile("any machine")
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:

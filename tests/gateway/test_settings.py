@@ -1006,7 +1006,7 @@ def values(draw: st.DrawFn, setting: Setting) -> Any:
 
 
 @given(st.data())
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=150)
 def test_whatever_may_be_set_is_printed_so_that_it_reads_back_as_the_same(data: st.DataObject) -> None:
     overrides: dict[str, Any] = {}
     for path in data.draw(st.lists(st.sampled_from(list(SETTINGS)), max_size=6, unique=True)):
@@ -1322,7 +1322,7 @@ def test_what_the_json_schema_finds_wrong(directory: Path, text: str, wrong: lis
 
 
 @given(st.data())
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=100)
 def test_whatever_may_be_set_in_a_file_is_right_for_the_json_schema(data: st.DataObject) -> None:
     overrides: dict[str, Any] = {}
     for path in data.draw(st.lists(st.sampled_from(list(SETTINGS)), max_size=6, unique=True)):

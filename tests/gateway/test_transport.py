@@ -271,7 +271,7 @@ async def test_big_transfers_go_both_ways_at_once(pair: Pair) -> None:
 
 
 @given(sizes=st.lists(st.integers(0, 40000), min_size=1, max_size=8), at_most=st.integers(1, 70000), tls=st.booleans())
-@settings(max_examples=30, deadline=None)
+@settings(max_examples=30)
 def test_any_sizes_arrive_as_they_were_sent(contexts: Contexts, sizes: list[int], at_most: int, tls: bool) -> None:
     pieces = [pattern(size + i)[i:] for i, size in enumerate(sizes)]
 

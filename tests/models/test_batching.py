@@ -786,7 +786,7 @@ BATCHINGS = st.builds(
 
 
 @given(clients=st.lists(CLIENTS, max_size=12), batching=BATCHINGS, padded=st.booleans(), filled=st.booleans())
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=150)
 def test_every_request_gets_exactly_its_own_rows(
     clients: list[Client], batching: Batching, padded: bool, filled: bool
 ) -> None:

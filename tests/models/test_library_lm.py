@@ -39,7 +39,7 @@ def text_of(tokens: list[Token]) -> str:
 # Probabilities
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(st.lists(st.integers(0, len(MODEL.tokenizer) - 1), max_size=6))
 def test_the_probabilities_after_any_context_sum_to_one(context: list[int]) -> None:
     log_probs = MODEL.next_log_probs(context)

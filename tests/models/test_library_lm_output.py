@@ -100,7 +100,7 @@ def test_a_text_that_includes_its_stop_is_not_held_back_and_ends_with_it(text: s
         assert shown + watch.rest() == (text if end is None else text[: end[1]])
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=200)
 @given(st.text("ab", min_size=1, max_size=9), st.lists(st.text("ab", min_size=1, max_size=4), min_size=1, max_size=3))
 def test_no_more_is_held_back_than_may_still_become_a_stop(text: str, stops: list[str]) -> None:
     watch, shown = Stops(stops, hold=True), ""

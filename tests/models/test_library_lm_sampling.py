@@ -125,7 +125,7 @@ def test_a_bad_sequence_is_only_looked_for_in_the_output() -> None:
     assert text_of(generate(max_new_tokens=1, bad_sequences=(across,))) == free
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(st.text("aé n", min_size=1, max_size=4), st.lists(st.integers(1, 4095), max_size=3), st.text("aé n", max_size=4))
 def test_exactly_the_tokens_that_complete_a_bad_sequence_are_forbidden(word: str, ids: list[int], end: str) -> None:
     output = [*ids, *MODEL.encode(end)]
@@ -272,7 +272,7 @@ def test_the_end_of_sequence_among_the_most_probable_is_special() -> None:
     assert [(top.id, top.special, top.text) for top in shown.top] == [(EOS, True, "<eos>")]
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(
     seed=st.integers(0, 1000),
     spread=st.sampled_from([0.01, 1.0, 3.0, 10.0]),

@@ -13,7 +13,7 @@ TOKENIZER = LanguageModel.load().tokenizer
 ANY_TEXT = st.text(max_size=60) | st.text(alphabet=" \n\t_'aé日🙂1", max_size=60)
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=200)
 @given(ANY_TEXT)
 def test_every_text_comes_back_from_its_ids(text: str) -> None:
     ids = TOKENIZER.encode(text)
@@ -21,7 +21,7 @@ def test_every_text_comes_back_from_its_ids(text: str) -> None:
     assert all(EOS < token < len(TOKENIZER) for token in ids)
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=200)
 @given(ANY_TEXT)
 def test_the_pieces_joined_are_the_text_and_each_is_short(text: str) -> None:
     cut = list(pieces(text))
@@ -29,7 +29,7 @@ def test_the_pieces_joined_are_the_text_and_each_is_short(text: str) -> None:
     assert all(len(piece) <= 25 for piece in cut)
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=100)
 @given(ANY_TEXT)
 def test_decoding_token_by_token_never_splits_a_character(text: str) -> None:
     stream = TextStream(TOKENIZER)

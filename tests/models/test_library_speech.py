@@ -94,7 +94,7 @@ def test_the_summary_adds_up() -> None:
     )
 
 
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=25)
 @given(st.lists(st.integers(0, len(PCM)), max_size=40))
 def test_however_the_audio_is_cut_the_events_are_the_same(cuts: list[int]) -> None:
     assert detect(*np.split(PCM, sorted(cuts))) == detect(PCM)
@@ -198,7 +198,7 @@ def test_other_wavs_are_refused_with_what_was_expected(chunks: list[tuple[bytes,
     assert caught.value.status == 400
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=100)
 @given(st.lists(st.binary(max_size=40), max_size=8), st.booleans())
 def test_no_bytes_raise_anything_but_a_model_error(pieces: list[bytes], with_header: bool) -> None:
     reader = PcmReader()

@@ -619,7 +619,7 @@ def cuts(text: str, at: list[int]) -> list[str]:
     return [text[start:end] for start, end in itertools.pairwise(edges)]
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=300)
 @given(
     st.text("ab", max_size=20),
     st.lists(st.text("ab", min_size=1, max_size=4), max_size=3),
@@ -652,7 +652,7 @@ def decoder(words: Any) -> Callable[[list[int]], str]:
     return lambda ids: str(words.decode(ids, skip_special_tokens=True, clean_up_tokenization_spaces=False))
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=200)
 @given(st.data())
 def test_any_tokens_are_told_as_the_text_of_all_of_them(words: Any, data: st.DataObject) -> None:
     ids = data.draw(st.lists(st.integers(0, len(words) - 1), max_size=24))
@@ -663,7 +663,7 @@ def test_any_tokens_are_told_as_the_text_of_all_of_them(words: Any, data: st.Dat
     assert decode(before) + told == decode([*before, *ids])
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=100)
 @given(st.text(max_size=12))
 def test_a_text_is_told_without_a_replaced_character_and_never_late(words: Any, text: str) -> None:
     ids, stream = words.encode(text), TextStream(decoder(words), ())

@@ -283,7 +283,7 @@ def test_our_client_writes_the_real_client_s_bytes():
     st.integers(1, 400),
     st.booleans(),
 )
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=100)
 def test_what_our_client_sends_our_server_receives(parts, date_ms, signature, size, sealed):
     seal = {"date_ms": date_ms, "signature": signature}
     wire = b"".join(joined(encode_request_part(*p, **seal)) if sealed else encode_request_event(*p) for p in parts)
@@ -576,7 +576,7 @@ def test_the_header_limits_hold_inside_an_envelope():
 
 
 @given(st.binary(max_size=200), st.sampled_from(["raw", "payload", "headers"]))
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=200)
 def test_garbage_is_refused_or_waited_for_and_nothing_else(garbage, place):
     wire = {
         "raw": lambda: garbage,

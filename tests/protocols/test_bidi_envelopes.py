@@ -125,7 +125,7 @@ WIRES = st.one_of(
         },
     ),
 )
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=300)
 def test_an_envelope_read_in_one_go_is_the_same_as_one_read_step_by_step(wires, cuts, damage, limits):
     seen_before(message(FULL), message(EVENT), message(EVENT | {"DataType": "UTF8", "CompletionState": "PARTIAL"}))
     wire = bytearray(b"".join(wires))
@@ -195,7 +195,7 @@ class Whatever:
 @given(
     st.lists(st.tuples(st.sampled_from([0, 4, 79, 83]), st.integers(-140, 140)), min_size=1, max_size=4), st.integers(0, 9)
 )
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=200)
 def test_lies_about_lengths_are_judged_alike_also_where_every_checksum_fits(lies, size):
     event = message(FULL, bytes(size))
     seen_before(event)
@@ -317,7 +317,7 @@ def test_headers_that_were_refused_are_refused_again():
     st.sampled_from([None, *Completion]),
     st.sampled_from([bytes, bytearray, memoryview, lambda data: memoryview(data + bytes(-len(data) % 4)).cast("I")]),
 )
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=150)
 def test_a_part_written_in_one_go_is_the_message_that_the_codec_writes(size, data_type, completion, kind):
     data = kind((bytes(range(256)) * (size // 256 + 1))[:size])
     headers = EVENT | OCTETS

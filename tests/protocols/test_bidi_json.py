@@ -411,7 +411,7 @@ def test_an_object_whose_last_bytes_came_with_the_end_can_still_be_pulled():
     st.integers(1, 400),
     st.sampled_from([Form.JSON_EVENTS, Form.LITERAL]),
 )
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=150)
 def test_what_is_written_in_either_form_is_read_again(parts, size, form):
     encode = ENCODERS[form].part
     wire = b"".join(joined(encode(*p[:3], padding=p[3])) for p in parts)
@@ -435,7 +435,7 @@ JSON_VALUES = st.recursive(
 @given(
     st.dictionaries(st.text(max_size=6), JSON_VALUES, max_size=4), st.binary(max_size=300), st.integers(1, 60), st.booleans()
 )
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=200)
 def test_whatever_else_an_object_holds_its_end_is_found(others, data, size, ascii_only):
     payload = {**others, "Bytes": base64.b64encode(data).decode()}
     for name in ("DataType", "CompletionState", "CompletionStatus", "P"):
@@ -455,7 +455,7 @@ def test_whatever_else_an_object_holds_its_end_is_found(others, data, size, asci
     ),
     st.integers(1, 100),
 )
-@settings(max_examples=400, deadline=None)
+@settings(max_examples=400)
 def test_garbage_is_judged_the_same_in_whatever_pieces_it_comes(garbage, size):
     whole = literal(garbage)
     pieces = told(LiteralDecoder(), [garbage[at : at + size] for at in range(0, len(garbage), size)])

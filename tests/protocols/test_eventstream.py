@@ -85,7 +85,7 @@ MESSAGES = st.builds(Message, headers=HEADERS, payload=PAYLOADS)
 
 
 @given(HEADERS, PAYLOADS)
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=100)
 def test_every_message_comes_back_with_its_types_and_its_order(headers, payload):
     (message,) = decode(encode(Message(headers=headers, payload=payload)))
     assert [(n, type(v), v) for n, v in message.headers.items()] == [(n, type(v), v) for n, v in headers.items()]
@@ -93,7 +93,7 @@ def test_every_message_comes_back_with_its_types_and_its_order(headers, payload)
 
 
 @given(st.lists(MESSAGES, min_size=1, max_size=4), st.lists(st.integers(1, 20000), min_size=1, max_size=30))
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=100)
 def test_the_messages_do_not_depend_on_the_pieces_they_arrive_in(messages, sizes):
     wire = b"".join(map(encode, messages))
     decoder, got, at, turn = Decoder(), [], 0, 0
@@ -415,7 +415,7 @@ def test_an_error_never_echoes_a_name_at_length():
 
 
 @given(st.binary(max_size=200), st.booleans())
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=200)
 def test_garbage_is_refused_or_waited_for_and_nothing_else(garbage, checksums):
     decoder = Decoder()
     decoder.receive_data(framed(garbage[:100], garbage[100:]) if checksums else garbage)

@@ -75,7 +75,7 @@ def collect(data: st.DataObject, machine: HTTP1Connection, seen: list[Any]) -> N
                 machine.land(event.stream, memoryview(bytearray(length)))
 
 
-@settings(max_examples=120, deadline=None)
+@settings(max_examples=120)
 @given(st.data())
 def test_what_one_machine_sends_the_other_sees(data: st.DataObject) -> None:
     client, server = HTTP1Connection(Role.CLIENT), HTTP1Connection(Role.SERVER)
@@ -168,7 +168,7 @@ def advance(machine: HTTP1Connection, events: list[Any], answers: bool) -> None:
         machine.send(End(stream=machine.stream))
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=300)
 @given(GARBAGE, st.sampled_from([b"", request(), CHUNKED, b"POST / HTTP/1.1\r\nhost: a\r\ncontent-length: 9\r\n"]))
 def test_garbage_to_a_server_is_events_or_an_error_and_the_same_in_crumbs(garbage: list[bytes], before: bytes) -> None:
     data = before + b"".join(garbage)
@@ -177,7 +177,7 @@ def test_garbage_to_a_server_is_events_or_an_error_and_the_same_in_crumbs(garbag
     assert outcome(HTTP1Connection(Role.SERVER), [data[i : i + 1] for i in range(len(data))], answers=True) == whole
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=300)
 @given(GARBAGE, st.sampled_from([b"", b"HTTP/1.1 200 OK\r\n", b"HTTP/1.1 200 OK\r\ntransfer-encoding: chunked\r\n\r\n"]))
 def test_garbage_to_a_client_is_events_or_an_error_and_the_same_in_crumbs(garbage: list[bytes], before: bytes) -> None:
     def asking() -> HTTP1Connection:

@@ -226,7 +226,7 @@ def act(machine: HTTP1Connection, what: str) -> Any:
     return written(machine), machine.must_close, machine.idle
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=300)
 @given(
     st.lists(st.tuples(st.lists(REQUESTS, max_size=3).map(b"".join), st.lists(ACTS, max_size=3)), max_size=7),
     st.one_of(st.just(1 << 20), st.just(len(PING)), st.integers(1, 120)),

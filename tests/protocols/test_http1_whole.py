@@ -275,7 +275,7 @@ def agree(data: bytes, pulled: int, before: str, given: list[Answer], off: int =
     assert all(outcome == outcomes[0] for outcome in outcomes)
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=300)
 @given(
     REQUESTS,
     st.integers(0, 4),
@@ -336,7 +336,7 @@ def test_an_answer_that_is_almost_usual_is_exactly_its_three_events(
         agree(PING, 4, "", [(status, headers, buffers)] * 2)
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=200)
 @given(
     st.sampled_from(
         [(request(), ()), (request(), ((b"content-length", b"20"),)), (request(version=b"1.0"), ()), (request(b"HEAD"), ())]
@@ -402,7 +402,7 @@ HEADS = st.sampled_from(
 )  # fmt: skip
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=150)
 @given(st.lists(HEADS, min_size=1, max_size=5), st.integers(1, 80))
 def test_a_connection_reads_each_request_as_a_new_one_would(heads: list[bytes], step: int) -> None:
     used = server()

@@ -129,7 +129,7 @@ resets = st.builds(lambda stream: frame(Kind.RST_STREAM, 0, stream, bytes(4)), s
 acts = st.tuples(st.sampled_from(["respond", "end", "reset"]), st.sampled_from(STREAMS))
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=300)
 @given(st.lists(st.one_of(data_frames, data_frames, head_frames, resets, acts), max_size=14))
 def test_the_same_bytes_mean_the_same_with_and_without_the_bypass(steps: list[bytes | tuple[str, int]]) -> None:
     plain, ours = Plain(), Ours()

@@ -496,7 +496,7 @@ def pieces() -> st.SearchStrategy[bytes]:
     return st.one_of(st.builds(frame, kind, flags, stream, payload), st.binary(max_size=12))
 
 
-@settings(max_examples=250, deadline=None)
+@settings(max_examples=250)
 @given(written=st.lists(pieces(), max_size=12), role=st.sampled_from(list(Role)), answer=st.booleans())
 def test_garbage_raises_nothing_but_remote_protocol_error(written: list[bytes], role: Role, answer: bool) -> None:
     machine = HTTP2Connection(role)

@@ -69,7 +69,7 @@ ODD = [
 ]
 
 
-@settings(max_examples=500, deadline=None)
+@settings(max_examples=500)
 @given(heads)
 def test_what_is_certainly_fine_is_fine_to_h2(headers: list[tuple[bytes, bytes]]) -> None:
     agree(headers)
@@ -101,7 +101,7 @@ def read(headers: list[tuple[bytes, bytes]]) -> Request | Refused | None:
         return None
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=300)
 @given(heads)
 def test_a_plain_request_is_the_request_that_it_is_after_h2(headers: list[tuple[bytes, bytes]]) -> None:
     found = plain_request(headers, fields=4, size=600)
@@ -179,7 +179,7 @@ steps = st.one_of(
 )
 
 
-@settings(max_examples=400, deadline=None)
+@settings(max_examples=400)
 @given(st.lists(steps, max_size=16), st.booleans(), st.sampled_from([None, 2]))
 def test_requests_beside_h2_and_through_it_are_the_same(
     steps: list[bytes | Sent | tuple[str, int, int, list[tuple[bytes, bytes]]]], index: bool, budget: int | None

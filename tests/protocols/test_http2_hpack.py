@@ -84,7 +84,7 @@ blocks = st.builds(
 )
 
 
-@settings(max_examples=400, deadline=None)
+@settings(max_examples=400)
 @given(pool=st.lists(blocks, min_size=1, max_size=4), order=st.lists(st.integers(0, 3), max_size=14), look=st.booleans())
 def test_any_blocks_mean_what_they_mean_to_hpack(pool: list[bytes], order: list[int], look: bool) -> None:
     ours, theirs = RememberingDecoder(), Decoder()
@@ -97,7 +97,7 @@ def test_any_blocks_mean_what_they_mean_to_hpack(pool: list[bytes], order: list[
             return
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=100)
 @given(st.lists(st.lists(st.tuples(names, values, st.booleans()), max_size=6), max_size=12), st.data())
 def test_the_blocks_of_an_encoder_that_fills_and_empties_its_table(
     lists: list[list[tuple[bytes, bytes, bool]]], choice: st.DataObject
@@ -210,7 +210,7 @@ def test_a_bomb_of_references_is_not_unpacked() -> None:
 # Encoding.
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=300)
 @given(
     st.lists(
         st.tuples(

@@ -19,7 +19,7 @@ from tests.protocols.http2_helpers import GET, POST, ByHand, Pair, data, output
 from tests.protocols.http2_lanes import STRIDED, compare, sequences
 
 test_both_lanes_do_the_same_with_the_same_bytes = settings(
-    max_examples=300, deadline=None, suppress_health_check=[HealthCheck.too_slow, HealthCheck.data_too_large]
+    max_examples=300, suppress_health_check=[HealthCheck.too_slow, HealthCheck.data_too_large]
 )(sequences(compare))
 
 

@@ -193,4 +193,4 @@ class Exchanges(RuleBasedStateMachine):
 
 
 TestExchanges = Exchanges.TestCase
-TestExchanges.settings = settings(max_examples=60, stateful_step_count=40, deadline=None)
+TestExchanges.settings = settings(max_examples=60, stateful_step_count=40)

@@ -269,7 +269,7 @@ NUMBERS = st.one_of(
 )  # fmt: skip
 
 
-@settings(max_examples=400, deadline=None)
+@settings(max_examples=400)
 @given(
     st.sampled_from([*NUMERIC, "BOOL"]),
     st.lists(st.tuples(NUMBERS, st.sampled_from(["", "", " ", "\n", "\t\r"])), min_size=1, max_size=6),

@@ -71,7 +71,7 @@ def test_the_bound_is_exact_whether_the_end_has_come_or_not() -> None:
                 decoder.next_event()
 
 
-@settings(max_examples=80, deadline=None)
+@settings(max_examples=80)
 @given(
     st.lists(st.text(st.characters(codec="utf-8", exclude_characters="\n\r\t "), min_size=1, max_size=6), max_size=5),
     st.integers(1, 9),
@@ -81,7 +81,7 @@ def test_what_is_encoded_is_decoded(texts: list[str], size: int) -> None:
     assert decode(*(body[i : i + size] for i in range(0, len(body), size))) == [text.encode() for text in texts]
 
 
-@settings(max_examples=80, deadline=None)
+@settings(max_examples=80)
 @given(st.lists(st.binary(max_size=5), max_size=8))
 def test_any_bytes_in_any_pieces_give_the_same_lines(pieces: list[bytes]) -> None:
     assert decode(*pieces) == decode(b"".join(pieces))

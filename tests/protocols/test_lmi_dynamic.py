@@ -130,7 +130,7 @@ def test_a_stream_has_one_sequence_a_prompt(name: str) -> None:
     assert error.message == f"parameters.{name}: expected 1 in a stream, got 2"
 
 
-@settings(max_examples=80, deadline=None)
+@settings(max_examples=80)
 @given(st.binary(max_size=60) | st.lists(st.text(max_size=2), max_size=3).map(lambda i: json.dumps({"inputs": i}).encode()))
 def test_any_bytes_are_prompts_or_refused(body: bytes) -> None:
     result = outcome(body)
@@ -148,7 +148,7 @@ def test_the_document_is_printed_as_lmi_prints_it() -> None:
     assert out.finish() == b'[\n  {\n    "generated_text":"Deep Learning is a really cool field"\n  }\n]'
 
 
-@settings(max_examples=50, deadline=None)
+@settings(max_examples=50)
 @given(st.lists(st.lists(st.text(max_size=3), max_size=3), min_size=1, max_size=3), st.booleans())
 def test_the_document_is_what_pythons_json_writes_of_it(texts: list[list[str]], full: bool) -> None:
     out = encoder(len(texts), streaming=False, return_full_text=full)
@@ -267,7 +267,7 @@ steps = st.lists(
 )
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=150)
 @given(steps, st.booleans())
 def test_in_whatever_order_prompts_go_on_and_end_the_columns_are_their_texts(
     story: list[tuple[str, int, str]], flushed: bool

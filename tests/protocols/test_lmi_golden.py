@@ -562,7 +562,7 @@ parameters = st.fixed_dictionaries(
 )
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=150)
 @given(st.sampled_from(list(Formatter)), st.booleans(), parameters, texts, steps_of_any_sequence, st.booleans())
 @example(
     JSON, True, {"n": 3, "details": True}, "\ud83d\ude00", [Step(1, '\ud83d"', math.nan), Step(2, "\x00", -math.inf)], False
@@ -579,7 +579,7 @@ def test_any_answer_is_byte_for_byte_what_pythons_json_makes_of_what_went_in(
     assert play(TextEncoder(request), steps, "length") == framed(formatter, lines)
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(st.booleans(), st.booleans(), parameters, steps_of_any_sequence)
 def test_the_texts_of_the_tokens_one_after_another_are_the_generated_text(
     tgi: bool, sse: bool, asked: dict[str, Any], steps: list[Step]

@@ -317,7 +317,7 @@ def outcome(asked: dict[str, Any], table: Table, rule: SamplingRule) -> tuple[Pa
         return error
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=150)
 @given(
     st.dictionaries(st.sampled_from([*NAMES, "other"]), json_values, max_size=4),
     st.sampled_from(list(Table)),

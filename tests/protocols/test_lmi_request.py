@@ -433,7 +433,7 @@ def test_decision_other_errors_get_the_schemas_object_plus_error_and_code(stage:
 
 scalars = st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False, allow_infinity=False) | st.text(max_size=8)
 json_values = scalars | st.lists(scalars, max_size=3) | st.dictionaries(st.sampled_from(["a", "b"]), scalars, max_size=2)
-quick = settings(max_examples=80, deadline=None)
+quick = settings(max_examples=80)
 
 
 def outcome(body: bytes, content_type: str = "") -> TextRequest | LMIError:

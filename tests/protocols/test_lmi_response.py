@@ -179,7 +179,7 @@ def test_a_log_prob_is_written_as_python_writes_a_float_and_as_null_where_json_h
 EDGES = [1e-4, math.nextafter(1e-4, 0), 1e16, math.nextafter(1e16, 0), 0.0, -0.0, 5e-324, 1.7976931348623157e308, math.inf]
 
 
-@settings(max_examples=500, deadline=None)
+@settings(max_examples=500)
 @given(
     st.integers(-1, 2**40),
     st.text(st.characters(exclude_categories=["Cs"])),
@@ -556,7 +556,7 @@ def lines_of(formatter: Formatter, pieces: list[bytes]) -> list[bytes]:
     return lines
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(tokens, st.sampled_from(STREAMS), st.booleans(), st.booleans(), st.integers(1, 7))
 def test_any_stream_is_one_object_a_token_and_its_text_is_their_concatenation(
     generated: list[tuple[int, str, float | None]], formatter: Formatter, details: bool, last_says_so: bool, size: int
@@ -582,7 +582,7 @@ def test_any_stream_is_one_object_a_token_and_its_text_is_their_concatenation(
         assert objects[-1]["details"]["generated_tokens"] == len(generated)
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(tokens, st.booleans())
 def test_any_json_answer_says_what_a_stream_says(generated: list[tuple[int, str, float | None]], details: bool) -> None:
     whole, stream = encoder(Formatter.JSON, details=details), encoder(Formatter.JSONLINES, details=details)

@@ -106,7 +106,7 @@ def test_a_refusal_does_not_echo_a_long_name():
     assert len(caught.value.message) < 200
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=100)
 @given(st.binary(max_size=60) | st.recursive(st.none() | st.booleans() | st.floats() | st.text(), lambda v: st.lists(v, max_size=3) | st.dictionaries(st.sampled_from(["model_name", "url"]) | st.text(max_size=5), v, max_size=3), max_leaves=5).map(lambda v: json.dumps(v).encode()))  # fmt: skip
 def test_no_body_breaks_the_reader(body):
     try:
@@ -202,7 +202,7 @@ def test_an_offset_and_any_other_token_that_is_not_ours_begins_anew(token):
     assert page(models_of("a", "b"), "1", token)[0] == ["a"]
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=100)
 @given(st.sets(st.text(st.characters(exclude_categories=["Cs"]), min_size=1, max_size=20), max_size=12), st.integers(1, 4))
 def test_every_walk_tells_each_name_once_in_order(names, limit):
     models, seen, token = models_of(*names), [], None
@@ -222,7 +222,7 @@ def test_the_longest_name_makes_a_token_that_is_read_back():
     assert parse_page("1", token).after == longest
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=100)
 @given(st.text(), st.text())
 def test_no_query_breaks_the_reader(limit, token):
     assert 1 <= parse_page(limit, token).limit <= MAX_PAGE

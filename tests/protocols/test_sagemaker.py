@@ -198,7 +198,7 @@ def test_custom_attributes_are_sensitive_and_not_told_to_a_log():
         assert "secret" not in str(caught.value)
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=100)
 @given(st.sampled_from(Operation), st.text(max_size=70), st.dictionaries(st.sampled_from(list(ALL)), st.text(max_size=300)))
 def test_no_head_breaks_the_reader(operation, endpoint, headers):
     try:
@@ -298,7 +298,7 @@ def test_a_session_id_that_no_client_could_send_back_is_the_models_error(reply):
         response_headers(INVOKE, reply, content_type="x/y")
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=100)
 @given(st.dictionaries(st.sampled_from(["content-type", CUSTOM_ATTRIBUTES, NEW_SESSION_ID, CLOSED_SESSION_ID]), st.text()))
 def test_whatever_a_model_says_only_whole_fields_go_out(reply):
     for operation in Operation:
@@ -516,7 +516,7 @@ def test_a_formatted_content_type_is_read_back(size):
     assert json_header_size(binary_json_content_type(size), size) == size
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=200)
 @given(st.text(alphabet=';="\\ \tjson-headriz12é,', max_size=40))
 def test_no_parameters_break_the_reader(parameters):
     try:

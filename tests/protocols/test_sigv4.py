@@ -536,13 +536,13 @@ def verified(sent: Request, body: bytes) -> VerifiedHead:
 
 
 @given(REQUESTS, st.binary(max_size=50), st.booleans())
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=150)
 def test_what_is_signed_verifies(unsigned: Request, body: bytes, declare: bool) -> None:
     verified(signed(unsigned, payload=payload_hash(body), declare=declare), body)
 
 
 @given(REQUESTS, REQUESTS, st.booleans(), st.sampled_from(["method", "target", "authority", "headers"]))
-@settings(max_examples=250, deadline=None)
+@settings(max_examples=250)
 def test_a_request_that_means_something_else_is_refused(one: Request, two: Request, declare: bool, part: str) -> None:
     sent = signed(one, declare=declare)
     changed = {name: getattr(sent, name) for name in ("method", "target", "authority", "headers")}
@@ -560,7 +560,7 @@ def test_a_request_that_means_something_else_is_refused(one: Request, two: Reque
 
 
 @given(st.binary(max_size=50), st.binary(max_size=50), st.booleans())
-@settings(max_examples=50, deadline=None)
+@settings(max_examples=50)
 def test_another_body_is_refused(one: bytes, two: bytes, declare: bool) -> None:
     assume(one != two)
     with pytest.raises(SigV4Error):
@@ -568,7 +568,7 @@ def test_another_body_is_refused(one: bytes, two: bytes, declare: bool) -> None:
 
 
 @given(st.lists(st.tuples(st.integers(-300_000, 300_000), st.binary(max_size=40)), max_size=6), st.data())
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=100)
 def test_a_chain_verifies_and_no_event_of_it_can_be_changed(events: list[tuple[int, bytes]], data: st.DataObject) -> None:
     signer, verifier = stream()
     for offset, payload in events:
@@ -603,7 +603,7 @@ PIECES = st.sampled_from(
 
 
 @given(st.one_of(st.binary(max_size=200), st.lists(PIECES, max_size=20).map(b"".join)))
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=300)
 def test_a_garbled_authorization_raises_nothing_but_a_refusal(value: bytes) -> None:
     refusal(edited(signed(), b"authorization", lambda _: value))
 
@@ -614,7 +614,7 @@ def test_a_garbled_authorization_raises_nothing_but_a_refusal(value: bytes) -> N
     st.lists(st.tuples(st.sampled_from([b"x-amz-date", b"date", b"x-amz-content-sha256", b"a"]), st.binary(max_size=30))),
     st.booleans(),
 )
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=200)
 def test_a_garbled_request_raises_nothing_but_a_refusal(
     target: bytes, authority: bytes, headers: list[tuple[bytes, bytes]], streaming: bool
 ) -> None:

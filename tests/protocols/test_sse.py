@@ -111,7 +111,7 @@ def test_nothing_is_kept_of_what_has_been_given_out() -> None:
         assert drain(decoder) == [ServerSentEvent(data=b"a")]
 
 
-@settings(max_examples=80, deadline=None)
+@settings(max_examples=80)
 @given(st.lists(st.binary(max_size=12), max_size=5), st.integers(1, 9))
 def test_what_is_encoded_is_decoded_with_its_line_ends_made_lf(payloads: list[bytes], size: int) -> None:
     body = b"".join(map(encode_event, payloads))
@@ -119,7 +119,7 @@ def test_what_is_encoded_is_decoded_with_its_line_ends_made_lf(payloads: list[by
     assert [event.data for event in decode(*(body[i : i + size] for i in range(0, len(body), size)))] == expected
 
 
-@settings(max_examples=80, deadline=None)
+@settings(max_examples=80)
 @given(
     st.lists(
         st.sampled_from([b"data", b"id", b"event", b":", b" ", b"\r", b"\n", b"\xef\xbb\xbf", b"\0", b"x"]), max_size=30

@@ -312,7 +312,7 @@ def edited(text: bytes, edits: list[tuple[str, int, bytes]]) -> bytes:
     return text
 
 
-@settings(max_examples=600, deadline=None)
+@settings(max_examples=600)
 @given(JSON_VALUES, EDITS, st.booleans(), st.booleans(), st.booleans(), st.integers(1, 6))
 @example([], [("insert", 0, b'{"a":1,"a":2}')], False, False, False, 3)
 @example({"a": [float("nan")]}, [], True, False, True, 2)
@@ -331,7 +331,7 @@ def test_the_fast_reader_and_a_plain_one_agree(
             assert repr(read) == repr(expected)  # tells 1 from 1.0 and True, 0.0 from -0.0, NaN from NaN not
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=300)
 @given(st.floats(allow_nan=False, allow_infinity=False), st.integers(0, 25))
 def test_floats_are_the_nearest_doubles(value: float, digits: int) -> None:
     for text in (repr(value), f"{value:.{digits}e}"):
@@ -373,7 +373,7 @@ def test_a_float_beyond_the_doubles_is_refused_in_any_text(size: int) -> None:
     assert loads(b"[" + b"0.5," * size + b"NaN," + b"1" * 400 + b"]", allow_nonfinite=True)[-1] == int("1" * 400)
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=300)
 @given(st.binary(max_size=80), st.booleans(), st.booleans())
 def test_garbage_raises_nothing_but_json_errors(data: bytes, nonfinite: bool, duplicates: bool) -> None:
     with suppress(JSONError):

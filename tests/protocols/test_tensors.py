@@ -506,7 +506,7 @@ def tensors(draw: st.DrawFn, *, text: bool = False) -> tuple[str, Array]:
     return datatype, array.reshape(shape)
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=300)
 @given(tensors())
 def test_binary_data_round_trips_to_the_bit(tensor: tuple[str, Array]) -> None:
     datatype, array = tensor
@@ -516,7 +516,7 @@ def test_binary_data_round_trips_to_the_bit(tensor: tuple[str, Array]) -> None:
     assert b"".join(encode_binary(again, datatype)) == data
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=300)
 @given(tensors(text=True), st.booleans())
 @pytest.mark.filterwarnings("ignore:invalid value encountered in cast")  # of the test's own making, by signalling NaN
 def test_json_round_trips_but_for_infinity(tensor: tuple[str, Array], nest: bool) -> None:
@@ -536,7 +536,7 @@ JSON_DATA = st.recursive(
 )
 
 
-@settings(max_examples=400, deadline=None)
+@settings(max_examples=400)
 @given(st.sampled_from(list(DATATYPES)), SHAPES, JSON_DATA, st.binary(max_size=40))
 def test_garbage_raises_nothing_but_v2_errors(datatype: str, shape: tuple[int, ...], data: Any, binary: bytes) -> None:
     with suppress(V2Error):
@@ -555,7 +555,7 @@ NUMBERS = st.integers(-300, 300) | st.floats(-300, 300) | st.sampled_from(
 )  # fmt: skip
 
 
-@settings(max_examples=400, deadline=None)
+@settings(max_examples=400)
 @given(st.sampled_from(list(DATATYPES)), st.lists(NUMBERS, max_size=6), st.sampled_from([None, 1, 2]), st.integers(0, 1))
 def test_numbers_are_read_alike_whether_their_kind_was_seen_to_or_not(
     datatype: str, values: list[Any], row: int | None, off: int
@@ -606,7 +606,7 @@ def written(array: Array, datatype: str) -> list[Decimal | None]:
     return found
 
 
-@settings(max_examples=400, deadline=None)
+@settings(max_examples=400)
 @given(
     st.sampled_from(["FP32", "FP16", "BF16"]),
     st.lists(st.integers(0, 2**32 - 1) | st.sampled_from([0, 1, 2**31, 0x7F800000, 0x7F800001, 0xFFC00000]), max_size=4),

@@ -334,7 +334,7 @@ def described(tensors: tuple[V2Tensor, ...]) -> list[tuple[str, str, tuple[int, 
     return [(t.name, t.datatype, t.array.shape, t.elements.tolist()) for t in tensors]
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=150)
 @given(st.lists(v2_tensors(), max_size=4, unique_by=lambda t: t.name), st.booleans(), st.text(max_size=5), st.data())
 def test_requests_and_replies_round_trip(tensors: list[V2Tensor], binary: bool, id: str, data: st.DataObject) -> None:
     wanted = [RequestedOutput(name=t.name, binary=data.draw(st.sampled_from([None, True, False]))) for t in tensors]
@@ -371,7 +371,7 @@ def test_a_request_cut_anywhere_is_refused() -> None:
                 parse_infer(whole[:cut], length, SIGNATURE)
 
 
-@settings(max_examples=400, deadline=None)
+@settings(max_examples=400)
 @given(
     st.lists(st.tuples(st.integers(0, len(HEAD)), st.integers(0, 3), st.sampled_from(
         ["", "{", "}", "[", "]", '"', ",", ":", "null", "true", "-1", "1e400", "NaN", "[[[", "{}", '"x"', "9" * 30, '"data":[1],', '"parameters":{},', "\\ud800", "\x00"]
@@ -395,7 +395,7 @@ def test_garbage_raises_nothing_but_v2_errors(
         decode_infer_reply([] if length is None else [(b"inference-header-content-length", b"%d" % length)], body)
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=200)
 @given(st.binary(max_size=60), st.integers(0, 60) | st.none(), st.binary(max_size=12))
 def test_noise_raises_nothing_but_v2_errors(body: bytes, length: int | None, header: bytes) -> None:
     for signature in (ANY, SIGNATURE, ModelSignature(name="m", inputs=SIGNATURE.inputs and SIGNATURE.inputs[:1])):

@@ -235,7 +235,7 @@ MEMBERS = st.fixed_dictionaries(
 EDITS = st.lists(st.tuples(st.integers(0, 200), st.integers(0, 2), st.sampled_from([b"", b" ", b'"', b",", b":", b"{", b"]", b"1", b"e9", b'"id":"q",', b'"name":"x",', b"\\u0061", b"\xff"])), max_size=1)  # fmt: skip
 
 
-@settings(max_examples=500, deadline=None)
+@settings(max_examples=500)
 @given(
     st.lists(entries(), max_size=3),
     MEMBERS,
@@ -346,7 +346,7 @@ def test_a_mark_is_not_taken_for_another() -> None:
 ODD = ["null", "NaN", "Infinity", "true", '"1"', "1.0", "1e5", "-0", "1e39", "65520", "18446744073709551616", "-9223372036854775809", "255", "[1]", "", "01", "1 2", "1e400", "]", "}"]  # fmt: skip
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=150)
 @given(
     st.lists(
         st.tuples(
@@ -453,7 +453,7 @@ REQUESTS = st.builds(
 )  # fmt: skip
 
 
-@settings(max_examples=400, deadline=None)
+@settings(max_examples=400)
 @given(
     st.lists(st.tuples(st.lists(outputs(), max_size=2, unique_by=lambda t: t.name), REQUESTS), min_size=1, max_size=4),
     st.sampled_from(["", "1"]),

@@ -47,7 +47,7 @@ def cases(seed: str, count: int, kind: str = "") -> list[Case]:
     return found
 
 
-@settings(max_examples=300, deadline=None, derandomize=True, database=None)
+@settings(max_examples=300, derandomize=True, database=None)
 @given(choices())
 def test_every_request_gets_what_is_due(c: Choices) -> None:
     CodecServer().check(case_of(c, one_of(c, SERVED)))

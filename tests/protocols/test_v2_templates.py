@@ -215,7 +215,7 @@ SPACES = st.sampled_from(["", "", "", " ", "\n", "\t ", "\r", "\x00"])
 FIRSTS = ["[1, 2, 3, 4]", "[[1, 2, 3, 4]]"]
 
 
-@settings(max_examples=600, deadline=None)
+@settings(max_examples=600)
 @given(
     st.sampled_from(KINDS),
     st.sampled_from(FIRSTS),

@@ -17,8 +17,8 @@ from protocols.roles import Role
 from protocols.websocket import LARGE, Received, WebSocketConnection, WebSocketLimits
 from protocols.websocket_frames import MASKED, mask, write_header
 
-few = settings(max_examples=60, deadline=None)
-many = settings(max_examples=300, deadline=None)
+few = settings(max_examples=60)
+many = settings(max_examples=300)
 
 SIZES = [0, 1, 5, 125, 126, 127, 599, 600, 601, 4095, 4096, 16384, LARGE - 1, LARGE, LARGE + 1, 3 * LARGE + 3]
 CODES = [1000, 1001, 1009, 1011, 3000, 4999]

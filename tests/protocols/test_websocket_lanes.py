@@ -16,7 +16,7 @@ from protocols.websocket import WebSocketConnection
 from tests.protocols.websocket_lanes import run
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=300)
 @given(seed=st.integers(0, 2**32))
 def test_both_lanes_do_the_same_over_any_bytes_and_any_use(seed: int) -> None:
     run(random.Random(seed))
