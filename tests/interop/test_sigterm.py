@@ -26,35 +26,40 @@ from protocols.lmi_response import parse_stream_line
 ROOT = Path(__file__).parents[2]
 EACH = 25
 """Streams on each wire; every second one never ends by itself."""
-DEADLINE = 4.0
+FINITE, ENDLESS = (EACH + 1) // 2, EACH // 2
 
 MODELS = '''
 from collections.abc import AsyncIterator
+from pathlib import Path
 
 import trio
 
 from models.messages import Part, Prompt
 
 
-async def words(prompt: Prompt) -> AsyncIterator[str]:
-    """Ten of them in two seconds, or words for ever."""
+async def numbers(endless: bool) -> AsyncIterator[int]:
+    """Ten of them, the last when there is a file `go`; or numbers for ever."""
     told = 0
-    while prompt.text == "endless" or told < 10:
-        yield f"{told} "
+    while endless or told < 10:
+        while told == 9 and not endless and not Path("go").exists():
+            await trio.sleep(0.01)
+        yield told
         told += 1
-        await trio.sleep(0.2)
+        await trio.sleep(0.2 if endless else 0)
+
+
+async def words(prompt: Prompt) -> AsyncIterator[str]:
+    async for number in numbers(prompt.text == "endless"):
+        yield f"{number} "
 
 
 async def parts(part: Part) -> AsyncIterator[bytes]:
-    told = 0
-    while bytes(part.data) == b"endless" or told < 10:
-        yield b"%d" % told
-        told += 1
-        await trio.sleep(0.2)
+    async for number in numbers(bytes(part.data) == b"endless"):
+        yield b"%d" % number
 '''
-CONFIG = f"""
-listen = {{ port = 0 }}
-drain = {{ timeout = {DEADLINE} }}
+CONFIG = """
+listen = { port = 0 }
+drain = { timeout = 600 }
 
 [models.words]
 factory = "streams:words"
@@ -112,13 +117,18 @@ class Wires:
     def __init__(self, port: int) -> None:
         self.port = port
         self.begun = 0
-        self.all_begun = trio.Event()
+        self.all_begun, self.finite_over = trio.Event(), trio.Event()
         self.ends: Counter[tuple[str, str, str]] = Counter()
 
     def begin(self) -> None:
         self.begun += 1
         if self.begun == 4 * EACH:
             self.all_begun.set()
+
+    def end(self, wire: str, what: str, how: str) -> None:
+        self.ends[wire, what, how] += 1
+        if sum(n for (_, kind, _), n in self.ends.items() if kind == "finite") == 4 * FINITE:
+            self.finite_over.set()
 
     async def all(self) -> None:
         async with trio.open_nursery() as nursery:
@@ -162,10 +172,10 @@ class Wires:
                 case End():
                     last = parse_stream_line(bytes(bodies[event.stream]).splitlines()[-1])
                     how = "told" if "error_msg" in last["token"] else "complete" if "generated_text" in last else "silent"
-                    self.ends[wire, left.pop(event.stream), how] += 1
+                    self.end(wire, left.pop(event.stream), how)
                 case Reset() | ConnectionEnd():
                     for what in left.values():
-                        self.ends[wire, what, "cut"] += 1
+                        self.end(wire, what, "cut")
                     return
 
     async def websocket(self, what: str) -> None:
@@ -180,15 +190,17 @@ class Wires:
                         if heard == 1:
                             self.begin()
                         if what == "finite" and heard == 10:
-                            await peer.send(Close())  # a session ends when its client says so
-                            self.ends["websocket", what, "complete"] += 1
+                            await peer.send(Close())  # a session ends when its client says so, and the server has heard
+                            while not isinstance(await peer.next_event(), Close):
+                                pass
+                            self.end("websocket", what, "complete")
                             return
                     case Close(code=code):
                         await peer.flush()
-                        self.ends["websocket", what, "told" if code == 1001 else str(code)] += 1
+                        self.end("websocket", what, "told" if code == 1001 else str(code))
                         return
                     case ConnectionEnd():
-                        self.ends["websocket", what, "cut"] += 1
+                        self.end("websocket", what, "cut")
                         return
 
     async def bidi(self) -> None:
@@ -220,17 +232,17 @@ class Wires:
                                 if heard[stream] == 1:
                                     self.begin()
                     case End(stream=stream):
-                        self.ends["bidi", left.pop(stream), told.get(stream, "complete")] += 1
+                        self.end("bidi", left.pop(stream), told.get(stream, "complete"))
                     case Reset() | ConnectionEnd():
                         for what in left.values():
-                            self.ends["bidi", what, "cut"] += 1
+                            self.end("bidi", what, "cut")
                         return
 
 
 async def test_what_can_finish_finishes_and_what_cannot_is_told(tmp_path: Path) -> None:
     with Server(tmp_path) as server:
         wires = Wires(server.port)
-        with trio.fail_after(30):
+        with trio.fail_after(120):
             async with client.connect("127.0.0.1", server.port) as kept:
                 early = client.http1(kept)
                 await early.send(*post(1, "/predictions/words", b'{"inputs": "x", "parameters": {"max_new_tokens": 1}}'))
@@ -241,16 +253,18 @@ async def test_what_can_finish_finishes_and_what_cannot_is_told(tmp_path: Path) 
                     server.process.send_signal(signal.SIGTERM)
                     await refused(server.port)
                     await over(early)
+                    (tmp_path / "go").touch()
+                    await wires.finite_over.wait()
+                    server.process.send_signal(signal.SIGTERM)  # nobody waits for what has no end
             status, drained = await trio.to_thread.run_sync(server.ended)
-    finite, endless = (EACH + 1) // 2, EACH // 2
     expected: Counter[tuple[str, str, str]] = Counter()
     for wire in ("http/1.1", "http/2", "websocket", "bidi"):
-        expected[wire, "finite", "complete"] = finite
-        expected[wire, "endless", "told"] = endless
+        expected[wire, "finite", "complete"] = FINITE
+        expected[wire, "endless", "told"] = ENDLESS
     assert wires.ends == expected
     assert status == 3  # streams were cut
-    assert (drained["live"], drained["cut"]) == (4 * EACH, 4 * endless)
-    assert drained["endings"]["drained"] == 4 * endless
+    assert (drained["live"], drained["cut"]) == (4 * EACH, 4 * ENDLESS)
+    assert drained["endings"]["drained"] == 4 * ENDLESS
     assert sum(drained["endings"].values()) == 4 * EACH
 
 
