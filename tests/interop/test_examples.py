@@ -22,8 +22,9 @@ import trio_websocket
 from gateway import certificates
 
 ROOT = Path(__file__).parents[2]
-WORDS = "one two three four five six seven eight"
-ASKED = json.dumps({"inputs": WORDS, "stream": True})
+WORDS = ["one", "two", "three", "four", "five", "six", "seven", "eight"]
+LONG = 2**20
+"""Bytes of each word as it is sent: all of them, twice, are more than kernels hold, so that an answer ends when it is read."""
 SIGNALS = pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT], ids=["SIGTERM", "Ctrl-C"])
 LIVE = "drained: {'complete': 1}\n"
 """What the program says where one stream was live and came to its end."""
@@ -44,7 +45,7 @@ class Program:
     def ended(self) -> str:
         assert self.process.stdout is not None
         said = self.process.stdout.read()
-        assert self.process.wait(20) == 0, said
+        assert self.process.wait(120) == 0, said
         return said
 
 
@@ -69,26 +70,30 @@ def running(name: str, *arguments: object) -> Iterator[Program]:
 
 @contextmanager
 def streaming(curl: str, url: str, *options: str) -> Iterator[subprocess.Popen[str]]:
-    """curl, when the first word of its answer has come."""
-    command = [curl, "-sSN", "--max-time", "20", *options, url, "-d", ASKED]
-    process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
+    """curl, when the first word of its answer has come. The rest of it stays where it is until it is read."""
+    command = [curl, "-sSN", "--max-time", "120", *options, url, "-d", "@-"]
+    process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+    assert process.stdin is not None
     assert process.stdout is not None
     with process.stdout:
         try:
-            assert json.loads(process.stdout.readline())["token"]["text"] == "one "
+            with process.stdin as asked:
+                json.dump({"inputs": " ".join(word.ljust(LONG, ".") for word in WORDS), "stream": True}, asked)
+            assert json.loads(process.stdout.readline())["token"]["text"].startswith("one.")
             yield process
         finally:
             process.kill()
             process.wait()
 
 
-def rest(client: subprocess.Popen[str]) -> str:
-    """The text of an answer that came to its end."""
+def rest(client: subprocess.Popen[str]) -> list[str]:
+    """The words of an answer that came to its end."""
     assert client.stdout is not None
     *_, last = client.stdout
-    assert client.wait(20) == 0
-    text: str = json.loads(last)["generated_text"]
-    return text.rstrip()
+    assert client.wait(120) == 0
+    words = json.loads(last)["generated_text"].split()
+    assert [len(word) for word in words] == [LONG] * len(words)
+    return [word.rstrip(".") for word in words]
 
 
 def ask(status: socket.socket, question: str) -> dict[str, object]:
@@ -107,7 +112,7 @@ def ask(status: socket.socket, question: str) -> dict[str, object]:
 def test_beside_a_service_both_answer_and_end_together(curl: str, number: int) -> None:
     with running("beside_a_service.py", 0, 0) as program:
         port, status_port = program.ports
-        with socket.create_connection(("127.0.0.1", status_port), 20) as status:
+        with socket.create_connection(("127.0.0.1", status_port), 120) as status:
             assert ask(status, "models") == {"speak": "ready"}
             assert "ask for" in str(ask(status, "what")["error"])
             with streaming(curl, f"http://127.0.0.1:{port}/invocations") as client:
@@ -123,10 +128,10 @@ def test_beside_a_service_both_answer_and_end_together(curl: str, number: int) -
 def test_beside_a_service_a_client_of_it_that_leaves_or_says_nonsense_ends_nothing(curl: str) -> None:
     with running("beside_a_service.py", 0, 0) as program:
         port, status_port = program.ports
-        with socket.create_connection(("127.0.0.1", status_port), 20) as rude:
+        with socket.create_connection(("127.0.0.1", status_port), 120) as rude:
             rude.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, b"\1\0\0\0\0\0\0\0")  # its end is a reset
             rude.sendall(b"models\n" * 100)
-        with socket.create_connection(("127.0.0.1", status_port), 20) as long:
+        with socket.create_connection(("127.0.0.1", status_port), 120) as long:
             long.sendall(bytes(1001))
             assert long.recv(1) == b""
         with streaming(curl, f"http://127.0.0.1:{port}/invocations") as client:
@@ -142,10 +147,10 @@ def test_under_starlette_its_routes_and_the_gateways_answer_and_a_drain_lets_a_s
     with running("under_starlette.py", 0) as program:
         (port,) = program.ports
         url = f"http://127.0.0.1:{port}"
-        index = subprocess.run([curl, "-sS", http, url + "/"], capture_output=True, text=True, check=True, timeout=20)
+        index = subprocess.run([curl, "-sS", http, url + "/"], capture_output=True, text=True, check=True, timeout=120)
         assert json.loads(index.stdout) == {"speak": "/inference/v2/models/speak", "echo": "/inference/v2/models/echo"}
         metadata = url + json.loads(index.stdout)["speak"]
-        about = subprocess.run([curl, "-sS", http, metadata], capture_output=True, text=True, check=True, timeout=20)
+        about = subprocess.run([curl, "-sS", http, metadata], capture_output=True, text=True, check=True, timeout=120)
         assert json.loads(about.stdout)["name"] == "speak"
         with streaming(curl, url + "/inference/invocations", http) as client:
             program.process.send_signal(number)
@@ -154,7 +159,7 @@ def test_under_starlette_its_routes_and_the_gateways_answer_and_a_drain_lets_a_s
 
 
 async def test_under_starlette_its_websockets_and_the_gateways_answer_and_a_drain_closes_them() -> None:
-    with running("under_starlette.py", 0) as program, trio.fail_after(30):
+    with running("under_starlette.py", 0) as program, trio.fail_after(120):
         url = f"ws://127.0.0.1:{program.ports[0]}"
         async with trio_websocket.open_websocket_url(url + "/shout") as theirs:
             await theirs.send_message("hello")
@@ -166,7 +171,8 @@ async def test_under_starlette_its_websockets_and_the_gateways_answer_and_a_drai
                 await ours.send_message(message)
                 assert await ours.get_message() == message
             program.process.send_signal(signal.SIGTERM)
-            program.process.send_signal(signal.SIGTERM)  # nobody waits for a session without an end
+            # nobody waits for a session without an end; two of one number at once would be one
+            program.process.send_signal(signal.SIGINT)
             with pytest.raises(trio_websocket.ConnectionClosed) as closed:
                 await ours.get_message()
             assert closed.value.reason is not None
@@ -204,7 +210,7 @@ def handshake(port: int, name: str | None, ca: Path) -> ssl.SSLSocket:
     context = ssl.create_default_context(cafile=str(ca))
     context.check_hostname = False
     context.set_alpn_protocols(["h2", "http/1.1"])
-    below = socket.create_connection(("127.0.0.1", port), 20)
+    below = socket.create_connection(("127.0.0.1", port), 120)
     try:
         return context.wrap_socket(below, server_hostname=name, suppress_ragged_eofs=False)
     except BaseException:
@@ -234,7 +240,7 @@ def test_an_own_tls_listener_chooses_by_name_and_refuses_who_asks_for_another(na
 def test_an_own_tls_listener_takes_so_many_of_one_address_and_more_when_some_have_left(names: Path) -> None:
     with running("own_tls_listener.py", names, 0) as program, ExitStack() as stack:
         (port,) = program.ports
-        silent = [stack.enter_context(socket.create_connection(("127.0.0.1", port), 20)) for _ in range(101)]
+        silent = [stack.enter_context(socket.create_connection(("127.0.0.1", port), 120)) for _ in range(101)]
         assert silent[-1].recv(1) == b""
         for one in silent[:-1]:
             one.close()
