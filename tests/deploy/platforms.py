@@ -19,7 +19,7 @@ from types import TracebackType
 from typing import Any
 
 ROOT = Path(__file__).parents[2]
-_PATIENCE = 60
+_PATIENCE = 120
 
 
 class Image:

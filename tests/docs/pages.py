@@ -25,7 +25,7 @@ _FENCE = re.compile(r"^```(\w*)\n(.*?)^```$", re.DOTALL | re.MULTILINE)
 _NAMED = re.compile(r"# ([\w./-]+\.(?:py|toml|ini))\n")
 # a program of ours serves until it is stopped; of the gateway's own commands only these do not
 _SERVER = re.compile(r"(?:python -m gateway|^(?:\w+=\S+ )*everywire) (?!(?:.* )?(?:demo|config|models|simulate|call) )")
-_PATIENCE = 30
+_PATIENCE = 120
 # what a program is called where it has to be there, by the command that pages type
 _PROGRAMS = {"curl": "curl", "aws": "aws-cli", "openssl": "openssl"}
 
@@ -151,7 +151,7 @@ class Reader:
         self.ports = {"8080": _free_port(), "8090": _free_port(), "8443": _free_port()}
         self.server: _Server | None = None
         self._beside: list[_Server] = []
-        (folder / ".curlrc").write_text("silent\nshow-error\nmax-time = 20\n")
+        (folder / ".curlrc").write_text("silent\nshow-error\nmax-time = 120\n")
         inherited = {k: v for k, v in os.environ.items() if not k.startswith(("EVERYWIRE_", "XDG_", "COV_"))}
         paths = [str(Path(sys.executable).parent), inherited.get("PATH", "")]
         self.environ = inherited | {

@@ -58,7 +58,7 @@ async def serving(nursery: trio.Nursery, *serve: Serve, tls: ssl.SSLContext | No
 async def call(url: str, client: Client, *, ca: str = "", limits: ContainerLimits | None = None, **how: Any) -> None:
     """One session with the container there, whose health nobody asks for."""
     address, limits = container_address(url), limits or ContainerLimits()
-    with trio.fail_after(20):
+    with trio.fail_after(60):
         await Bridge(Container(address, limits, dialler(address, limits, ca=ca)))(Session(client, Call(**how)))
 
 

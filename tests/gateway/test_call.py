@@ -556,7 +556,7 @@ async def test_a_stream_of_tensors_that_fails_keeps_what_came(
 
 @asynccontextmanager
 async def listening(config: Config, *specs: Any) -> AsyncIterator[Gateway]:
-    with trio.fail_after(30):
+    with trio.fail_after(120):
         async with trio.open_nursery() as nursery:
             gateway = Gateway(config, specs)
             await nursery.start(gateway.serve)

@@ -164,7 +164,7 @@ def test_two_processes_at_once_end_with_the_same_certificate(tmp_path: Path) -> 
         subprocess.Popen([sys.executable, "-c", program, str(tmp_path / "tls")], cwd=ROOT, stdout=subprocess.PIPE)
         for _ in range(3)
     ]
-    results = {process.communicate(timeout=60)[0] for process in started}
+    results = {process.communicate(timeout=120)[0] for process in started}
     assert [process.returncode for process in started] == [0, 0, 0]
     assert results == {(tmp_path / "tls" / "server.pem").read_bytes() + b"\n"}
 

@@ -613,7 +613,7 @@ def test_a_folder_that_python_would_import_in_place_of_ours_is_named_without_a_t
         env={**os.environ, "PYTHONPATH": str(ROOT)},
         capture_output=True,
         text=True,
-        timeout=60,
+        timeout=120,
         check=False,
     )
     assert (done.returncode, done.stdout) == (2, "")

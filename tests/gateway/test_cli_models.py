@@ -91,9 +91,9 @@ def server(folder: Path) -> Iterator[Server]:
         yield Server(process, folder, port, said["operator plane"]["at"])
     finally:
         process.kill()
-        process.wait(10)
+        process.wait(120)
         if rest.is_alive():
-            rest.join(10)
+            rest.join(120)
         process.stderr.close()
 
 
@@ -237,8 +237,8 @@ def test_a_drain_is_told_from_its_begin_to_its_report(tmp_path: Path) -> None:
         assert drained.exit_code == 3
         first, cut = drained.stdout.splitlines()
         assert (first.partition(": ")[2], cut.split()[2:5]) == ("1 drained", ["hold", "http/1.1", "drained"])
-        assert one.process.wait(20) == 3
-        told, _ = follow.communicate(timeout=20)
+        assert one.process.wait(120) == 3
+        told, _ = follow.communicate(timeout=120)
     assert follow.returncode == 0
     assert said[0] == "models   hold ready, weights ready\n"
     kinds = [line.split()[0] for line in (said[1], *told.splitlines())]
@@ -248,7 +248,7 @@ def test_a_drain_is_told_from_its_begin_to_its_report(tmp_path: Path) -> None:
 def test_a_drain_that_cuts_nothing_is_done_and_need_not_be_waited_for(tmp_path: Path) -> None:
     with server(tmp_path / "server") as one:
         assert lines(run("drain", "--no-wait", "--json", "--url", one.url)) == [{"draining": True, "report": None}]
-        assert one.process.wait(20) == 0
+        assert one.process.wait(120) == 0
 
 
 def test_ctrl_c_leaves_without_a_traceback(running: Server, tmp_path: Path) -> None:
@@ -260,7 +260,7 @@ def test_ctrl_c_leaves_without_a_traceback(running: Server, tmp_path: Path) -> N
     assert follow.stdout is not None
     assert json.loads(follow.stdout.readline())["event"] == "models"
     follow.send_signal(signal.SIGINT)
-    _, errors = follow.communicate(timeout=20)
+    _, errors = follow.communicate(timeout=120)
     assert (follow.returncode, errors) == (130, "")
 
 

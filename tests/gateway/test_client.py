@@ -193,7 +193,7 @@ async def test_at_a_url_it_connects_with_tls_and_below_a_path(tmp_path: Path) ->
     made = certificates.ensure(tmp_path, now=datetime.now(UTC))
     tls = TLSConfig(cert=str(made.cert), key=str(made.key))
     gateway = Gateway(Config(listen=ListenConfig(host="127.0.0.1", port=0, tls_port=0), tls=tls), MODELS)
-    with trio.fail_after(20):
+    with trio.fail_after(60):
         async with trio.open_nursery() as nursery:
             await nursery.start(gateway.serve)
             plain, secure = f"http://127.0.0.1:{gateway.port}", f"https://localhost:{gateway.tls_port}"

@@ -97,7 +97,7 @@ class Served:
         self._up, self._stop = threading.Event(), trio.Event()
         self._thread = threading.Thread(target=trio.run, args=(self._serve,))
         self._thread.start()
-        assert self._up.wait(20)
+        assert self._up.wait(60)
 
     async def _serve(self) -> None:
         self._token = trio.lowlevel.current_trio_token()
@@ -115,7 +115,7 @@ class Served:
         """All at once."""
         if self._thread.is_alive():
             self._token.run_sync_soon(self._stop.set)
-            self._thread.join(20)
+            self._thread.join(60)
             assert not self._thread.is_alive()
 
 
@@ -130,7 +130,7 @@ def served() -> Iterator[Served]:
 
 @pytest.fixture
 def client(served: Served) -> Iterator[Client]:
-    with Client(served.url, timeout=20) as client:
+    with Client(served.url, timeout=60) as client:
         yield client
 
 
@@ -176,10 +176,10 @@ def test_threads_call_at_once_each_over_its_own_connection(served: Served, clien
     together = threading.Barrier(8)
 
     def call(number: int) -> list[str]:
-        together.wait(20)
+        together.wait(60)
         with client.stream(lmi(f"{number} wait", "words", stream=True)) as stream:
             first = next(stream)
-            together.wait(20)  # all eight are under way
+            together.wait(60)  # all eight are under way
         return [first, *(client.call(lmi(f"{number} {n}", "words")).text for n in range(5))]
 
     with ThreadPoolExecutor(8) as pool:
@@ -232,7 +232,7 @@ def test_a_call_that_takes_too_long_is_left(served: Served, client: Client) -> N
     while not served.models.begun.is_set():  # which may take longer to begin than that
         with pytest.raises(TimeoutError, match=r"0\.2 s"):
             client.call(lmi("wait", "words"))
-    assert served.models.left.wait(20)
+    assert served.models.left.wait(60)
 
 
 def test_a_message_that_takes_too_long_may_be_waited_for_again(served: Served, client: Client) -> None:
@@ -282,7 +282,7 @@ def test_a_stream_that_is_not_exhausted_stops_its_model(
     served: Served, client: Client, way: Callable[[Served, Client], None]
 ) -> None:
     way(served, client)
-    assert served.models.left.wait(20)
+    assert served.models.left.wait(60)
 
 
 @pytest.mark.parametrize("stream", [False, True])
@@ -290,7 +290,7 @@ def test_ctrl_c_stops_the_call_and_its_model(served: Served, client: Client, str
     question = lmi("interrupt", "words", stream=stream)
     with pytest.raises(KeyboardInterrupt):
         _ = list(client.stream(question)) if stream else client.call(question)
-    assert served.models.left.wait(20)
+    assert served.models.left.wait(60)
     assert client.call(lmi("one", "words")).text == "one "
 
 
@@ -298,12 +298,12 @@ def test_closing_ends_what_other_threads_wait_for(served: Served) -> None:
     client = Client(served.url)
     with ThreadPoolExecutor(1) as pool:
         waiting = pool.submit(client.call, lmi("wait", "words"))
-        assert served.models.begun.wait(20)
+        assert served.models.begun.wait(60)
         client.close()
         with pytest.raises(Closed):
-            waiting.result(20)
+            waiting.result(60)
     client.close()
-    assert served.models.left.wait(20)
+    assert served.models.left.wait(60)
     with pytest.raises(Closed):
         client.call(lmi("one", "words"))
 
@@ -333,7 +333,7 @@ def test_parts_go_both_ways_from_one_thread_and_from_two(client: Client) -> None
 
             sent = pool.submit(send)
             assert list(duplex) == [b"%d" % number * 100 for number in range(2000)]
-            sent.result(20)
+            sent.result(60)
         assert duplex.receive() is None
         with pytest.raises(TransportLost):
             duplex.send(b"more")
@@ -379,6 +379,6 @@ def test_a_program_that_forgets_everything_ends(served: Served) -> None:
         print(next(stream))
     """
     environment = {**os.environ, "PYTHONPATH": str(ROOT)}
-    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=30, env=environment)
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=120, env=environment)
     assert (done.returncode, done.stdout, done.stderr) == (0, "one \n", "")
-    assert served.models.left.wait(20)
+    assert served.models.left.wait(60)

@@ -53,7 +53,7 @@ def folders(at: Path, *names: str) -> str:
 
 async def until(so: Callable[[], bool]) -> None:
     """Gives everybody turns, threads too, until it is so."""
-    with trio.fail_after(10):
+    with trio.fail_after(60):
         while not so():
             await trio.to_thread.run_sync(lambda: None)
 

@@ -121,7 +121,7 @@ def test_as_a_process_it_tells_its_ports_while_it_waits_for_the_container_and_en
             assert ":0" not in "".join(lines)
             assert "https://localhost:" in lines[1]
             process.send_signal(signal.SIGINT)
-            said, log = process.communicate(timeout=30)
+            said, log = process.communicate(timeout=120)
         finally:
             process.kill()
     assert (process.returncode, said) == (0, "")
@@ -134,7 +134,7 @@ def test_a_port_that_is_taken_is_told_with_the_flag_that_sets_another_and_nothin
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = taken.getsockname()[1]
         with started(flag, str(port), "--tls-port" if flag == "--port" else "--port", "0") as process:
-            said, log = process.communicate(timeout=30)
+            said, log = process.communicate(timeout=120)
     assert (process.returncode, said) == (1, "")
     assert f"cannot listen on 127.0.0.1 port {port}: Address already in use" in log
     assert f"or {flag} sets another" in log

@@ -500,7 +500,7 @@ async def test_a_formatter_has_the_time_of_a_session(autojump_clock: Any) -> Non
     let_go = threading.Event()
 
     def hangs(item: Input, **keywords: Any) -> TextInput:
-        let_go.wait(20)
+        let_go.wait(60)
         return TextInput("late")
 
     async with serving(text_spec(input_formatter=hangs, timeout=3.0)) as house:
@@ -518,7 +518,7 @@ async def test_a_formatter_that_hangs_holds_neither_its_client_nor_other_models(
 
     def hangs(item: Input, **keywords: Any) -> TextInput:
         trio.from_thread.run_sync(hanging.release, trio_token=loop)
-        let_go.wait(20)
+        let_go.wait(60)
         return TextInput("late")
 
     loop = trio.lowlevel.current_trio_token()

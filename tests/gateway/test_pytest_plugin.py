@@ -90,7 +90,7 @@ def run(folder: Path, *arguments: str, story: str, settings: str = "") -> tuple[
     done = subprocess.run(
         [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "-p", "no:xdist", *arguments], cwd=folder,
         env=os.environ | {"PYTHONPATH": f"{ROOT}:{folder / 'site'}", "PYTHONDONTWRITEBYTECODE": "1"},
-        stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, timeout=60,
+        stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, timeout=120,
     )  # fmt: skip
     return done.returncode, done.stdout
 

@@ -25,7 +25,7 @@ from tests.gateway.test_repository import houses as houses
 from tests.gateway.test_worker import outcome
 
 KiB = 1024
-PATIENCE = 10.0
+PATIENCE = 60.0
 STREAM = """
 import trio
 

@@ -45,7 +45,7 @@ from tests.gateway.promises import Probe, serving, silent
 from tests.gateway.test_worker import Caller, House, forever, outcome
 from tests.models.channels import MemoryChannel
 
-PATIENCE = 10.0
+PATIENCE = 60.0
 HOUSES: dict[str, House] = {}
 OPTIONS: dict[str, dict[str, Any]] = {}
 GATES: dict[str, tuple[threading.Event, threading.Event]] = {}
@@ -502,7 +502,7 @@ async def test_code_that_never_began_is_not_what_took_too_long(tmp_path: Path, m
 async def test_a_factory_that_does_not_return_keeps_no_thread_of_anybody_elses(tmp_path: Path) -> None:
     code = (
         "from tests.gateway.test_repository import GATES\nclass Model:\n"
-        "    def __init__(self):\n        GATES['a'][0].set()\n        GATES['a'][1].wait(10)\n"
+        "    def __init__(self):\n        GATES['a'][0].set()\n        GATES['a'][1].wait(60)\n"
         "    def __call__(self, text: str) -> str:\n        return text\n"
     )
     async with place(tmp_path) as at:

@@ -31,7 +31,7 @@ from models.spec import Batching, ModelSpec, RestartPolicy
 from tests.gateway.promises import House, Line, serving
 from tests.models.steps import Counting
 
-PATIENCE = 10.0
+PATIENCE = 60.0
 """Real seconds after which a thread that nobody let go says so, instead of hanging the tests."""
 
 

@@ -45,7 +45,7 @@ async def serving(model: Hot, **limits: Any) -> AsyncIterator[Gateway]:
     gateway = Gateway(
         replace(config, listen=replace(config.listen, port=0)), [spec_of(model, "hot"), spec_of(identity, "identity")]
     )
-    with trio.fail_after(20):
+    with trio.fail_after(60):
         async with trio.open_nursery() as nursery:
             await nursery.start(gateway.serve)
             yield gateway
@@ -75,7 +75,7 @@ async def test_a_generator_that_never_waits_stops_soon_after_its_client_has_left
             read += len(await client.receive_some())
         before = model.made
         await client.aclose()
-        with trio.fail_after(10):
+        with trio.fail_after(60):
             await model.over.wait()
         assert model.made - before <= 64
         await neighbour.send_all(ALIVE)
@@ -98,5 +98,5 @@ async def test_the_kernel_holds_little_of_what_a_client_does_not_read() -> None:
         # twice the client's buffer (the kernel doubles what is asked for), ours, and what the kernel may take ahead
         assert held < 2 * 65536 + limits.send_buffer + 2 * limits.unsent + 65536
         await client.aclose()
-        with trio.fail_after(10):
+        with trio.fail_after(60):
             await model.over.wait()

@@ -428,7 +428,7 @@ async def test_a_model_that_was_loaded_while_its_folder_was_looked_for_stays_as_
 
     def slow(name: str, roots: Iterable[str]) -> str:
         looking.set()
-        loaded.wait(30)
+        loaded.wait(60)
         return find(name, roots)
 
     async with serving(config=rooted(root)) as house:

@@ -39,7 +39,7 @@ from protocols.events import Request
 from tests.models.channels import MemoryChannel
 
 Parts = Session[Part, Part]
-PATIENCE = 10.0
+PATIENCE = 60.0
 """Seconds after which a thread that nobody let go says so."""
 
 

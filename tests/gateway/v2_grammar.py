@@ -42,7 +42,7 @@ from tests.protocols.v2_mutations import KINDS, case_of
 from tests.protocols.v2_oracle import IHCL, Wrong, check
 from tests.protocols.v2_ways import CodecServer
 
-PATIENCE = 30.0
+PATIENCE = 120.0
 """Seconds after which a request without an answer counts as one that hangs."""
 MODELS = 40
 _MODEL_CHOICES = 6000

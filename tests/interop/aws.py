@@ -169,12 +169,12 @@ async def client(server: Server, *, key: str = KEY, secret: str = SECRET, region
 
 
 def run(story: Coroutine[Any, Any, None]) -> None:
-    """Plays it; a minute is a hang."""
+    """Plays it; two minutes are a hang."""
 
     async def play() -> None:
         # a stream that the server has ended while the SDK still writes leaves a task whose error nobody there looks at
         asyncio.get_running_loop().set_exception_handler(lambda _loop, _context: None)
-        async with asyncio.timeout(60):
+        async with asyncio.timeout(120):
             await story
 
     asyncio.run(play())

@@ -17,7 +17,7 @@ from typing import Any, final
 from tests.interop.servers import Server
 
 _ROOT = Path(__file__).resolve().parents[2]
-_PATIENCE = 30
+_PATIENCE = 120
 
 
 @final

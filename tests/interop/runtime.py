@@ -18,7 +18,7 @@ from typing import Any, final
 import numpy as np
 
 KEY, SECRET, REGION = "AKIDEXAMPLE", "wJalrXUtnFEMI/K7MDENG+bPxRfiCYEXAMPLEKEY", "us-west-2"
-PATIENCE = 30.0
+PATIENCE = 120.0
 """Seconds after which a test that waits has failed."""
 KiB, MiB = 1024, 1024**2
 

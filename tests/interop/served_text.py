@@ -21,7 +21,7 @@ from models.messages import FinishReason, Part, Prompt, Token, TopToken
 from models.session import Session
 from models.spec import ModelSpec
 
-PATIENCE = 20.0
+PATIENCE = 120.0
 """Seconds after which a test that waits has failed."""
 
 SECRET = "a secret of the server"

@@ -78,7 +78,7 @@ def serving(folder: Path, code: str, config: Iterable[str], tls: Path | None = N
         server = _where(process, tls)
         yield server
         server.terminate()
-        ended = process.wait(15)
+        ended = process.wait(120)
         assert ended == status, f"the server ended with {ended}"
     finally:
         process.kill()

@@ -11,7 +11,7 @@ from tests.interop.servers import Server
 
 
 def run(curl: str, *arguments: str) -> str:
-    return subprocess.run([curl, "-sS", "--max-time", "20", *arguments], capture_output=True, text=True, check=True).stdout
+    return subprocess.run([curl, "-sS", "--max-time", "120", *arguments], capture_output=True, text=True, check=True).stdout
 
 
 @pytest.mark.parametrize("form", ["jsonlines", "sse"])

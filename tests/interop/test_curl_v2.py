@@ -54,7 +54,7 @@ def ask(request: pytest.FixtureRequest, curl: str, v2_server: Server, tmp_path: 
         head, body = tmp_path / "head", tmp_path / "out"
         head.unlink(missing_ok=True)
         body.unlink(missing_ok=True)
-        where = ["-D", str(head), "-o", str(body), "--max-time", "20", "-sS", request.param]
+        where = ["-D", str(head), "-o", str(body), "--max-time", "120", "-sS", request.param]
         subprocess.run([curl, *where, f"{v2_server.url}{path}", *arguments], check=True, capture_output=True)
         last = head.read_text().strip().split("\n\n" if "\r" not in head.read_text() else "\r\n\r\n")[-1].splitlines()
         version, status = last[0].split()[:2]

@@ -98,7 +98,7 @@ async def served(serve: Serve, app: Any, **settings: Any) -> AsyncIterator[int]:
     for name, value in settings.items():
         setattr(server, name, value)
     stop = trio.Event()
-    with trio.fail_after(20):
+    with trio.fail_after(60):
         async with trio.open_nursery() as nursery:
             (where,) = await nursery.start(partial(serve, app, server, shutdown_trigger=stop.wait))
             yield int(where.rpartition(":")[2])
@@ -141,7 +141,7 @@ async def rest(peer: Peer, stream: int = 1) -> list[Any]:
 async def answers(peer: Peer, stream: int) -> None:
     """The connection serves another request."""
     await peer.send(*post(stream, "/predictions/hello", question()))
-    with trio.fail_after(10):
+    with trio.fail_after(60):
         head, *_, last = await rest(peer, stream)
     assert (head.status, type(last)) == (200, End)
 

@@ -76,7 +76,7 @@ def test_the_extensions_first_example(kserve: Any, talk: Talk, v2_server: Server
 
     async def conversation(client: Any) -> Any:
         return await client.infer(
-            v2_server.url, model_name="mymodel", data=request, headers={"Host": "test-server.com"}, timeout=20
+            v2_server.url, model_name="mymodel", data=request, headers={"Host": "test-server.com"}, timeout=120
         )
 
     response = talk(conversation)

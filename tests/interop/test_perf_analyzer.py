@@ -67,7 +67,7 @@ def sweep(tmp_path_factory: pytest.TempPathFactory, v2_server: Server) -> Sweep:
 
 
 def statistics(server: Server, model: str) -> dict[str, Any]:
-    with urllib.request.urlopen(f"{server.url}/v2/models/{model}/stats", timeout=20) as answer:
+    with urllib.request.urlopen(f"{server.url}/v2/models/{model}/stats", timeout=120) as answer:
         (stats,) = json.load(answer)["model_stats"]
         return dict(stats)
 

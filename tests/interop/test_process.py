@@ -15,7 +15,7 @@ import pytest
 
 from tests.gateway.authority import Authority, Pair
 
-PATIENCE = 30.0
+PATIENCE = 120.0
 UPGRADE = (
     b"GET /invocations-bidirectional-stream HTTP/1.1\r\nHost: localhost\r\nUpgrade: websocket\r\nConnection: Upgrade\r\n"
     b"Sec-WebSocket-Version: 13\r\nSec-WebSocket-Key: dGhlIHNhbXBsZSBub25jZQ==\r\n\r\n"

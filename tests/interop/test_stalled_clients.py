@@ -30,7 +30,7 @@ from protocols.websocket_handshake import request_headers
 from tests.interop.servers import ROOT, Server, serving
 
 CLIENTS, WARM = 1000, 50
-PATIENCE = 60.0
+PATIENCE = 120.0
 MODELS = ("parts", "tokens", "state")
 SETTINGS = [
     "limits = { write_stall = 0 }",  # they stay as long as the test does

@@ -10,7 +10,7 @@ from tests.interop.servers import Server
 async def test_messages_come_back_in_order_and_unchanged(server: Server) -> None:
     url = f"ws://{server.host}:{server.port}/invocations-bidirectional-stream"
     messages: list[str | bytes] = ["hello", "zwölf ✓", b"\x00\xff" * 1000, b"", "x" * 100_000]
-    with trio.fail_after(20):
+    with trio.fail_after(60):
         async with trio_websocket.open_websocket_url(url) as socket:
             for message in messages:
                 await socket.send_message(message)
@@ -19,7 +19,7 @@ async def test_messages_come_back_in_order_and_unchanged(server: Server) -> None
 
 async def test_many_messages_in_flight(server: Server) -> None:
     url = f"ws://{server.host}:{server.port}/invocations-bidirectional-stream"
-    with trio.fail_after(20):
+    with trio.fail_after(60):
         async with trio_websocket.open_websocket_url(url) as socket, trio.open_nursery() as nursery:
 
             async def talk() -> None:
@@ -32,7 +32,7 @@ async def test_many_messages_in_flight(server: Server) -> None:
 
 async def test_a_model_error_is_a_close_with_its_text(server: Server) -> None:
     url = f"ws://{server.host}:{server.port}/models/failing/invocations-bidirectional-stream"
-    with trio.fail_after(20):
+    with trio.fail_after(60):
         async with trio_websocket.open_websocket_url(url) as socket:
             await socket.send_message("fine")
             assert await socket.get_message() == "fine"

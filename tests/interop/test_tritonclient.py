@@ -61,7 +61,7 @@ def test_identity_gives_every_datatype_back(
 
 def test_a_large_tensor_comes_back_unchanged(server: Server, triton: Any) -> None:
     array = np.arange(2**22, dtype=np.float32).reshape(1, -1)
-    with triton.InferenceServerClient(f"{server.host}:{server.port}", network_timeout=60.0) as client:
+    with triton.InferenceServerClient(f"{server.host}:{server.port}", network_timeout=120.0) as client:
         result = client.infer("identity", [tensor(triton, "INPUT0", array, "FP32")])
     np.testing.assert_array_equal(result.as_numpy("OUTPUT0"), array)
 

@@ -70,7 +70,7 @@ class Asyncio:
         return self.module.InferenceServerClient(at)
 
     def _run(self, awaitable: Any) -> Any:
-        return asyncio.run_coroutine_threadsafe(awaitable, self._loop).result(60)
+        return asyncio.run_coroutine_threadsafe(awaitable, self._loop).result(120)
 
     def __call__(self, name: str, /, *arguments: Any, **options: Any) -> Any:
         return self._run(getattr(self.client, name)(*arguments, **options))
@@ -393,7 +393,7 @@ def test_a_body_made_by_the_client_and_a_reply_read_by_it(call: Any, triton: Any
     request = urllib.request.Request(
         f"{v2_server.url}/v2/models/identity_fp32/infer", body, {"Inference-Header-Content-Length": str(length)}
     )
-    with urllib.request.urlopen(request, timeout=20) as answer:
+    with urllib.request.urlopen(request, timeout=120) as answer:
         result = read(answer.read(), header_length=int(answer.headers["Inference-Header-Content-Length"]))
     assert result.as_numpy("OUTPUT0").tolist() == [1, 2]
     assert result.get_response()["id"] == "7"
@@ -403,7 +403,7 @@ def test_requests_in_flight_together(needs: Callable[[str, str], Any], triton: A
     at = f"{v2_server.host}:{v2_server.port}"
     with triton.InferenceServerClient(at, concurrency=4) as client:
         asked = [client.async_infer("identity_fp32", floats(triton, n), request_id=str(n)) for n in range(16)]
-        results = [a.get_result(timeout=20) for a in asked]
+        results = [a.get_result(timeout=120) for a in asked]
     assert [r.as_numpy("OUTPUT0").tolist() for r in results] == [[n] for n in range(16)]
 
     aio = needs("tritonclient", "tritonclient.http.aio")
@@ -423,7 +423,7 @@ def test_an_error_of_a_request_in_flight_is_told_when_its_result_is_asked_for(
     with triton.InferenceServerClient(f"{v2_server.host}:{v2_server.port}") as client:
         asked = client.async_infer("nobody", floats(triton, 1))
         with pytest.raises(refused, match="unknown model 'nobody'"):
-            asked.get_result(timeout=20)
+            asked.get_result(timeout=120)
 
 
 def test_a_plugin_of_the_client_adds_its_headers(call: Any, triton: Any, needs: Callable[[str, str], Any]) -> None:

@@ -36,7 +36,7 @@ def test_the_sync_client_gets_the_tensor_back(
     server: Server, needs: Callable[[str, str], Any], kind: str, request_: str | None, response: str | None
 ) -> None:
     triton, array = needs("tritonclient", "tritonclient.http"), ARRAYS[kind]
-    with triton.InferenceServerClient(f"{server.host}:{server.port}", network_timeout=60.0) as client:
+    with triton.InferenceServerClient(f"{server.host}:{server.port}", network_timeout=120.0) as client:
         result = client.infer(
             "identity",
             **asked(triton, array, binary=True),
@@ -88,7 +88,7 @@ def test_the_reply_is_compressed_on_the_wire(server: Server, accepted: str, deco
     array = ARRAYS["long"][:50_000]
     tensor = {"name": "INPUT0", "datatype": "FP32", "shape": [50_000], "parameters": {"binary_data_size": array.nbytes}}
     head = json.dumps({"inputs": [tensor], "parameters": {"binary_data_output": True}}).encode()
-    connection = http.client.HTTPConnection(server.host, server.port, timeout=30)
+    connection = http.client.HTTPConnection(server.host, server.port, timeout=120)
     headers = {"Accept-Encoding": accepted, "Inference-Header-Content-Length": str(len(head))}
     connection.request("POST", f"/{PATH}", head + array.tobytes(), headers)
     reply = connection.getresponse()

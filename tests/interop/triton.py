@@ -18,7 +18,7 @@ from pathlib import Path
 
 from tests.interop.served_v2 import DECLARED, Declared
 
-PATIENCE = 60.0
+PATIENCE = 120.0
 """Seconds that Triton may take to start."""
 
 MODEL = '''\

@@ -46,7 +46,7 @@ class Case:
 def ask(at: str, case: Case) -> Answer:
     """Sends a case to the server at `at`, on a connection of its own, and takes the answer apart."""
     host, _, port = at.partition(":")
-    connection = http.client.HTTPConnection(host, int(port), timeout=20)
+    connection = http.client.HTTPConnection(host, int(port), timeout=120)
     try:
         connection.putrequest(case.method, case.path, skip_accept_encoding=True)
         for name, value in case.headers:

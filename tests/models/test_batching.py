@@ -407,7 +407,7 @@ async def test_a_step_that_nobody_waits_for_keeps_its_instance_and_the_slots_unt
 
     def block(request: InferRequest) -> InferResponse:
         begun.set()
-        assert let_go.wait(10)
+        assert let_go.wait(60)
         return InferResponse(outputs=(Tensor(name="y", data=request["x"]),))
 
     async with serving(block) as served:

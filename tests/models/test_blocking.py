@@ -23,7 +23,7 @@ from models.blocking import (
     set_step_holder,
 )
 
-PATIENCE = 10.0
+PATIENCE = 60.0
 """Seconds after which a thread that nobody let go says so, instead of hanging the tests."""
 
 

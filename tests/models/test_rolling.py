@@ -495,7 +495,7 @@ async def test_at_the_end_it_waits_for_the_step_that_runs_and_closes_what_is_ope
 
     def slow(sequences: Any) -> Any:
         began.set()
-        go_on.wait(10)
+        go_on.wait(60)
         return steps.step(sequences)
 
     async with trio.open_nursery() as nursery:
@@ -512,7 +512,7 @@ async def test_a_step_that_never_returns_does_not_keep_the_model_from_unloading(
 
     def stuck(sequences: Any) -> Any:
         began.set()
-        go_on.wait(10)
+        go_on.wait(60)
         return []
 
     client = Client(asking("a", 5))

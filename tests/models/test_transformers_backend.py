@@ -451,7 +451,7 @@ class Gate:
         def gated(*args: Any, **kwargs: Any) -> Any:
             self.passes += 1
             self.threads.add(threading.get_ident())
-            self.open.wait(10)
+            self.open.wait(60)
             return forward(*args, **kwargs)
 
         monkeypatch.setattr(inner, "forward", gated)
