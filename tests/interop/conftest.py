@@ -59,7 +59,7 @@ def curl() -> str:
 @pytest.fixture(scope="session")
 def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
     """The library models and the models of tests/interop/served.py, on free ports."""
-    models = LIBRARY | {"paced": "served:paced", "failing": "served:failing"}
+    models = LIBRARY | {"failing": "served:failing"}
     defaults = ['bidi = { default_model = "echo" }', 'lmi = { default_model = "lm" }']
     with serving(tmp_path_factory.mktemp("server"), "served.py", [*defaults, *tables(models)]) as server:
         yield server

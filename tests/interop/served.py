@@ -1,20 +1,8 @@
 """Models that the interop tests serve beside the library's."""
 
-from collections.abc import AsyncIterator
-
-import trio
-
 from models.errors import ModelError
-from models.messages import Part, Prompt
+from models.messages import Part
 from models.session import Session
-
-
-async def paced(prompt: Prompt) -> AsyncIterator[str]:
-    """A token each 50 ms."""
-    for i in range(prompt.parameters.max_new_tokens):
-        if i:
-            await trio.sleep(0.05)
-        yield f" {i}"
 
 
 async def failing(session: Session[Part, Part]) -> None:
