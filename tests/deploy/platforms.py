@@ -7,7 +7,6 @@ import os
 import re
 import shlex
 import signal
-import socket
 import subprocess
 import sys
 import threading
@@ -110,11 +109,6 @@ class Container:
             return answer.status, answer.read()
         finally:
             connection.close()
-
-
-def free_port() -> int:
-    with socket.create_server(("127.0.0.1", 0)) as listener:
-        return int(listener.getsockname()[1])
 
 
 def in_force(command: Sequence[str], environ: Mapping[str, str]) -> dict[str, Any]:

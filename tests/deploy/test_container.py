@@ -8,7 +8,8 @@ from pathlib import Path
 import pytest
 
 from gateway.settings_sagemaker import MODEL_FOLDER
-from tests.deploy.platforms import ROOT, Container, Image, free_port, in_force
+from tests.deploy.platforms import ROOT, Container, Image, in_force
+from tests.ports import free_port
 
 IMAGE = Image(ROOT / "deploy" / "Dockerfile")
 KILLED_AFTER = 30

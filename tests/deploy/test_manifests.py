@@ -12,8 +12,9 @@ import pytest
 import yaml
 
 from models.spec import LOAD_TIMEOUT
-from tests.deploy.platforms import ROOT, Container, Image, free_port, in_force
+from tests.deploy.platforms import ROOT, Container, Image, in_force
 from tests.docs.pages import blocks
+from tests.ports import free_port
 
 DEPLOY, PAGE = ROOT / "deploy", "docs/howto/deploy.md"
 MANIFESTS = ("serving-runtime", "inference-service")

@@ -8,7 +8,6 @@ import os
 import re
 import shutil
 import signal
-import socket
 import subprocess
 import sys
 import threading
@@ -19,6 +18,8 @@ from types import TracebackType
 from typing import Any
 
 import pytest
+
+from tests.ports import free_port
 
 ROOT = Path(__file__).parents[2]
 _FENCE = re.compile(r"^```(\w*)\n(.*?)^```$", re.DOTALL | re.MULTILINE)
@@ -148,7 +149,7 @@ class Reader:
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
-        self.ports = {"8080": _free_port(), "8090": _free_port(), "8443": _free_port()}
+        self.ports = {page: str(free_port()) for page in ("8080", "8090", "8443")}
         self.server: _Server | None = None
         self._beside: list[_Server] = []
         (folder / ".curlrc").write_text("silent\nshow-error\nmax-time = 120\n")
@@ -292,8 +293,3 @@ class _Server:
 def _same(expected: str, came: str) -> bool:
     """Whether that came; `...` stands for anything, as in a doctest."""
     return doctest.OutputChecker().check_output(f"\n{expected.strip()}\n", f"\n{came.strip()}\n", doctest.ELLIPSIS)
-
-
-def _free_port() -> str:
-    with socket.create_server(("127.0.0.1", 0)) as listener:
-        return str(listener.getsockname()[1])

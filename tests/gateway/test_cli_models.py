@@ -22,6 +22,7 @@ from gateway.cli import program
 from gateway.cli_models import COMMANDS
 from gateway.operator.client import PlaneClient
 from gateway.settings import PREFIX
+from tests.ports import free_port
 
 ROOT = Path(__file__).resolve().parents[2]
 TOKEN = "correct-horse-battery"
@@ -194,8 +195,7 @@ class _Other(BaseHTTPRequestHandler):
 
 
 def test_where_no_plane_answers_the_status_is_4(tmp_path: Path) -> None:
-    with socket.create_server(("127.0.0.1", 0)) as closed:
-        nobody = f"http://127.0.0.1:{closed.getsockname()[1]}"
+    nobody = f"http://127.0.0.1:{free_port()}"
     result = run("list", "--url", nobody)
     assert (result.exit_code, result.stderr) == (4, f"Error: no operator plane answers: {nobody}: Connection refused\n")
     other = HTTPServer(("127.0.0.1", 0), _Other)

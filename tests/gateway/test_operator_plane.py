@@ -26,6 +26,7 @@ from gateway.settings import ConfigError
 from tests.gateway.operators import curl, operated
 from tests.gateway.promises import Probe, answering, pausing, silent
 from tests.gateway.test_repository import swept
+from tests.ports import free_port
 
 TOKEN = "correct-horse-battery"
 ASK = b'{"inputs": "x", "stream": true, "parameters": {"max_new_tokens": 2147483647}}'
@@ -64,8 +65,8 @@ async def test_without_a_port_there_is_none() -> None:
 
 async def test_a_port_that_is_taken_stops_no_model_and_is_tried_again(caplog: Any, mock_clock: MockClock) -> None:
     caplog.set_level(logging.INFO, "gateway")
-    with socket.create_server(("127.0.0.1", 0)) as other:
-        port = other.getsockname()[1]
+    port = free_port()
+    with socket.create_server(("127.0.0.1", port)) as other:
         probe = Probe(answering)
         probe.go.set()
         async with operated(probe.spec("lmi-http1"), port=port) as gateway:
@@ -180,8 +181,8 @@ async def test_it_stays_through_a_drain_and_goes_last(caplog: Any) -> None:
     caplog.set_level(logging.INFO, "gateway")
     probe, diary = Probe(pausing), list[str]()
     spec = probe.spec("lmi-http1")
-    async with operated(spec, config=Config(drain=DrainConfig(timeout=60))) as gateway:
-        port = gateway.operator_port
+    port = free_port()
+    async with operated(spec, port=port, config=Config(drain=DrainConfig(timeout=60))) as gateway:
         live = await called(gateway)
         await until(lambda: probe.sent == 3)
         async with trio.open_nursery() as nursery:
@@ -318,20 +319,19 @@ async def test_the_event_stream_goes_on_through_a_drain_and_ends_with_its_report
 
 
 async def test_a_plane_that_is_cancelled_at_any_step_leaves_no_socket() -> None:
-    gateway = Gateway(Config(operator=OperatorConfig(port=0)))
-    cancelled, ports = 0, list[int]()
+    port = free_port()
+    gateway = Gateway(Config(operator=OperatorConfig(port=port)))
+    cancelled = 0
 
     async def operate() -> None:
         async with operating(gateway):
-            ports.append(gateway.operator_port)
             assert (await curl(gateway.operator_port, "GET", "/health/live")).status == 200
 
     for step in range(1, 500):
         fired, caught = await swept(operate, step)
         cancelled += caught
         assert gateway.operator_port == 0
-        if ports:
-            socket.create_server(("127.0.0.1", ports.pop())).close()
+        socket.create_server(("127.0.0.1", port)).close()
         if not fired:
             break
     assert not fired

@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any, final
 
 from tests.interop.servers import Server
+from tests.ports import free_port
 
 _ROOT = Path(__file__).resolve().parents[2]
 _PATIENCE = 120
@@ -72,7 +73,7 @@ class Container:
 
     def __init__(self, name: str) -> None:
         self._file = Path(__file__).parent / "containers" / f"{name}.py"
-        self.port = 0
+        self.port = free_port()
         self.start()
 
     def start(self) -> None:
@@ -82,7 +83,7 @@ class Container:
             stderr=subprocess.DEVNULL, text=True,
         )  # fmt: skip
         self.said = _Lines(self.process.stdout)
-        self.port = self.said.find(lambda line: int(line.split()[1]) if line.startswith("listening") else None)[0]
+        self.said.find(lambda line: line if line.startswith("listening") else None)
 
     def kill(self) -> None:
         self.process.kill()

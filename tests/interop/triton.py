@@ -5,7 +5,6 @@ from __future__ import annotations
 import importlib.util
 import os
 import shutil
-import socket
 import subprocess
 import sys
 import sysconfig
@@ -17,6 +16,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from tests.interop.served_v2 import DECLARED, Declared
+from tests.ports import free_port
 
 PATIENCE = 120.0
 """Seconds that Triton may take to start."""
@@ -85,9 +85,7 @@ def serving_triton(folder: Path, files: Path) -> Iterator[str]:
     version = f"{sys.version_info.major}.{sys.version_info.minor}"
     stub = files / "python_backend_stubs" / version / "triton_python_backend_stub"
     shutil.copy(stub, backend)
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port = probe.getsockname()[1]
+    port = free_port()
     libraries = [str(files.parents[1] / "nvidia_pytriton.libs"), sysconfig.get_config_var("LIBDIR") or ""]
     environment = {k: v for k, v in os.environ.items() if not k.startswith("PYTHON")} | {
         "LD_LIBRARY_PATH": os.pathsep.join(libraries),

@@ -1,0 +1,27 @@
+"""Ports for servers that are told theirs before they start."""
+
+from __future__ import annotations
+
+import random
+import socket
+from pathlib import Path
+
+_GIVEN = Path("/proc/sys/net/ipv4/ip_local_port_range")
+_chance = random.SystemRandom()
+
+
+def free_port() -> int:
+    """A port of the loopback interface on which no TCP server listens, and which nobody takes meanwhile: not a kernel that
+    is asked for any port, for it is below those that kernels give by themselves, and no other test, for which a UDP socket
+    marks it until this process ends."""
+    end = int(_GIVEN.read_text().split()[0]) if _GIVEN.exists() else 32768
+    while True:
+        port = _chance.randrange(10_000, end)
+        with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as mark:
+            try:
+                mark.bind(("127.0.0.1", port))
+                socket.create_server(("127.0.0.1", port)).close()
+            except OSError:
+                continue
+            mark.detach()
+            return port
