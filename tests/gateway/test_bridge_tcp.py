@@ -243,6 +243,6 @@ async def test_a_container_whose_library_answers_close_has_its_say_where_close_w
 
     at_once, quiet = Client(part(b"a", kind=UTF8)), Client(part(b"a", kind=UTF8))
     assert await with_trio_websocket(slow, at_once) is None
-    assert await with_trio_websocket(slow, quiet, half_close_quiet=0.2) is None
+    assert await with_trio_websocket(slow, quiet, half_close_quiet=30) is None
     assert len(at_once.sent) < 3
     assert len(quiet.sent) == 3

@@ -344,6 +344,7 @@ def test_what_nobody_receives_stops_its_model_and_who_sends_is_not_heard(served:
         duplex.timeout = 1
         with pytest.raises(TimeoutError):
             send_for_ever(duplex)
+        duplex.timeout = 60
         assert served.models.told < 200
         assert duplex.receive() == bytes(65536)
 

@@ -37,7 +37,7 @@ _MODELS = {
     "blue": "served_aws:told",
     "green": "served_aws:told",
 }
-_MORE = {"echo": "capacity = 200", "brief": "timeout = 0.5", "single": "capacity = 1\nqueue = 0"}
+_MORE = {"echo": "capacity = 200", "brief": "timeout = 3", "single": "capacity = 1\nqueue = 0"}
 _SPLIT = [
     '[endpoints.split.variants.Blue]\nmodel = "blue"\nweight = 3',
     '[endpoints.split.variants.Green]\nmodel = "green"',
@@ -143,6 +143,15 @@ class Client:
             await stream.send(data)
         await stream.end()
         return await stream.rest()
+
+    async def talk(self, endpoint: str, *parts: bytes) -> list[bytes]:
+        """A whole session in which each part is answered before more is said, whatever time that takes."""
+        stream, answers = await self.call(endpoint), []
+        for data in parts:
+            await stream.send(data)
+            answers.append(await stream.answer())
+        await stream.end()
+        return [*answers, *await stream.rest()]
 
 
 @asynccontextmanager

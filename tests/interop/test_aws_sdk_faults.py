@@ -112,7 +112,7 @@ def test_a_models_time_limit_is_a_model_stream_error(service: Server, sdk: Any) 
 def test_the_limits_of_silence_and_of_a_session_are_model_stream_errors(
     sdk: Any, signed: bool, aws_servers: Servers
 ) -> None:
-    limits = "bidi = { idle_timeout = 0.5, session_timeout = 2 }"
+    limits = "bidi = { idle_timeout = 2, session_timeout = 5 }"
 
     async def story() -> None:
         async with client(aws_servers(signed, limits)) as aws:

@@ -182,7 +182,7 @@ def test_a_refused_handshake_is_a_model_error_with_the_containers_status_and_wor
             await stream.head()
         assert raised.value.original_status_code == 403
         assert raised.value.original_message == "this model is not for you"
-        assert await client.ask(ENDPOINT, b"and the next") == [b"and the next"]
+        assert await client.talk(ENDPOINT, b"and the next") == [b"and the next"]
 
     play(front, story, "model-error", "complete")
 
@@ -341,7 +341,7 @@ def test_a_configured_server_has_a_container_as_a_model_beside_its_own(
 
     async def story(server: Server) -> None:
         async with aws.client(server) as client:
-            assert await client.ask("far", b"one", b"two") == [b"one", b"two"]
+            assert await client.talk("far", b"one", b"two") == [b"one", b"two"]
             assert await client.ask("echo", b"one") == [b"one"]
             assert await client.ask("failing", b"one") == [b"one"]
             stream = await client.call("far", model_invocation_path="refuse")

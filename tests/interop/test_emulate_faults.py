@@ -44,7 +44,7 @@ def cache(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(scope="module")
 def front(behind: Container, cache: Path) -> Iterator[Emulator]:
     """The front before it, which is patient with its health and with nothing else."""
-    short = ("connect_timeout=500ms", "ping_interval=200ms", "pings_unanswered=4")
+    short = ("connect_timeout=3s", "ping_interval=500ms", "pings_unanswered=4")
     with emulating(behind.port, cache, *(f"--limit={limit}" for limit in short)) as front:
         front.event("model ready")
         yield front
@@ -71,7 +71,7 @@ def play(front: Emulator, story: Callable[[aws.Client], Any], *endings: str) -> 
 
 
 async def answers(client: aws.Client) -> None:
-    assert await client.ask(ENDPOINT, b"hello") == [b"hello"]
+    assert await client.talk(ENDPOINT, b"hello") == [b"hello"]
 
 
 @contextmanager
@@ -124,7 +124,7 @@ def test_a_container_that_hangs_in_the_handshake_is_a_model_error_that_names_the
         with pytest.raises(sdk.ModelError) as raised:
             await stream.head()
         assert raised.value.original_status_code == 504
-        assert raised.value.original_message == "the container did not answer within 0.5 s (connect_timeout)"
+        assert raised.value.original_message == "the container did not answer within 3 s (connect_timeout)"
         await answers(client)
 
     play(front, story, "model-error", "complete")
