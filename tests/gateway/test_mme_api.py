@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
-from contextlib import contextmanager
+import threading
+from collections.abc import AsyncIterator, Iterator
+from contextlib import asynccontextmanager, contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -19,9 +20,10 @@ from models.spec import ModelSpec
 from tests.gateway import test_mme_api as these
 from tests.gateway.promises import House, Over, Probe, at_once, serving, silent
 
-LOADS: dict[str, trio.Event] = {}
-"""What a model of that name waits for in its load."""
+LOADS: dict[str, tuple[threading.Event, threading.Event]] = {}
+"""What the code of a model of that name sets when it is run, and what it waits for then."""
 CALLS: dict[str, Gate] = {}
+PATIENCE = 60.0
 MODEL = "from tests.gateway.test_mme_api import spec_of_folder\nmodel = spec_of_folder(__file__)\n"
 
 
@@ -40,6 +42,10 @@ class Gate:
 def spec_of_folder(file: str) -> ModelSpec:
     """What a model.py of these tests defines."""
     name = Path(file).parent.name
+    if name in these.LOADS:
+        entered, leave = these.LOADS[name]
+        entered.set()
+        assert leave.wait(PATIENCE)
     return spec_of(these.CALLS.setdefault(name, Gate()), name, family=Family.PARTS, capacity=1)
 
 
@@ -52,7 +58,19 @@ def folders(tmp_path: Path) -> Iterator[Path]:
     folder(tmp_path, "broken", "memory = 1000\n", "raise RuntimeError('no weights')\n")
     folder(tmp_path, "large", 'factory = "echo"\nmemory = 1000000\n')
     yield tmp_path
+    for _, leave in LOADS.values():
+        leave.set()
+    LOADS.clear()
     CALLS.clear()
+
+
+@asynccontextmanager
+async def loading(name: str) -> AsyncIterator[None]:
+    """Inside the block the model's code runs; at its end it runs on."""
+    entered, leave = LOADS[name]
+    assert await trio.to_thread.run_sync(entered.wait, PATIENCE)
+    yield
+    leave.set()
 
 
 def folder(root: Path, name: str, toml: str, code: str = "") -> None:
@@ -182,34 +200,36 @@ async def test_a_body_that_is_no_load(body: bytes, folders: Path) -> None:
 async def test_the_second_loader_is_told_so_at_once_and_the_first_is_not_disturbed(folders: Path) -> None:
     async with serving(Probe(silent).spec("bidi"), config=many(folders)) as house:
         answers: list[Answer] = []
+        LOADS["code"] = threading.Event(), threading.Event()
 
         async def first() -> None:
-            answers.append(await load(house, folders, "a"))
+            answers.append(await load(house, folders, "code"))
 
         async with trio.open_nursery() as nursery:
             nursery.start_soon(first)
-            while not house.gateway.repository.names:
-                await trio.lowlevel.checkpoint()
-            status, body = await load(house, folders, "a", str(folders / "models" / "b"))
-            assert (status, body["type"]) == (409, "ConflictStatusException")
-            assert body["message"] == "model 'a' is being loaded"
-            assert not answers
+            async with loading("code"):
+                status, body = await load(house, folders, "code", str(folders / "models" / "b"))
+                assert (status, body["type"]) == (409, "ConflictStatusException")
+                assert body["message"] == "model 'code' is being loaded"
+                assert not answers
         assert answers[0][0] == 200
-        assert (await load(house, folders, "a"))[1]["message"] == "model 'a' is loaded already"
+        assert (await load(house, folders, "code"))[1]["message"] == "model 'code' is loaded already"
 
 
 async def test_a_client_that_leaves_in_the_middle_of_a_load_gives_it_up(folders: Path) -> None:
     async with serving(Probe(silent).spec("bidi"), config=many(folders)) as house:
         line = house.line("http1")
-        body = json.dumps({"model_name": "a", "url": str(folders / "models" / "a")}).encode()
+        LOADS["code"] = threading.Event(), threading.Event()
+        body = json.dumps({"model_name": "code", "url": str(folders / "models" / "code")}).encode()
         await line.send(*house.posted(1, "/models", body))
-        while not house.gateway.repository.names:
-            await trio.lowlevel.checkpoint()
-        line.peer.close()
-        with trio.fail_after(60), nothing_left(house):
+        async with loading("code"):
+            line.peer.close()
+            await house.still()
+            assert house.gateway.repository.names == ["code"]
+        with trio.fail_after(PATIENCE), nothing_left(house):
             while house.gateway.repository.names:
                 await trio.lowlevel.checkpoint()
-        assert (await load(house, folders, "a"))[0] == 200
+        assert (await load(house, folders, "code"))[0] == 200
 
 
 async def test_a_load_beyond_the_budget_is_refused_and_room_helps(folders: Path) -> None:
@@ -294,7 +314,7 @@ async def test_a_client_that_leaves_in_the_middle_of_an_unload_does_not_stop_it(
         while await names(house):
             await trio.lowlevel.checkpoint()
         line.peer.close()
-        with trio.fail_after(60), nothing_left(house):
+        with trio.fail_after(PATIENCE), nothing_left(house):
             while house.gateway.repository.names:
                 await trio.lowlevel.checkpoint()
 
