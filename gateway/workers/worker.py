@@ -775,28 +775,38 @@ class Worker:
         except (trio.Cancelled, KeyboardInterrupt):
             raise
         except BaseException as e:  # sys.exit() too: a model's session is all that it can end
-            errors = _leaves(e)
-            outside = any(isinstance(error, trio.Cancelled | KeyboardInterrupt) for error in errors)
-            if outside and isinstance(e, BaseExceptionGroup):
-                raise self._only_cancelled(e, exchange.id) from None
-            for error in errors:
-                if isinstance(error, GatewayError):
-                    raise error from None
-                if isinstance(error, ModelError):
-                    raise ModelFailed(error.message, code=error.code, status=error.status) from e
-            if all(_ends_normally(error, session) for error in errors):
+            raised = self._raised(e, session, exchange)
+            if raised is None:
                 return
-            exchange.incident = self._failed(errors[0]).incident
-            short = any(isinstance(error, MemoryError) for error in errors)
-            log.error(
-                "model raised",
-                extra={"model": self.name, "id": exchange.id, "incident": exchange.incident},
-                exc_info=errors[0] if len(errors) == 1 else e,
-            )
-            where = f"incident {exchange.incident} in the server's log"
-            if short:
-                raise ModelOutOfMemory(f"the model ran out of memory; {where}") from e
-            raise ModelCrashed(f"the model failed; {where}") from e
+            try:
+                raise raised
+            finally:
+                del raised  # it knows this frame: a cycle would keep the exchange's memory
+
+    def _raised(self, e: BaseException, session: Session[Any, Any], exchange: Exchange) -> BaseException | None:
+        """What a call ends with whose model has raised; None: as if it had returned."""
+        errors = _leaves(e)
+        outside = any(isinstance(error, trio.Cancelled | KeyboardInterrupt) for error in errors)
+        if outside and isinstance(e, BaseExceptionGroup):
+            return _because(self._only_cancelled(e, exchange.id), None)
+        for error in errors:
+            if isinstance(error, GatewayError):
+                return _because(error, None)
+            if isinstance(error, ModelError):
+                return _because(ModelFailed(error.message, code=error.code, status=error.status), e)
+        if all(_ends_normally(error, session) for error in errors):
+            return None
+        exchange.incident = self._failed(errors[0]).incident
+        short = any(isinstance(error, MemoryError) for error in errors)
+        log.error(
+            "model raised",
+            extra={"model": self.name, "id": exchange.id, "incident": exchange.incident},
+            exc_info=errors[0] if len(errors) == 1 else e,
+        )
+        where = f"incident {exchange.incident} in the server's log"
+        if short:
+            return _because(ModelOutOfMemory(f"the model ran out of memory; {where}"), e)
+        return _because(ModelCrashed(f"the model failed; {where}"), e)
 
     def _failed(self, error: BaseException) -> LastError:
         """The error, with an id under which the log is to explain it."""
@@ -845,6 +855,12 @@ def _ends_normally(error: BaseException, session: Session[Any, Any]) -> bool:
 def exchange_closed(session: Session[Any, Any]) -> bool:
     """Whether the answer of this session was already complete."""
     return bool(getattr(session.channel, "complete", False))
+
+
+def _because(error: BaseException, cause: BaseException | None) -> BaseException:
+    """As `raise error from cause` says it."""
+    error.__cause__ = cause
+    return error
 
 
 def _leaves(error: BaseException) -> list[BaseException]:

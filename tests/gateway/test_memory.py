@@ -16,8 +16,10 @@ from gateway.client import post
 from gateway.errors import Ending
 from gateway.testing import memory_gateway
 from models.adapt import spec_of
+from models.errors import ModelError
 from models.library.echo import Echo
 from models.library.tensors import identity
+from models.messages import Part
 from protocols import v2
 
 LARGE = 4 * 1024 * 1024
@@ -72,6 +74,20 @@ async def test_the_memory_of_an_upload_goes_with_its_connection(arrays: list["we
         await trio.testing.wait_all_tasks_blocked()
         assert [ref() is None for ref in arrays] == [True]
         assert served.gateway.budget.used == 0
+
+
+async def test_the_memory_of_a_request_goes_with_its_answer_though_the_model_raises(
+    arrays: list["weakref.ref[Any]"],
+) -> None:
+    async def failing(part: Part) -> Part:
+        raise ModelError("no such sound")
+
+    async with memory_gateway([spec_of(failing, "failing")]) as served:
+        peer = served.http1()
+        await peer.send(*post(1, "/models/failing/invoke", bytes(LARGE)))
+        assert b"no such sound" in (await peer.read_answer(1))[2]
+        await trio.testing.wait_all_tasks_blocked()
+        assert [ref() is None for ref in arrays] == [True]
 
 
 async def test_a_body_that_is_only_announced_holds_no_more_than_a_step_of_the_budget() -> None:
