@@ -719,6 +719,27 @@ async def test_the_end_of_the_server_leaves_no_task_and_no_exchange(state: str) 
     assert all(exchange._returned or exchange._scope is None for exchange in exchanges)
 
 
+@pytest.mark.parametrize("script", [at_once, briefly, forever])
+async def test_what_one_look_began_returns_also_where_the_server_ends_before_its_turn(
+    script: Script, mock_clock: MockClock
+) -> None:
+    exchanges: list[Exchange] = []
+    async with house() as made:
+
+        def start() -> None:
+            exchanges.append(made.make(script))
+            made.tasks.start(exchanges[-1])
+            mock_clock.jump(1)  # a look that takes so long lets others have their turn before what it has begun
+            if len(exchanges) == 10:
+                made.nursery.cancel_scope.cancel()
+
+        for _ in range(10):
+            made.tell(start)
+        await trio.sleep_forever()
+    assert (len(exchanges), made.ends) == (10, {})
+    assert all(exchange._returned for exchange in exchanges)
+
+
 # -- writing -------------------------------------------------------------------------------------------------------------
 
 
