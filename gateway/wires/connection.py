@@ -407,8 +407,8 @@ class Connection:
         self._ending = False
         if size >= _WRITE_AT_MOST:
             self.output_ready()
-        elif not self._dirty and self.wire.over and self._lost is None and self._linger_until is None:
-            self._begin_linger()  # else the next turn looks at it: something came behind what has left
+        elif self.wire.over and self._lost is None and self._linger_until is None:
+            self._begin_linger()
 
     def _send(self, buffers: list[Buffer], size: int, n: int | None = None) -> bool:
         """Sends what the machine gave, of which n bytes have left already; False if the transport is full, and keeps what

@@ -198,7 +198,8 @@ class HTTP1Wire:
     def over(self) -> bool:
         if not (self._machine.must_close or self._gone or self._failed or self._draining):
             return False
-        return self._current is None or self._current.ending is not None
+        # an answer may have left alone, and a refusal be queued behind it
+        return (self._current is None or self._current.ending is not None) and not self._machine.queued
 
     def credit(self, exchange: Exchange, n: int) -> None:
         self._machine.credit(exchange.stream, n)

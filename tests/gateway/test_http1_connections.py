@@ -9,6 +9,7 @@ import pytest
 import trio
 
 from gateway.config import Config, LimitsConfig
+from gateway.transport import MemoryTransport
 from gateway.wires.connection import Connection
 from protocols.events import ConnectionEnd, Data, End
 from tests.gateway.promises import (
@@ -250,6 +251,29 @@ async def test_a_client_that_uploads_for_ever_after_its_answer_is_cut_off(autoju
                     break
                 sent += 16 * KiB
         assert sent <= 65 * 1024 * KiB
+        assert (house.connections, house.endings) == (0, {"refused": 1})
+
+
+async def test_a_client_whose_upload_never_pauses_is_cut_off_as_well(
+    autojump_clock: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    receive, poured, most = MemoryTransport.try_receive_into, 0, 100 * 1024 * KiB
+
+    def pour(transport: MemoryTransport, buffer: memoryview) -> int | None:
+        nonlocal poured
+        n = receive(transport, buffer)
+        if n is not None or transport is line.transport.below or poured > most:
+            return n
+        poured += len(buffer)
+        return len(buffer)
+
+    async with serving() as house:
+        line = house.line("http1")
+        await house.still()
+        monkeypatch.setattr(MemoryTransport, "try_receive_into", pour)
+        line.transport.try_send([wire_bytes("/none", b"", f"content-length: {2**40}")])
+        await house.still()
+        assert 0 < poured <= 65 * 1024 * KiB
         assert (house.connections, house.endings) == (0, {"refused": 1})
 
 
