@@ -121,7 +121,10 @@ class Relay:
         finally:
             self._leave()
         if self._error is not None:
-            raise self._error
+            try:
+                raise self._error
+            finally:
+                self._error = self._verdict = None  # it knows this frame: a cycle would keep the session's memory
 
     async def _until_it_raises(
         self, side: Callable[[Session[Part, Part]], Awaitable[None]], session: Session[Part, Part]

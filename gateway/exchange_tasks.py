@@ -118,6 +118,7 @@ class ExchangeTasks:
 
     async def _run(self, exchange: Exchange | None) -> None:
         place = _Place(exchange)
+        del exchange  # which this task outlives
         try:
             while True:
                 # a scope is used until it is cancelled: entering one is not cheap either
@@ -155,7 +156,7 @@ class ExchangeTasks:
                 if exchange.leave():
                     return True
                 self._done(place, error)
-                error = None  # it knows this frame: a cycle would keep the exchange's memory
+                error = exchange = None  # the one knows this frame, and the task outlives the other
             # only who was woken for it: after an exchange that has waited, its context variables are still about
             if place.leads and self._readiness is not None and await self._lead(place, self._readiness):
                 return True
@@ -168,6 +169,7 @@ class ExchangeTasks:
         scope was cancelled, whoever leads by then."""
         now = trio.lowlevel.current_clock().current_time
         task, begun, work_of = place.task, self._begun, self._work
+        exchange: Exchange | None = None
         began = now()
         while place.leads:
             if begun:
@@ -229,6 +231,7 @@ class ExchangeTasks:
                     began = now()
             elif not begun:
                 self.leading = False
+                exchange = None  # the last one: it may be long until the next
                 await readiness.wait()
                 self.leading = True
                 began = now()

@@ -224,8 +224,9 @@ def refusal_headers(error: GatewayError) -> Headers:
 class Wrapping(Protocol):
     """What a dialect answers instead of the exchange where its answer is put into another's form."""
 
-    in_band: Callable[[GatewayError], bytes] | None
-    """How the dialect says an error in the middle of its body, once it can."""
+    def in_band(self, says: Callable[[GatewayError], bytes]) -> None:
+        """From now on the dialect can say an error in the middle of its body: so."""
+        ...
 
     async def wait_room(self, n: int = 1) -> None: ...
     def start(self, status: int, headers: Headers) -> None: ...

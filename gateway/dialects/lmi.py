@@ -92,7 +92,7 @@ class LMIDialect:
         if wrapping is None:
             exchange.fail = channel.fail
         else:
-            wrapping.in_band = channel.error_line
+            wrapping.in_band(channel.error_line)
         with await worker.slot(exchange):
             session = session_of(exchange, worker, channel)
             channel.asks = session if request.tgi else None

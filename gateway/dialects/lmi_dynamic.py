@@ -60,7 +60,7 @@ class DynamicDialect:
         if wrapping is None:
             exchange.fail = batch.fail
         else:
-            wrapping.in_band = batch.error_line
+            wrapping.in_band(batch.error_line)
         with await worker.slot(exchange):
             await batch.run(worker)
         batch.finish()

@@ -90,7 +90,7 @@ class FormattedAnswer:
         if isinstance(self._answer, Exchange):
             exchange.fail = self._fail
         else:
-            self._answer.in_band = self._error_line
+            self._answer.in_band(self._error_line)
         with await worker.slot(exchange):
             await worker.call(session_of(exchange, worker, self._channel), exchange, Family.TEXT)
         if exchange.finishing is None:

@@ -169,7 +169,7 @@ class _Answer:
         if isinstance(answer, Exchange):
             exchange.fail = self._fail
         else:
-            answer.in_band = self._error_event
+            answer.in_band(self._error_event)
 
     async def run(self, worker: Worker, prompts: list[Prompt], n: int) -> None:
         """Runs the model for one prompt after another, within one slot, and ends the answer."""
@@ -178,7 +178,10 @@ class _Answer:
             for place, prompt in enumerate(prompts):
                 channel = _ChoicesChannel(self, prompt, place, n)
                 channel.session = session = session_of(exchange, worker, channel)
-                await worker.call(session, exchange, Family.TEXT)
+                try:
+                    await worker.call(session, exchange, Family.TEXT)
+                finally:
+                    channel.session = None  # they know each other: a cycle would keep the request
                 if session.prompt_tokens is not None:
                     counts.append(session.prompt_tokens)
         if len(counts) == len(prompts):  # of some alone would be the count of none

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 from typing import final
 
 from gateway.dialects.base import Models, single_fields
@@ -112,7 +113,6 @@ class _Wrapped:
 
     def __init__(self, exchange: Exchange, variant: str) -> None:
         self._exchange, self._variant = exchange, variant
-        self.in_band: Callable[[GatewayError], bytes] | None = None
 
     def _head(self, headers: Headers) -> Headers:
         exchange = self._exchange
@@ -148,15 +148,19 @@ class _Invoked(_Wrapped):
         else:
             self._exchange.respond(status, self._head(headers), *buffers, ending=ending)
 
-    def fail(self, error: GatewayError) -> None:
+    def in_band(self, says: Callable[[GatewayError], bytes]) -> None:
+        # kept by the exchange, whose end lets go of it: the dialect knows this one
+        self._exchange.fail = partial(self.fail, says=says)
+
+    def fail(self, error: GatewayError, says: Callable[[GatewayError], bytes] | None = None) -> None:
         """In mid-body the dialect's own words, where it has some; else the body is cut off, and looks it."""
         exchange = self._exchange
         if not exchange.status:
             refuse(exchange, error)
-        elif self.in_band is None:
+        elif says is None:
             exchange.abort(error.ending)
         else:
-            exchange.push(self.in_band(error))
+            exchange.push(says(error))
             exchange.finish(error.ending)
 
 
@@ -187,6 +191,9 @@ class _Streamed(_Wrapped):
             self.start(status, headers)
             self.push(*buffers)
             self.finish(ending)
+
+    def in_band(self, says: Callable[[GatewayError], bytes]) -> None:
+        """The stream has its own words."""
 
     def fail(self, error: GatewayError) -> None:
         """In the stream an exception event, then a whole end of the body."""

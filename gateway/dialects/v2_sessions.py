@@ -121,11 +121,17 @@ class _SessionChannel:
         except BaseException:
             self._count(failed=True)
             raise
+        finally:
+            del self._session  # they know each other: a cycle would keep the exchange's memory
         asked = self._asked
         self._count(failed=True)
-        if asked is None or exchange.interruption is not None:
-            raise error  # there is no request that could be told, or it is the session's end
-        await self._say(_TEXT, (v2.failure_body(error.message, asked.id),))
+        try:
+            if asked is None or exchange.interruption is not None:
+                raise error  # there is no request that could be told, or it is the session's end
+            said = v2.failure_body(error.message, asked.id)
+        finally:
+            del error  # it knows this frame: a cycle would keep the exchange's memory
+        await self._say(_TEXT, (said,))
         return False
 
     def _begin(self) -> None:

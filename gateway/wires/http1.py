@@ -285,6 +285,7 @@ class HTTP1Wire:
 
     def close(self) -> None:
         self._machine.close()
+        self._current = None  # connection and wire know each other: a cycle would keep the last exchange's memory
 
     def drain(self) -> None:
         self._machine.close_after_response()

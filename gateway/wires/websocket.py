@@ -240,6 +240,7 @@ class WebSocketWire:
     def close(self) -> None:
         self._free()
         self._machine.close()
+        del self._exchange  # they know each other: a cycle would keep its memory
 
     def drain(self) -> None:
         return  # a session's goodbye is its Close, 1001, at the drain deadline: the protocol has no earlier word

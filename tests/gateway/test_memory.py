@@ -1,6 +1,7 @@
 """What a connection held is free when it is gone: at once, not when the garbage collector comes by."""
 
 import gc
+import logging
 import threading
 import weakref
 from collections.abc import Iterator
@@ -14,6 +15,7 @@ import trio.testing
 from gateway.body_pool import BodyPool
 from gateway.client import post
 from gateway.errors import Ending
+from gateway.exchange import Exchange
 from gateway.testing import memory_gateway
 from models.adapt import spec_of
 from models.errors import ModelError
@@ -21,6 +23,7 @@ from models.library.echo import Echo
 from models.library.tensors import identity
 from models.messages import Part
 from protocols import v2
+from tests.gateway.promises import WIRES, Probe, answering, serving, silent
 
 LARGE = 4 * 1024 * 1024
 
@@ -128,3 +131,44 @@ async def test_a_body_counts_until_the_codec_that_reads_it_is_done(monkeypatch: 
         with trio.fail_after(60):
             await over.wait()
         assert served.gateway.budget.used == 0
+
+
+async def raising(probe: Probe, session: Any) -> None:
+    await probe.take(session)
+    raise ModelError("no such number")
+
+
+async def crashing(probe: Probe, session: Any) -> None:
+    await probe.take(session)
+    raise ZeroDivisionError
+
+
+@pytest.mark.parametrize("behaviour", [answering, raising, crashing, silent])
+@pytest.mark.parametrize("wire", WIRES)
+async def test_no_exchange_outlives_its_connection_until_the_collector_comes(
+    wire: str, behaviour: Any, autojump_clock: Any
+) -> None:
+    def kept() -> int:
+        return sum(type(thing) is Exchange for thing in gc.get_objects())
+
+    probe = Probe(behaviour)
+    probe.go.set()
+    logging.disable(logging.CRITICAL)  # pytest keeps what is logged, tracebacks and all
+    gc.collect()
+    gc.disable()
+    try:
+        before = kept()
+        async with serving(probe.spec(wire), wire=wire) as house:
+            for _ in range(3):
+                call = await house.call(wire)
+                await house.still()
+                if behaviour is answering:  # of the silent one the client leaves while it is at work
+                    await call.rest()
+                call.line.peer.close()
+                await house.still()
+            del call
+            assert house.connections == 0
+            assert kept() == before
+    finally:
+        gc.enable()
+        logging.disable(logging.NOTSET)
