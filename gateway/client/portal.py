@@ -43,16 +43,18 @@ class Portal:
         _check_thread()
         future: Future[T] = Future()
         scope = trio.CancelScope()
-        if not self._run.submit(_performed, future, scope, function, arguments, timeout):
-            raise Closed("the client is closed")
         try:
-            return future.result()
+            # Ctrl-C may come before it is waited for: the other thread may have been that quick
+            if self._run.submit(_performed, future, scope, function, arguments, timeout):
+                return future.result()
         except BaseException:
-            if not future.done():  # Ctrl-C: what was called goes no further than this
+            # Ctrl-C: what was called goes no further than this, and what has not begun does not begin
+            if not (future.done() or future.cancel()):
                 self._run.soon(scope.cancel)
                 with suppress(BaseException):
                     future.exception(_LAST)
             raise
+        raise Closed("the client is closed")
 
     @property
     def detached(self) -> Callable[[Callable[[], object]], None]:
@@ -110,6 +112,8 @@ class _Run:
 
         def start() -> None:
             assert self._nursery is not None
+            if not future.set_running_or_notify_cancel():
+                return
             try:
                 self._nursery.start_soon(function, future, *arguments)
             except RuntimeError:  # the run is ending

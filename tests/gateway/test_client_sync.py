@@ -19,6 +19,7 @@ import trio
 
 from gateway import certificates
 from gateway.client import BrokenOff, Refused, generate, infer, invoke, lmi, openai
+from gateway.client.portal import _Run
 from gateway.client.sync import Client, Closed, Duplex
 from gateway.config import Config, DrainConfig, ListenConfig, TLSConfig
 from gateway.errors import TransportLost
@@ -291,6 +292,27 @@ def test_ctrl_c_stops_the_call_and_its_model(served: Served, client: Client, str
     with pytest.raises(KeyboardInterrupt):
         _ = list(client.stream(question)) if stream else client.call(question)
     assert served.models.left.wait(60)
+    assert client.call(lmi("one", "words")).text == "one "
+
+
+@pytest.mark.parametrize("begun", [True, False])
+def test_ctrl_c_before_the_call_is_waited_for_stops_it_as_well(
+    served: Served, client: Client, monkeypatch: pytest.MonkeyPatch, begun: bool
+) -> None:
+    soon, interruptions = _Run.soon, iter([KeyboardInterrupt])
+
+    def interrupted(run: _Run, function: Callable[[], object]) -> None:
+        interruption = next(interruptions, None)
+        if interruption is None or begun:
+            soon(run, function)
+        if interruption is not None:
+            assert not begun or served.models.begun.wait(60)
+            raise interruption
+
+    monkeypatch.setattr(_Run, "soon", interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        client.call(lmi("wait", "words"))
+    assert served.models.left.wait(60) if begun else not served.models.begun.is_set()
     assert client.call(lmi("one", "words")).text == "one "
 
 
