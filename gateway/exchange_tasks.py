@@ -255,10 +255,7 @@ class ExchangeTasks:
         assert exchange is not None
         if exchange.finishing is None:  # else there is nothing to be said
             self._conclude(exchange, error)
-        try:
-            exchange.returned()
-        except Exception as e:
-            exchange.owner.failed(e)
+        self._returned(exchange)
 
     def _returned(self, exchange: Exchange) -> None:
         try:

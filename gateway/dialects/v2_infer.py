@@ -84,7 +84,8 @@ class InferDialect:
             call.deadline = exchange.deadline
             await worker.call(call, exchange, _TENSOR)
         except BaseException as e:
-            slot.__exit__(type(e), e, None)
+            slot.leave(stopped=True)
+            slot.unanswered(e)
             raise
         slot.leave()
         try:
