@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any, TypeVar
 
 import click
 
 from benchmarks import guard as guards
+from benchmarks import neighbours as beside
 from benchmarks import report
 from benchmarks.accounting import UnknownCostError, cores, precision
 from benchmarks.comparison import Row, compare
@@ -32,6 +34,7 @@ Examples:
   python -m benchmarks server unary-64               one workload: ours and its floors
   python -m benchmarks server --json all.json        every workload, about five minutes
   python -m benchmarks guard                         are we still near the floors
+  python -m benchmarks neighbours resets             what a good client waits beside a bad one
 
 \b
 How to read it: figures are CPU time of the server for each unit of work, as the kernel counts it,
@@ -129,6 +132,30 @@ def guard() -> None:
     dear = [verdict.workload for verdict in verdicts if not verdict.holds]
     if dear:
         raise click.ClickException(f"beyond the bound in two measurements: {', '.join(dear)}")
+
+
+@program.command(short_help="What a good client waits beside a bad one.")
+@click.argument("names", nargs=-1, metavar="[LOADS]...")
+@click.option("--seconds", type=click.FloatRange(0.1, 600), default=10.0, show_default=True, help="Length of each load.")
+@click.option("--connections", type=click.IntRange(0, 100), default=1, show_default=True, help="How many the load has.")
+@_json
+def neighbours(names: tuple[str, ...], seconds: float, connections: int, file: Path | None) -> None:
+    """Keep `python -m gateway` as busy as one client can, and print how long another one waits for its answers, in
+    milliseconds, on a connection that it keeps and on fresh ones. All loads, or those of LOADS. Fails, with exit status 1,
+    where the 99th percentile is above the bound of benchmarks/neighbours.py."""
+    rows: list[beside.Waits] = []
+    for name in _chosen(names, beside.LOADS, "load"):
+        click.echo(f"measuring {name}", err=True)
+        try:
+            rows += beside.measure(name, seconds, connections)
+        except FAILURES as error:
+            raise click.ClickException(str(error)) from None
+    click.echo(report.waits_table(rows))
+    if file is not None:
+        _write(file, seconds=seconds, neighbours=[asdict(row) for row in rows])
+    slow = [f"{row.load} ({row.connection})" for row in rows if row.p99 > beside.LIMIT]
+    if slow:
+        raise click.ClickException(f"p99 above {beside.LIMIT * 1000:g} ms beside {', '.join(slow)}")
 
 
 def _chosen(names: Iterable[str], known: Mapping[str, T], what: str) -> dict[str, T]:

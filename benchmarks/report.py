@@ -12,6 +12,7 @@ from typing import Any
 
 from benchmarks.comparison import BUSY, Row
 from benchmarks.guard import Verdict
+from benchmarks.neighbours import Waits
 from benchmarks.units import Unit
 
 
@@ -73,6 +74,16 @@ def units_table(units: Sequence[Unit]) -> str:
         rest = ", ".join(f"{name} {number(other)}" for name, other in others)
         lines.append((unit.group, unit.case, ours, floor, rest, number(cost), number(floor_cost), f"{unit.ratio:.2f}"))
     return table(head, lines, left=5)
+
+
+def waits_table(rows: Sequence[Waits]) -> str:
+    """How long good clients waited, in milliseconds."""
+    head = ("load", "connection", "answers", "p50 ms", "p99 ms", "worst ms")
+    lines = [
+        (row.load, row.connection, str(row.asked), *(number(1000 * s) for s in (row.median, row.p99, row.worst)))
+        for row in rows
+    ]
+    return table(head, lines, left=2)
 
 
 def verdicts_table(verdicts: Sequence[Verdict]) -> str:

@@ -2,4 +2,5 @@
 
 from gateway.cli import main
 
-main()
+if __name__ == "__main__":  # tools import every module of a package
+    main()

@@ -1,4 +1,4 @@
-"""Warm, page-aligned memory for bodies, used again when nobody looks at it any more."""
+"""Memory for bodies: warm, and used again when nobody looks at it any more; or growing in its place, and gone at its end."""
 
 from __future__ import annotations
 
@@ -10,10 +10,13 @@ from typing import final
 
 import numpy as np
 
+from protocols.events import Buffer
+
 SMALLEST = 64 * 1024
 """Below it a body is cheaper to allocate than to pool."""
 _HUGE = 4 * 1024 * 1024  # from here on pages of 2 MiB save more than they round up
 _IDLE_SECONDS = 10.0
+_MAPPED = 256 * 1024  # a larger body that grows is mapped
 
 
 @final
@@ -80,6 +83,47 @@ class BodyPool:
         if self.idle_bytes and now - self._used_at > _IDLE_SECONDS:
             self._idle.clear()
             self.idle_bytes = 0
+
+
+@final
+class GrowingBody:
+    """Memory for a body of at most `most` bytes of which nobody knows how many it will have.
+
+    A large one is mapped whole at once, which costs what is touched of it: it is never moved, and the system has it back
+    with its last view. What an allocator is given back by several threads it keeps, up to twice the largest piece for each.
+    """
+
+    __slots__ = ("_mapped", "_most", "_small", "size")
+
+    def __init__(self, most: int) -> None:
+        self._most = most
+        self._small = bytearray()
+        self._mapped: mmap.mmap | None = None
+        self.size = 0
+
+    def append(self, data: Buffer) -> None:
+        """At most as many bytes as there is room for."""
+        mapped, end = self._mapped, self.size + len(data)
+        if mapped is None and end > _MAPPED:
+            mapped = self._mapped = mmap.mmap(-1, self._most, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+            mapped[: self.size] = bytes(self._small)
+            self._small = bytearray()
+        if mapped is None:
+            self._small += data
+        else:
+            mapped[self.size : end] = data
+        self.size = end
+
+    def view(self) -> memoryview:
+        """What was appended; nothing more is from now on."""
+        return memoryview(self._small) if self._mapped is None else memoryview(self._mapped)[: self.size]
+
+    def clear(self) -> None:
+        """Gives the memory back, of which there must be no view."""
+        self._small, self.size = bytearray(), 0
+        if self._mapped is not None:
+            self._mapped.close()
+            self._mapped = None
 
 
 def _size_of(n: int) -> int:

@@ -29,6 +29,7 @@ from gateway.container_client import (
 )
 from gateway.container_models import NO_MEMORY, ContainerModels
 from gateway.container_relay import Holding, Relay
+from gateway.credentials import without_credentials
 from gateway.errors import BadRequest, TransportLost
 from gateway.settings import ConfigError
 from models.errors import ModelError
@@ -39,14 +40,12 @@ from protocols.errors import RemoteProtocolError
 from protocols.events import Buffer, Headers, Response
 from protocols.sagemaker import MODEL_INVOCATION_TIME_EXCEEDED, STREAM_BROKEN
 
-__all__ = ["CAPACITY", "HALF_CLOSE_QUIET", "ContainerLimits", "ContainerUnhealthy", "container", "container_spec"]
+__all__ = ["CAPACITY", "ContainerLimits", "ContainerUnhealthy", "container", "container_spec"]
 
 log = logging.getLogger("gateway.bridge")
 
 CAPACITY = 1000
 """Sessions of one container at once where nothing else is said: it is the container that refuses more."""
-HALF_CLOSE_QUIET = 1.0
-"""The `half_close_quiet` of a container of which nothing is known."""
 
 _DEFAULT_LIMITS = ContainerLimits()
 _RETRY_SECONDS = 1.0
@@ -82,16 +81,16 @@ def container(url: str, *, ca: str = "", models: str = "", **limits: Any) -> Mod
 
         [models.remote]
         factory = "gateway.bridge:container"
-        options = { url = "ws://10.0.0.7:8080", half_close_quiet = "500ms" }
+        options = { url = "ws://10.0.0.7:8080", connect_timeout = "500ms" }
 
-    `limits` are the fields of ContainerLimits, durations and sizes as anywhere in a configuration; `half_close_quiet` is
-    1 s where it is not among them. `models` makes it a multi-model container, as with `container_spec`. Without a
-    `capacity` and a `load_timeout` beside its options the model takes 1000 sessions at once, and waits `healthy_within` for
-    the container. Raises ConfigError for an option that is wrong.
+    `limits` are the fields of ContainerLimits, durations and sizes as anywhere in a configuration. `models` makes it a
+    multi-model container, as with `container_spec`. Without a `capacity` and a `load_timeout` beside its options the model
+    takes 1000 sessions at once, and waits `healthy_within` for the container. Raises ConfigError for an option that is
+    wrong.
     """
     if not all(isinstance(option, str) for option in (url, ca, models)):
         raise ConfigError("url, ca and models must be strings")
-    chosen = container_limits({"half_close_quiet": HALF_CLOSE_QUIET, **limits})
+    chosen = container_limits(limits)
     try:
         return container_spec(url, name="container", limits=chosen, ca=ca, models=models)
     except ValueError as e:
@@ -110,7 +109,8 @@ def container_spec(
     """A container at `url` (`ws://host:port`, perhaps with the path of its WebSocket; see `container_address`) as a
     model; `dataclasses.replace` gives it another capacity, queue, timeout or restart policy.
 
-    A session is a WebSocket of its own: a frame for each part and a part for each frame, byte for byte. One whose call
+    A session is a WebSocket of its own: a frame for each part and a part for each frame, byte for byte. It ends when the
+    container says Close; `docs/reference/websocket.md` tells how a container hears of the end of the input. One whose call
     has the parameter `unary` is POST /invocations instead. The model accepts its sessions itself, once the container
     has accepted: until then its refusal is ModelError with the container's own status and text.
 
@@ -200,10 +200,10 @@ class Bridge:
         try:
             async with container.connect(within) as transport:
                 holding = Holding(getattr(session.channel, "budget", None))
-                machine, answer = await container.upgrade(transport, target, headers, within, holding.allocate)
+                machine, answer, end = await container.upgrade(transport, target, headers, within, holding.allocate)
                 _reply(session.reply, answer, _IN_REPLY)
                 session.accept()
-                await Relay(container, transport, machine, holding).run(session)
+                await Relay(container, transport, machine, holding, end).run(session)
         except NoAnswer as e:
             raise ModelError(e.message, code="HandshakeFailed", status=e.status) from e
 
@@ -215,8 +215,8 @@ class Bridge:
             if not {".", ".."}.isdisjoint(path.split("/")):
                 raise BadRequest(f"the model invocation path must not have the segments . and .. here: {path[:100]!r}")
         target = f"/{path or self._container.address.path}"
-        if call.query:
-            target += f"?{call.query}"
+        if query := without_credentials(call.query):  # which its own process may be shown
+            target += f"?{query}"
         return target.encode(errors="surrogatepass")  # what is no visible ASCII is refused where it is written
 
     # -- one invocation ----------------------------------------------------------------------------------------------
@@ -253,7 +253,10 @@ class Bridge:
                     rooms += 1
                     continue
                 if status != _NOT_FOUND or forgotten:
-                    raise said
+                    try:
+                        raise said
+                    finally:
+                        del said  # it knows this frame: a cycle would keep what that holds
                 forgotten = True
                 models.lost(target)
 
@@ -271,7 +274,10 @@ class Bridge:
                 refusal = await container.refusal(peer, answer, code="ModelError")
                 if may_try_again:
                     return answer.status, refusal
-                raise refusal
+                try:
+                    raise refusal
+                finally:
+                    del refusal  # it knows this frame: a cycle would keep what that holds
             if coding := content_coding(answer):
                 raise ModelError(
                     f"the container answered with content-encoding {coding[:100]!r}, though identity was asked for",

@@ -7,6 +7,7 @@ import logging
 import os
 import sys
 from collections.abc import Callable
+from functools import partial
 from importlib.machinery import PathFinder
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn, TypeVar, final
@@ -14,6 +15,7 @@ from typing import TYPE_CHECKING, Any, NoReturn, TypeVar, final
 import click
 
 from gateway import logging_setup
+from gateway.addresses import reached_at
 from gateway.cli_config import config
 from gateway.cli_models import COMMANDS, EXIT_STATUS
 from gateway.cli_options import NAMES, Given, configured, options
@@ -245,7 +247,11 @@ Exit status: 0 complete; 1 refused, or the model failed; 2 wrong command line;
 )
 @click.argument("model")
 @click.argument("inputs", nargs=-1, metavar="[TEXT]...")
-@click.option("--url", metavar="URL", help="The server.  [default: where this configuration would listen]")
+@click.option(
+    "--url",
+    metavar="URL",
+    help="The server, http://HOST:PORT or unix:/PATH.  [default: where this configuration would listen]",
+)
 @click.option("--wire", type=click.Choice(_WIRES), metavar="WIRE", help="One of those below.  [default: by what is sent]")
 @click.option("--http2", is_flag=True, help="HTTP/2: by prior knowledge in clear, by ALPN over TLS.")
 @click.option("--text", "texts", multiple=True, metavar="TEXT", help="Send it, as TEXT itself; - is stdin.")
@@ -270,11 +276,9 @@ Exit status: 0 complete; 1 refused, or the model failed; 2 wrong command line;
 @click.option(
     "--quiet",
     type=click.FloatRange(0, min_open=True),
-    default=1.0,
-    show_default=True,
     metavar="SECONDS",
-    help="A WebSocket has no end of input: it is left after this silence behind the last of it. A model that pauses for "
-    "longer needs a longer one.",
+    help="For a WebSocket whose server, unlike everywire's, names no end of input: it is left after this silence behind the "
+    "last of the input.  [default: until the server closes it]",
 )
 @click.option(
     "--ca",
@@ -322,10 +326,10 @@ def call(
 def _own_url(given: Given) -> str:
     """Where a server with this configuration listens."""
     listen = given.resolve().config.listen
-    if listen.port <= 0:
-        raise click.UsageError("--url is missing: listen.port names no port to call")
-    host = {"0.0.0.0": "127.0.0.1", "::": "::1", "": "127.0.0.1"}.get(listen.host, listen.host)
-    return f"http://[{host}]:{listen.port}" if ":" in host else f"http://{host}:{listen.port}"
+    if url := reached_at(listen.host, listen.port):
+        return url
+    setting = "listen.port names no port" if listen.port <= 0 else "listen.host names no address"
+    raise click.UsageError(f"--url is missing: {setting} to call")
 
 
 @program.group(
@@ -343,8 +347,8 @@ Examples:
 )
 @click.pass_context
 def models(context: click.Context) -> None:
-    """Without a command, list the configured models and those of the library, with the messages that each speaks and the
-    tensors that it declares.
+    """Without a command, list what this configuration would serve, with the messages that each model speaks and the tensors
+    that it declares: the configured models, and those of the library where none is configured. No server is asked.
 
     The commands ask a running server by its operator plane: `operator.port` has to be set there, and here, or --url given.
     """
@@ -358,24 +362,43 @@ for _managing in COMMANDS:
 
 
 def _list_configured(given: Given) -> None:
+    from gateway.config_folder import read_served_folder, served_folder
     from gateway.loading import library_specs, load_spec
+    from gateway.model_folder import make_spec
 
+    config = given.resolve().config
     rows = [("NAME", "FAMILY", "CAPACITY", "FROM", "TENSORS")]
     broken: list[str] = []
-    for name, model in given.resolve().config.models.items():
+
+    def add(name: str, source: str, make: Callable[[], ModelSpec]) -> None:
         try:
-            spec = load_spec(name, model)
-            rows.append((name, spec.family.value, str(spec.capacity), model.factory, _tensors(spec)))
+            spec = make()
         except Exception as error:  # the import runs the user's own code, which may raise anything
             broken.append(reason_of(name, error))
-            rows.append((name, "-", "-", model.factory, ""))
-    for spec in library_specs():
-        rows.append((spec.name, spec.family.value, str(spec.capacity), "the library", _tensors(spec)))
+            rows.append((name, "-", "-", source, ""))
+        else:
+            rows.append(_row(name, source, spec))
+
+    for name, model in config.models.items():
+        add(name, model.factory, partial(load_spec, name, model))
+    path = served_folder(config, alone=True)
+    if path:
+        name = config.repository.model_name
+        add(name, path, lambda: make_spec(read_served_folder(config, path), name, "everywire_model"))
+    elif not config.models and not config.sagemaker.multi_model:
+        rows += [_row(spec.name, "the library", spec) for spec in library_specs()]
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
     for row in rows:
         click.echo("  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip())
+    if config.sagemaker.multi_model or config.v2.model_control:
+        click.echo("Clients may load others.", err=True)
+    click.echo("This is what the configuration would serve. No server was asked: `everywire models list` does.", err=True)
     if broken:
         raise ConfigError("; ".join(broken))
+
+
+def _row(name: str, source: str, spec: ModelSpec) -> tuple[str, str, str, str, str]:
+    return name, spec.family.value, str(spec.capacity), source, _tensors(spec)
 
 
 def _tensors(spec: ModelSpec) -> str:
@@ -445,11 +468,10 @@ Exit status: as that of `everywire serve`.
 @click.option("--ca", default="", metavar="FILE", help="CA of a wss:// container.  [default: the system's]")
 @click.option(
     "--half-close-quiet",
-    default="1s",
-    show_default=True,
     metavar="SECONDS",
-    help="How long the container must be silent, after the client's last part, before it is sent Close. Most WebSocket "
-    "libraries say nothing more behind a Close, also not what they were asked; 0 only for one that answers all before it.",
+    help="For a container that neither names its end of input nor closes its sessions: once the client has ended its input, "
+    "Close is sent after this silence. Longer than any answer takes: most WebSocket libraries drop what comes after a "
+    "Close.  [default: none is sent; a session lasts until the container closes it, or its time is over]",
 )
 @click.option(
     "--limit",
@@ -469,7 +491,7 @@ def emulate_sagemaker(
     path: str,
     models: str,
     ca: str,
-    half_close_quiet: str,
+    half_close_quiet: str | None,
     limits: tuple[str, ...],
     as_json: bool,
 ) -> NoReturn:
@@ -481,18 +503,20 @@ def emulate_sagemaker(
     check_directory()
     given: Given = context.obj
     resolved = given.resolve()
-    try:
-        quiet = parse_duration(half_close_quiet)
-    except ValueError:
-        raise click.UsageError(f"--half-close-quiet must be a duration such as 1s, not {half_close_quiet[:100]!r}") from None
-    pairs = _limit_pairs(limits)
+    pairs: dict[str, Any] = {**_limit_pairs(limits)}
+    if half_close_quiet is not None:
+        try:
+            pairs["half_close_quiet"] = parse_duration(half_close_quiet)
+        except ValueError:
+            text = half_close_quiet[:100]
+            raise click.UsageError(f"--half-close-quiet must be a duration such as 1s, not {text!r}") from None
     from gateway.container_client import container_limits
     from gateway.emulate import Emulation
     from gateway.standalone import run
     from gateway.tls_context import development_certificate
 
     try:
-        allowed = container_limits({**pairs, "half_close_quiet": quiet})
+        allowed = container_limits(pairs)
     except ConfigError as e:
         raise ConfigError(f"--limit: {e}") from None
     emulation = Emulation(resolved, container, endpoint, path=path, ca=ca, models=models, limits=allowed)

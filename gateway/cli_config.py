@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import sys
 from typing import Any
 
 import click
@@ -57,21 +58,23 @@ Examples:
 )
 @configured
 @click.option("--changed", is_flag=True, help="Only what somebody has set.")
-@click.option("--secrets", is_flag=True, help="Show what is masked else: options such as api_key, passwords in URLs.")
+@click.option("--show-secrets", is_flag=True, help="On a terminal: show api_key, passwords in URLs and such, too.")
 @click.option("--json", "as_json", is_flag=True, help="One object: each setting with its value and its source.")
-def show(given: Given, changed: bool = False, secrets: bool = False, as_json: bool = False) -> None:
+def show(given: Given, changed: bool = False, show_secrets: bool = False, as_json: bool = False) -> None:
     """Print every setting as TOML, and behind each that is not a default where it was set: a file and its line, a variable
     of the environment, or a flag. What is printed is a configuration file again."""
+    if show_secrets and not sys.stdout.isatty():
+        raise click.UsageError("--show-secrets is for a terminal alone: what is written to a file or a pipe stays there")
     resolved = given.resolve()
     said = _said_by_the_model(resolved.config)
     if as_json:
-        click.echo(json.dumps(to_json(resolved, said, changed=changed, masked=not secrets), indent=2))
+        click.echo(json.dumps(to_json(resolved, said, changed=changed, masked=not show_secrets), indent=2))
         return
     if said:
-        click.echo("# What the files of the model's own folder say:\n" + to_comments(said, masked=not secrets))
+        click.echo("# What the files of the model's own folder say:\n" + to_comments(said, masked=not show_secrets))
     elif not resolved.config.models and not resolved.config.repository.model:
         click.echo("# No model is configured: those of the library are served.\n")
-    click.echo(to_toml(resolved, changed=changed, masked=not secrets), nl=False)
+    click.echo(to_toml(resolved, changed=changed, masked=not show_secrets), nl=False)
 
 
 def _said_by_the_model(config: Config) -> list[tuple[Key, Any, str]]:

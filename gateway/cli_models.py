@@ -10,9 +10,11 @@ from urllib.parse import quote
 
 import click
 
+from gateway.addresses import reached_at
 from gateway.cli_options import Given
 from gateway.config import OperatorConfig
 from gateway.printable import escape
+from gateway.settings_agreement import has_plane
 
 if TYPE_CHECKING:
     from gateway.operator.client import PlaneClient
@@ -259,14 +261,14 @@ def _change(
 
 def _own_url(chosen: OperatorConfig) -> str:
     """Where the plane of a server with this configuration listens."""
-    if chosen.port < 0:
+    if url := reached_at(chosen.host, chosen.port):
+        return url
+    if not has_plane(chosen):
         raise click.UsageError(
             "--url is missing: operator.port names no port; a server has a plane where that is set for it"
         )
-    if chosen.port == 0:
-        raise click.UsageError("--url is missing: operator.port names no port, and the server's log says which it has")
-    host = {"0.0.0.0": "127.0.0.1", "::": "::1"}.get(chosen.host, chosen.host)
-    return f"http://[{host}]:{chosen.port}" if ":" in host else f"http://{host}:{chosen.port}"
+    setting = "operator.port names no port" if chosen.port == 0 else "operator.host names no address"
+    raise click.UsageError(f"--url is missing: {setting}, and the server's log says which it has")
 
 
 def _token(file: Path | None, chosen: OperatorConfig) -> str:

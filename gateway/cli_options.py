@@ -33,7 +33,12 @@ class _Flag:
 
 
 _FLAGS = (
-    _Flag(name="--host", key="listen.host", metavar="HOST", help="Address to listen on; 0.0.0.0 for every one."),
+    _Flag(
+        name="--host",
+        key="listen.host",
+        metavar="HOST",
+        help="Address to listen on; :: for every one, unix:/PATH for a socket.",
+    ),
     _Flag(name="--port", key="listen.port", metavar="PORT", help="Port in clear; 0 for a free one, -1 for none."),
     _Flag(name="--tls-port", key="listen.tls_port", metavar="PORT", help="Port for TLS, opened where TLS is on."),
     _Flag(name="--tls-cert", key="tls.cert", metavar="FILE", help="PEM certificate chain: turns TLS on."),

@@ -5,19 +5,24 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import TypeVar
 
-import trio
+from gateway.errors import GatewayError
+from models.threads import codec_threads, in_thread
+from protocols.bidi_head import BidiInputError
+from protocols.errors import RemoteProtocolError
+from protocols.lmi_errors import LMIError
+from protocols.openai_errors import OpenAIError
+from protocols.sigv4 import SigV4Error
+from protocols.strict_json import JSONError
+from protocols.tensors import V2Error
 
 T = TypeVar("T")
 
-_THREADS = 8
-_limiter: trio.lowlevel.RunVar[trio.CapacityLimiter] = trio.lowlevel.RunVar("gateway codec threads")
+_REFUSALS = (GatewayError, RemoteProtocolError, V2Error, JSONError, LMIError, OpenAIError, SigV4Error, BidiInputError)
 
 
 async def beside(call: Callable[[], T]) -> T:
-    """Runs a pure and bounded step in a thread. Not in one of Trio's usual forty: models may hold all of those."""
-    try:
-        limiter = _limiter.get()
-    except LookupError:
-        limiter = trio.CapacityLimiter(_THREADS)
-        _limiter.set(limiter)
-    return await trio.to_thread.run_sync(call, limiter=limiter)
+    """Runs a pure and bounded step in one of the threads for those: see `codec_threads`.
+
+    What it raises keeps nothing of what the step was about. The text of a bug's traceback comes along, for the log.
+    """
+    return await in_thread(call, limiter=codec_threads(), expected=_REFUSALS)

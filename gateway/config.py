@@ -18,14 +18,22 @@ def _quarter_of_memory() -> int:
 class ListenConfig:
     """Where the data plane listens. HTTP/1.1, HTTP/2 and WebSocket share each port."""
 
-    host: str = "127.0.0.1"
-    """A name or an address; 0.0.0.0 for every IPv4 address, :: for IPv6 too."""
+    host: str | tuple[str, ...] = "127.0.0.1"
+    """A name or an address, which has each port below; `unix:/PATH`, a Unix socket; `systemd` or `systemd:NAME`, the sockets
+    that systemd passes, or those of that name; `unix+tls:` and `systemd+tls:` are such with TLS. Or a list of them. 0.0.0.0
+    is every IPv4 address; :: is every address, of IPv4 too where no IPv4 address is listed."""
     port: int = 8080
-    """In clear; 0 asks the kernel for a free port, -1 opens none."""
+    """In clear; 0 asks the kernel for a free port, the same for each address of `host`; -1 opens none."""
     tls_port: int = 8443
     """Opened where TLS is on."""
     bidi_port: int = -1
     """A second port in clear, for containers that are called as in SageMaker's private beta: 8081 there; -1 opens none."""
+    unix_mode: str = "660"
+    """Who may connect to the Unix sockets that are made: read and write for their owner, their group and everyone."""
+    trusted_proxies: tuple[str, ...] = ()
+    """Addresses and networks whose word on their clients' addresses is taken, and `unix` for every client of a Unix socket:
+    a PROXY header, version 1 or 2, is read at the begin of their connections, and `Forwarded` or `X-Forwarded-For` in their
+    requests. The log and the console show the address; it opens nothing."""
     backlog: int = 2048
     """Connections that the kernel holds until they are accepted."""
     tcp_keepalive: float = 60.0
@@ -39,10 +47,12 @@ class OperatorConfig:
     """The operator plane, on a port of its own: health, what is live, and models loaded, unloaded, reloaded and drained. No
     client of a model needs it."""
 
-    host: str = "127.0.0.1"
-    """A name or an address. Beyond loopback it demands a token, or `open`."""
+    host: str | tuple[str, ...] = "127.0.0.1"
+    """As `listen.host`, without TLS. Beyond loopback and Unix sockets it demands a token, or `open`."""
     port: int = -1
     """0 asks the kernel for a free port, -1 opens none. One that is taken is tried again; models are served meanwhile."""
+    unix_mode: str = "600"
+    """As `listen.unix_mode`."""
     token: str = field(default="", repr=False)
     """What a request has to bring as `Authorization: Bearer TOKEN`, health and the console's page apart: 16 or more visible
     ASCII characters. Best set in the environment: a command line can be read by everyone on the machine."""
@@ -110,6 +120,8 @@ class LimitsConfig:
     """Inputs of one request."""
     tensor_dims: int = 16
     """Dimensions of one tensor."""
+    bytes_elements: int = 1_000_000
+    """Elements of BYTES in the inputs of one request, each of which becomes an object; more are answered 400."""
     body_silence: float = 30.0
     """A unary upload whose window is open and that sends less than `body_rate` bytes a second over this time ends."""
     body_rate: int = 1 * KiB
@@ -136,7 +148,11 @@ class LimitsConfig:
     connection_send_buffer: int = 256 * KiB
     """HTTP/2: bytes queued for all streams of one connection."""
     write_stall: float = 30.0
-    """A peer that takes none of the bytes queued for it for this long ends; 0: never."""
+    """A peer that takes none of the bytes queued for it for this long ends: its models stop, and where it reads again
+    within 5 seconds more it is told why. 0: never."""
+    loop_block: float = 0.5
+    """Seconds that one step may keep the event loop from everything else; one that lasts longer is named in the log and in
+    metrics. 0: nobody looks."""
     connections: int = 10_000
     """Open at once."""
     descriptors_reserved: int = 64
@@ -147,6 +163,9 @@ class LimitsConfig:
     """All headers of one event."""
     event_fields: int = 64
     """Headers of one event."""
+    max_new_tokens: int = 65_536
+    """The most tokens that a request may ask for in a sequence of a text; one that asks for more is refused. 0: no
+    ceiling."""
     checkpoint_events: int = 64
     """What one connection may do before the others get their turn."""
     checkpoint_bytes: int = 64 * KiB
@@ -183,6 +202,9 @@ class WebSocketConfig:
     """Whether that model answers upgrades at every other path too, as a container must: SageMaker's callers choose it."""
     part: int = 16 * MiB
     """One frame."""
+    check_utf8: bool = False
+    """Whether a text message that is not UTF-8 ends its connection with Close 1007 (RFC 6455 section 8.1). False passes
+    its bytes to the model as they are, as SageMaker does."""
     ping_interval: float = 20.0
     """How long a peer may be silent before it is sent a Ping; 0: no Pings."""
     ping_timeout: float = 20.0
@@ -414,7 +436,9 @@ class BatchingConfig:
     """How long the first request of a batch waits for others while the model is idle; 0, which is meant where the model does
     not say: not at all, and a batch is what has queued while the model was busy."""
     preferred: tuple[int, ...] | None = None
-    """Numbers of rows that go at once, before the delay is over; none where the model does not say."""
+    """Numbers of rows that go at once: as soon as the first requests of the queue have together exactly one of these, they
+    are a batch, of the largest such number, and what is behind them waits for the next. Others wait for `max_delay`. None
+    where the model does not say."""
     pad_rows: bool | None = None
     """Whether a batch is filled up to the next preferred number of rows, with copies of its last row; false where the model
     does not say."""
@@ -437,11 +461,15 @@ class ModelConfig:
     not set here."""
 
     factory: str
-    """`module:attribute`: a function, an async or sync generator, a class with `__call__`, or a ModelSpec."""
+    """`module:attribute`: a function, an async or sync generator, a class with `__call__`, or a ModelSpec; or the name of a
+    library model, such as `lm`."""
     options: dict[str, Any] = field(default_factory=dict)
     """Keyword arguments for a factory that takes them."""
     version: str | None = None
     """Its version, as v2 shows it and may ask for it; 1 where the model does not say."""
+    required: bool | None = None
+    """Whether the server is ready only while this model answers; false: the server may go on without it. True where the
+    model does not say."""
     memory: int | None = None
     """Bytes that it needs when it is loaded, which count towards `repository.memory`; 0, which is meant where the model does
     not say: undeclared."""
@@ -492,6 +520,17 @@ class ModelConfig:
 
 @final
 @dataclass(frozen=True, slots=True, kw_only=True)
+class AccessConfig:
+    """What models learn of who calls them."""
+
+    pass_credentials: bool = False
+    """Show models of this process the Authorization, X-Amz-Security-Token and Cookie fields of their calls, the WebSocket
+    subprotocols that are keys, and the signature of a presigned URL, for models that verify their callers themselves. No
+    model sees X-Api-Key or Proxy-Authorization, and no container any of these."""
+
+
+@final
+@dataclass(frozen=True, slots=True, kw_only=True)
 class LogConfig:
     """The structured log: one line an exchange, with its one ending."""
 
@@ -537,6 +576,7 @@ class Config:
     bidi: BidiConfig = field(default_factory=BidiConfig)
     sagemaker: SageMakerConfig = field(default_factory=SageMakerConfig)
     repository: RepositoryConfig = field(default_factory=RepositoryConfig)
+    access: AccessConfig = field(default_factory=AccessConfig)
     log: LogConfig = field(default_factory=LogConfig)
     tracing: TracingConfig = field(default_factory=TracingConfig)
     models: dict[str, ModelConfig] = field(default_factory=dict)

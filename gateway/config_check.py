@@ -10,6 +10,7 @@ from typing import Any
 
 from gateway.config import Config
 from gateway.settings import Resolved
+from gateway.settings_agreement import has_plane
 from gateway.settings_schema import SETTINGS, ConfigError, Problem
 from gateway.settings_text import dotted
 
@@ -65,7 +66,7 @@ def _folder(config: Config) -> None:
 
 
 def _tokens(config: Config) -> None:
-    if config.operator.port != -1 and config.operator.token_file:
+    if has_plane(config.operator) and config.operator.token_file:
         from gateway.operator.access import Tokens
 
         Tokens(config.operator)

@@ -21,6 +21,7 @@ from gateway import client
 from gateway.client import Peer
 from gateway.errors import BadRequest, TransportLost
 from gateway.settings import ConfigError, parse_duration, parse_size
+from gateway.settings_secrets import text_without_secrets
 from gateway.tls_context import client_context
 from gateway.trace_fields import trace_fields
 from gateway.transport import SocketTransport, Transport
@@ -31,7 +32,7 @@ from protocols.events import Buffer, Data, End, Headers, Request, Response
 from protocols.http1 import HTTP1Connection
 from protocols.roles import Role
 from protocols.websocket import WebSocketConnection, WebSocketLimits
-from protocols.websocket_handshake import check_response, request_headers
+from protocols.websocket_handshake import check_response, end_of_input, offered_end_of_input, request_headers
 
 Allocate: TypeAlias = Callable[[int], memoryview | None]
 """Gives the memory of one large frame, or None where there is none."""
@@ -74,10 +75,12 @@ class ContainerLimits:
     """How much of the container's own words a refusal passes on."""
     connect_timeout: float = 10.0
     """From the first packet to the answer to the handshake. The contract gives the container 250 ms."""
-    half_close_quiet: float = 0.0
-    """Once the client's input has ended, we say Close when the container has sent no frame for this long; 0: right
-    behind the last part. Most WebSocket libraries answer a Close by themselves, and then send nothing more of what the
-    container is still at: such a container needs as long as it may think."""
+    half_close_quiet: float = math.inf
+    """For a container that neither names an end of input nor closes its sessions itself. Once the client's input has ended,
+    Close is sent when the container has sent no frame for this long. Most WebSocket libraries answer a Close by
+    themselves and then drop what the container is still at, so this is a guess: it must be longer than any answer takes.
+    0 sends Close behind the last part, for a container that answers what came before a Close first. Infinite, the
+    default, never guesses: the session lasts until the container closes, or until its own time is over."""
     half_close_timeout: float = 60.0
     """How long the container may send no frame after our Close before it says its own."""
     ping_interval: float = 60.0
@@ -154,15 +157,16 @@ class ContainerAddress:
 def container_address(url: str) -> ContainerAddress:
     """Reads `ws://host:port/path`; http:// means the same, and wss:// and https:// the same with TLS. Without a port it
     is 8080, or 443 with TLS; without a path the contract's. Raises ValueError for anything else."""
+    shown = repr(text_without_secrets(url)[:200])
     try:
         parts = urlsplit(url)
         port = parts.port
     except ValueError as e:
-        raise ValueError(f"container URL: {e}, in {url[:200]!r}") from None
+        raise ValueError(f"container URL: {text_without_secrets(str(e))}, in {shown}") from None
     if parts.scheme not in _SCHEMES or not parts.hostname:
-        raise ValueError(f"container URL: expected ws://host:port, or wss, http or https, got {url[:200]!r}")
+        raise ValueError(f"container URL: expected ws://host:port, or wss, http or https, got {shown}")
     if parts.username is not None or parts.query or parts.fragment:
-        raise ValueError(f"container URL: expected no user, query or fragment, got {url[:200]!r}")
+        raise ValueError(f"container URL: expected no user, query or fragment, got {shown}")
     path = parts.path.removeprefix("/")
     if _NOT_IN_PATH.search(path):
         raise ValueError(f"container URL: expected a path of visible ASCII, got {path[:200]!r}")
@@ -298,16 +302,19 @@ class Container:
 
     async def upgrade(
         self, transport: Transport, target: bytes, headers: Headers, within: Within, allocate: Allocate
-    ) -> tuple[WebSocketConnection, Response]:
-        """The WebSocket that the connection becomes, and the answer that said so; its large frames land in what
-        `allocate` gives. NoAnswer where there was none, ModelError with the container's status and text where it
-        refused."""
+    ) -> tuple[WebSocketConnection, Response, bytes | None]:
+        """The WebSocket that the connection becomes, the answer that said so, and the text that the container takes for
+        the end of the input, where it names one (`protocols.websocket_handshake.END_OF_INPUT`). Large frames land in
+        what `allocate` gives. NoAnswer where there was no answer, ModelError with the container's status and text where
+        it refused."""
         peer, key = client.http1(transport), secrets.token_bytes(16)
-        answer = await self.ask(peer, b"GET", target, [*headers, *request_headers(key)], within)
+        offered = offered_end_of_input(secrets.token_bytes(16))
+        answer = await self.ask(peer, b"GET", target, [*headers, offered, *request_headers(key)], within)
         if answer.status != 101:
             raise await self.refusal(peer, answer, code="HandshakeFailed")
         try:
             check_response(key, answer)
+            end = end_of_input(answer.headers)
         except RemoteProtocolError as e:
             raise NoAnswer(f"the container broke the WebSocket handshake: {e}") from e
         machine = WebSocketConnection(
@@ -315,7 +322,7 @@ class Container:
         )
         assert isinstance(peer.machine, HTTP1Connection)
         machine.receive_data(peer.machine.switch())
-        return machine, answer
+        return machine, answer, end
 
     async def refusal(self, peer: Peer, answer: Response, *, code: str) -> ModelError:
         """What the container said instead, in its own words where it has an error status and any that can be read."""

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import logging
+import math
 from collections import deque
 from collections.abc import Awaitable, Callable
 from typing import final
@@ -11,7 +13,7 @@ import trio
 
 from gateway.container_client import BAD_GATEWAY, GATEWAY_TIMEOUT, Container
 from gateway.doorbell import Doorbell
-from gateway.errors import Overloaded, TransportLost
+from gateway.errors import BadRequest, Overloaded, TransportLost
 from gateway.exchange import no_bytes
 from gateway.transport import Transport
 from models.errors import ModelError
@@ -22,6 +24,8 @@ from protocols.errors import RemoteProtocolError
 from protocols.events import NEED_DATA, Close, ConnectionEnd, Frame, Opcode, Ping
 from protocols.sagemaker import STREAM_BROKEN
 from protocols.websocket import WebSocketConnection
+
+log = logging.getLogger("gateway.bridge")
 
 _NORMAL, _GOING_AWAY, _TRY_AGAIN = 1000, 1001, 1013  # RFC 6455 section 7.4.1 and the IANA registry
 _CLEAN = (_NORMAL, None)
@@ -34,6 +38,9 @@ _FRAME = 128
 _TURN, _RECEIVED = 64, 16
 _WRITE_AT_MOST = 65536
 _NO_BOUND = 2**63
+# Of waiting for a container that cannot be told that the input has ended; then the log says what is waited for.
+_SAID_AFTER = 10.0
+_REMEDY = "let it say Close when it has answered, or name its end of input in X-Everywire-End-Of-Input"
 
 
 @final
@@ -83,15 +90,30 @@ class Relay:
     `read_ahead`, the one frame that passes it, and what one receive brought beside it; and the part that the container
     has not taken. Where the budget has no room, the session ends with Overloaded.
 
-    The end: the container's Close, or the end of its connection, comes to the session after every frame before it.
-    When the session's input ends, Close 1000 follows the last part (or `half_close_quiet`), and frames go on until the
-    container's own Close.
+    The end: the container's Close, or the end of its connection, comes to the session after every frame before it. A
+    WebSocket has no word for the end of the input alone. A container that has named a text for it in its handshake gets
+    that text as a last message. Any other is waited for, until it says Close by itself or the session's time is over.
+    Only where `half_close_quiet` is set, Close 1000 goes out after that silence, which is a guess: most libraries drop
+    what they still have to send when a Close comes. An answer that such a Close may have cost is an error.
     """
 
-    def __init__(self, container: Container, transport: Transport, machine: WebSocketConnection, holding: Holding) -> None:
-        """The machine's frames land in memory that `holding` allocates."""
+    def __init__(
+        self,
+        container: Container,
+        transport: Transport,
+        machine: WebSocketConnection,
+        holding: Holding,
+        end: bytes | None = None,
+    ) -> None:
+        """The machine's frames land in memory that `holding` allocates. `end` is the text that the container has named
+        for the end of the input."""
         self._container, self._limits = container, container.limits
         self._transport, self._machine, self._holding = transport, machine, holding
+        self._end_of_input = end
+        self._owing = False  # since the last whole part there was no whole message
+        self._in_message = False  # the last frame that came has no FIN
+        self._unfinished = False  # the input has ended in the middle of a message
+        self._guessed = False  # our Close is out, though the container may have had something to say
         self._scope = trio.CancelScope()
         self._error: Exception | None = None
         self._held = 0  # of frames that the session has not taken
@@ -192,6 +214,9 @@ class Relay:
                 self._holding.landing = 0  # a large frame is one of those now
                 self._pay()
                 self._last_frame = trio.current_time()
+                self._in_message = not event.fin
+                if event.fin:
+                    self._owing = False
                 self._frames.append(event)
                 self._arrived.wake()
             elif event is NEED_DATA:
@@ -202,7 +227,7 @@ class Relay:
                     await self._transport.wait_readable()
                     turn = 0
             elif type(event) is Close:
-                self._verdict = None if event.code in _CLEAN else _closed(event)
+                self._verdict = self._meaning_of(event)
                 self._write()  # the echo
                 return
             elif type(event) is ConnectionEnd:
@@ -210,6 +235,21 @@ class Relay:
                 return
             elif type(event) is Ping:
                 self._write()
+
+    def _meaning_of(self, close: Close) -> ModelError | None:
+        """The error that the container's Close is; None for a good end."""
+        if close.code not in _CLEAN:
+            return _closed(close)
+        if self._in_message and not self._unfinished:  # what was asked in part may be answered in part
+            return _broken(f"{self._named} closed the session in the middle of a message")
+        if self._guessed and self._owing:
+            quiet = self._limits.half_close_quiet
+            return _broken(
+                f"{self._named} sent nothing after the client's last part, neither for {quiet:g} s (half_close_quiet) nor "
+                f"between our Close and its own: an answer may be lost; {_REMEDY}, or set a longer half_close_quiet",
+                status=GATEWAY_TIMEOUT,
+            )
+        return None
 
     def _receive(self) -> bool:
         """Whether there was anything to receive."""
@@ -266,16 +306,52 @@ class Relay:
                 self._pay()
                 machine.send_frame(opcode, part.last, (part.data,))
                 continuing = not part.last
+                self._owing = self._owing or part.last
                 del part
                 self._write()
-        await self._quiet_for(self._limits.half_close_quiet)
+        await self._end_input(session, in_message=continuing)
+
+    async def _end_input(self, session: Session[Part, Part], *, in_message: bool) -> None:
+        machine, limits = self._machine, self._limits
+        self._unfinished = in_message
+        awaits = getattr(session.channel, "awaits", None)
+        if awaits is not None:
+            awaits(self._awaited)
+        if self._end_of_input is not None:
+            if in_message:
+                raise BadRequest("the input ended in the middle of a message: its last part must not be PARTIAL")
+            if machine.is_open:
+                self._unsent = len(self._end_of_input)
+                self._pay()
+                machine.send_frame(_TEXT, True, (self._end_of_input,))
+                self._write()
+            return
+        if limits.half_close_quiet == math.inf:
+            await trio.sleep(_SAID_AFTER)
+            extra = {"container": self._container.address.authority, "session": session.id, "setting": "half_close_quiet"}
+            log.info("the client has ended its input, the container cannot be told: waiting for its Close", extra=extra)
+            return
+        await self._quiet_for(limits.half_close_quiet)
         if machine.is_open:
+            self._guessed = True
             machine.send(Close(code=_NORMAL))
             self._write()
-        allowed = self._limits.half_close_timeout
+        allowed = limits.half_close_timeout
         await self._quiet_for(allowed)
-        error = f"the container sent neither frames nor its Close for {allowed:g} s after ours (half_close_timeout)"
-        self._end(_broken(error, status=GATEWAY_TIMEOUT))
+        error = f"sent neither frames nor its Close for {allowed:g} s after ours (half_close_timeout)"
+        self._end(_broken(f"{self._named} {error}", status=GATEWAY_TIMEOUT))
+
+    @property
+    def _named(self) -> str:
+        return f"the container at {self._container.address.authority}"
+
+    def _awaited(self) -> str:
+        """For an error that comes while the container is waited for."""
+        if self._owing:
+            said = f"{self._named} has sent nothing since the client's last part"
+        else:
+            said = f"{self._named} has not closed the session since the client ended its input"
+        return said if self._end_of_input is not None else f"{said}; {_REMEDY}, or set half_close_quiet"
 
     async def _quiet_for(self, seconds: float) -> None:
         """Until the container has sent nothing for so long. While a slow client holds frames, that is not its silence."""

@@ -250,7 +250,7 @@ class Tour:
                     self._echo(f"     identity: {large.nbytes >> 20} MiB there and back unchanged in {took:.1f} ms")
 
     async def _endless(self, peer: client.Peer) -> None:
-        body = {"inputs": "count", "parameters": {"max_new_tokens": 10**9}, "stream": True}
+        body = {"inputs": "count", "parameters": {"max_new_tokens": 65536}, "stream": True}
         await peer.send(*client.post(1, "/predictions/counter", json.dumps(body).encode(), _JSON))
         event = await peer.next_event()
         _check(isinstance(event, Response) and event.status == 200, f"unexpected answer {event}")

@@ -7,9 +7,11 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import Protocol, final
 
+from gateway.addresses import UNIX, Host, places_of, url_host
 from gateway.bridge import ContainerLimits, container_spec
 from gateway.config import Config
 from gateway.settings import ConfigError, Resolved
+from gateway.settings_agreement import is_local
 from models.spec import ModelSpec
 from protocols import bidi
 
@@ -20,6 +22,8 @@ CLEAR_PORT = 8090
 class Listening(Protocol):
     """What listens: 0 is a port that is not open."""
 
+    @property
+    def addresses(self) -> tuple[str, ...]: ...
     @property
     def port(self) -> int: ...
     @property
@@ -48,6 +52,10 @@ class Emulation:
         if not any(key.startswith("tls.") for key in resolved.sources if key != "tls.dev_dir"):
             config = replace(config, tls=replace(config.tls, dev=True))  # the AWS SDK speaks HTTP/2 over TLS alone
         self.config: Config = config
+        hosts = [place.name for place in places_of(config.listen.host) if isinstance(place, Host)]
+        # `localhost` is a name of the development certificate
+        near = [name for name in hosts if name in ("0.0.0.0", "::") or is_local(name)]
+        self._name = "localhost" if near or not hosts else url_host(hosts[0])
         try:
             bidi.validate_request(endpoint, {})
         except bidi.BidiInputError as e:
@@ -66,9 +74,11 @@ class Emulation:
         trust = f", and SSL_CERT_FILE={certificate} in its environment" if certificate else ""
         lines = [f"Endpoint {self.endpoint!r} is the container at {self.container}."]
         if listening.tls_port:
-            lines.append(f"AWS SDK (bidirectional): endpoint_uri https://localhost:{listening.tls_port}{trust}.")
+            lines.append(f"AWS SDK (bidirectional): endpoint_uri https://{self._name}:{listening.tls_port}{trust}.")
         if listening.port:
-            lines.append(f"boto3 and the AWS CLI: endpoint_url http://localhost:{listening.port}.")
+            lines.append(f"boto3 and the AWS CLI: endpoint_url http://{self._name}:{listening.port}.")
+        for path in [url.removeprefix(UNIX) for url in listening.addresses if url.startswith(UNIX)]:
+            lines.append(f"curl: --unix-socket {path}.")
         if self.config.sagemaker.sigv4.credentials:
             lines.append(f"Credentials must be those of {self.config.sagemaker.sigv4.credentials}.")
         else:
@@ -80,8 +90,8 @@ class Emulation:
         facts = {
             "endpoint": self.endpoint,
             "container": self.container,
-            "url": f"http://localhost:{listening.port}" if listening.port else "",
-            "tls_url": f"https://localhost:{listening.tls_port}" if listening.tls_port else "",
+            "url": f"http://{self._name}:{listening.port}" if listening.port else "",
+            "tls_url": f"https://{self._name}:{listening.tls_port}" if listening.tls_port else "",
             "ca": certificate,
             "credentials": self.config.sagemaker.sigv4.credentials,
         }

@@ -99,7 +99,15 @@ class BadRequest(GatewayError):
 
 @final
 class NotFound(GatewayError):
-    """No such path, model or version."""
+    """No such model or version."""
+
+    status = 404
+    code = "NotFound"
+
+
+@final
+class NoSuchPath(GatewayError):
+    """Nothing is answered at this path."""
 
     status = 404
     code = "NotFound"
@@ -207,6 +215,19 @@ class Drained(GatewayError):
 
 
 @final
+class SlowReader(GatewayError):
+    """The client has taken none of what is there for it for too long. It hears of it where it reads again."""
+
+    status = 408
+    ending = Ending.LOST
+    code = "SlowReader"
+
+    def __init__(self, seconds: float) -> None:
+        """`seconds` is what `limits.write_stall` allows."""
+        super().__init__(f"the client took nothing of its answer for {seconds:g} s (limits.write_stall)")
+
+
+@final
 class DeadlineExceeded(GatewayError):
     """The session's time is over."""
 
@@ -234,6 +255,16 @@ class ModelFailed(GatewayError):
     def __init__(self, message: str, *, code: str, status: int) -> None:
         super().__init__(message, status=status)
         self.code = code
+
+    @property
+    def too_long(self) -> bool:
+        """True if the prompt does not fit into the model's context (`models.errors.ContextLengthExceeded`)."""
+        return self.code == "ContextLengthExceeded"
+
+    @property
+    def request_to_blame(self) -> bool:
+        """True if the model says that the request cannot be served, and that nothing else is wrong."""
+        return self.too_long or self.code == "ValidationError"
 
 
 @final

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any, Protocol, final
 import msgspec
 import trio
 
+from gateway.body_pool import GrowingBody
 from gateway.codec_threads import beside
 from gateway.errors import (
     BadRequest,
@@ -22,6 +23,7 @@ from gateway.errors import (
     UnsupportedEncoding,
 )
 from gateway.ledger import INPUT, ROOM, Waits
+from models.threads import detached, throw
 from protocols.content_coding import Coding, Inflater, parse_content_encoding
 from protocols.errors import RemoteProtocolError
 from protocols.events import Buffer, Frame, Headers, Opcode, Request
@@ -30,6 +32,8 @@ from protocols.http1_output import PIECE_SIZES
 if TYPE_CHECKING:
     from gateway.body_pool import BodyPool
     from gateway.config import LimitsConfig
+    from gateway.credentials import Door
+    from gateway.proxies import TrustedProxies
     from models.session import ClientCertificate
     from protocols.buffers import ByteBudget
 
@@ -55,7 +59,12 @@ _SMALL = 512
 _FRAMING = 20
 _FOREVER = float("inf")
 _NOTHING: list[Buffer | Frame] = []  # which nobody changes
+# nginx, and the proxies that have its manners, collect an answer before they pass it on, unless it says this
+_UNBUFFERED = (b"x-accel-buffering", b"no")
 NO_PIECES: list[bytes] = []  # likewise
+LAST_WORD = 5.0
+"""Seconds that a client has, after `limits.write_stall`, to read again and hear why its answer ends: what
+`websocket.close_timeout` gives a Close. Meanwhile its model has stopped, and only what is queued is held."""
 
 
 class Wire(Protocol):
@@ -99,12 +108,19 @@ class Owner(Protocol):
     """Who keeps count of exchanges."""
 
     peer: str
+    proxies: TrustedProxies | None
+    """Who names clients in requests; None where nobody who is trusted does."""
 
     limits: LimitsConfig
     budget: ByteBudget
     pool: BodyPool
     last_sent: float
     """When bytes were last taken by the transport, on Trio's clock."""
+
+    @property
+    def door(self) -> Door:
+        """What of a request models are shown."""
+        ...
 
     @property
     def client_certificate(self) -> ClientCertificate | None:
@@ -136,6 +152,12 @@ class _Gathering:
         self.landed = False  # the wire itself receives into the sink
         self.error: GatewayError | None = None
 
+    def take_error(self) -> GatewayError:
+        """To be raised: by its traceback it then knows who gathers, and the body."""
+        error, self.error = self.error, None
+        assert error is not None
+        return error
+
 
 @final
 class Exchange:
@@ -162,6 +184,8 @@ class Exchange:
         "_held",
         "_inbox",
         "_items",
+        "_made",
+        "_objects",
         "_outbox",
         "_reader",
         "_received",
@@ -176,6 +200,7 @@ class Exchange:
         "allowed",
         "allowed_by",
         "arrived_at",
+        "awaited",
         "began_at",
         "bytes_in",
         "bytes_out",
@@ -205,6 +230,7 @@ class Exchange:
         "silence",
         "started_at",
         "status",
+        "stopped_by",
         "stream",
         "waits",
         "wire",
@@ -223,8 +249,13 @@ class Exchange:
     """When the first bytes of its body had left; None before, and where all of the answer left at once."""
     waits: Waits | None
     """What it has waited for; None where it has not."""
+    stopped_by: str
+    """`gateway` where it has stopped the model before that had returned, as the text had all that was asked for; not set
+    otherwise."""
     parts_in: int
     """Messages that were taken out of its body, where its dialect counts them; not set otherwise."""
+    awaited: Callable[[], str]
+    """Says for whom its model waits, for an error that its time is over; not set where the model has not said."""
 
     def __init__(
         self,
@@ -288,6 +319,8 @@ class Exchange:
         self._reserved = 0  # the whole body, paid from the budget
         self._charged = 0  # a message larger than the send buffer, likewise
         self._assembly = 0  # a message under way in a decoder, likewise
+        self._made = 0  # of it, what objects take that were made of its own JSON, or are to be made for its answer
+        self._objects = 0  # what is made of its bytes one by one, likewise
         self._turn_left = self._items = _TURN  # their difference is what was sent, each message as `_SENT`
         self._turn_bytes = self._received = 0
         self._until = 0  # below so many `bytes_out` there is room, and no checkpoint due for them
@@ -609,7 +642,8 @@ class Exchange:
         while not self.input_ended and gathering.error is None:
             await self._wait_input()
         if gathering.error is not None:
-            raise gathering.error
+            self._gathering = None
+            throw(gathering.take_error())
         body = sink if sink is not None else memoryview(gathering.growing)
         self._gathering = None
         return await self._inflated(body, codings, limit, setting) if codings else body
@@ -631,31 +665,34 @@ class Exchange:
 
     async def _inflated(self, body: memoryview, codings: tuple[Coding, ...], limit: int, setting: str) -> memoryview:
         """The content of a body that is all here. Each step is paid for before it is made, and the body until the last."""
-        inflater, out, sent, steps = Inflater(codings, limit=limit), bytearray(), self._reserved, 0
+        inflater, out, sent, steps = Inflater(codings, limit=limit), GrowingBody(limit), self._reserved, 0
         inflater.feed(body)
         try:
             while not inflater.hungry:
                 steps += 1
                 short = steps <= _SHORT_STEPS
-                step = min(_SHORT_STEP if short else _BODY_STEP, max(limit - len(out), 1))
+                step = min(_SHORT_STEP if short else _BODY_STEP, max(limit - out.size, 1))
                 self._reserve(step)
                 if short:
-                    inflater.inflate_into(out, step)
+                    _inflate(inflater, out, step)
                 else:
-                    await beside(partial(inflater.inflate_into, out, step))
-                self._unreserve(self._reserved - sent - len(out))
+                    await beside(partial(_inflate, inflater, out, step))
+                self._unreserve(self._reserved - sent - out.size)
             inflater.finish()
-        except RemoteProtocolError as e:
-            raise TooLarge(f"{e} ({setting})") if e.status == 413 else BadRequest(str(e)) from None
+        except BaseException as e:
+            out.clear()  # the error knows it, by its traceback, until it is said
+            if isinstance(e, RemoteProtocolError):
+                raise TooLarge(f"{e} ({setting})") if e.status == 413 else BadRequest(str(e)) from None
+            raise
         self._unreserve(sent)
-        self.copied += len(out)
+        self.copied += out.size
         # who reads the request from now on sees a body that is what it was made of
         gone = (b"content-encoding", b"content-length")
         self.request = msgspec.structs.replace(
             self.request, headers=[field for field in self.request.headers if field[0] not in gone]
         )
         self.fields = self.owner.fields(self.request.headers)
-        return memoryview(out)
+        return out.view()
 
     def whole_body(self, limit: int) -> Buffer | None:
         """What `receive_body` returns a view of, if all of it is here already, in one piece, within the limit and without a
@@ -732,7 +769,7 @@ class Exchange:
         if self.silence is not None:
             seconds, setting = self.silence
             if now - max(self.arrived_at, self.sent_at) > seconds:
-                self.interrupt(DeadlineExceeded(f"no part in either direction for {seconds:g} s ({setting})"))
+                self.interrupt(self._too_late(f"no part in either direction for {seconds:g} s ({setting})"))
         if self.input_ended or self._returned or self._gathering is None:
             return
         limits, waited, lasted = self.owner.limits, now - self.arrived_at, now - self.started_at
@@ -746,13 +783,13 @@ class Exchange:
     @property
     def held(self) -> int:
         """Bytes of the budget that this exchange holds."""
-        return self._held + self._reserved + self._charged + self._assembly
+        return self._held + self._reserved + self._charged + self._assembly + self._objects
 
     @property
     def held_in_memory(self) -> tuple[int, int, int]:
-        """What of that is its whole body, a message that is being put together, and one on its way that is larger than the
-        queue."""
-        return self._reserved, self._assembly, self._charged
+        """What of that is its whole body and what is made of it, a message that is being put together, and one on its way
+        that is larger than the queue."""
+        return self._reserved + self._objects, self._assembly, self._charged
 
     def _reserve(self, n: int) -> None:
         if not self.owner.budget.try_reserve(n):
@@ -855,11 +892,12 @@ class Exchange:
         self._begin_turn()
 
     def start(self, status: int, headers: Headers) -> None:
-        """Queues the head. `x-request-id` is added."""
+        """Queues the head. `x-request-id` is added; to the head of a stream also that proxies should not hold it back."""
         if not self._open():
             return
         self.status = status
-        self.wire.start(self, status, [*headers, (b"x-request-id", self.id.encode())])
+        streams = () if status < 200 or status == 204 else (_UNBUFFERED,)
+        self.wire.start(self, status, [*headers, *streams, (b"x-request-id", self.id.encode())])
 
     def push(self, *buffers: Buffer) -> None:
         """Queues one piece of the body: by reference, so its memory must not change until it is written."""
@@ -948,6 +986,33 @@ class Exchange:
             self.owner.budget.release(self._assembly)
             self._assembly = 0
 
+    def making(self, n: int) -> None:
+        """Objects that take n bytes are made of the request's text, or for its answer: they count until its end, or until
+        another number is said. Overloaded where the budget has no room."""
+        extra = n - self._made
+        if extra > 0 and not self.owner.budget.try_reserve(extra):
+            raise no_bytes(self.owner.budget, extra)
+        if extra < 0:
+            self.owner.budget.release(-extra)
+        self._objects += extra
+        self._made = n
+
+    def reserve_objects(self, n: int) -> Callable[[], None]:
+        """Counts n bytes of objects that are made of what this exchange has received, until what this returns is called: a
+        thread that is at work with them may outlive the exchange. Overloaded where the budget has no room."""
+        budget, left = self.owner.budget, n
+        if not budget.try_reserve(n):
+            raise no_bytes(budget, n)
+        self._objects += n
+
+        def give_back() -> None:
+            nonlocal left
+            budget.release(left)
+            self._objects -= left
+            left = 0
+
+        return give_back
+
     def abort(self, ending: Ending) -> None:
         """Ends the exchange where no honest in-band ending is possible any more: RST_STREAM, or the connection's end."""
         if self.ending is None and self.finishing is None:
@@ -964,7 +1029,11 @@ class Exchange:
 
     @property
     def interruption_or_deadline(self) -> GatewayError:
-        return self.interruption or DeadlineExceeded(f"the session's {self.allowed:g} s are over ({self.allowed_by})")
+        return self.interruption or self._too_late(f"the session's {self.allowed:g} s are over ({self.allowed_by})")
+
+    def _too_late(self, message: str) -> DeadlineExceeded:
+        awaited: Callable[[], str] | None = getattr(self, "awaited", None)
+        return DeadlineExceeded(message if awaited is None else f"{message}: {awaited()}")
 
     def returned(self) -> None:
         """The exchange's task is done with it: unread input is credited and dropped, what was held is given back."""
@@ -1010,12 +1079,22 @@ class Exchange:
     def _close(self) -> None:
         """It has its ending, and its task is done with it."""
         self.fail = None  # it knows the exchange: a cycle would keep both until the collector comes by
+        if self.interruption is not None:
+            detached(self.interruption)  # which may have been raised in the exchange's own task, for the same reason
         owner = self.owner
+        if self._made:
+            self.making(0)
         if reserved := self._reserved:
             # the body's memory counts until the answer, which may be views of it, is written
             self._reserved = 0
             owner.budget.release(reserved)
         owner.exchange_closed(self)
+
+
+def _inflate(inflater: Inflater, out: GrowingBody, at_most: int) -> None:
+    made = bytearray()
+    inflater.inflate_into(made, at_most)
+    out.append(made)
 
 
 def _too_large(n: int, limit: int, setting: str) -> TooLarge:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextvars
 import logging
+import math
 import types
 from collections import deque
 from collections.abc import Callable, Coroutine, Generator
@@ -23,17 +24,19 @@ _IDLE = 256  # tasks that wait for work; more than that end
 _DOUBT = 64  # exchanges, at most, that get tasks of their own after the leader's have waited
 _BATCH = 32  # owners that the leader tells before what begins thereby runs, and what they have to write is written
 _TURN = 0.005  # seconds that the leader tells owners before other tasks have their turn
+_NOW = math.inf  # other tasks have just had it
 
 
 @final
 class _Place:
     """One task, the exchange it has, and the scope around its work."""
 
-    __slots__ = ("cancel_status", "context", "exchange", "leads", "scope", "spoilt", "task")
+    __slots__ = ("cancel_status", "context", "exchange", "leads", "scope", "since", "spoilt", "task")
 
     def __init__(self, exchange: Exchange | None) -> None:
         self.exchange = exchange
         self.leads = exchange is None
+        self.since = _NOW
         self.spoilt = False
         self.task = trio.lowlevel.current_task()
         self.context = self.task.context.copy()
@@ -67,7 +70,11 @@ class ExchangeTasks:
 
     `work` does what the exchange asks for; `blame` makes of what that raises, if it does, the error that is to be said;
     `conclude` says it, and that it was interrupted instead where its scope was cancelled; `write` writes what they have put
-    off. These three contain every exception.
+    off and, if it is told so, lets connections begin more of what they have received: True if more is put off by then.
+    These three contain every exception.
+
+    Nobody has the leader to himself: what a connection has received begins in rounds, a bounded number each, and every round
+    asks for news of all the others, also while there is enough to do without.
     """
 
     def __init__(
@@ -75,12 +82,13 @@ class ExchangeTasks:
         work: Callable[[Exchange], Coroutine[Any, Any, None]],
         blame: Callable[[Exchange, Exception], GatewayError],
         conclude: Callable[[Exchange, GatewayError | None], None],
-        write: Callable[[], None],
+        write: Callable[[bool], bool],
     ) -> None:
         self._work, self._blame, self._conclude, self._write = work, blame, conclude, write
         self.leading = False
         """Whether the leader is at work: it writes what is put off before it waits."""
         self._idle: list[_Place] = []
+        self._places: dict[trio.lowlevel.Task, _Place] = {}
         self._nursery: trio.Nursery
         self._readiness: Readiness | None = None
         self._telling = False
@@ -91,6 +99,11 @@ class ExchangeTasks:
     def idle(self) -> int:
         """Tasks that wait for an exchange."""
         return len(self._idle)
+
+    def exchange_of(self, task: trio.lowlevel.Task) -> Exchange | None:
+        """The one that runs in this task; None for tasks of others. May be called in any thread."""
+        place = self._places.get(task)
+        return None if place is None else place.exchange
 
     def begin(self, nursery: trio.Nursery, readiness: Readiness | None) -> None:
         """Tasks live in this nursery; one of them leads, where there is something to be told."""
@@ -119,6 +132,7 @@ class ExchangeTasks:
     async def _run(self, exchange: Exchange | None) -> None:
         place = _Place(exchange)
         del exchange  # which this task outlives
+        self._places[place.task] = place
         try:
             while True:
                 # a scope is used until it is cancelled: entering one is not cheap either
@@ -137,6 +151,8 @@ class ExchangeTasks:
             while self._begun:
                 self._returned(self._begun.popleft())
             raise
+        finally:
+            del self._places[place.task]
 
     async def _serve(self, place: _Place) -> bool:
         """Leads, and runs one exchange after another. True when the scope of one was cancelled, False when this task is
@@ -154,6 +170,7 @@ class ExchangeTasks:
                     if place.task._cancel_status is not place.cancel_status:
                         self._tidy(place)
                 if exchange.leave():
+                    error = None  # it knows this frame: a cycle would keep the exchange's memory
                     return True
                 self._done(place, error)
                 error = exchange = None  # the one knows this frame, and the task outlives the other
@@ -170,7 +187,11 @@ class ExchangeTasks:
         now = trio.lowlevel.current_clock().current_time
         task, begun, work_of = place.task, self._begun, self._work
         exchange: Exchange | None = None
-        began = now()
+        began = min(place.since, now())
+        place.since = _NOW
+        if now() - began > _TURN:
+            await trio.lowlevel.checkpoint()
+            began = now()
         while place.leads:
             if begun:
                 exchange = begun.popleft()
@@ -200,6 +221,9 @@ class ExchangeTasks:
                     if task._cancel_status is not place.cancel_status:
                         self._tidy(place)
                 if exchange.leave():
+                    error = None  # it knows this frame: a cycle would keep the exchange's memory
+                    if place.leads:  # it was cancelled and has not waited: the turn of the others is as due as before
+                        place.since = began
                     return True
                 if error is None and exchange.finishing is not None:  # as most: this is `_done`, without a call
                     place.exchange = None
@@ -213,23 +237,25 @@ class ExchangeTasks:
                 if place.leads:
                     self._doubt = 0
                     if exchange.left_at - began > _TURN:
-                        self._write()
+                        self._write(False)  # the answers; who would begin more waits until these are through
                         await trio.lowlevel.checkpoint()
                         began = now()
                 continue
-            told, self._telling = 0, True  # what begins meanwhile is ours
+            self._telling = True  # what begins meanwhile is ours
             try:
                 # answers that leave one after the other wake a client once
-                self._write()
-                if not begun:
-                    told = readiness.tell(_BATCH)
+                busy = self._write(True)
+                if busy or begun:  # it will not wait for news
+                    readiness.look()
+                if readiness.tell(_BATCH):
+                    busy = True
             finally:
                 self._telling = False
-            if told:
+            if busy or begun:
                 if now() - began > _TURN:
                     await trio.lowlevel.checkpoint()
                     began = now()
-            elif not begun:
+            else:
                 self.leading = False
                 exchange = None  # the last one: it may be long until the next
                 await readiness.wait()

@@ -9,10 +9,12 @@ import resource
 import secrets
 import socket
 import ssl
-from collections.abc import Callable, Coroutine, Iterable, Iterator
+import time
+from collections.abc import Awaitable, Callable, Coroutine, Iterable, Iterator
 from contextlib import AbstractAsyncContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, final
+from email.utils import formatdate
+from typing import TYPE_CHECKING, Any, NoReturn, final
 from uuid import uuid4
 
 import trio
@@ -20,12 +22,14 @@ import trio
 from gateway.admission import Admission, Asked, Route
 from gateway.body_pool import BodyPool
 from gateway.certificate_facts import Certificate
-from gateway.config import Config, ListenConfig
+from gateway.config import Config
+from gateway.credentials import Door
 from gateway.dialects.base import Models
 from gateway.dialects.bidi import BidiDialect
 from gateway.dialects.bidi import refuse as refuse_as_bidi
 from gateway.dialects.container import ContainerDialect, refuse_as_mme
 from gateway.dialects.endpoints import Endpoints
+from gateway.dialects.index import IndexDialect
 from gateway.dialects.lmi import LMIDialect
 from gateway.dialects.lmi_refusals import refuse_as_lmi
 from gateway.dialects.management import ManagementDialect
@@ -62,17 +66,20 @@ from gateway.exchange import Exchange
 from gateway.exchange_tasks import ExchangeTasks
 from gateway.histogram import Histogram
 from gateway.hub import Hub, Watchable
-from gateway.listeners import Listener
+from gateway.listeners import Listener, Port, Rules, open_listeners
 from gateway.loading import configured_specs
-from gateway.observe import Observer
+from gateway.loop_watch import Blocks, LoopWatch
+from gateway.observe import Observer, log_failure
+from gateway.proxies import TrustedProxies
 from gateway.routing import Handler, Router, Words
 from gateway.serving_properties import text_options
-from gateway.settings_agreement import exposed_plane
+from gateway.settings_agreement import exposed_plane, has_plane, missing_tls
 from gateway.settings_schema import ConfigError
 from gateway.signatures import Signatures
 from gateway.tls_reload import ServedCertificate
 from gateway.transport import SocketTransport, StreamTransport, Transport
 from gateway.version import version
+from gateway.warmup import answer_check
 from gateway.wires.asgi import ASGICall, Receive, Scope, Send, refuse_asgi
 from gateway.wires.connection import Connection, ConnectionWire
 from gateway.wires.sniff import sniff
@@ -85,6 +92,8 @@ from gateway.workers.supervisor import Supervisor
 from models.adapt import spec_of
 from models.spec import ModelSpec
 from protocols.buffers import ByteBudget
+from protocols.date_field import DateField
+from protocols.proxy import ProxyReceiver
 
 if TYPE_CHECKING:
     from opentelemetry.trace import TracerProvider
@@ -98,12 +107,9 @@ log = logging.getLogger("gateway")
 _TICK = 1.0
 _LAGS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5)
 _TURN = 0.005  # seconds of connections' turns before tasks have theirs
+_LOOK = 32  # turns between two looks at the clock
 # What an interrupted exchange has for its goodbye, and a cancelled model for its clean-up, before the server stops.
 _GRACE = 5.0
-
-
-def _listener(listen: ListenConfig, port: int, setting: str) -> Listener:
-    return Listener(listen.host, port, backlog=listen.backlog, keepalive=listen.tcp_keepalive, setting=setting)
 
 
 @final
@@ -137,21 +143,27 @@ class Gateway:
         *,
         chance: Callable[[], float] = random.random,
         tracer_provider: TracerProvider | None = None,
+        wall_clock: Callable[[], float] = time.time,
     ) -> None:
-        """`chance` gives numbers from 0 to 1, for the jitter of restarts: a seeded one makes them repeatable.
+        """`chance` gives numbers from 0 to 1, for the jitter of restarts: a seeded one makes them repeatable. `wall_clock`
+        gives the seconds since 1970 that the Date of answers is made of.
         `tracer_provider` is OpenTelemetry's: exchanges then have spans. Without one they have them where `tracing.enabled`
         is set, by the provider that the program has made the global one."""
         self.config = config or Config()
         self.limits = self.config.limits
         self.budget = ByteBudget(self.limits.total_bytes)
         self._refuse_above = self.limits.memory_refuse * self.limits.total_bytes // 100
+        self.door = Door(passes_credentials=self.config.access.pass_credentials)
         self.pool = BodyPool(self.limits.body_pool)
+        self.proxies = self._trusted_proxies()
         self.scratch = memoryview(bytearray(64 * 1024))
         self.port = self.tls_port = self.bidi_port = 0
-        """Where it listens, once `serve` has started; 0 where it does not."""
+        """Where it listens, once `serve` has started; 0 where it does not. Of sockets that systemd has passed, the first."""
+        self.addresses: tuple[str, ...] = ()
+        """All of where it listens then, such as `http://127.0.0.1:8080`, `https://[::1]:8443` and `unix:/run/served`."""
         self.operator_port = 0
         """Where the operator plane listens; 0 where it does not, also while its port is somebody else's."""
-        for problem in exposed_plane(self.config):
+        for problem in (*exposed_plane(self.config), *missing_tls(self.config)):
             raise ConfigError(problem)
         specs: list[ModelSpec] = [*configured_specs(self.config), *(spec_of(m) for m in models)]
         for spec in specs:
@@ -160,7 +172,7 @@ class Gateway:
             except ConfigError as e:
                 raise ConfigError(f"model {spec.name!r}: {e}") from None
         spans = self._make_spans(tracer_provider)
-        self.supervisor = Supervisor(specs, escalated=self._escalate, chance=chance, spans=spans)
+        self.supervisor = Supervisor(specs, escalated=self._escalate, chance=chance, spans=spans, check=answer_check)
         self._given_up = ""
         chosen = self.config.repository
         limits = RepositoryLimits(
@@ -198,9 +210,12 @@ class Gateway:
         # letters and digits alone: a head takes them without a look
         self.new_id = map(f"{secrets.token_hex(4)}%d".__mod__, itertools.count(1)).__next__
         self.clock: Callable[[], float] = trio.current_time
+        self._wall_clock, self.date = wall_clock, DateField()
         self._turned_away = 0
         self._lag = Histogram(_LAGS)
         """How late the loop came to the coarse timer."""
+        self.blocks = Blocks()
+        """What has kept the event loop."""
         self._metrics: Metrics | None = None
         self._report: DrainReport | None = None
         self._listening, self._reported, self._over = trio.Event(), trio.Event(), trio.Event()
@@ -211,6 +226,12 @@ class Gateway:
         endpoints = Endpoints(self.config, served, self.repository)
         endpoints.check()
         self._route(served, endpoints)
+
+    def _trusted_proxies(self) -> TrustedProxies | None:
+        try:
+            return TrustedProxies(listed) if (listed := self.config.listen.trusted_proxies) else None
+        except ValueError as e:
+            raise ConfigError(f"listen.trusted_proxies: {e}") from None
 
     def _make_spans(self, provider: TracerProvider | None) -> Spans | None:
         if provider is None and not self.config.tracing.enabled:
@@ -224,21 +245,24 @@ class Gateway:
         return Spans(provider or get_tracer_provider(), lambda exchange: self._router.path_of(exchange))
 
     def _route(self, models: Models, endpoints: Endpoints) -> None:
-        self._management = management = ManagementDialect(models)
+        self._management = management = ManagementDialect(models, self.supervisor)
         texts = TextCalls(models)
         openai = OpenAIDialect(texts)
         lmi, bidi = LMIDialect(models, texts, openai), BidiDialect(models, endpoints, self.signatures)
         calls = V2Calls(models)
         v2, infer = V2Dialect(calls, management, name="everywire", version=version()), InferDialect(calls)
-        self._health = {management.ping, v2.live, v2.ready, v2.model_ready}
+        index = IndexDialect(models)
+        self._health = {management.ping, v2.live, v2.ready, v2.model_ready, index.index}
         """They answer whatever happens: who asks wants to know, in their own words."""
         router = self._router = Router()
+        router.add("GET", "/", index.index)
         router.add("GET", "/ping", management.ping)
         container = ContainerDialect(models, lmi, infer)
         router.add("POST", "/v1/chat/completions", openai.chat_completions)
         router.add("POST", "/v1/completions", openai.completions)
         router.add("GET", "/v1/models", openai.models)
         router.add("GET", "/v1/models/{name}", openai.model)
+        router.under("/v1", refuse_as_openai)
         platform = SageMakerDialect(models, endpoints, container, self.signatures)
         router.add("POST", "/invocations", container.invocations)
         router.add("POST", "/models/{name}/invoke", container.invoke)
@@ -333,7 +357,7 @@ class Gateway:
 
     def _take_by(self, exchange: Exchange, handler: Handler) -> None:
         """What goes wrong before the handler is asked is said in its words."""
-        words = self._words.get(handler)
+        words = self._words.get(handler) or self._router.words_under(exchange.path)
         if words is not None:
             exchange.take("", words)
 
@@ -347,6 +371,8 @@ class Gateway:
 
     def _conclude(self, exchange: Exchange, error: GatewayError | None) -> None:
         """Says what is still to be said: a client that has left or has its whole answer is told nothing."""
+        if error is not None:
+            log_failure(exchange, error)
         if exchange.gone or exchange.finishing is not None:
             return
         if error is not None and error.refusal is not None:
@@ -387,6 +413,7 @@ class Gateway:
 
         A model that is given up, and whose policy says `escalate`, begins a drain; ModelGivenUp is raised at its end."""
         self.clock = trio.lowlevel.current_clock().current_time
+        self._tell_date()
         tls = self._tls = self._served_certificate()
         listeners = self._listen(tls)
         self._listening.set()
@@ -409,7 +436,7 @@ class Gateway:
                 accepting = trio.CancelScope()
                 connections.start_soon(self._accept_all, listeners, accepting)
                 connections.start_soon(self._tick)
-                if tls is not None and self.tls_port:
+                if tls is not None and any(shown for _, shown in listeners):
                     connections.start_soon(tls.watch)
                 connections.start_soon(self._turns)
                 if self.hub is None and Hub.available and listeners:
@@ -426,7 +453,7 @@ class Gateway:
             await self.supervisor.stop()
 
     def _operated(self) -> AbstractAsyncContextManager[None]:
-        if self.config.operator.port < 0:
+        if not has_plane(self.config.operator):
             return nullcontext()
         from gateway.operator.plane import operating  # whoever has none needs nothing of it
 
@@ -449,22 +476,21 @@ class Gateway:
 
     def _listen(self, tls: ServedCertificate | None) -> list[tuple[Listener, ServedCertificate | None]]:
         listen = self.config.listen
-        listeners: list[tuple[Listener, ServedCertificate | None]] = []
-        try:
-            if listen.port >= 0:
-                listeners.append((_listener(listen, listen.port, "listen.port or --port"), None))
-                self.port = listeners[-1][0].port
-            if listen.bidi_port >= 0:
-                listeners.append((_listener(listen, listen.bidi_port, "listen.bidi_port"), None))
-                self.bidi_port = listeners[-1][0].port
-            if tls is not None and listen.tls_port >= 0:
-                listeners.append((_listener(listen, listen.tls_port, "listen.tls_port or --tls-port"), tls))
-                self.tls_port = listeners[-1][0].port
-        except BaseException:
-            for listener, _ in listeners:
-                listener.close()
-            raise
-        return listeners
+        ports = [
+            Port(number=listen.port, setting="listen.port or --port"),
+            Port(number=listen.bidi_port, setting="listen.bidi_port"),
+            Port(number=listen.tls_port if tls is not None else -1, setting="listen.tls_port or --tls-port", tls=True),
+        ]
+        rules = Rules(backlog=listen.backlog, keepalive=listen.tcp_keepalive, unix_mode=int(listen.unix_mode, 8))
+        opened = open_listeners(listen.host, [port for port in ports if port.number >= 0], rules)
+        bidi = [listener for listener in opened if listener.setting == "listen.bidi_port"]
+        self.bidi_port = next((listener.port for listener in bidi), 0)
+        self.port = next(
+            (listener.port for listener in opened if listener.port and not listener.tls and listener not in bidi), 0
+        )
+        self.tls_port = next((listener.port for listener in opened if listener.port and listener.tls), 0)
+        self.addresses = tuple([listener.url for listener in opened])
+        return [(listener, tls if listener.tls else None) for listener in opened]
 
     async def _accept_all(self, listeners: list[tuple[Listener, ServedCertificate | None]], scope: trio.CancelScope) -> None:
         with scope:
@@ -503,8 +529,9 @@ class Gateway:
             if arrived is None or self._nursery is None:  # the server may have ended meanwhile
                 below.close()
                 return
+            transport, make_wire, received, proxies = arrived
             watched = hub.watch(below.fileno())
-            connection = Connection(self, *arrived[:2], watched)
+            connection = Connection(self, transport, make_wire, watched, proxies)
         except BaseException as e:
             below.close()
             if not isinstance(e, Exception):
@@ -512,7 +539,7 @@ class Gateway:
             log.exception("connection failed", extra={"peer": below.peer})
             return
         self._connections.add(connection)
-        connection.begin(arrived[2])
+        connection.begin(received)
         try:
             watched.tell(connection)
         except OSError as e:  # the kernel has no room for one more
@@ -544,9 +571,9 @@ class Gateway:
             arrived = None if self._nursery is None else await self._arrive(transport, tls)
             if arrived is None or self._nursery is None:
                 return
-            transport, make_wire, received = arrived
+            transport, make_wire, received, proxies = arrived
             watch = Waiting(transport)
-            connection = Connection(self, transport, make_wire, watch)
+            connection = Connection(self, transport, make_wire, watch, proxies)
             self._connections.add(connection)
             connection.begin(received)
             try:
@@ -563,23 +590,32 @@ class Gateway:
 
     async def _arrive(
         self, transport: Transport, tls: ssl.SSLContext | None
-    ) -> tuple[Transport, Callable[[Connection], ConnectionWire], bytes] | None:
-        """What a new connection speaks, and what was read to find out; None if it does not come to that."""
+    ) -> tuple[Transport, Callable[[Connection], ConnectionWire], bytes, TrustedProxies | None] | None:
+        """What a new connection speaks, what was read to find out, and who names clients in its requests; None if it does
+        not come to that."""
+        proxies = None if self.proxies is None or not self.proxies.includes(transport.peer) else self.proxies
+        greeting, received = ProxyReceiver(self.limits.head), b""
         try:
             with trio.move_on_after(self.limits.head_timeout) as arrival:
                 self._arriving.add(arrival)
                 try:
+                    if proxies is not None:
+                        proxies = await proxies.greeted(transport, greeting)
+                        received = greeting.rest
                     if tls is not None:
-                        secure = TLSTransport(transport, tls)
+                        secure = TLSTransport(transport, tls, received=received)
+                        received = b""
                         transport = secure
                         with trio.move_on_after(self.limits.tls_handshake_timeout) as handshake:
                             await secure.handshake()
                         if handshake.cancelled_caught:
                             raise TransportLost("the TLS handshake took too long (limits.tls_handshake_timeout)")
-                    return transport, *await sniff(transport, secure=tls is not None)
+                    return transport, *await sniff(transport, received, secure=tls is not None), proxies
                 finally:
                     self._arriving.remove(arrival)
                     self._drain_bell.ring()
+            if greeting.begun and not self.draining:
+                raise TransportLost("the PROXY header took too long (limits.head_timeout)")
         except TransportLost as e:
             # there is no exchange to end; but a client without our CA, or with TLS on the wrong port, leaves only this
             level = logging.DEBUG if e.left else logging.INFO
@@ -610,14 +646,37 @@ class Gateway:
         if not self._tasks.leading:
             self._turn_bell.wake()
 
-    def _write(self) -> None:
-        """The turns of those that are due, by the task that made them so; who is due again waits for the others."""
-        if self._due:
-            due, self._due = self._due, []
-            for connection in due:
+    def _write(self, begin: bool = True) -> bool:
+        """The turns of those that are due, by the task that made them so; True where some are due by then. Those that are
+        behind come after all others, one after the other until the time of a turn is over, and without `begin` not at
+        all: only what they have received makes more work."""
+        due = self._due
+        if not due:
+            return False
+        self._due, late, number = [], list[Connection](), 0
+        began = self.clock() if len(due) > _LOOK else 0.0
+        for number, connection in enumerate(due, 1):
+            if connection.behind:
+                late.append(connection)
+            else:
                 connection.turn()
-            if self._due:
-                self._turn_bell.wake()
+                if not number % _LOOK and self.clock() - began > _TURN:
+                    break
+        if late and begin:
+            late = self._catch_up(late)
+        rest = due[number:]
+        if rest or late:
+            self._due = rest + late + self._due
+        return bool(self._due)
+
+    def _catch_up(self, late: list[Connection]) -> list[Connection]:
+        """Turns of those that are behind; who had none."""
+        began = self.clock()
+        for number, connection in enumerate(late, 1):
+            connection.turn()
+            if self.clock() - began > _TURN:
+                return late[number:]
+        return []
 
     async def _turns(self) -> None:
         """One task, woken once for all connections that have something put off: it writes for those whose transport is
@@ -626,14 +685,7 @@ class Gateway:
             while True:
                 while not self._due:
                     await self._turn_bell.wait()
-                due, self._due = self._due, []
-                began = self.clock()
-                for number, connection in enumerate(due, 1):
-                    connection.turn()
-                    if number % 32 == 0 and self.clock() - began > _TURN:
-                        await trio.lowlevel.checkpoint()
-                        began = self.clock()
-                if self._due:  # again already: they are not alone
+                if self._write():  # again already: they are not alone
                     await trio.lowlevel.checkpoint()
         finally:
             self._nursery = None
@@ -641,17 +693,43 @@ class Gateway:
 
     async def _tick(self) -> None:
         """The one coarse timer: every connection looks at its stamps once a second."""
+        limit = self.limits.loop_block
+        if not limit or hasattr(trio.lowlevel.current_clock(), "jump"):  # a clock of tests, which time does not move
+            await self._tick_by(trio.sleep_until)
+        watch = LoopWatch(limit, self._whose, self.blocks)
+        with watch.watching():
+            await self._tick_by(watch.beat_until)
+
+    def _whose(self, task: trio.lowlevel.Task) -> tuple[str, str]:
+        """The model that a task works for, in a call, in its load or beside it, and the exchange's id. Called by the thread
+        that watches the loop."""
+        above: trio.lowlevel.Task | None = task
+        workers = {worker.task: name for name, worker in list(self.supervisor.workers.items())}
+        while above is not None:
+            if (exchange := self._tasks.exchange_of(above)) is not None:
+                return exchange.model, exchange.id
+            if name := workers.get(above):
+                return name, ""
+            above = None if above.parent_nursery is None else above.parent_nursery.parent_task
+        return "", ""
+
+    async def _tick_by(self, sleep_until: Callable[[float], Awaitable[None]]) -> NoReturn:
+        """The timer's turns: `sleep_until` is what it sleeps by."""
         while True:
             due = trio.current_time() + _TICK
-            await trio.sleep_until(due)
+            await sleep_until(due)
             now = trio.current_time()
             self._lag.observe(now - due)
             for connection in list(self._connections):
                 connection.tick(now)
             for worker in self.supervisor.workers.values():
                 worker.stuck.tick(now)
+            self._tell_date()
             self._shed()
             self.pool.tick(now)
+
+    def _tell_date(self) -> None:
+        self.date.tell(formatdate(self._wall_clock(), usegmt=True).encode())
 
     # -- the end -------------------------------------------------------------------------------------------------------
 
@@ -798,11 +876,13 @@ class Gateway:
 
     @property
     def unready(self) -> tuple[str, ...]:
-        """Why health answers 503 now; empty where it does not."""
+        """Why health answers 503 now; empty where it does not. A model that is configured, and not `required = false`, is a
+        reason while it loads, after it was given up or has ended, and from 5 s on after it has crashed; each reason names
+        the model, and the exception that its code has raised. Models that clients load are none."""
         if self._nursery is None and not self.draining:
             return ("nothing is served yet",)
-        loading = tuple([f"model {name!r} is loading" for name in self.supervisor.loading])
-        return (*(("draining",) if self.draining else ()), *loading)
+        absent = [absent.full for absent in self.supervisor.unready]
+        return ("draining", *absent) if self.draining else tuple(absent)
 
     @property
     def live(self) -> list[Exchange]:

@@ -53,6 +53,10 @@ class Readiness(Protocol):
         """Returns when something may be ready."""
         ...
 
+    def look(self) -> bool:
+        """Learns what is ready now, where nothing is left to be told. True if there is something to tell."""
+        ...
+
     def tell(self, at_most: int) -> int:
         """Tells so many owners at most. How many it told: 0 when nobody is left to be told."""
         ...

@@ -221,7 +221,10 @@ class Connection(TCPServer):
                 raise
             self._tell(errors)
             if cancelled is not None:
-                raise cancelled from None
+                try:
+                    raise cancelled from None
+                finally:
+                    del cancelled, errors
         except Exception as error:
             self._tell(error)
 

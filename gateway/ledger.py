@@ -111,6 +111,9 @@ class Account(msgspec.Struct, frozen=True, kw_only=True):
     """Messages of the model's that had room in the answer: tokens, parts, responses; 1 for a whole answer of one message."""
     bytes_in: int
     bytes_out: int
+    stopped_by: str = ""
+    """`gateway` where it has stopped the model, as a text had its number of tokens or a stop sequence; empty where the
+    model has returned by itself, or its client left."""
 
     @property
     def gap(self) -> float | None:
@@ -156,4 +159,5 @@ def account_of(exchange: Exchange) -> Account:
         items_out=items_out,
         bytes_in=exchange.bytes_in,
         bytes_out=exchange.bytes_out,
+        stopped_by=getattr(exchange, "stopped_by", ""),
     )

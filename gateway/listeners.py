@@ -6,10 +6,16 @@ import errno
 import logging
 import os
 import socket
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import ExitStack
 from typing import final
 
 import trio
+
+from gateway.addresses import UNIX, Host, Passed, UnixSocket, places_of, written
+from gateway.listening_sockets import CannotListen, File, Port, Rules, passed_sockets, tcp_sockets, unix_socket
+
+__all__ = ["CannotListen", "Listener", "Port", "Rules", "open_listeners"]
 
 log = logging.getLogger("gateway.listener")
 
@@ -18,33 +24,61 @@ _SHORT = {errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM}
 _ABORTED = {errno.ECONNABORTED, errno.EPERM, errno.EPROTO}
 
 
-@final
-class CannotListen(OSError):
-    """An address or a port cannot be listened on. The text is for the operator: which, why, and the setting of another."""
+def open_listeners(
+    said: str | Iterable[str], ports: Iterable[Port], rules: Rules, environ: Mapping[str, str] = os.environ
+) -> list[Listener]:
+    """Opens all the sockets that a setting such as `listen.host` says: each of its hosts at each of the ports, then Unix
+    sockets, then those that systemd has passed by `environ`. CannotListen where one of them cannot be; then none is open."""
+    places = places_of(said)
+    hosts = [place.name for place in places if isinstance(place, Host)]
+    with ExitStack() as opened:
+        made: list[Listener] = []
 
-    def __str__(self) -> str:
-        return str(self.strerror)
+        def keep(listener: Listener) -> None:
+            opened.callback(listener.close)
+            made.append(listener)
+
+        for port in ports if hosts else ():
+            for sock in tcp_sockets(hosts, port, rules):
+                keep(Listener(sock, rules, tls=port.tls, setting=port.setting))
+        for place in places:
+            if isinstance(place, UnixSocket):
+                sock, file = unix_socket(place, rules)
+                keep(Listener(sock, rules, tls=place.tls, setting=rules.host_setting, file=file))
+            elif isinstance(place, Passed):
+                for sock in passed_sockets(place, rules, environ):
+                    keep(Listener(sock, rules, tls=place.tls, setting=rules.host_setting))
+        opened.pop_all()
+    return made
 
 
 @final
 class Listener:
-    """One listening TCP socket."""
+    """One listening socket."""
 
     def __init__(
-        self, host: str, port: int, *, backlog: int, keepalive: float = 0.0, setting: str = "listen.port or --port"
+        self,
+        sock: socket.socket,
+        rules: Rules,
+        *,
+        tls: bool = False,
+        setting: str = "",
+        file: File | None = None,
     ) -> None:
-        """Binds at once. CannotListen where that fails. `keepalive`: after so many seconds without a byte the kernel asks
-        whether the client is still there; 0 for never."""
-        family = socket.AF_INET6 if ":" in host else socket.AF_INET
-        try:
-            self._sock = socket.create_server((host, port), family=family, backlog=backlog)
-        except OSError as e:
-            raise CannotListen(e.errno, f"cannot listen on {host} port {port}: {_why(e)}; {_advice(e, setting)}") from e
-        self._sock.setblocking(False)
-        if keepalive:  # what is accepted inherits it
-            for level, option, value in _probes(keepalive):
-                self._sock.setsockopt(level, option, value)
-        self.port: int = self._sock.getsockname()[1]
+        """Owns the socket, which listens already, and the file of a Unix socket where it has made one."""
+        sock.setblocking(False)
+        self._sock, self._file = sock, file
+        self.tls, self.setting = tls, setting
+        name = sock.getsockname()
+        internet = sock.family in (socket.AF_INET, socket.AF_INET6)
+        if rules.keepalive and internet:  # what is accepted inherits it
+            for level, option, value in _probes(rules.keepalive):
+                sock.setsockopt(level, option, value)
+        self.port: int = name[1] if internet else 0
+        """0 for a Unix socket."""
+        scheme = f"http{'s' * tls}://" if internet else f"unix{'+tls' * tls}:"
+        self.url: str = scheme + written(name).removeprefix(UNIX)
+        """Where it listens: `http://[::1]:8080`, `unix:/path`."""
 
     async def accept(self, serve: Callable[[socket.socket], None], may_accept: Callable[[], bool]) -> None:
         """Hands each new connection to `serve` until cancelled or closed. Pauses while `may_accept` says no, and, with
@@ -76,8 +110,11 @@ class Listener:
                 serve(sock)
 
     def close(self) -> None:
-        """Stops listening; connections that were accepted go on."""
+        """Stops listening; connections that were accepted go on. The file of a Unix socket is removed if it is still the one
+        that was made; a socket that was passed stays open for whoever has passed it."""
         if self._sock.fileno() >= 0:
+            if self._file is not None:
+                self._file.remove()
             trio.lowlevel.notify_closing(self._sock)
             self._sock.close()
 
@@ -93,17 +130,3 @@ def _probes(after: float) -> Iterator[tuple[int, int, int]]:
     for option, value in told.items():
         if hasattr(socket, option):
             yield socket.IPPROTO_TCP, getattr(socket, option), value
-
-
-def _why(error: OSError) -> str:
-    # `create_server` puts the address behind its reason, and makes a plain OSError of the resolver's
-    reason = (error.strerror or str(error)).partition(" (while")[0]
-    return os.strerror(error.errno) if error.errno and error.errno > 0 else reason
-
-
-def _advice(error: OSError, setting: str) -> str:
-    if error.errno == errno.EADDRNOTAVAIL or (error.errno or 0) < 0:
-        return "listen.host or --host sets an address of this machine"
-    if error.errno == errno.EACCES:
-        return f"a port below 1024 needs root or CAP_NET_BIND_SERVICE; {setting} sets another"
-    return f"{setting} sets another"

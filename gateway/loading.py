@@ -17,9 +17,11 @@ import trio
 
 from gateway.config import BatchingConfig, Config, ModelConfig, RestartConfig
 from gateway.settings import ConfigError
+from gateway.settings_secrets import text_without_secrets
 from gateway.warmup import read_warmup
 from models.adapt import adapt, is_loader, made_declared, made_family, partial_loader, spec_of
 from models.blocking import run_step
+from models.exits import is_failure
 from models.spec import Batching, Model, ModelSpec, Restart, RestartPolicy, TensorSpec
 
 
@@ -27,14 +29,14 @@ from models.spec import Batching, Model, ModelSpec, Restart, RestartPolicy, Tens
 class FactoryRaised(TypeError):
     """A factory raised when it was called to see what it makes."""
 
-    def __init__(self, error: Exception) -> None:
+    def __init__(self, error: BaseException) -> None:
         super().__init__(f"calling it raised {_told(error)}")
         self.error = error
 
 
 _SAID = (
-    "version", "memory", "capacity", "queue", "queue_timeout", "queue_bytes", "body_bytes", "timeout", "load_timeout",
-    "max_batch_size", "threads", "step_timeout", "stop_within", "stuck_limit",
+    "version", "required", "memory", "capacity", "queue", "queue_timeout", "queue_bytes", "body_bytes", "timeout",
+    "load_timeout", "max_batch_size", "threads", "step_timeout", "stop_within", "stuck_limit",
 )  # fmt: skip
 """What a configuration may set in the place of the model, as it is."""
 
@@ -43,9 +45,15 @@ def load_spec(name: str, config: ModelConfig) -> ModelSpec:
     """The spec of a configured model: what the configuration does not set is the spec's own. ConfigError says which module
     or attribute is missing, or why it is no model.
 
-    The attribute may be what `models.adapt.spec_of` takes, or a factory of it: a class, or a function that can be called
-    with the options alone. A factory runs in a thread, in the worker, anew at each start.
+    A name without a module is one of `LIBRARY`. The attribute may be what `models.adapt.spec_of` takes, or a factory of it:
+    a class, or a function that can be called with the options alone. A factory runs in a thread, in the worker, anew at each
+    start.
     """
+    known = LIBRARY.get(config.factory)
+    if known is not None:
+        config = replace(
+            config, factory=known.factory, capacity=known.capacity if config.capacity is None else config.capacity
+        )
     thing = _attribute(name, config.factory)
     said = {field: value for field in _SAID if (value := getattr(config, field)) is not None}
     try:
@@ -60,7 +68,7 @@ def load_spec(name: str, config: ModelConfig) -> ModelSpec:
         spec = replace(spec, **said)
         return spec if config.warmup is None else replace(spec, warmup=read_warmup(spec, config.warmup))
     except (TypeError, ValueError) as e:
-        raise ConfigError(f"models.{name}: {config.factory}: {e}") from e
+        raise ConfigError(f"models.{name}: {config.factory}: {text_without_secrets(str(e))}") from e
 
 
 def _restart(own: RestartPolicy, config: RestartConfig) -> RestartPolicy:
@@ -107,7 +115,9 @@ def _spec(name: str, thing: Any, options: dict[str, Any]) -> ModelSpec:
             made = make()
         except ConfigError as e:  # one of ours: it says what is wrong with an option
             raise TypeError(str(e)) from None
-        except Exception as e:  # the user's own code, which may raise anything
+        except BaseException as e:  # the user's own code, which may raise anything, and may want to leave
+            if not is_failure(e):
+                raise
             raise FactoryRaised(e) from e
         try:
             return spec_of(made, name)
@@ -150,7 +160,10 @@ def _needs_arguments(thing: Any) -> bool:
 def _attribute(name: str, path: str) -> Any:
     module_name, _, attribute = path.partition(":")
     if not attribute:
-        raise ConfigError(f"models.{name}.factory must be module:attribute, got {path!r}")
+        raise ConfigError(
+            f"models.{name}.factory must be module:attribute, or the name of a library model, of which there are "
+            f"{', '.join(LIBRARY)}; got {path!r}"
+        )
     if str(Path.cwd()) not in sys.path:
         sys.path.append(str(Path.cwd()))
     try:
@@ -158,7 +171,9 @@ def _attribute(name: str, path: str) -> Any:
     except ModuleNotFoundError as e:
         where = f" in {Path.cwd()} or among the installed packages" if e.name == module_name else ""
         raise ConfigError(f"models.{name}.factory: cannot import {module_name!r}: {e}{where}") from e
-    except (Exception, SystemExit) as e:  # the user's own code, which may raise anything, and may want to leave
+    except BaseException as e:  # the user's own code, which may raise anything, and may want to leave
+        if not is_failure(e):
+            raise
         raise ConfigError(f"models.{name}.factory: cannot import {module_name!r}: {_told(e)}") from e
     for part in attribute.split("."):
         try:
@@ -175,7 +190,7 @@ def _attribute(name: str, path: str) -> Any:
 
 def _told(error: BaseException) -> str:
     """The error in one line: its type, its text, and where it was raised."""
-    text = f"{type(error).__name__}: {' '.join(str(error).split())}"[:300]
+    text = text_without_secrets(f"{type(error).__name__}: {' '.join(str(error).split())}")[:300]
     if isinstance(error, SyntaxError):
         return text  # its text has the place
     last = traceback.extract_tb(error.__traceback__)[-1]

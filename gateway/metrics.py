@@ -11,6 +11,7 @@ from prometheus_client.exposition import choose_encoder
 from prometheus_client.metrics_core import Metric
 from prometheus_client.registry import Collector, CollectorRegistry
 
+from gateway import log_queue
 from gateway.errors import Ending, Refusal
 from gateway.exchange import Exchange
 from gateway.histogram import Histogram
@@ -199,12 +200,33 @@ class Metrics(Collector):
             "everywire_arriving_connections", "Connections that have not said what they speak.", len(self._arriving)
         )
         yield GaugeMetricFamily("everywire_draining", "1 once the server shuts down.", int(gateway.draining))
+        yield from self._blocked()
+        yield CounterMetricFamily(
+            "everywire_log_dropped", "Records of the process's log that there was no room for.", log_queue.dropped()
+        )
         yield _histogram(
             "everywire_loop_lag_seconds",
             "How late the event loop came to the one timer that it has every second.",
             (),
             {(): self._lag},
         )
+
+    def _blocked(self) -> Iterator[Metric]:
+        blocks = self._gateway.blocks
+        times: dict[str, float] = {"": 0.0}
+        seconds = times.copy()
+        for model, count in list(blocks.count.items()):  # a thread counts them
+            known = model if model in self._configured else ""
+            times[known] = times.get(known, 0.0) + count
+            seconds[known] = seconds.get(known, 0.0) + blocks.seconds.get(model, 0.0)
+        for name, about, values in (
+            ("everywire_loop_blocks", "Steps that kept the event loop for longer than limits.loop_block.", times),
+            ("everywire_loop_blocked_seconds", "For how long steps of that kind kept it.", seconds),
+        ):
+            family = CounterMetricFamily(name, about, labels=("model",))
+            for model, value in values.items():
+                family.add_metric((model,), value)
+            yield family
 
     def _memory(self) -> Iterator[Metric]:
         gateway = self._gateway

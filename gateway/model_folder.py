@@ -32,6 +32,7 @@ from gateway.serving_properties import ServingProperties, read_properties
 from gateway.settings import model_values
 from gateway.settings_schema import ConfigError
 from gateway.settings_text import show
+from models.exits import ModelExit, is_failure
 from models.formatters import is_marked, marked
 from models.spec import ModelSpec
 
@@ -341,6 +342,8 @@ def make_spec(folder: ModelFolder, name: str, module: str) -> ModelSpec:
         text = str(e).removeprefix(f"models.{name}: {factory}: ")  # names that the folder's author does not know
         raise BadModel(f"{folder.source}: {folder.place.retold(text)[:500]}") from None
     except BaseException as e:  # code that was not written by us, which may raise anything, SystemExit too
+        if not is_failure(e):
+            raise
         raise load_error(e, name, folder) from None
     return replace(spec, options={**spec.options, **folder.options}, **formatters)
 
@@ -357,6 +360,8 @@ def load_error(error: BaseException, name: str, folder: ModelFolder) -> GatewayE
     """What an exception out of a model's own loading is to the one who asked for it."""
     if ran_out(error):
         return no_memory(name, folder)
+    if isinstance(error, ModelExit) and error.__cause__ is not None:
+        error = error.__cause__
     own = [frame for frame in traceback.extract_tb(error.__traceback__) if _inside(frame.filename, folder.path)]
     where = f" ({folder.place.at(own[-1].filename)}, line {own[-1].lineno})" if own else ""
     if isinstance(error, ModuleNotFoundError) and os.path.exists(os.path.join(folder.path, f"{error.name}.py")):

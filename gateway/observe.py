@@ -6,14 +6,31 @@ import logging
 from collections.abc import Callable, Mapping
 from typing import Any, final
 
-from gateway.errors import Ending, Refusal
+from gateway.errors import (
+    Ending,
+    GatewayError,
+    InternalFailure,
+    LoadFailed,
+    ModelCrashed,
+    ModelOutOfMemory,
+    Refusal,
+    WorkerLost,
+)
 from gateway.exchange import Exchange
 from gateway.ledger import PARTS, account_of
 from gateway.printable import escape
+from gateway.proxies import peer_of
 
 log = logging.getLogger("gateway.exchange")
+failures = logging.getLogger("gateway.worker")
 
 _METHOD, _PATH, _MODEL = 32, 200, 100  # characters of what peers choose
+_REASON = 300  # of what models say, who may repeat what a client has sent
+_FAILED_DEPENDENCY = 424
+# whose log line has the traceback already, under the incident that the client is told
+_EXPLAINED = (ModelCrashed, ModelOutOfMemory, InternalFailure)
+# whose reason is one line of its own for all sessions that it ends
+_SHARED = (WorkerLost, LoadFailed)
 
 
 @final
@@ -51,6 +68,36 @@ class Observer:
         self.refusals[why] = self.refusals.get(why, 0) + 1
 
 
+def log_failure(exchange: Exchange, error: GatewayError) -> None:
+    """Says in the log why a call has failed, where that is its model's doing and no line says it yet: called once for each
+    error that a client is told, or would be if it were still there.
+
+    The level is that of the fault: info where the model has refused the request itself (a ModelError with a status of 4xx),
+    warning where it says that it has failed (424, which ModelError has unless it is given another), error where it is
+    broken: an answer that is not what it has declared, none, or one too many.
+    """
+    if error.ending is not Ending.MODEL_ERROR or isinstance(error, _EXPLAINED):
+        return
+    if isinstance(error, _SHARED):
+        level = logging.INFO
+    elif error.status == _FAILED_DEPENDENCY:
+        level = logging.WARNING
+    else:
+        level = logging.ERROR if error.status >= 500 else logging.INFO
+    failures.log(
+        level,
+        "model failed",
+        extra={
+            "model": escape(exchange.model[:_MODEL]),
+            "id": exchange.id,
+            "dialect": exchange.dialect,
+            "status": error.status,
+            "code": escape(error.code[:_MODEL]),
+            "reason": escape(error.message[:_REASON]),
+        },
+    )
+
+
 def _line_of(exchange: Exchange, ending: Ending) -> dict[str, Any]:
     """What peers have chosen is cut and escaped here: a handler of an embedder's may write it as it is."""
     request, account = exchange.request, account_of(exchange)
@@ -73,8 +120,10 @@ def _line_of(exchange: Exchange, ending: Ending) -> dict[str, Any]:
         "items_out": account.items_out,
         "bytes_in": account.bytes_in,
         "bytes_out": account.bytes_out,
-        "peer": exchange.owner.peer,
+        "peer": exchange.owner.peer if exchange.owner.proxies is None else peer_of(exchange),
     }
+    if account.stopped_by:
+        fields["stopped_by"] = account.stopped_by
     if exchange.incident:
         fields["incident"] = exchange.incident
     return fields

@@ -9,7 +9,7 @@ from functools import partial
 from typing import Any, TypeAlias, final
 from urllib.parse import unquote
 
-from gateway.errors import BadRequest, GatewayError, MethodNotAllowed, NotFound, UpgradeRequired
+from gateway.errors import BadRequest, GatewayError, MethodNotAllowed, NoSuchPath, UpgradeRequired
 from gateway.exchange import Exchange
 
 Handler: TypeAlias = Callable[..., Coroutine[Any, Any, None]]
@@ -45,6 +45,7 @@ class Router:
         self._exact[b"*"] = self._server
         self.words: dict[Handler, Words] = {}
         """How those are refused whose clients know errors by their shape, where it does not come to their handler."""
+        self._under: list[tuple[bytes, Words]] = []
 
     def add(self, method: str, path: str, handler: Handler) -> None:
         """`{name}` in a path captures one segment, which `handler` takes under that name; one that is the only one, as its
@@ -62,6 +63,15 @@ class Router:
         """Answers WebSocket upgrades at every path that has no handler for them."""
         self._any_upgrade = handler
 
+    def under(self, prefix: str, words: Words) -> None:
+        """Every path at `prefix` and below it belongs to one API: `words` say also that nothing is answered there, or not
+        by that method, and the error names what is."""
+        self._under.append((prefix.encode(), words))
+
+    def words_under(self, path: bytes) -> Words | None:
+        """The words of the API to which a path belongs, whether anything is answered there or not."""
+        return next((words for prefix, words in self._under if _is_under(path, prefix)), None)
+
     def _route(self, path: str) -> Route:
         if "{" not in path:
             return self._exact.setdefault(path.encode(), Route({}, path=path))
@@ -73,7 +83,15 @@ class Router:
         return self._patterns[-1]
 
     def find(self, exchange: Exchange) -> tuple[Handler, dict[str, Any]]:
-        """The handler and its arguments; NotFound, MethodNotAllowed or UpgradeRequired."""
+        """The handler and its arguments; NoSuchPath, BadRequest, MethodNotAllowed or UpgradeRequired."""
+        try:
+            return self._find(exchange)
+        except GatewayError:
+            if (words := self.words_under(exchange.path)) is not None:
+                exchange.take("", words)
+            raise
+
+    def _find(self, exchange: Exchange) -> tuple[Handler, dict[str, Any]]:
         method = exchange.request.method
         if exchange.request.upgrade == _UPGRADE:
             method = _UPGRADE
@@ -101,7 +119,7 @@ class Router:
             return "/*"
         try:
             return self._match(exchange.path)[0].path
-        except NotFound:
+        except NoSuchPath:
             return ""
 
     def _allow(self, route: Route) -> str:
@@ -115,7 +133,7 @@ class Router:
     def _upgrades(self, path: bytes) -> bool:
         try:
             return _UPGRADE in self._match(path)[0].methods
-        except NotFound:
+        except NoSuchPath:
             return False
 
     def _match(self, path: bytes) -> tuple[Route, dict[str, Any]]:
@@ -137,7 +155,20 @@ class Router:
             match = route.pattern.fullmatch(path)
             if match is not None:
                 return route, {k: unquote(v.decode("latin-1")) for k, v in match.groupdict().items()}
-        raise NotFound(f"no such path: {path.decode('latin-1')[:100]}")
+        raise NoSuchPath(f"no such path: {path.decode('latin-1')[:100]}{self._there(path)}")
+
+    def _there(self, path: bytes) -> str:
+        """Names what is answered beside a path that is not, where one API has all of them; else the path that says more."""
+        prefix = next((prefix for prefix, _ in self._under if _is_under(path, prefix)), None)
+        if prefix is None:
+            return "; GET / says what is here" if b"/" in self._exact else ""
+        known = [route for route in (*self._exact.values(), *self._patterns) if _is_under(route.path.encode(), prefix)]
+        there = [f"{method.decode()} {route.path}" for route in known for method in route.methods if method != b"HEAD"]
+        return f"; there are: {', '.join(there)}"
+
+
+def _is_under(path: bytes, prefix: bytes) -> bool:
+    return path.startswith(prefix) and path[len(prefix) : len(prefix) + 1] in (b"", b"/")
 
 
 async def _options(exchange: Exchange, *, allow: str) -> None:

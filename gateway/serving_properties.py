@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import difflib
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
@@ -40,6 +41,10 @@ NUMBERS: Mapping[str, _Number] = {
 
 KNOWN = frozenset({*NUMBERS, *(_OPTION + name for name in (*OPTIONS, *UNSERVED, "async_mode"))})
 """The keys that do something; all others may be there, and do nothing."""
+
+
+_OWN = frozenset(key.removeprefix(_OPTION) for key in KNOWN if key.startswith(_OPTION))
+_ALIKE = 0.88  # one letter too many, missing or wrong; `max_rolling_batch_prefill_tokens`, which is LMI's, is not
 
 
 @final
@@ -84,11 +89,15 @@ def text_options(config: LMIConfig, options: Mapping[str, str]) -> LMIConfig:
     """The server's section with what a model's own options say in its place: `output_formatter`, `tgi_compat`,
     `rolling_batch`, `enable_streaming` (`huggingface` is true), each by its name in lower case. An empty option is not set.
 
-    ConfigError names the key for a value that is none, and for an option that asks for what is not served.
+    ConfigError names the key for a value that is none, for an option that asks for what is not served, and for one that is
+    no option but written nearly as one of these: other keys are the model's own.
     """
     for option, reason in UNSERVED.items():
         if is_true(options.get(option, "")):
             raise ConfigError(f"{_OPTION}{option} must be false, not {show(options[option])}: {reason}")
+    for option in options:
+        if option not in _OWN and (near := difflib.get_close_matches(option, _OWN, 1, _ALIKE)):
+            raise ConfigError(f"there is no {_OPTION}{show(option)[1:-1]}: did you mean {_OPTION}{near[0]}?")
     said: dict[str, Any] = {option: _value(option, text) for option, text in in_our_words(options).items()}
     return replace(config, **said) if said else config
 

@@ -15,6 +15,7 @@ from typing import Any, final
 
 import msgspec
 
+from gateway.addresses import is_network
 from gateway.config import Config, ModelConfig, TensorConfig
 from gateway.settings_agreement import contradictions, open_ports
 from gateway.settings_lines import lines_of
@@ -182,7 +183,7 @@ class _Values:
 
     def _put_section(self, path: Key, value: Any, source: str) -> None:
         if value != {}:
-            key, got, inside = dotted(path), show(without_secrets(path[-1], value)), _inside(path)
+            key, got, inside = dotted(path), show(without_secrets(path, value)), _inside(path)
             text = f"{plain(source)}: {key} is a section, and cannot be {got}: set {inside} and so on"
             raise ConfigError(Problem(text=text, where=source, key=key, expected="a section", got=got, suggestion=inside))
 
@@ -262,14 +263,31 @@ def _unknown(path: Key, shape: Key, source: str) -> Problem:
 
 
 def _nearest(path: Key, known: list[Key]) -> Key | None:
-    """The setting that was meant: misspelt in its section, else in a misspelt section, else of another section."""
+    """The setting that was meant: misspelt in its section, else in a misspelt section, else the one of another section whose
+    words it has, in whatever order and however they are joined: `tls.port` is `listen.tls_port`."""
     siblings = {key[-1]: key for key in known if key[:-1] == path[:-1]}
     if near := difflib.get_close_matches(path[-1], siblings, 1):
         return siblings[near[0]]
     everywhere = {} if siblings else {dotted(key): key for key in known}
     if near := difflib.get_close_matches(dotted(path), everywhere, 1, 0.75):
         return everywhere[near[0]]
-    return next((key for key in known if key[-1] == path[-1]), None)
+    return _of_words(path, known) or next((key for key in known if key[-1] == path[-1]), None)
+
+
+def _of_words(path: Key, known: list[Key]) -> Key | None:
+    """The setting that has all these words and the fewest others; else one whose words are all among these, and most of them
+    in the last part of the path."""
+    said = _words(path)
+    among = [(len(_words(key)), n, key) for n, key in enumerate(known) if said <= _words(key)]
+    if among:
+        return min(among)[2]
+    last = _words(path[-1:])
+    within = [(-len(_words(key) & last), n, key) for n, key in enumerate(known) if _words(key) <= said]
+    return min(within)[2] if within else None
+
+
+def _words(path: Key) -> set[str]:
+    return set(re.split(r"[._-]", ".".join(path).lower()))
 
 
 # ---- sources ----
@@ -305,6 +323,9 @@ def _environment_path(name: str) -> Key:
     if not rest:
         spellings = {f"{PREFIX}{'__'.join(path).upper()}" for path in SETTINGS}
         near = [known for known in sorted(spellings) if known.replace("__", "_") == name.upper()]
+        if not near and (first.lower(),) not in SECTIONS:
+            meant = _of_words((first,), [path for path in SETTINGS if "*" not in path])
+            near = [f"{PREFIX}{'__'.join(meant).upper()}"] if meant else []
         hint = f"did you mean {near[0]}?" if near else f"settings are named {PREFIX}SECTION__KEY"
         text = f"{plain(name)} is not a setting: {hint}"
         raise ConfigError(Problem(text=text, where=name, expected="a setting", suggestion="".join(near[:1])))
@@ -351,7 +372,7 @@ def _convert(setting: Setting, path: Key, value: Any, source: str, *, text: bool
         converted = None
         why = f": {error}" if setting.unit is Unit.TENSORS else ""
     if converted is None or not _in_range(setting, converted):
-        key, got = dotted(path), f"{show(without_secrets(path[-1], value))}{why}"
+        key, got = dotted(path), f"{show(without_secrets(path, value))}{why}"
         near = difflib.get_close_matches(value.lower(), setting.choices, 1) if isinstance(value, str) else []
         hint = f": did you mean {near[0]}?" if near else ""
         line = f"{plain(source)}: {key} must be {setting.expected}, not {got}{hint}"
@@ -376,8 +397,12 @@ def _typed(setting: Setting, value: Any, *, text: bool) -> Any:
             return msgspec.convert(value, bool, strict=not text)
         case Unit.PATHS:
             return msgspec.convert(_paths(value) if isinstance(value, str) and text else value, tuple[str, ...])
-        case Unit.TEXTS:
+        case Unit.TEXTS | Unit.NETWORKS:
             return msgspec.convert(toml_value(value) if text else value, tuple[str, ...])
+        case Unit.ADDRESSES:
+            # an address may look like TOML's: 1.5 is none of its numbers here
+            listed = toml_value(value) if text and value.lstrip().startswith("[") else value
+            return msgspec.convert(listed, str | tuple[str, ...])
         case Unit.COUNTS:
             return msgspec.convert(toml_value(value) if text else value, tuple[int, ...])
         case Unit.TENSORS:
@@ -416,6 +441,11 @@ def _in_range(setting: Setting, value: Any) -> bool:
             return value in setting.choices
         case Unit.TEXT:
             return not setting.pattern or re.fullmatch(setting.pattern, value) is not None
+        case Unit.ADDRESSES:
+            places = (value,) if isinstance(value, str) else value
+            return 0 < len(places) == len(set(places)) and all(re.fullmatch(setting.pattern, place) for place in places)
+        case Unit.NETWORKS:
+            return all(map(is_network, value))
         case Unit.PATHS:
             return all(path and "\0" not in path for path in value)
         case _:
@@ -425,7 +455,7 @@ def _in_range(setting: Setting, value: Any) -> bool:
 def _utf8(value: str, path: Key, source: str) -> str:
     # The environment and the command line hand over bytes that are not UTF-8 as lone surrogates.
     if not value.isascii() and any("\ud800" <= character <= "\udfff" for character in value):
-        key, got = dotted(path), show(without_secrets(path[-1], value))
+        key, got = dotted(path), show(without_secrets(path, value))
         why = f"{plain(source)}: {key} must be UTF-8 text, not {got}"
         raise ConfigError(Problem(text=why, where=source, key=key, expected="UTF-8 text", got=got))
     return value

@@ -8,7 +8,8 @@ from collections.abc import Callable, Iterator
 from itertools import combinations
 from typing import TypeAlias
 
-from gateway.config import Config
+from gateway.addresses import Host, Passed, UnixSocket, places_of
+from gateway.config import Config, OperatorConfig
 from gateway.settings_schema import Problem
 from gateway.settings_text import dotted, show
 
@@ -19,10 +20,23 @@ Where: TypeAlias = Callable[[str], str]
 def open_ports(config: Config) -> dict[str, int]:
     """The port of each socket that will listen, by its setting; 0 is one that the kernel chooses."""
     listen = config.listen
+    if not any(isinstance(place, Host) for place in places_of(listen.host)):
+        return {}
     ports = {"listen.port": listen.port, "listen.bidi_port": listen.bidi_port}
     if config.tls.dev or config.tls.cert:
         ports["listen.tls_port"] = listen.tls_port
     return {key: port for key, port in ports.items() if port != -1}
+
+
+def has_plane(operator: OperatorConfig) -> bool:
+    """Whether there is an operator plane: at a port, or at sockets that have none."""
+    return operator.port >= 0 or any(not isinstance(place, Host) for place in places_of(operator.host))
+
+
+def in_clear(config: Config) -> list[str]:
+    """The settings by which something listens without TLS."""
+    beside = any(isinstance(place, UnixSocket | Passed) and not place.tls for place in places_of(config.listen.host))
+    return [key for key in open_ports(config) if key != "listen.tls_port"] + ["listen.host"] * beside
 
 
 def contradictions(config: Config, where: Where) -> Iterator[Problem]:
@@ -58,14 +72,24 @@ def _wrong_tls(config: Config, where: Where) -> Iterator[Problem]:
     if tls.client_ca and not (tls.cert or tls.key or tls.dev):
         text = f"{where('tls.client_ca')} is set and TLS is off: no client would be asked for a certificate"
         yield Problem(key="tls.client_ca", text=text, suggestion="tls.cert")
+    yield from missing_tls(config, where)
+
+
+def missing_tls(config: Config, where: Where = str) -> Iterator[Problem]:
+    """A problem where a socket is to have TLS, and there is no certificate for it."""
+    secure = [place for place in places_of(config.listen.host) if not isinstance(place, Host) and place.tls]
+    if secure and not (config.tls.cert or config.tls.dev):
+        text = f"{where('listen.host')} has a socket with TLS, and TLS is off: set tls.cert, or leave +tls out"
+        yield Problem(key="listen.host", text=text, suggestion="tls.cert")
 
 
 def _wrong_ports(config: Config, where: Where) -> Iterator[Problem]:
     ports = open_ports(config)
-    if not ports:
+    if not ports and all(isinstance(place, Host) for place in places_of(config.listen.host)):
         text = f"{where('listen.port')} is -1 and no other port is opened either: nothing would be served"
         yield Problem(key="listen.port", text=text)
-    ports["operator.port"] = config.operator.port
+    if any(isinstance(place, Host) for place in places_of(config.operator.host)):
+        ports["operator.port"] = config.operator.port
     for (one, port), (other, same) in combinations(ports.items(), 2):
         if port == same > 0:
             text = f"{where(one)} and {where(other)} are both {port}: each needs a port of its own"
@@ -75,7 +99,7 @@ def _wrong_ports(config: Config, where: Where) -> Iterator[Problem]:
 def exposed_plane(config: Config, where: Where = str) -> Iterator[Problem]:
     """A problem where everyone on a network could manage the models, and nobody has said that they may."""
     plane = config.operator
-    if plane.port != -1 and not (is_loopback(plane.host) or plane.token or plane.token_file or plane.open):
+    if has_plane(plane) and not (is_local(plane.host) or plane.token or plane.token_file or plane.open):
         text = (
             f"{where('operator.host')} is {show(plane.host)}, which others can reach, and no token is demanded: set "
             "operator.token or operator.token_file, or operator.open = true where whoever reaches it may manage it"
@@ -83,8 +107,14 @@ def exposed_plane(config: Config, where: Where = str) -> Iterator[Problem]:
         yield Problem(key="operator.host", text=text, suggestion="operator.token_file")
 
 
-def is_loopback(host: str) -> bool:
-    """Whether only this machine can reach what listens there."""
+def is_local(said: str | tuple[str, ...]) -> bool:
+    """Whether only this machine can reach what listens there. Nobody knows where systemd listens."""
+    return all(
+        isinstance(place, UnixSocket) or (isinstance(place, Host) and _is_loopback(place.name)) for place in places_of(said)
+    )
+
+
+def _is_loopback(host: str) -> bool:
     if host == "localhost":
         return True
     try:

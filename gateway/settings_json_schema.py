@@ -82,7 +82,10 @@ def _form(setting: Setting) -> dict[str, Any]:
             return {"anyOf": [{"type": "number", **_range(setting)}, _quantity(DURATION_UNITS)]}
         case Unit.PATHS:
             return {"type": "array", "items": {"type": "string", "minLength": 1}}
-        case Unit.TEXTS:
+        case Unit.ADDRESSES:
+            one = {"type": "string", "pattern": _whole(setting.pattern)}
+            return {"anyOf": [one, {"type": "array", "items": one, "minItems": 1, "uniqueItems": True}]}
+        case Unit.TEXTS | Unit.NETWORKS:
             return {"type": "array", "items": {"type": "string"}}
         case Unit.COUNTS:
             return {"type": "array", "items": {"type": "integer", **_range(setting)}}

@@ -26,9 +26,9 @@ def to_toml(resolved: Resolved, *, changed: bool = False, masked: bool = False) 
         if changed and not source:
             continue
         setting = SETTINGS.get(template(path))
-        shown = without_secrets(path[-1], value) if masked else value
+        shown = without_secrets(path, value) if masked else value
         if shown != value:
-            source = f"{source}, masked: --secrets shows it"
+            source = f"{source}, masked: --show-secrets shows it"
         note = f"  # {plain(source)}" if source else ""
         if value is None and setting is not None:
             line = f"# {dotted(path[-1:])}: {setting.computed}"
@@ -42,7 +42,7 @@ def to_comments(said: Iterable[tuple[Key, Any, str]], *, masked: bool = False) -
     """Values that other files say, each with the file, as comments of TOML: they are no part of the configuration."""
     lines = []
     for path, value, source in said:
-        shown = without_secrets(path[-1], value) if masked else value
+        shown = without_secrets(path, value) if masked else value
         lines.append(f"# {dotted(path)} = {toml(shown)}  # {plain(source)}\n")
     return "".join(lines)
 
@@ -68,7 +68,7 @@ def to_json(
 
 
 def _entry(path: Key, value: Any, source: str, masked: bool) -> dict[str, Any]:
-    return {"value": _plain(without_secrets(path[-1], value) if masked else value), "source": source}
+    return {"value": _plain(without_secrets(path, value) if masked else value), "source": source}
 
 
 def _each(section: Any, prefix: Key) -> Iterator[tuple[Key, Any]]:

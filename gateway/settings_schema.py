@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import enum
 import math
+import types
 import typing
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
@@ -57,6 +58,8 @@ class Unit(enum.Enum):
     SECONDS = "seconds"
     PATHS = "paths"
     TEXTS = "texts"
+    ADDRESSES = "addresses"
+    NETWORKS = "networks"
     COUNTS = "counts"
     TENSORS = "tensors"
     TABLE = "table"
@@ -126,6 +129,10 @@ class Setting:
                 return 'a list of paths, such as ["/srv/models", "more"]'
             case Unit.TEXTS:
                 return 'a list of strings, such as ["one", "two"]'
+            case Unit.ADDRESSES:
+                return f"{self.wanted}, or a list of them"
+            case Unit.NETWORKS:
+                return 'a list of addresses, networks and "unix", such as ["10.0.0.0/8", "::1"]'
             case Unit.COUNTS:
                 return f"a list of whole numbers{self._range}, such as [4, 8]"
             case Unit.TENSORS:
@@ -155,10 +162,12 @@ _BYTES = frozenset({
     "models.*.memory",
 })  # fmt: skip
 _TEXTS = frozenset({"models.*.warmup", "admission.timeout_headers", "operator.hosts"})
+_NETWORKS = frozenset({"listen.trusted_proxies"})
 _NUMBERS = frozenset({"endpoints.*.variants.*.weight", "models.*.restart.jitter"})
 _MAY_BE_ZERO = frozenset({
     "tls.reload_interval", "limits.chunk_extensions", "limits.trailers", "limits.trailer_fields", "limits.write_stall",
-    "limits.body_pool", "limits.unsent", "limits.descriptors_reserved", "http2.continuations",
+    "limits.body_pool", "limits.unsent", "limits.descriptors_reserved", "limits.max_new_tokens", "limits.loop_block",
+    "http2.continuations",
     "websocket.ping_interval", "drain.delay", "drain.timeout", "bidi.idle_timeout", "repository.unload_timeout",
     "sagemaker.invoke_timeout", "sagemaker.stream_timeout", "models.*.queue_timeout", "models.*.queue_bytes",
     "models.*.body_bytes", "models.*.queue", "models.*.memory",
@@ -192,16 +201,23 @@ _MODEL_WANTED = "1 to 128 letters, digits, '.', '_' and '-', beginning with a le
 # EndpointName and VariantName of the SageMaker API.
 _SAGEMAKER = r"(?!.{64})[a-zA-Z0-9](-*[a-zA-Z0-9])*"
 _SAGEMAKER_WANTED = "1 to 63 letters, digits and '-', neither beginning nor ending with '-'"
-_HOST = (r"\S+", 'an address or a host name ("0.0.0.0" for every IPv4 address, "::" for IPv6 too)')
+_HOST = r"(?!(?:unix|systemd)(?:\+tls)?(?::|$))[^\s/\[\],\"']+"
+_HOST_WANTED = 'an address or a host name ("0.0.0.0" for every IPv4 address, "::" for IPv6 too), unix:/PATH or systemd:NAME'
+_UNIX_MODE = (r"0?[0-7]{3}", 'three octal digits, such as "660"')
 _PATTERNS = {
-    "listen.host": _HOST,
-    "operator.host": _HOST,
+    "listen.host": (rf"{_HOST}|unix(\+tls)?:/[^\0]+|systemd(\+tls)?(:[!-9;-~]+)?", _HOST_WANTED),
+    "operator.host": (rf"{_HOST}|unix:/[^\0]+|systemd(:[!-9;-~]+)?", _HOST_WANTED),
+    "listen.unix_mode": _UNIX_MODE,
+    "operator.unix_mode": _UNIX_MODE,
     "operator.token": (r"([!-~]{16,})?", "16 or more visible ASCII characters, or empty"),
     "admission.priority_header": (r"[!#$%&'*+.^_`|~0-9A-Za-z-]*", "the name of a header field, or empty"),
     "websocket.path": (r"/[!-~]*", "a path that begins with /"),
     "sagemaker.variant": (_SAGEMAKER, _SAGEMAKER_WANTED),
     "models.*.version": (r"[A-Za-z0-9._-]{1,64}", "1 to 64 letters, digits, '.', '_' and '-'"),
-    "models.*.factory": (r"[^\W\d]\w*(\.[^\W\d]\w*)*:[^\W\d]\w*(\.[^\W\d]\w*)*", '"module:attribute"'),
+    "models.*.factory": (
+        r"[^\W\d]\w*(\.[^\W\d]\w*)*:[^\W\d]\w*(\.[^\W\d]\w*)*|[^\W\d]\w*",
+        '"module:attribute", or the name of a library model',
+    ),
     "endpoints.*.variants.*.model": (_MODEL, "the name of a model"),
     "endpoints.*.models": (r"[^\0]*", "a path"),
     "repository.model": (r"(/[^\0]*)?", "an absolute path, or empty"),
@@ -266,6 +282,10 @@ def _setting(path: Key, hint: Any, field: dataclasses.Field[Any]) -> Setting:
         return dataclasses.replace(setting, unit=Unit.CHOICE, choices=typing.get_args(hint))
     if typing.get_origin(hint) is dict:
         return dataclasses.replace(setting, unit=Unit.TABLE)
+    if typing.get_origin(hint) is types.UnionType:
+        return dataclasses.replace(setting, unit=Unit.ADDRESSES)
+    if key in _NETWORKS:
+        return dataclasses.replace(setting, unit=Unit.NETWORKS)
     if typing.get_origin(hint) is tuple:
         unit = {TensorConfig: Unit.TENSORS, int: Unit.COUNTS}.get(arguments[0], Unit.TEXTS if key in _TEXTS else Unit.PATHS)
         return dataclasses.replace(setting, unit=unit)

@@ -1,27 +1,107 @@
-"""Which values are secrets, by the names that they go by, and what is shown in their place."""
+"""Secrets are masked wherever a configuration, an error or a URL is shown: by the name that they go by, or by their form."""
 
 from __future__ import annotations
 
 import re
 from typing import Any
+from urllib.parse import unquote_plus
 
 MASK = "********"
 
-# Not every token is one: models have eos_token, pad_token and max_tokens among their options.
-_NAMES = re.compile(
-    r"(?i)(password|passwd|passphrase|secret|authorization|(api|private|access|signing|encryption)[_-]?key"
-    r"|(api|access|auth|bearer|hf|hub|session|refresh|id)[_-]?token)s?$|^tokens?$"
+# -- by name -----------------------------------------------------------------------------------------------------------
+
+_WORD = re.compile(r"[A-Z]+(?![a-z])|[A-Z]?[a-z]+|[^\W\dA-Za-z_]+")
+# Also run together with what is before it, as in `secretkey`: what is masked too much harms nobody.
+_SAYS_SECRET = re.compile(
+    "(?P<token>token)s?$|(?:pass|passwd|password|passphrase|pwd|pat|secret|key|credential|dsn|cookie|auth|authorization"
+    "|signature|sig|connectionstring)s?$"
 )
-_IN_URL = re.compile(r"(?<=://)[^/@\s]+(?=@)")
+_NOT_THOSE = frozenset(("compat",))  # LMI's tgi_compat is no personal access token
+# Tokens of text: those that have a meaning of their own, right behind the word, and numbers of them: max_new_tokens.
+_MARKS = frozenset(("eos", "bos", "pad", "unk", "stop", "special"))
+_COUNTS = frozenset(("max", "min", "num"))
+_RUN_TOGETHER = re.compile(f"(?:{'|'.join((*_MARKS, *_COUNTS))})(?:new)?")
+# Settings of ours that say where a secret is, and not what it is.
+_FILES = frozenset((("tls", "key"), ("operator", "token_file"), ("sagemaker", "sigv4", "credentials")))
+
+# -- by form -----------------------------------------------------------------------------------------------------------
+# Each pattern looks at a character a bounded number of times, whatever a text holds.
+
+_PEM = re.compile(r"-----BEGIN [^-\n]{0,64}-----.*?(?:-----END [^-\n]{0,64}-----|\Z)", re.DOTALL)
+# What is before the last @ of an authority; and a password that was not quoted, which has a / ? or # in it and so ends it.
+_USER = re.compile(r"(?<=://)(?:[^\s/?#]+@|[^\s/?#@:\[\]]*:(?!\d{1,5}(?:[/?#]|$))[^\s@]{1,256}@)")
+_QUOTED = r""""(?:[^"\\]|\\.)*"?|'(?:[^'\\]|\\.)*'?"""
+_MEMBER = re.compile(
+    rf"""(?<![^\s?&;,#"'{{(\[])(?P<name>[^\s=&?;,#"'{{}}()\[\]]{{1,100}})=(?P<value>{_QUOTED}|[^\s&;#"']+)"""
+)
+_ITEM = re.compile(
+    rf"""(?P<quote>["'])(?P<name>[^"'\\\s]{{1,100}})(?P=quote)\s{{0,8}}:\s{{0,8}}(?P<value>{_QUOTED}|[^\s,{{}}\[\]"']+)"""
+)
+_BEARER = re.compile(r"(?i)\b(bearer\s+)[^\s\"',;]+")
+_KNOWN = re.compile(
+    r"(?<![\w-])eyJ[\w-]+\.[\w-]+\.[\w-]*"  # a JWT: {" in base64
+    r"|(?<![A-Za-z0-9])(?:AKIA|ASIA)[A-Z0-9]{12,}"
+    r"|(?<![A-Za-z0-9_])(?:hf_|gh[opusr]_|github_pat_|ew_)\w{6,}"
+    r"|(?<![A-Za-z0-9])(?:sk-|xox[a-z]?-)[\w-]{6,}"
+)
 
 
-def without_secrets(name: str, value: Any) -> Any:
-    """The value of a setting, or of a model's option, with each secret in it masked: text under a name such as `password`,
-    `api_key` or `hf_token`, in tables and lists too, and the user and password of a URL."""
+def without_secrets(path: str | tuple[str, ...], value: Any) -> Any:
+    """The value of a setting, or of a model's option, with each secret in it masked: all that is under a name that says
+    secret, in tables and lists too, and what is one by its form, wherever it is. `path` is its name, or the names that
+    lead to it in a configuration. A bool is none under any name."""
+    name = path if isinstance(path, str) else path[-1]
+    return _masked(value, says_secret(name) and path not in _FILES)
+
+
+def _masked(value: Any, secret: bool) -> Any:
     if isinstance(value, dict):
-        return {inner: without_secrets(inner, item) for inner, item in value.items()}
+        return {inner: _masked(item, secret or says_secret(str(inner))) for inner, item in value.items()}
     if isinstance(value, list | tuple):
-        return type(value)(without_secrets(name, item) for item in value)
-    if not isinstance(value, str):
+        return type(value)(_masked(item, secret) for item in value)
+    if value is None or isinstance(value, bool):
         return value
-    return MASK if value and _NAMES.search(name) else _IN_URL.sub(MASK, value)
+    if isinstance(value, str):
+        return MASK if secret and value else text_without_secrets(value)
+    return MASK if secret and isinstance(value, int | float) else value
+
+
+def says_secret(name: str) -> bool:
+    """True if a word of a name says that its value is a secret: `db_pass`, `secretkey`, `hfToken`, `connection-string`; but
+    not `eos_token` and `max_new_tokens`."""
+    words = [word.lower() for word in _WORD.findall(name)]
+    for at, word in enumerate(words):
+        if word in ("string", "strings") and at and words[at - 1] == "connection":
+            return True
+        found = None if word in _NOT_THOSE else _SAYS_SECRET.search(word)
+        if found is None:
+            continue
+        if not found["token"]:
+            return True
+        before = word[: found.start()]
+        if before:
+            of_text = _RUN_TOGETHER.fullmatch(before) is not None
+        else:
+            of_text = (at > 0 and words[at - 1] in _MARKS) or not _COUNTS.isdisjoint(words[:at])
+        if not of_text:
+            return True
+    return False
+
+
+def text_without_secrets(text: str) -> str:
+    """A text with what is a secret by its form masked: users and passwords of URLs, values of members whose names say
+    secret (`?api_key=x`, `password=x`, `"token": "x"`), PEM blocks, bearer tokens, JWTs, and keys that begin as those of
+    AWS, Hugging Face, OpenAI, GitHub, Slack and this gateway do."""
+    text = _PEM.sub(MASK, text)
+    text = _USER.sub(f"{MASK}@", text)
+    text = _MEMBER.sub(_member, text)
+    text = _ITEM.sub(_member, text)
+    return _KNOWN.sub(MASK, _BEARER.sub(rf"\1{MASK}", text))
+
+
+def _member(found: re.Match[str]) -> str:
+    value = found["value"]
+    if not value or not says_secret(unquote_plus(found["name"])):
+        return found[0]
+    quote = value[0] if value[0] in "\"'" else ""
+    return f"{found[0].removesuffix(value)}{quote}{MASK}{quote}"

@@ -7,7 +7,6 @@ import hashlib
 import logging
 import time
 from collections.abc import Callable
-from email.utils import formatdate
 from functools import partial
 from pathlib import Path
 from typing import final
@@ -82,9 +81,8 @@ class Signatures:
 
 
 def refusal(error: Forbidden) -> tuple[int, Headers, bytes]:
-    """Status, headers and body that say so. With our date: a client whose clock is wrong can set it by that."""
-    status, headers, body = bidi.signature_error_body(error.status, error.code, error.message)
-    return status, [*headers, (b"date", formatdate(usegmt=True).encode())], body
+    """Status, headers and body that say so. The answer's Date, which is the wire's, is what a client sets its clock by."""
+    return bidi.signature_error_body(error.status, error.code, error.message)
 
 
 def _digest(body: memoryview) -> bytes:

@@ -17,8 +17,10 @@ from opentelemetry.context import Context
 from opentelemetry.trace import Link, Span, SpanKind, StatusCode, TracerProvider
 from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapPropagator
 
+from gateway.addresses import UNIX, ip_address, split_port
 from gateway.errors import Ending
 from gateway.exchange import Exchange
+from gateway.proxies import peer_of
 from gateway.trace_fields import made_by
 from gateway.version import version
 from gateway.wires.asgi import ASGICall
@@ -105,7 +107,7 @@ class Spans:
     def _start(self, exchange: Exchange) -> Span:
         request, route = exchange.request, self._route_of(exchange)
         method = _METHODS.get(request.method, "_OTHER")
-        attributes = {
+        attributes: dict[str, str | int] = {
             "http.request.method": method,
             "url.scheme": _SCHEMES.get(request.scheme, "http"),
             "network.protocol.version": _VERSIONS.get(request.version, "1.1"),
@@ -115,6 +117,11 @@ class Spans:
         if route:
             attributes["http.route"] = route
             name = f"{name} {route}"
+        client, port = split_port(peer_of(exchange))
+        if ip_address(client) is not None or client.startswith(UNIX):
+            attributes["client.address"] = client
+        if port is not None:
+            attributes["client.port"] = port
         ago = exchange.owner.clock() - exchange.started_at
         parent, since = _parent_of(exchange), time_ns() - int(ago * 1e9)
         return self._tracer.start_span(name, parent, SpanKind.SERVER, attributes, start_time=since)
@@ -219,11 +226,14 @@ async def _inside(span: Span, model: Model, session: Session[Any, Any]) -> None:
 def _blame(span: Span, error: BaseException, session: Session[Any, Any]) -> None:
     """What the model raised, by its kind alone: its text may hold what a client has sent."""
     kinds = {type(leaf) for leaf in _leaves(error)}
+    complete = session.channel.complete
     if kinds == {trio.Cancelled}:
+        if complete:
+            return  # it was stopped, as its text had all that was asked for
         span.set_attribute("everywire.cancelled", True)
         return
     kinds -= {trio.Cancelled, trio.EndOfChannel}  # it read on past the end of input: that is how many loops end
-    if getattr(session.channel, "complete", False):
+    if complete:
         kinds.discard(trio.ClosedResourceError)  # it sent on after its answer was complete
     if kinds:
         span.set_status(StatusCode.ERROR)

@@ -22,12 +22,13 @@ from gateway.drain import DrainReport
 from gateway.errors import GatewayError, ModelGivenUp
 from gateway.gateway import Gateway
 from gateway.loading import library_specs
-from gateway.logging_setup import configure
+from gateway.logging_setup import configure, flush, speaking_for_python
 from gateway.settings import ConfigError
-from gateway.settings_agreement import open_ports
+from gateway.settings_agreement import in_clear
 from gateway.span_export import exporting
 from gateway.tls_reload import tell_broken
 from gateway.workers.repository import share_one_arena
+from models.exits import contain_interrupts
 from models.spec import ModelSpec
 
 log = logging.getLogger("gateway")
@@ -44,6 +45,13 @@ def run(config: Config, models: Sequence[Any] = (), *, listening: Callable[[Gate
     terminal is gone that it was started from it drains, unless it was to be ignored, as nohup has it. It is meant for a
     process that ends with it: those signals are ignored afterwards."""
     configure(config.log)
+    with speaking_for_python():
+        code = _run(config, models, listening)
+    flush()
+    return code
+
+
+def _run(config: Config, models: Sequence[Any], listening: Callable[[Gateway], None] | None) -> int:
     if config.sagemaker.multi_model or any(endpoint.models for endpoint in config.endpoints.values()):
         share_one_arena()  # or not all of an unloaded model's memory goes back to the system
     code, early = 1, list[int]()
@@ -80,6 +88,7 @@ async def _serve(
     early: Sequence[int],
     tied: bool,
 ) -> int:
+    contain_interrupts()  # Ctrl-C is a signal, and those have a task
     gateway = make_gateway(config, models)
     # signals first: one that comes while models load must not be lost
     with (
@@ -95,10 +104,7 @@ async def _serve(
                 nursery.start_soon(_announce, gateway, listening)
             await nursery.start(gateway.serve)
             if not gateway.draining:
-                host = config.listen.host
-                where = [f"http://{host}:{port}" for port in (gateway.port, gateway.bidi_port) if port]
-                where += [f"https://{host}:{gateway.tls_port}"] if gateway.tls_port else []
-                log.info("serving", extra={"at": where, "models": sorted(gateway.supervisor.workers)})
+                log.info("serving", extra={"at": gateway.addresses, "models": sorted(gateway.supervisor.workers)})
             # what is here now stays: the collector need not look at all of it again and again
             gc.collect()
             gc.freeze()
@@ -130,10 +136,9 @@ def make_gateway(config: Config, models: Sequence[Any] = ()) -> Gateway:
     is to come."""
     if not config.sagemaker.sigv4.credentials:
         log.info("signatures are not looked at: everyone may call", extra={"setting": "sagemaker.sigv4.credentials"})
-    in_clear = [key for key in open_ports(config) if key != "listen.tls_port"]
-    if config.tls.client_ca and in_clear:
-        hint = "-1 opens none"
-        log.warning("in clear nobody is asked for a certificate", extra={"settings": in_clear, "hint": hint})
+    if config.tls.client_ca and (settings := in_clear(config)):
+        hint = "-1 opens no port, and +tls is a socket with TLS" if "listen.host" in settings else "-1 opens none"
+        log.warning("in clear nobody is asked for a certificate", extra={"settings": settings, "hint": hint})
     if path := served_folder(config, alone=not models):
         return Gateway(config, [*models, _model_of(config, path)])
     if config.models or models or config.sagemaker.multi_model:

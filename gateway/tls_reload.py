@@ -16,6 +16,7 @@ from gateway.certificate_facts import Certificate, read_served
 from gateway.config import TLSConfig
 from gateway.settings_schema import ConfigError
 from gateway.tls_context import development_certificate, server_context
+from models.threads import detached, in_thread
 
 log = logging.getLogger("gateway.tls")
 
@@ -39,7 +40,10 @@ class ServedCertificate:
         self._one_at_a_time = trio.Lock()
         self._stamp, made = self._make()
         if isinstance(made, Exception):
-            raise made
+            try:
+                raise made
+            finally:
+                del made
         self.context, self.certificate = made
         self._tell_dates()
 
@@ -47,10 +51,13 @@ class ServedCertificate:
         """Shows what the files hold now to every connection that begins from now on. ConfigError says which file cannot be
         served, and why; the certificate before it is shown on. Cancelled, it has changed nothing."""
         async with self._one_at_a_time:
-            stamp, made = await trio.to_thread.run_sync(self._make, abandon_on_cancel=True)
+            stamp, made = await in_thread(self._make, abandon_on_cancel=True)
             self._stamp = stamp  # of what is broken too: that is not tried again until it has changed
             if isinstance(made, Exception):
-                raise made
+                try:
+                    raise made
+                finally:
+                    del made
             self.context, self.certificate = made
         new = self.certificate
         extra = {"subject": new.subject, "expires": new.expires.isoformat(), "fingerprint": new.fingerprint}
@@ -65,7 +72,7 @@ class ServedCertificate:
         before = self._stamp
         while interval:
             await trio.sleep(interval)
-            found = await trio.to_thread.run_sync(self._look, abandon_on_cancel=True)
+            found = await in_thread(self._look, abandon_on_cancel=True)
             if found == before != self._stamp:
                 try:
                     await self.reload()
@@ -99,7 +106,7 @@ class ServedCertificate:
             try:
                 made = server_context(self._config, now=self._now()), read_served(self._files()[0])
             except Exception as error:
-                made = error
+                made = detached(error)
             if stamp == self._look():
                 break
         return stamp, made

@@ -11,6 +11,7 @@ from typing import Protocol, final
 
 import trio
 
+from gateway.addresses import peer_of
 from gateway.doorbell import Doorbell
 from gateway.errors import TransportLost
 from protocols.events import Buffer
@@ -82,7 +83,7 @@ class SocketTransport:
                 self._unsent = unsent
                 self._bound(unsent)
         self._closed = False
-        self.peer = _address(sock)
+        self.peer = peer_of(sock)
         self.alpn = ""
         self.pending = False
 
@@ -158,16 +159,6 @@ class SocketTransport:
 
 def _lost(error: OSError) -> TransportLost:
     return TransportLost(str(error), left=isinstance(error, ConnectionError))
-
-
-def _address(sock: socket.socket) -> str:
-    try:
-        name = sock.getpeername()
-    except OSError:
-        return ""
-    if not isinstance(name, tuple):
-        return str(name or "unix")
-    return f"[{name[0]}]:{name[1]}" if ":" in name[0] else f"{name[0]}:{name[1]}"
 
 
 @final
@@ -273,7 +264,7 @@ class StreamTransport:
         self._unsent = b""
         self._closed = False
         self._waits: set[trio.CancelScope] = set()
-        self.peer, self.alpn = "stream", ""
+        self.peer, self.alpn = _peer_of(stream), ""
 
     @property
     def pending(self) -> bool:
@@ -348,6 +339,13 @@ class StreamTransport:
         once where this is cancelled. The embedder's `serve_stream` does it when the connection is over."""
         with trio.move_on_after(_GOODBYE), suppress(trio.BrokenResourceError):
             await self._stream.aclose()
+
+
+def _peer_of(stream: trio.abc.Stream) -> str:
+    """The address of a socket's peer, below TLS too; "stream" of what is none."""
+    while isinstance(stream, trio.SSLStream):
+        stream = stream.transport_stream
+    return peer_of(stream.socket) if isinstance(stream, trio.SocketStream) else "stream"
 
 
 def front(buffers: Sequence[Buffer], n: int) -> list[Buffer]:

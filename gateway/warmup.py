@@ -1,15 +1,18 @@
-"""The warm-up requests of a configuration: bodies, read into what the model is called with."""
+"""The warm-up requests of a configuration, read into what the model is called with, and what is wrong with the answers."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import partial
 from typing import Any
 
 from gateway.dialects.lmi import read_prompt
-from gateway.dialects.v2_calls import request_of, signature_of
+from gateway.dialects.v2_calls import outputs_of, request_of, signature_of
+from gateway.dialects.v2_channels import check_response
 from models.errors import ModelError
-from models.messages import Family, Part, PartKind
+from models.messages import Family, Finish, InferRequest, Part, PartKind, Token
 from models.spec import ModelSpec
+from models.warmup import Check
 from protocols import v2
 
 
@@ -33,3 +36,35 @@ def _message(spec: ModelSpec, body: bytes) -> Any:
             return request_of(codec.parse(memoryview(body), None))
         case Family.PARTS:
             return Part(data=body, kind=PartKind.UTF8)
+
+
+def answer_check(spec: ModelSpec) -> Check:
+    """What raises where an answer of the model would fail in a call: it is of another family, or not what the model has
+    declared, or nothing that v2 can carry."""
+    match spec.family:
+        case Family.TEXT:
+            return _check_text
+        case Family.PARTS:
+            return _check_part
+        case Family.TENSOR:
+            infer = v2.InferCodec(signature_of(spec), version=spec.version, limits=v2.V2Limits())
+            return partial(_check_tensors, infer)
+
+
+def _check_text(asked: object, answer: object) -> None:
+    if not isinstance(answer, Token | Finish):
+        raise TypeError(f"a text call is answered with Token and Finish, not {type(answer).__name__}")
+
+
+def _check_part(asked: object, answer: object) -> None:
+    if not isinstance(answer, Part):
+        raise TypeError(f"a call of parts is answered with Part, not {type(answer).__name__}")
+
+
+def _check_tensors(infer: v2.InferCodec, asked: InferRequest, answer: Any) -> None:
+    check_response(answer)
+    outputs, _ = outputs_of(answer)
+    inputs = [v2.V2Tensor(name=tensor.name, datatype=tensor.datatype, array=tensor.data) for tensor in asked.inputs]
+    wanted = [v2.RequestedOutput(name=name) for name in asked.outputs]
+    request = v2.V2Request(inputs=tuple(inputs), outputs=tuple(wanted), binary_default=True)
+    infer.render(outputs, request, answer.id, dict(answer.parameters))

@@ -18,15 +18,19 @@ from collections.abc import (
 )
 from contextlib import AbstractAsyncContextManager, aclosing, asynccontextmanager, closing
 from dataclasses import replace
+from functools import partial
 from typing import Any, TypeAlias, TypeVar, final
 
+import msgspec
 import numpy as np
+import numpy.typing as npt
 import trio
 
 from models.annotations import hints_of, input_specs, is_named_tuple, output_specs, unaliased
-from models.blocking import iterate_steps, run_step
+from models.blocking import iterate_steps, run_step, step_holder
 from models.errors import ModelError
 from models.messages import (
+    BytesTensor,
     Family,
     Finish,
     InferRequest,
@@ -37,11 +41,22 @@ from models.messages import (
     Tensor,
     Token,
 )
+from models.rows import elements_of
 from models.session import Channel, Session
-from models.spec import DECLARED, Load, Model, ModelSpec, TensorSpec
+from models.spec import DECLARED, MARK, Load, Model, ModelSpec, TensorSpec
+from models.threads import codec_threads, in_thread
 from models.utf8 import utf8
 
 F = TypeVar("F", bound=Callable[..., Any])
+
+AT_ONCE = 4096
+"""Elements that may become objects, or be looked at one by one, on the event loop."""
+STEP = 16_384
+"""Those in one step of a thread: a few milliseconds of the interpreter."""
+_SHORT = 64 * 1024  # bytes whose copying nobody notices
+_LONG = 2 * 1024 * 1024  # bytes whose copying the loop would feel
+_ROWS = 64  # numbers, in a list, of which an array is made at once
+_OBJECT = 64  # bytes of memory that an element takes beside its own
 
 _FAMILY_OF: dict[Any, Family] = {
     Prompt: Family.TEXT,
@@ -93,6 +108,10 @@ def adapt(thing: Any, *, family: Family | None = None) -> tuple[Model, Family]:
     name, fn = _name(thing), _code_of(thing)
     parameters, hints = _parameters(thing), hints_of(fn)
     first, takes = _taken(parameters[0], hints)
+    if takes is None and _takes_request(thing, parameters):
+        takes = InferRequest
+    if family is None and is_declared(thing) and (takes is None or takes is Session):
+        family = _family_in(first) or Family.TENSOR
     if takes is Session:
         if not inspect.iscoroutinefunction(fn):
             raise TypeError(f"{name} takes a Session, so it must be an async function")
@@ -131,7 +150,10 @@ class _PerMessage:
     def __init__(self, thing: Any, fn: Any, family: Family, arguments: _Arguments) -> None:
         self._call, self._family, self._arguments = thing, family, arguments
         self._whole = _WHOLE[family]
-        self._kind: Callable[[_Channel, tuple[Any, ...]], Awaitable[None]] = (
+        self._tensors = family is Family.TENSOR
+        self._measure = _MEASURES.get(arguments, elements_of)
+        """How much is to be made of a message before the function has it; None: nothing ever is."""
+        self._kind: Callable[[_Channel, Any, Callable[[], None]], Awaitable[None]] = (
             self._async_generator if inspect.isasyncgenfunction(fn)
             else self._coroutine if inspect.iscoroutinefunction(fn)
             else self._generator if inspect.isgeneratorfunction(fn)
@@ -141,44 +163,96 @@ class _PerMessage:
         # what a model of text says of itself
         self.parameters = getattr(thing, "parameters", None)
         self.chat_template = getattr(thing, "chat_template", None)
+        self.count_tokens = getattr(thing, "count_tokens", None)
 
     async def __call__(self, session: Session[Any, Any]) -> None:
-        channel = session.channel
+        channel, measure = session.channel, self._measure
         while True:
             try:
                 message = await channel.receive()
             except trio.EndOfChannel:
                 return
-            await self._kind(channel, self._arguments(message))
+            if measure is not None and (size := measure(message)) is not None:
+                await self._convert_and_call(channel, message, *size)
+            else:
+                await self._kind(channel, message, _nothing)
 
-    async def _coroutine(self, channel: _Channel, args: tuple[Any, ...]) -> None:
-        item = await self._call(*args)
+    async def _convert_and_call(self, channel: _Channel, message: Any, elements: int, size: int) -> None:
+        """What the function is given is first to be made of the message: so many objects of so many bytes. They are paid for
+        before, and as long as the function has them."""
+        give_back = step_holder().reserve(_OBJECT * elements + size)
+        if self._threads and self._kind in (self._function, self._generator):
+            await self._kind(channel, message, give_back)  # in its thread
+            return
+        try:
+            steps = _convert(message)
+            if elements <= AT_ONCE and size <= _LONG:
+                message = _all_of(steps)
+            else:
+                while (made := await in_thread(partial(_next, steps), limiter=codec_threads())) is None:
+                    pass
+                message = made
+            await self._kind(channel, message, _nothing)
+        finally:
+            give_back()
+
+    async def _coroutine(self, channel: _Channel, message: Any, ended: Callable[[], None]) -> None:
+        item = await self._call(*self._arguments(message))
         if item is not None:
+            if self._tensors and _is_long(item):
+                item = await self._message_beside(item)
             await channel.send(self._message(item))
 
-    async def _function(self, channel: _Channel, args: tuple[Any, ...]) -> None:
+    async def _function(self, channel: _Channel, message: Any, ended: Callable[[], None]) -> None:
         if self._threads:
-            item = await run_step(lambda: self._call(*args))
+            item = await run_step(partial(self._step, message), ended=ended)
         else:
-            item = self._call(*args)
+            item = self._call(*self._arguments(message))
+            if self._tensors and _is_long(item):
+                item = await self._message_beside(item)
         if item is not None:
             await channel.send(self._message(item))
 
-    async def _async_generator(self, channel: _Channel, args: tuple[Any, ...]) -> None:
-        await self._send_all(channel, self._call(*args))
+    def _step(self, message: Any) -> Any:
+        """All that is made of the message, and of what the function gives, in its thread."""
+        item = self._call(*self._arguments(self._ready(message)))
+        return item if item is None else self._message(item)
 
-    async def _generator(self, channel: _Channel, args: tuple[Any, ...]) -> None:
+    def _ready(self, message: Any) -> Any:
+        if self._measure is None or self._measure(message) is None:
+            return message
+        return _all_of(_convert(message))
+
+    async def _message_beside(self, item: Any) -> Any:
+        """The message that an item stands for which takes long to make."""
+        return await in_thread(partial(self._message, item), limiter=codec_threads(), expected=(TypeError,))
+
+    async def _async_generator(self, channel: _Channel, message: Any, ended: Callable[[], None]) -> None:
+        await self._send_all(channel, self._call(*self._arguments(message)))
+
+    async def _generator(self, channel: _Channel, message: Any, ended: Callable[[], None]) -> None:
         if self._threads:
-            await self._send_all(channel, iterate_steps(self._call(*args)))
+            await self._send_all(channel, iterate_steps(self._steps(message), ended=ended))
             return
         whole, made, try_send = self._whole, 0, _try_send_of(channel)
-        with closing(self._call(*args)) as generator:
+        with closing(self._call(*self._arguments(message))) as generator:
             for item in generator:
                 if try_send(item):
                     continue
                 if type(item) not in whole:
                     item, made = self._message(item, made), made + isinstance(item, str)
                 await channel.send(item)
+
+    def _steps(self, message: Any) -> Generator[Any, None, None]:
+        """What the generator yields, in its thread; of tensors what is made of it, for that may take long too."""
+        if self._measure is None:
+            return self._call(*self._arguments(message))  # type: ignore[no-any-return]
+        return self._converted(message)
+
+    def _converted(self, message: Any) -> Generator[Any, None, None]:
+        with closing(self._call(*self._arguments(self._ready(message)))) as generator:
+            for item in generator:
+                yield self._message(item) if self._tensors else item
 
     async def _send_all(self, channel: _Channel, items: AsyncGenerator[Any, None]) -> None:
         whole, made, try_send = self._whole, 0, _try_send_of(channel)
@@ -187,7 +261,10 @@ class _PerMessage:
                 if try_send(item):
                     continue
                 if type(item) not in whole:
-                    item, made = self._message(item, made), made + isinstance(item, str)
+                    if self._tensors and _is_long(item):
+                        item = await self._message_beside(item)
+                    else:
+                        item, made = self._message(item, made), made + isinstance(item, str)
                 await channel.send(item)
 
     def _message(self, item: Any, made: int = 0) -> Any:
@@ -238,6 +315,55 @@ def _bytes_of(message: Part) -> tuple[Any, ...]:
     return (bytes(message.data),)
 
 
+def _copied_of(message: Part) -> tuple[int, int] | None:
+    """That many bytes of a part are copied, as its function takes `bytes`."""
+    return None if type(message.data) is bytes or len(message.data) <= _SHORT else (0, len(message.data))
+
+
+# How much is made of a message before the function has it, by what that takes; of arrays, `elements_of`.
+_MEASURES: Mapping[Any, Callable[[Any], tuple[int, int] | None] | None] = {
+    _message_itself: None, _text_of: None, _bytes_of: _copied_of,
+}  # fmt: skip
+
+
+def _convert(message: Any) -> Generator[None, None, Any]:
+    """Makes it, in steps of a few milliseconds, and returns the message with it. What was made is the function's alone: the
+    message that came knows nothing of it."""
+    if isinstance(message, Part):
+        yield
+        return msgspec.structs.replace(message, data=bytes(message.data))
+    inputs = []
+    for tensor in message.inputs:
+        if type(tensor) is BytesTensor:
+            given = tensor.given
+            if not isinstance(given, np.ndarray) and not given.made:
+                flat = np.empty(given.size, object)
+                yield from given.fill(flat)
+                flat.setflags(write=False)
+                tensor = msgspec.structs.replace(tensor, data=flat.reshape(given.shape))
+        inputs.append(tensor)
+    return msgspec.structs.replace(message, inputs=tuple(inputs))
+
+
+def _all_of(steps: Generator[None, None, Any]) -> Any:
+    while (made := _next(steps)) is None:
+        pass
+    return made
+
+
+def _next(steps: Generator[None, None, Any]) -> Any:
+    """One step; what they have made after the last one, None before."""
+    try:
+        next(steps)
+    except StopIteration as end:
+        return end.value
+    return None
+
+
+def _nothing() -> None:
+    """Nothing was paid for."""
+
+
 def _arrays_of(parameters: Iterable[inspect.Parameter], inputs: Iterable[TensorSpec]) -> _Arguments:
     """The arrays of these inputs, each where its parameter is; a parameter without an array gets its default."""
     optional = {spec.name: spec.optional for spec in inputs}
@@ -279,11 +405,31 @@ _ANSWERS = {
 
 def _tensor(name: str, value: Any) -> Tensor:
     data = np.asarray(value)
-    if data.dtype.kind == "U":
-        data = np.char.encode(data, "utf-8")
-    if data.dtype.kind == "S":
-        data = data.astype(object)  # the form of BYTES
+    if data.dtype.kind in "SU":
+        data = _objects(data)  # the form of BYTES
     return Tensor(name=name, data=data)
+
+
+def _objects(array: npt.NDArray[Any]) -> npt.NDArray[Any]:
+    """The texts of an array as objects, which are bytes, in steps of a few milliseconds."""
+    text, flat, objects = array.dtype.kind == "U", array.reshape(-1), np.empty(array.size, object)
+    for start in range(0, array.size, STEP):
+        items = flat[start : start + STEP].tolist()
+        objects[start : start + STEP] = [item.encode() for item in items] if text else items
+    return objects.reshape(array.shape)
+
+
+def _is_long(item: Any) -> bool:
+    """Whether an answer is of more elements that are looked at one by one than should be on the event loop."""
+    if type(item) is np.ndarray:
+        return item.dtype.kind in "SU" and item.size > AT_ONCE
+    if isinstance(item, Mapping):
+        return any(map(_is_long, item.values()))
+    if isinstance(item, list | tuple):  # rows that become an array, unless they have names
+        if is_named_tuple(type(item)):
+            return any(map(_is_long, item))
+        return len(item) > _ROWS or any(isinstance(value, list | tuple | np.ndarray) for value in item)
+    return False
 
 
 def _agreed(name: str, annotated: Family | None, given: Family | None) -> Family | None:
@@ -311,6 +457,22 @@ def _taken(name: str, hints: Mapping[str, Any]) -> tuple[Any, Any]:
     """The annotation of the first parameter, and what that is an annotation of."""
     first = unaliased(hints.get(name))
     return first, Session if first is None and name == "session" else typing.get_origin(first) or first
+
+
+def is_declared(thing: Any) -> bool:
+    """Whether `models.spec.declare` has said that it is a model of tensors, or makes one."""
+    return bool(getattr(_unbound(thing), MARK, False))
+
+
+def _takes_request(thing: Any, required: list[str]) -> bool:
+    """Whether the one parameter of a function that `declare` has marked, which nothing is said of, is the request and no
+    array of it: where it is named so, or as none of the declared inputs."""
+    if not is_declared(thing) or len(required) != 1:
+        return False
+    inputs = getattr(_unbound(thing), "inputs", None)
+    if inputs is None:
+        return required[0] == "request"
+    return required[0] not in [tensor.name for tensor in inputs]
 
 
 def _parameters(thing: Any) -> list[str]:
@@ -398,6 +560,8 @@ def _annotated(thing: Any) -> dict[str, Any]:
     fn = thing.__call__ if inspect.isclass(thing) else _code_of(thing)
     hints = hints_of(fn)
     takes = _taken(parameters[0].name, hints)[1] if parameters else Session
+    if takes is None and _takes_request(thing, [p.name for p in parameters if p.default is p.empty]):
+        takes = InferRequest
     if takes is Session:
         return {}
     found: dict[str, Any] = {} if takes is InferRequest else {"inputs": input_specs(name, parameters, hints)}
@@ -413,7 +577,8 @@ def _annotated(thing: Any) -> dict[str, Any]:
 def made_family(factory: Any) -> Family | None:
     """The family of what a class or a factory function makes, as its annotations say it; None where they do not."""
     made = _made(factory)
-    return _family_in(made) if _is_called(made) else None
+    found = _family_in(made) if _is_called(made) else None
+    return found or (Family.TENSOR if is_declared(factory) or is_declared(made) else None)
 
 
 def partial_loader(loader: Any, options: Mapping[str, Any]) -> Any:
@@ -433,7 +598,7 @@ def is_loader(thing: Any) -> bool:
 
 
 def _loader_family(thing: Any) -> Family:
-    found = _family_in(hints_of(thing.__wrapped__).get("return"))
+    found = _family_in(hints_of(thing.__wrapped__).get("return")) or (Family.TENSOR if is_declared(thing) else None)
     if found is None:
         raise TypeError(
             f"{_name(thing)}: say what it yields, such as "

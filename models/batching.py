@@ -20,7 +20,7 @@ from __future__ import annotations
 import contextvars
 import logging
 from bisect import insort
-from collections.abc import AsyncIterator, Hashable, Sequence
+from collections.abc import AsyncIterator, Callable, Hashable, Sequence
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from functools import partial
 from itertools import count
@@ -31,15 +31,18 @@ import trio
 
 from models.blocking import Step, StepHolder, Steps, run_step, set_step_holder, step_holder
 from models.errors import ModelError
+from models.exits import is_failure, leaves
 from models.messages import InferRequest, InferResponse
-from models.rows import Rows, rows_of, size_of
+from models.rows import Rows, elements_of, rows_of, size_of
 from models.session import Call, Session
 from models.spec import Batching, Model, ModelSpec
+from models.threads import throw
 
 log = logging.getLogger("models.batching")
 
 _LONG = 2 * 1024 * 1024  # bytes whose copying the loop would feel
-_MANY = 16 * 1024  # and objects
+_MANY = 4096  # and objects
+_OBJECT = 64  # bytes of memory that an element takes beside its own
 _FOREVER = float("inf")
 
 
@@ -94,6 +97,12 @@ class _Waiting:
         self.error = error
         trio.lowlevel.reschedule(self.task)
 
+    def take_error(self) -> BaseException:
+        """To be raised: by its traceback it then knows who waits, who must not know it any more."""
+        error, self.error = self.error, None
+        assert error is not None
+        return error
+
     def __lt__(self, other: _Waiting) -> bool:
         return (self.priority, self.number) < (other.priority, other.number)
 
@@ -117,7 +126,7 @@ class _Bucket:
 class _Run(StepHolder):
     """One call of the model. It holds an instance until the call, and every blocking step of it, is over."""
 
-    __slots__ = ("_batcher", "_holds", "_left", "bucket", "lied", "live", "members", "scope")
+    __slots__ = ("_batcher", "_holds", "_left", "_paid", "bucket", "lied", "live", "members", "scope")
 
     def __init__(self, batcher: Batcher, bucket: _Bucket, members: list[_Waiting]) -> None:
         self._batcher, self.bucket = batcher, bucket
@@ -128,6 +137,18 @@ class _Run(StepHolder):
         """Whether the call gave what is no answer: another one would give it too."""
         self.scope = trio.CancelScope()
         self._holds, self._left = 1, list[StepHolder]()
+        self._paid: Callable[[], None] | None = None
+
+    def pay(self, requests: Sequence[InferRequest], rows: int) -> None:
+        """For the objects that elements of BYTES become where requests are joined, as long as anything of the call runs."""
+        if len(requests) == 1 and rows == rows_of(requests[0]):
+            return  # it is handed over as it came
+        size = 0
+        for request in requests:
+            if (elements := elements_of(request)) is not None:
+                size += _OBJECT * elements[0] + elements[1]
+        if size:
+            self._paid = self.reserve(size)
 
     def leave(self, waiting: _Waiting) -> None:
         self.members[self.members.index(waiting)] = None
@@ -160,6 +181,12 @@ class _Run(StepHolder):
         self._batcher.steps.end(step)
         self.release()
 
+    def reserve(self, n: int) -> Callable[[], None]:
+        for waiting in self.members:
+            if waiting is not None:
+                return waiting.holder.reserve(n)
+        return super().reserve(n)
+
     def interrupt(self, text: str) -> None:
         for waiting in list(self.members):
             if waiting is not None:
@@ -169,6 +196,8 @@ class _Run(StepHolder):
         self._free()
 
     def _free(self) -> None:
+        if self._paid is not None:
+            self._paid()
         left, self._left = self._left, []
         for holder in left:
             holder.release()
@@ -234,7 +263,7 @@ class Batcher:
 
         await trio.lowlevel.wait_task_rescheduled(leave)
         if waiting.error is not None:
-            raise waiting.error
+            throw(waiting.take_error())
         return waiting.response
 
     def _priority_of(self, request: InferRequest) -> int:
@@ -369,16 +398,18 @@ class Batcher:
 
     async def _execute(self, run: _Run) -> None:
         set_step_holder(run)
+        errors: list[BaseException] = []
         try:
             with run.scope:
                 try:
                     await self._call(run)
                 except BaseException as e:  # sys.exit() too: a model's requests are all that it can end
-                    errors = _leaves(e)
-                    if any(isinstance(error, trio.Cancelled | KeyboardInterrupt) for error in errors):
+                    if not is_failure(e):
                         raise self._cancelled(e) from None
+                    errors = list(leaves(e))
                     self._failed(run, errors[0] if len(errors) == 1 else e)
         finally:
+            errors = []  # they know this frame: a cycle would keep the requests
             self._stranded.update(self._told(run))
             run.release()
 
@@ -390,6 +421,7 @@ class Batcher:
         requests = [waiting.request for waiting in members]
         given = sum([waiting.rows for waiting in members])
         rows = self._padded(given) if first.joinable else given
+        run.pay(requests, rows)
         joined, copied = await self._join(requests, rows)
         made = perf_counter_ns()
         channel = _OneCall(self._spec, run, joined)
@@ -400,7 +432,7 @@ class Batcher:
         except trio.EndOfChannel:
             pass  # it read on past the end of input: that is how many loops end
         except BaseExceptionGroup as e:
-            if not all(isinstance(error, trio.EndOfChannel) for error in _leaves(e)):
+            if not all(isinstance(error, trio.EndOfChannel) for error in leaves(e)):
                 raise
         answered = perf_counter_ns()
         run.lied = True  # until it is seen that it has not
@@ -442,7 +474,7 @@ class Batcher:
         if not isinstance(error, BaseExceptionGroup):
             return error
         cancelled, rest = error.split(trio.Cancelled)
-        if cancelled is None or not isinstance(rest, ExceptionGroup | None):
+        if cancelled is None or (rest is not None and not is_failure(rest)):
             return error
         if rest is not None:
             log.warning("model raised while cancelled", extra={"model": self._spec.name}, exc_info=rest)
@@ -470,6 +502,8 @@ class Batcher:
 @final
 class _OneCall:
     """One request in, one response out; neither direction waits."""
+
+    complete = False  # its model says by its return that there is no more
 
     def __init__(self, spec: ModelSpec, run: _Run, request: InferRequest) -> None:
         self._spec, self._run, self._request = spec, run, request
@@ -509,12 +543,6 @@ class _OneCall:
             code="TooManyResponses",
             status=500,
         )
-
-
-def _leaves(error: BaseException) -> list[BaseException]:
-    if isinstance(error, BaseExceptionGroup):
-        return [leaf for inner in error.exceptions for leaf in _leaves(inner)]
-    return [error]
 
 
 def _anew(error: BaseException, together: int) -> Exception:

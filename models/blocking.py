@@ -5,11 +5,18 @@ from __future__ import annotations
 import contextlib
 import contextvars
 import inspect
+import logging
 import threading
 from collections.abc import AsyncGenerator, Callable, Generator
 from typing import Protocol, TypeVar, final
 
 import trio
+
+from models.errors import ModelError
+from models.exits import ModelExit
+from models.threads import caught, in_thread
+
+log = logging.getLogger("models.blocking")
 
 T = TypeVar("T")
 
@@ -56,6 +63,10 @@ class Step:
         """On Trio's clock; infinite until it has its thread."""
 
 
+def _nothing() -> None:
+    """What nobody counts needs no giving back."""
+
+
 class StepHolder:
     """What a running step keeps occupied after its session has ended: the worker's slot. This one is nobody's."""
 
@@ -87,6 +98,11 @@ class StepHolder:
         """For steps of the model that are no session's own: `stuck` is called, with a text, when one of them is stuck."""
         return StepHolder()
 
+    def reserve(self, n: int) -> Callable[[], None]:
+        """Has n bytes counted that a call makes of what it was given, and returns what gives them back, once. An error that
+        is the session's where there is no room for them."""
+        return _nothing
+
     def interrupt(self, text: str) -> None:
         """What holds it is stuck: its sessions end, with this text."""
 
@@ -108,6 +124,8 @@ class Steps(Protocol):
 _token: contextvars.ContextVar[CancelToken | None] = contextvars.ContextVar("models_cancel_token", default=None)
 _holder: contextvars.ContextVar[StepHolder | None] = contextvars.ContextVar("models_step_holder", default=None)
 _NOBODY = StepHolder()
+_EXPECTED = (ModelError, StepCancelled, trio.Cancelled, trio.EndOfChannel)
+"""What a step may raise that is nobody's bug."""
 
 
 def cancel_token() -> CancelToken:
@@ -132,6 +150,7 @@ async def run_step(
     limiter: trio.CapacityLimiter | None = None,
     replaced: bool = False,
     token: CancelToken | None = None,
+    ended: Callable[[], None] = _nothing,
 ) -> T:
     """Runs one blocking step in a thread, one of the model's unless a limiter is given, and returns its result.
 
@@ -141,6 +160,11 @@ async def run_step(
     On cancel the caller goes on at once with trio.Cancelled and the token (the step's own, unless one is given) is
     cancelled; the thread ends at the end of its step (Python cannot stop it), and until then the session's slot stays
     occupied. What the abandoned step returns or raises is dropped.
+
+    `ended` is called on the loop when the thread has returned, or when it is certain that none begins.
+
+    What the step raises comes out without the frames of its thread, which would keep what they held: where it was raised is
+    in a note of the exception, as text.
     """
     token = token or CancelToken()
     holder = step_holder()
@@ -161,12 +185,18 @@ async def run_step(
         record.thread, record.began = threading.get_ident(), clock.current_time()
         try:
             return fn()
+        except KeyboardInterrupt as e:  # in a thread it is no Ctrl-C, and in the caller's task it would be taken for one
+            raise ModelExit(e) from e
         finally:
             with contextlib.suppress(trio.RunFinishedError):  # the whole run is over: no slot is left to free
-                loop.run_sync_soon(holder.end, record)
+                loop.run_sync_soon(over)
+
+    def over() -> None:
+        holder.end(record)
+        ended()
 
     try:
-        return await trio.to_thread.run_sync(step, abandon_on_cancel=True, limiter=limiter or holder.limiter)
+        return await in_thread(step, abandon_on_cancel=True, limiter=limiter or holder.limiter, expected=_EXPECTED)
     except trio.Cancelled:
         token.cancel()
         raise
@@ -174,19 +204,23 @@ async def run_step(
         with lock:
             abandoned = not begun
         if abandoned:
-            holder.end(record)
+            over()
 
 
 _END = object()
 
 
 async def iterate_steps(
-    generator: Generator[T, None, None], *, limiter: trio.CapacityLimiter | None = None, replaced: bool = False
+    generator: Generator[T, None, None],
+    *,
+    limiter: trio.CapacityLimiter | None = None,
+    replaced: bool = False,
+    ended: Callable[[], None] = _nothing,
 ) -> AsyncGenerator[T, None]:
     """What a synchronous generator yields, each step of it a `run_step` and all with one token. For contextlib.aclosing.
 
     The generator is closed in a thread, never while a step runs in it, and nobody waits for that; the session's slot
-    stays occupied until it is closed.
+    stays occupied until it is closed, and `ended` is called then, on the loop.
     """
     token, one_at_a_time = CancelToken(), threading.Lock()
 
@@ -204,11 +238,13 @@ async def iterate_steps(
     finally:
         if inspect.getgeneratorstate(generator) != inspect.GEN_CLOSED:  # not exhausted, nor dead of an exception
             token.cancel()
-            _run_last_step(close, token)
+            _run_last_step(close, token, ended)
+        else:
+            ended()
 
 
-def _run_last_step(fn: Callable[[], None], token: CancelToken) -> None:
-    """A step that nobody waits for: the clean-up of a session that is over. What it raises is dropped."""
+def _run_last_step(fn: Callable[[], None], token: CancelToken, ended: Callable[[], None]) -> None:
+    """A step that nobody waits for: the clean-up of a session that is over. What it raises is logged."""
     holder, record = step_holder(), Step(token)
     loop, clock = trio.lowlevel.current_trio_token(), trio.lowlevel.current_clock()
     context = contextvars.copy_context()
@@ -218,13 +254,22 @@ def _run_last_step(fn: Callable[[], None], token: CancelToken) -> None:
         record.thread, record.began = threading.get_ident(), clock.current_time()
         fn()
 
+    def last() -> None:
+        raised = caught(step, _EXPECTED)
+        if raised is not None and not isinstance(raised.error, _EXPECTED):
+            log.warning("a generator raised as it was closed", exc_info=raised.error)
+
     def done(_: object) -> None:
         with contextlib.suppress(trio.RunFinishedError):
-            loop.run_sync_soon(holder.end, record)
+            loop.run_sync_soon(over)
+
+    def over() -> None:
+        holder.end(record)
+        ended()
 
     holder.begin(record)
     try:
-        trio.lowlevel.start_thread_soon(lambda: context.run(step), done)
+        trio.lowlevel.start_thread_soon(lambda: context.run(last), done)
     except BaseException:
-        holder.end(record)
+        over()
         raise

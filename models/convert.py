@@ -5,15 +5,26 @@ from __future__ import annotations
 import codecs
 import contextlib
 from collections.abc import Callable
-from typing import Any, final
+from functools import partial
+from typing import Any, TypeAlias, final
 
 import trio
 
+from models.continuations import Continuations
 from models.errors import ModelError
 from models.messages import Family, Finish, Part, PartKind, Prompt, Token
 from models.session import Channel, Session
 from models.spec import Model
+from models.threads import codec_threads, in_thread
 from models.utf8 import utf8
+
+Stopped: TypeAlias = Callable[[Exception | None], None]
+
+_LONG = 2 * 1024 * 1024  # characters whose encoding the loop would feel
+
+
+def _nobody(error: Exception | None) -> None:
+    """Where nobody wants to know."""
 
 
 def convertible(model: Family, wire: Family) -> bool:
@@ -21,20 +32,31 @@ def convertible(model: Family, wire: Family) -> bool:
     return model is wire or {model, wire} == {Family.TEXT, Family.PARTS}
 
 
-def convert(model: Model, family: Family, wire: Family, *, read_prompt: Callable[[bytes], Prompt] | None = None) -> Model:
+def convert(
+    model: Model,
+    family: Family,
+    wire: Family,
+    *,
+    read_prompt: Callable[[bytes], Prompt] | None = None,
+    own_stops: bool = False,
+    stopped: Stopped = _nobody,
+) -> Model:
     """The model as the wire's family sees it; the model itself where they are the same.
 
     TEXT for PARTS: each whole message (its fragments joined, at most 1 MiB) is a prompt, read by `read_prompt` or taken
     as text; each token that has text leaves as one UTF8 part, and an empty UTF8 part closes each answer. PARTS for TEXT:
     the prompt is one UTF8 part and the end of input; each part that comes back is one token, its bytes decoded as UTF-8
     over part boundaries. TypeError for families that do not convert.
+
+    An answer in parts ends where `models.continuations` says; `own_stops` is for that. `stopped` is called whenever a model
+    was stopped there, with what it has raised since, if anything.
     """
     if family is wire:
         return model
     if family is Family.PARTS and wire is Family.TEXT:
         return _TextFromParts(model)
     if family is Family.TEXT and wire is Family.PARTS:
-        return _PartsFromText(model, read_prompt or _plain)
+        return _PartsFromText(model, read_prompt or _plain, own_stops, stopped)
     raise TypeError(f"a {family.value} model cannot answer {wire.value} calls")
 
 
@@ -64,7 +86,7 @@ class _TextFromParts:
         except Exception as e:
             if not _only(e, trio.EndOfChannel):
                 raise
-        await channel.complete()
+        await channel.end()
 
 
 @final
@@ -75,9 +97,16 @@ class _PromptAsParts(Channel[Part, Part]):
         self._sent = 0
         self.reply, self.accept = session.reply, session.accept
 
+    @property
+    def complete(self) -> bool:
+        return self._channel.complete
+
     async def receive(self) -> Part:
         prompt = await self._channel.receive()
-        return Part(data=prompt.text.encode("utf-8", "surrogatepass"), kind=PartKind.UTF8)
+        encode = partial(prompt.text.encode, "utf-8", "surrogatepass")
+        long = len(prompt.text) > _LONG
+        data = await in_thread(encode, limiter=codec_threads()) if long else encode()
+        return Part(data=data, kind=PartKind.UTF8)
 
     async def send(self, part: Part, /) -> None:
         if not isinstance(part, Part):
@@ -91,7 +120,7 @@ class _PromptAsParts(Channel[Part, Part]):
             raise
         self._sent += 1
 
-    async def complete(self) -> None:
+    async def end(self) -> None:
         """Sends what is left of a character that was never completed."""
         if text := self._decoder.decode(b"", final=True):
             with contextlib.suppress(trio.ClosedResourceError):  # the answer was complete without it
@@ -100,23 +129,30 @@ class _PromptAsParts(Channel[Part, Part]):
 
 @final
 class _PartsFromText:
-    def __init__(self, model: Model, read_prompt: Callable[[bytes], Prompt]) -> None:
-        self._model, self._read = model, read_prompt
+    def __init__(self, model: Model, read_prompt: Callable[[bytes], Prompt], own_stops: bool, stopped: Stopped) -> None:
+        self._model, self._read, self._own_stops, self._stopped = model, read_prompt, own_stops, stopped
 
     async def __call__(self, session: Session[Part, Part]) -> None:
         channel = _PartsAsPrompts(session, self._read)
         # one call of the model for each prompt: a text model may return after its first answer
         while (prompt := await channel.next_prompt()) is not None:
-            one = _OnePrompt(prompt, session)
+            one = _OnePrompt(prompt, session, Continuations(prompt.parameters, own_stops=self._own_stops))
+            error: Exception | None = None
             try:
-                await self._model(Session(one, session.call, deadline=session.deadline))
+                await one.text.around(self._model(Session(one, session.call, deadline=session.deadline)))
             except Exception as e:
                 # it asked for a second prompt, or sent on after its answer was complete: how many loops end
-                if not _only(e, trio.EndOfChannel, *((trio.ClosedResourceError,) if one.closed else ())):
+                if not one.text.stopped and not _only(
+                    e, trio.EndOfChannel, *((trio.ClosedResourceError,) if one.complete else ())
+                ):
                     raise
-            if not one.taken:
+                error = e
+            if one.text.stopped:
+                self._stopped(error)
+            del error  # it knows this frame
+            if not one.exhausted:
                 return
-            await one.complete()
+            await one.end()
 
 
 _MESSAGE_LIMIT = 1024 * 1024
@@ -144,35 +180,47 @@ class _PartsAsPrompts:
 class _OnePrompt(Channel[Prompt, Any]):
     """A session of one prompt, so that a text model sees the end of input after it."""
 
-    def __init__(self, prompt: Prompt, session: Session[Part, Part]) -> None:
-        self._prompt, self._channel = prompt, session.channel
+    def __init__(self, prompt: Prompt, session: Session[Part, Part], text: Continuations) -> None:
+        self._prompt, self._channel, self.text = prompt, session.channel, text
         self.reply, self.accept = session.reply, session.accept
-        self._left = prompt.parameters.max_new_tokens
-        self.closed = False
-        self.taken = False
+        self.exhausted = False
+
+    @property
+    def complete(self) -> bool:
+        return self.text.complete
 
     async def receive(self) -> Prompt:
         await trio.lowlevel.checkpoint()
-        if self.taken:
+        if self.exhausted:
             raise trio.EndOfChannel
-        self.taken = True
+        self.exhausted = True
         return self._prompt
 
     async def send(self, message: Token | Finish, /) -> None:
-        if not isinstance(message, Token) and not isinstance(message, Finish):
-            raise TypeError(f"a text model answers with Token and Finish, not {type(message).__name__}")
-        if self.closed:
-            raise trio.ClosedResourceError("the answer is complete")
-        text = message.text if isinstance(message, Token) and not message.prefill else ""
+        text = self.text
+        if not text.passes(message):
+            await text.drop()
+            return
+        held = text.held_of(message.sequence)
+        taken = text.take(message)
+        try:
+            if type(taken) is Finish:
+                await self._say(text.rest(taken.sequence))
+            else:
+                await self._say("" if taken.prefill else taken.text)
+        except BaseException:
+            text.undo(taken, held)
+            raise
+        text.sent()
+
+    async def _say(self, text: str) -> None:
         if text:
             await self._channel.send(Part(data=utf8(text), kind=PartKind.UTF8))
         else:  # an empty part would close the answer
             await trio.lowlevel.checkpoint()
-        if not isinstance(message, Token):
-            self.closed = True
-        elif not message.prefill:
-            self._left -= 1
-            self.closed = message.finish is not None or self._left <= 0
 
-    async def complete(self) -> None:
+    async def end(self) -> None:
+        """Sends what is left of the answer, and closes it."""
+        for _, text in self.text.rests():
+            await self._channel.send(Part(data=utf8(text), kind=PartKind.UTF8))
         await self._channel.send(Part(data=b"", kind=PartKind.UTF8))

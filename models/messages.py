@@ -7,7 +7,7 @@ each token, part and tensor. `msgspec.structs.replace` gives a changed copy.
 from __future__ import annotations
 
 import enum
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from types import MappingProxyType
 from typing import Any, Protocol, TypeAlias, cast, final
 
@@ -70,12 +70,13 @@ class GenerationParameters(msgspec.Struct, frozen=True, kw_only=True):
     logit_bias: Mapping[int, float] = _EMPTY
     """Added to the scores of these tokens."""
     max_new_tokens: int = 30
-    """It counts the end-of-sequence token too."""
+    """It counts the end-of-sequence token too. The gateway ends the text there."""
     min_length: int = 0
     """The end-of-sequence token is not chosen before so many tokens."""
     ignore_eos_token: bool = False
     """It is never chosen."""
     stop_sequences: tuple[str, ...] = ()
+    """The gateway ends the text at them, of a model that does not say that it does (`ModelSpec.parameters`)."""
     stop_token_ids: tuple[int, ...] = ()
     include_stop_str_in_output: bool = True
     """Whether a text that ends by a stop sequence includes it."""
@@ -124,6 +125,8 @@ class TopToken(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     id: int = 0
     log_prob: float | None = 0.0
     special: bool = False
+    data: bytes = b""
+    """Its bytes, where they are not `text` in UTF-8."""
 
 
 @final
@@ -136,7 +139,12 @@ class Token(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     model that knows it only afterwards sends Finish. `top` are the most probable tokens of its step, the best first,
     where `top_n_tokens` asks for them. `sequence` is which of several continuations it belongs to (`n`). `prompt_tokens`, on
     any of its tokens, is how many the prompt has, for the wires that tell their clients: a model that is called with a
-    session may say it there.
+    session may say it there. `stop` is the stop sequence that has ended the text, where `finish` says that one has.
+
+    `data` are the token's own bytes, for tokens that `text` cannot say: a character of UTF-8 has up to four bytes, and a
+    token may have some of them. The gateway decodes them for each sequence and shows a character with the token that
+    finishes it; `text` of a token with `data` is then not looked at. A model whose `parameters` have `stop_sequences` ends
+    its texts itself: its `text` is what is shown, and its `data` what log-probabilities report.
     """
 
     text: str
@@ -148,16 +156,19 @@ class Token(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     top: tuple[TopToken, ...] = ()
     sequence: int = 0
     prompt_tokens: int | None = None
+    stop: str = ""
+    data: bytes = b""
 
 
 @final
 class Finish(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     """The generation is complete, or one `sequence` of it. Optional: a model that just returns has finished with LENGTH
-    if it produced `max_new_tokens` tokens and EOS_TOKEN otherwise. `prompt_tokens` as a token's."""
+    if it produced `max_new_tokens` tokens and EOS_TOKEN otherwise. `prompt_tokens` and `stop` as a token's."""
 
     reason: FinishReason
     sequence: int = 0
     prompt_tokens: int | None = None
+    stop: str = ""
 
 
 class Tensor(msgspec.Struct, frozen=True, kw_only=True, eq=False):
@@ -178,7 +189,11 @@ class Tensor(msgspec.Struct, frozen=True, kw_only=True, eq=False):
 
     def __post_init__(self) -> None:
         if not self.datatype:
-            msgspec.structs.force_setattr(self, "datatype", datatype_of(self.data.dtype))
+            try:
+                datatype = datatype_of(self.data.dtype)
+            except TypeError as e:
+                raise TypeError(f"tensor {str(self.name)[:60]!r}: {e}") from None
+            msgspec.structs.force_setattr(self, "datatype", datatype)
 
     @property
     def shape(self) -> tuple[int, ...]:
@@ -191,8 +206,21 @@ class Elements(Protocol):
     @property
     def shape(self) -> tuple[int, ...]: ...
 
+    @property
+    def size(self) -> int: ...
+    @property
+    def data(self) -> memoryview:
+        """The bytes that came, lengths included."""
+
+    @property
+    def made(self) -> bool:
+        """Whether there is an array already."""
+
     def array(self) -> npt.NDArray[Any]:
         """The read-only object array of `bytes`, the same one at each call."""
+
+    def fill(self, flat: npt.NDArray[Any]) -> Iterator[None]:
+        """Makes the elements, in an object array of `size`, in steps of a few milliseconds; they are not kept."""
 
 
 _given: Any = vars(Tensor)["data"]
@@ -240,6 +268,11 @@ def datatype_of(dtype: np.dtype[Any]) -> str:
         return "BYTES"
     if dtype.name == "bfloat16":
         return "BF16"
+    if dtype.name.startswith("float"):
+        raise TypeError(
+            f"no v2 datatype for numpy dtype {dtype}: v2 has FP16, BF16, FP32 and FP64, and none of 8 bits or fewer; "
+            "cast to one of these, or give the bytes with .view(numpy.uint8)"
+        )
     raise TypeError(f"no v2 datatype for numpy dtype {dtype}: cast to a bool, integer, float, bfloat16 or bytes array")
 
 

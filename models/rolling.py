@@ -11,8 +11,11 @@ from typing import Generic, Protocol, TypeAlias, TypeVar, final
 import trio
 
 from models.blocking import StepHolder, run_step, set_step_holder, step_holder
+from models.errors import ModelError
+from models.exits import contained, is_failure
 from models.messages import Finish, Prompt, Token
 from models.session import Session
+from models.threads import detached, throw
 
 T = TypeVar("T")
 Message: TypeAlias = Token | Finish
@@ -50,8 +53,8 @@ S = TypeVar("S", bound=SequenceState)
 class StepModel(Protocol[S]):
     """What an author writes: sequences are opened, prefilled, advanced together, and closed.
 
-    `prefill`, `step` and `close` are never called at the same time. `parameters` and `chat_template`, where it has
-    them, are those of `ModelSpec`.
+    `prefill`, `step` and `close` are never called at the same time. `parameters`, `chat_template` and `count_tokens`,
+    where it has them, are those of `ModelSpec`.
     """
 
     def open(self, prompt: Prompt, /) -> Sequence[S]:
@@ -111,6 +114,12 @@ class _Call(Generic[S]):
         self.error: Exception | None = None
         self._task: trio.lowlevel.Task | None = None
 
+    def take_error(self) -> Exception:
+        """To be raised: by its traceback it then knows the session's task, which knows this."""
+        error, self.error = self.error, None
+        assert error is not None
+        return error
+
     def wake(self) -> None:
         """The session's task is to look again."""
         task = self._task
@@ -158,6 +167,7 @@ class RollingBatch(Generic[S]):
         self._max_batch, self._places, self._budget, self._ahead = max_batch, max_sequences, prefill_budget, ahead
         self.parameters = getattr(model, "parameters", None)
         self.chat_template = getattr(model, "chat_template", None)
+        self.count_tokens = getattr(model, "count_tokens", None)
         # a thread for the rounds: an abandoned one keeps its place in it until it returns, so that two never overlap
         self._rounds, self._opens = trio.CapacityLimiter(1), trio.CapacityLimiter(4)
         self._waiting: deque[_Entry[S]] = deque()
@@ -212,7 +222,7 @@ class RollingBatch(Generic[S]):
                 if entry.ahead == self._ahead - 1:
                     self._ring()  # it was parked
             if call.error is not None:
-                raise call.error
+                throw(call.take_error())
             if not call.left:
                 return
             if self._ended:
@@ -265,8 +275,7 @@ class RollingBatch(Generic[S]):
             if watched is not self._watched:
                 watched = self._watched
                 set_step_holder(watched)
-            for entry, result in await self._run(self._round):
-                self._deliver(entry, result)
+            self._deliver_all(await self._run(self._round))
 
     def _lose(self, why: str) -> None:
         """A round is stuck. What it works on is the state of all sessions, and of those to come."""
@@ -353,8 +362,10 @@ class RollingBatch(Generic[S]):
                 left = state.pending
                 if left >= before:
                     raise RuntimeError(f"prefill took none of {before} pending tokens")
-            except Exception as e:
-                results.append((entry, e))
+            except BaseException as e:  # sys.exit() too: a sequence is all that it can end
+                if not is_failure(e):
+                    raise
+                results.append((entry, contained(e)))
                 later.append(entry)
                 continue
             budget = max(0, budget - (before - left))
@@ -367,7 +378,13 @@ class RollingBatch(Generic[S]):
                 entry.call.begun |= entry is entry.call.entries[0]
         self._prefilling = deque(later + unfinished)
 
+    def _deliver_all(self, results: list[tuple[_Entry[S], Advanced]]) -> None:
+        for entry, result in results:
+            self._deliver(entry, result)
+
     def _deliver(self, entry: _Entry[S], result: Advanced) -> None:
+        if isinstance(result, Exception):
+            detached(result, (ModelError,))  # a round's frames know these results
         if entry.over:
             return  # its session left during the round
         call = entry.call

@@ -168,6 +168,16 @@ def size_of(requests: Sequence[InferRequest]) -> tuple[int, int]:
     return size + 8 * objects, objects
 
 
+def elements_of(message: InferRequest) -> tuple[int, int] | None:
+    """How many elements of BYTES become objects, and of how many bytes; None where there are none that are not objects."""
+    for tensor in message.inputs:
+        if type(tensor) is BytesTensor:
+            given = [one.given for one in message.inputs if type(one) is BytesTensor]
+            waiting = [one for one in given if not isinstance(one, np.ndarray) and not one.made]
+            return (sum([one.size for one in waiting]), sum([len(one.data) for one in waiting])) if waiting else None
+    return None
+
+
 def rows_of(request: InferRequest) -> int:
     """How many rows the first input has."""
     inputs = request.inputs

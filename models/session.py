@@ -34,7 +34,8 @@ class ClientCertificate(msgspec.Struct, frozen=True, kw_only=True):
 
 @final
 class Call(msgspec.Struct, frozen=True, kw_only=True):
-    """How the client asked: fixed for the whole session. Header names are lower-case; the query is as it was sent."""
+    """How the client asked: fixed for the whole session. Header names are lower-case; the query is as it was sent. A gateway
+    leaves its clients' credentials out of both, unless `access.pass_credentials` is set."""
 
     id: str = ""
     model: str = ""
@@ -52,12 +53,17 @@ class Channel(Protocol[In_co, Out_contra]):
     """What a session stands on: a wire's dialect, a converter, or memory. `receive` raises trio.EndOfChannel at the
     end of input; both follow the cancel rules of Session.
 
+    `complete` is true once the answer has all that it can have: a model that sends on is told so, or what it sends is
+    dropped, and its call ends without blame.
+
     A channel may have an attribute `exhausted` that is true from when its last message was taken: iteration then ends
     without asking for another. One whose answer has a head has `accept()`, which sends it now, and a mapping `reply` of
     header names to values for it. One that often need not wait has `try_send(message)`, which sends what it can send at
     once, as `send` does and as whole, and is true; where it is false it has sent nothing, and `send` is to do it.
     """
 
+    @property
+    def complete(self) -> bool: ...
     async def receive(self) -> In_co: ...
     async def send(self, message: Out_contra, /) -> None: ...
 
@@ -159,7 +165,8 @@ class Session(Generic[In, Out]):
 
     async def send(self, message: Out) -> None:
         """Sends one message whole, once it has room. Raises trio.BusyResourceError if another task is sending,
-        TypeError for a message of another family, trio.ClosedResourceError after the session's end."""
+        TypeError for a message of another family, trio.ClosedResourceError after the session's end. What a text model sends
+        for a text that has its end is dropped, and a model that goes on is cancelled."""
         if self._sending:
             raise trio.BusyResourceError("another task is sending on this session")
         self._sending = True

@@ -109,7 +109,9 @@ class Batching:
     """Seconds that the first request of a batch waits for others while the model is idle. 0: none, and a batch is what
     has queued while the model was busy."""
     preferred: tuple[int, ...] = ()
-    """Numbers of rows that go at once, before the delay is over."""
+    """Numbers of rows that go at once: as soon as the first requests of the queue have together exactly one of these, they
+    are a batch, of the largest such number, and what is behind them waits for the next. Where they make up none, they wait
+    for `max_delay`, or until the next one has no room."""
     pad_rows: bool = False
     """Whether a batch is filled up to the next preferred number of rows, with copies of its last row."""
     instances: int = 1
@@ -169,12 +171,17 @@ DECLARED: Mapping[str, tuple[type, ...]] = {
 }
 """The names of a declaration, each with the types of its values."""
 
+MARK = "__model_declared__"
+"""The attribute of what `declare` has marked: a model of tensors, whatever its annotations leave out."""
+
 C = TypeVar("C", bound=Callable[..., Any])
 
 
 def declare(**declared: Unpack[Declaration]) -> Callable[[C], C]:
     """Declares the tensors of a function, a class or a loader, and how it takes requests, as attributes of it. They win
-    over what annotations say. TypeError for another name, or for a value of another type."""
+    over what annotations say, and are enough where there are none: a function then takes arrays by the names of its
+    parameters, or the whole InferRequest where its one parameter is named `request` or as no declared input, or a session
+    where that is named `session`. TypeError for another name, or for a value of another type."""
     for name, value in declared.items():
         if name not in DECLARED:
             raise TypeError(f"declare has no {name[:60]!r}; it has: {', '.join(DECLARED)}")
@@ -185,6 +192,7 @@ def declare(**declared: Unpack[Declaration]) -> Callable[[C], C]:
     def mark(thing: C) -> C:
         for name, value in declared.items():
             setattr(thing, name, value)
+        setattr(thing, MARK, True)
         return thing
 
     return mark
@@ -243,6 +251,9 @@ class ModelSpec:
     outputs: tuple[TensorSpec, ...] | None = None
     version: str = "1"
     platform: str = "python"
+    required: bool = True
+    """Whether a server that is configured with it is ready only while it answers. It says nothing of a model that a client
+    has loaded: no server waits for those."""
     capacity: int = 64
     """Sessions at once."""
     queue: int = 1000
@@ -287,11 +298,18 @@ class ModelSpec:
     """How rows of several requests go together, at most `max_batch_size` of them; None: one call is one request."""
     parameters: frozenset[str] | None = None
     """The GenerationParameters, by name, that a text model acts on, beside those that are the answer's form alone; None:
-    it does not say. `lmi.unsupported` decides what becomes of a request that gives another."""
+    it does not say. `lmi.unsupported` decides what becomes of a request that gives another. With `stop_sequences` among
+    them the model ends its texts there itself; else the gateway does."""
+    max_new_tokens: int = 0
+    """The most tokens that a request may ask of a text model in a sequence, where that is below the server's ceiling; 0: as
+    many as the server allows."""
     options: Mapping[str, str] = field(default_factory=dict)
     """What the model's own serving.properties says of how it is served: `option.X` by the name X."""
     chat_template: Callable[[Sequence[ChatMessage]], str] | None = None
     """The prompt of a text model for a conversation; None: `models.chat.plain_template`."""
+    count_tokens: Callable[[str], int] | None = None
+    """How many tokens a prompt has, of a text model that can say it without generating; it is called in a thread. None: only
+    what the model says while it generates is known (`Session.prompt_tokens`)."""
     input_formatter: InputFormatter | None = None
     """Reads the requests of a text model at LMI's routes, in place of the schema."""
     output_formatter: OutputFormatter | None = None
@@ -310,6 +328,8 @@ class ModelSpec:
             raise ValueError(f"threads and stuck_limit must be at least 0, not {self.threads} and {self.stuck_limit}")
         if self.memory < 0:
             raise ValueError(f"memory must be at least 0, not {self.memory}")
+        if self.max_new_tokens < 0:
+            raise ValueError(f"max_new_tokens must be at least 0, not {self.max_new_tokens}")
         if not self.name:
             raise ValueError("a model needs a name")
         self._check_tensors(f"model {self.name[:60]!r}")

@@ -2,42 +2,58 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import Any, final
+from collections.abc import Callable, Sequence
+from typing import Any, TypeAlias, final
 
 import trio
 
+from models.continuations import Continuations
+from models.exits import is_failure
+from models.messages import Finish, GenerationParameters, Prompt, Token
 from models.session import Call, Session
 from models.spec import Model, ModelSpec
+
+Check: TypeAlias = Callable[[Any, Any], object]
+"""Called with a message and with what a model has answered to it; raises what is wrong with that."""
 
 
 @final
 class WarmupFailed(Exception):
-    """A model raised in its warm-up: it is not served."""
+    """A model raised in its warm-up, or gave a wrong answer: it is not served."""
 
 
-async def warm_up(model: Model, spec: ModelSpec) -> None:
+async def warm_up(model: Model, spec: ModelSpec, check: Check | None = None) -> None:
     """Calls the model with each message of `spec.warmup`, in order and one at a time, each in a session of its own whose
-    dialect is `warmup`; what the model sends is dropped. A function there is awaited with the model instead, and calls it
-    as it likes.
+    dialect is `warmup`; what the model sends is dropped, once `check` has looked at it. A function there is awaited with the
+    model instead, and calls it as it likes.
 
-    WarmupFailed with the number of the call and what the model raised. A model that reads on past its message has ended
-    well. A model must not wait here for what only a client would send. Cancelled, the model is.
+    WarmupFailed with the number of the call and what the model raised, or what is wrong with its answer. A model that reads
+    on past its message has ended well. A model must not wait here for what only a client would send. Where this is
+    cancelled, the model is.
     """
     if not isinstance(spec.warmup, Sequence):
         try:
             await spec.warmup(model)
-        except Exception as e:
+        except BaseException as e:
+            if not is_failure(e):
+                raise
             raise WarmupFailed(f"the warm-up raised {_told(e)}") from e
         return
     for number, message in enumerate(spec.warmup, 1):
         call = Call(id=f"warmup-{number}", model=spec.name, version=spec.version, dialect="warmup")
+        channel = _OneMessage(message, check)
         try:
-            await model(Session(_OneMessage(message), call))
+            await channel.text.around(model(Session(channel, call)))
         except trio.EndOfChannel:
             pass
-        except Exception as e:
-            raise WarmupFailed(f"warm-up request {number} of {len(spec.warmup)} raised {_told(e)}") from e
+        except BaseException as e:
+            if not is_failure(e):
+                raise
+            if channel.wrong is None:
+                raise WarmupFailed(f"warm-up request {number} of {len(spec.warmup)} raised {_told(e)}") from e
+        if channel.wrong is not None:
+            said = f"the answer to warm-up request {number} of {len(spec.warmup)} is wrong: {channel.wrong}"
+            raise WarmupFailed(said) from channel.wrong
 
 
 def _told(error: BaseException) -> str:
@@ -48,11 +64,18 @@ def _told(error: BaseException) -> str:
 
 @final
 class _OneMessage:
-    """A client that says one thing and takes all that it is told."""
+    """A client that says one thing and takes all that it is told: of a text no more than a client would get."""
 
-    def __init__(self, message: Any) -> None:
-        self._message = message
+    def __init__(self, message: Any, check: Check | None) -> None:
+        self._message, self._check = message, check
         self.exhausted = False
+        self.text = Continuations(message.parameters if isinstance(message, Prompt) else GenerationParameters())
+        self.wrong: Exception | None = None
+        """What the check has raised first: also where the model has gone on after that."""
+
+    @property
+    def complete(self) -> bool:
+        return self.text.complete
 
     async def receive(self) -> Any:
         await trio.lowlevel.checkpoint()
@@ -63,3 +86,12 @@ class _OneMessage:
 
     async def send(self, message: Any, /) -> None:
         await trio.lowlevel.checkpoint()
+        if self._check is not None:
+            try:
+                self._check(self._message, message)
+            except Exception as e:
+                self.wrong = self.wrong or e
+                raise
+        if type(message) in (Token, Finish) and self.text.passes(message):
+            self.text.take(message)
+            self.text.sent()

@@ -428,7 +428,7 @@ class LiteralDecoder:
     def next_part(self) -> PayloadPart | NeedData | AtEnd:
         """The next part; NEED_DATA; or END, again and again."""
         if self._error is not None:
-            raise self._error
+            raise self._error.again()
         try:
             return self._next()
         except RemoteProtocolError as error:
@@ -498,7 +498,7 @@ class LiteralDecoder:
         self._scan.clear()
 
     def _fail(self, error: RemoteProtocolError) -> RemoteProtocolError:
-        self._error = error
+        self._error = error.again()
         self._buffer, self._at, self.need = b"", 0, 0
         self._begun = self._whole = False
         return error

@@ -129,19 +129,23 @@ class Inflater:
 
     def inflate_into(self, out: bytearray, at_most: int) -> None:
         """One step: appends at most that many bytes, which is 1 or more. It ends early, perhaps with nothing, when it has
-        read as many, or 64 KiB if that is more."""
+        read as many, or 64 KiB if that is more. Where it raises, `out` is empty."""
         end, work = len(out) + at_most, max(at_most, _OUTPUT)
-        while work > 0 and len(out) < end:
-            number = next((i for i, stage in enumerate(self._stages) if stage.ready), None)
-            if number is None:
-                return
-            stage = self._stages[number]
-            before = stage.read
-            if number:
-                self._stages[number - 1].feed(stage.inflate(_OUTPUT))
-            else:
-                out += stage.inflate(end - len(out))
-            work -= stage.read - before + _MEMBER
+        try:
+            while work > 0 and len(out) < end:
+                number = next((i for i, stage in enumerate(self._stages) if stage.ready), None)
+                if number is None:
+                    return
+                stage = self._stages[number]
+                before = stage.read
+                if number:
+                    self._stages[number - 1].feed(stage.inflate(_OUTPUT))
+                else:
+                    out += stage.inflate(end - len(out))
+                work -= stage.read - before + _MEMBER
+        except RemoteProtocolError:
+            out.clear()  # the error knows it, by its traceback
+            raise
 
     def finish(self) -> None:
         """The body is complete: RemoteProtocolError unless every coding has come to its end."""

@@ -27,3 +27,8 @@ class RemoteProtocolError(ProtocolError):
         super().__init__(message)
         self.status = status
         self.wire_code = wire_code
+
+    def again(self) -> RemoteProtocolError:
+        """The same error, to be raised. A machine that fails for good keeps one and raises others: one that was raised
+        knows, by its traceback, the frames that it came through, and those the machine and what it was given."""
+        return RemoteProtocolError(str(self), status=self.status, wire_code=self.wire_code)

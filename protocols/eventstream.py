@@ -351,14 +351,14 @@ class Reader:
 
     def _fail(self, error: RemoteProtocolError) -> RemoteProtocolError:
         """Ends the reader with that error; gives it back, to be raised."""
-        self._error = error
+        self._error = error.again()
         self._buffer, self._at, self._target, self._filled, self.need = b"", 0, None, 0, 0
         return error
 
     def _next_raw(self) -> Raw | NeedData:
         """The next whole message. RemoteProtocolError, which the caller makes final with `_fail`."""
         if self._error is not None:
-            raise self._error
+            raise self._error.again()
         held = self._filled + len(self._buffer) - self._at
         if held < (self.need or _PRELUDE.size):
             if held and self._eof:

@@ -9,6 +9,7 @@ from typing import final
 
 from msgspec.structs import replace
 
+from protocols.date_field import DateField
 from protocols.errors import LocalProtocolError, RemoteProtocolError
 from protocols.events import (
     NEED_DATA,
@@ -49,6 +50,7 @@ _REMEMBERED = 1024
 _BODY_METHODS = (b"POST", b"PUT", b"PATCH")
 _DEFAULT_LIMITS = HTTP1Limits()
 _CONNECTION_END = ConnectionEnd()
+_NO_DATE = DateField()
 
 
 class _Reading(enum.Enum):
@@ -96,17 +98,26 @@ class HTTP1Connection(Output):
     """
 
     __slots__ = (
-        "_chunks", "_client", "_closing", "_continue_due", "_earlier", "_eof", "_error", "_head_request", "_http10",
+        "_chunks", "_client", "_closing", "_continue_due", "_date", "_earlier", "_eof", "_error", "_head_request", "_http10",
         "_known", "_landed", "_limits", "_reading", "_rest", "_retired", "_scheme",
         "_to_send", "_told", "_upgrade", "_usual", "_whole", "_writing", "input", "landing", "must_close", "unconsumed",
     )  # fmt: skip
 
-    def __init__(self, role: Role, limits: HTTP1Limits = _DEFAULT_LIMITS, *, scheme: bytes = b"http") -> None:
-        """`scheme` is what the transport is, and what the requests received then say."""
+    def __init__(
+        self,
+        role: Role,
+        limits: HTTP1Limits = _DEFAULT_LIMITS,
+        *,
+        scheme: bytes = b"http",
+        date: DateField = _NO_DATE,
+    ) -> None:
+        """`scheme` is what the transport is, and what the requests received then say. `date` is what a server's final
+        heads say."""
         super().__init__()
         self._client = role is Role.CLIENT
         self._limits = limits
         self._scheme = scheme
+        self._date = date
         self._error: RemoteProtocolError | None = None
         self._retired = False
         self.must_close = False
@@ -169,7 +180,7 @@ class HTTP1Connection(Output):
 
     def next_event(self) -> Event | Signal:
         """One event, NEED_DATA, or PAUSED: a pipelined request is here whose turn has not come. After the peer's end
-        it is ConnectionEnd, again and again. Raises RemoteProtocolError, then always the same one."""
+        it is ConnectionEnd, again and again. Raises RemoteProtocolError, then always one that says the same."""
         reading = self._reading
         event: Event | Signal | None = None
         try:
@@ -214,7 +225,7 @@ class HTTP1Connection(Output):
 
     def _read_other(self, reading: _Reading) -> Event | None:
         if self._error is not None:
-            raise self._error.with_traceback(None)
+            raise self._error.again()
         if self._retired:
             raise LocalProtocolError("events from a retired machine")
         if reading is _Reading.CHUNKED:
@@ -247,7 +258,7 @@ class HTTP1Connection(Output):
             self._head_request = False
             self._http10 = True  # for all we know
             self._upgrade = b""
-        self._error = error
+        self._error = error.again()
         self._close_reading()
 
     def _close_reading(self) -> None:
@@ -546,7 +557,7 @@ class HTTP1Connection(Output):
                         size += buffer.nbytes if buffer.c_contiguous else LARGE  # which is not for here
                     else:
                         size += len(buffer)
-            head = plain_head(status, headers, fresh, length, size) if size < LARGE else None
+            head = plain_head(status, headers, fresh, length, size, self._date.end) if size < LARGE else None
             if head is not None:
                 self._reading, self._writing = _READ_HEAD, _WRITE_WAITING
                 answer = b"".join((head, *buffers)) if alone is None else head + alone
@@ -604,10 +615,11 @@ class HTTP1Connection(Output):
         self._to_send = length or 0
         self._writing = _Writing.CHUNKED if chunked else _Writing.UNTIL_CLOSE if until_close else _Writing.LENGTH
         self._put(
-            b"%b%b%b%b\r\n"
+            b"%b%b%b%b%b\r\n"
             % (
                 status_line(status),
                 fields.block,
+                b"" if b"date" in fields.special else self._date.line,
                 self._connection_fields(asked, fields.upgrade),
                 b"transfer-encoding: chunked\r\n" if chunked else b"",
             )

@@ -32,9 +32,9 @@ _RESPONSE = re.compile(rb"HTTP/1\.([01]) ([1-5][0-9]{2})(?: [\t -~\x80-\xff]*+)?
 
 # What the machine itself must know of a head, and what of it the event does not show.
 _SPECIAL = frozenset(
-    b"connection content-length expect host keep-alive proxy-connection te transfer-encoding upgrade".split()
+    b"connection content-length date expect host keep-alive proxy-connection te transfer-encoding upgrade".split()
 )
-_SHOWN = frozenset((b"content-length", b"expect"))
+_SHOWN = frozenset((b"content-length", b"date", b"expect"))
 # Keep-alive is said with `connection` alone; host comes from the authority; framing is the machine's.
 _NOT_TO_SEND = (b"host", b"transfer-encoding", b"keep-alive", b"proxy-connection")
 
@@ -250,9 +250,12 @@ def write_fields(headers: Headers) -> Outgoing:
     return Outgoing(b"".join(parts), special)
 
 
-def plain_head(status: int, headers: Headers, fresh: Headers, length: int | None, size: int) -> bytes | None:
+def plain_head(
+    status: int, headers: Headers, fresh: Headers, length: int | None, size: int, end: bytes = b"\r\n\r\n"
+) -> bytes | None:
     """The head of an answer with a body of `size` bytes: as `status_line` and `write_fields` write `headers`, the `length`
     unless that is None, and then `fresh`, where they say just that size and nothing else that the machine must know of.
+    `end` is how the head ends, a DateField's `end`.
     None for any other, which is for them. A tuple of `headers` without the length is remembered, with this status."""
     block = None
     if fresh and type(headers) is tuple:
@@ -265,7 +268,7 @@ def plain_head(status: int, headers: Headers, fresh: Headers, length: int | None
             name, value = fresh[0]
             start = _PLAIN_STARTS.get(name)
             if start is not None and value.isalnum():
-                return b"%b\r\ncontent-length: %d%b%b\r\n\r\n" % (block, size, start, value)
+                return b"%b\r\ncontent-length: %d%b%b%b" % (block, size, start, value, end)
         fresh = ((b"content-length", b"%d" % length), *fresh)
     if block is None:
         block, fresh = _PLAIN_LINES.get(status), [*headers, *fresh]
@@ -288,7 +291,7 @@ def plain_head(status: int, headers: Headers, fresh: Headers, length: int | None
         parts += (start, value)
     if declared != b"%d" % size:
         return None
-    parts.append(b"\r\n\r\n")
+    parts.append(end)
     return b"".join(parts)
 
 

@@ -27,6 +27,7 @@ from h2.stream import H2Stream
 from msgspec.structs import force_setattr
 
 from protocols.buffers import ByteBudget
+from protocols.date_field import DateField
 from protocols.errors import LocalProtocolError, RemoteProtocolError
 from protocols.events import (
     NEED_DATA,
@@ -88,6 +89,8 @@ else:
 
 __all__ = ["LARGEST_DATA", "SHARE", "FloodCounters", "HTTP2Connection", "HTTP2Limits"]
 
+_NO_DATE = DateField()
+
 LARGEST_DATA = 16_384
 """Payload of one DATA frame that we write, at most: a turn of the round robin, and what every peer takes (section 4.2)."""
 SHARE = 16_384
@@ -129,7 +132,8 @@ class HTTP2Connection:
     then credit or drop what is unread, so that a byte budget gets everything back.
 
     `scheme` is the `:scheme` of a client's requests; a server reports what the request says. `budget` bounds the
-    receive windows of all streams together; a stream it has no room for is refused with REFUSED_STREAM.
+    receive windows of all streams together; a stream it has no room for is refused with REFUSED_STREAM. `date` is what a
+    server's final heads say.
     """
 
     def __init__(
@@ -140,8 +144,10 @@ class HTTP2Connection:
         budget: ByteBudget | None = None,
         scheme: bytes = b"https",
         lane: bool = True,
+        date: DateField = _NO_DATE,
     ) -> None:
         self.role = role
+        self._date = date
         self.limits = limits
         self.scheme = scheme
         self.counters = FloodCounters()
@@ -277,7 +283,7 @@ class HTTP2Connection:
         """The next event, ConnectionEnd (again and again) after the end of input, else NEED_DATA.
 
         Raises RemoteProtocolError, with the HTTP/2 error code as `wire_code`, when the peer broke the connection (not
-        just a stream), and the same one on each further call; every event before it was given.
+        just a stream), and one that says the same on each further call; every event before it was given.
         """
         events = self._events
         if events:
@@ -287,7 +293,7 @@ class HTTP2Connection:
             if event is not None:
                 return event
             if self._error is not None:
-                raise self._error.with_traceback(None)
+                raise self._error.again()
             if self._closed:
                 return ConnectionEnd()
             try:
@@ -720,7 +726,7 @@ class HTTP2Connection:
         found = self._answerable(stream)
         n = found.queue.put(buffers)
         try:
-            self._control.put(self._h2.response(found.library, status, headers))
+            self._control.put(self._h2.response(found.library, status, self._dated(headers)))
         except LocalProtocolError:
             found.queue.discard()
             raise
@@ -829,8 +835,21 @@ class HTTP2Connection:
 
     def _send_response(self, stream: int, status: int, headers: Headers) -> None:
         found = self._answerable(stream)
+        if status >= 200:
+            headers = self._dated(headers)
         self._control.put(self._h2.response(found.library, status, headers))
         found.head_sent = status >= 200
+
+    def _dated(self, headers: Headers) -> Headers:
+        """The fields of a final head, with the date where they do not have one (RFC 9110 section 6.6.1)."""
+        value = self._date.value
+        if value:
+            for name, _ in headers:
+                if name == b"date":
+                    break
+            else:
+                return [*headers, (b"date", value)]
+        return headers
 
     def _send_end(self, stream: int, trailers: Headers) -> None:
         found = self._headed(stream)
@@ -1068,10 +1087,10 @@ class HTTP2Connection:
         self._die(error)
 
     def _die(self, error: RemoteProtocolError) -> NoReturn:
-        self._error = error
+        self._error = error.again()
         self._splitter.clear()
         self._abandon()
-        raise error
+        raise error.again()
 
     def _abandon(self) -> None:
         for stream in list(self._streams.values()):

@@ -13,7 +13,7 @@ from protocols.errors import LocalProtocolError
 from protocols.events import Buffer
 from protocols.lmi_errors import LMIError, json_string
 from protocols.lmi_parameters import Parameters, SamplingRule, Table, check_one_sequence, read_parameters, refuse
-from protocols.lmi_request import parameters_of, read_document
+from protocols.lmi_request import parameters_of, read_document, stream_of
 
 MiB = 1024 * 1024
 MAX_PROMPTS = 64
@@ -56,11 +56,12 @@ def parse_dynamic_document(
 ) -> DynamicRequest:
     """Reads a request of a dynamic batch: `inputs` is a prompt or an array of them, and all of them get `parameters`.
 
-    `streaming` is the server's option enable_streaming; what the request says of `stream` counts for nothing. The answer
+    `streaming` is the server's option enable_streaming; whether `stream` of the request is true does not count. The answer
     has one text for each prompt: `best_of` and `num_beams` choose it where nothing is streamed, and `n` can only be 1.
     LMIError for what cannot be served, to be answered with `dynamic_error_body`.
     """
     inputs = _prompts(document.get("inputs"), max_prompts)
+    stream_of(document)
     parameters, given = read_parameters(parameters_of(document), table=table, rule=rule)
     if streaming:
         check_one_sequence(parameters, given, "in a stream")
@@ -167,11 +168,15 @@ class DynamicEncoder:
             self._active -= 1
         return before if self._missing else before + self.flush()
 
-    def end(self, prompt: int) -> bytes:
+    def end(self, prompt: int, rest: str = "") -> bytes:
         """The prompt of this index has no more tokens: the line that only it was waited for, if that is so. Once is
-        enough, and more is harmless."""
+        enough, and more is harmless. `rest` is a text that belongs to no token, since it was held back until the end was
+        known: LMIError above `max_text`."""
         if self._closed or self.ended(prompt):
             return b""
+        if rest:
+            self._left[prompt] = 1  # it is as a last token
+            return self.token(prompt, rest, last=True)
         self._left[prompt] = 0
         self._active -= 1
         self._missing -= self._line[prompt] is None

@@ -99,15 +99,19 @@ def read_parameters(
     stop_sequences), each with the name that it has there, without those that are null, which is the same as absent, or
     unknown.
 
-    `stream` and `output_formatter`, which are about the answer and not its text, are passed over. LMIError of stage
-    "parameters" that names the first one that is out of range, or that contradicts another.
+    `stream` and `output_formatter`, which are about the answer and not its text, are passed over where they have the type
+    that they are to have. LMIError of stage "parameters" that names the first one that is out of range, or that contradicts
+    another.
     """
     readers = _TRTLLM_READERS if table is Table.TRTLLM else _READERS
     values: dict[str, Any] = {}
     names: dict[str, str] = {}
     extra: dict[str, Any] = {}
     for name, value in given.items():
-        if value is None or name in _OF_THE_ANSWER:
+        if value is None:
+            continue
+        if (check := _OF_THE_ANSWER.get(name)) is not None:
+            check(f"parameters.{name}", value)
             continue
         field = _ALIASES.get(name, name)
         if (read := readers.get(field)) is None:
@@ -205,8 +209,13 @@ def _number(value: object) -> float | None:
     return number if math.isfinite(number) else None
 
 
-def _boolean(name: str, value: object) -> bool:
-    return value if isinstance(value, bool) else refuse(name, "true or false", value)
+def boolean(name: str, value: object, *, stage: Stage = "parameters") -> bool:
+    """The boolean that a value is; LMIError where it is none."""
+    return value if isinstance(value, bool) else refuse(name, "true or false", value, stage=stage)
+
+
+def _string(name: str, value: object) -> str:
+    return value if isinstance(value, str) else refuse(name, "a string", value)
 
 
 def _real(expected: str, legal: Callable[[float], bool]) -> _Reader:
@@ -276,7 +285,7 @@ _penalty = _real("a number from -2 to 2", lambda v: -2 <= v <= 2)
 
 # The ranges are vLLM's, which the schema leaves to the backend. Where vLLM has none, it is what can have a meaning.
 _READERS: Mapping[str, _Reader] = {
-    "do_sample": _boolean,
+    "do_sample": boolean,
     "seed": _seed,
     "temperature": _real("a number >= 0", lambda v: v >= 0),
     "repetition_penalty": _real("a number > 0", lambda v: v > 0),
@@ -289,22 +298,22 @@ _READERS: Mapping[str, _Reader] = {
     "logit_bias": _logit_bias,
     "max_new_tokens": _integer(1, _INT32),
     "min_length": _integer(0, _INT32),
-    "ignore_eos_token": _boolean,
+    "ignore_eos_token": boolean,
     "stop_sequences": _strings,
     "stop_token_ids": _token_ids,
-    "include_stop_str_in_output": _boolean,
+    "include_stop_str_in_output": boolean,
     "bad_sequences": _strings,
     "n": _integer(1, MAX_SEQUENCES),
     "best_of": _integer(1, MAX_SEQUENCES),
     "num_beams": _integer(1, MAX_SEQUENCES),
     "length_penalty": _real("a number", lambda v: True),
-    "early_stopping": _boolean,
+    "early_stopping": boolean,
     "truncate": _integer(1, _INT32),
-    "skip_special_tokens": _boolean,
-    "spaces_between_special_tokens": _boolean,
-    "details": _boolean,
-    "return_full_text": _boolean,
-    "decoder_input_details": _boolean,
+    "skip_special_tokens": boolean,
+    "spaces_between_special_tokens": boolean,
+    "details": boolean,
+    "return_full_text": boolean,
+    "decoder_input_details": boolean,
     "top_n_tokens": _integer(0, MAX_TOP),
     "logprobs": _integer(0, MAX_TOP),
     "prompt_logprobs": _integer(0, MAX_TOP),
@@ -313,7 +322,7 @@ _TRTLLM_READERS: Mapping[str, _Reader] = {**_READERS, "top_p": _share}
 
 # TensorRT-LLM's table calls `stop` a boolean, which is a slip: its handler reads strings.
 _ALIASES: Mapping[str, str] = {"stop": "stop_sequences", "ignore_eos": "ignore_eos_token"}
-_OF_THE_ANSWER = frozenset({"stream", "output_formatter"})
+_OF_THE_ANSWER: Mapping[str, _Reader] = {"stream": boolean, "output_formatter": _string}
 
 # As the schema prints them; the implementation samples at a temperature of 0.8 too.
 _TRTLLM_GREEDY: Mapping[str, Any] = {"temperature": 0.8, "top_k": 0, "top_p": 0.0, "min_length": 1}

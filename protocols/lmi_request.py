@@ -12,7 +12,7 @@ import msgspec
 from protocols import strict_json
 from protocols.events import Buffer
 from protocols.lmi_errors import LMIError
-from protocols.lmi_parameters import Parameters, SamplingRule, Table, check_one_sequence, read_parameters, refuse
+from protocols.lmi_parameters import Parameters, SamplingRule, Table, boolean, check_one_sequence, read_parameters, refuse
 
 MiB = 1024 * 1024
 
@@ -116,16 +116,14 @@ def parse_document(
     if not isinstance(inputs, str) or not inputs:
         refuse("inputs", "a non-empty string", inputs, stage="payload")
     asked = parameters_of(document)
-    stream = document.get("stream")
-    if stream is not None and not isinstance(stream, bool):
-        refuse("stream", "true or false", stream, stage="payload")
+    stream = stream_of(document)
     parameters, given = read_parameters(asked, table=table, rule=rule)
-    formatter = _formatter(asked.get("output_formatter"), configured, stream=bool(stream), tgi=tgi)
+    formatter = _formatter(asked.get("output_formatter"), configured, stream=stream, tgi=tgi)
     if stream or formatter is not Formatter.JSON:
         _check_stream(parameters, given, tgi=tgi)
     if tgi and "details" not in given:
         parameters = msgspec.structs.replace(parameters, details=True)
-    return TextRequest(inputs=inputs, parameters=parameters, stream=bool(stream), formatter=formatter, tgi=tgi, given=given)
+    return TextRequest(inputs=inputs, parameters=parameters, stream=stream, formatter=formatter, tgi=tgi, given=given)
 
 
 def parameters_of(document: Mapping[str, Any]) -> dict[str, Any]:
@@ -134,8 +132,14 @@ def parameters_of(document: Mapping[str, Any]) -> dict[str, Any]:
     return given if isinstance(given, dict) else refuse("parameters", "an object", given, stage="payload")
 
 
-def _formatter(asked: object, configured: Formatter | None, *, stream: bool, tgi: bool) -> Formatter:
-    if isinstance(asked, str) and (named := _FORMATTERS.get(asked)):
+def stream_of(document: Mapping[str, Any]) -> bool:
+    """Whether a request asks for a stream. LMIError where it says something else than true or false."""
+    stream = document.get("stream")
+    return stream is not None and boolean("stream", stream, stage="payload")
+
+
+def _formatter(asked: str | None, configured: Formatter | None, *, stream: bool, tgi: bool) -> Formatter:
+    if asked is not None and (named := _FORMATTERS.get(asked)):
         return named
     if configured is not None:
         return configured

@@ -21,6 +21,7 @@ MiB = 1024 * 1024
 # The bytes are those of Python's json with ", ", ": " and no ASCII escapes, which is what LMI's formatters send.
 _TOKEN = b'{"id": %d, "text": %b, "log_prob": %b%b'
 _PLAIN, _SPECIAL = b"}", b', "special_token": true}'
+_EMPTY = b'""'
 _FOLD = 64  # texts of tokens that are kept apart before they are put together
 _FRAMES = {
     Formatter.JSON: ("application/json", b"", b""),
@@ -79,11 +80,13 @@ class _LMIForm:
     opening, closing = b"", b""
     absent_details = b""
     event_end = b"}"
-    end_of_sequence = b'{"id": 0, "text": "", "log_prob": 0.0, "special_token": true}'
     empty_prefill = False
 
     def token(self, id: int, text: bytes, log_prob: bytes, special: bool) -> bytes:
         return _TOKEN % (id, text, log_prob, _SPECIAL if special else _PLAIN)
+
+    def last(self, text: bytes) -> bytes:
+        return _TOKEN % (0, text, b"0.0", _SPECIAL if text == _EMPTY else _PLAIN)
 
     def prompt_token(self, id: int, text: bytes, log_prob: bytes) -> bytes:
         return _TOKEN % (id, text, log_prob, _PLAIN)
@@ -165,6 +168,7 @@ class TextEncoder:
         "_prefill",
         "_repeated",
         "_request",
+        "_rest",
         "_room",
         "_texts",
         "_wants_top",
@@ -207,6 +211,7 @@ class TextEncoder:
         self._others: dict[int, _Continuation] = {}
         # The bytes that a document has over again for each further sequence.
         self._repeated = len(json_string(request.inputs)) - 2 if self.several and asked.return_full_text else 0
+        self._rest = _EMPTY
         self._prefill = bytearray()
         self.prompt_tokens = 0
         """The tokens of the prompt, for TGI's `input_length`: those given to `prefill`, or what is set; 0: nobody knows."""
@@ -327,6 +332,21 @@ class TextEncoder:
         self._end(into, finish)
         return event and self._last_line(event)
 
+    def rest(self, text: str, sequence: int = 0) -> None:
+        """Text of a sequence that belongs to no token, since it was held back until the end was known: it is in the
+        texts, and in a stream on the line of `finish`, which comes next. LMIError as from `token`."""
+        if not text or self._ended:
+            return
+        self._fold()
+        into = self._continuation(sequence) if sequence else self._best
+        if into is None or into.reason:
+            return
+        quoted = json_string(text)
+        self._hold(len(quoted) - 2)
+        into.text += quoted[1:-1]
+        if not sequence:
+            self._rest = quoted
+
     def finish(self, reason: str, sequence: int = 0) -> bytes:
         """Completes the answer: json's document; the last line of a stream whose last token did not say that it was.
         A reason that a token has given (or `max_new_tokens`) stands: every formatter reports the same one.
@@ -347,7 +367,7 @@ class TextEncoder:
         self._stop()
         form = self._form
         if self.streaming:
-            return self._last_line(self._before + form.event(self._best.count + 1, form.end_of_sequence, b""))
+            return self._last_line(self._before + form.event(self._best.count + 1, form.last(self._rest), b""))
         self._ended = True
         return b"".join((form.opening, b"{", *self._result(), b"}", form.closing))
 

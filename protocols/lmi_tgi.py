@@ -25,12 +25,15 @@ class TGIForm:
     """On the last event of a stream that has none."""
     event_end = b', "generated_text": null, "details": null}'
     """Completes what `event` begins, unless the event is the last."""
-    end_of_sequence = b'{"id": 0, "text": "", "logprob": 0.0, "special": true}'
     empty_prefill = True
     """A document's details have `prefill` though nobody asked for it: text-generation refuses those that do not."""
 
     def token(self, id: int, text: bytes, log_prob: bytes, special: bool) -> bytes:
         return _TOKEN % (id, text, log_prob, b"true" if special else b"false")
+
+    def last(self, text: bytes) -> bytes:
+        """The token of an event that no token of the model's has: special, unless it brings a text that was held back."""
+        return _TOKEN % (0, text, b"0.0", b"true" if text == b'""' else b"false")
 
     def prompt_token(self, id: int, text: bytes, log_prob: bytes) -> bytes:
         return _PROMPT_TOKEN % (id, text, log_prob)

@@ -41,10 +41,12 @@ class ChatRequest(msgspec.Struct, frozen=True, kw_only=True):
     parameters: Parameters = Parameters()
     given: Mapping[str, str] = MappingProxyType({})
     """The parameters, by their names in `parameters`, that the request asks to be other than by default, each with the
-    member that asks."""
+    member that asks; `max_new_tokens` wherever it asks for that."""
     stream: bool = False
     include_usage: bool = False
     """A stream is to end with a chunk that counts the tokens."""
+    continuous_usage: bool = False
+    """Each chunk of a stream counts those up to it."""
     logprobs: bool = False
     top_logprobs: int = 0
     n: int = 1
@@ -59,9 +61,10 @@ class CompletionRequest(msgspec.Struct, frozen=True, kw_only=True):
     parameters: Parameters = Parameters()
     given: Mapping[str, str] = MappingProxyType({})
     """The parameters, by their names in `parameters`, that the request asks to be other than by default, each with the
-    member that asks."""
+    member that asks; `max_new_tokens` wherever it asks for that."""
     stream: bool = False
     include_usage: bool = False
+    continuous_usage: bool = False
     echo: bool = False
     """The text begins with the prompt."""
     logprobs: int | None = None
@@ -77,8 +80,9 @@ def parse_chat(document: Mapping[str, Any], *, max_tokens: int = 256) -> ChatReq
     members that are not known here reach the model, as they came, in `parameters.extra`.
     """
     _refuse_features(document, _CHAT_FEATURES)
+    _check_accepted(document)
     messages = _messages(document.get("messages"))
-    stream, include_usage = _stream(document)
+    streamed = _stream(document)
     logprobs = _get(document, "logprobs", _boolean, False)
     parameters, given = _parameters(document, _CHAT, max_tokens)
     if parameters.top_n_tokens and not logprobs:
@@ -89,8 +93,7 @@ def parse_chat(document: Mapping[str, Any], *, max_tokens: int = 256) -> ChatReq
         model=model_of(document),
         parameters=parameters,
         given=given,
-        stream=stream,
-        include_usage=include_usage,
+        **streamed,
         logprobs=logprobs,
         top_logprobs=parameters.top_n_tokens,
         n=parameters.n,
@@ -106,11 +109,12 @@ def parse_completion(
     for the prompt's tokens. Null and unknown members as in `parse_chat`.
     """
     _refuse_features(document, _COMPLETION_FEATURES)
+    _check_accepted(document)
     prompts = _prompts(document.get("prompt"))
-    stream, include_usage = _stream(document)
+    streamed = _stream(document)
     echo = _get(document, "echo", _boolean, False)
     parameters, given = _parameters(document, _COMPLETION, max_tokens)
-    _check_choices(len(prompts), parameters, stream, max_choices)
+    _check_choices(len(prompts), parameters, streamed["stream"], max_choices)
     logprobs = None if document.get("logprobs") is None else parameters.top_n_tokens
     if echo and logprobs is not None:
         parameters = msgspec.structs.replace(parameters, decoder_input_details=True)
@@ -121,12 +125,42 @@ def parse_completion(
         model=model_of(document),
         parameters=parameters,
         given=given,
-        stream=stream,
-        include_usage=include_usage,
+        **streamed,
         echo=echo,
         logprobs=logprobs,
         n=parameters.n,
     )
+
+
+# --- one member
+
+
+def _get(document: Mapping[str, Any], name: str, read: Callable[[str, object], T], default: T) -> T:
+    value = document.get(name)
+    return default if value is None else read(name, value)
+
+
+def _error(param: str, message: str) -> OpenAIError:
+    return OpenAIError(message, param=param)
+
+
+def _refuse(name: str, expected: str, value: object) -> NoReturn:
+    try:
+        refuse(name, expected, value)
+    except LMIError as error:
+        raise _error(name, error.message) from None
+
+
+def _boolean(name: str, value: object) -> bool:
+    return value if isinstance(value, bool) else _refuse(name, "true or false", value)
+
+
+def _string(name: str, value: object) -> str:
+    return value if isinstance(value, str) else _refuse(name, "a string", value)
+
+
+def _object(name: str, value: object) -> dict[str, Any]:
+    return value if isinstance(value, dict) else _refuse(name, "an object", value)
 
 
 # --- the members
@@ -137,16 +171,23 @@ def model_of(document: Mapping[str, Any]) -> str:
     return _get(document, "model", _string, "")
 
 
-def _stream(document: Mapping[str, Any]) -> tuple[bool, bool]:
-    """Whether a stream is wanted, and its usage at the end."""
+def _stream(document: Mapping[str, Any]) -> dict[str, bool]:
+    """Whether a stream is wanted, its usage at the end, and vLLM's usage in each chunk."""
     stream = _get(document, "stream", _boolean, False)
     options = _get(document, "stream_options", _object, None)
     if options is None:
-        return stream, False
+        return {"stream": stream}
     if not stream:  # OpenAI and vLLM refuse it too
         raise _error("stream_options", "stream_options: expected only where stream is true")
-    usage = options.get("include_usage")
-    return stream, usage is not None and _boolean("stream_options.include_usage", usage)
+    asked = {
+        name: (value := options.get(name)) is not None and _boolean(f"stream_options.{name}", value)
+        for name in ("include_usage", "continuous_usage_stats", "include_obfuscation")
+    }
+    return {
+        "stream": stream,
+        "include_usage": asked["include_usage"],
+        "continuous_usage": asked["continuous_usage_stats"],
+    }
 
 
 def _messages(value: object) -> tuple[Message, ...]:
@@ -161,13 +202,17 @@ def _message(name: str, value: object) -> Message:
     if role not in _ROLES:
         _refuse(f"{name}.role", f"one of {', '.join(_ROLES)}", role)
     for feature in ("tool_calls", "function_call", "audio"):
-        if message.get(feature):
+        asked = message.get(feature)
+        if asked is not None and (feature, asked) != ("tool_calls", []):
             raise _error(f"{name}.{feature}", f"{name}.{feature}: not offered, the models here read text alone")
-    speaker = message.get("name")
+    said = {
+        member: "" if (value := message.get(member)) is None else _string(f"{name}.{member}", value)
+        for member in ("name", "tool_call_id", "refusal")  # of the last two the type alone matters
+    }
     return Message(
         role=cast(Role, role),
         content=_content(f"{name}.content", message.get("content"), role == "assistant"),
-        name="" if speaker is None else _string(f"{name}.name", speaker),
+        name=said["name"],
     )
 
 
@@ -234,10 +279,19 @@ def _refuse_features(document: Mapping[str, Any], features: tuple[str, ...]) -> 
 
 
 # OpenAI's, which say nothing of what is generated or are hints: neither for the model nor a mistake.
-_ACCEPTED = frozenset({
-    "metadata", "parallel_tool_calls", "prediction", "prompt_cache_key", "prompt_cache_options", "prompt_cache_retention",
-    "reasoning_effort", "safety_identifier", "service_tier", "store", "user", "verbosity",
-})  # fmt: skip
+_ACCEPTED: Mapping[str, Callable[[str, object], object]] = {
+    **dict.fromkeys(("parallel_tool_calls", "store"), _boolean),
+    **dict.fromkeys(("metadata", "prediction", "prompt_cache_options"), _object),
+    **dict.fromkeys(
+        ("prompt_cache_key", "prompt_cache_retention", "reasoning_effort", "safety_identifier", "service_tier", "user",
+         "verbosity"), _string),
+}  # fmt: skip
+
+
+def _check_accepted(document: Mapping[str, Any]) -> None:
+    """A hint of the wrong type is none: its sender believes that it holds."""
+    for name in sorted(document.keys() & _ACCEPTED.keys()):
+        _get(document, name, _ACCEPTED[name], None)
 
 
 def _extra(document: Mapping[str, Any], known: Container[str]) -> dict[str, Any]:
@@ -298,7 +352,11 @@ def _parameters(document: Mapping[str, Any], table: Mapping[str, str], max_token
     # OpenAI's range of top_p has the 0: the nucleus of no mass is the most probable token.
     greedy = values.get("top_p") == 0
     parameters = _read({**values, "do_sample": not greedy, **({"top_p": 1} if greedy else {})}, names)
-    given = {field: name for field, name in names.items() if getattr(parameters, field) != _NEUTRAL[field]}
+    given = {
+        field: name
+        for field, name in names.items()
+        if field == "max_new_tokens" or getattr(parameters, field) != _NEUTRAL[field]
+    }
     return parameters, given
 
 
@@ -316,34 +374,3 @@ def _read(values: Mapping[str, Any], names: Mapping[str, str]) -> Parameters:
     except LMIError as error:
         message = re.sub(r"parameters\.(\w+)", lambda match: names.get(match[1], match[1]), error.message)
         raise OpenAIError(message, param=re.split(r"[.:]", message, maxsplit=1)[0]) from None
-
-
-# --- one member
-
-
-def _get(document: Mapping[str, Any], name: str, read: Callable[[str, object], T], default: T) -> T:
-    value = document.get(name)
-    return default if value is None else read(name, value)
-
-
-def _error(param: str, message: str) -> OpenAIError:
-    return OpenAIError(message, param=param)
-
-
-def _refuse(name: str, expected: str, value: object) -> NoReturn:
-    try:
-        refuse(name, expected, value)
-    except LMIError as error:
-        raise _error(name, error.message) from None
-
-
-def _boolean(name: str, value: object) -> bool:
-    return value if isinstance(value, bool) else _refuse(name, "true or false", value)
-
-
-def _string(name: str, value: object) -> str:
-    return value if isinstance(value, str) else _refuse(name, "a string", value)
-
-
-def _object(name: str, value: object) -> dict[str, Any]:
-    return value if isinstance(value, dict) else _refuse(name, "an object", value)

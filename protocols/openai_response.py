@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import abc
+import codecs
 import enum
 import json
 import math
@@ -42,6 +43,9 @@ class Top(Protocol):
     @property
     def log_prob(self) -> float | None: ...
 
+    @property
+    def data(self) -> bytes: ...
+
 
 class ChatForm(enum.Enum):
     """What an answer to a chat looks like; the others' values are those of LMI's `option.output_formatter`."""
@@ -73,7 +77,7 @@ class _Notation(msgspec.Struct, frozen=True):
 class _Choice:
     """One of the texts of an answer, on its way."""
 
-    __slots__ = ("begun", "columns", "index", "lead", "length", "reason", "role", "text", "tokens")
+    __slots__ = ("begun", "columns", "in_bytes", "index", "lead", "length", "reason", "role", "text", "tokens", "unfinished")
 
     def __init__(self, index: int, columns: int) -> None:
         self.index = index
@@ -82,9 +86,18 @@ class _Choice:
         self.role = b""  # what the next chunk says beside its text
         self.reason = ""
         self.tokens = 0
-        self.length = 0  # of the text, in characters
+        self.length = 0  # of the tokens' text, in characters
+        self.unfinished = b""  # of a character of it
+        self.in_bytes = False  # one of them has said what its bytes are
         self.text = bytearray()  # escaped, so that the end has nothing left to encode
         self.columns = [bytearray() for _ in range(columns)]
+
+    def advance(self, data: bytes) -> int:
+        """How many characters these bytes finish."""
+        data = self.unfinished + data
+        text, used = codecs.utf_8_decode(data, "replace", False)
+        self.unfinished = data[used:]
+        return len(text)
 
 
 class _Encoder(abc.ABC):
@@ -115,9 +128,12 @@ class _Encoder(abc.ABC):
         self.streaming = streaming
         """Whether `token` gives bytes, so that the head must be sent before the generation is complete."""
         self.prompt_tokens = prompt_tokens
-        """The tokens of all prompts; None: those given to `prefill` are counted. May be set until the end."""
+        """The tokens of all prompts; None: those given to `prefill` are counted, and 0 is said where none were. May be set
+        until the end."""
         self._request = request
         self._lmi = lmi
+        self.continuous = streaming and not lmi and request.continuous_usage
+        """Whether each chunk counts the tokens up to it."""
         self._notation = _Notation(lmi)
         self._head = self._notation.dump(head)[:-1]
         self._choices = [_Choice(index, len(self._log_prob_arrays)) for index in range(choices)]
@@ -132,6 +148,11 @@ class _Encoder(abc.ABC):
     def finished(self) -> bool:
         """Every choice that was asked for is complete: no token may follow. The answer still needs its end."""
         return self._ended or not self._unfinished
+
+    @property
+    def tells_usage(self) -> bool:
+        """Whether the answer counts tokens anywhere: a document always does, a stream where it is asked to."""
+        return not self.streaming or self.continuous or (self._request.include_usage and not self._lmi)
 
     @property
     def generated_tokens(self) -> int:
@@ -157,12 +178,14 @@ class _Encoder(abc.ABC):
         finish: str | None = None,
         top: Sequence[Top] = (),
         sequence: int = 0,
+        data: bytes = b"",
     ) -> bytes:
         """One generated token: its chunk, or nothing for a document. A special token without text is
         counted and not reported; a token that has neither text nor a report has no chunk.
 
         `finish` ("length", "eos_token", "stop_sequence") says that it is the last of its choice, `sequence`, and why.
-        `top` are the most probable tokens of its step, the best first. OpenAIError above `max_text`, and the token
+        `top` are the most probable tokens of its step, the best first. `data` are the token's own bytes, where they are not
+        `text` in UTF-8: log-probabilities report them. OpenAIError above `max_text`, and the token
         counts for nothing: send `error` then. A token after the last, or of a choice that nobody asked for, is the
         caller's mistake, LocalProtocolError.
         """
@@ -172,16 +195,35 @@ class _Encoder(abc.ABC):
         hidden = special and not text
         quoted = _EMPTY if hidden else json_string(text)
         started = b"" if choice.begun else self._begin(choice)
-        columns = self._report(text, log_prob, top, choice.length) if self._log_probs and not hidden else ()
+        columns: _Columns = ()
+        choice.in_bytes = choice.in_bytes or bool(data)
+        # what was held back before the end of the sequence has been reported, where tokens say what their bytes are
+        if self._log_probs and not hidden and (data or not special or not choice.in_bytes):
+            shown = data.decode(errors="replace") if data else text
+            columns = self._report(shown, data, log_prob, top, choice.length)
+            choice.length += choice.advance(data or _clean(text).encode())
         if not self.streaming:
             self._keep(choice, quoted[1:-1], columns)
         choice.tokens += 1
-        choice.length += 0 if hidden else len(text)
         if finish is not None:
             return started + self._close(choice, finish, quoted, columns)
         if not self.streaming or (quoted == _EMPTY and not columns):
             return started
         return started + self._write(choice, quoted, columns)
+
+    def rest(self, text: str, sequence: int = 0) -> bytes:
+        """Text of a choice that belongs to no token, since it was held back until the end was known: its chunk, or nothing
+        for a document. Nothing for an empty one. OpenAIError above `max_text`."""
+        choice = self._choice(sequence)
+        if not text or choice.reason or self._ended:
+            return b""
+        quoted = json_string(text)
+        started = b"" if choice.begun else self._begin(choice)
+        choice.length += len(text)
+        if self.streaming:
+            return started + self._write(choice, quoted, ())
+        self._keep(choice, quoted[1:-1], ())
+        return started
 
     def finish(self, reason: str, sequence: int = 0) -> bytes:
         """A choice is complete: the chunk that says why, or nothing for a document. What was said first stands."""
@@ -193,7 +235,7 @@ class _Encoder(abc.ABC):
 
     def end(self) -> bytes:
         """Ends a stream: the reasons of choices that are not finished yet ("length" for one of `max_new_tokens` tokens,
-        else the end of the sequence), the usage if asked for and known, `[DONE]`. Nothing where the stream has ended.
+        else the end of the sequence), the usage if asked for, `[DONE]`. Nothing where the stream has ended.
 
         The first choice of each prompt is always there; others, of a model that makes fewer than asked for, are not.
         """
@@ -202,16 +244,16 @@ class _Encoder(abc.ABC):
         if self._ended:
             return b""
         reasons = self._finish_all()
-        usage = self._usage() if self._request.include_usage and not self._lmi else _NULL
+        usage = self._usage() if self._request.include_usage and not self._lmi else b""
         self._ended = True  # not before: of an end that cannot be made `error` is still to tell
         if self._lmi:
             return reasons
-        chunk = b"" if usage == _NULL else b'data: %b,"choices":[],"usage":%b}\n\n' % (self._head, usage)
+        chunk = b'data: %b,"choices":[],"usage":%b}\n\n' % (self._head, usage) if usage else b""
         return b"".join((reasons, chunk, _DONE))
 
     def document(self) -> bytes:
-        """The whole answer where no stream was asked for, its choices finished as by `end`. Its usage is null where
-        nobody said how many tokens the prompts have. Nothing where the answer has ended."""
+        """The whole answer where no stream was asked for, its choices finished as by `end`. Nothing where the answer has
+        ended."""
         if self.streaming:
             raise LocalProtocolError("a stream ends by its end")
         if self._ended:
@@ -228,16 +270,18 @@ class _Encoder(abc.ABC):
         pieces[-1] = spell(b'],"usage":')  # the last comma's place
         return b"".join((*pieces, self._usage(), b"}"))
 
-    def error(self, message: str, status: int | None = None) -> bytes:
+    def error(self, error: str | OpenAIError, status: int | None = None) -> bytes:
         """Ends an answer that failed: the event or line of a stream, after which no `[DONE]` may come, or the body of an
-        answer with `status`: 500, of LMI's forms 424, unless given. Nothing where the answer has ended."""
+        answer with `status`: 500, of LMI's forms 424, unless given. An OpenAIError is said as it is, a text as
+        `OpenAIError.of_status` says it. Nothing where the answer has ended."""
         if self._ended:
             return b""
         self._ended = True
         if self._lmi:
-            body = error_body(message, 424 if status is None else status)
+            message, status = (error, status or 424) if isinstance(error, str) else (error.message, error.status)
+            body = error_body(message, status)
             return body + b"\n" if self.streaming else body
-        body = OpenAIError.of_status(500 if status is None else status, message).body()
+        body = (OpenAIError.of_status(status or 500, error) if isinstance(error, str) else error).body()
         return b"data: %b\n\n" % body if self.streaming else body
 
     @abc.abstractmethod
@@ -245,16 +289,18 @@ class _Encoder(abc.ABC):
         """The first of a choice: the chunk before that of its first token, if it has one."""
 
     @abc.abstractmethod
-    def _report(self, text: str, log_prob: float | None, top: Sequence[Top], offset: int) -> _Columns:
-        """The log-probabilities of a token, which stands at a character of the text."""
+    def _report(self, text: str, data: bytes, log_prob: float | None, top: Sequence[Top], offset: int) -> _Columns:
+        """The log-probabilities of a token, which stands at a character of the text. `data` are its bytes, where they are
+        not that text's."""
 
     def _surround(self, before: bytes, to_said: bytes, to_log_probs: bytes, to_reason: bytes, after: bytes) -> None:
         if self.streaming:
             event, end = (b"", b"\n") if self._lmi else (b"data: ", b"\n\n")
             # "All other chunks will also include a usage field, but with a null value."
-            usage = b',"usage":null' if self._request.include_usage and not self._lmi else b""
+            usage = b',"usage":null' if self._request.include_usage and not (self._lmi or self.continuous) else b""
             before = event + self._head + self._notation.spell(b',"choices":[') + before
-            after = b"%b]%b}%b" % (after, usage, end)
+            if not self.continuous:  # else what follows differs from chunk to chunk
+                after = b"%b]%b}%b" % (after, usage, end)
         self._around = before, to_said, to_log_probs, to_reason, after
         self._trail = to_log_probs + _NULL + to_reason + _NULL + after
         for choice in self._choices:
@@ -302,7 +348,7 @@ class _Encoder(abc.ABC):
 
     def _write(self, choice: _Choice, quoted: bytes, columns: _Columns, reason: str = "") -> bytes:
         role, choice.role = choice.role, b""
-        if not columns and not reason:
+        if not columns and not reason and not self.continuous:
             return b"".join((choice.lead, quoted, role, self._trail))
         return b"".join(self._pieces(choice, (self._said, quoted, role), columns, reason))
 
@@ -312,6 +358,8 @@ class _Encoder(abc.ABC):
         before, to_said, to_log_probs, to_reason, after = self._around
         report = self._log_probs_of(columns) if columns else _NULL
         why = json_string(reason) if reason else _NULL
+        if self.continuous:
+            after = b'%b],"usage":%b}\n\n' % (after, self._usage())
         return before, b"%d" % choice.index, to_said, *said, to_log_probs, report, to_reason, why, after
 
     def _append(self, columns: Sequence[bytearray], items: _Columns) -> None:
@@ -329,9 +377,8 @@ class _Encoder(abc.ABC):
         return b"{%b}" % spell(b",").join(arrays)
 
     def _usage(self) -> bytes:
-        prompts = self._prefilled or None if self.prompt_tokens is None else self.prompt_tokens
-        if prompts is None:
-            return _NULL
+        # An object with numbers always: clients add it up, and several raise at a null. 0 says that nobody counted.
+        prompts = self._prefilled if self.prompt_tokens is None else self.prompt_tokens
         made = self.generated_tokens
         return self._notation.dump({"prompt_tokens": prompts, "completion_tokens": made, "total_tokens": prompts + made})
 
@@ -397,9 +444,9 @@ class ChatEncoder(_Encoder):
             return b""
         return b"".join(self._pieces(choice, (b'"role":"assistant","content":""',), ()))
 
-    def _report(self, text: str, log_prob: float | None, top: Sequence[Top], offset: int) -> _Columns:
-        most = [_token(other.text, other.log_prob) for other in top[: self._top]]
-        return (self._notation.dump({**_token(text, log_prob), "top_logprobs": most}),)
+    def _report(self, text: str, data: bytes, log_prob: float | None, top: Sequence[Top], offset: int) -> _Columns:
+        most = [_token(other.text, other.data, other.log_prob) for other in top[: self._top]]
+        return (self._notation.dump({**_token(text, data, log_prob), "top_logprobs": most}),)
 
 
 @final
@@ -445,7 +492,7 @@ class CompletionEncoder(_Encoder):
 
     def prefill(self, id: int, text: str, log_prob: float | None, prompt: int = 0) -> None:
         if self._prompt_columns:
-            columns = self._report(text, log_prob, (), self._prompt_lengths[prompt])
+            columns = self._report(text, b"", log_prob, (), self._prompt_lengths[prompt])
             self._hold(sum(map(len, columns)) + len(columns))
             self._append(self._prompt_columns[prompt], columns)
             self._prompt_lengths[prompt] += len(text)
@@ -465,7 +512,7 @@ class CompletionEncoder(_Encoder):
         choice.begun = True
         return out
 
-    def _report(self, text: str, log_prob: float | None, top: Sequence[Top], offset: int) -> _Columns:
+    def _report(self, text: str, data: bytes, log_prob: float | None, top: Sequence[Top], offset: int) -> _Columns:
         number, token = _number(log_prob), _clean(text)
         most: dict[str, float | None] = {}
         for other in top[: self._top]:
@@ -476,10 +523,10 @@ class CompletionEncoder(_Encoder):
         return b"%d" % offset, encode(number), json_string(token), tops
 
 
-def _token(text: str, log_prob: float | None) -> dict[str, object]:
-    """`bytes` is null where the token has no text of its own, as within a character of several tokens."""
+def _token(text: str, data: bytes, log_prob: float | None) -> dict[str, object]:
+    """`bytes` is null where nobody says what the token's are, and it has no text."""
     token = _clean(text)
-    return {"token": token, "logprob": _number(log_prob), "bytes": list(token.encode()) or None}
+    return {"token": token, "logprob": _number(log_prob), "bytes": list(data or token.encode()) or None}
 
 
 def _number(log_prob: float | None) -> float | None:

@@ -87,7 +87,7 @@ def document(
         "openapi": VERSION,
         "info": {"title": title, "version": version, "description": description},
         "paths": paths,
-        "components": {"schemas": components},
+        "components": {"schemas": msgspec.json.decode(msgspec.json.encode(components))},  # a default may be a tuple
     }
 
 

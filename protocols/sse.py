@@ -66,7 +66,7 @@ class SSEDecoder:
     def next_event(self) -> ServerSentEvent | Signal:
         """The next event, or NEED_DATA."""
         if self._error is not None:
-            raise self._error
+            raise self._error.again()
         while (line := self._line()) is not None:
             if line:
                 self._field(line)
@@ -121,4 +121,4 @@ class SSEDecoder:
             self._error = RemoteProtocolError(
                 f"the {what} of a server-sent event is at most {self._max} bytes (max_event), got {size}"
             )
-            raise self._error
+            raise self._error.again()

@@ -6,7 +6,7 @@ import itertools
 import json
 import math
 import struct
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from functools import lru_cache
 from types import MappingProxyType
 from typing import Any, TypeAlias, final
@@ -55,6 +55,8 @@ PACKED = {
     "INT8": "b", "INT16": "h", "INT32": "i", "INT64": "q",
 }  # fmt: skip
 """The datatypes that `struct` writes too, by the rules of `from_json`: it refuses what does not fit, and rounds as numpy."""
+STEP = 16_384
+"""Elements of BYTES that are made, or written, at once: a few milliseconds of the interpreter."""
 PACK_AT_ONCE = 4096
 """Numbers that are given to `struct` in one call."""
 _CASTABLE = frozenset(name for name in PACKED if np.zeros(1, DATATYPES[name]).data.format in "bBhHiIlLqQfd")
@@ -92,25 +94,41 @@ class BytesData:
         self.dtype = DATATYPES["BYTES"]
         self._array: Array | None = None
 
+    @property
+    def made(self) -> bool:
+        """Whether the elements are objects already."""
+        return self._array is not None
+
     def array(self) -> Array:
         """The read-only object array of the elements, which are `bytes`: made by the first call, and kept."""
         if self._array is None:
-            self._array = _objects(self._items(), self.shape)
+            flat = np.empty(self.size, object)
+            for _ in self.fill(flat):
+                pass
+            flat.setflags(write=False)
+            self._array = flat.reshape(self.shape)
         return self._array
 
-    def _items(self) -> list[bytes]:
+    def fill(self, flat: Array) -> Iterator[None]:
+        """Makes the elements, in an object array of `size`, in steps of at most STEP, of which each is a few milliseconds.
+        They are not kept."""
         data, count = self.data, self.size
-        if not count:
-            return []
-        length = _LENGTH.unpack_from(data)[0]
-        if _are_alike(data, count, length):
-            return [item for (item,) in struct.iter_unpack(f"<4x{length}s", data)]
-        items, at = [], 0
-        for _ in range(count):
-            start = at + _LENGTH.size
-            at = start + _LENGTH.unpack_from(data, at)[0]
-            items.append(data[start:at].tobytes())
-        return items
+        length = _LENGTH.unpack_from(data)[0] if count else 0
+        alike = bool(count) and _are_alike(data, count, length)
+        at, step = 0, _LENGTH.size + length
+        for begin in range(0, count, STEP):
+            end = min(begin + STEP, count)
+            if alike:
+                piece = data[begin * step : end * step]
+                items = [item for (item,) in struct.iter_unpack(f"<4x{length}s", piece)]
+            else:
+                items = []
+                for _ in range(begin, end):
+                    start = at + _LENGTH.size
+                    at = start + _LENGTH.unpack_from(data, at)[0]
+                    items.append(data[start:at].tobytes())
+            flat[begin:end] = items
+            yield
 
 
 @final
@@ -253,7 +271,8 @@ def _check_empty(count: int, dtype: np.dtype[Any], shape: tuple[int, ...], name:
 
 def _objects(items: list[bytes], shape: tuple[int, ...]) -> Array:
     flat = np.empty(len(items), object)
-    flat[:] = items
+    for begin in range(0, len(items), STEP):
+        flat[begin : begin + STEP] = items[begin : begin + STEP]
     flat.setflags(write=False)
     return flat.reshape(shape)
 
@@ -276,9 +295,11 @@ def encode_binary(array: Array | BytesData, datatype: str) -> list[Buffer]:
     if type(array) is not np.ndarray:
         array = _plain(array)
     if datatype == "BYTES":
-        items = _bytes_items(array)
-        data = b"".join(itertools.chain.from_iterable((_LENGTH.pack(len(item)), item) for item in items))
-        return [data] if data else []
+        made = [
+            b"".join(itertools.chain.from_iterable((_LENGTH.pack(len(item)), item) for item in items))
+            for items in _bytes_items(array)
+        ]
+        return [b"".join(made)] if made else []
     if array.dtype is not DATATYPES.get(datatype):
         _check_dtype(array, datatype)
     elif array.size and datatype in _CASTABLE and array.flags.c_contiguous:
@@ -304,7 +325,7 @@ def to_json(array: Array | BytesData, datatype: str) -> bytes:
         array = _plain(array)
     if array.dtype is not _WRITTEN_AS_IS.get(datatype) or not array.flags.aligned:
         if datatype == "BYTES":
-            return _encode([_as_text(item) for item in _bytes_items(array)])
+            return b"[%b]" % b",".join([_encode([_as_text(item) for item in items])[1:-1] for items in _bytes_items(array)])
         _check_dtype(array, datatype)
         array = np.array(array, _FP32 if datatype == "BF16" else DATATYPES[datatype])  # in native order, and aligned
     return _dumps(array.ravel(), None, _NUMPY)  # ravel: contiguous
@@ -327,8 +348,10 @@ def _check_dtype(array: Array | BytesData, datatype: str) -> None:
         raise V2Error(f"datatype {datatype} holds {dtype.name}, got an array of {array.dtype.name}", status=500)
 
 
-def _bytes_items(array: Array) -> list[bytes]:
-    return [_as_bytes(item) for item in array.reshape(-1).tolist()]
+def _bytes_items(array: Array) -> Iterator[list[bytes]]:
+    flat = array.reshape(-1)
+    for begin in range(0, len(flat), STEP):
+        yield [_as_bytes(item) for item in flat[begin : begin + STEP].tolist()]
 
 
 def _as_bytes(item: object) -> bytes:

@@ -30,7 +30,7 @@ from protocols.v2_metadata import (
     server_metadata,
 )
 from protocols.v2_request import RequestedOutput, V2Request, encode_infer_request, parse_infer
-from protocols.v2_response import V2Answer, V2Reply, decode_infer_reply, render_infer
+from protocols.v2_response import V2Answer, V2Reply, check_outputs, decode_infer_reply, render_infer
 from protocols.v2_schema import DynamicBatching
 
 __all__ = [
@@ -54,6 +54,7 @@ __all__ = [
     "V2Reply",
     "V2Request",
     "V2Tensor",
+    "check_outputs",
     "decode_infer_reply",
     "decode_streamed_reply",
     "encode_frame",

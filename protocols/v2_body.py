@@ -43,12 +43,25 @@ UNSUPPORTED = frozenset(("shared_memory_region", "shared_memory_byte_size", "sha
 @dataclass(frozen=True, slots=True, kw_only=True)
 class V2Limits:
     """What one body may ask for: `json` bytes of JSON, nested to `depth`; `tensors` inputs, and as many outputs, of
-    `dims` dimensions each."""
+    `dims` dimensions each; `elements` of BYTES in all inputs together, each of which becomes an object."""
 
     json: int = 64 * 1024 * 1024
     depth: int = 64
     tensors: int = 256
     dims: int = MAX_DIMS
+    elements: int = 1_000_000
+
+    def check_elements(self, name: str, shape: tuple[int, ...], before: int) -> int:
+        """How many elements of BYTES there are with those of this input, going by its shape, and those `before` it. V2Error
+        for more than there may be."""
+        count = before + math.prod(shape)
+        if count > self.elements:
+            others = f", and those before it {before}" if before else ""
+            raise V2Error(
+                f"input {show(name)}: BYTES {show_shape(shape)} has {show(math.prod(shape))} elements{others}: the inputs "
+                f"of a request have at most {self.elements} of BYTES (limits.bytes_elements)"
+            )
+        return count
 
 
 DEFAULT_LIMITS = V2Limits()
@@ -181,12 +194,14 @@ def describe_tensors(
     """The tensors that `entries` describe, whose binary data are the `given` bytes behind the JSON; None where nobody has
     said how many. `decode` makes the array of datatype, shape, the place of its bytes, their number, and name."""
     tensors = []
-    at = 0
+    at = elements = 0
     for entry in entries:
         name, datatype = entry["name"], entry.get("datatype")
         if type(datatype) is not str or datatype not in DATATYPES:
             raise V2Error(f"{_what(kind, name)}: datatype must be one of {', '.join(DATATYPES)}, got {show(datatype)}")
         shape = check_shape(entry.get("shape"), name, dims=limits.dims)
+        if datatype == "BYTES" and kind == "input":
+            elements = limits.check_elements(name, shape, elements)
         parameters = read_parameters(entry, kind, name)
         data, size = entry.get("data"), parameters.pop("binary_data_size", None)
         if (data is None) == (size is None):

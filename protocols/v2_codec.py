@@ -146,7 +146,7 @@ class InferCodec:
                 asked = request.outputs
                 if len(outputs) == 1 and (not asked or (len(asked) == 1 and _is_just(asked[0], outputs[0]))):
                     if self._promises:
-                        check_outputs(outputs, self._signature)
+                        check_outputs(outputs, self._signature, request)
                     binary = asked[0].binary if asked else None
                     entries = self._write_output(outputs[0], request.binary_default if binary is None else binary, data)
                 else:
@@ -174,7 +174,7 @@ class InferCodec:
             return b"".join((opening, b'"data":', to_json(array, datatype), b"}"))
         buffers = encode_binary(array, datatype)
         data += buffers
-        return b'%b"parameters":{"binary_data_size":%d}}' % (opening, len(buffers[0]) if buffers else 0)
+        return b'%b"parameters":{"binary_data_size":%d}}' % (opening, sum(map(len, buffers)))
 
     def _open(self, tensor: V2Tensor) -> bytes:
         """The JSON of an output as far as its shape."""

@@ -34,12 +34,19 @@ _JOINED = 64 * 1024  # bytes of JSON that are copied so as to leave with their l
 def prefers_frames(accept: Sequence[bytes]) -> bool:
     """Whether the values of a request's Accept fields ask for frames, and for server-sent events not more (RFC 9110
     section 12.5.1): only who names frames can read them, so no wildcard stands for them."""
+    weights = media_weights(accept)
+    return 0 < weights.get(FRAMES, 0.0) >= weights.get(EVENTS, 0.0)
+
+
+def media_weights(accept: Sequence[bytes]) -> dict[str, float]:
+    """How much each media type is wanted that the values of a request's Accept fields name, in lower case: from 0, which is
+    not at all, to 1 (RFC 9110 section 12.4.2)."""
     weights: dict[str, float] = {}
     for value in accept:
         for element in value.decode("latin-1").lower().split(","):
             media_type, *parameters = [part.strip() for part in element.split(";")]
             weights[media_type] = next((_weight(p[2:]) for p in parameters if p.startswith("q=")), 1.0)
-    return 0 < weights.get(FRAMES, 0.0) >= weights.get(EVENTS, 0.0)
+    return weights
 
 
 def _weight(text: str) -> float:
@@ -111,12 +118,12 @@ class FrameDecoder:
             got = f"{self._filled} of {len(self._body)} bytes" if self._body is not None else f"{len(self._rest)} bytes"
             self._error = RemoteProtocolError(f"the stream ended in the middle of a frame, after {got}")
         if self._error is not None:
-            raise self._error
+            raise self._error.again()
 
     def next_frame(self) -> V2Frame | Signal:
         """The next frame, or NEED_DATA."""
         if self._error is not None:
-            raise self._error
+            raise self._error.again()
         if self._body is None:
             if len(self._rest) < FRAME_HEADER.size:
                 return NEED_DATA
@@ -138,7 +145,7 @@ class FrameDecoder:
             text = f"a frame is at most {self._body_limit} bytes (body), got {whole}"
             self._error = RemoteProtocolError(text, status=413)
         if self._error is not None:
-            raise self._error
+            raise self._error.again()
         self._body = np.empty(whole, np.uint8).data  # not zeroed: what is only announced costs no memory
         self._filled = 0
         with memoryview(self._rest) as kept, kept[FRAME_HEADER.size :] as behind:

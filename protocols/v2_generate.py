@@ -88,13 +88,19 @@ def read_generate(body: Buffer, signature: ModelSignature, limits: V2Limits = DE
     head = read_object(body, limits, nonfinite=True)
     declared = None if signature.inputs is None else {spec.name: spec for spec in signature.inputs}
     inputs, parameters = [], {}
+    elements = 0
     for name, value, given_as_parameter in members_of(head):
         if declared is not None and name in declared:
-            inputs.append(_input_of(declared[name], value, signature, limits))
+            spec = declared[name]
         elif declared is None and not given_as_parameter:
-            inputs.append(_input_of(TensorSpec(name=name, datatype="", shape=None), value, signature, limits))
+            spec = TensorSpec(name=name, datatype="", shape=None)
         else:
             parameters[name] = _parameter_of(name, value)
+            continue
+        tensor = _input_of(spec, value, signature, limits, elements)
+        if tensor.datatype == "BYTES":
+            elements += tensor.array.size
+        inputs.append(tensor)
     if len(inputs) > limits.tensors:
         raise V2Error(f"a request has at most {limits.tensors} inputs (limits.tensors), got {len(inputs)}")
     check_inputs(inputs, signature)
@@ -111,7 +117,7 @@ def _parameter_of(name: str, value: Any) -> str | int | float | bool:
     )
 
 
-def _input_of(spec: TensorSpec, value: Any, signature: ModelSignature, limits: V2Limits) -> V2Tensor:
+def _input_of(spec: TensorSpec, value: Any, signature: ModelSignature, limits: V2Limits, elements: int) -> V2Tensor:
     name = spec.name
     values = value if type(value) is list else [value]
     nested = _nesting(values)
@@ -121,6 +127,8 @@ def _input_of(spec: TensorSpec, value: Any, signature: ModelSignature, limits: V
     shape = (
         nested if len(nested) > 1 else _completed(name, full_shape(spec, batched=signature.max_batch_size > 0), nested[0])
     )
+    if datatype == "BYTES":
+        limits.check_elements(name, shape, elements)
     return V2Tensor(name=name, datatype=datatype, array=from_json(datatype, shape, values, name))
 
 

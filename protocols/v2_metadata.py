@@ -127,9 +127,9 @@ def live_body(live: bool) -> bytes:
     return _encode(LiveReply(live=live))
 
 
-def ready_body(ready: bool) -> bytes:
-    """The body of `/v2/health/ready`; its status is 200 if ready, else 503."""
-    return _encode(ReadyReply(ready=ready))
+def ready_body(ready: bool, reasons: Sequence[str] = ()) -> bytes:
+    """The body of `/v2/health/ready`; its status is 200 if ready, else 503. `reasons` say why it is not."""
+    return _encode(ReadyReply(ready=ready, reasons=tuple(reasons)))
 
 
 def server_metadata(name: str, version: str, extensions: Sequence[str] = EXTENSIONS) -> bytes:

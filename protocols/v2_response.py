@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, final
 
 import msgspec
@@ -24,7 +24,7 @@ from protocols.v2_body import (
     write_tensor,
 )
 from protocols.v2_classification import classify
-from protocols.v2_metadata import ModelSignature
+from protocols.v2_metadata import Expected, ModelSignature
 from protocols.v2_request import V2Request
 
 
@@ -81,22 +81,15 @@ def choose_outputs(
 ) -> list[tuple[V2Tensor, bool]]:
     """The outputs that the request asks for, in the form of classes where it does, each with whether it is asked for as
     binary data. V2Error where one is not what the model has declared."""
-    if signature is not None and signature.promised is not None:
-        check_outputs(outputs, signature)
-    given = {tensor.name: tensor for tensor in outputs}
-    if len(given) < len(outputs):
-        names = [tensor.name for tensor in outputs]
-        twice = next(name for name in names if names.count(name) > 1)
-        raise V2Error(f"the model gave two outputs with the name {show(twice)}", status=500)
+    check_outputs(outputs, signature, request)
     if not request.outputs:
         return [(tensor, request.binary_default) for tensor in outputs]
+    given = {tensor.name: tensor for tensor in outputs}
     chosen = []
     for wanted in request.outputs:
-        if wanted.name not in given:
-            # A declared one has passed the check of the request: then the model owes it.
-            declared = signature is not None and signature.outputs is not None
+        if wanted.name not in given:  # of a model that has declared none: else it was missed above
             gives = ", ".join(map(show, given)) or "none"
-            raise V2Error(f"unknown output {show(wanted.name)}: the model gave {gives}", status=500 if declared else 400)
+            raise V2Error(f"unknown output {show(wanted.name)}: the model gave {gives}", status=400)
         tensor = given[wanted.name]
         if wanted.classification:
             promised = None if signature is None or signature.promised is None else signature.promised[wanted.name]
@@ -105,21 +98,52 @@ def choose_outputs(
     return chosen
 
 
-def check_outputs(outputs: Sequence[V2Tensor], signature: ModelSignature) -> None:
-    """V2Error with status 500 for an output that the model does not declare, or declares otherwise. One that is missing may
-    be that of an optional input."""
-    promised = signature.promised
-    if promised is None:
+def check_outputs(outputs: Sequence[V2Tensor], signature: ModelSignature | None, request: V2Request) -> None:
+    """V2Error with status 500 for two outputs of one name, for one that the model does not declare, or declares otherwise,
+    and for one that it declares and did not give. Of those only the ones that the request asks for are missed, where it
+    names some; and none where the request has left out an optional input, whose output it may be."""
+    promised = None if signature is None else signature.promised
+    if signature is None or promised is None:
+        if len(outputs) > 1:
+            _check_names(outputs)
         return
     for tensor in outputs:
-        of = f"output {show(tensor.name)} of model {show(signature.name)}"
         spec = promised.get(tensor.name)
         if spec is None:
+            of = f"output {show(tensor.name)} of model {show(signature.name)}"
             raise V2Error(f"{of} is not one that it declares: {', '.join(map(show, promised)) or 'none'}", status=500)
         if spec.datatype and tensor.datatype != spec.datatype:
+            of = f"output {show(tensor.name)} of model {show(signature.name)}"
             raise V2Error(f"{of} is declared as {spec.datatype}, the model gave {tensor.datatype}", status=500)
         if not spec.fits(shape := tensor.array.shape):
+            of = f"output {show(tensor.name)} of model {show(signature.name)}"
             raise V2Error(f"{of}: its shape must {spec.wanted}, the model gave {show_shape(shape)}", status=500)
+    if len(outputs) > 1:
+        _check_names(outputs)
+    if len(outputs) < len(promised):
+        _check_all_there(outputs, signature, promised, request)
+
+
+def _check_all_there(
+    outputs: Sequence[V2Tensor], signature: ModelSignature, promised: Mapping[str, Expected], request: V2Request
+) -> None:
+    names, wanted = [tensor.name for tensor in outputs], [one.name for one in request.outputs]
+    if not wanted:
+        # a request whose inputs arrive in pieces has none of them here: it has left out nothing that is required
+        if len(request.inputs) < len(signature.inputs or ()) and (request.inputs or not signature.required):
+            return
+        wanted = list(promised)
+    for name in wanted:
+        if name not in names:
+            of = f"output {show(name)} of model {show(signature.name)}"
+            raise V2Error(f"{of} is declared, and the model gave {', '.join(map(show, names)) or 'none'}", status=500)
+
+
+def _check_names(outputs: Sequence[V2Tensor]) -> None:
+    names = [tensor.name for tensor in outputs]
+    if len(set(names)) < len(names):
+        twice = next(name for name in names if names.count(name) > 1)
+        raise V2Error(f"the model gave two outputs with the name {show(twice)}", status=500)
 
 
 @final

@@ -15,10 +15,11 @@ class LiveReply(msgspec.Struct, frozen=True, kw_only=True):
 
 
 @final
-class ReadyReply(msgspec.Struct, frozen=True, kw_only=True):
-    """Whether the server and all its models take inference requests."""
+class ReadyReply(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """Whether the server and all its models take inference requests, and the reasons why they do not."""
 
     ready: bool
+    reasons: tuple[str, ...] = ()
 
 
 @final

@@ -190,10 +190,13 @@ def _read_inputs(
     """The inputs, and the bytes that were copied or converted for them; `length` are those of the text."""
     tensors, names, at, read, copied = [], set(), 0, 0, 0
     given = 0 if rest is None else rest.nbytes
+    elements = 0
     for entry in entries:
         name, datatype, shape, parameters = entry.name, entry.datatype, entry.shape, entry.parameters
         if not name or datatype not in DATATYPES or len(shape) > limits.dims or (shape and min(shape) < 0):
             return None
+        if datatype == "BYTES":
+            elements = limits.check_elements(name, shape, elements)
         size = parameters.pop("binary_data_size", None) if parameters else None
         if parameters and not UNSUPPORTED.isdisjoint(parameters):
             return None

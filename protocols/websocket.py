@@ -289,7 +289,7 @@ class WebSocketConnection:
 
     def _next_unusual(self) -> Received:
         if self._error is not None:
-            raise self._error.with_traceback(None)
+            raise self._error.again()
         try:
             event = self._next_frame() if self._landing is None else self._land(self._landing)
         except Violation as violation:
@@ -300,7 +300,7 @@ class WebSocketConnection:
                     self.close_code = CloseReason.ABNORMAL_CLOSURE.value
                 return _END
             return event
-        raise self._error
+        raise self._error.again()
 
     def _next_frame(self) -> Received:
         inbox, at, library = self._inbox, self._at, self._library
@@ -392,7 +392,10 @@ class WebSocketConnection:
         if self._decoder is None:
             return True
         try:
-            self._decoder.decode(payload, fin)
+            for at in range(0, len(payload), LARGE):  # in pieces: the text that is made of each is not kept
+                self._decoder.decode(payload[at : at + LARGE])
+            if fin:
+                self._decoder.decode(b"", True)
         except UnicodeDecodeError:
             return False
         if fin:

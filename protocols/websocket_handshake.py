@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import base64
 import binascii
+import re
 from collections.abc import Sequence
 
 from wsproto.utilities import generate_accept_token
@@ -12,6 +13,14 @@ from protocols.errors import LocalProtocolError, RemoteProtocolError
 from protocols.events import Headers, Request, Response
 
 VERSION = b"13"
+
+END_OF_INPUT = b"x-everywire-end-of-input"
+"""The field that gives a WebSocket session an end of its input, which RFC 6455 has no word for. A server's 101 names a
+text in it: a TEXT message of exactly these bytes says that the client has no more input. The server then answers what it
+still has to, and says Close. A client's request may offer a text, for servers that have none of their own to name: one
+that nobody sends by chance."""
+
+_END_OF_INPUT = re.compile(rb"[!-~](?:[ -~]{0,254}[!-~])?")
 
 
 def accept_headers(request: Request, *, subprotocols: Sequence[bytes] = ()) -> list[tuple[bytes, bytes]]:
@@ -78,6 +87,24 @@ def check_response(key: bytes, response: Response, *, subprotocols: Sequence[byt
     if chosen not in subprotocols:
         raise RemoteProtocolError(f"sec-websocket-protocol: {chosen[:50]!r} was not offered")
     return chosen
+
+
+def offered_end_of_input(nonce: bytes) -> tuple[bytes, bytes]:
+    """The `END_OF_INPUT` field of a client's request. `nonce` is random bytes, new for each connection: at most 121."""
+    return END_OF_INPUT, b"end-of-input-" + nonce.hex().encode()
+
+
+def end_of_input(headers: Headers) -> bytes | None:
+    """The text that a head's `END_OF_INPUT` field names; None where there is no such field. Raises RemoteProtocolError
+    for a field that is there twice, or whose value is not 1 to 256 characters of visible ASCII and inner spaces."""
+    values = [value for name, value in headers if name == END_OF_INPUT]
+    if not values:
+        return None
+    value = _only(headers, END_OF_INPUT)
+    if _END_OF_INPUT.fullmatch(value) is None:
+        wanted = f"{END_OF_INPUT.decode()}: expected 1 to 256 characters of visible ASCII"
+        raise RemoteProtocolError(f"{wanted}, got {value[:50]!r} ({len(value)} bytes)")
+    return value
 
 
 def _only(headers: Headers, wanted: bytes) -> bytes:

@@ -108,3 +108,89 @@ def test_opentelemetry_is_only_known_where_spans_are_made() -> None:
     assert [str(p.relative_to(ROOT)) for p in FILES if used(p, "opentelemetry")] == ["gateway/spans.py"]
     assert not used(ROOT / "gateway" / "spans.py", "opentelemetry.sdk")
     assert [str(p.relative_to(ROOT)) for p in FILES if used(p, "gateway.spans")] == []
+
+
+def test_threads_are_called_where_what_they_raise_is_let_go_of() -> None:
+    """Anywhere else an exception would bring the thread's frames along, in a cycle that only the collector frees."""
+    callers = {"run_sync": {"models/threads.py"}, "start_thread_soon": {"models/blocking.py"}}
+    for name, allowed in callers.items():
+        found = set()
+        for path in FILES:
+            for node in ast.walk(ast.parse(path.read_text())):
+                whose = ast.unparse(node.value).rpartition(".")[2] if isinstance(node, ast.Attribute) else ""
+                if isinstance(node, ast.Attribute) and node.attr == name and whose in ("to_thread", "lowlevel"):
+                    found.add(str(path.relative_to(ROOT)))
+        assert found == allowed, name
+    imports = [str(p.relative_to(ROOT)) for p in FILES if "trio.to_thread" in imported(p)]
+    assert imports == []
+
+
+def kept_and_raised(tree: ast.AST) -> list[tuple[int, str]]:
+    """Where an exception is raised that a name or an attribute goes on to know. By its traceback it knows the frame, and that
+    the name: a cycle, which keeps whatever the frame is about. Names of an `except` are deleted at its end, and others may be
+    in a `finally`; `models.threads.throw` raises what nobody knows any more."""
+    found = []
+
+    def raised(node: ast.expr) -> list[ast.expr]:
+        match node:
+            case ast.BoolOp():
+                return [one for value in node.values for one in raised(value)]
+            case ast.IfExp():
+                return raised(node.body) + raised(node.orelse)
+            case ast.Call(func=ast.Attribute(attr="with_traceback", value=kept)):
+                return raised(kept)
+            case ast.Name() | ast.Attribute() | ast.Subscript():
+                return [node]
+        return []
+
+    def forgotten(statements: list[ast.stmt]) -> set[str]:
+        names = set()
+        for statement in statements:
+            match statement:
+                case ast.Delete(targets=targets) | ast.Assign(targets=targets, value=ast.Constant(value=None)):
+                    names |= {ast.unparse(target) for target in targets}
+        return names
+
+    def look(node: ast.AST, known: frozenset[str]) -> None:
+        match node:
+            case ast.FunctionDef() | ast.AsyncFunctionDef() | ast.Lambda():
+                known = frozenset()
+            case ast.ExceptHandler(name=str(name)):
+                known |= {name}
+            case ast.Try() | ast.TryStar():
+                known |= forgotten(node.finalbody)
+            case ast.Raise(exc=ast.expr() as what):
+                for one in raised(what):
+                    name = ast.unparse(one)
+                    kind = name.rpartition(".")[2].lstrip("_")[:1].isupper()
+                    if not kind and name not in known:
+                        found.append((node.lineno, name))
+        for inner in ast.iter_child_nodes(node):
+            look(inner, known)
+
+    look(tree, frozenset())
+    return found
+
+
+@pytest.mark.parametrize("path", FILES, ids=lambda p: str(p.relative_to(ROOT)))
+def test_no_exception_is_raised_that_something_goes_on_to_know(path: Path) -> None:
+    assert kept_and_raised(ast.parse(path.read_text())) == []
+
+
+@pytest.mark.parametrize(
+    ("statements", "found"),
+    [
+        ("raise self._error", ["self._error"]),
+        ("raise self._error.with_traceback(None)", ["self._error"]),
+        ("raise error or ValueError()", ["error"]),
+        ("try:\n    raise error\nfinally:\n    del error", []),
+        ("try:\n    raise error\nfinally:\n    error = None", []),
+        ("try:\n    f()\nexcept ValueError as e:\n    raise e from None", []),
+        ("try:\n    f()\nexcept ValueError as e:\n    kept = e\nraise kept", ["kept"]),
+        ("raise trio.EndOfChannel", []),
+        ("raise _Violation", []),
+        ("raise made()", []),
+    ],
+)
+def test_the_rule_about_raising_can_fail(statements: str, found: list[str]) -> None:
+    assert [name for _, name in kept_and_raised(ast.parse(statements))] == found

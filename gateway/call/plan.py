@@ -20,12 +20,14 @@ import numpy.typing as npt
 import trio
 
 from gateway import certificates
+from gateway.addresses import UNIX
 from gateway.call.wav import open_samples
 from gateway.client import questions
 from gateway.client.answers import EventsAnswer, PiecesAnswer
 from gateway.client.questions import Question
 from gateway.settings import ConfigError
 from models.messages import datatype_of
+from models.threads import in_thread
 from protocols import sagemaker, v2
 from protocols.events import Headers
 
@@ -113,7 +115,8 @@ class Call:
     """How many messages of text are sent."""
     timeout: float
     quiet: float
-    """Seconds of silence after which a WebSocket that was told everything is left."""
+    """Seconds of silence after which a WebSocket is left whose server cannot be told that the input has ended; infinite
+    where it is left to the server to close."""
 
 
 @final
@@ -133,7 +136,7 @@ class Given:
     headers: Sequence[str] = ()
     stream: bool | None = None
     timeout: float | None = None
-    quiet: float = 1.0
+    quiet: float | None = None
     ca: Path | None = None
     cert: Path | None = None
     key: Path | None = None
@@ -174,7 +177,7 @@ def plan(given: Given, stdin: BinaryIO) -> Call:
         kind=kind,
         texts=len(texts),
         timeout=given.timeout if given.timeout is not None else float("inf"),
-        quiet=given.quiet,
+        quiet=given.quiet if given.quiet is not None else float("inf"),
     )
 
 
@@ -308,7 +311,7 @@ async def _stdin_pieces(stdin: BinaryIO) -> AsyncGenerator[Piece, None]:
         read = partial(os.read, stdin.fileno(), PIECE)
     except OSError:  # no file, as in a test
         read = partial(stdin.read, PIECE)
-    while data := await trio.to_thread.run_sync(read, abandon_on_cancel=True):
+    while data := await in_thread(read, abandon_on_cancel=True):
         yield Piece(data=data)
 
 
@@ -397,13 +400,14 @@ def _overridden(headers: Headers, extra: Headers) -> Headers:
 
 
 def _server(given: Given, *, http2: bool) -> Server:
+    at = given.url if given.url.startswith(UNIX) else ""
     try:
-        url = urlsplit(given.url)
+        url = urlsplit("http://localhost" if at else given.url)
         host, port = url.hostname, url.port
     except ValueError as e:
         raise click.UsageError(f"--url {given.url[:100]!r}: {e}") from None
     if url.scheme not in ("http", "https") or not host or url.query or url.fragment or url.username:
-        raise click.UsageError(f"--url takes http://HOST:PORT or https://HOST:PORT, not {given.url[:100]!r}")
+        raise click.UsageError(f"--url takes http://HOST:PORT, https://HOST:PORT or unix:/PATH, not {given.url[:100]!r}")
     for name, file in (("--ca", given.ca), ("--cert", given.cert), ("--key", given.key)):
         if url.scheme == "http" and file is not None:
             raise click.UsageError(f"{name} is for an https:// URL")
@@ -411,7 +415,7 @@ def _server(given: Given, *, http2: bool) -> Server:
     if tls is not None:
         _show_certificate(tls, given.cert, given.key)
     return Server(
-        host=host,
+        host=at or host,
         port=port if port is not None else 443 if tls else 80,
         authority=_authority(url),
         prefix=url.path.rstrip("/"),

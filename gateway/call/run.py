@@ -12,6 +12,7 @@ from typing import Any, final
 import trio
 
 from gateway import client
+from gateway.addresses import UNIX
 from gateway.call.plan import Call, Kind, Wire
 from gateway.call.report import Report
 from gateway.client import UpgradeRefused
@@ -44,7 +45,10 @@ def run(call: Call, report: Report) -> int:
         if error is None or rest is not None:
             raise
         if isinstance(first := _first(error), BrokenPipeError):
-            raise first from None  # whoever read what is printed has left; click knows
+            try:
+                raise first from None  # whoever read what is printed has left; click knows
+            finally:
+                del first
         return report.end(
             "failed", UNUSABLE, f"{getattr(first, 'filename', None) or 'a file'}: {getattr(first, 'strerror', first)}"
         )
@@ -91,6 +95,8 @@ async def _perform(call: Call, report: Report) -> int:
 
 
 def _said(call: Call) -> str:
+    if call.server.host.startswith(UNIX):
+        return call.server.host
     return f"{'https' if call.server.tls else 'http'}://{call.server.authority.decode()}"
 
 
@@ -127,7 +133,10 @@ async def _both(call: Call, conversation: Conversation, items: _Items, report: R
         nursery.cancel_scope.cancel()
     report.received = conversation.answer.received
     if wrong is not None:
-        raise wrong
+        try:
+            raise wrong
+        finally:
+            wrong = None
     answer = conversation.answer
     if answer.status != 200:
         return report.end("refused", FAILED, f"{answer.status}: {words_of(answer.body)}")
@@ -224,11 +233,17 @@ async def _over_websocket(call: Call, report: Report, transport: Transport) -> i
             wrong = e
         nursery.cancel_scope.cancel()
     if wrong is not None:
-        raise wrong
+        try:
+            raise wrong
+        finally:
+            wrong = None
     if socket.code is None:
         await _goodbye(socket)
-        if silence.cancelled_caught and call.kind is Kind.TEXT and not report.received:
-            return report.end("timeout", CUT_OFF, f"no answer within {call.quiet:g} s (--quiet)")
+        if silence.cancelled_caught:
+            said = (
+                f"left after {call.quiet:g} s of silence (--quiet): the server has not closed, its answer may not be whole"
+            )
+            return report.end("timeout", CUT_OFF, said)
         return report.end("complete", COMPLETE)
     said = f"{socket.code}: {socket.reason}" if socket.reason else str(socket.code)
     if socket.code == 1000:
@@ -239,7 +254,8 @@ async def _over_websocket(call: Call, report: Report, transport: Transport) -> i
 
 
 async def _listen(call: Call, report: Report, socket: SocketConversation, silence: trio.CancelScope) -> None:
-    """Until the server closes, has answered every text, or was silent for long enough after it was told everything."""
+    """Until the server closes. One that cannot be told the end of the input is left when it has answered every text, or
+    was silent for long enough after the last of it."""
     answered = 0
     with silence:
         while (frame := await socket.receive_frame()) is not None:
@@ -251,7 +267,7 @@ async def _listen(call: Call, report: Report, socket: SocketConversation, silenc
                 continue
             # an empty frame closes the answer of a model of text
             answered += 1
-            if answered == call.texts:
+            if answered == call.texts and not socket.can_end:
                 return
 
 
@@ -263,6 +279,9 @@ async def _talk(call: Call, socket: SocketConversation, silence: trio.CancelScop
                 opcode = Opcode.CONTINUATION if begun else Opcode.TEXT if piece.text else Opcode.BINARY
                 await socket.send_frame(opcode, piece.data, fin=piece.last)
                 begun = not piece.last
+        if socket.can_end:
+            await socket.end()
+            return
     except (TransportLost, LocalProtocolError):
         return  # whoever receives hears why
     silence.deadline = trio.current_time() + call.quiet

@@ -13,6 +13,7 @@ from typing import Any, Protocol, final
 
 import trio
 
+from gateway.addresses import UNIX
 from gateway.errors import TransportLost
 from gateway.transport import SocketTransport, Transport
 from gateway.wires.tls import TLSTransport
@@ -22,7 +23,7 @@ from protocols.http1 import HTTP1Connection
 from protocols.http2 import HTTP2Connection
 from protocols.roles import Role
 from protocols.websocket import WebSocketConnection
-from protocols.websocket_handshake import check_response, request_headers
+from protocols.websocket_handshake import check_response, end_of_input, offered_end_of_input, request_headers
 
 
 class Machine(Protocol):
@@ -61,6 +62,8 @@ class Peer:
         self._given = False
         self._received = trio.lowlevel.ParkingLot()
         self._ended = False  # the server has closed its side
+        self.end_of_input: bytes | None = None
+        """The text that a WebSocket's server takes for the end of the input; None where it has named none."""
 
     @property
     def over(self) -> bool:
@@ -172,11 +175,16 @@ def http2(transport: Transport) -> Peer:
 
 
 async def websocket(transport: Transport, path: str, *, authority: bytes = b"localhost", headers: Headers = ()) -> Peer:
-    """A client of a WebSocket, its handshake done; UpgradeRefused, which is a TransportLost, if it is refused."""
-    handshake, key = http1(transport), secrets.token_bytes(16)
+    """A client of a WebSocket, its handshake done; UpgradeRefused, which is a TransportLost, if it is refused. It offers a
+    text for the end of its input: `Peer.end_of_input` is what the server has made of that."""
+    handshake, key, offered = http1(transport), secrets.token_bytes(16), offered_end_of_input(secrets.token_bytes(16))
     await handshake.send(
         Request(
-            stream=1, method=b"GET", target=path.encode(), authority=authority, headers=[*request_headers(key), *headers]
+            stream=1,
+            method=b"GET",
+            target=path.encode(),
+            authority=authority,
+            headers=[*request_headers(key), offered, *headers],
         ),
         End(stream=1),
     )
@@ -189,7 +197,9 @@ async def websocket(transport: Transport, path: str, *, authority: bytes = b"loc
     assert isinstance(handshake.machine, HTTP1Connection)
     machine = WebSocketConnection(Role.CLIENT, mask=lambda: secrets.token_bytes(4))
     machine.receive_data(handshake.machine.switch())
-    return Peer(transport, machine)
+    peer = Peer(transport, machine)
+    peer.end_of_input = end_of_input(response.headers)
+    return peer
 
 
 async def _said(refused: Peer) -> bytes:
@@ -227,9 +237,12 @@ def post(
 
 
 async def dial(host: str, port: int, *, tls: ssl.SSLContext | None = None) -> Transport:
-    """A TCP connection, with TLS where a context is given, to be closed by the caller. OSError where nobody answers,
-    TransportLost where TLS fails; cancelled, it has closed what it had."""
-    stream = await trio.open_tcp_stream(host, port)
+    """A TCP connection, with TLS where a context is given, to be closed by the caller; where the host is `unix:PATH`, one to
+    that Unix socket. OSError where nobody answers, TransportLost where TLS fails; cancelled, it has closed what it had."""
+    if host.startswith(UNIX):
+        stream = await trio.open_unix_socket(host.removeprefix(UNIX))
+    else:
+        stream = await trio.open_tcp_stream(host, port)
     # the stdlib socket below trio's: our transports wait with trio.lowlevel themselves
     sock = _detached(stream)
     try:

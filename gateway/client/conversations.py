@@ -249,7 +249,10 @@ async def _sent(conversation: Conversation) -> AsyncIterator[None]:
             with trio.CancelScope(shield=True, deadline=trio.current_time() + _GOODBYE), suppress(TransportLost):
                 await conversation.abandon()
     if wrong is not None:
-        raise wrong
+        try:
+            raise wrong
+        finally:
+            wrong = None  # it knows this frame: a cycle would keep the conversation
 
 
 async def _begin(conversation: Conversation) -> None:
@@ -276,6 +279,18 @@ class SocketConversation:
     async def send_frame(self, opcode: Opcode, data: bytes, *, fin: bool = True) -> None:
         """One frame; what goes on with a message that has begun is a CONTINUATION."""
         await self.peer.send(Frame(opcode=opcode, fin=fin, data=data))
+
+    @property
+    def can_end(self) -> bool:
+        """True if the server can be told that there is no more input."""
+        return self.peer.end_of_input is not None
+
+    async def end(self) -> None:
+        """Tells the server that there is no more input: it answers what it still has to, and then says Close. Raises
+        LocalProtocolError where the server has named no text for that (`can_end`)."""
+        if self.peer.end_of_input is None:
+            raise LocalProtocolError("the server has named no end of input: a WebSocket has none of its own")
+        await self.send_frame(Opcode.TEXT, self.peer.end_of_input)
 
     async def receive(self) -> bytes | None:
         """The bytes of the next frame; None after a Close, whose `code` is there then."""

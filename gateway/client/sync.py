@@ -18,6 +18,7 @@ import ssl
 import weakref
 from collections.abc import Awaitable, Callable, Iterator
 from contextlib import suppress
+from copy import copy
 from types import TracebackType
 from typing import Any, Self, final
 
@@ -333,7 +334,7 @@ class _Talk(_Begun):
             return await self._got.receive()
         except trio.EndOfChannel:
             if self._error is not None:
-                raise self._error from None
+                raise copy(self._error) from None  # one that was raised would keep this, by its traceback
             return _END
         except trio.ClosedResourceError:
             raise TransportLost("it was left") from None
@@ -360,5 +361,5 @@ class _Talk(_Begun):
             finally:
                 self._sending.discard(scope)
         if self._error is not None:
-            raise self._error
+            raise copy(self._error)
         raise TransportLost("the answer is over: nothing more can be sent")

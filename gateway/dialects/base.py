@@ -11,6 +11,7 @@ from typing import Any, Protocol, TypeVar, final
 
 from gateway.codec_threads import beside as beside
 from gateway.config import Config
+from gateway.credentials import Door
 from gateway.errors import BadRequest, Ending, GatewayError, NotFound
 from gateway.exchange import Exchange
 from gateway.settings import ConfigError
@@ -125,15 +126,16 @@ def call_of(
     path: str = "",
     parameters: Mapping[str, Any] = NO_PARAMETERS,
 ) -> Call:
-    """What a session's model may know of its call."""
+    """What a session's model may know of its call: no credentials, unless `access.pass_credentials` shows it some."""
+    door = exchange.owner.door
     return Call(
         id=exchange.id,
         model=worker.name,
         version=worker.spec.version,
         dialect=exchange.dialect,
         path=path or exchange.path.decode("latin-1"),
-        query=exchange.query.decode("latin-1") if query is None else query,
-        headers=_Fields(exchange.request.headers),
+        query=door.query(exchange.query.decode("latin-1") if query is None else query),
+        headers=_Fields(exchange.request.headers, door),
         parameters=parameters,
         client_certificate=exchange.owner.client_certificate,
     )
@@ -141,17 +143,17 @@ def call_of(
 
 @final
 class _Fields(Mapping[str, str]):
-    """A request's fields as text, decoded when somebody looks; of fields of one name, the last."""
+    """A request's fields as its models are shown them, decoded when somebody looks."""
 
-    __slots__ = ("_decoded", "_raw")
+    __slots__ = ("_decoded", "_door", "_raw")
 
-    def __init__(self, raw: Headers) -> None:
-        self._raw = raw
+    def __init__(self, raw: Headers, door: Door) -> None:
+        self._raw, self._door = raw, door
         self._decoded: dict[str, str] | None = None
 
     def _text(self) -> dict[str, str]:
         if self._decoded is None:
-            self._decoded = {name.decode("latin-1"): value.decode("latin-1") for name, value in self._raw}
+            self._decoded = self._door.fields(self._raw)
         return self._decoded
 
     def __getitem__(self, name: str) -> str:

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import secrets
+from collections.abc import Callable
+from functools import partial
 from typing import final
 
 import trio
@@ -12,6 +14,7 @@ from gateway.dialects.base import NO_PARAMETERS, Models, beside, octets, reply_o
 from gateway.dialects.blame import Blame, blame
 from gateway.dialects.endpoints import Endpoints
 from gateway.dialects.lmi import read_prompt
+from gateway.dialects.text_calls import within_ceiling
 from gateway.errors import (
     BadRequest,
     DeadlineExceeded,
@@ -20,13 +23,14 @@ from gateway.errors import (
     Forbidden,
     GatewayError,
     Overloaded,
+    SlowReader,
     TooLarge,
     Unavailable,
 )
 from gateway.exchange import Exchange
 from gateway.signatures import Signatures, refusal
 from gateway.workers.worker import Worker
-from models.messages import Family, Part, PartKind
+from models.messages import Family, Part, PartKind, Prompt
 from models.session import Channel
 from protocols import bidi, eventstream, websocket_handshake
 from protocols.bidi import Form
@@ -42,7 +46,7 @@ _PARTIAL, _COMPLETE = bidi.Completion.PARTIAL, bidi.Completion.COMPLETE
 _UTF8, _BINARY = PartKind.UTF8, PartKind.BINARY
 _TEXT, _CONTINUATION = Opcode.TEXT, Opcode.CONTINUATION
 # RFC 6455 section 7.4.1 and the IANA registry
-_GOING_AWAY, _INVALID, _TOO_BIG, _INTERNAL, _TRY_AGAIN = 1001, 1007, 1009, 1011, 1013
+_GOING_AWAY, _INVALID, _POLICY, _TOO_BIG, _INTERNAL, _TRY_AGAIN = 1001, 1007, 1008, 1009, 1011, 1013
 _SMALL = 64 * 1024
 _LONG = 2 * 1024 * 1024  # bytes of a message that are a millisecond's work or two: checksums, a digest, base64
 _OBJECT = 256  # what the JSON of a part has beside its bytes, and more
@@ -82,7 +86,7 @@ class BidiDialect:
                 parameters=parameters,
             )
             del asked  # it would be kept for as long as the session lasts
-            await worker.call(session, exchange, Family.PARTS, read_prompt)
+            await worker.call(session, exchange, Family.PARTS, self._read_prompt(worker))
         channel.accept()
         exchange.finish()
 
@@ -115,21 +119,28 @@ class BidiDialect:
         exchange.model = worker.name
         try:
             headers = websocket_handshake.accept_headers(exchange.request)
+            end = websocket_handshake.end_of_input(exchange.request.headers)
         except RemoteProtocolError as e:
             exchange.respond(e.status, websocket_handshake.refusal_headers(e), str(e).encode(), ending=Ending.REFUSED)
             return
         self._limit_wait(exchange)
         with await worker.slot(exchange):
-            channel = _FrameChannel(exchange, headers)
+            channel = _FrameChannel(exchange, headers, end)
             exchange.fail = channel.fail
             self._limit(exchange, worker)
             if not worker.spec.accepts:
                 channel.accept()
             parameters = {"invocation_path": exchange.path[1:].decode("latin-1")}
             session = session_of(exchange, worker, channel, parameters=parameters)
-            await worker.call(session, exchange, Family.PARTS, read_prompt)
+            await worker.call(session, exchange, Family.PARTS, self._read_prompt(worker))
         channel.accept()
         exchange.finish()
+
+    def _read_prompt(self, worker: Worker) -> Callable[[bytes], Prompt] | None:
+        """What makes prompts of parts, for a model of text."""
+        if worker.spec.family is not Family.TEXT:
+            return None
+        return partial(read_prompt, within=partial(within_ceiling, worker, self._models.config.limits))
 
     def _limit_wait(self, exchange: Exchange) -> None:
         """Nobody waits for a slot longer than a session may last: clients have no limit of their own before the head."""
@@ -146,6 +157,8 @@ class BidiDialect:
 @final
 class _EventStreamChannel:
     """Parts from the request's body, parts to the response's, in the form that was asked for."""
+
+    complete = False  # its model says by its return that there is no more
 
     __slots__ = ("_assembling", "_decoder", "_ended", "_exchange", "_limits", "_padding", "_variant", "_verify", "form")
 
@@ -193,6 +206,10 @@ class _EventStreamChannel:
     def budget(self) -> ByteBudget:
         """For a model that itself holds bytes of the session."""
         return self._exchange.owner.budget
+
+    def awaits(self, whom: Callable[[], str]) -> None:
+        """For a model that waits for somebody else: the error says so where the session's time is over meanwhile."""
+        self._exchange.awaited = whom
 
     def accept(self) -> None:
         exchange, form = self._exchange, self.form
@@ -340,20 +357,32 @@ def refuse(exchange: Exchange, error: GatewayError) -> None:
 
 @final
 class _FrameChannel(Channel[Part, Part]):
-    """A frame for each part and a part for each frame: opcode and FIN carry kind and last, continuations have no kind."""
+    """A frame for each part and a part for each frame: opcode and FIN carry kind and last, continuations have no kind.
 
-    def __init__(self, exchange: Exchange, handshake: Headers) -> None:
-        self._exchange, self._handshake = exchange, handshake
+    Where the client has offered a text for the end of its input, a message of that text is the end, and no part.
+    """
+
+    complete = False  # its model says by its return that there is no more
+
+    def __init__(self, exchange: Exchange, handshake: Headers, end: bytes | None) -> None:
+        self._exchange, self._end = exchange, end
+        self._handshake = handshake if end is None else (*handshake, (websocket_handshake.END_OF_INPUT, end))
         self._kind = _BINARY
-        self._continuing = False
+        self._continuing = self._ended = False
 
     async def receive(self) -> Part:
+        if self._ended:
+            await self._exchange.turn()
+            raise trio.EndOfChannel
         frame = await self._exchange.receive()
         if frame is None:
             raise trio.EndOfChannel
         assert isinstance(frame, Frame)
         if frame.opcode is not _CONTINUATION:
             self._kind = _UTF8 if frame.opcode is _TEXT else _BINARY
+            if self._end is not None and self._kind is _UTF8 and frame.fin and frame.data == self._end:
+                self._ended = True
+                raise trio.EndOfChannel
         return Part(data=frame.data, kind=self._kind, last=frame.fin)
 
     @property
@@ -364,6 +393,10 @@ class _FrameChannel(Channel[Part, Part]):
     def budget(self) -> ByteBudget:
         """For a model that itself holds bytes of the session."""
         return self._exchange.owner.budget
+
+    def awaits(self, whom: Callable[[], str]) -> None:
+        """For a model that waits for somebody else: the error says so where the session's time is over meanwhile."""
+        self._exchange.awaited = whom
 
     def accept(self) -> None:
         if not self._exchange.status:
@@ -400,6 +433,8 @@ def close(exchange: Exchange, error: GatewayError) -> None:
             code = _INVALID
         case TooLarge():
             code = _TOO_BIG
+        case SlowReader():
+            code = _POLICY
         case _:
             code = _INTERNAL
     reason = error.message.encode()[:123].decode(errors="ignore")  # RFC 6455 section 5.5: 125 bytes with the code

@@ -18,8 +18,10 @@ from gateway.errors import (
     ModelFailed,
     ModelNotReady,
     ModelOutOfMemory,
+    NoSuchPath,
     NotFound,
     Overloaded,
+    SlowReader,
     SlowUpload,
     TooLarge,
     Unavailable,
@@ -52,7 +54,9 @@ def blame(error: GatewayError) -> Blame:
             return Blame.MODEL
         case InsufficientStorage() | LoadFailed() | BadModel():
             return Blame.MODEL
-        case BadRequest() | NotFound() | MethodNotAllowed() | TooLarge() | UnsupportedEncoding() | SlowUpload():
+        case BadRequest() | NotFound() | NoSuchPath() | MethodNotAllowed():
+            return Blame.CALLER
+        case TooLarge() | UnsupportedEncoding() | SlowUpload() | SlowReader():
             return Blame.CALLER
         case Forbidden():
             return Blame.SIGNATURE

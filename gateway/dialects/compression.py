@@ -15,26 +15,36 @@ SMALLEST = 1024
 """Below so many bytes a reply leaves as it is: it fits a packet in any case."""
 _SHORT = 64 * 1024  # bytes that are coded here, in a millisecond or two
 _STREAM = b"text/event-stream"
+_VARY = (b"vary", b"accept-encoding")
+
+
+def varying(headers: Headers) -> Headers:
+    """The head of a reply that could have been coded, whether it was or not: caches must know (RFC 9110 section 12.5.5).
+    A tuple of fields stays one."""
+    return (*headers, _VARY) if type(headers) is tuple else [*headers, _VARY]
 
 
 async def compressed(
     exchange: Exchange, headers: Headers, buffers: Sequence[Buffer], level: int
 ) -> tuple[Headers, Sequence[Buffer]]:
     """The head and body of a whole reply as the request's Accept-Encoding wants them, coded at zlib's level (1 to 9): the
-    head says `content-encoding` and `vary`, and its other fields stay, those that count bytes of the content too. They
-    are what was given where the level is 0, no coding is wanted, the reply is an event stream or small, its coded form
-    would save less than an eighth, or the byte budget has no room for it. Not for errors: they are for everyone to read.
+    head says `content-encoding`, and its other fields stay, those that count bytes of the content too. The body is
+    what was given where no coding is wanted, the reply is small, its coded form would save less than an eighth, or the
+    byte budget has no room for it; the head then says `vary` alone. Both are what was given where the level is 0, and the
+    reply of no request is coded, or it is an event stream. Not for errors: they are for everyone to read.
 
     Called when nothing else of the answer is to come: it waits for room, and its memory is paid for until it is written.
     A long reply is coded in a thread, in steps of 1 MiB; a cancelled call ends with the step under way. The buffers must
     not change meanwhile.
     """
-    size = sum(map(len, buffers))
-    if size < SMALLEST or not level:
+    if not level or any(name == b"content-type" and value.startswith(_STREAM) for name, value in headers):
+        return headers, buffers
+    headers, size = varying(headers), sum(map(len, buffers))
+    if size < SMALLEST:
         return headers, buffers
     accepted = exchange.header_values(b"accept-encoding")
     coding = choose_coding(accepted) if accepted else None
-    if coding is None or any(name == b"content-type" and value.startswith(_STREAM) for name, value in headers):
+    if coding is None:
         return headers, buffers
     try:
         await exchange.wait_room(size)
@@ -48,4 +58,4 @@ async def compressed(
         read, made = min(read + STEP, size), made + sum(map(len, more))
         if made > read - read // 8:
             return headers, buffers
-    return [*headers, (b"content-encoding", coding.value), (b"vary", b"accept-encoding")], coded
+    return [*headers, (b"content-encoding", coding.value)], coded

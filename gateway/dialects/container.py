@@ -146,6 +146,8 @@ def _triton_form(headers: Any) -> Any:
 class _BodyChannel(Channel[Part, Part]):
     """The body is the one part in; the bytes of the parts out are the answer's body."""
 
+    complete = False  # its model says by its return that there is no more
+
     def __init__(self, exchange: Exchange, body: memoryview, answer: Exchange | Wrapping) -> None:
         self._exchange, self._answer = exchange, answer
         self._body: memoryview | None = body

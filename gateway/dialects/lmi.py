@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Mapping
 from functools import partial
 from typing import Any, final
 
+import msgspec
 import trio
 
 from gateway.config import LMIConfig
@@ -13,7 +15,16 @@ from gateway.dialects.lmi_dynamic import DynamicDialect
 from gateway.dialects.lmi_formatted import FormattedAnswer, document_of, formatter_of, read_input
 from gateway.dialects.lmi_refusals import kind_of, refuse_as_lmi, refuse_as_tgi
 from gateway.dialects.openai import OpenAIDialect
-from gateway.dialects.text_calls import LINE, TextCalls, check_supported, prompt_of, rule_of, table_of
+from gateway.dialects.text_calls import (
+    LINE,
+    TextCalls,
+    check_supported,
+    continuations_of,
+    prompt_of,
+    rule_of,
+    table_of,
+    within_ceiling,
+)
 from gateway.errors import (
     Ending,
     GatewayError,
@@ -21,6 +32,7 @@ from gateway.errors import (
 )
 from gateway.exchange import Exchange
 from gateway.workers.worker import Worker
+from models.continuations import Continuations
 from models.errors import ModelError
 from models.formatters import TextInput
 from models.messages import Family, Finish, FinishReason, Prompt, Token
@@ -78,6 +90,9 @@ class LMIDialect:
                     return
             request = await codec(len(body), partial(_parse, document, options))
             check_supported(worker, request.parameters, request.given, options)
+            parameters = within_ceiling(worker, limits, request.parameters, request.given)
+            if parameters is not request.parameters:
+                request = msgspec.structs.replace(request, parameters=parameters)
         except lmi.LMIError as e:
             dynamic = options.rolling_batch == "disable" and asked is None
             body_of = lmi.dynamic_error_body(e.message, e.status) if dynamic else e.body(tgi=options.tgi_compat)
@@ -88,7 +103,8 @@ class LMIDialect:
                 asked = TextInput(request.inputs, document.get("parameters"), stream=request.stream)
             await FormattedAnswer(exchange, worker, request, asked, formatter, answer, options).run()
             return
-        channel = _TextChannel(exchange, request, answer, options.max_text)
+        prompt = prompt_of(request.inputs, request.parameters)
+        channel = _TextChannel(exchange, request, answer, options.max_text, prompt, continuations_of(worker, prompt))
         if wrapping is None:
             exchange.fail = channel.fail
         else:
@@ -108,13 +124,15 @@ def _parse(document: dict[str, Any], options: LMIConfig) -> lmi.TextRequest:
     )
 
 
-def read_prompt(data: bytes) -> Prompt:
-    """A prompt as a part carries it: an LMI request object, or the plain text itself. Its answer is one text."""
+def read_prompt(data: bytes, within: Callable[[lmi.Parameters, Mapping[str, str]], lmi.Parameters] | None = None) -> Prompt:
+    """A prompt as a part carries it: an LMI request object, or the plain text itself. Its answer is one text. `within` is
+    `within_ceiling` of a model."""
     try:
         kind = "application/json" if data.lstrip()[:1] == b"{" else "text/plain"
         request = lmi.parse_request(data, kind)
         lmi.check_one_sequence(request.parameters, request.given, "here, where an answer is one text")
-        return prompt_of(request.inputs, request.parameters)
+        parameters = request.parameters if within is None else within(request.parameters, request.given)
+        return prompt_of(request.inputs, parameters)
     except lmi.LMIError as e:
         raise ModelError(e.message, code="BadPrompt", status=400) from None
 
@@ -123,26 +141,31 @@ def read_prompt(data: bytes) -> Prompt:
 class _TextChannel(Channel[Prompt, Any]):
     """One prompt in; tokens out, each its own line or event, the first one carrying the head."""
 
-    def __init__(self, exchange: Exchange, request: lmi.TextRequest, answer: Exchange | Wrapping, max_text: int) -> None:
-        self._exchange, self._request, self._answer = exchange, request, answer
+    def __init__(
+        self,
+        exchange: Exchange,
+        request: lmi.TextRequest,
+        answer: Exchange | Wrapping,
+        max_text: int,
+        prompt: Prompt,
+        text: Continuations,
+    ) -> None:
+        self._exchange, self._request, self._answer, self._prompt, self.text = exchange, request, answer, prompt, text
         self.asks: Session[Any, Any] | None = None
         """Who is asked, until it is known, how many tokens the prompt has: where the answer says it."""
         self._encoder = lmi.TextEncoder(request, max_text=max_text)
         self.exhausted = False
-        self._reason = ""
-        asked = request.parameters
-        self._several = max(asked.n, asked.best_of, asked.num_beams) > 1
-        # Under way is a stream of LMI's lines with nothing beside the tokens, as most are: told in the fewest steps.
+        self._reason = self._rest = ""
+        # Under way is a stream of LMI's lines with nothing beside the tokens, as most are: told in the fewest steps, past
+        # what judges the others, as its encoder counts too, and nobody looks for stop sequences.
         self._plain = False
-        self._left: dict[int, int] = {}  # tokens that each of several sequences may still have
-        self._complete = self._overrun = False
 
     async def receive(self) -> Prompt:
         await self._exchange.turn()
         if self.exhausted:
             raise trio.EndOfChannel
         self.exhausted = True
-        return prompt_of(self._request.inputs, self._request.parameters)
+        return self._prompt
 
     @property
     def reply(self) -> dict[str, str]:
@@ -150,14 +173,13 @@ class _TextChannel(Channel[Prompt, Any]):
 
     @property
     def complete(self) -> bool:
-        """Whether it has its last token, or the model has gone on after that of all sequences that it has begun."""
-        return self._complete or self._overrun
+        return self.text.complete
 
     def try_send(self, message: object, /) -> bool:
         """Sends a plain token that need not wait. False, and nothing is sent, where it must, or is another message."""
         if type(message) is not Token or not self._plain or message.finish is not None:
             return False
-        if message.special or message.prefill or message.sequence:
+        if message.special or message.prefill or message.sequence or (message.data and self.text.decodes):
             return False
         exchange, text = self._exchange, message.text
         if not exchange.try_room(len(text) + LINE):
@@ -169,52 +191,61 @@ class _TextChannel(Channel[Prompt, Any]):
         exchange.push_piece(line)
         if self._encoder.finished:
             self._end()
+            self.text.stop()
         return True
 
     async def send(self, message: Token | Finish, /) -> None:
         if self.try_send(message):
             return
-        if self._complete:
-            raise trio.ClosedResourceError("the answer is complete")
-        if not isinstance(message, Token):
-            await self._exchange.turn()
-            self._finished(message)
+        text = self.text
+        if not text.passes(message):
+            await text.drop()
             return
-        await self._answer.wait_room(self._size(message))
+        if type(message) is Finish:
+            await self._exchange.turn()
+        else:
+            await self._answer.wait_room(self._size(message))
+        message = text.take(message)
         try:
-            if message.prefill:
+            if type(message) is Finish:
+                self._finished(message)
+            elif message.prefill:
                 self._encoder.prefill(message.id, message.text, message.log_prob)
-                return
-            line = self._line(message, None if message.finish is None else message.finish.value)
+            else:
+                self._plain = self._plain and not text.judges
+                self._put(message)
         except lmi.LMIError as e:
             raise _too_long(e) from None
+        text.sent()
+
+    def _put(self, token: Token) -> None:
+        encoder = self._encoder
+        if self.asks is not None:
+            self._count_prompt(self.asks, token)
+        reason = None if token.finish is None else token.finish.value
+        line = encoder.token(token.id, token.text, token.log_prob, token.special, reason, token.top, token.sequence)
         if self._plain:
             self._exchange.push_piece(line)
         elif line:
             if not self._exchange.status:
                 self._start()
             self._answer.push(line)
-        if self._encoder.finished:
+        if encoder.finished:
             self._end()
+            if token.finish is None:
+                self.text.stop()
 
     def _size(self, token: Token) -> int:
         """About the bytes that it makes now."""
-        return len(token.text) + LINE * (1 + len(token.top)) if self._encoder.streaming else 0
+        if not self._encoder.streaming:
+            return 0
+        return self.text.held(token.sequence) + len(token.text) + len(token.data) + LINE * (1 + len(token.top))
 
     def _end(self) -> None:
         """The last token is sent."""
-        self._complete, self._plain = True, False
+        self._plain = False
         if self._encoder.streaming:
             self._answer.finish()
-
-    def _line(self, token: Token, reason: str | None) -> bytes:
-        """The line of a token, with whatever its answer has beside it."""
-        encoder = self._encoder
-        if self.asks is not None:
-            self._count_prompt(self.asks, token)
-        if self._several:
-            self._count(token)
-        return encoder.token(token.id, token.text, token.log_prob, token.special, reason, token.top, token.sequence)
 
     def _count_prompt(self, session: Session[Any, Any], message: Token | Finish) -> None:
         if message.prompt_tokens is not None:
@@ -222,42 +253,33 @@ class _TextChannel(Channel[Prompt, Any]):
         if session.prompt_tokens is not None:
             self._encoder.prompt_tokens, self.asks = session.prompt_tokens, None
 
-    def _count(self, token: Token) -> None:
-        """Each of several sequences has its own last token."""
-        left = self._left.get(token.sequence, self._request.parameters.max_new_tokens)
-        if not left:
-            self._overrun = not any(self._left.values())
-            raise trio.ClosedResourceError(f"sequence {token.sequence} is complete")
-        self._left[token.sequence] = left - 1 if token.finish is None else 0
-
-    def _finished(self, message: object) -> None:
-        if not isinstance(message, Finish):
-            raise TypeError(f"a text call is answered with Token and Finish, not {type(message).__name__}")
+    def _finished(self, message: Finish) -> None:
         if self.asks is not None:
             self._count_prompt(self.asks, message)
-        reason = message.reason.value
+        self._plain = False
+        reason, rest = message.reason.value, self.text.rest(message.sequence)
         if message.sequence:
-            try:
-                self._encoder.finish(reason, message.sequence)
-            except lmi.LMIError as e:
-                raise _too_long(e) from None
+            self._encoder.rest(rest, message.sequence)
+            self._encoder.finish(reason, message.sequence)
         else:
-            self._reason = self._reason or reason
-            self._plain = False
-            self._complete = not self._several  # of several sequences others may still go on
-        if self._several:
-            self._left[message.sequence] = 0
+            self._reason, self._rest = reason, rest
 
     def _start(self) -> None:
         content_type = (b"content-type", self._encoder.content_type.encode())
         self._answer.start(200, [content_type, *lmi.response_headers(), *reply_headers(self._exchange)])
-        self._plain = self._encoder.plain and not self._several and self._answer is self._exchange
+        self._plain = self._encoder.plain and not self.text.judges and self._answer is self._exchange
 
     def finish(self) -> None:
         """The model has returned: the document, or the last line where it is not out yet."""
         exchange, answer, encoder = self._exchange, self._answer, self._encoder
         if exchange.finishing is not None:
             return
+        try:
+            for sequence, text in self.text.rests():
+                encoder.rest(text, sequence)
+            encoder.rest(self._rest)
+        except lmi.LMIError as e:
+            raise _too_long(e) from None
         line = encoder.finish(self._reason or FinishReason.EOS_TOKEN.value)
         if encoder.streaming:
             if not exchange.status:

@@ -5,16 +5,27 @@ from __future__ import annotations
 from functools import partial
 from typing import Any, final
 
+import msgspec
 import trio
 
 from gateway.config import LMIConfig
 from gateway.dialects.base import JSON, Wrapping, codec, reply_headers, reply_of, session_of
 from gateway.dialects.lmi_refusals import refuse_as_dynamic
-from gateway.dialects.text_calls import LINE, TextCalls, check_supported, prompt_of, rule_of, table_of
+from gateway.dialects.text_calls import (
+    LINE,
+    TextCalls,
+    check_supported,
+    continuations_of,
+    prompt_of,
+    rule_of,
+    table_of,
+    within_ceiling,
+)
 from gateway.doorbell import Doorbell
 from gateway.errors import Ending, GatewayError, ModelFailed
 from gateway.exchange import Exchange
 from gateway.workers.worker import Worker
+from models.continuations import Continuations
 from models.messages import Family, Finish, Prompt, Token
 from models.session import Channel
 from protocols import lmi
@@ -52,6 +63,10 @@ class DynamicDialect:
             )
             request = await codec(size, read)
             check_supported(worker, request.parameters, request.given, options)
+            limits = self._calls.models.config.limits
+            parameters = within_ceiling(worker, limits, request.parameters, request.given)
+            if parameters is not request.parameters:
+                request = msgspec.structs.replace(request, parameters=parameters)
         except lmi.LMIError as e:
             body = lmi.dynamic_error_body(e.message, e.status)
             answer.respond(e.status, [JSON, *lmi.response_headers()], body, ending=Ending.REFUSED)
@@ -87,16 +102,18 @@ class _Batch:
                 if self.encoder.streaming and len(self.request.inputs) > 1:
                     around.start_soon(self._complete_lines)
                 async with trio.open_nursery() as nursery:
-                    for place in range(len(self.request.inputs)):
-                        session = session_of(exchange, worker, _PromptChannel(self, place))
-                        nursery.start_soon(partial(self._run_one, place, worker.call, session, exchange, Family.TEXT))
+                    for place, text in enumerate(self.request.inputs):
+                        prompt = prompt_of(text, self.request.parameters)
+                        channel = _PromptChannel(self, place, prompt, continuations_of(worker, prompt))
+                        session = session_of(exchange, worker, channel)
+                        nursery.start_soon(partial(self._run_one, channel, worker.call, session, exchange, Family.TEXT))
                 around.cancel_scope.cancel()
         except BaseExceptionGroup as group:
             raise _the_one(group) from None
 
-    async def _run_one(self, place: int, call: Any, *arguments: Any) -> None:
+    async def _run_one(self, channel: _PromptChannel, call: Any, *arguments: Any) -> None:
         await call(*arguments)
-        await self.put(self.encoder.end, place)
+        await channel.end()
 
     async def put(self, make: Any, *arguments: Any, size: int = 0) -> bool:
         """Sends what the encoder makes, once there is room for so much. False where it makes nothing."""
@@ -168,9 +185,9 @@ class _Batch:
 class _PromptChannel(Channel[Prompt, Any]):
     """One of the prompts in; its tokens out, to where those of the others go."""
 
-    def __init__(self, batch: _Batch, place: int) -> None:
-        self._batch, self._place = batch, place
-        self.exhausted = self._complete = False
+    def __init__(self, batch: _Batch, place: int, prompt: Prompt, text: Continuations) -> None:
+        self._batch, self._place, self._prompt, self.text = batch, place, prompt, text
+        self.exhausted = False
 
     @property
     def reply(self) -> dict[str, str]:
@@ -178,33 +195,39 @@ class _PromptChannel(Channel[Prompt, Any]):
 
     @property
     def complete(self) -> bool:
-        """Whether it has its last token."""
-        return self._complete or self._batch.encoder.ended(self._place)
+        return self.text.complete
 
     async def receive(self) -> Prompt:
         await trio.lowlevel.checkpoint()
         if self.exhausted:
             raise trio.EndOfChannel
         self.exhausted = True
-        request = self._batch.request
-        return prompt_of(request.inputs[self._place], request.parameters)
+        return self._prompt
 
     async def send(self, message: Token | Finish, /) -> None:
-        if self.complete:
-            raise trio.ClosedResourceError("the answer is complete")
-        match message:
-            case Token(prefill=False, sequence=0):
-                last = message.finish is not None
-                put = self._batch.encoder.token
-                if not await self._batch.put(put, self._place, message.text, last, size=len(message.text)):
-                    self._batch.begun()
-            case Token():  # there is no place for prompts' tokens, nor for other sequences
-                await trio.lowlevel.checkpoint()
-            case Finish():
-                await trio.lowlevel.checkpoint()
-                self._complete = message.sequence == 0
-            case _:
-                raise TypeError(f"a text call is answered with Token and Finish, not {type(message).__name__}")
+        text, batch = self.text, self._batch
+        if not text.passes(message):
+            await text.drop()
+        elif type(message) is Finish or message.prefill:  # there is no place for prompts' tokens
+            await trio.lowlevel.checkpoint()
+            text.take(message)
+        else:
+            size = text.held(0) + len(message.text) + len(message.data)
+            if not await batch.put(self._line_of, message, size=size):
+                batch.begun()
+            text.sent()
+
+    def _line_of(self, token: Token) -> bytes:
+        taken = self.text.take(token)
+        assert type(taken) is Token
+        return self._batch.encoder.token(self._place, taken.text, taken.finish is not None)
+
+    async def end(self) -> None:
+        """The model has returned, or was stopped."""
+        await self._batch.put(self._last_line)
+
+    def _last_line(self) -> bytes:
+        return self._batch.encoder.end(self._place, self.text.rest(0))
 
 
 def _the_one(group: BaseExceptionGroup[BaseException]) -> BaseException:

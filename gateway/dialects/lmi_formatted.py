@@ -4,7 +4,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from functools import partial
 from typing import Any, TypeVar, final
 
 import trio
@@ -12,10 +11,11 @@ import trio
 from gateway.config import LMIConfig
 from gateway.dialects.base import Wrapping, reply_headers, reply_of, reply_value, session_of
 from gateway.dialects.lmi_refusals import refuse_as_lmi
-from gateway.dialects.text_calls import LINE, prompt_of, raised
+from gateway.dialects.text_calls import LINE, continuations_of, prompt_of, raised
 from gateway.errors import GatewayError, ModelFailed
 from gateway.exchange import Exchange
 from gateway.workers.worker import Worker
+from models.continuations import Continuations
 from models.formatters import Input, OutputFormatter, TextGenerationOutput, TextInput, TextSequence
 from models.messages import Family, Finish, FinishReason, Prompt, Token
 from models.session import Channel
@@ -32,8 +32,12 @@ async def read_input(exchange: Exchange, worker: Worker, body: memoryview) -> Te
     ModelFailed, ModelCrashed."""
     formatter = worker.spec.input_formatter
     assert formatter is not None
-    item = Input(bytes(body), {name.decode("latin-1"): value.decode("latin-1") for name, value in exchange.request.headers})
-    read = partial(formatter, item, model_name=worker.name, configs=dict(worker.spec.options))
+    fields, options = exchange.owner.door.fields(exchange.request.headers), dict(worker.spec.options)
+
+    def read() -> Any:
+        return formatter(Input(bytes(body), fields), model_name=worker.name, configs=options)
+
+    exchange.making(len(body))  # it is copied there
     try:
         found = await worker.aside(read)
     except BaseException as e:
@@ -61,8 +65,11 @@ def document_of(found: TextInput) -> dict[str, Any]:
         parameters = {} if given is None else dict(given)
     except (TypeError, ValueError):
         raise _wrong(f"the input formatter gave parameters of type {type(given).__name__}, not a mapping") from None
-    if isinstance(found.output_formatter, str):
-        parameters["output_formatter"] = found.output_formatter
+    chosen: Any = found.output_formatter
+    if isinstance(chosen, str):
+        parameters["output_formatter"] = chosen
+    elif chosen is not None and not callable(chosen):
+        raise _wrong(f"the input formatter gave an output_formatter of type {type(chosen).__name__}, not str or a function")
     return {"inputs": found.input_text, "stream": found.stream, "parameters": parameters}
 
 
@@ -82,7 +89,8 @@ class FormattedAnswer:
     ) -> None:
         self._exchange, self._worker, self._answer = exchange, worker, answer
         asked.request_id = exchange.id
-        self._channel = _FormattedChannel(self, request, asked, formatter, options.max_text)
+        prompt = prompt_of(request.inputs, request.parameters)
+        self._channel = _FormattedChannel(self, prompt, continuations_of(worker, prompt), asked, formatter, options.max_text)
 
     async def run(self) -> None:
         """Runs the model and ends the answer."""
@@ -147,15 +155,15 @@ class _FormattedChannel(Channel[Prompt, Any]):
     def __init__(
         self,
         answer: FormattedAnswer,
-        request: lmi.TextRequest,
+        prompt: Prompt,
+        text: Continuations,
         asked: TextInput,
         formatter: OutputFormatter,
         max_text: int,
     ) -> None:
-        self._answer, self._request, self._formatter, self._left = answer, request, formatter, max_text
+        self._answer, self._prompt, self._formatter, self._left = answer, prompt, formatter, max_text
+        self.text = text
         self._output = TextGenerationOutput(asked.request_id, asked)
-        self._most = request.parameters.max_new_tokens
-        self._overrun = False
         self.exhausted = False
 
     @property
@@ -167,41 +175,33 @@ class _FormattedChannel(Channel[Prompt, Any]):
         if self.exhausted:
             raise trio.EndOfChannel
         self.exhausted = True
-        return prompt_of(self._request.inputs, self._request.parameters)
+        return self._prompt
 
     @property
     def complete(self) -> bool:
-        """Whether each sequence that was asked for has its last token, or the model has gone on after that of all that it
-        has begun."""
-        return self._overrun or (len(self._output.sequences) >= self._request.parameters.n and self._output.finished)
+        return self.text.complete
 
     async def send(self, message: Token | Finish, /) -> None:
-        if self.complete:
-            raise trio.ClosedResourceError("the answer is complete")
-        text = message.text if isinstance(message, Token) else ""
-        await self._answer.room(LINE + len(text))
-        if not isinstance(message, Token | Finish):
-            raise TypeError(f"a text call is answered with Token and Finish, not {type(message).__name__}")
-        self._left -= len(utf8(text)) + LINE  # the formatter may look at all of them
+        text = self.text
+        if not text.passes(message):
+            await text.drop()
+            return
+        said, data = (message.text, message.data) if type(message) is Token else ("", b"")
+        await self._answer.room(LINE + text.held(message.sequence) + len(said) + len(data))
+        self._left -= len(utf8(said)) + len(data) + LINE  # the formatter may look at all of them
         if self._left < 0:
             raise ModelFailed("the answer and its tokens are over the limit (lmi.max_text)", code="TooLong", status=424)
-        if isinstance(message, Finish):
-            await self._end(message.sequence, message.reason)
-            return
-        if message.prefill:
+        message = text.take(message)
+        if type(message) is Finish:
+            await self._end(message.sequence, message.reason, text.rest(message.sequence), message.stop)
+        elif message.prefill:
             self._output.prompt_tokens_details.append(message)
-            return
-        sequence = self._output.sequences.setdefault(message.sequence, TextSequence())
-        if sequence.finish_reason is not None:
-            self._overrun = self._output.finished
-            raise trio.ClosedResourceError(f"sequence {message.sequence} is complete")
-        finish = message.finish
-        if finish is None and len(sequence.tokens) + 1 == self._most:
-            finish = FinishReason.LENGTH
-        await self._add(sequence, message, finish)
+        else:
+            await self._add(self._output.sequences.setdefault(message.sequence, TextSequence()), message)
+        text.sent()
 
-    async def _add(self, sequence: TextSequence, token: Token, finish: FinishReason | None) -> None:
-        sequence.add(token, None if finish is None else finish.value)
+    async def _add(self, sequence: TextSequence, token: Token) -> None:
+        sequence.add(token, None if token.finish is None else token.finish.value)
         text = self._answer.call(self._formatter, self._output)
         if not isinstance(text, str):
             raise _wrong(f"the output formatter returned {type(text).__name__}, not str")
@@ -210,16 +210,17 @@ class _FormattedChannel(Channel[Prompt, Any]):
             await self._answer.room(len(piece))
         self._answer.put(piece)
 
-    async def _end(self, number: int, reason: FinishReason) -> None:
-        """A sequence is over whose last token did not say so: the formatter sees one more, which is empty."""
+    async def _end(self, number: int, reason: FinishReason, rest: str, stop: str = "") -> None:
+        """A sequence is over whose last token did not say so: the formatter sees one more, which has only what was held
+        back."""
         sequence = self._output.sequences.setdefault(number, TextSequence())
         if sequence.finish_reason is None:
-            await self._add(sequence, Token(text="", special=True, finish=reason, sequence=number), reason)
+            await self._add(sequence, Token(text=rest, special=not rest, finish=reason, sequence=number, stop=stop))
 
     async def end(self) -> None:
-        """The model has returned."""
+        """The model has returned, or was stopped."""
         for number in tuple(self._output.sequences) or (0,):
-            await self._end(number, FinishReason.EOS_TOKEN)
+            await self._end(number, FinishReason.EOS_TOKEN, self.text.rest(number))
 
 
 def _wrong(message: str) -> ModelFailed:

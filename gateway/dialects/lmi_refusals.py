@@ -39,13 +39,16 @@ def refuse_as_dynamic(exchange: Exchange, error: GatewayError) -> None:
 
 
 def status_of(error: GatewayError) -> int:
-    """That of a generation that failed is LMI's unless the model says another."""
-    return 424 if isinstance(error, ModelCrashed) else error.status
+    """That of a generation that failed is LMI's unless the model says another; of a prompt that is too long always LMI's."""
+    too_long = isinstance(error, ModelFailed) and error.too_long
+    return 424 if too_long or isinstance(error, ModelCrashed) else error.status
 
 
 def kind_of(error: GatewayError) -> lmi.ErrorType:
     """TGI's word for what went wrong."""
     match error:
+        case ModelFailed() if error.request_to_blame:
+            return "validation"
         case ModelFailed() | ModelCrashed():
             return "generation"
         case DeadlineExceeded() | Drained() | WorkerLost():

@@ -8,27 +8,39 @@ import msgspec
 
 from gateway.dialects.base import Models
 from gateway.exchange import Exchange
+from gateway.workers.supervisor import Supervisor
 from gateway.workers.worker import State
 
 _JSON = (b"content-type", b"application/json")
 _WORDS = {State.READY: "Healthy", State.LOADING: "PENDING", State.FAILED: "FAILED", State.ENDED: "ENDED"}
 
 
+class _State(msgspec.Struct, omit_defaults=True):
+    status: str
+    reason: str = ""
+
+
 @final
 class ManagementDialect:
-    """Health in LMI's words: 200 when requests are taken, 503 while models load and from the first moment of a drain."""
+    """Health in LMI's words: 200 when requests are taken; 503, with the reasons, while a model that is required does not
+    answer, and from the first moment of a drain."""
 
-    def __init__(self, models: Models) -> None:
-        self._models = models
+    def __init__(self, models: Models, supervisor: Supervisor) -> None:
+        self._models, self._supervisor = models, supervisor
         self.draining = False
 
     @property
-    def ready(self) -> bool:
-        """A model that was given up does not make the server unready: the others live."""
-        return not self.draining and not any(w.state is State.LOADING for w in self._models.workers.values())
+    def unready(self) -> list[str]:
+        """Why the server is not ready, in words for anybody; empty where it is."""
+        absent = [absent.public for absent in self._supervisor.unready]
+        return ["draining", *absent] if self.draining else absent
 
     async def ping(self, exchange: Exchange) -> None:
         """GET /ping."""
         exchange.dialect = "management"
-        body = {w.name: {"status": _WORDS.get(w.state, "Unhealthy")} for w in self._models.workers.values()}
-        exchange.respond(200 if self.ready else 503, [_JSON], msgspec.json.encode(body))
+        unready = self._supervisor.unready
+        body = {absent.name: _State(status="Unhealthy", reason=absent.why) for absent in unready}
+        for worker in self._models.workers.values():
+            reason = "draining" if self.draining else worker.absence
+            body[worker.name] = _State(status=_WORDS.get(worker.state, "Unhealthy"), reason=reason)
+        exchange.respond(503 if self.draining or unready else 200, [_JSON], msgspec.json.encode(body))

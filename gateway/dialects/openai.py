@@ -3,27 +3,50 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Awaitable, Callable
 from functools import partial
-from typing import Any, final
+from typing import Any, TypeVar, final
 
+import msgspec
 import trio
 
-from gateway.config import LMIConfig
+from gateway.config import LimitsConfig, LMIConfig
 from gateway.dialects.base import JSON, Wrapping, codec, refusal_headers, reply_headers, reply_of, session_of
-from gateway.dialects.text_calls import LINE, TextCalls, chat_prompt, not_supported, prompt_of, unsupported
-from gateway.errors import BadRequest, Ending, GatewayError, ModelCrashed, ModelFailed, NotFound, Overloaded
+from gateway.dialects.text_calls import (
+    LINE,
+    TextCalls,
+    chat_prompt,
+    continuations_of,
+    count_tokens,
+    not_supported,
+    prompt_of,
+    unsupported,
+    within_ceiling,
+)
+from gateway.errors import (
+    BadRequest,
+    Ending,
+    GatewayError,
+    ModelCrashed,
+    ModelFailed,
+    NoSuchPath,
+    NotFound,
+    Overloaded,
+)
 from gateway.exchange import Exchange
 from gateway.version import version
 from gateway.workers.worker import Worker
 from models.chat import ChatMessage
+from models.continuations import Continuations
 from models.convert import convertible
-from models.messages import Family, Finish, FinishReason, Prompt, Token
+from models.messages import Family, Finish, Prompt, Token
 from models.session import Channel, Session
 from protocols import lmi, openai
 
 _ANY = ("", "tgi", "dummy")
 """What a request calls its model that means whichever there is: clients that must name one say this (text-generation,
 huggingface_hub)."""
+_PROMPTS_NOT_COUNTED = (b"x-everywire-usage", b"completion-only")
 _FORMS = {form.value: form for form in openai.ChatForm if form is not openai.ChatForm.OPENAI}
 
 
@@ -59,6 +82,7 @@ class OpenAIDialect:
             read = partial(openai.parse_completion, document, max_tokens=self._models.config.openai.max_tokens)
             request = await codec(size, read)
             _check_supported(worker, request, options)
+            request = _within_ceiling(worker, self._models.config.limits, request)
         except openai.OpenAIError as e:
             _refuse_request(exchange, e)
             return
@@ -70,7 +94,7 @@ class OpenAIDialect:
             max_text=options.max_text,
         )
         prompts = [prompt_of(text, request.parameters) for text in request.prompts]
-        await _Answer(exchange, encoder, exchange, echo=request.echo).run(worker, prompts, request.n)
+        await _Answer(exchange, encoder, exchange, request).run(worker, prompts, request.n)
 
     async def models(self, exchange: Exchange) -> None:
         """GET /v1/models: those that can answer here."""
@@ -107,6 +131,7 @@ class OpenAIDialect:
             most = self._models.config.openai.max_tokens if usual else lmi.Parameters().max_new_tokens
             request, messages = await codec(size, partial(_read_chat, document, most))
             _check_supported(worker, request, options)
+            request = _within_ceiling(worker, self._models.config.limits, request)
         except openai.OpenAIError as e:
             _refuse_request(answer, e)
             return
@@ -119,7 +144,7 @@ class OpenAIDialect:
             fingerprint=self._fingerprint,
             max_text=options.max_text,
         )
-        shown = _Answer(exchange, encoder, answer)
+        shown = _Answer(exchange, encoder, answer, request)
         prompt = prompt_of(await chat_prompt(exchange, worker, messages, size), request.parameters)
         await shown.run(worker, [prompt], request.n)
 
@@ -162,10 +187,15 @@ class _Answer:
         exchange: Exchange,
         encoder: openai.ChatEncoder | openai.CompletionEncoder,
         answer: Exchange | Wrapping,
-        *,
-        echo: bool = False,
+        request: openai.ChatRequest | openai.CompletionRequest,
     ) -> None:
-        self.exchange, self.encoder, self.answer, self.echo = exchange, encoder, answer, echo
+        self.exchange, self.encoder, self.answer = exchange, encoder, answer
+        self._given = request.given
+        self._counts: list[int | None] = []
+        """Of each prompt that was begun: how many tokens it has, None where nobody says."""
+        self._asking: _ChoicesChannel | None = None
+        self._text_member = "messages" if isinstance(request, openai.ChatRequest) else "prompt"
+        self.echo = isinstance(request, openai.CompletionRequest) and request.echo
         if isinstance(answer, Exchange):
             exchange.fail = self._fail
         else:
@@ -173,20 +203,29 @@ class _Answer:
 
     async def run(self, worker: Worker, prompts: list[Prompt], n: int) -> None:
         """Runs the model for one prompt after another, within one slot, and ends the answer."""
-        exchange, counts = self.exchange, list[int]()
+        exchange, tells = self.exchange, self.encoder.tells_usage
         with await worker.slot(exchange):
             for place, prompt in enumerate(prompts):
-                channel = _ChoicesChannel(self, prompt, place, n)
-                channel.session = session = session_of(exchange, worker, channel)
+                self._counts.append(None)
+                self._asking = channel = _ChoicesChannel(self, prompt, place, n, continuations_of(worker, prompt))
+                channel.session = session_of(exchange, worker, channel)
+                channel.counter = partial(count_tokens, exchange, worker, prompt.text) if tells else None
                 try:
-                    await worker.call(session, exchange, Family.TEXT)
+                    await worker.call(channel.session, exchange, Family.TEXT)
+                    await channel.count()
+                    self.reckon()
                 finally:
-                    channel.session = None  # they know each other: a cycle would keep the request
-                if session.prompt_tokens is not None:
-                    counts.append(session.prompt_tokens)
-        if len(counts) == len(prompts):  # of some alone would be the count of none
-            self.encoder.prompt_tokens = sum(counts)
+                    self._asking = channel.session = None  # they know each other: a cycle would keep the request
+                channel.end()
         self._finish()
+
+    def reckon(self) -> None:
+        """The usage says what is known by now of the prompts' tokens."""
+        if (channel := self._asking) is not None:
+            self._counts[-1] = channel.prompt_tokens
+        known = [count for count in self._counts if count is not None]
+        # of some alone would be the count of none
+        self.encoder.prompt_tokens = sum(known) if len(known) == len(self._counts) else 0
 
     async def room(self, size: int, others: int) -> None:
         """Waits until a chunk with so much text, and with so many tokens beside its own, may leave."""
@@ -201,7 +240,16 @@ class _Answer:
     def _start(self) -> None:
         if not self.exchange.status:
             head = [(b"content-type", self.encoder.content_type.encode()), (b"cache-control", b"no-cache")]
-            self.answer.start(200, [*head, *reply_headers(self.exchange)])
+            self.answer.start(200, [*head, *self._more_fields()])
+
+    def _more_fields(self) -> list[tuple[bytes, bytes]]:
+        """What the head says beside its content: also that the usage, where there is one, leaves the prompts out."""
+        fields = reply_headers(self.exchange)
+        if self.encoder.tells_usage:
+            self.reckon()
+            if None in self._counts:
+                fields.append(_PROMPTS_NOT_COUNTED)
+        return fields
 
     def _finish(self) -> None:
         if self.exchange.finishing is not None:
@@ -212,7 +260,7 @@ class _Answer:
         except openai.OpenAIError as e:
             raise _too_long(e) from None
         if not encoder.streaming:
-            self.answer.respond(200, [JSON, *reply_headers(self.exchange)], rest)
+            self.answer.respond(200, [JSON, *self._more_fields()], rest)
             return
         self._start()
         if rest:
@@ -225,23 +273,34 @@ class _Answer:
             self.exchange.push(self._error_event(error))
             self.exchange.finish(error.ending)
         else:
-            refuse(self.exchange, error)
+            _refuse(self.exchange, error, self._error_of(error))
 
     def _error_event(self, error: GatewayError) -> bytes:
-        return self.encoder.error(error.message, _status(error))
+        return self.encoder.error(self._error_of(error))
+
+    def _error_of(self, error: GatewayError) -> openai.OpenAIError:
+        """In OpenAI's words, with the member of the request that the model blames."""
+        said = _error_of(error)
+        if isinstance(error, ModelFailed) and error.request_to_blame:
+            named = self._given.get(error.message.partition(":")[0])
+            said.param = self._text_member if error.too_long else named
+        return said
 
 
 @final
 class _ChoicesChannel(Channel[Prompt, Any]):
     """One prompt in; the tokens of its choices out."""
 
-    def __init__(self, answer: _Answer, prompt: Prompt, place: int, n: int) -> None:
+    def __init__(self, answer: _Answer, prompt: Prompt, place: int, n: int, text: Continuations) -> None:
         self._answer, self._prompt, self._place, self._n = answer, prompt, place, n
+        self.text = text
         self.session: Session[Any, Any] | None = None
         """Who knows how many tokens the prompt has, where a token says it."""
-        self._counts = [0] * n
-        self._open = n
-        self._overrun = False
+        self.counter: Callable[[], Awaitable[int | None]] | None = None
+        """Finds it out, where the answer is to tell it and the model has not."""
+        self._prefilled = 0
+        self._counted: int | None = None
+        self._begun = [False] * n
         self.exhausted = False
 
     @property
@@ -250,8 +309,7 @@ class _ChoicesChannel(Channel[Prompt, Any]):
 
     @property
     def complete(self) -> bool:
-        """Whether each choice has its last token, or the model has gone on after that of all that it has begun."""
-        return not self._open or self._overrun
+        return self.text.complete
 
     async def receive(self) -> Prompt:
         await self._answer.exchange.turn()
@@ -261,83 +319,112 @@ class _ChoicesChannel(Channel[Prompt, Any]):
         return self._prompt
 
     async def send(self, message: Token | Finish, /) -> None:
-        if not self._open:
-            raise trio.ClosedResourceError("the answer is complete")
-        answer, encoder = self._answer, self._answer.encoder
-        if not isinstance(message, Token):
-            if not isinstance(message, Finish):
-                raise TypeError(f"a text call is answered with Token and Finish, not {type(message).__name__}")
-            await answer.room(self._echoed(message.sequence), 0)
-            if message.prompt_tokens is not None:
-                self._count_prompt(message.prompt_tokens)
-            try:
-                self._close(message.sequence, message.reason)
-            except openai.OpenAIError as e:
-                raise _too_long(e) from None
-            return
-        await answer.room(len(message.text) + self._echoed(message.sequence), len(message.top))
+        answer, encoder, text = self._answer, self._answer.encoder, self.text
+        passes = text.passes(message)
         if message.prompt_tokens is not None:
             self._count_prompt(message.prompt_tokens)
+        if not passes:
+            await text.drop()
+            return
+        if self.counter is not None and encoder.streaming:
+            await self._count_before(message)
         sequence = message.sequence
-        if not 0 <= sequence < self._n:
-            return  # nobody asked for it
+        size = self._echoed(sequence) + text.held(sequence)
+        if type(message) is Token:
+            await answer.room(size + len(message.text) + len(message.data), len(message.top))
+        else:
+            await answer.room(size, 0)
+        message = text.take(message)
+        choice = self._place * self._n + sequence
         try:
+            if type(message) is Finish:
+                rest = encoder.rest(text.rest(sequence), choice)
+                answer.put(rest + encoder.finish(message.reason.value, choice))
+                return
             if message.prefill:
+                self._prefilled += 1
                 encoder.prefill(message.id, message.text, message.log_prob, self._place)
                 return
-            count = self._counts[sequence]
-            if count < 0:
-                self._overrun = max(self._counts) <= 0
-                raise trio.ClosedResourceError(f"sequence {sequence} is complete")
-            self._counts[sequence] = count + 1
-            finish = message.finish
-            if finish is None and count + 1 == self._prompt.parameters.max_new_tokens:
-                finish = FinishReason.LENGTH
-            if finish is not None:
-                self._counts[sequence], self._open = -1, self._open - 1
+            self._begun[sequence] = True
+            reason = None if message.finish is None else message.finish.value
             chunk = encoder.token(
                 message.id,
                 message.text,
                 message.log_prob,
                 message.special,
-                None if finish is None else finish.value,
+                reason,
                 message.top,
-                self._place * self._n + sequence,
+                choice,
+                message.data,
             )
         except openai.OpenAIError as e:
             raise _too_long(e) from None
         answer.put(chunk)
+        text.sent()
+
+    @property
+    def prompt_tokens(self) -> int | None:
+        """How many tokens the prompt has: as the model says, as many of them as it has reported, as it was asked."""
+        said = None if self.session is None else self.session.prompt_tokens
+        return said if said is not None else self._prefilled or self._counted
+
+    async def count(self) -> None:
+        """Has them counted, if nobody has said it by now and it is to be told."""
+        if (counter := self.counter) is not None:
+            self.counter = None
+            if self.prompt_tokens is None:
+                self._counted = await counter()
+
+    async def _count_before(self, message: Token | Finish) -> None:
+        """The first chunk of a stream leaves with its head, which says whether the prompt is counted."""
+        if message.prompt_tokens is None and not (isinstance(message, Token) and message.prefill):
+            await self.count()
+            self._answer.reckon()
 
     def _count_prompt(self, count: int) -> None:
         assert self.session is not None
         self.session.prompt_tokens = count
+        self._answer.reckon()
 
     def _echoed(self, sequence: int) -> int:
         """Characters of the prompt that the first chunk of a choice has before its own."""
-        begins = self._answer.echo and 0 <= sequence < self._n and not self._counts[sequence]
-        return len(self._prompt.text) if begins else 0
+        return len(self._prompt.text) if self._answer.echo and not self._begun[sequence] else 0
 
-    def _close(self, sequence: int, reason: FinishReason) -> None:
-        if 0 <= sequence < self._n and self._counts[sequence] >= 0:
-            self._counts[sequence], self._open = -1, self._open - 1
-            self._answer.put(self._answer.encoder.finish(reason.value, self._place * self._n + sequence))
+    def end(self) -> None:
+        """The model has returned, or was stopped."""
+        answer = self._answer
+        try:
+            for sequence, text in self.text.rests():
+                answer.put(answer.encoder.rest(text, self._place * self._n + sequence))
+        except openai.OpenAIError as e:
+            raise _too_long(e) from None
 
 
 def refuse(exchange: Exchange, error: GatewayError) -> None:
     """Says an error that comes before the head in OpenAI's words. No room is 429, which its clients try again."""
-    status = _status(error)
-    body = openai.OpenAIError.of_status(status, error.message).body()
-    exchange.respond(status, refusal_headers(error), body, ending=error.ending)
+    _refuse(exchange, error, _error_of(error))
+
+
+def _refuse(exchange: Exchange, error: GatewayError, said: openai.OpenAIError) -> None:
+    exchange.respond(said.status, refusal_headers(error), said.body(), ending=error.ending)
+
+
+def _error_of(error: GatewayError) -> openai.OpenAIError:
+    match error:
+        case NoSuchPath():
+            return openai.OpenAIError(error.message, 404, "not_found_error", code="unknown_url")
+        case ModelFailed() if error.request_to_blame:
+            return openai.OpenAIError(error.message, code="context_length_exceeded" if error.too_long else None)
+        case Overloaded():
+            return openai.OpenAIError.of_status(429, error.message)
+        case ModelCrashed():
+            return openai.OpenAIError.of_status(500, error.message)
+        case _:
+            return openai.OpenAIError.of_status(error.status, error.message)
 
 
 def _too_long(error: openai.OpenAIError) -> ModelFailed:
     return ModelFailed(error.message, code="TooLong", status=500)
-
-
-def _status(error: GatewayError) -> int:
-    if isinstance(error, Overloaded):
-        return 429
-    return 500 if isinstance(error, ModelCrashed) else error.status
 
 
 def _read_chat(document: dict[str, Any], max_tokens: int) -> tuple[openai.ChatRequest, list[ChatMessage]]:
@@ -350,6 +437,19 @@ def _check_supported(worker: Worker, request: openai.ChatRequest | openai.Comple
     """OpenAIError, which names the member, for a parameter that the model says it does not support."""
     if name := unsupported(worker, request.parameters, request.given, options):
         raise openai.OpenAIError(f"{name}: {not_supported(worker)}", param=name)
+
+
+Asked = TypeVar("Asked", openai.ChatRequest, openai.CompletionRequest)
+
+
+def _within_ceiling(worker: Worker, limits: LimitsConfig, request: Asked) -> Asked:
+    """The request, whose number of tokens is within the ceiling. OpenAIError, which names the member, where it asks for
+    more."""
+    try:
+        parameters = within_ceiling(worker, limits, request.parameters, request.given)
+    except lmi.LMIError as e:
+        raise openai.OpenAIError(e.message.removeprefix("parameters."), param=request.given["max_new_tokens"]) from None
+    return request if parameters is request.parameters else msgspec.structs.replace(request, parameters=parameters)
 
 
 def _refuse_request(answer: Exchange | Wrapping, error: openai.OpenAIError) -> None:

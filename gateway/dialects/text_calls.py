@@ -3,22 +3,24 @@
 from __future__ import annotations
 
 import logging
+import operator
 from collections.abc import Callable, Collection, Mapping, Sequence
 from functools import partial
 from typing import Any, NoReturn, final
 from uuid import uuid4
 
 import msgspec
-import trio
 
-from gateway.config import LMIConfig
+from gateway.config import LimitsConfig, LMIConfig
 from gateway.dialects.base import LONG, Models
 from gateway.errors import GatewayError, ModelCrashed, ModelFailed
 from gateway.exchange import Exchange
 from gateway.serving_properties import text_options
 from gateway.workers.worker import Worker
 from models.chat import ChatMessage, plain_template
+from models.continuations import Continuations
 from models.errors import ModelError
+from models.exits import is_failure
 from models.messages import GenerationParameters, Prompt
 from protocols import lmi
 
@@ -26,7 +28,8 @@ log = logging.getLogger("gateway.dialects")
 
 LINE = 96
 """An estimate of a token's line beside its text: keys, numbers and framing."""
-_OF_THE_ANSWER = frozenset(("details", "return_full_text"))
+# What the gateway does itself, whatever the model acts on.
+_OF_THE_ANSWER = frozenset(("details", "include_stop_str_in_output", "max_new_tokens", "return_full_text", "stop_sequences"))
 _TABLES = {"auto": lmi.Table.VLLM, "disable": lmi.Table.VLLM} | {table.value: table for table in lmi.Table}
 
 
@@ -53,6 +56,23 @@ def rule_of(options: LMIConfig) -> lmi.SamplingRule:
     return lmi.SamplingRule(options.do_sample)
 
 
+def within_ceiling(
+    worker: Worker, limits: LimitsConfig, parameters: lmi.Parameters, given: Mapping[str, str]
+) -> lmi.Parameters:
+    """The parameters, whose number of tokens is within the ceiling. LMIError, which names the parameter as the request has
+    it, where that asks for more; where it does not ask, the default is lowered to the ceiling."""
+    most, setting = limits.max_new_tokens, "limits.max_new_tokens"
+    own = worker.spec.max_new_tokens
+    if own and (not most or own < most):
+        most, setting = own, f"the max_new_tokens of model {worker.name!r}"
+    if not most or parameters.max_new_tokens <= most:
+        return parameters
+    if name := given.get("max_new_tokens"):
+        wanted = f"expected at most {most} ({setting}), got {parameters.max_new_tokens}"
+        raise lmi.LMIError(f"parameters.{name}: {wanted}", stage="parameters")
+    return msgspec.structs.replace(parameters, max_new_tokens=most)
+
+
 def check_supported(worker: Worker, parameters: lmi.Parameters, given: Mapping[str, str], options: LMIConfig) -> None:
     """LMIError for a parameter that the model says it does not support, where `lmi.unsupported` has it refused."""
     if name := unsupported(worker, parameters, given, options):
@@ -64,7 +84,7 @@ def unsupported(worker: Worker, parameters: lmi.Parameters, given: Mapping[str, 
     has for it, cut where long. Empty where there is none."""
     if options.unsupported == "ignore":
         return ""
-    supported = _attribute(worker, "parameters")
+    supported = worker.said("parameters")
     if not isinstance(supported, Collection):  # a module of torch has a method of that name
         return ""
     refused = (given.keys() | parameters.extra.keys()) - _OF_THE_ANSWER - frozenset(supported)
@@ -79,7 +99,7 @@ def not_supported(worker: Worker) -> str:
 async def chat_prompt(exchange: Exchange, worker: Worker, messages: Sequence[ChatMessage], size: int) -> str:
     """The conversation, of a request of so many bytes, as the model's prompt: in a thread where the loop would feel it.
     ModelFailed, ModelCrashed where its own template cannot make it."""
-    template: Callable[[Sequence[ChatMessage]], Any] = _attribute(worker, "chat_template") or plain_template
+    template: Callable[[Sequence[ChatMessage]], Any] = worker.said("chat_template") or plain_template
     try:
         if size <= LONG:
             prompt = template(messages)
@@ -92,11 +112,37 @@ async def chat_prompt(exchange: Exchange, worker: Worker, messages: Sequence[Cha
     return prompt
 
 
+async def count_tokens(exchange: Exchange, worker: Worker, text: str) -> int | None:
+    """How many tokens a prompt has by the model's own `count_tokens`, which runs in a thread; None where it has none.
+    ModelFailed, ModelCrashed where that cannot say it."""
+    count: Callable[[str], Any] | None = worker.said("count_tokens")
+    if count is None:
+        return None
+    try:
+        return _number_of(await worker.aside(partial(count, text)))
+    except BaseException as e:
+        raised(exchange, worker, "count_tokens", e)
+
+
+def _number_of(found: object) -> int:
+    """The same rule as that of `Session.prompt_tokens`: any integer, numpy's too."""
+    try:
+        count = operator.index(found)  # type: ignore[arg-type]  # which is what it finds out
+    except TypeError:
+        count = -1
+    if count < 0:
+        raise ModelFailed(f"count_tokens returned {str(found)[:40]!r}, not a number of tokens", code="BadCount", status=500)
+    return count
+
+
 def raised(exchange: Exchange, worker: Worker, what: str, error: BaseException) -> NoReturn:
     """What a function of the model's author raised, as what a model raises is told: ModelFailed for its ModelError, else
     ModelCrashed, SystemExit too, which would end the server."""
-    if isinstance(error, GatewayError | trio.Cancelled | KeyboardInterrupt):
-        raise error
+    if isinstance(error, GatewayError) or not is_failure(error):
+        try:
+            raise error
+        finally:
+            del error  # it knows this frame: a cycle would keep the exchange's memory
     if isinstance(error, ModelError):
         raise ModelFailed(error.message, code=error.code, status=error.status) from error
     exchange.incident = uuid4().hex[:12]
@@ -113,7 +159,6 @@ def prompt_of(text: str, parameters: lmi.Parameters) -> Prompt:
     return Prompt(text=text, parameters=GenerationParameters(**msgspec.structs.asdict(parameters)))
 
 
-def _attribute(worker: Worker, name: str) -> Any:
-    """What the spec says, or the model itself."""
-    said = getattr(worker.spec, name)
-    return getattr(worker.model, name, None) if said is None else said
+def continuations_of(worker: Worker, prompt: Prompt) -> Continuations:
+    """What judges the model's answer to a prompt."""
+    return Continuations(prompt.parameters, own_stops=worker.own_stops)

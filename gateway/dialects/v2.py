@@ -23,9 +23,10 @@ class V2Dialect:
         self._reply(exchange, 200, v2.live_body(True))
 
     async def ready(self, exchange: Exchange) -> None:
-        """GET /v2/health/ready: 503 while models load and from the first moment of a drain."""
-        ready = self._management.ready
-        self._reply(exchange, 200 if ready else 503, v2.ready_body(ready))
+        """GET /v2/health/ready: 503, with the reasons, while a model that is required does not answer and from the first
+        moment of a drain."""
+        unready = self._management.unready
+        self._reply(exchange, 503 if unready else 200, v2.ready_body(not unready, unready))
 
     async def server(self, exchange: Exchange) -> None:
         """GET /v2."""

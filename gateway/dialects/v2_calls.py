@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Mapping, Sequence
+import re
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from functools import partial
 from typing import Any, final
 
@@ -10,10 +12,11 @@ import numpy as np
 import trio
 
 from gateway.dialects.base import JSON as JSON
-from gateway.dialects.base import Models, codec, refusal_headers
+from gateway.dialects.base import LONG, Models, beside, codec, refusal_headers
 from gateway.errors import BadRequest, GatewayError, ModelFailed, NotFound
 from gateway.exchange import Exchange
 from gateway.workers.worker import Slot, State, Worker
+from models.adapt import AT_ONCE
 from models.messages import BytesTensor, Family, InferRequest, InferResponse, Tensor
 from models.spec import Batching, ModelSpec, TensorSpec
 from protocols import v2
@@ -24,6 +27,10 @@ _READY, _TENSOR = State.READY, Family.TENSOR  # named once, as they are looked u
 _USUAL = (list, tuple)
 _array = np.ndarray
 _ARRAYS = (np.ndarray, np.generic)
+OBJECT = 64
+"""Bytes of memory that an element of BYTES takes beside its own."""
+_HEAVIER = SHORT // AT_ONCE  # how many numbers an element of BYTES counts for where little is written at once
+_MAY_BE_BYTES = re.compile(rb'"BYTES"|\\u')  # an escape may hide it
 _LOOKED_THROUGH = 64 * 1024  # bytes of a head in which words are looked for here
 _LOOKED_AT = (b'"BYTES"', b'"BOOL"', b"\\")  # an escape may hide either
 
@@ -36,7 +43,13 @@ class V2Calls:
         self.models, self._workers = models, models.workers
         limits = models.config.limits
         self.body = limits.body
-        self.bounds = v2.V2Limits(json=limits.json, depth=limits.json_depth, tensors=limits.tensors, dims=limits.tensor_dims)
+        self.bounds = v2.V2Limits(
+            json=limits.json,
+            depth=limits.json_depth,
+            tensors=limits.tensors,
+            dims=limits.tensor_dims,
+            elements=limits.bytes_elements,
+        )
 
     def worker(self, exchange: Exchange, name: str, version: str, *, infers: bool = False) -> Worker:
         """The model of a route, whatever its family; the exchange is v2's from here on. NotFound. One that `infers` is ready
@@ -77,36 +90,69 @@ class V2Calls:
             infer = worker.kept = v2.InferCodec(signature_of(worker.spec), version=worker.spec.version, limits=self.bounds)
         return infer
 
-    def read_long(self, infer: v2.InferCodec, body: memoryview, header_length: int | None) -> Awaitable[v2.V2Request]:
-        """`infer.parse`, in a thread where the loop would feel it. V2Error."""
-        return codec(_elements(body, header_length), partial(infer.parse, body, header_length))
+    async def read_long(
+        self, exchange: Exchange, infer: v2.InferCodec, body: memoryview, header_length: int | None
+    ) -> v2.V2Request:
+        """`infer.parse`, in a thread where the loop would feel it. V2Error; Overloaded where there is no memory for the
+        elements of BYTES that its JSON may have."""
+        return await self.parsed(
+            exchange, body[:header_length], _elements(body, header_length), partial(infer.parse, body, header_length)
+        )
 
-    def write_long(
+    async def parsed(
         self,
+        exchange: Exchange,
+        text: memoryview,
+        size: int,
+        parse: Callable[[], v2.V2Request],
+        *,
+        named: bool = True,
+    ) -> v2.V2Request:
+        """What `parse` makes of a request whose JSON is `text`, in a thread where the loop would feel it. The objects that
+        strings become are paid for: before, as many as there may be, and then as many as there are. `named` False: they may
+        be there though no datatype says so."""
+        strings = await codec(len(text), partial(_strings_in, text, named=named)) if len(text) > SHORT else 0
+        if not strings:
+            return await codec(size, parse)
+        exchange.making(OBJECT * min(strings, self.bounds.elements) + len(text))
+        try:
+            request = await (beside(parse) if strings > AT_ONCE else codec(size, parse))
+        except BaseException:
+            exchange.making(0)
+            raise
+        made = sum(t.array.size for t in request.inputs if t.datatype == "BYTES" and type(t.array) is not v2.BytesData)
+        exchange.making(OBJECT * made + len(text) if made else 0)
+        return request
+
+    async def write_long(
+        self,
+        exchange: Exchange,
         infer: v2.InferCodec,
         outputs: list[v2.V2Tensor],
         request: v2.V2Request,
         id: str,
         parameters: v2.Parameters,
-    ) -> Awaitable[v2.V2Reply]:
-        """`infer.render`, in a thread where the loop would feel it. V2Error."""
-        return codec(_written(outputs, request), partial(infer.render, outputs, request, id, parameters))
+    ) -> v2.V2Reply:
+        """`infer.render`, in a thread where the loop would feel it. V2Error; Overloaded where there is no memory to write
+        the elements of BYTES."""
+        with writing(exchange, outputs):
+            return await codec(_written(outputs, request), partial(infer.render, outputs, request, id, parameters))
 
-    async def read(self, worker: Worker, body: memoryview, header_length: int | None) -> v2.V2Request:
-        """The request in a whole body. V2Error."""
+    async def read(self, exchange: Exchange, worker: Worker, body: memoryview, header_length: int | None) -> v2.V2Request:
+        """The request in a whole body. V2Error; Overloaded as `read_long`."""
         infer = self.codec_of(worker)
         if len(body) <= SHORT:
             return infer.parse(body, header_length)
-        return await self.read_long(infer, body, header_length)
+        return await self.read_long(exchange, infer, body, header_length)
 
-    async def write(self, worker: Worker, response: InferResponse, request: v2.V2Request) -> v2.V2Reply:
-        """The reply to a request with what the model gave. V2Error."""
+    async def write(self, exchange: Exchange, worker: Worker, response: InferResponse, request: v2.V2Request) -> v2.V2Reply:
+        """The reply to a request with what the model gave. V2Error; Overloaded as `write_long`."""
         infer = self.codec_of(worker)
         outputs, size = outputs_of(response)
         parameters = dict(response.parameters) if response.parameters else v2.NO_PARAMETERS
         if size <= SHORT:
             return infer.render(outputs, request, response.id, parameters)
-        return await self.write_long(infer, outputs, request, response.id, parameters)
+        return await self.write_long(exchange, infer, outputs, request, response.id, parameters)
 
 
 @final
@@ -196,25 +242,55 @@ def request_of(request: v2.V2Request) -> InferRequest:
 
 
 def outputs_of(response: InferResponse) -> tuple[list[v2.V2Tensor], int]:
-    """What a model gave as the codec takes it, and its elements. TypeError for what is no tensor."""
+    """What a model gave as the codec takes it, and its elements, of which those of BYTES count more. TypeError for what is
+    no tensor."""
     if type(response.outputs) not in _USUAL and not isinstance(response.outputs, Sequence):
         raise TypeError(f"the outputs of an InferResponse are a sequence of Tensors, not {type(response.outputs).__name__}")
+    if response.id or response.parameters:
+        _check_beside(response)
     outputs, size = [], 0
     for t in response.outputs:
         data: Any
-        if type(t) is not Tensor or type(data := t.data) is not _array:
+        if type(t) is not Tensor or type(data := t.data) is not _array or type(t.name) is not str:
             _check_output(t)
             # what nobody has looked at leaves as the bytes that came
             data = t.given if type(t) is BytesTensor else t.data
         parameters = dict(t.parameters) if t.parameters else v2.NO_PARAMETERS
         outputs.append(v2.V2Tensor(name=t.name, datatype=t.datatype, array=data, parameters=parameters))
-        size += data.size
+        size += data.size if t.datatype != "BYTES" else data.size * _HEAVIER
     return outputs, size
+
+
+@contextmanager
+def writing(exchange: Exchange, outputs: Sequence[v2.V2Tensor]) -> Iterator[None]:
+    """Elements of BYTES are objects of the outputs, and are looked at one by one: that is paid for meanwhile."""
+    objects = sum(t.array.size for t in outputs if t.datatype == "BYTES" and type(t.array) is not v2.BytesData)
+    give_back = exchange.reserve_objects(OBJECT * objects) if objects > AT_ONCE else None
+    try:
+        yield
+    finally:
+        if give_back is not None:
+            give_back()
+
+
+def weight_of(outputs: Sequence[v2.V2Tensor]) -> int:
+    """How long it takes to write outputs as text, in numbers."""
+    return sum(t.array.size * (OBJECT if t.datatype == "BYTES" else 1) for t in outputs)
+
+
+def _check_beside(response: InferResponse) -> None:
+    """TypeError for an id or parameters of an answer that are of another type."""
+    if not isinstance(response.id, str):
+        raise TypeError(f"the id of an InferResponse is a str, not {type(response.id).__name__}")
+    if not isinstance(response.parameters, Mapping):
+        raise TypeError(f"the parameters of an InferResponse are a mapping, not {type(response.parameters).__name__}")
 
 
 def _check_output(tensor: object) -> None:
     if not isinstance(tensor, Tensor):
         raise TypeError(f"an output is a Tensor, not {type(tensor).__name__}")
+    if not isinstance(tensor.name, str):
+        raise TypeError(f"the name of an output is a str, not {type(tensor.name).__name__}")
     if type(tensor) is not BytesTensor and not isinstance(tensor.data, _ARRAYS):
         raise TypeError(f"output {str(tensor.name)[:60]!r}: its data are a numpy array, not {type(tensor.data).__name__}")
 
@@ -233,11 +309,20 @@ def _elements(body: memoryview, header_length: int | None) -> int:
     return len(body) if any(word in head for word in _LOOKED_AT) else header_length
 
 
+def _strings_in(text: memoryview, *, named: bool) -> int:
+    """How many strings there may be in a request's JSON, if one of its inputs may be of them."""
+    if named and _MAY_BE_BYTES.search(text) is None:
+        return 0
+    octets = np.frombuffer(text, np.uint8)
+    parts = range(0, len(octets), LONG)
+    return 1 + sum(int(np.count_nonzero(octets[start : start + LONG] == ord(","))) for start in parts)
+
+
 def _written(outputs: list[v2.V2Tensor], request: v2.V2Request) -> int:
     """How many elements of the outputs are written one by one, or put in order."""
     if any(output.classification for output in request.outputs):
-        return sum(t.array.size for t in outputs)
-    return sum(t.array.size for t in outputs if not request.wants_binary(t.name) or not _leaves_as_it_is(t.array))
+        return weight_of(outputs)
+    return weight_of([t for t in outputs if not request.wants_binary(t.name) or not _leaves_as_it_is(t.array)])
 
 
 def _leaves_as_it_is(array: Any) -> bool:

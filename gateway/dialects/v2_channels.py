@@ -55,6 +55,10 @@ class WholeRequest:
 class _Requests:
     """Requests in, from wherever they come."""
 
+    @property
+    def complete(self) -> bool:
+        return False  # a model of tensors says by its return that there is no more
+
     __slots__ = ("_exchange", "_source", "_worker")
 
     def __init__(self, exchange: Exchange, worker: Worker, source: Source) -> None:
@@ -120,12 +124,14 @@ def check_response(message: object) -> None:
         raise TypeError(f"an infer call is answered with InferResponse, not {type(message).__name__}")
 
 
-async def replied(calls: V2Calls, worker: Worker, request: v2.V2Request, response: InferResponse) -> list[Buffer]:
+async def replied(
+    calls: V2Calls, exchange: Exchange, worker: Worker, request: v2.V2Request, response: InferResponse
+) -> list[Buffer]:
     """The JSON of a response, and its binary data. A model's own memory only where it is read-only. What can be written
     is copied, as a model that goes on may use it for its next response before this one has left."""
     check_response(response)
     try:
-        reply = await calls.write(worker, response, request)
+        reply = await calls.write(exchange, worker, response, request)
     except v2.V2Error as e:
         raise error_of(e) from None
     text, *data = reply.buffers
@@ -164,32 +170,20 @@ EVENTS = Form(f"{v2.EVENTS}; charset=utf-8", _event)
 FRAMES = Form(v2.FRAMES, v2.encode_frame)
 
 
-@final
-class StreamChannel(_Requests):
-    """Requests in; responses out, each its own event or frame, the first one carrying the head. `encode` makes the one or
-    the other of a message, and of nothing else; one that it makes nothing of is left out."""
+class Responses(_Requests):
+    """Requests in; responses out, each its own event or frame, the first one carrying the head."""
 
-    __slots__ = ("_encode", "_form", "_sent", "_since")
+    __slots__ = ("_form", "_sent", "_since")
 
-    def __init__(
-        self,
-        exchange: Exchange,
-        worker: Worker,
-        source: Source,
-        form: Form,
-        encode: Callable[[Any], Awaitable[Sequence[Buffer]]],
-    ) -> None:
+    def __init__(self, exchange: Exchange, worker: Worker, source: Source, form: Form) -> None:
         super().__init__(exchange, worker, source)
-        self._form, self._encode = form, encode
+        self._form = form
         self._sent = 0
         self._since = perf_counter_ns()  # when the last response was on its way
 
-    async def send(self, message: Any, /) -> None:
-        exchange, made = self._exchange, perf_counter_ns()
-        buffers = await self._encode(message)
-        if not buffers:
-            return
-        await exchange.wait_room(sum(map(len, buffers)))
+    def put(self, buffers: Sequence[Buffer], made: int) -> None:
+        """Sends a response for which there is room, and which its model made then, on `perf_counter_ns`."""
+        exchange = self._exchange
         if not exchange.status:
             self._start()
         exchange.push(*buffers)
@@ -229,3 +223,27 @@ class StreamChannel(_Requests):
             exchange.finish(error.ending)
         else:
             refuse(exchange, error)
+
+
+@final
+class StreamChannel(Responses):
+    """Requests in; responses out. `encode` makes the event or frame of a message, and of nothing else."""
+
+    __slots__ = ("_encode",)
+
+    def __init__(
+        self,
+        exchange: Exchange,
+        worker: Worker,
+        source: Source,
+        form: Form,
+        encode: Callable[[Any], Awaitable[Sequence[Buffer]]],
+    ) -> None:
+        super().__init__(exchange, worker, source, form)
+        self._encode = encode
+
+    async def send(self, message: Any, /) -> None:
+        made = perf_counter_ns()
+        buffers = await self._encode(message)
+        await self._exchange.wait_room(sum(map(len, buffers)))
+        self.put(buffers, made)

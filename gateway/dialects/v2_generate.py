@@ -10,22 +10,24 @@ from typing import Any, final
 import msgspec
 import trio
 
+from gateway.config import LimitsConfig
 from gateway.dialects.base import NO_PARAMETERS, codec, reply_headers, reply_of, session_of
 from gateway.dialects.compression import compressed
-from gateway.dialects.text_calls import prompt_of
-from gateway.dialects.v2_calls import JSON, V2Calls, error_of, outputs_of, schedule, slot_within
-from gateway.dialects.v2_channels import EVENTS, OneResponse, StreamChannel, WholeRequest, check_response
+from gateway.dialects.text_calls import continuations_of, prompt_of, within_ceiling
+from gateway.dialects.v2_calls import JSON, V2Calls, error_of, outputs_of, schedule, slot_within, weight_of, writing
+from gateway.dialects.v2_channels import EVENTS, OneResponse, Responses, StreamChannel, WholeRequest, check_response
 from gateway.errors import ModelFailed
 from gateway.exchange import Exchange
 from gateway.workers.worker import Slot, Worker
+from models.continuations import Continuations
 from models.messages import Family, Finish, InferResponse, Prompt, Token
-from models.session import Channel
 from models.utf8 import utf8
 from protocols import lmi, v2, v2_generate
 from protocols.events import Buffer
 from protocols.v2_body import read_string
 
 _MOST = 16 * 1024 * 1024  # bytes of a text that is kept until it is whole
+_EVENT = 128  # about what an event has beside its text
 
 
 @final
@@ -57,9 +59,11 @@ class GenerateDialect:
         try:
             if tensors:
                 read = partial(v2_generate.read_generate, body, calls.codec_of(worker).signature, calls.bounds)
-                await self._tensors(exchange, worker, await codec(len(body), read), arrived, streams=streams)
+                request = await calls.parsed(exchange, body, len(body), read, named=False)
+                await self._tensors(exchange, worker, request, arrived, streams=streams)
             else:
-                asked = await codec(len(body), partial(_read_text, body, calls.bounds))
+                read_text = partial(_read_text, body, calls.bounds, worker, calls.models.config.limits)
+                asked = await codec(len(body), read_text)
                 await self._text(exchange, worker, asked, streams=streams)
         except v2.V2Error as e:
             raise error_of(e) from None
@@ -69,26 +73,28 @@ class GenerateDialect:
     ) -> None:
         within, source = schedule(exchange, request.parameters), WholeRequest(exchange, request)
         if streams:
-            channel = StreamChannel(exchange, worker, source, EVENTS, partial(_event, worker, request))
+            channel = StreamChannel(exchange, worker, source, EVENTS, partial(_event, exchange, worker, request))
             slot = await slot_within(exchange, worker, within, request, arrived)
             await _stream(exchange, worker, channel, slot, Family.TENSOR, request.parameters)
             return
         one = OneResponse(exchange, worker, source)
         with await slot_within(exchange, worker, within, request, arrived):
             await worker.call(session_of(exchange, worker, one, parameters=request.parameters), exchange, Family.TENSOR)
-            text = await _rendered(worker, request, one.response())
+            text = await _rendered(exchange, worker, request, one.response())
         await self._respond(exchange, text)
 
     async def _text(self, exchange: Exchange, worker: Worker, asked: _TextAsked, *, streams: bool) -> None:
-        within, kept = schedule(exchange, asked.given), _TextChannel(exchange, worker, asked)
+        within, prompt = schedule(exchange, asked.given), _OnePrompt(exchange, worker, asked)
+        text = continuations_of(worker, asked.prompt)
         if streams:
-            channel = StreamChannel(exchange, worker, kept, EVENTS, kept.event)
+            channel = _TextEvents(exchange, worker, prompt, text)
             slot = await slot_within(exchange, worker, within)
             await _stream(exchange, worker, channel, slot, Family.TEXT, NO_PARAMETERS)
             return
+        kept = _WholeText(exchange, prompt, text)
         with await slot_within(exchange, worker, within):
             await worker.call(session_of(exchange, worker, kept), exchange, Family.TEXT)
-        await self._respond(exchange, kept.reply_with(b"".join(kept.kept).decode()))
+        await self._respond(exchange, prompt.reply_with(kept.whole()))
 
     async def _respond(self, exchange: Exchange, text: bytes) -> None:
         level = self._calls.models.config.v2.compression
@@ -99,7 +105,7 @@ class GenerateDialect:
 async def _stream(
     exchange: Exchange,
     worker: Worker,
-    channel: StreamChannel,
+    channel: StreamChannel | _TextEvents,
     slot: Slot,
     family: Family,
     parameters: Mapping[str, Any],
@@ -109,23 +115,23 @@ async def _stream(
     channel.finish()
 
 
-async def _event(worker: Worker, request: v2.V2Request, response: InferResponse) -> Sequence[Buffer]:
+async def _event(exchange: Exchange, worker: Worker, request: v2.V2Request, response: InferResponse) -> Sequence[Buffer]:
     check_response(response)
     try:
-        return EVENTS.wrap(await _rendered(worker, request, response), ())
+        return EVENTS.wrap(await _rendered(exchange, worker, request, response), ())
     except v2.V2Error as e:
         raise error_of(e) from None
 
 
-async def _rendered(worker: Worker, request: v2.V2Request, response: InferResponse) -> bytes:
-    outputs, size = outputs_of(response)
-    spec = worker.spec
-    return await codec(
-        size,
-        partial(
-            v2_generate.render_generate, spec.name, spec.version, outputs, request, response.id, dict(response.parameters)
-        ),
-    )
+async def _rendered(exchange: Exchange, worker: Worker, request: v2.V2Request, response: InferResponse) -> bytes:
+    outputs, _ = outputs_of(response)
+    spec, infer = worker.spec, worker.kept
+    assert isinstance(infer, v2.InferCodec)  # it has read the request
+    v2.check_outputs(outputs, infer.signature, request)
+    parameters = dict(response.parameters)
+    render = partial(v2_generate.render_generate, spec.name, spec.version, outputs, request, response.id, parameters)
+    with writing(exchange, outputs):
+        return await codec(weight_of(outputs), render)
 
 
 class _TextAsked(msgspec.Struct, frozen=True, kw_only=True):
@@ -137,7 +143,7 @@ class _TextAsked(msgspec.Struct, frozen=True, kw_only=True):
     """Its parameters."""
 
 
-def _read_text(body: memoryview, limits: v2.V2Limits) -> _TextAsked:
+def _read_text(body: memoryview, limits: v2.V2Limits, worker: Worker, bounds: LimitsConfig) -> _TextAsked:
     """As LMI reads its parameters, whether they stand in `parameters` or beside them. V2Error."""
     head = v2_generate.read_object(body, limits)
     text, id = head.get("text_input"), read_string(head, "id")
@@ -147,65 +153,26 @@ def _read_text(body: memoryview, limits: v2.V2Limits) -> _TextAsked:
     try:
         request = lmi.parse_document({"inputs": text, "parameters": given})
         lmi.check_one_sequence(request.parameters, request.given, "here, where an answer is one text")
+        parameters = within_ceiling(worker, bounds, request.parameters, request.given)
     except lmi.LMIError as e:
         raise v2.V2Error(e.message) from None
-    return _TextAsked(prompt=prompt_of(request.inputs, request.parameters), id=id, given=given)
+    return _TextAsked(prompt=prompt_of(request.inputs, parameters), id=id, given=given)
 
 
 @final
-class _TextChannel(Channel[Prompt, Any]):
-    """One prompt in; tokens out, each an event, or kept until the text is whole."""
+class _OnePrompt:
+    """The prompt of a request for text, and its reply."""
 
     def __init__(self, exchange: Exchange, worker: Worker, asked: _TextAsked) -> None:
         self._exchange, self._worker, self._asked = exchange, worker, asked
         self.exhausted = False
-        self.kept: list[bytes] = []
-        self._size = self._tokens = 0
-        self._complete = False
 
-    @property
-    def reply(self) -> dict[str, str]:
-        return reply_of(self._exchange)
-
-    async def receive(self) -> Any:
+    async def receive(self) -> Prompt:
         await self._exchange.turn()
         if self.exhausted:
             raise trio.EndOfChannel
         self.exhausted = True
         return self._asked.prompt
-
-    async def send(self, message: Token | Finish, /) -> None:
-        await self._exchange.turn()
-        text = self._taken(message)
-        if text is None:
-            return
-        self._size += len(text)
-        if self._size > _MOST:
-            raise ModelFailed(f"the text is over the limit of {_MOST} bytes", code="TooLong", status=500)
-        self.kept.append(text)
-
-    async def event(self, message: Any) -> Sequence[Buffer]:
-        """A token as its event; nothing for what adds nothing to the text."""
-        text = self._taken(message)
-        return () if text is None else EVENTS.wrap(self.reply_with(text.decode()), ())
-
-    def _taken(self, message: object) -> bytes | None:
-        """The text that a message adds."""
-        if self._complete:
-            raise trio.ClosedResourceError("the text is complete")
-        match message:
-            case Finish():
-                self._complete = True
-            case Token(prefill=True):
-                pass
-            case Token():
-                self._tokens += 1
-                most = self._asked.prompt.parameters.max_new_tokens
-                self._complete = message.finish is not None or self._tokens >= most
-                return utf8(message.text)
-            case _:
-                raise TypeError(f"a text call is answered with Token and Finish, not {type(message).__name__}")
-        return None
 
     def reply_with(self, text: str) -> bytes:
         """The JSON of a reply with this text."""
@@ -214,3 +181,95 @@ class _TextChannel(Channel[Prompt, Any]):
             model_name=spec.name, model_version=spec.version, text_output=text, id=self._asked.id
         )
         return msgspec.json.encode(reply)
+
+
+def _taken(text: Continuations, message: Token | Finish) -> str | None:
+    """The text that a message adds, which passes and has room; None where it is no token of the answer, and adds none."""
+    message = text.take(message)
+    if type(message) is Finish:
+        return text.rest(message.sequence) or None
+    return None if message.prefill else message.text
+
+
+@final
+class _WholeText:
+    """One prompt in; tokens out, kept until the text is whole."""
+
+    def __init__(self, exchange: Exchange, prompt: _OnePrompt, text: Continuations) -> None:
+        self._exchange, self._prompt, self.text = exchange, prompt, text
+        self._kept: list[bytes] = []
+        self._size = 0
+
+    @property
+    def complete(self) -> bool:
+        return self.text.complete
+
+    @property
+    def exhausted(self) -> bool:
+        return self._prompt.exhausted
+
+    @property
+    def reply(self) -> dict[str, str]:
+        return reply_of(self._exchange)
+
+    async def receive(self) -> Prompt:
+        return await self._prompt.receive()
+
+    async def send(self, message: Token | Finish, /) -> None:
+        text = self.text
+        if not text.passes(message):
+            await text.drop()
+            return
+        await self._exchange.turn()
+        said = _taken(text, message)
+        if said is not None:
+            self._keep(said)
+        text.sent()
+
+    def _keep(self, text: str) -> None:
+        data = utf8(text)
+        self._size += len(data)
+        if self._size > _MOST:
+            raise ModelFailed(f"the text is over the limit of {_MOST} bytes", code="TooLong", status=500)
+        self._kept.append(data)
+
+    def whole(self) -> str:
+        """All of it, once the model has returned."""
+        for _, text in self.text.rests():
+            self._keep(text)
+        return b"".join(self._kept).decode()
+
+
+@final
+class _TextEvents(Responses):
+    """One prompt in; tokens out, each its own event."""
+
+    def __init__(self, exchange: Exchange, worker: Worker, prompt: _OnePrompt, text: Continuations) -> None:
+        super().__init__(exchange, worker, prompt, EVENTS)
+        self._prompt, self.text = prompt, text
+
+    @property
+    def complete(self) -> bool:
+        return self.text.complete
+
+    async def send(self, message: Token | Finish, /) -> None:
+        made, text = perf_counter_ns(), self.text
+        if not text.passes(message):
+            await text.drop()
+            return
+        size = _EVENT + text.held(message.sequence)
+        if type(message) is Token:
+            size += len(message.text) + len(message.data)
+        await self._exchange.wait_room(size)
+        said = _taken(text, message)
+        if said is not None:
+            self.put(self._event_of(said), made)
+        text.sent()
+
+    def finish(self) -> None:
+        for _, text in self.text.rests():
+            self.put(self._event_of(text), perf_counter_ns())
+        super().finish()
+
+    def _event_of(self, text: str) -> Sequence[Buffer]:
+        return EVENTS.wrap(self._prompt.reply_with(utf8(text).decode()), ())

@@ -9,8 +9,8 @@ from typing import Any, final
 import trio
 
 from gateway.dialects.base import Wrapping, call_of, reply_headers, reply_of
-from gateway.dialects.compression import compressed
-from gateway.dialects.v2_calls import JSON, SHORT, V2Calls, batch_of, outputs_of, request_of, schedule
+from gateway.dialects.compression import compressed, varying
+from gateway.dialects.v2_calls import JSON, SHORT, V2Calls, batch_of, error_of, outputs_of, request_of, schedule
 from gateway.dialects.v2_channels import check_response, no_answer, too_many
 from gateway.dialects.v2_pieces import infer_in_pieces
 from gateway.errors import Ending
@@ -69,7 +69,7 @@ class InferDialect:
             if len(body) <= SHORT:
                 request = infer.parse(body, header_length)
             else:
-                request = await calls.read_long(infer, memoryview(body), header_length)
+                request = await calls.read_long(exchange, infer, memoryview(body), header_length)
             timeout = schedule(exchange, request.parameters) if request.parameters else None
         except v2.V2Error as e:
             _refuse(wrapping or exchange, e)
@@ -99,9 +99,11 @@ class InferDialect:
             if size <= SHORT:
                 reply = infer.render(outputs, request, response.id, parameters)
             else:
-                reply = await calls.write_long(infer, outputs, request, response.id, parameters)
+                reply = await calls.write_long(exchange, infer, outputs, request, response.id, parameters)
         except BaseException as e:
             slot.unanswered(e)
+            if isinstance(e, v2.V2Error) and e.status >= 500:
+                raise error_of(e) from None
             if not isinstance(e, v2.V2Error):
                 raise
             _refuse(wrapping or exchange, e)
@@ -116,18 +118,20 @@ class InferDialect:
             headers, buffers = await compressed(exchange, headers, reply.buffers, self._level)
             exchange.answer(200, headers, buffers)
         else:
-            exchange.answer(200, headers, reply.buffers)
+            exchange.answer(200, varying(headers) if self._level else headers, reply.buffers)
 
 
 def _refuse(answer: Exchange | Wrapping, error: v2.V2Error) -> None:
-    ending = Ending.REFUSED if error.status < 500 else Ending.MODEL_ERROR
-    answer.respond(error.status, [JSON], error.error_body(), ending=ending)
+    """What the client has asked for cannot be."""
+    answer.respond(error.status, [JSON], error.error_body(), ending=Ending.REFUSED)
 
 
 @final
 class _InferCall(Session[InferRequest, InferResponse]):
     """One request in, one response out, as a session that is its own channel: neither direction ever waits, so nobody can
     be in the middle of it. It is made for each small request."""
+
+    complete = False  # its model says by its return that there is no more
 
     __slots__ = ("_exchange", "_request", "_worker", "exhausted", "more", "outputs", "response", "size")
 

@@ -32,7 +32,7 @@ async def infer_in_pieces(calls: V2Calls, exchange: Exchange, worker: Worker, he
         session = session_of(exchange, worker, channel, parameters=pieces.request.parameters)
         await worker.call(session, exchange, Family.TENSOR)
         try:
-            reply = await calls.write(worker, channel.response(), pieces.request)
+            reply = await calls.write(exchange, worker, channel.response(), pieces.request)
         except v2.V2Error as e:
             raise error_of(e) from None
     head = [*reply.form, *reply_headers(exchange)]

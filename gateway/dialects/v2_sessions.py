@@ -26,6 +26,7 @@ from gateway.errors import (
     TooLarge,
 )
 from gateway.exchange import Exchange
+from gateway.observe import log_failure
 from gateway.workers.worker import Slot, Worker
 from models.messages import Family, InferRequest, InferResponse
 from models.session import Session
@@ -82,6 +83,8 @@ class SessionDialect:
 class _SessionChannel:
     """Messages in, each of them a request; responses out, each of them a message."""
 
+    complete = False  # its model says by its return that there is no more
+
     def __init__(self, calls: V2Calls, exchange: Exchange, worker: Worker, slot: Slot) -> None:
         self._calls, self._exchange, self._worker, self._slot = calls, exchange, worker, slot
         self._opcode = _TEXT  # of the message that arrives
@@ -128,6 +131,7 @@ class _SessionChannel:
         try:
             if asked is None or exchange.interruption is not None:
                 raise error  # there is no request that could be told, or it is the session's end
+            log_failure(exchange, error)  # the session goes on: nobody else will say it
             said = v2.failure_body(error.message, asked.id)
         finally:
             del error  # it knows this frame: a cycle would keep the exchange's memory
@@ -156,7 +160,7 @@ class _SessionChannel:
                 if self._opcode is _BINARY:
                     frame = v2.split_frame(whole)
                     text, header_length = frame.body, frame.header_length
-                request = await self._calls.read(self._worker, text, header_length)
+                request = await self._calls.read(exchange, self._worker, text, header_length)
                 timeout = timeout_of(request.parameters)
             except v2.V2Error as e:
                 text = text[:header_length]
@@ -214,6 +218,7 @@ class _SessionChannel:
         """The request at hand is over, for all that its model cares."""
         self._timeout = None
         self._scope.deadline = _FOREVER
+        self._exchange.making(0)
         if self._whole is None and self._joined is None:
             self._exchange.assembled()
 
@@ -232,7 +237,7 @@ class _SessionChannel:
 
     async def send(self, message: InferResponse, /) -> None:
         framed = self._framed
-        text, *data = await replied(self._calls, self._worker, self._asked or v2.V2Request(), message)
+        text, *data = await replied(self._calls, self._exchange, self._worker, self._asked or v2.V2Request(), message)
         if framed or data:
             await self._say(_BINARY, v2.encode_frame(text, data))
         else:

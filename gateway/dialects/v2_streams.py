@@ -41,7 +41,7 @@ class StreamDialect:
             else:
                 body = await exchange.receive_body(calls.body, setting="limits.body")
                 arrived = perf_counter_ns()
-                request = whole = await calls.read(worker, body, header_length)
+                request = whole = await calls.read(exchange, worker, body, header_length)
                 source = WholeRequest(exchange, request)
             frames = v2.prefers_frames(exchange.header_values(b"accept"))
             if not frames and (request.binary_default or any(output.binary for output in request.outputs)):
@@ -53,11 +53,13 @@ class StreamDialect:
         except v2.V2Error as e:
             raise error_of(e) from None
         form = FRAMES if frames else EVENTS
-        channel = StreamChannel(exchange, worker, source, form, partial(self._replied, worker, request, form))
+        channel = StreamChannel(exchange, worker, source, form, partial(self._replied, exchange, worker, request, form))
         with await slot_within(exchange, worker, within, whole, arrived):
             await channel.call(session_of(exchange, worker, channel, parameters=request.parameters), Family.TENSOR)
         channel.finish()
 
-    async def _replied(self, worker: Worker, request: v2.V2Request, form: Form, response: InferResponse) -> Sequence[Buffer]:
-        text, *data = await replied(self._calls, worker, request, response)
+    async def _replied(
+        self, exchange: Exchange, worker: Worker, request: v2.V2Request, form: Form, response: InferResponse
+    ) -> Sequence[Buffer]:
+        text, *data = await replied(self._calls, exchange, worker, request, response)
         return form.wrap(text, data)

@@ -16,6 +16,7 @@ from typing import TypeAlias, final
 from starlette.requests import Request
 from starlette.responses import Response
 
+from gateway.addresses import UNIX, Host, places_of, written_ip
 from gateway.config import OperatorConfig
 from gateway.errors import GatewayError
 from gateway.printable import escape
@@ -121,6 +122,12 @@ def _why(error: Exception) -> str:
     return str(error)
 
 
+def address_of(request: Request) -> str:
+    """Where a request comes from, for the log; a client of a Unix socket has no address of its own."""
+    client = request.client
+    return written_ip(client.host, client.port) if client else UNIX
+
+
 @final
 class Access:
     """The rules of one plane.
@@ -132,7 +139,8 @@ class Access:
 
     def __init__(self, config: OperatorConfig) -> None:
         self._tokens = Tokens(config)
-        self._names = frozenset(name.lower().rstrip(".") for name in (config.host, *config.hosts, "localhost"))
+        hosts = [place.name for place in places_of(config.host) if isinstance(place, Host)]
+        self._names = frozenset(name.lower().rstrip(".") for name in (*hosts, *config.hosts, "localhost"))
 
     @property
     def demands_token(self) -> bool:
@@ -146,7 +154,7 @@ class Access:
             try:
                 self._check(request)
             except GatewayError as e:
-                peer, why = request.client.host if request.client else "", e.message.partition(":")[0]
+                peer, why = address_of(request), e.message.partition(":")[0]
                 path = escape(request.url.path[:200])
                 log.warning("operator request refused", extra={"peer": peer, "path": path, "reason": why})
                 raise

@@ -20,7 +20,7 @@ from gateway import logging_setup
 from gateway.errors import BadRequest, GatewayError, LoadFailed, NotFound, Overloaded, TooLarge
 from gateway.gateway import Gateway
 from gateway.metrics import exposition
-from gateway.operator.access import Access, Endpoint
+from gateway.operator.access import Access, Endpoint, address_of
 from gateway.operator.console import console_response
 from gateway.operator.operations import (
     OPEN,
@@ -43,6 +43,7 @@ from gateway.operator.watch import EventStream
 from gateway.printable import escape
 from gateway.settings_text import show
 from gateway.version import version
+from models.exits import ModelExit
 
 log = logging.getLogger("gateway.operator")
 
@@ -172,12 +173,15 @@ class _Routes:
         except (Exception, SystemExit, BaseExceptionGroup) as e:  # of the model's own code
             if isinstance(e, BaseExceptionGroup) and e.split((Exception, SystemExit))[1] is not None:
                 raise
-            incident = uuid4().hex[:12]
-            log.error("model not reloaded", extra={"model": name, "incident": incident}, exc_info=e)
-            said = f"{type(e).__name__}: {str(e)[:300]}"
-            failure = LoadFailed(f"the new version cannot be loaded, and the old one serves on: {said}; incident {incident}")
+            said = str(e)[:300] if isinstance(e, ModelExit) else f"{type(e).__name__}: {str(e)[:300]}"
+            failed = self._gateway.models[name].last_error
+            where = f"; incident {failed.incident}" if failed is not None else ""
+            failure = LoadFailed(f"the new version cannot be loaded, and the old one serves on: {said}{where}")
         if failure is not None:  # outside: what the traceback holds is the failed model's memory
-            raise failure
+            try:
+                raise failure
+            finally:
+                failure = None
         return await self._tell(name)
 
     # -- streams -----------------------------------------------------------------------------------------------------
@@ -249,8 +253,7 @@ def _noted(request: Request, action: str) -> str:
 
 
 def _note(request: Request, action: str, **about: object) -> None:
-    peer = request.client.host if request.client else ""
-    log.info("operator request", extra={"action": action, **about, "peer": peer})
+    log.info("operator request", extra={"action": action, **about, "peer": address_of(request)})
 
 
 def _count(request: Request, name: str, default: int) -> int:

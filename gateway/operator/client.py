@@ -10,6 +10,7 @@ from http.client import HTTPConnection, HTTPException, HTTPResponse, HTTPSConnec
 from typing import Any, TypeVar, final
 from urllib.parse import urlsplit
 
+from gateway.addresses import UNIX
 from protocols.sse import ServerSentEvent, SSEDecoder
 
 T = TypeVar("T")
@@ -26,16 +27,31 @@ class Refused(Exception):
 
 
 @final
+class _OverUnix(HTTPConnection):
+    def __init__(self, path: str) -> None:
+        super().__init__("localhost", timeout=_CONNECT)
+        self._at = path
+
+    def connect(self) -> None:
+        self.sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+        self.sock.settimeout(self.timeout)
+        self.sock.connect(self._at)
+
+
+@final
 class PlaneClient:
     """The plane at a URL, which `token` opens where it demands one. No proxy is asked."""
 
     def __init__(self, url: str, token: str = "") -> None:
-        """ValueError for what is no URL of a server."""
+        """`unix:PATH` is a Unix socket. ValueError for what is no URL of a server."""
+        self._unix = url.removeprefix(UNIX) if url.startswith(UNIX) else ""
+        if self._unix:
+            url = "http://localhost"
         parts = urlsplit(url if "://" in url else f"http://{url}")
         if parts.scheme not in ("http", "https") or not parts.hostname or parts.username is not None or parts.query:
             raise ValueError(f"{url[:100]!r} is not such as http://127.0.0.1:9000")
         self._secure, self._host, self._port = parts.scheme == "https", parts.hostname, parts.port
-        self._path, self._url = parts.path.rstrip("/"), url
+        self._path, self._url = parts.path.rstrip("/"), f"{UNIX}{self._unix}" if self._unix else url
         self._headers = {"authorization": f"Bearer {token}"} if token else {}
 
     def ask(self, method: str, path: str, body: Any = None) -> Any:
@@ -57,8 +73,11 @@ class PlaneClient:
                     yield event.event, json.loads(event.data)
 
     def _connect(self) -> HTTPConnection:
-        kind = HTTPSConnection if self._secure else HTTPConnection
-        connection = kind(self._host, self._port, timeout=_CONNECT)
+        if self._unix:
+            connection: HTTPConnection = _OverUnix(self._unix)
+        else:
+            kind = HTTPSConnection if self._secure else HTTPConnection
+            connection = kind(self._host, self._port, timeout=_CONNECT)
         self._said(connection.connect)
         assert isinstance(connection.sock, socket.socket)
         connection.sock.settimeout(None)

@@ -16,10 +16,11 @@ from hypercorn.typing import ConnectionState
 from hypercorn.utils import wrap_app
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
+from gateway.addresses import UNIX, written_ip
 from gateway.doorbell import Doorbell
 from gateway.gateway import Gateway
 from gateway.hypercorn import Connection
-from gateway.listeners import Listener
+from gateway.listeners import Listener, Port, Rules, open_listeners
 from gateway.operator.access import Access
 from gateway.operator.app import operator_app
 
@@ -69,7 +70,7 @@ def _impatient(app: ASGIApp, stall: float) -> ASGIApp:
 
             await app(scope, receive, say)
         if patience.cancelled_caught:
-            peer = scope["client"][0] if scope["client"] else ""
+            peer = written_ip(*scope["client"]) if scope["client"] else UNIX
             log.info("write stalled", extra={"peer": peer, "seconds": stall, "setting": "limits.write_stall"})
 
     return told
@@ -95,7 +96,7 @@ class _Plane:
         self._app = wrap_app(app, self._server.wsgi_max_body_size, "asgi")
         self._context = WorkerContext(None)
         self._streams: set[trio.SocketStream] = set()
-        self._listener: Listener | None = None
+        self._listeners: list[Listener] = []
         self._left = Doorbell()
 
     async def run(self, *, task_status: trio.TaskStatus[None]) -> None:
@@ -120,33 +121,48 @@ class _Plane:
 
     def _listen(self, pause: float) -> bool:
         chosen = self._gateway.config.operator
+        rules = Rules(
+            backlog=_CONNECTIONS,
+            unix_mode=int(chosen.unix_mode, 8),
+            host_setting="operator.host",
+        )
+        ports = [Port(number=chosen.port, setting="operator.port")] if chosen.port >= 0 else []
         try:
-            self._listener = listener = Listener(chosen.host, chosen.port, backlog=_CONNECTIONS, setting="operator.port")
-        except (OSError, ValueError) as e:  # a name that no resolver takes is the latter
+            self._listeners = listeners = open_listeners(chosen.host, ports, rules)
+        except OSError as e:
             said = "the operator plane does not listen: models are served without it"
             log.error(said, extra={"reason": str(e), "again_in": pause})
             return False
-        self._gateway.operator_port = listener.port
-        host = f"[{chosen.host}]" if ":" in chosen.host else chosen.host
+        self._gateway.operator_port = next((listener.port for listener in listeners if listener.port), 0)
         token = "demanded" if self._demands_token else "none"
-        log.info("operator plane", extra={"at": f"http://{host}:{listener.port}", "token": token})
+        for listener in listeners:
+            log.info("operator plane", extra={"at": listener.url, "token": token})
         return True
 
     async def _accept(self, nursery: trio.Nursery) -> None:
         def serve(sock: socket.socket) -> None:
             nursery.start_soon(self._serve, sock)
 
-        assert self._listener is not None
+        async def accept(listener: Listener) -> None:
+            await listener.accept(serve, lambda: len(self._streams) < _CONNECTIONS)
+            accepting.cancel_scope.cancel()  # one that has failed is opened again with the others
+
         try:
-            await self._listener.accept(serve, lambda: len(self._streams) < _CONNECTIONS)
+            async with trio.open_nursery() as accepting:
+                for listener in self._listeners:
+                    accepting.start_soon(accept, listener)
         finally:
-            self._listener.close()
-            self._gateway.operator_port = 0
+            self._stop_listening()
+
+    def _stop_listening(self) -> None:
+        for listener in self._listeners:
+            listener.close()
+        self._gateway.operator_port = 0
 
     async def _serve(self, sock: socket.socket) -> None:
         try:
             # hypercorn waits for a reader for ever: the kernel ends one that takes nothing, where it can
-            if hasattr(socket, "TCP_USER_TIMEOUT"):
+            if hasattr(socket, "TCP_USER_TIMEOUT") and sock.family != socket.AF_UNIX:
                 stall = self._gateway.limits.write_stall
                 sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, min(round(stall * 1000), _LONGEST))
             stream = trio.SocketStream(trio.socket.from_stdlib_socket(sock))
@@ -168,15 +184,13 @@ class _Plane:
     async def end(self) -> None:
         """Accepts nobody any more, and waits for the answers under way, for 2 seconds at most."""
         await self._context.terminated.set()
-        if self._listener is not None:
-            self._listener.close()
+        for listener in self._listeners:
+            listener.close()
         with trio.move_on_after(_GRACE):
             while self._streams:
                 await self._left.wait()
 
     def _close(self) -> None:
-        if self._listener is not None:
-            self._listener.close()
-        self._gateway.operator_port = 0
+        self._stop_listening()
         for stream in self._streams:
             stream.socket.close()

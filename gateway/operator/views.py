@@ -10,6 +10,7 @@ from msgspec import UNSET, UnsetType
 
 from gateway.exchange import Exchange
 from gateway.gateway import Gateway
+from gateway.proxies import peer_of
 from gateway.workers.status import ModelStatus
 from gateway.workers.stopping import StopSummary
 
@@ -120,7 +121,7 @@ def view_of_stream(exchange: Exchange, now: float, waiting: str | UnsetType = UN
         model=exchange.model[:200],
         method=exchange.request.method.decode("latin-1")[:20],
         path=exchange.path.decode("latin-1")[:200],
-        peer=exchange.owner.peer,
+        peer=peer_of(exchange),
         age=round(now - exchange.started_at, 3),
         idle=round(now - max(exchange.arrived_at, exchange.sent_at), 3),
         bytes_in=exchange.bytes_in,

@@ -99,7 +99,7 @@ class EventStream(Response):
 
     def __init__(self, gateway: Gateway, interval: float, readers: trio.Semaphore, headers: dict[str, str]) -> None:
         """`readers` has a place for it now."""
-        super().__init__(headers=headers)
+        super().__init__(headers={"x-accel-buffering": "no", **headers})  # or a proxy collects what it should pass on
         del self.headers["content-length"]
         self._gateway, self._interval, self._readers = gateway, interval, readers
 

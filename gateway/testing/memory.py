@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import itertools
 import select
-from collections.abc import AsyncIterator, Iterable, Sequence
+import time
+from collections.abc import AsyncIterator, Callable, Iterable, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, final
@@ -234,15 +235,17 @@ async def memory_gateway(
     hub: bool = Hub.available,
     check: bool = False,
     tracer_provider: TracerProvider | None = None,
+    wall_clock: Callable[[], float] = time.time,
 ) -> AsyncIterator[MemoryGateway]:
     """Runs a gateway with these models and no listener for the length of the block, then cancels what is left; with
     `check`, only after `check_nothing_left`. What the block raises comes out as it is, and not as a group.
 
     Its connections are told what is ready as sockets are: by a hub where the system has one, whose task runs what begins.
-    With `hub=False` each has two tasks that wait for it, as an embedder's streams have. `tracer_provider` is for spans."""
+    With `hub=False` each has two tasks that wait for it, as an embedder's streams have. `tracer_provider` is for spans,
+    `wall_clock` for the Date of answers."""
     config = config or Config()
     config = replace(config, listen=replace(config.listen, port=-1, tls_port=-1))
-    gateway = Gateway(config, models, tracer_provider=tracer_provider)
+    gateway = Gateway(config, models, tracer_provider=tracer_provider, wall_clock=wall_clock)
     edges = MemoryEdges() if hub else None
     if edges is not None:
         gateway.hub = Hub(edges)
@@ -259,4 +262,7 @@ async def memory_gateway(
         finally:
             nursery.cancel_scope.cancel()
     if failure is not None:
-        raise failure
+        try:
+            raise failure
+        finally:
+            failure = None

@@ -10,9 +10,10 @@ from urllib.parse import quote
 
 import trio
 
+from gateway.addresses import written_ip
 from gateway.doorbell import Doorbell
-from gateway.errors import Drained, Ending
-from gateway.exchange import NO_PIECES, Exchange
+from gateway.errors import Drained, Ending, SlowReader
+from gateway.exchange import LAST_WORD, NO_PIECES, Exchange
 from protocols.events import Buffer, Frame, Headers, Opcode, Request
 
 if TYPE_CHECKING:
@@ -55,11 +56,13 @@ class ASGICall:
     def __init__(self, server: Server, scope: Scope) -> None:
         self.server = server
         self.limits, self.budget, self.pool, self.clock = server.limits, server.budget, server.pool, server.clock
+        self.door = server.door
         self._socket = scope["type"] == "websocket"
         self._http2 = str(scope.get("http_version", "1.1")).startswith("2")
         self.name = "websocket" if self._socket else "http/2" if self._http2 else "http/1.1"
         client = scope.get("client")
-        self.peer = f"{client[0]}:{client[1]}" if client else ""
+        self.peer = written_ip(*client) if client else ""
+        self.proxies = None if server.proxies is None or not server.proxies.includes(self.peer) else server.proxies
         extensions = scope.get("extensions") or {}
         self._can_refuse = "websocket.http.response" in extensions
         self._lingers = self._http2 and EARLY_END not in extensions
@@ -122,11 +125,20 @@ class ASGICall:
         """The server's coarse timer looks at the stamps."""
         stall = self.limits.write_stall
         if stall and self._blocked_since is not None and now - self._blocked_since > stall:
-            log.info("write stalled", extra={"peer": self.peer, "seconds": stall, "setting": "limits.write_stall"})
-            self._cut = True
-            self.lost()
+            self._stalled(stall, now - self._blocked_since)
         else:
             self.exchange.check_stamps(now)
+
+    def _stalled(self, stall: float, waited: float) -> None:
+        """The model stops, and says so behind what is queued; a moment later the answer is cut off where the server has
+        not taken that either."""
+        told = self.exchange.interruption is not None
+        if not told:
+            log.info("write stalled", extra={"peer": self.peer, "seconds": stall, "setting": "limits.write_stall"})
+            self.exchange.interrupt(SlowReader(stall))
+        if waited > stall + LAST_WORD or (not told and self.exchange.finishing is not None):
+            self._cut = True
+            self.lost()
 
     def drain(self) -> None:
         """Its connection is the server's, which says goodbye."""

@@ -7,8 +7,9 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, Protocol, final
 
 from gateway.certificate_facts import read_client
-from gateway.errors import Drained, Ending, TransportLost
-from gateway.exchange import Exchange, Wire
+from gateway.credentials import Door
+from gateway.errors import Drained, Ending, SlowReader, TransportLost
+from gateway.exchange import LAST_WORD, Exchange, Wire
 from gateway.printable import unquoted
 from gateway.wires.tls import TLSTransport
 from protocols.errors import RemoteProtocolError
@@ -17,10 +18,12 @@ from protocols.events import Buffer, Headers, Request, Sent
 if TYPE_CHECKING:
     from gateway.body_pool import BodyPool
     from gateway.config import Config, LimitsConfig
+    from gateway.proxies import TrustedProxies
     from gateway.transport import Transport
     from gateway.wires.asgi import ASGICall
     from models.session import ClientCertificate
     from protocols.buffers import ByteBudget
+    from protocols.date_field import DateField
 
 log = logging.getLogger("gateway.connection")
 
@@ -89,7 +92,12 @@ class Server(Protocol):
     budget: ByteBudget
     pool: BodyPool
     scratch: memoryview
+    proxies: TrustedProxies | None
     draining: bool
+    date: DateField
+    """What its answers say of when they were made."""
+    door: Door
+    """What of a request its models are shown."""
 
     def clock(self) -> float: ...
     def new_id(self) -> str: ...
@@ -133,7 +141,6 @@ class Connection:
     """
 
     __slots__ = (  # a dict of more than 30 names has no place in CPython's inline caches
-        "_behind",
         "_blocked_since",
         "_certificate",
         "_closed",
@@ -150,6 +157,7 @@ class Connection:
         "_swallowed",
         "_watch",
         "answer",
+        "behind",
         "blocked",
         "budget",
         "clock",
@@ -160,6 +168,7 @@ class Connection:
         "limits",
         "peer",
         "pool",
+        "proxies",
         "reading_paused",
         "requests",
         "server",
@@ -168,11 +177,17 @@ class Connection:
     )  # fmt: skip
 
     def __init__(
-        self, server: Server, transport: Transport, make_wire: Callable[[Connection], ConnectionWire], watch: Watch
+        self,
+        server: Server,
+        transport: Transport,
+        make_wire: Callable[[Connection], ConnectionWire],
+        watch: Watch,
+        proxies: TrustedProxies | None = None,
     ) -> None:
+        """`proxies` are who names clients in requests; None where the peer is none of them."""
         self.server, self.transport = server, transport
         self.limits, self.budget, self.pool, self.clock = server.limits, server.budget, server.pool, server.clock
-        self.peer = transport.peer
+        self.peer, self.proxies = transport.peer, proxies
         self.exchanges: dict[int, Exchange] = {}
         self._headers: Headers = ()
         self._fields: dict[bytes, bytes] = {}
@@ -182,7 +197,9 @@ class Connection:
         self._watch, self._soon = watch, server.turn_soon
         self._ready = True  # worth a try to receive
         self._hung_up = False
-        self.reading_paused = self._behind = self._dirty = False
+        self.behind = False
+        """Whether it has received more than it was let hand on at once: its turns begin the rest, bit by bit."""
+        self.reading_paused = self._dirty = False
         self._ending = False  # being told what has left: whether the wire is over is looked at after that
         self.answer: bytes | None = None
         """What a wire had to send, where that was all when it was said: it leaves without `data_to_send`."""
@@ -195,6 +212,11 @@ class Connection:
         self._closed = False
         self._certificate: ClientCertificate | None = None
         self.wire = make_wire(self)
+
+    @property
+    def door(self) -> Door:
+        """What of a request models are shown."""
+        return self.server.door
 
     @property
     def client_certificate(self) -> ClientCertificate | None:
@@ -237,7 +259,7 @@ class Connection:
         self._dirty = False
         if self._lost is None:
             try:
-                if self._behind:
+                if self.behind:
                     self._catch_up()
                 if self._ready or self._linger_until is not None:
                     self._read()
@@ -299,7 +321,7 @@ class Connection:
             return
         transport, wire, scratch = self.transport, self.wire, self.server.scratch
         for _ in range(_READS):
-            buffer = None if self._behind else wire.receive_buffer(scratch)
+            buffer = None if self.behind else wire.receive_buffer(scratch)
             if buffer is None:
                 self.reading_paused = True
                 return
@@ -336,17 +358,17 @@ class Connection:
 
     def pump(self) -> None:
         """Hands on what the machine has: `limits.checkpoint_events` at once, the rest when others had their turn."""
-        if not self._behind and not self._pump_some():
+        if not self.behind and not self._pump_some():
             self.pump_soon()
 
     def pump_soon(self) -> None:
         """The same, in this connection's next turn."""
-        self._behind = True
+        self.behind = True
         self.turn_soon()
 
     def _catch_up(self) -> None:
         if self._pump_some():
-            self._behind = False
+            self.behind = False
             self.read_more()
         else:
             self.turn_soon()
@@ -527,8 +549,7 @@ class Connection:
     def _look_at_stamps(self, now: float) -> None:
         stall = self.limits.write_stall
         if stall and self._blocked_since is not None and now - self._blocked_since > stall:
-            log.info("write stalled", extra={"peer": self.peer, "seconds": stall, "setting": "limits.write_stall"})
-            self.lost(Ending.LOST)
+            self._stalled(stall, now - self._blocked_since)
         elif self._linger_until is not None:
             if now >= self._linger_until:
                 self.lost()
@@ -537,6 +558,18 @@ class Connection:
                 self._left_unread()
             if self._lost is None:
                 self.wire.tick(now)
+
+    def _stalled(self, stall: float, waited: float) -> None:
+        """The peer takes nothing: what runs for it stops, and says so behind what is queued. The connection ends a moment
+        later, where the peer has not taken that either."""
+        running = [e for e in self.exchanges.values() if e.interruption is None and e.finishing is None]
+        told = any(e.interruption is not None for e in self.exchanges.values())
+        if running or not told:
+            log.info("write stalled", extra={"peer": self.peer, "seconds": stall, "setting": "limits.write_stall"})
+        for exchange in running:
+            exchange.interrupt(SlowReader(stall))
+        if waited > stall + LAST_WORD or not (running or told):
+            self.lost(Ending.LOST)
 
     def _left_unread(self) -> None:
         """The client is gone, and nobody reads as far as its leaving; an answer that is whole still goes out."""

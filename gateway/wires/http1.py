@@ -32,6 +32,9 @@ if TYPE_CHECKING:
     from gateway.wires.connection import Connection
 
 
+# The one upgrade that is served; any other is ignored, and its request answered as if it had asked for none (RFC 9110
+# section 7.8): h2c, which curl and Java's client ask for with their first request, among them.
+_WEBSOCKET = b"websocket"
 _LANDED = 256 * 1024  # bytes of a body that land before its exchange hears of them
 
 
@@ -64,6 +67,7 @@ class HTTP1Wire:
             Role.SERVER,
             _limits_of(limits),
             scheme=scheme,
+            date=connection.server.date,
         )
         self._input, self.pieces = self._machine.input, self._machine.pieces
         self.data_to_send = self._machine.data_to_send
@@ -85,7 +89,7 @@ class HTTP1Wire:
         if ahead < self._connection.limits.read_ahead:
             return scratch
         # with nothing to take, the rest of a head or a line has to come: it may be more than the bound
-        begun = ahead == unread and (current is None or not (current.input_ended or current.request.upgrade))
+        begun = ahead == unread and (current is None or not (current.input_ended or current.request.upgrade == _WEBSOCKET))
         return scratch if begun else None
 
     def buffer_updated(self, n: int) -> bool:
@@ -119,8 +123,8 @@ class HTTP1Wire:
                     piece = event.buffers[0]
                     current.feed(piece, len(piece), connection.last_received)
             elif type(event) is End:
-                # an upgrade's input goes on in another protocol
-                if current is not None and not current.request.upgrade:
+                # a WebSocket's input goes on behind its handshake
+                if current is not None and current.request.upgrade != _WEBSOCKET:
                     current.feed_end()
             elif type(event) is Request:
                 current = self._open(event)
@@ -218,7 +222,7 @@ class HTTP1Wire:
         return self._machine.room(exchange.stream) >= self._connection.limits.send_buffer
 
     def start(self, exchange: Exchange, status: int, headers: Headers) -> None:
-        if not exchange.input_ended and exchange.request.upgrade != b"websocket":
+        if not exchange.input_ended and exchange.request.upgrade != _WEBSOCKET:
             self._machine.close_after_response()  # so it will be, and the client should know before it asks again
         self._machine.send(Response(stream=exchange.stream, status=status, headers=headers))
         if status == 101:
@@ -245,7 +249,7 @@ class HTTP1Wire:
     def respond(
         self, exchange: Exchange, status: int, headers: Headers, length: int, fresh: Headers, buffers: Sequence[Buffer]
     ) -> None:
-        if not exchange.input_ended:
+        if not exchange.input_ended:  # a refused handshake closes too: its client has no other use for the connection
             self._machine.close_after_response()
         connection = self._connection
         connection.answer = self._machine.respond(exchange.stream, status, headers, buffers, fresh, length)

@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING, final
 
 import msgspec
 
-from gateway.errors import Ending
-from gateway.exchange import NO_PIECES, Exchange
+from gateway.errors import Ending, SlowReader
+from gateway.exchange import LAST_WORD, NO_PIECES, Exchange
 from protocols.errors import RemoteProtocolError
 from protocols.events import (
     NEED_DATA,
@@ -35,6 +35,7 @@ if TYPE_CHECKING:
 log = logging.getLogger("gateway.connection")
 
 _INTERNAL_ERROR, _CANCEL = 2, 8  # RFC 9113 section 7
+_ENDED_BY_US = (Ending.CANCELLED, Ending.DRAINED, Ending.DEADLINE, Ending.LOST)
 
 
 @final
@@ -65,6 +66,7 @@ class HTTP2Wire:
             ),
             budget=connection.budget,
             scheme=scheme,
+            date=connection.server.date,
         )
         self._failed = self._gone = self._written = False
         self._idle_since = connection.clock()
@@ -219,7 +221,7 @@ class HTTP2Wire:
             self._connection.output_ready()
 
     def reset(self, exchange: Exchange) -> None:
-        code = _CANCEL if exchange.finishing in (Ending.CANCELLED, Ending.DRAINED, Ending.DEADLINE) else _INTERNAL_ERROR
+        code = _CANCEL if exchange.finishing in _ENDED_BY_US else _INTERNAL_ERROR
         if self._machine.is_open(exchange.stream):
             self._machine.send(Reset(stream=exchange.stream, code=code))
             self._connection.output_ready()
@@ -238,10 +240,8 @@ class HTTP2Wire:
         connection, limits = self._connection, self._connection.limits
         for exchange in list(connection.exchanges.values()):
             exchange.check_stamps(now)
-            if limits.write_stall and self._stalled(exchange, now):
-                facts = {"peer": connection.peer, "id": exchange.id, "setting": "limits.write_stall"}
-                log.info("stream stalled", extra=facts)
-                self._cut(exchange, Ending.LOST)
+            if limits.write_stall and (waited := self._untaken(exchange, now)) > limits.write_stall:
+                self._stalled(exchange, limits.write_stall, waited)
         if self._machine.lingering and self._machine.tick():
             connection.output_ready()
         if self._draining_since is not None and now > self._draining_since:
@@ -252,13 +252,24 @@ class HTTP2Wire:
             self._machine.shutdown(last=True)
             connection.output_ready()
 
-    def _stalled(self, exchange: Exchange, now: float) -> bool:
-        """Bytes are queued for a peer that has taken none for limits.write_stall."""
+    def _stalled(self, exchange: Exchange, stall: float, waited: float) -> None:
+        """Its model stops, and the error is queued behind what is: a client that reads again hears it. A bare reset, which
+        many take for a good end, comes only where it does not, or where the answer is whole without it."""
+        told = exchange.interruption is not None
+        if not told:
+            facts = {"peer": self._connection.peer, "id": exchange.id, "setting": "limits.write_stall"}
+            log.info("stream stalled", extra=facts)
+            exchange.interrupt(SlowReader(stall))
+        if waited > stall + LAST_WORD or (not told and exchange.finishing is not None):
+            self._cut(exchange, Ending.LOST)
+
+    def _untaken(self, exchange: Exchange, now: float) -> float:
+        """For how many seconds bytes have been queued for a peer that has taken none."""
         if self.empty(exchange) or exchange.ending is not None:
             exchange.moved_at = now
         elif self._machine.leaving(exchange.stream):  # part of a write that the peer takes piece by piece
             exchange.moved_at = max(exchange.moved_at, self._connection.last_sent)
-        return now - max(exchange.moved_at, exchange.sent_at) > self._connection.limits.write_stall
+        return now - max(exchange.moved_at, exchange.sent_at)
 
     def close(self) -> None:
         self._machine.close()

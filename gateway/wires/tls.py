@@ -20,7 +20,7 @@ _UNTRUSTED = "the client does not trust our certificate: it has to know its CA"
 _CAUSES = {
     "PEER_DID_NOT_RETURN_A_CERTIFICATE": "the client has shown no certificate, and one is required (tls.client_ca)",
     "HTTP_REQUEST": "the client speaks HTTP in clear to the port of TLS",
-    "WRONG_VERSION_NUMBER": "what the client speaks is not TLS",
+    "WRONG_VERSION_NUMBER": "what the client speaks is not TLS, or a PROXY header first (listen.trusted_proxies)",
     "UNSUPPORTED_PROTOCOL": "the client speaks no TLS from 1.2 on",
     "NO_SHARED_CIPHER": "the client offers no cipher with forward secrecy and AEAD",
     "TLSV1_ALERT_UNKNOWN_CA": _UNTRUSTED,
@@ -47,10 +47,18 @@ class TLSTransport:
     short_is_dry = False  # a read gives one record
 
     def __init__(
-        self, below: Transport, context: ssl.SSLContext, *, server_side: bool = True, hostname: str | None = None
+        self,
+        below: Transport,
+        context: ssl.SSLContext,
+        *,
+        server_side: bool = True,
+        hostname: str | None = None,
+        received: bytes = b"",
     ) -> None:
+        """`received` was read from the transport below already."""
         self._below = below
         self._incoming, self._outgoing = ssl.MemoryBIO(), ssl.MemoryBIO()
+        self._incoming.write(received)
         self._tls = context.wrap_bio(self._incoming, self._outgoing, server_side=server_side, server_hostname=hostname)
         self._scratch = memoryview(bytearray(_CHUNK))
         self._unsent: memoryview = memoryview(b"")

@@ -25,9 +25,9 @@ log = logging.getLogger("gateway.connection")
 
 
 @functools.lru_cache(maxsize=8)
-def _limits_of(part: int, send_buffer: int) -> WebSocketLimits:
+def _limits_of(part: int, send_buffer: int, check_utf8: bool) -> WebSocketLimits:
     """One object for all connections."""
-    return WebSocketLimits(part=part, send_buffer=send_buffer)
+    return WebSocketLimits(part=part, send_buffer=send_buffer, check_utf8=check_utf8)
 
 
 @final
@@ -50,7 +50,7 @@ class WebSocketWire:
         self._large = 0  # of the one large frame under way, paid from the budget
         self._machine = WebSocketConnection(
             Role.SERVER,
-            _limits_of(self._config.part, connection.limits.send_buffer),
+            _limits_of(self._config.part, connection.limits.send_buffer, self._config.check_utf8),
             allocate=self._allocate,
         )
         self._gone = False

@@ -14,11 +14,13 @@ import trio
 
 from gateway.errors import Conflict, GatewayError, LoadFailed, NotFound, Unavailable
 from gateway.model_folder import CODE, TOML
+from gateway.settings_secrets import text_without_secrets
 from gateway.settings_text import show
 from gateway.workers.repository import Repository, RepositoryLimits
 from gateway.workers.supervisor import Supervisor
 from gateway.workers.worker import State, Worker
 from models.blocking import run_step
+from models.exits import ModelExit
 from models.spec import ModelSpec
 
 log = logging.getLogger("gateway.repository")
@@ -132,10 +134,14 @@ class ModelControl:
                 await worker.stopped.wait()
                 worker.retired()
             failure = await self._start(spec)
+            self._supervisor.dismissed.discard(name)  # from here on it is missed where it is not there
         finally:
             self._loading.remove(name)
         if failure is not None:  # outside: what the traceback holds is the failed model's memory
-            raise failure
+            try:
+                raise failure
+            finally:
+                failure = None
 
     async def _start(self, spec: ModelSpec) -> GatewayError | None:
         try:
@@ -143,7 +149,8 @@ class ModelControl:
         except GatewayError:
             raise
         except (Exception, SystemExit, BaseExceptionGroup) as e:
-            return LoadFailed(f"model {show(spec.name)} cannot be loaded: {type(e).__name__}: {str(e)[:300]}")
+            said = str(e) if isinstance(e, ModelExit) else f"{type(e).__name__}: {e}"
+            return LoadFailed(f"model {show(spec.name)} cannot be loaded: {text_without_secrets(said)[:300]}")
         log.info("model loaded", extra={"model": spec.name})
         return None
 
@@ -162,6 +169,7 @@ class ModelControl:
         worker = self._supervisor.workers.get(name)
         if name in self._loading or (worker is not None and worker.state is State.LOADING):
             raise Conflict(f"model {show(name)} is being loaded")
+        self._supervisor.dismissed.add(name)
         if worker is not None:
             gone = trio.Event()
             self._supervisor.start_soon(self._leave, worker, gone)

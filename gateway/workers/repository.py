@@ -36,6 +36,7 @@ from gateway.workers.supervisor import Supervisor
 from gateway.workers.worker import Worker
 from models.blocking import StepHolder, run_step, set_step_holder
 from models.spec import LOAD_TIMEOUT, ModelSpec
+from models.threads import in_thread
 
 log = logging.getLogger("gateway.repository")
 
@@ -117,6 +118,8 @@ class _Entry(StepHolder):
         """The version that this one is to replace."""
         self.worker: Worker | None = None
         self.error: GatewayError | None = None
+        self.told = False
+        """Whether the log has an error of this load already, by its worker."""
         self.reserved: int | None = None
         self.measured = 0
         self.tangled = True
@@ -448,7 +451,15 @@ class Repository:
             entry.decided.set()
             log.info("model loaded", extra={"model": entry.name, "url": entry.url, "memory": entry.reserved})
         else:
-            log.info("model not loaded", extra={"model": entry.name, "url": entry.url, "reason": entry.error.message})
+            # a failed reload is an error though the old version serves on: nobody would see that the new one does not
+            failed = isinstance(entry.error, LoadFailed) or (
+                entry.before is not None and not isinstance(entry.error, Unavailable | Conflict)
+            )
+            log.log(
+                logging.ERROR if failed and not entry.told else logging.INFO,
+                "model not loaded" if entry.before is None else "model not reloaded",
+                extra={"model": entry.name, "url": entry.url, "reason": entry.error.message},
+            )
 
     def _cut_short(self, entry: _Entry) -> GatewayError:
         if trio.current_time() < entry.load_scope.deadline:
@@ -478,7 +489,7 @@ class Repository:
                 full = _anew(e)
             entry.load_scope.deadline = float("inf")
             if not await self._discard(entry, _GRACE):
-                raise full
+                raise _anew(full)
             until = min(until, trio.current_time() + self._limits.unload_timeout + _UNLOAD_GRACE)
             need = max(folder.need, entry.measured)
             if not await self._make_room(entry, need, until):
@@ -486,7 +497,7 @@ class Repository:
                     held = ", or held by threads that do not end" if any(e.stuck for e in self._all) else ""
                     said = f"{full.message}: all of them in use{held}; try again later"
                     raise Overloaded(said, refusal=Refusal.NO_PLACE)
-                raise full
+                raise _anew(full)
 
     def _read(self, entry: _Entry) -> ModelFolder:
         path = find_folder(entry.url, self._limits.roots, shown=entry.shown)
@@ -564,8 +575,12 @@ class Repository:
         except GatewayError:
             raise
         except (Exception, SystemExit, BaseExceptionGroup) as e:
+            entry.told = True  # by its worker
             failure = load_error(e, entry.name, folder)
-        raise failure  # outside: what the traceback holds is the failed model's memory
+        try:
+            raise failure  # outside: what the traceback holds is the failed model's memory
+        finally:
+            del failure
 
     def _reserve(self, entry: _Entry, need: int) -> None:
         limits = self._limits
@@ -625,7 +640,7 @@ class Repository:
         worker = entry.worker = None
         forget(entry.module, entry.folder)
         if entry.reserved is not None:
-            await trio.to_thread.run_sync(_give_back, tangled, limiter=self._collecting)
+            await in_thread(partial(_give_back, tangled), limiter=self._collecting)
             entry.reserved = None
         return True
 

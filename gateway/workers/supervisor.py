@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextvars
 import random
 from collections.abc import Awaitable, Callable, Iterable
-from typing import TYPE_CHECKING, Any, final
+from typing import TYPE_CHECKING, Any, NamedTuple, final
 
 import trio
 
@@ -14,9 +14,32 @@ from gateway.exchange import Exchange
 from gateway.workers.status import ModelsSnapshot
 from gateway.workers.worker import State, Worker
 from models.spec import ModelSpec
+from models.warmup import Check
 
 if TYPE_CHECKING:
     from gateway.spans import Spans
+
+
+@final
+class Absent(NamedTuple):
+    """A reason why a server is not ready."""
+
+    name: str
+    """The model."""
+    why: str
+    """What is the matter with it, in words for anybody who may ask for health."""
+    error: str
+    """What the model's own code raised, for operators; empty where there is none."""
+
+    @property
+    def public(self) -> str:
+        """The reason, without the text of an exception."""
+        return f"model {self.name!r} {self.why}"
+
+    @property
+    def full(self) -> str:
+        """The reason, with it."""
+        return f"{self.public}: {self.error}" if self.error else self.public
 
 
 @final
@@ -28,7 +51,8 @@ class Supervisor:
     `specs` by name, whether they are in service or not.
 
     `escalated` is called when a model is given up whose policy says so, with its name and the reason. `chance` gives
-    numbers from 0 to 1, for the jitter of restarts. `spans` makes those of calls, where there are some.
+    numbers from 0 to 1, for the jitter of restarts. `spans` makes those of calls, where there are some. `check` makes what
+    looks at the answers of a model's warm-up.
     """
 
     def __init__(
@@ -38,9 +62,10 @@ class Supervisor:
         escalated: Callable[[str, str], None] | None = None,
         chance: Callable[[], float] = random.random,
         spans: Spans | None = None,
+        check: Callable[[ModelSpec], Check] | None = None,
     ) -> None:
         self.workers: dict[str, Worker] = {}
-        self._escalated, self._chance, self._spans = escalated, chance, spans
+        self._escalated, self._chance, self._spans, self._check = escalated, chance, spans, check
         self.noticed: Callable[[Worker], None] | None = None
         """Called after each change of a worker's state, of those too that are not in service yet or any more."""
         self._revision = 0
@@ -56,6 +81,9 @@ class Supervisor:
         self._nursery: trio.Nursery | None = None
         self.reloading: set[str] = set()
         """The names of models of which another version is on its way."""
+        self.dismissed: set[str] = set()
+        """Models of `configured` that are not in service because somebody has asked for that: readiness does not wait for
+        them."""
         self._replaced: dict[str, set[Worker]] = {}
         self._aside: set[trio.CancelScope] = set()
         self._stopping = trio.Event()
@@ -85,7 +113,9 @@ class Supervisor:
             scope.cancel()
 
     def _worker(self, spec: ModelSpec, *, lasting: bool = True) -> Worker:
-        return Worker(spec, lasting=lasting, changed=self._changed, chance=self._chance, spans=self._spans)
+        return Worker(
+            spec, lasting=lasting, changed=self._changed, chance=self._chance, spans=self._spans, check=self._check
+        )
 
     def _changed(self, worker: Worker | None = None) -> None:
         self._revision += 1
@@ -113,6 +143,23 @@ class Supervisor:
     def loading(self) -> list[str]:
         """Models whose first load is not decided yet."""
         return [w.name for w in self.workers.values() if w.state is State.LOADING]
+
+    @property
+    def unready(self) -> list[Absent]:
+        """The models for which no load balancer should choose this server: those of `configured` that are required and do
+        not answer, but for the `dismissed`; all of `configured` where no model of the server answers. Models of `load` are
+        never a reason."""
+        absent = [self._absent(name) for name in self.configured]
+        missed = [one for one in absent if one.why and self.configured[one.name].required and one.name not in self.dismissed]
+        if not missed and all(worker.absence for worker in self.workers.values()):
+            missed = [one._replace(why=f"{one.why}, and no model is ready") for one in absent]
+        return missed
+
+    def _absent(self, name: str) -> Absent:
+        worker = self.workers.get(name)
+        if worker is not None:
+            return Absent(name, worker.absence, worker.reason)
+        return Absent(name, "was unloaded" if name in self.dismissed else "is not in service", "")
 
     @property
     def waiting(self) -> set[Exchange]:
@@ -149,15 +196,14 @@ class Supervisor:
         alive = (worker.name for worker in (*self._begun, *self._added) if not worker.stopped.is_set())
         if spec.name in self.workers or spec.name in alive:
             raise Conflict(f"a model named {spec.name[:100]!r} is there already")
-        worker = await self._loaded(spec)
+        worker = await self._loaded(self._worker(spec, lasting=False))
         worker.lasting = lasting
         self.workers[spec.name] = worker
         self._changed()
         return worker
 
-    async def _loaded(self, spec: ModelSpec) -> Worker:
-        """A new worker whose model is loaded; the errors of `load`."""
-        worker = self._worker(spec, lasting=False)
+    async def _loaded(self, worker: Worker) -> Worker:
+        """A new worker, with its model loaded; the errors of `load`."""
         self._start(self._keep, worker)
         self._added.append(worker)
         try:
@@ -170,7 +216,10 @@ class Supervisor:
         if not worker.stopped.is_set():
             return worker
         failure, worker.failure = worker.failure, None
-        raise failure or Unavailable("the server is shutting down; try another")
+        try:
+            raise failure or Unavailable("the server is shutting down; try another")
+        finally:
+            del failure
 
     async def _keep(self, worker: Worker) -> None:
         try:
@@ -206,8 +255,14 @@ class Supervisor:
         if name in self.reloading:
             raise Conflict(f"model {name[:100]!r} is being reloaded")
         self.reloading.add(name)
+        worker = self._worker(spec, lasting=False)
+        worker.replaces = True
         try:
-            worker = await self._loaded(spec)
+            try:
+                await self._loaded(worker)
+            except BaseException:
+                old.last_error = worker.last_error or old.last_error  # which the log explains
+                raise
             if self.workers.get(name) is not old:
                 worker.stop()
                 with trio.CancelScope(shield=True):  # the worker bounds its own clean-up

@@ -6,11 +6,12 @@ import enum
 import logging
 import math
 import random
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass, replace
+from functools import partial
 from time import perf_counter_ns
-from typing import TYPE_CHECKING, Any, TypeVar, final
+from typing import TYPE_CHECKING, Any, TypeVar, cast, final
 from uuid import uuid4
 
 import trio
@@ -33,18 +34,22 @@ from gateway.errors import (
 )
 from gateway.exchange import Exchange
 from gateway.ledger import SLOT
+from gateway.settings_secrets import text_without_secrets
 from gateway.workers.policy import decide, within_period
 from gateway.workers.queue import SlotQueue, level_of
 from gateway.workers.statistics import ModelStatistics
 from gateway.workers.stuck import Background, StuckWatch
 from models.batching import running
 from models.blocking import Step, StepHolder, reset_step_holder, run_step, set_step_holder
+from models.continuations import Continuations, TextChannel
 from models.convert import convert
 from models.errors import ModelError
+from models.exits import contained, is_failure, leaves
 from models.messages import Family
 from models.session import Session
 from models.spec import Model, ModelSpec, Restart
-from models.warmup import warm_up
+from models.threads import detached, throw
+from models.warmup import Check, warm_up
 
 if TYPE_CHECKING:
     from gateway.spans import Spans
@@ -54,6 +59,9 @@ log = logging.getLogger("gateway.worker")
 T = TypeVar("T")
 
 _SHUTDOWN_SECONDS = 5.0
+RESTART_GRACE = 5.0
+"""Seconds for which a model that has crashed counts as ready still: one that is back by then does not take its server out of
+service."""
 _THREADS = 8
 
 
@@ -97,7 +105,7 @@ TRANSITIONS: Mapping[State, Mapping[State, str]] = {
     State.STOPPED: {},
 }
 
-_READY = State.READY  # named once: a member costs three look-ups where it is used
+_READY, _TEXT = State.READY, Family.TEXT  # named once: a member costs three look-ups where it is used
 
 
 @final
@@ -247,6 +255,9 @@ class Slot(StepHolder):
         self._worker.stuck.end(step)
         self.release()
 
+    def reserve(self, n: int) -> Callable[[], None]:
+        return self._exchange.reserve_objects(n)
+
     def background(self, stuck: Callable[[str], None]) -> Background:
         return Background(self._worker.stuck, stuck)
 
@@ -278,7 +289,7 @@ class Worker:
     given up later, `run` ends, and `failure` is what it failed of.
 
     `changed` is called after each change of its state; `chance` gives numbers from 0 to 1, for the jitter of restarts;
-    `spans` makes those of its calls, where there are some.
+    `spans` makes those of its calls, where there are some; `check` makes what looks at the answers of its warm-up.
     """
 
     __slots__ = (  # a dict of more than 30 names has no place in CPython's inline caches
@@ -287,10 +298,12 @@ class Worker:
         "_called",
         "_chance",
         "_changed",
+        "_check",
         "_free",
         "_left",
         "_loaded",
         "_loading",
+        "_lost_at",
         "_model",
         "_most_bytes",
         "_patience",
@@ -312,6 +325,7 @@ class Worker:
         "live",
         "name",
         "reason",
+        "replaces",
         "restart_at",
         "since",
         "spec",
@@ -322,6 +336,7 @@ class Worker:
         "stopping",
         "stuck",
         "successor",
+        "task",
     )  # fmt: skip
 
     def __init__(
@@ -332,11 +347,19 @@ class Worker:
         changed: Callable[[Worker], None] | None = None,
         chance: Callable[[], float] = random.random,
         spans: Spans | None = None,
+        check: Callable[[ModelSpec], Check] | None = None,
     ) -> None:
+        self._check = check
         self.spec, self.name = spec, spec.name
         self.lasting, self._loaded = lasting, False
+        self._lost_at = -math.inf
+        """When it was ready last, on Trio's clock, where it is not."""
+        self.replaces = False
+        """Whether it is to take the place of a worker that serves meanwhile."""
         self._changed, self._chance, self._spans = changed, chance, spans
         self.failure: BaseException | None = None
+        self.task: trio.lowlevel.Task | None = None
+        """In which it is loaded, with what its model does beside its calls."""
         self.state = State.LOADING
         self.reason = ""
         """Why it is not ready, or was not before, where something went wrong."""
@@ -388,9 +411,42 @@ class Worker:
         return self.state is State.READY
 
     @property
+    def absence(self) -> str:
+        """Why it does not count as ready, in words for anybody; empty where it does, as a model does that has crashed less
+        than `RESTART_GRACE` seconds ago and is loaded again."""
+        match self.state:
+            case State.READY:
+                return ""
+            case State.LOADING | State.RESTARTING if self._loaded:
+                if trio.current_time() - self._lost_at < RESTART_GRACE:
+                    return ""
+                return f"crashed, and is not back within {RESTART_GRACE:g} s"
+            case State.LOADING if self.starts <= 1:
+                return "is loading"
+            case State.LOADING | State.RESTARTING:
+                return "could not be loaded, and is tried again"
+            case State.FAILED:
+                return "was given up"
+            case State.ENDED:
+                return "has ended"
+            case _:
+                return "is being unloaded"
+
+    @property
     def model(self) -> Model | None:
         """The model itself, while it is loaded."""
         return self._model
+
+    def said(self, name: str) -> Any:
+        """What the spec says for a field that the model itself may say, or the model; None where neither does."""
+        said = getattr(self.spec, name)
+        return getattr(self._model, name, None) if said is None else said
+
+    @property
+    def own_stops(self) -> bool:
+        """True if the model says that it acts on `stop_sequences`: its texts end there already."""
+        parameters = self.said("parameters")
+        return isinstance(parameters, Collection) and "stop_sequences" in parameters  # a torch module has such a method
 
     @property
     def waiting(self) -> frozenset[Exchange]:
@@ -421,6 +477,7 @@ class Worker:
     async def run(self) -> None:
         """Loads the model and keeps it loaded until `stop`. Raises nothing: a model that cannot be kept up is FAILED."""
         policy = self.spec.restart
+        self.task = trio.lowlevel.current_task()
         try:
             while not self._stop.is_set():
                 self.starts += 1
@@ -429,7 +486,7 @@ class Worker:
                     break
                 now, ended = trio.current_time(), isinstance(crash, LoadEnded)
                 self.crashes = [*within_period(policy, self.crashes, now), now]
-                self.reason = f"{type(crash).__name__}: {crash}"[:300]
+                self.reason = text_without_secrets(f"{type(crash).__name__}: {crash}")[:300]
                 wait = None
                 if self.lasting or self._loaded:
                     wait = decide(policy, self.crashes, now, ended=ended, chance=self._chance())
@@ -438,7 +495,7 @@ class Worker:
                     self.crashes.pop()
                 elif wait is None and (self.lasting or self._loaded):
                     self.given_up = True
-                said = "model crashed" if wait is not None else "model ended" if over else "model given up"
+                said = "model crashed" if wait is not None else "model ended" if over else self._end_said
                 incident = {} if over else {"incident": self._failed(crash).incident}
                 log.log(
                     logging.INFO if over else logging.ERROR,
@@ -447,8 +504,9 @@ class Worker:
                     exc_info=None if over else crash,
                 )
                 if wait is None and not self.lasting:
-                    self.failure = crash
+                    self.failure = contained(crash)
                     break
+                detached(crash)  # which is in this frame until the next one: a failed load's memory is not
                 if wait is not None:
                     self.restart_at = now + wait
                     self._enter(State.RESTARTING)
@@ -464,9 +522,19 @@ class Worker:
             self._settled.set()
             self.stopped.set()
 
+    @property
+    def _end_said(self) -> str:
+        """How the log names a crash after which it is not loaded again."""
+        if self.lasting or self._loaded:
+            return "model given up"
+        return "model not reloaded" if self.replaces else "model cannot be loaded"
+
     def _enter(self, state: State) -> None:
         assert state in TRANSITIONS[self.state], f"{self.state} does not become {state}"
-        self.state, self.since = state, trio.current_time()
+        now = trio.current_time()
+        if self.state is State.READY:
+            self._lost_at = now
+        self.state, self.since = state, now
         if self._changed is not None:
             self._changed(self)
 
@@ -483,7 +551,7 @@ class Worker:
             with scope:
                 async with self.stuck.around(running(spec, self.statistics, self.stuck)) as model:
                     if self.spec.warmup:
-                        await warm_up(model, self.spec)
+                        await warm_up(model, self.spec, self._check and self._check(self.spec))
                     # it may be too late, or not wanted any more, though load() did not notice
                     await trio.lowlevel.checkpoint_if_cancelled()
                     scope.deadline = float("inf")
@@ -507,18 +575,21 @@ class Worker:
                         # a crash in the background cancels us: sessions learn of it before the clean-up runs
                         self._lose_sessions()
                         scope.deadline = trio.current_time() + _SHUTDOWN_SECONDS
-        except (Exception, SystemExit) as e:  # a model's sys.exit() is not the server's
-            error = _one_of(e)
-        except BaseExceptionGroup as e:
-            if not all(isinstance(leaf, Exception | SystemExit) for leaf in _leaves(e)):
-                raise self._only_cancelled(e) from None  # the server was cancelled in the same moment
+        except BaseException as e:  # a model's sys.exit() is not the server's
+            if not is_failure(e):
+                if isinstance(e, BaseExceptionGroup):
+                    raise self._only_cancelled(e) from None  # the server was cancelled in the same moment
+                raise
             error = _one_of(e)
         else:
             error = self._silent_end(timed_out=scope.cancelled_caught)
-        if error is not None and self._stop.is_set():
-            log.warning("model did not unload", extra={"model": self.name, "reason": str(error)[:300]}, exc_info=error)
-            return None
-        return error
+        try:
+            if error is not None and self._stop.is_set():
+                log.warning("model did not unload", extra={"model": self.name, "reason": str(error)[:300]}, exc_info=error)
+                return None
+            return error
+        finally:
+            del error  # it knows this frame: a cycle would keep the model
 
     def _silent_end(self, *, timed_out: bool) -> Exception | None:
         """Why a life is over that raised nothing: None for the one good reason."""
@@ -684,7 +755,7 @@ class Worker:
             self._queued_bytes -= held
         try:
             if trio.current_time() >= exchange.deadline:
-                raise exchange.interruption_or_deadline  # the model is not called for nobody
+                throw(exchange.interruption_or_deadline)  # the model is not called for nobody
             self._check_still_loaded()
         except BaseException:
             if self._most_bytes:
@@ -768,14 +839,23 @@ class Worker:
             self._check_still_loaded()
         model = self._called
         assert model is not None
+        text: Continuations | None = cast(TextChannel, session.channel).text if wire is _TEXT else None
         if self.spec.family is not wire:
-            model = convert(model, self.spec.family, wire, read_prompt=read_prompt)
+            ended = partial(self._stopped, exchange)
+            model = convert(model, self.spec.family, wire, read_prompt=read_prompt, own_stops=self.own_stops, stopped=ended)
         try:
-            await model(session)
-        except (trio.Cancelled, KeyboardInterrupt):
+            if text is None:
+                await model(session)
+                return
+            await text.around(model(session))
+            if text.stopped:
+                self._stopped(exchange)
+        except trio.Cancelled:
             raise
         except BaseException as e:  # sys.exit() too: a model's session is all that it can end
-            raised = self._raised(e, session, exchange)
+            if not (isinstance(e, BaseExceptionGroup) or is_failure(e)):
+                raise
+            raised = self._raised(e, session, exchange, text)
             if raised is None:
                 return
             try:
@@ -783,18 +863,30 @@ class Worker:
             finally:
                 del raised  # it knows this frame: a cycle would keep the exchange's memory
 
-    def _raised(self, e: BaseException, session: Session[Any, Any], exchange: Exchange) -> BaseException | None:
+    def _stopped(self, exchange: Exchange, error: BaseException | None = None) -> None:
+        """The gateway has stopped the model, as its text had all that was asked for. An error that it has raised since
+        changes nothing in the answer."""
+        exchange.stopped_by = "gateway"
+        if error is not None and not all(_ends_normally(leaf) for leaf in leaves(error)):
+            log.warning("model raised while stopped", extra={"model": self.name, "id": exchange.id}, exc_info=error)
+
+    def _raised(
+        self, e: BaseException, session: Session[Any, Any], exchange: Exchange, text: Continuations | None
+    ) -> BaseException | None:
         """What a call ends with whose model has raised; None: as if it had returned."""
-        errors = _leaves(e)
-        outside = any(isinstance(error, trio.Cancelled | KeyboardInterrupt) for error in errors)
-        if outside and isinstance(e, BaseExceptionGroup):
+        errors = list(leaves(e))
+        if isinstance(e, BaseExceptionGroup) and not is_failure(e):
             return _because(self._only_cancelled(e, exchange.id), None)
         for error in errors:
             if isinstance(error, GatewayError):
                 return _because(error, None)
+        if text is not None and text.stopped:
+            self._stopped(exchange, e)
+            return None
+        for error in errors:
             if isinstance(error, ModelError):
                 return _because(ModelFailed(error.message, code=error.code, status=error.status), e)
-        if all(_ends_normally(error, session) for error in errors):
+        if all(_ends_normally(error, complete=session.channel.complete) for error in errors):
             return None
         exchange.incident = self._failed(errors[0]).incident
         short = any(isinstance(error, MemoryError) for error in errors)
@@ -810,7 +902,7 @@ class Worker:
 
     def _failed(self, error: BaseException) -> LastError:
         """The error, with an id under which the log is to explain it."""
-        said = f"{type(error).__name__}: {error}"[:300]
+        said = text_without_secrets(f"{type(error).__name__}: {error}")[:300]
         self.last_error = LastError(error=said, incident=uuid4().hex[:12], at=trio.current_time())
         return self.last_error
 
@@ -827,7 +919,7 @@ class Worker:
     def _only_cancelled(self, error: BaseExceptionGroup[Any], id: str = "") -> BaseException:
         """What was cancelled ends as such, whatever else its tasks raised on their way out."""
         cancelled, rest = error.split(trio.Cancelled)
-        if cancelled is None or not isinstance(rest, ExceptionGroup | None):
+        if cancelled is None or (rest is not None and not is_failure(rest)):
             return error
         if rest is not None:
             log.warning("model raised while cancelled", extra={"model": self.name, "id": id}, exc_info=rest)
@@ -842,32 +934,20 @@ def _never() -> AbstractAsyncContextManager[Model]:
     raise RuntimeError("this model was unloaded")
 
 
-def _ends_normally(error: BaseException, session: Session[Any, Any]) -> bool:
+def _ends_normally(error: BaseException, *, complete: bool = True) -> bool:
     match error:
         case trio.EndOfChannel():
             return True  # it read on past the end of input: that is how many loops end
         case trio.ClosedResourceError():
-            return exchange_closed(session)  # it sent on after its answer was complete; the answer stands
+            return complete  # it sent on after its answer was complete; the answer stands
         case _:
             return False
-
-
-def exchange_closed(session: Session[Any, Any]) -> bool:
-    """Whether the answer of this session was already complete."""
-    return bool(getattr(session.channel, "complete", False))
 
 
 def _because(error: BaseException, cause: BaseException | None) -> BaseException:
     """As `raise error from cause` says it."""
     error.__cause__ = cause
     return error
-
-
-def _leaves(error: BaseException) -> list[BaseException]:
-    """The exceptions in a group, however deep: nurseries wrap what their tasks raise."""
-    if isinstance(error, BaseExceptionGroup):
-        return [leaf for inner in error.exceptions for leaf in _leaves(inner)]
-    return [error]
 
 
 def _one_of(error: BaseException) -> BaseException:

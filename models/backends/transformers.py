@@ -5,7 +5,9 @@ from __future__ import annotations
 import copy
 import importlib
 import inspect
+import json
 import math
+import re
 import threading
 from collections.abc import AsyncIterator, Callable, Collection, Generator, Iterator, Sequence
 from contextlib import aclosing, asynccontextmanager
@@ -18,9 +20,10 @@ import trio
 
 from models.blocking import iterate_steps, run_step
 from models.chat import ChatMessage, plain_template
-from models.errors import ModelError
+from models.errors import ContextLengthExceeded, ModelError
 from models.messages import Finish, FinishReason, GenerationParameters, Prompt, Token, TopToken
 from models.session import Session
+from models.stops import Stops
 
 # torch and transformers are optional and are imported where a model is loaded, so their objects have no types here:
 Torch: TypeAlias = Any
@@ -39,6 +42,7 @@ MIN_TEMPERATURE = 1e-5
 # Tokens before a text that decide how it begins, such as whether with a space; vLLM looks at as many.
 _CONTEXT = 6
 _UNFINISHED = "\ufffd"
+_FALLBACK = re.compile("<0x([0-9A-F]{2})>")
 # A character of UTF-8 lacks its last byte after three; a decoder shows them as one U+FFFD or as one each.
 _MOST_UNFINISHED = 3
 
@@ -51,8 +55,9 @@ class Transformers:
     Each forward pass, with the choice of a token that follows it, is a step in a thread, and the next begins when the
     session has taken the token: a client that stops reading stops its generation, and one that leaves ends it after the
     step that runs. `log_prob` is that of the model's own distribution, before bias, penalties, temperature and filters;
-    these are applied in the order of `transformers`. A request that the model cannot serve ends its session with
-    ModelError (status 424) before anything is sent for that prompt.
+    these are applied in the order of `transformers`. A request that the model cannot serve ends its session before
+    anything is sent for that prompt: with ContextLengthExceeded for a prompt that leaves no room, else with ModelError
+    (status 424).
     """
 
     parameters: ClassVar[frozenset[str]] = frozenset(
@@ -128,9 +133,13 @@ class Transformers:
             said = f"messages: the model's chat template refuses them: {str(e)[:200]}"
             raise ModelError(said, code="BadMessages", status=400) from None
 
+    def count_tokens(self, text: str) -> int:
+        """How many tokens the model is given for a prompt."""
+        return len(self._model().ids_of(text))
+
     def prompt_ids(self, prompt: Prompt) -> list[int]:
-        """The tokens that the model continues. ModelError (status 424) where they leave no room in the context, and for a
-        parameter outside its range."""
+        """The tokens that the model continues. ContextLengthExceeded where they leave no room in the context, ModelError
+        (status 424) for a parameter outside its range."""
         loaded, parameters = self._model(), prompt.parameters
         check(parameters, vocabulary=loaded.vocabulary, max_sequences=self._max_sequences)
         ids = loaded.prompt_ids(prompt.text, parameters)
@@ -305,6 +314,8 @@ class _Loaded:
     eos: frozenset[int]
     special: frozenset[int]
     vocabulary: int
+    bytes_of: Callable[[int], bytes]
+    """The bytes of a token, where they are known; else none."""
     context: int | None
     """The most tokens that prompt and output have together; None: no limit is known."""
     last_only: bool
@@ -337,32 +348,36 @@ class _Loaded:
         with self.encoding:
             return list(self.tokenizer.encode(clean, add_special_tokens=special))
 
-    def prompt_ids(self, text: str, parameters: GenerationParameters) -> list[int]:
-        """The ids that the model is given. ModelError (status 424) where they leave no room for what is asked."""
+    def ids_of(self, text: str) -> list[int]:
+        """The ids of a prompt."""
         ids = self.encode(text, special=True)
         bos = self.tokenizer.bos_token_id
-        if bos is not None and ids[:2] == [bos, bos]:
-            ids = ids[1:]  # a prompt that a chat template made begins with it already
+        # a prompt that a chat template made begins with it already
+        return ids[1:] if bos is not None and ids[:2] == [bos, bos] else ids
+
+    def prompt_ids(self, text: str, parameters: GenerationParameters) -> list[int]:
+        """The ids that the model is given. ContextLengthExceeded where they leave no room for a token that is asked for."""
+        ids = self.ids_of(text)
         if parameters.truncate is not None:
             ids = ids[-parameters.truncate :]
         if not ids:
-            starts = [token for token in (bos, *sorted(self.eos)) if token is not None]
+            starts = [token for token in (self.tokenizer.bos_token_id, *sorted(self.eos)) if token is not None]
             if not starts:
-                raise ModelError("inputs: expected a prompt of at least 1 token, got none", code="EmptyPrompt")
+                raise ModelError("inputs: expected a prompt of at least 1 token, got none", code="ValidationError")
             ids = starts[:1]
         room = 1 if parameters.max_new_tokens else 0
         if self.context is not None and len(ids) + room > self.context:
-            raise ModelError(
-                f"inputs: expected a prompt of at most {self.context - room} tokens (the context is {self.context}), "
-                f"got {len(ids)}; truncate keeps the last ones",
-                code="PromptTooLong",
-            )
+            raise ContextLengthExceeded(len(ids) + parameters.max_new_tokens, self.context, prompt_tokens=len(ids))
         return ids
 
     def room(self, ids: Sequence[int], parameters: GenerationParameters) -> int:
         """How many tokens may follow the prompt."""
         most = parameters.max_new_tokens
         return most if self.context is None else min(most, self.context - len(ids))
+
+    def data_of(self, token: int, *, skip_special: bool = True) -> bytes:
+        """The bytes of a token, where they are known and are text; else none."""
+        return b"" if skip_special and token in self.special else self.bytes_of(token)
 
     def decoder(self, parameters: GenerationParameters) -> Callable[[list[int]], str]:
         decode, skip = self.tokenizer.decode, parameters.skip_special_tokens
@@ -397,12 +412,47 @@ def _load(path: str, device: str, dtype: str, max_context: int | None, trust_rem
         eos=eos,
         special=eos | set(tokenizer.all_special_ids) | {token for token, about in added.items() if about.special},
         vocabulary=config.vocab_size,
+        bytes_of=token_bytes(tokenizer),
         context=min(bounds, default=None),
         last_only="logits_to_keep" in inspect.signature(model.forward).parameters,
     )
     if loaded.forward([0], None)[1] is None:
         raise ValueError(f"{path[:200]}: {type(model).__name__} gives no past_key_values, so it cannot go on step by step")
     return loaded
+
+
+def token_bytes(tokenizer: Any) -> Callable[[int], bytes]:
+    """The bytes of each token, for tokenizers whose tokens may end within a character: those of bytes (GPT-2, Llama 3,
+    Qwen), and those that fall back to bytes for what they do not know (Llama 2). None for a token whose text says them."""
+    decoder = getattr(getattr(tokenizer, "backend_tokenizer", None), "decoder", None)
+    kinds = set() if decoder is None else _kinds_of(json.loads(decoder.__getstate__()))
+    added = {token: str(about.content).encode() for token, about in tokenizer.added_tokens_decoder.items()}
+    alphabet = _byte_alphabet() if "ByteLevel" in kinds else {}
+    falls_back = "ByteFallback" in kinds
+
+    def bytes_of(token: int) -> bytes:
+        if token in added or not (alphabet or falls_back):
+            return added.get(token, b"")
+        piece = tokenizer.convert_ids_to_tokens(token) or ""  # the vocabulary may be larger than the tokenizer's
+        if alphabet:
+            known = alphabet.keys() >= set(piece)
+            return bytes([alphabet[character] for character in piece]) if known else b""
+        single = _FALLBACK.fullmatch(piece)
+        return bytes([int(single[1], 16)]) if single else b""
+
+    return bytes_of
+
+
+def _kinds_of(decoder: dict[str, Any]) -> set[str]:
+    """The types of a decoder of `tokenizers`, and of those that it is made of."""
+    return {decoder["type"]}.union(*map(_kinds_of, decoder.get("decoders", ())))
+
+
+def _byte_alphabet() -> dict[str, int]:
+    """The characters that stand for bytes in byte-level vocabularies: GPT-2's `bytes_to_unicode`."""
+    printable = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
+    others = [byte for byte in range(256) if byte not in printable]
+    return {chr(byte): byte for byte in printable} | {chr(256 + n): byte for n, byte in enumerate(others)}
 
 
 def _eos_ids(model: Any, config: Any, tokenizer: Any) -> frozenset[int]:
@@ -430,21 +480,21 @@ class _Continuation:
         """One sequence, from the logits and the state after the prompt; the last token says why it is the last."""
         loaded, parameters = self._loaded, self.parameters
         choose = _Chooser(loaded, parameters, self._ids, None if _is_greedy(parameters) else self._random)
-        decode = loaded.decoder(parameters)
-        text = TextStream(decode, self._ids)
+        data_of = partial(loaded.data_of, skip_special=parameters.skip_special_tokens)
+        text = TextStream(loaded.decoder(parameters), self._ids)
         stops = Stops(parameters.stop_sequences, included=parameters.include_stop_str_in_output)
         count = max(parameters.top_n_tokens, parameters.logprobs or 0)
         for number in range(1, self._most + 1):
             token = choose(logits[-1])
             log_probs = loaded.log_probs(logits[-1])
-            top = _top_tokens(loaded, text, log_probs, count)
+            top = _top_tokens(loaded, text, log_probs, count, data_of)
             reason = self._reason(token, number)
             left_out = token in parameters.stop_token_ids and not parameters.include_stop_str_in_output
             added = "" if left_out else text.feed(token)
             if reason is not None:
                 added += text.rest()
-            added, met = stops.feed(added)
-            if met:
+            added = stops.feed(added, ignore=number <= parameters.min_length)
+            if stops.met is not None:
                 reason = FinishReason.STOP_SEQUENCE
             elif reason is not None:
                 added += stops.rest()
@@ -455,6 +505,8 @@ class _Continuation:
                 special=token in loaded.special,
                 finish=reason,
                 top=top,
+                data=b"" if left_out else data_of(token),
+                stop=stops.met or "",
             )
             if reason is not None:
                 return
@@ -468,10 +520,18 @@ class _Continuation:
         return FinishReason.LENGTH if number == self._most else None
 
 
-def _top_tokens(loaded: _Loaded, text: TextStream, log_probs: Tensor, count: int) -> tuple[TopToken, ...]:
+def _top_tokens(
+    loaded: _Loaded, text: TextStream, log_probs: Tensor, count: int, data_of: Callable[[int], bytes]
+) -> tuple[TopToken, ...]:
     return tuple(
         [
-            TopToken(text=text.would_add(token), id=token, log_prob=log_prob, special=token in loaded.special)
+            TopToken(
+                text=text.would_add(token),
+                id=token,
+                log_prob=log_prob,
+                special=token in loaded.special,
+                data=data_of(token),
+            )
             for token, log_prob in loaded.top(log_probs, count)
         ]
     )
@@ -501,7 +561,7 @@ class _PromptReport:
         if before is not None:
             log_probs = loaded.log_probs(before)
             log_prob = _at_most_0(log_probs[token].item())
-            top = _top_tokens(loaded, self._text, log_probs, self._count)
+            top = _top_tokens(loaded, self._text, log_probs, self._count, loaded.data_of)
         special = token in loaded.special
         return Token(text=self._text.feed(token), id=token, log_prob=log_prob, special=special, prefill=True, top=top)
 
@@ -634,44 +694,3 @@ def _finished(text: str) -> str:
     while end and len(text) - end < _MOST_UNFINISHED and text[end - 1] == _UNFINISHED:
         end -= 1
     return text[:end]
-
-
-@final
-class Stops:
-    """Ends a text at the stop sequence that is complete first, however the text is cut into pieces.
-
-    Where the sequence is not `included`, text that may be the beginning of one is held back until it is known.
-    """
-
-    def __init__(self, stops: Collection[str], *, included: bool) -> None:
-        self._stops, self._included = stops, included
-        self._longest = max(map(len, stops), default=1)
-        self._tail = ""
-        """The end of the text so far that a stop sequence may begin with."""
-        self._told = 0
-        """How much of the tail is out."""
-
-    def feed(self, added: str) -> tuple[str, bool]:
-        """What can be told of the text now, and whether it ended."""
-        text = self._tail + added
-        ends = [(start + len(stop), start) for stop in self._stops if (start := text.find(stop)) >= 0]
-        if ends:
-            end, start = min(ends)
-            return text[self._told : end if self._included else start], True
-        begun = self._begun(text)
-        known = text[self._told : len(text) if self._included else begun]
-        self._tail = text[begun:]
-        self._told = len(self._tail) if self._included else 0
-        return known, False
-
-    def _begun(self, text: str) -> int:
-        """Where the longest beginning of a stop sequence begins that ends the text."""
-        for start in range(max(0, len(text) - self._longest + 1), len(text)):
-            if any(stop.startswith(text[start:]) for stop in self._stops):
-                return start
-        return len(text)
-
-    def rest(self) -> str:
-        """What is held back and turned out to begin nothing."""
-        held, self._tail = self._tail[self._told :], ""
-        return held

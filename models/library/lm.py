@@ -181,6 +181,10 @@ class LanguageModel:
                 top=() if log_probs is None else top_tokens(self.tokenizer, log_probs, top),
             )
 
+    def count_tokens(self, text: str) -> int:
+        """How many tokens a prompt has."""
+        return len(self.tokenizer.encode(text))
+
     async def __call__(self, session: Session[Prompt, Token | Finish]) -> None:
         """Continues each prompt, one after another, until the end of input.
 
@@ -243,6 +247,8 @@ class LanguageModel:
                 log_prob=float(log_probs[token]),
                 special=token == EOS,
                 finish=finish,
+                data=self.tokenizer.bytes_of(token),
+                stop=output.stop,
                 top=top_tokens(self.tokenizer, log_probs, top, skip_special=parameters.skip_special_tokens),
                 sequence=sequence,
             )

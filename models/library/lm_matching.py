@@ -34,6 +34,11 @@ class Matcher:
             borders.append(self.step(borders[-1], item))
         return matched + 1
 
+    def shorter(self, matched: int) -> int:
+        """The length of the longest shorter beginning of the word that the text ends with too, where it ends with one of
+        `matched`, at least 1."""
+        return self._borders[matched - 1]
+
     def lengths(self, matched: int) -> Iterator[int]:
         """The lengths of all beginnings of the word, but the empty one, that the text ends with, the longest first."""
         while matched:

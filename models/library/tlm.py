@@ -85,6 +85,10 @@ class TransformerModel:
             tokenizer = Tokenizer((int(left), int(right)) for left, right in weights["merges"])
             return cls(tokenizer, Network(weights))
 
+    def count_tokens(self, text: str) -> int:
+        """How many tokens a prompt has."""
+        return len(self.tokenizer.encode(text))
+
     def open(self, prompt: Prompt) -> list[Continuation]:
         """`n` sequences. ModelError (status 424) for a parameter outside its range."""
         parameters = prompt.parameters
@@ -145,6 +149,8 @@ class TransformerModel:
             log_prob=float(log_probs[token]),
             special=token == EOS,
             finish=finish,
+            data=self.tokenizer.bytes_of(token),
+            stop=sequence.output.stop,
             top=top_tokens(self.tokenizer, log_probs, sequence.top, skip_special=sequence.skip_special),
             sequence=sequence.number,
         )

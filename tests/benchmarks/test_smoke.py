@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 from click.testing import CliRunner
 
-from benchmarks import servers, spans
+from benchmarks import neighbours, servers, spans
 from benchmarks.cli import program
 from benchmarks.comparison import compare
 from benchmarks.workloads import WORKLOADS
@@ -28,6 +28,15 @@ def test_a_server_and_its_floor_are_measured_side_by_side() -> None:
     assert (ours.server, floor.server) == ("everywire", "http1")
     assert ours.median > 0 < floor.median
     assert ours.ratio is not None
+
+
+@pytest.mark.parametrize("load", ["resets", "pipelined", "messages"])
+def test_what_a_client_waits_beside_another_is_measured(load: str) -> None:
+    kept, fresh = neighbours.measure(load, seconds=0.3)
+    assert (kept.load, kept.connection, fresh.connection) == (load, "kept", "fresh")
+    for waits in (kept, fresh):
+        assert waits.asked > 0
+        assert 0 < waits.median <= waits.p99 <= waits.worst
 
 
 @pytest.mark.skipif(sys.version_info < (3, 12), reason="bytecodes are counted by sys.monitoring")

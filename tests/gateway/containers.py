@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import asynccontextmanager, suppress
+from dataclasses import replace
 from typing import Any
 
 import trio
@@ -92,11 +93,11 @@ class Containers:
 
 @asynccontextmanager
 async def containers(
-    serve: Serve, limits: ContainerLimits | None = None, *, capacity: int = 65536
+    serve: Serve, limits: ContainerLimits | None = None, *, capacity: int = 65536, quiet: float = 0
 ) -> AsyncIterator[Containers]:
-    """Containers for the length of the block."""
+    """Containers for the length of the block, which hear Close right behind the last part, or after that quiet."""
     async with trio.open_nursery() as nursery:
-        yield Containers(nursery, serve, limits or ContainerLimits(), capacity)
+        yield Containers(nursery, serve, replace(limits or ContainerLimits(), half_close_quiet=quiet), capacity)
         nursery.cancel_scope.cancel()
 
 

@@ -42,6 +42,10 @@ from tests.gateway import ways
 
 KiB = 1024
 PAYLOAD = 1000
+EPOCH = 784111777.0
+"""What the wall clock of `serving` says, always."""
+NOW = b"Sun, 06 Nov 1994 08:49:37 GMT"
+DATE = b"date: %b\r\n" % NOW
 """Bytes of a numbered message, as its model makes it."""
 BASE = 10_000_000
 """What is added to a number in a tensor, so that all have one length in JSON."""
@@ -425,7 +429,9 @@ async def serving(
                     )
                     containers.append(container)
                     served.append(bridge_to(container, spec))
-            memory = await stack.enter_async_context(memory_gateway(served, config, capacity=capacity, hub=hub))
+            memory = await stack.enter_async_context(
+                memory_gateway(served, config, capacity=capacity, hub=hub, wall_clock=lambda: EPOCH)
+            )
             house = House(memory, tuple(containers))
             await house.opened(before)
             try:
@@ -666,7 +672,7 @@ class LinesCall(Call):
 
     path = "/predictions/{}"
 
-    async def open(self, model: str, *, upto: int = 2**31 - 1, body: bytes | None = None) -> None:
+    async def open(self, model: str, *, upto: int = 65536, body: bytes | None = None) -> None:
         asked = {"inputs": "x", "stream": True, "parameters": {"max_new_tokens": upto}}
         self._whole = False
         await self.line.send(*client.post(self.stream, self.path.format(model), body or json.dumps(asked).encode()))

@@ -694,7 +694,7 @@ TARGETS: dict[str, Target] = {
         ),
         Target(
             name="raise", ready=lambda run: False, fire=lambda run: None, spares=_others,
-            endings=frozenset({Ending.MODEL_ERROR}), logs=frozenset(f"{what} raised" for what in ("model", "chat template", "input formatter", "output formatter")),
+            endings=frozenset({Ending.MODEL_ERROR}), logs=frozenset(f"{what} raised" for what in ("model", "chat template", "input formatter", "output formatter")) | {"model failed"},
         ),
         Target(
             name="memory", ready=lambda run: False, fire=lambda run: None, spares=_nobody, anybody=True,

@@ -31,7 +31,7 @@ from protocols.events import Buffer, Close, ConnectionEnd, Data, End, Frame, Hea
 from protocols.http1 import HTTP1Connection
 from protocols.roles import Role
 from protocols.websocket import WebSocketConnection
-from protocols.websocket_handshake import accept_headers
+from protocols.websocket_handshake import END_OF_INPUT, accept_headers, end_of_input
 from tests.gateway.sweep_scenarios import (
     _EVENTS,
     _JSON,
@@ -315,24 +315,47 @@ def _anywhere() -> Scenario:
     )
 
 
+def _ended() -> Scenario:
+    """A client of the container's WebSocket that says when there is no more input, and then waits for the answer."""
+
+    async def play(stage: Stage) -> None:
+        victim, neighbour = stage.talk(VICTIM), stage.talk(NEIGHBOUR, model="n")
+        await _together(
+            over_websocket(stage, victim, numbered(VICTIM, [10, 900, 1800]), pace=0.0021, ends=True),
+            over_websocket(stage, neighbour, numbered(NEIGHBOUR, [30, 30, 30]), ends=True),
+        )
+
+    async def again(stage: Stage) -> None:
+        await over_websocket(stage, stage.talk(FRESH), [(b"part", True)], ends=True)
+
+    memory = 2 * (_HTTP + 4000)
+    return Scenario(
+        name="ended", wire="websocket", model=echo, family=Family.PARTS, play=play, again=again, memory=memory, config=_SMALL
+    )
+
+
 # -- a container behind a bridge -------------------------------------------------------------------------------------
 
 
-def _bridged(stage: Stage) -> Callable[[str], ModelSpec]:
-    """A spec of that name behind a container in memory, which does as `echo` over its WebSocket, and as `answer` at
-    /invocations."""
+def _bridged(
+    stage: Stage, *, talk: Callable[[Stage, Peer, Request], Awaitable[None]] | None = None
+) -> Callable[[str], ModelSpec]:
+    """A spec of that name behind a container in memory, which does as `echo`, or as `talk`, over its WebSocket, and as
+    `answer` at /invocations."""
 
     async def dial() -> MemoryTransport:
         await trio.lowlevel.checkpoint()
         ours, theirs = memory_pair(1500)
-        stage.start_soon(_contain, stage, theirs)
+        stage.start_soon(_contain, stage, theirs, talk or _container_echo)
         return ours
 
     limits = ContainerLimits(health_interval=0, read_ahead=4096, half_close_quiet=0.001)
     return lambda name: container_spec("ws://container", name=name, limits=limits, dial=dial)
 
 
-async def _contain(stage: Stage, transport: MemoryTransport) -> None:
+async def _contain(
+    stage: Stage, transport: MemoryTransport, talk: Callable[[Stage, Peer, Request], Awaitable[None]]
+) -> None:
     try:
         peer = Peer(transport, HTTP1Connection(Role.SERVER))
         request = await peer.next_event()
@@ -343,7 +366,7 @@ async def _contain(stage: Stage, transport: MemoryTransport) -> None:
         elif not request.upgrade:
             await peer.send(Response(stream=1, status=200, headers=[(b"content-length", b"0")]), End(stream=1))
         else:
-            await _container_echo(stage, peer, request)
+            await talk(stage, peer, request)
     except (TransportLost, RemoteProtocolError, LocalProtocolError, Boom, ModelError):
         pass  # the platform has left, or the container is gone
     finally:
@@ -395,6 +418,51 @@ async def _container_echo(stage: Stage, peer: Peer, request: Request) -> None:
 def _behind_bridge() -> Scenario:
     found = _bidi_scenario("bridge", echo, [10, 900, 2600, 5], memory=3 * (_STREAM + 2600), neighbour=True)
     return replace(found, served=_bridged)
+
+
+async def _late_answer(stage: Stage, peer: Peer, request: Request) -> None:
+    """A container that is told the end of the input, and only then answers, one frame after the other, after a while."""
+    end = end_of_input(request.headers)
+    assert end is not None
+    await peer.send(Response(stream=1, status=101, headers=[*accept_headers(request), (END_OF_INPUT, end)]))
+    assert isinstance(peer.machine, HTTP1Connection)
+    machine = WebSocketConnection(Role.SERVER)
+    machine.receive_data(peer.machine.switch())
+    peer = Peer(peer.transport, machine)
+    with stage.call(request.target.partition(b"?")[2].decode()) as talk:
+        frames: list[Frame] = []
+        while not isinstance(event := await peer.next_event(), Close | ConnectionEnd):
+            if isinstance(event, Frame):
+                stage.point(talk)
+                machine.credit(len(event.data))
+                if event.data == end:
+                    break
+                talk.taken.append(fragment(event.data, event.fin))
+                frames.append(event)
+        else:
+            await peer.flush()
+            return
+        for frame in frames:
+            await trio.sleep(0.002)
+            stage.point(talk)
+            talk.said.append(fragment(frame.data, frame.fin))
+            await peer.send(frame)
+        await peer.send(Close())
+        while not isinstance(await peer.next_event(), Close | ConnectionEnd):
+            pass
+
+
+async def _whole_talk(
+    line: HTTP2Line, talk: Talk, parts: Sequence[tuple[bytes, bool]], *, pace: float = 0.0, cut: int = 0
+) -> None:
+    """A conversation whose last part ends its message: the container cannot be told the end in the middle of one."""
+    await bidi_talk(line, talk, [*parts[:-1], (parts[-1][0], True)], pace=pace, cut=cut)
+
+
+def _late_behind_bridge() -> Scenario:
+    """The client has ended its input, and the session waits for the container's answer."""
+    found = _bidi_scenario("bridge-late", echo, [10, 900, 2600], memory=3 * (_STREAM + 2600), talk=_whole_talk)
+    return replace(found, served=functools.partial(_bridged, talk=_late_answer))
 
 
 # -- models that come and go -----------------------------------------------------------------------------------------
@@ -548,6 +616,8 @@ def _scenarios() -> list[Scenario]:
         _in_form("padded", config=replace(_SMALL, bidi=replace(_SMALL.bidi, padding=64))),
         _anywhere(),
         _behind_bridge(),
+        _late_behind_bridge(),
+        _ended(),
         replace(bridge_invoke, served=_bridged),
         _models("load", _loading),
         _models("unload", _unloading, without=["memory"]),  # which would hit the load before it

@@ -689,9 +689,15 @@ async def pipelined(stage: Stage, *talks: Talk) -> None:
 
 
 async def over_websocket(
-    stage: Stage, talk: Talk, frames: Sequence[tuple[bytes, bool]], *, pace: float = 0.0, path: str = ""
+    stage: Stage,
+    talk: Talk,
+    frames: Sequence[tuple[bytes, bool]],
+    *,
+    pace: float = 0.0,
+    path: str = "",
+    ends: bool = False,
 ) -> None:
-    """A duplex conversation of frames; the model ends it."""
+    """A duplex conversation of frames; the model ends it, where it is told (`ends`) that there is no more input."""
     path = path or f"/models/{talk.model}/invocations-bidirectional-stream"
     transport = stage.connect(talk.line)
     try:
@@ -714,6 +720,8 @@ async def over_websocket(
                 talk.asked.append(talk.kept(data, last))
                 await peer.send(Frame(opcode=Opcode.BINARY if first else Opcode.CONTINUATION, fin=last, data=data))
                 first = last
+            if ends and machine.is_open and peer.end_of_input:
+                await peer.send(Frame(opcode=Opcode.TEXT, fin=True, data=peer.end_of_input))
         except TransportLost:
             return
 

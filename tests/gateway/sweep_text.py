@@ -3,10 +3,11 @@ a model."""
 
 from __future__ import annotations
 
+import itertools
 import json
 import re
 from collections.abc import AsyncGenerator, AsyncIterator, Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import aclosing, contextmanager
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any, final
@@ -110,6 +111,23 @@ def async_generator(stage: Stage) -> Callable[..., Any]:
                 yield word
             await trio.sleep(0.3 if words and words[0].startswith("[2/") else 0.0011)  # a third prompt is hard
 
+    return model
+
+
+def counted(stage: Stage) -> Callable[..., Any]:
+    """The same in bytes. It counts a prompt's tokens where it is asked to, in a thread."""
+    words = async_generator(stage)
+
+    async def model(prompt: Prompt) -> AsyncIterator[Token]:
+        async with aclosing(words(prompt)) as said:
+            async for word in said:
+                yield Token(text="", data=word.encode())
+
+    def count_tokens(text: str) -> int:
+        stage.point(stage.talks[text.partition(".")[2].partition(" ")[0]])
+        return len(text.split())
+
+    model.count_tokens = count_tokens  # type: ignore[attr-defined]
     return model
 
 
@@ -218,6 +236,32 @@ def endless(stage: Stage) -> Callable[..., Any]:
                 yield word
 
     return model
+
+
+def careless(stage: Stage) -> Callable[..., Any]:
+    """Says words for ever, whatever was asked for, of which two come before a stop sequence. What is wanted of them is said."""
+
+    async def model(prompt: Prompt) -> AsyncIterator[str]:
+        strand, _, rest = prompt.text.partition(".")
+        wanted = 2 if prompt.parameters.stop_sequences else prompt.parameters.max_new_tokens
+        with stage.call(f"talk={rest.partition(' ')[0]}") as talk:
+            talk.taken.append(prompt.text.encode())
+            for number in itertools.count():
+                if number % 3 == 1:
+                    await trio.sleep(0.0007)
+                stage.point(talk)
+                word = _word(f"{strand}/0", number)
+                if number < wanted:
+                    talk.said.append(word.encode())
+                    if number + 1 == wanted:
+                        _over(talk)
+                yield word
+
+    return model
+
+
+_STOPS = [f"[{strand}/0.2" for strand in range(3)]
+"""What each prompt's third word begins with."""
 
 
 # -- what clients make of the answers ------------------------------------------------------------------------------------
@@ -465,8 +509,9 @@ def _serving(kind: Kind, formatted: int) -> Callable[[Stage], Callable[[str], Mo
 
 
 def _bare(data: Buffer, last: bool) -> bytes:
-    """A part as it is."""
-    return bytes(data)
+    """A part as it is; of a request the prompt, which is what its model sees of it."""
+    said = bytes(data)
+    return json.loads(said)["inputs"].encode() if said.startswith(b"{") else said
 
 
 @final
@@ -522,11 +567,11 @@ def _lmi(path: str, read: Callable[[Talk], Parser], *, several: bool = False, **
     return Form(path=path, write=write, read=read, strands=several)
 
 
-def _batch(path: str, read: Callable[[Talk], Parser]) -> Form:
+def _batch(path: str, read: Callable[[Talk], Parser], **asked: Any) -> Form:
     """LMI's schema with three prompts, the later ones with shorter answers."""
 
     def write(talk: Talk, prompts: list[str]) -> Any:
-        return {"inputs": prompts, "parameters": {"max_new_tokens": 4}}
+        return {"inputs": prompts, "parameters": {"max_new_tokens": 4, **asked}}
 
     return Form(path=path, write=write, read=read, prompts=3, strands=True, words=4)
 
@@ -548,9 +593,9 @@ def _completions(read: Callable[[Talk], Parser], *, prompts: int = 2, **asked: A
     return Form(path="/v1/completions", write=write, read=read, prompts=prompts, strands="n" in asked, words=5)
 
 
-def _generate(path: str, read: Callable[[Talk], Parser], *, tokens: int = 4) -> Form:
+def _generate(path: str, read: Callable[[Talk], Parser], *, tokens: int = 4, **asked: Any) -> Form:
     def write(talk: Talk, prompts: list[str]) -> Any:
-        return {"text_input": prompts[0], "id": "7", "parameters": {"max_new_tokens": tokens}}
+        return {"text_input": prompts[0], "id": "7", "parameters": {"max_new_tokens": tokens, **asked}}
 
     return Form(path=path, write=write, read=read)
 
@@ -606,10 +651,13 @@ def _scenario(name: str, wire: str, kind: Kind, play: Any, again: Any, *, format
     return Scenario(name=name, wire=wire, model=kind, family=Family.TEXT, play=play, again=again, served=served, **more)
 
 
-def _prompts(talk: Talk, count: int) -> list[tuple[bytes, bool]]:
+def _prompts(talk: Talk, count: int, **asked: Any) -> list[tuple[bytes, bool]]:
     """Prompts as parts; the last one is not taken, where the model ends the session."""
     talk.kept, talk.calls = _bare, count
-    return [(f"{place}.{talk.name} ".encode() + b"word " * (10 + 150 * (place == 1)), True) for place in range(count)]
+    prompts = [f"{place}.{talk.name} " + "word " * (10 + 150 * (place == 1)) for place in range(count)]
+    if not asked:
+        return [(prompt.encode(), True) for prompt in prompts]
+    return [(json.dumps({"inputs": prompt, "parameters": asked}).encode(), True) for prompt in prompts]
 
 
 def _websocket() -> Scenario:
@@ -628,21 +676,22 @@ def _websocket() -> Scenario:
     return _scenario("text-websocket", "websocket", session, play, again, memory=memory, buffer=600)
 
 
-def _bidi(name: str, kind: Kind) -> Scenario:
+def _bidi(name: str, kind: Kind, **asked: Any) -> Scenario:
     async def play(stage: Stage) -> None:
         victim, companion = stage.talk(VICTIM), stage.talk(COMPANION, VICTIM, "n")
         async with _line(stage, VICTIM) as line:
             await _together(
-                bidi_talk(line, victim, _prompts(victim, 2), pace=0.0004), bidi_talk(line, companion, _prompts(companion, 1))
+                bidi_talk(line, victim, _prompts(victim, 2, **asked), pace=0.0004),
+                bidi_talk(line, companion, _prompts(companion, 1, **asked)),
             )
             if line.machine.can_open:
                 talk = stage.talk(NEXT, VICTIM, "n")
-                await bidi_talk(line, talk, _prompts(talk, 1))
+                await bidi_talk(line, talk, _prompts(talk, 1, **asked))
 
     async def again(stage: Stage) -> None:
         async with _line(stage, FRESH) as line:
             talk = stage.talk(FRESH)
-            await bidi_talk(line, talk, _prompts(talk, 1))
+            await bidi_talk(line, talk, _prompts(talk, 1, **asked))
 
     return _scenario(name, "http/2", kind, play, again, memory=3 * (_STREAM + 800))
 
@@ -663,6 +712,8 @@ def _scenarios() -> Iterator[Scenario]:
     yield _http2("chat-h2", session, _messages(chat, DocumentParser, n=2))
     yield _http1("chat-stream", async_generator, _messages(chat, ChunksParser, tokens=8, **usage))
     yield _http2("chat-stream-h2", session, _messages(chat, ChunksParser, n=2, **usage))
+    yield _http1("chat-counted", counted, _messages(chat, ChunksParser, stop=["never"], **usage))
+    yield _http2("completions-counted-h2", counted, _completions(ChunksParser, **usage))
     yield _http1("completions", generator, _completions(DocumentParser))
     yield _http1("completions-stream", session, _completions(ChunksParser, n=2, **usage))
     yield _http2("completions-stream-h2", async_generator, _completions(ChunksParser, prompts=3, stream=True))
@@ -707,6 +758,27 @@ def _scenarios() -> Iterator[Scenario]:
     yield _websocket()
     yield _bidi("text-bidi", async_generator)
     yield _bidi("text-bidi-threads", generator)
+
+    generate, events = "/v2/models/{}/generate", "/v2/models/{}/generate_stream"
+    yield _http1("more-chat", careless, _messages(chat, ChunksParser, stream=True))
+    yield _http2("more-completions-h2", careless, _completions(DocumentParser))
+    yield _http1("more-lmi", careless, _lmi(predictions, LMIEvents, **sse))
+    yield _http2("more-tgi-h2", careless, _lmi(predictions, DocumentParser), config=tgi)
+    yield _http1("more-dynamic", careless, _batch(predictions, BatchLines), **some)
+    yield _http1("more-formatted", careless, text, formatted=4)
+    yield _http1("more-v2-generate", careless, _generate(generate, DocumentParser))
+    yield _http2("more-v2-generate-stream-h2", careless, _generate(events, V2Events))
+    yield _bidi("more-bidi", careless, max_new_tokens=4)
+
+    cut: dict[str, Any] = {"stop_sequences": _STOPS, "include_stop_str_in_output": False}
+    yield _http1("stop-chat", careless, _messages(chat, ChunksParser, stream=True, stop=_STOPS))
+    yield _http2("stop-completions-h2", careless, _completions(DocumentParser, stop=_STOPS))
+    yield _http1("stop-lmi", careless, _lmi(predictions, LMIEvents, **sse, **cut))
+    yield _http1("stop-tgi", careless, _lmi(predictions, LMIEvents, stream=True, **cut), config=tgi)
+    yield _http2("stop-dynamic-h2", careless, _batch(invoke, BatchLines, **cut), config=batch_lines)
+    yield _http1("stop-v2-generate", careless, _generate(generate, DocumentParser, **cut))
+    yield _http2("stop-v2-generate-stream-h2", careless, _generate(events, V2Events, **cut))
+    yield _bidi("stop-bidi", careless, **cut)
 
     # what a word of 400 bytes may wait in: the send buffer, the pipe, the client's read, and the model's hand
     slow: dict[str, Any] = {"pace": 0.001, "ahead": 6}

@@ -18,7 +18,7 @@ from gateway.gateway import Gateway
 from gateway.wires.asgi import EARLY_END, AnswerCut
 from models.adapt import spec_of
 from models.library.echo import Echo
-from models.messages import Family, Part, PartKind
+from models.messages import Family, FinishReason, Part, PartKind, Token
 from models.session import Session
 from tests.gateway.promises import KiB, Probe, answering, at_once, counting, pausing, silent
 
@@ -90,7 +90,7 @@ async def served(*models: Any, config: Config | None = None) -> AsyncIterator[tu
 
 def lines(app: ASGIApp, **scope: Any) -> Server:
     server = Server(app, path="/predictions/probe", **scope)
-    asked = {"inputs": "x", "stream": True, "parameters": {"max_new_tokens": 2**31 - 1}}
+    asked = {"inputs": "x", "stream": True, "parameters": {"max_new_tokens": 65536}}
     server.body(json.dumps(asked).encode())
     return server
 
@@ -117,7 +117,7 @@ async def test_a_model_tidies_up_after_its_answer_is_whole(autojump_clock: Any) 
 
     async def tidy(probe: Probe, session: Session[Any, Any]) -> None:
         await probe.take(session)
-        await probe.say(session)
+        await session.send(Token(text="last", finish=FinishReason.LENGTH))  # it ends its text itself, and so is not stopped
         await trio.sleep(1)
         tidied.append(trio.current_time())
 
@@ -405,13 +405,31 @@ async def test_at_the_drain_deadline_what_runs_gets_its_ending(autojump_clock: A
         assert after.answer[0] == 503
 
 
+async def test_a_stalled_server_that_takes_again_is_told_why_the_answer_ends(autojump_clock: Any) -> None:
+    probe = Probe(counting)
+    async with served(probe.spec("lmi-http1")) as (app, calls):
+        server = lines(app)
+        server.takes = trio.Event()
+        calls.start_soon(server.run)
+        await trio.sleep(32)
+        assert probe.live == 0
+        server.takes.set()
+        await server.over.wait()
+        assert server.error is None
+        assert b"(limits.write_stall)" in server.answer[1].splitlines()[-1]
+        assert app.gateway.counts().endings == {"transport-lost": 1}
+
+
 async def test_a_stalled_server_is_given_up(autojump_clock: Any) -> None:
     probe = Probe(counting)
     async with served(probe.spec("lmi-http1")) as (app, calls):
         server = lines(app)
         server.takes = trio.Event()
         calls.start_soon(server.run)
+        await trio.sleep(32)
+        assert (probe.live, server.over.is_set()) == (0, False)
         await server.over.wait()
+        assert trio.current_time() < 38
         assert isinstance(server.error, AnswerCut)
         assert app.gateway.counts().endings == {"transport-lost": 1}
 

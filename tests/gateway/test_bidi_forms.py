@@ -23,6 +23,7 @@ from protocols.events import Close, Data, End, Frame, Opcode, Reset, Response
 from protocols.websocket_handshake import request_headers
 from tests.gateway.promises import (
     DUPLEX,
+    NOW,
     PADDING,
     EventsCall,
     House,
@@ -129,7 +130,9 @@ async def test_the_head_goes_out_before_the_first_part(kind: str, fault: str, au
             (b"content-type", kind.encode()),
             (b"x-amzn-invoked-production-variant", b"AllTraffic"),
             (b"x-amzn-requestid", b"boot1"),
+            (b"x-accel-buffering", b"no"),
             (b"x-request-id", b"boot1"),
+            (b"date", NOW),
         ]
         line.peer.close()
 

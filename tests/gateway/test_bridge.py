@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import gc
+import re
 import tracemalloc
 from contextlib import suppress
 from typing import Any
@@ -50,6 +51,13 @@ async def failure(found: Containers, client: Client, **call: Any) -> ModelError:
         await found.call(client, **call)
     assert found.all_closed
     return raised.value
+
+
+async def unanswered(found: Containers, client: Client) -> None:
+    """A session with a container that only reads: it may have had an answer, and that must be said."""
+    error = await failure(found, client)
+    assert (error.code, error.status) == ("StreamBroken", 504)
+    assert error.message.startswith("the container at container:8080 sent nothing after the client's last part")
 
 
 # -- addresses -------------------------------------------------------------------------------------------------------
@@ -109,6 +117,7 @@ async def test_the_container_sees_the_path_the_query_and_the_headers_that_are_it
     assert [r.target for r in seen] == [b"/invocations-bidirectional-stream?a=%2Fb&c=%7e", b"/v1/listen.ws?a=%2Fb&c=%7e"]
     assert seen[0].authority == b"container:8080"
     ours = {name: value for name, value in seen[0].headers if not name.startswith(b"sec-websocket-")}
+    assert re.fullmatch(rb"end-of-input-[0-9a-f]{32}", ours.pop(b"x-everywire-end-of-input"))
     assert ours == {
         b"content-type": b"application/vnd.amazon.eventstream",
         b"accept": b"*/*",
@@ -276,7 +285,7 @@ async def test_a_continuation_is_one_whatever_its_kind_says() -> None:
     got: list[Any] = []
     client = Client(part(b"a", kind=UTF8, last=False), part(b"b", kind=BINARY), part(b"c"))
     async with containers(websocket(lambda peer: read_frames(peer, into=got))) as found:
-        await found.call(client)
+        await unanswered(found, client)
     assert got == [text(b"a", fin=False), continuation(b"b"), binary(b"c"), Close(code=1000)]
 
 
@@ -519,7 +528,7 @@ async def test_a_container_that_stops_reading_stops_its_client() -> None:
 
     client = Client(*(part(bytes(10 * KIB)) for _ in range(300)))
     async with containers(websocket(script), capacity=64 * KIB) as found, trio.open_nursery() as nursery:
-        nursery.start_soon(found.call, client)
+        nursery.start_soon(unanswered, found, client)
         await wait_all_tasks_blocked()
         assert (300 - client.untaken) * 10 <= 64 + 2 * 10 + 1
         go.set()
@@ -556,7 +565,7 @@ async def test_a_ping_is_answered_while_the_container_reads_no_further_part() ->
 
     client = Client(part(bytes(300 * KIB)), part(bytes(300 * KIB)))
     async with containers(websocket(script), capacity=KIB) as found, trio.open_nursery() as nursery:
-        nursery.start_soon(found.call, client)
+        nursery.start_soon(unanswered, found, client)
         await wait_all_tasks_blocked(0.01)
         go.set()
     assert sorted(type(event).__name__ for event in got) == ["Close", "Frame", "Frame", "Pong"]
@@ -777,7 +786,7 @@ async def test_close_can_wait_until_the_container_is_quiet(autojump_clock: MockC
         await read_frames(peer, into=got)
 
     client = Client(part(b"last"))
-    async with containers(websocket(thinking), ContainerLimits(half_close_quiet=5)) as found:
+    async with containers(websocket(thinking), quiet=5) as found:
         await found.call(client)
     assert len(client.sent) == 3
     assert got == [binary(b"last"), Close(code=1000)]
@@ -869,7 +878,7 @@ async def test_pings_do_not_pile_up_behind_parts_that_wait(autojump_clock: MockC
     client = Client(part(bytes(100 * KIB)), part(bytes(100 * KIB)), room=0)
     limits = ContainerLimits(read_ahead=KIB)
     async with containers(websocket(still), limits, capacity=3 * KIB) as found, trio.open_nursery() as nursery:
-        nursery.start_soon(found.call, client)
+        nursery.start_soon(unanswered, found, client)
         await trio.sleep(3600 * 10 - 1)
         client.read()
     assert [type(event) for event in got if not isinstance(event, Ping)] == [Frame, Frame, Close]

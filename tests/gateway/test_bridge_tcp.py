@@ -57,7 +57,7 @@ async def serving(nursery: trio.Nursery, *serve: Serve, tls: ssl.SSLContext | No
 
 async def call(url: str, client: Client, *, ca: str = "", limits: ContainerLimits | None = None, **how: Any) -> None:
     """One session with the container there, whose health nobody asks for."""
-    address, limits = container_address(url), limits or ContainerLimits()
+    address, limits = container_address(url), limits or ContainerLimits(half_close_quiet=0)
     with trio.fail_after(60):
         await Bridge(Container(address, limits, dialler(address, limits, ca=ca)))(Session(client, Call(**how)))
 
@@ -80,7 +80,8 @@ async def test_a_model_at_an_address_loads_and_passes_parts_both_ways() -> None:
     expected = [(p.data, p.kind, p.last) for p in client._inbox]
     async with trio.open_nursery() as nursery:
         port = await serving(nursery, OK, websocket(echo))
-        async with container_spec(f"ws://127.0.0.1:{port}", name="m").load() as model:
+        limits = ContainerLimits(half_close_quiet=0, health_interval=0)
+        async with container_spec(f"ws://127.0.0.1:{port}", name="m", limits=limits).load() as model:
             await model(Session(client, Call()))
         nursery.cancel_scope.cancel()
     assert told(client) == expected
@@ -192,7 +193,8 @@ async def with_trio_websocket(handler: Handler, client: Client, **limits: Any) -
         server = await nursery.start(partial(trio_websocket.serve_websocket, handle, "127.0.0.1", 0, ssl_context=None))
         error = None
         try:
-            await call(f"ws://127.0.0.1:{server.port}", client, limits=ContainerLimits(**limits), query="a=b")
+            chosen = ContainerLimits(**{"half_close_quiet": 0, **limits})
+            await call(f"ws://127.0.0.1:{server.port}", client, limits=chosen, query="a=b")
         except ModelError as e:
             error = e
         nursery.cancel_scope.cancel()
@@ -242,7 +244,9 @@ async def test_a_container_whose_library_answers_close_has_its_say_where_close_w
             await accepted.send_message(message)
 
     at_once, quiet = Client(part(b"a", kind=UTF8)), Client(part(b"a", kind=UTF8))
-    assert await with_trio_websocket(slow, at_once) is None
+    lost = await with_trio_websocket(slow, at_once)
+    assert lost is not None
+    assert "sent nothing after the client's last part" in lost.message
     assert await with_trio_websocket(slow, quiet, half_close_quiet=30) is None
-    assert len(at_once.sent) < 3
+    assert not at_once.sent
     assert len(quiet.sent) == 3

@@ -78,6 +78,12 @@ async def late(prompt: Prompt) -> str:
     return prompt.text
 
 
+async def halting(prompt: Prompt) -> AsyncIterator[str]:
+    yield prompt.text + " "
+    await trio.sleep(100)
+    yield "again "
+
+
 class Called:
     """What a call printed, complained of and exited with."""
 
@@ -340,23 +346,32 @@ async def test_a_call_that_is_not_over_in_time_leaves(
     assert called.errors == ["not over after 5 s (--timeout)"]
 
 
-async def test_a_websocket_that_answers_after_the_silence_is_not_called_complete(
-    monkeypatch: pytest.MonkeyPatch, autojump_clock: MockClock
+@pytest.mark.parametrize("quiet", [None, 0.5])
+async def test_a_websocket_of_this_gateways_is_heard_to_its_end_however_long_it_pauses(
+    quiet: float | None, monkeypatch: pytest.MonkeyPatch, autojump_clock: MockClock
 ) -> None:
-    async with memory_gateway([spec_of(late, "late")]) as served:
+    """It is told that the input has ended, and closes when it has answered: no silence has to be taken for the end."""
+    async with memory_gateway([spec_of(late, "late"), spec_of(halting, "halting")]) as served:
         lead(monkeypatch, served.connect)
-        called = await made("late", "Say", wire="websocket")
-    assert (called.code, called.out) == (3, "")
-    assert called.errors == ["no answer within 1 s (--quiet)"]
+        for model, said in (("late", "Say\n"), ("halting", "Say again \n")):
+            called = await made(model, "Say", wire="websocket", quiet=quiet)
+            assert (called.code, called.out, called.errors) == (0, said, [])
+        await served.check_nothing_left()
 
 
-async def test_an_answer_that_begins_before_the_silence_is_over_is_whole(
-    monkeypatch: pytest.MonkeyPatch, autojump_clock: MockClock
+@pytest.mark.parametrize(("model", "came"), [("late", ""), ("halting", "Say ")])
+async def test_a_websocket_that_is_left_in_its_silence_is_not_called_complete(
+    model: str, came: str, monkeypatch: pytest.MonkeyPatch, autojump_clock: MockClock
 ) -> None:
-    async with memory_gateway([spec_of(late, "late")]) as served:
+    """Of a server that cannot be told the end of the input, before and after its first words."""
+    monkeypatch.setattr("gateway.client.connection.offered_end_of_input", lambda nonce: (b"x-other", b"a"))
+    async with memory_gateway([spec_of(late, "late"), spec_of(halting, "halting")]) as served:
         lead(monkeypatch, served.connect)
-        called = await made("late", "Say", wire="websocket", quiet=3.0)
-    assert (called.code, called.out) == (0, "Say\n")
+        called = await made(model, "Say", wire="websocket", quiet=1.0)
+        patient = await made(model, "Say", wire="websocket")
+    assert (called.code, called.out.rstrip("\n")) == (3, came)
+    assert called.errors == ["left after 1 s of silence (--quiet): the server has not closed, its answer may not be whole"]
+    assert (patient.code, patient.errors) == (0, [])
 
 
 @pytest.mark.parametrize("wire", ["lmi", "openai", "generate", "invoke", "stream", "container", "bidi", "websocket"])
@@ -439,7 +454,7 @@ def failure(*arguments: str) -> str:
         ),
         (("a", "--header", "x y:1"), "--header: 'x y:1' is no field of a header"),
         (("a", "--header", "Host:b"), "--header host: the connection itself says that"),
-        (("a", "--url", "ftp://here"), "--url takes http://HOST:PORT or https://HOST:PORT, not 'ftp://here'"),
+        (("a", "--url", "ftp://here"), "--url takes http://HOST:PORT, https://HOST:PORT or unix:/PATH, not 'ftp://here'"),
         (("a", "--ca", "ca.pem"), "--ca is for an https:// URL"),
         (("--file", "nothing.bin"), "nothing.bin cannot be read: No such file or directory"),
         (("--wav", "nothing.wav"), "--wav: nothing.wav cannot be read: No such file or directory"),

@@ -13,15 +13,14 @@ from gateway.container_client import Container, Within
 from gateway.container_relay import Relay
 from gateway.dialects.bidi import _EventStreamChannel
 from gateway.dialects.lmi import _TextChannel
-from gateway.dialects.lmi_dynamic import _Batch
+from gateway.dialects.lmi_dynamic import _Batch, _PromptChannel
 from gateway.dialects.lmi_formatted import FormattedAnswer
 from gateway.dialects.openai import _Answer
 from gateway.dialects.sagemaker import _Streamed
-from gateway.dialects.v2_channels import StreamChannel
+from gateway.dialects.v2_channels import Responses
 from gateway.errors import Ending, GatewayError
 from gateway.exchange import Exchange
 from gateway.exchange_tasks import ExchangeTasks
-from gateway.gateway import Gateway
 from gateway.transport import Transport
 from gateway.wires.connection import Connection
 from gateway.wires.http2 import HTTP2Wire
@@ -31,6 +30,7 @@ from models.batching import _Run
 from models.convert import _OnePrompt
 from models.messages import Part
 from models.rolling import RollingBatch
+from models.stops import Stops
 from protocols.http2 import HTTP2Connection
 from protocols.http2_stream import Stream
 from tests.gateway.sweep import DRIVERS, SCENARIOS, TARGETS, applies, followed_by, run_once, sweep
@@ -42,15 +42,19 @@ STRIDES = {
     "v2": 11, "v2-h2": 23, "pipelined": 1, "inline": 2, "lmi": 7, "chunked": 11, "threads": 11, "queue": 9, "bidi": 43,
     "tls": 53, "early": 19, "nursery": 43, "rude": 53, "bidi-large": 29, "websocket": 19, "websocket-large": 13,
     "stream": 23, "stream-h2": 47, "invoke": 23, "invoke-h2": 41, "container": 23, "container-h2": 47, "bidi-json": 67,
-    "bidi-literal": 61, "bidi-signed": 61, "bidi-padded": 61, "anywhere": 31, "bridge": 97, "bridge-invoke": 31, "load": 17,
+    "bidi-literal": 61, "bidi-signed": 61, "bidi-padded": 61, "anywhere": 31, "bridge": 97, "bridge-late": 97, "ended": 29, "bridge-invoke": 31, "load": 17,
     "unload": 31, "first-use": 13, "v2-stream": 17, "v2-stream-h2": 41, "v2-pieces": 29, "v2-pieces-h2": 67, "v2-session": 37,
     "chat": 5, "chat-h2": 7, "chat-stream": 7, "chat-stream-h2": 11, "completions": 17, "completions-stream": 17,
-    "completions-stream-h2": 13, "messages": 5, "messages-h2": 7, "messages-streamed-h2": 7, "lmi-json": 5, "lmi-json-h2": 7,
+    "completions-stream-h2": 13, "chat-counted": 7, "completions-counted-h2": 17, "messages": 5, "messages-h2": 7, "messages-streamed-h2": 7, "lmi-json": 5, "lmi-json-h2": 7,
     "best-of": 7, "best-of-h2": 7, "lmi-sse": 11, "lmi-sse-h2": 7, "lmi-parts": 7, "tgi": 5, "tgi-stream": 7, "tgi-stream-h2": 7,
     "dynamic": 17, "dynamic-lines": 37, "dynamic-rude": 37, "dynamic-lines-h2": 61, "dynamic-streamed-h2": 41,
     "formatted": 7, "formatted-h2": 7, "formatted-invoked": 13, "v2-generate": 5, "v2-generate-stream": 11,
     "v2-generate-stream-h2": 7, "text-websocket": 11, "text-bidi": 17, "text-bidi-threads": 29, "slow": 31, "slow-h2": 23,
     "slow-lmi": 29, "slow-lines": 29, "slow-formatted": 17, "slow-v2": 17,
+    "more-chat": 7, "more-completions-h2": 7, "more-lmi": 7, "more-tgi-h2": 7, "more-dynamic": 13, "more-formatted": 7,
+    "more-v2-generate": 7, "more-v2-generate-stream-h2": 7, "more-bidi": 17, "stop-chat": 7,
+    "stop-completions-h2": 7, "stop-lmi": 7, "stop-tgi": 7, "stop-dynamic-h2": 13, "stop-v2-generate": 7,
+    "stop-v2-generate-stream-h2": 7, "stop-bidi": 17,
     "batched": 7, "batched-threads": 7, "batched-h2": 23, "rolling": 7, "rolling-threads": 7, "rolling-h2": 17,
     "rolling-slow": 31,
 }  # fmt: skip
@@ -243,7 +247,13 @@ def leadership_kept(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def turns_of_the_leader_forgotten(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(Gateway, "_write", lambda gateway: None)
+    real = ExchangeTasks.begin
+
+    def begin(tasks: ExchangeTasks, *arguments: Any) -> None:
+        tasks._write = lambda begin: False
+        real(tasks, *arguments)
+
+    monkeypatch.setattr(ExchangeTasks, "begin", begin)
 
 
 def end_behind_a_short_read_missed(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -300,18 +310,18 @@ def slot_kept_by_a_second_prompt(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def last_event_without_its_cause(monkeypatch: pytest.MonkeyPatch) -> None:
-    def fail(channel: StreamChannel, error: GatewayError) -> None:
+    def fail(channel: Responses, error: GatewayError) -> None:
         channel._exchange.finish(error.ending)
 
-    monkeypatch.setattr(StreamChannel, "fail", fail)
+    monkeypatch.setattr(Responses, "fail", fail)
 
 
 def prompt_that_cannot_be_stopped(monkeypatch: pytest.MonkeyPatch) -> None:
     real = _Batch._run_one
 
-    async def run_one(batch: _Batch, place: int, call: Any, *arguments: Any) -> None:
-        with trio.CancelScope(shield=place == 2):
-            await real(batch, place, call, *arguments)
+    async def run_one(batch: _Batch, channel: _PromptChannel, call: Any, *arguments: Any) -> None:
+        with trio.CancelScope(shield=channel._place == 2):
+            await real(batch, channel, call, *arguments)
 
     monkeypatch.setattr(_Batch, "_run_one", run_one)
 
@@ -340,10 +350,14 @@ def no_last_line(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def answer_not_closed(monkeypatch: pytest.MonkeyPatch) -> None:
-    async def complete(prompt: _OnePrompt) -> None:
+    async def end(prompt: _OnePrompt) -> None:
         await trio.lowlevel.checkpoint()
 
-    monkeypatch.setattr(_OnePrompt, "complete", complete)
+    monkeypatch.setattr(_OnePrompt, "end", end)
+
+
+def stop_forgotten(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Stops, "feed", lambda stops, text, ignore=False: text)
 
 
 def last_to_leave_is_the_first(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -391,6 +405,7 @@ BUGS: list[tuple[Callable[[pytest.MonkeyPatch], None], str, str, str]] = [
     (tokens_without_room, "slow-lmi", "interrupt", "6:"),
     (no_last_line, "lmi-sse", "close", "8:"),
     (answer_not_closed, "text-websocket", "interrupt", "1:"),
+    (stop_forgotten, "stop-chat", "interrupt", ""),
     (last_to_leave_is_the_first, "batched", "interrupt", "11:"),
     (sequence_kept, "rolling", "interrupt", "3:"),
     (steps_without_credit, "rolling-slow", "interrupt", "6:"),

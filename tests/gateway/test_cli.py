@@ -8,6 +8,7 @@ import json
 import logging
 import os
 import signal
+import socket
 import subprocess
 import sys
 import tomllib
@@ -22,7 +23,7 @@ from click.testing import CliRunner, Result
 from gateway import cli
 from gateway.cli import check_shadowing, program
 from gateway.config import Config, ModelConfig
-from gateway.listeners import CannotListen, Listener
+from gateway.listeners import CannotListen, Port, Rules, open_listeners
 from gateway.settings import PREFIX, SETTINGS, ConfigError
 from models.messages import Family
 from models.spec import Batching, TensorSpec
@@ -56,6 +57,8 @@ class Served:
 
     def run(self, config: Config) -> int:
         self.configs.append(config)
+        for handler in logging.getLogger().handlers:
+            handler.flush()  # as at the end of a process
         if self.error:
             raise self.error
         return self.status
@@ -149,7 +152,10 @@ def test_the_development_certificate_is_made_and_its_ca_is_named_in_the_log(serv
         (["--set", "limits.head"], "--set takes SECTION.KEY=VALUE, such as limits.body=64MiB, not 'limits.head'"),
         (["--model", "app:f"], "--model takes NAME=MODULE:ATTR, such as chat=app:generate, not 'app:f'"),
         (["--model", "=app:f"], "--model takes NAME=MODULE:ATTR, such as chat=app:generate, not '=app:f'"),
-        (["--model", "a=app.py"], "--model a: models.a.factory must be \"module:attribute\", not 'app.py'"),
+        (
+            ["--model", "a=app.py"],
+            "--model a: models.a.factory must be \"module:attribute\", or the name of a library model, not 'app.py'",
+        ),
         (
             ["--model", "a b=m:f"],
             "--model a b: 'a b' cannot be the name of a model: 1 to 128 letters, digits, '.', '_' and '-', "
@@ -205,18 +211,18 @@ def test_a_port_that_cannot_be_had_ends_with_1_and_the_log_says_what_to_change(
     result = run("--port", "80", "--log-format", "json", "--model", "a=models.library.echo:Echo")
     assert result.exit_code == 1
     told = json.loads(result.output.splitlines()[-1])
-    assert (told["event"], told["reason"]) == ("cannot serve", f"cannot listen on 127.0.0.1 port 80: {message}")
+    assert (told["event"], told["reason"]) == ("cannot serve", f"cannot listen on 127.0.0.1:80: {message}")
 
 
 def test_a_host_that_is_none_is_told_as_the_resolver_says_it(monkeypatch: pytest.MonkeyPatch) -> None:
-    def create_server(*_: Any, **__: Any) -> None:
-        raise OSError(-2, "Name or service not known (while attempting to bind on address ('x', 1))")
+    def getaddrinfo(*_: Any, **__: Any) -> None:
+        raise socket.gaierror(-2, "Name or service not known")
 
-    monkeypatch.setattr("socket.create_server", create_server)
+    monkeypatch.setattr("socket.getaddrinfo", getaddrinfo)
     with pytest.raises(CannotListen) as caught:
-        Listener("x", 1, backlog=1)
+        open_listeners("x", [Port(number=1, setting="listen.port")], Rules(backlog=1))
     assert str(caught.value) == (
-        "cannot listen on x port 1: Name or service not known; listen.host or --host sets an address of this machine"
+        "cannot listen on x: Name or service not known; listen.host or --host sets an address of this machine"
     )
 
 
@@ -256,7 +262,7 @@ def test_help_teaches_by_example_and_shows_defaults() -> None:
 
 
 def test_every_command_has_help() -> None:
-    assert "[default: 1s]" in run("emulate", "sagemaker", "--help").output
+    assert "[default: none is sent" in " ".join(run("emulate", "sagemaker", "--help").output.split())
     for command in ("serve", "demo", "config", "models", "emulate", "simulate", "call"):
         assert run(command, "--help").exit_code == 0
         assert f"  {command} " in run("-h").output
@@ -299,7 +305,8 @@ def test_config_prints_what_is_in_force_and_where_it_was_set(tmp_path: Path) -> 
     assert 'head = "16 KiB"  # EVERYWIRE_LIMITS__HEAD\n' in result.output
     assert 'factory = "app:lm"  # everywire.toml:2\n' in result.output
     assert tomllib.loads(result.output)["listen"] == {
-        "host": "127.0.0.1", "port": 9000, "tls_port": 8443, "bidi_port": -1, "backlog": 2048, "tcp_keepalive": 60.0,
+        "host": "127.0.0.1", "port": 9000, "tls_port": 8443, "bidi_port": -1, "unix_mode": "660", "trusted_proxies": [],
+        "backlog": 2048, "tcp_keepalive": 60.0,
     }  # fmt: skip
 
 
@@ -324,9 +331,21 @@ def test_config_shows_what_was_changed_alone_and_masks_secrets() -> None:
     result = run("config", "show", "--changed", **environ)
     assert result.output == (
         '[models.m]\nfactory = "a:b"  # EVERYWIRE_MODELS__m__FACTORY\n\n[models.m.options]\n'
-        'api_key = "********"  # EVERYWIRE_MODELS__m__OPTIONS__api_key, masked: --secrets shows it\n'
+        'api_key = "********"  # EVERYWIRE_MODELS__m__OPTIONS__api_key, masked: --show-secrets shows it\n'
     )
-    assert 'api_key = "sk-1"  #' in run("config", "show", "--secrets", **environ).output
+    kept = run("config", "show", "--show-secrets", **environ)
+    assert (kept.exit_code, "sk-1" in kept.output) == (2, False)
+    assert "--show-secrets is for a terminal alone" in kept.output
+
+
+def test_secrets_are_shown_on_a_terminal_alone(tmp_path: Path) -> None:
+    ours, theirs = os.openpty()
+    environ = {"EVERYWIRE_MODELS__m__OPTIONS__api_key": "sk-1", "EVERYWIRE_MODELS__m__FACTORY": "a:b"}
+    with os.fdopen(ours, "rb") as terminal:
+        command = [sys.executable, "-m", "gateway", "config", "show", "--changed", "--show-secrets"]
+        subprocess.run(command, cwd=tmp_path, env=os.environ | environ, stdout=theirs, check=True, timeout=60)
+        os.close(theirs)
+        assert b'api_key = "sk-1"  #' in os.read(terminal.fileno(), 65536)
 
 
 def test_config_is_shown_to_programs() -> None:
@@ -370,7 +389,7 @@ def test_check_names_all_that_is_wrong_each_on_a_line(tmp_path: Path) -> None:
         "everywire.toml:2: limits.haed is not a setting: did you mean limits.head?",
         "everywire.toml:3: limits.fields must be a whole number, at least 1, not 0",
         "--port: listen.port must be a whole number from -1 to 65535, not 'x'",
-        'everywire.toml:4: models.m has no factory, which must be "module:attribute"',
+        'everywire.toml:4: models.m has no factory, which must be "module:attribute", or the name of a library model',
     ]
     told = json.loads(run("config", "check", "--config", "everywire.toml", "--json").output)
     assert told["ok"] is False
@@ -472,13 +491,61 @@ def _loading(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.usefixtures("_loading")
-def test_models_lists_those_configured_and_those_of_the_library() -> None:
+def test_models_lists_what_would_be_served() -> None:
     result = run("--model", "mine=app:f", "--set", "models.mine.capacity=2", "models")
     assert result.exit_code == 0, result.output
-    rows = [line.split() for line in result.output.splitlines()]
-    assert rows[0] == ["NAME", "FAMILY", "CAPACITY", "FROM", "TENSORS"]
-    assert rows[1] == ["mine", "tensor", "2", "app:f", "any", "->", "any"]
-    assert rows[2:] == [[name, "text", "9", "the", "library"] for name in LIBRARY]
+    rows = [line.split() for line in result.stdout.splitlines()]
+    assert rows == [
+        ["NAME", "FAMILY", "CAPACITY", "FROM", "TENSORS"],
+        ["mine", "tensor", "2", "app:f", "any", "->", "any"],
+    ]
+    assert "No server was asked" in result.stderr
+
+
+@pytest.mark.usefixtures("_loading")
+def test_models_lists_the_library_where_no_model_is_configured() -> None:
+    rows = [line.split() for line in run("models").stdout.splitlines()]
+    assert rows[1:] == [[name, "text", "9", "the", "library"] for name in LIBRARY]
+
+
+@pytest.mark.usefixtures("_loading")
+def test_models_lists_none_where_clients_load_them() -> None:
+    result = run("--set", "sagemaker.multi_model=true", "models")
+    assert (len(result.stdout.splitlines()), "Clients may load others." in result.stderr) == (1, True)
+
+
+def test_models_lists_the_model_of_a_folder(tmp_path: Path) -> None:
+    (tmp_path / "model.toml").write_text('factory = "echo"\n')
+    settings = [f"--set=repository.{key}={tmp_path}" for key in ("roots", "model")]
+    result = run(*settings, "--set=repository.model_name=mine", "models")
+    assert result.exit_code == 0, result.output
+    assert [line.split() for line in result.stdout.splitlines()][1:] == [["mine", "parts", "4096", str(tmp_path)]]
+
+
+@pytest.mark.parametrize("way", ["file", "environment", "--set", "--model"])
+def test_a_library_model_may_be_named_wherever_a_factory_is(
+    way: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    arguments = []
+    match way:
+        case "file":
+            (tmp_path / "everywire.toml").write_text('[models.mine]\nfactory = "lm"\n')
+            arguments = ["--config", str(tmp_path / "everywire.toml")]
+        case "environment":
+            monkeypatch.setenv("EVERYWIRE_MODELS__mine__FACTORY", "lm")
+        case "--set":
+            arguments = ["--set", "models.mine.factory=lm"]
+        case "--model":
+            arguments = ["--model", "mine=lm"]
+    result = run(*arguments, "models")
+    assert result.exit_code == 0, result.output
+    assert [line.split() for line in result.stdout.splitlines()][1:] == [["mine", "text", "256", "lm"]]
+
+
+def test_a_name_that_the_library_has_not_is_refused_with_those_it_has() -> None:
+    result = run("--model", "mine=ml", "models")
+    said = "must be module:attribute, or the name of a library model, of which there are echo, identity, add_sub, lm, speech"
+    assert (result.exit_code, said in result.output) == (2, True)
 
 
 @pytest.mark.parametrize(
@@ -515,7 +582,7 @@ def test_models_names_each_that_cannot_be_loaded_and_why() -> None:
         "Error: models.bad cannot be loaded: ZeroDivisionError: division by zero; "
         "models.worse cannot be loaded: AssertionError: no reason given; models.missing.factory: cannot import 'app'"
     )
-    assert "bad       -       -         app:broken" in result.output
+    assert "bad      -       -         app:broken" in result.output
 
 
 def test_help_names_the_models_of_the_library() -> None:

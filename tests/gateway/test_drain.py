@@ -79,8 +79,8 @@ async def test_an_idle_gateway_drains_at_once(autojump_clock: Any) -> None:
 
 
 READY = [
-    ("/ping", b'{"probe":{"status":"Healthy"}}'),
-    ("/v2/health/ready", b'{"ready":false}'),
+    ("/ping", b'{"probe":{"status":"Healthy","reason":"draining"}}'),
+    ("/v2/health/ready", b'{"ready":false,"reasons":["draining"]}'),
     ("/v2/models/probe/ready", b'{"name":"probe","ready":false}'),
 ]
 

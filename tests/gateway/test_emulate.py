@@ -27,6 +27,7 @@ URL = "ws://127.0.0.1:8080"
 class Ports(NamedTuple):
     port: int
     tls_port: int
+    addresses: tuple[str, ...] = ()
 
 
 def emulation(
@@ -70,6 +71,20 @@ def test_it_tells_clients_of_the_ports_that_are_open() -> None:
     ]
     closed = emulation(set={"sagemaker.sigv4.credentials": "keys"}).advice(Ports(0, 0), "").splitlines()
     assert closed == [f"Endpoint 'chat' is the container at {URL}.", "Credentials must be those of keys."]
+
+
+def test_it_tells_clients_the_address_that_it_listens_at() -> None:
+    told = emulation(set={"listen.host": "192.0.2.7"}).advice(Ports(4001, 4002), "")
+    assert "endpoint_uri https://192.0.2.7:4002." in told
+    assert "endpoint_url http://192.0.2.7:4001." in told
+    assert (
+        json.loads(emulation(set={"listen.host": "2001:db8::7"}).told(Ports(4001, 0), ""))["url"]
+        == "http://[2001:db8::7]:4001"
+    )
+    for host in ("0.0.0.0", "::", "::1", "localhost"):
+        assert "endpoint_url http://localhost:4001." in emulation(set={"listen.host": host}).advice(Ports(4001, 0), "")
+    unix = emulation(set={"listen.host": "unix:/run/s"}).advice(Ports(0, 0, ("unix:/run/s",)), "")
+    assert "curl: --unix-socket /run/s." in unix.splitlines()
 
 
 def test_it_tells_a_program_the_same_on_one_line() -> None:
@@ -136,5 +151,5 @@ def test_a_port_that_is_taken_is_told_with_the_flag_that_sets_another_and_nothin
         with started(flag, str(port), "--tls-port" if flag == "--port" else "--port", "0") as process:
             said, log = process.communicate(timeout=120)
     assert (process.returncode, said) == (1, "")
-    assert f"cannot listen on 127.0.0.1 port {port}: Address already in use" in log
+    assert f"cannot listen on 127.0.0.1:{port}: Address already in use" in log
     assert f"or {flag} sets another" in log

@@ -93,10 +93,11 @@ class House:
         self.ends[exchange.id] = error
         self.unwritten.append(exchange.id)
 
-    def write(self) -> None:
+    def write(self, begin: bool) -> bool:
         if self.unwritten:
             self.written.append(self.unwritten)
             self.unwritten = []
+        return False
 
     def exchange_closed(self, exchange: Exchange) -> None:
         self.closed.add(exchange.id)

@@ -383,3 +383,55 @@ async def test_a_client_that_reads_nothing_does_not_hold_its_finished_model(auto
         counts = house.gateway.counts()
         assert (counts.exchanges, counts.slots_in_use, probe.returned) == (1, 0, 1)
         assert await call.rest() == (list(range(20)), Over("complete"))
+
+
+UPGRADES = [
+    ("Connection: Upgrade, HTTP2-Settings", "Upgrade: h2c", "HTTP2-Settings: AAMAAABkAAQAoAAAAAIAAAAA"),  # curl --http2
+    ("Connection: upgrade, keep-alive, HTTP2-Settings", "Upgrade: h2c", "HTTP2-Settings: AAEAAEAAAAIAAAAB"),
+    ("Connection: Upgrade", "Upgrade: TLS/1.0"),  # RFC 2817
+    ("Connection: Upgrade", "Upgrade: HTTP/2.0"),
+    ("Connection: Upgrade", "Upgrade: websocket-to-be"),
+    ("Connection: Upgrade", "Upgrade: h2c, websocket"),
+    ("Connection: Upgrade",),
+]
+
+
+@pytest.mark.parametrize("fields", UPGRADES, ids=lambda fields: fields[-1] if len(fields) < 3 else fields[0])
+async def test_an_upgrade_that_is_not_served_is_ignored_and_the_connection_stays(
+    fields: tuple[str, ...], autojump_clock: Any
+) -> None:
+    probe = Probe(answering)
+    probe.go.set()
+    async with serving(probe.spec("lmi-http1")) as house:
+        line = house.line("http1")
+        body = json.dumps({"inputs": "x", "parameters": {"max_new_tokens": 5}}).encode()
+        requests = [wire_bytes("/ping", b"", *fields), wire_bytes("/none", b"", *fields)]
+        requests += [wire_bytes("/predictions/probe", body, *fields), wire_bytes("/ping")]
+        for request, status in zip(requests, (200, 404, 200, 200), strict=True):
+            line.transport.try_send([request])
+            with at_once():
+                assert [found for found, _ in await answers(line, 1)] == [status]
+
+
+async def test_what_reads_the_body_of_a_request_with_such_an_upgrade_finds_its_end(autojump_clock: Any) -> None:
+    async with serving() as house:
+
+        async def reading(exchange: Any) -> None:
+            assert bytes(await exchange.receive_body(10, setting="x")) == b""
+            exchange.respond(200, [], b"all")
+
+        router: Any = house.gateway._router
+        router.add("GET", "/read", reading)
+        line = house.line("http1")
+        line.transport.try_send([wire_bytes("/read", b"", *UPGRADES[0]) + wire_bytes("/read")])
+        with at_once():
+            assert await answers(line, 2) == [(200, b"all")] * 2
+
+
+async def test_a_websocket_that_is_refused_ends_its_connection(autojump_clock: Any) -> None:
+    async with serving() as house:
+        line = house.line("http1")
+        line.transport.try_send([wire_bytes("/ping", b"", "Connection: Upgrade", "Upgrade: websocket")])
+        with at_once():
+            assert [status for status, _ in await answers(line, 1)] == [400]
+            assert b"connection: close" in bytes(line.transport.read)

@@ -9,10 +9,16 @@ import numpy as np
 import pytest
 import trio
 
+from gateway import client
 from gateway.config import BidiConfig, Config, LimitsConfig, WebSocketConfig
+from gateway.errors import Ending
+from gateway.testing import memory_gateway
+from models.messages import FinishReason, Prompt, Token
 from protocols.events import ConnectionEnd, Data, End, Frame, Opcode, Reset, Response
 from tests.gateway.promises import (
     CANCELLED,
+    STREAMS,
+    WIRE,
     EventsCall,
     KiB,
     Line,
@@ -293,7 +299,7 @@ async def test_an_answer_that_was_long_under_way_is_not_idleness_either(autojump
 async def test_a_model_that_tidies_up_after_its_answer_keeps_its_connection(autojump_clock: Any) -> None:
     async def tidy(probe: Probe, session: Any) -> None:
         await probe.take(session)
-        await probe.say(session)
+        await session.send(Token(text=f"{0:08d}", finish=FinishReason.LENGTH))  # it ends its text, and so is not stopped
         await trio.sleep(100)
 
     async with serving(Probe(tidy).spec("lmi-http1")) as house:
@@ -379,8 +385,47 @@ async def test_a_client_that_takes_nothing_is_given_up(wire: str, autojump_clock
         await trio.sleep(29)
         assert probe.live == 1
         await trio.sleep(3)
-        assert (probe.live, house.connections, house.endings) == (0, 0, {"transport-lost": 1})
+        assert (probe.live, house.connections) == (0, 1)  # its model has stopped, and it may still hear why
+        await trio.sleep(5)
+        assert (house.connections, house.endings) == (0, {"transport-lost": 1})
         assert (await call.rest())[1].how == "cut"
+
+
+@pytest.mark.parametrize("wire", [w for w in STREAMS if w not in ("bridge", "v2session")])
+async def test_a_client_that_reads_again_in_time_is_told_why_its_answer_ends(wire: str, autojump_clock: Any) -> None:
+    """Behind whatever was queued for it; an answer whose bytes are the model's own can only be cut off."""
+    probe = Probe(counting)
+    async with serving(probe.spec(wire), config=quiet_sockets(), wire=wire) as house:
+        call = await house.call(wire)
+        await trio.sleep(32)
+        assert probe.live == 0  # it does not run for nobody
+        numbers, over = await call.rest()
+        assert numbers == list(range(len(numbers)))
+        if WIRE[wire].in_band == "cut":
+            assert over.how == "cut"
+        else:
+            assert over.how == "error"
+            assert "the client took nothing of its answer for 30 s (limits.write_stall)" in over.text
+            assert over.code in ("", "1008" if WIRE[wire].in_band == "close" else "InternalStreamFailure")
+        await house.still()
+        assert house.endings == {"transport-lost": 1}
+
+
+async def lengthy(prompt: Prompt) -> str:
+    return prompt.text * 1_000_000
+
+
+async def test_an_answer_that_was_whole_when_its_client_stalled_has_no_other_word(autojump_clock: Any) -> None:
+    async with memory_gateway([lengthy], capacity=MiB) as served:
+        peer = served.http2()
+        await peer.send(
+            *client.post(1, "/predictions/lengthy", b'{"inputs": "a"}', [(b"content-type", b"application/json")])
+        )
+        await trio.sleep(32)
+        assert served.gateway._observer.endings == {Ending.LOST: 1}
+        while not isinstance(event := await peer.next_event(), Reset):
+            assert not isinstance(event, ConnectionEnd)
+        assert event.code == 8
 
 
 def quiet_sockets(**changes: Any) -> Config:
@@ -417,7 +462,7 @@ async def test_a_stalled_stream_is_reset_alone(autojump_clock: Any) -> None:
         line = house.line("http2")
         stalled, lively = await house.call("bidi", line=line), await house.call("bidi", "other", line=line)
         assert isinstance(lively, EventsCall)
-        for number in range(8):
+        for number in range(10):
             await lively.say()
             assert await lively.next() == number
             await trio.sleep(4)
@@ -606,7 +651,7 @@ async def test_a_model_that_never_waits_still_meets_its_cancellation_and_lets_ot
     probe, other = Probe(counting), Probe(answering, "other")
     other.go.set()
     async with serving(probe.spec("json-http1"), other.spec("json-http1")) as house:
-        call = await house.call("json-http1", upto=2**31 - 1)
+        call = await house.call("json-http1", upto=65536)
         neighbour = await house.call("json-http1", "other")
         assert (await neighbour.rest())[1].how == "complete"
         assert 0 < probe.sent < 5000
@@ -619,7 +664,7 @@ async def test_a_model_that_never_waits_still_meets_its_cancellation_and_lets_ot
 async def test_what_json_collects_is_bounded(autojump_clock: Any) -> None:
     probe = Probe(counting)
     async with serving(probe.spec("json-http1")) as house:
-        call = await house.call("json-http1", upto=2**31 - 1)
+        call = await house.call("json-http1", upto=65536)
         _, over = await call.rest()
         assert (over.how, over.code) == ("refused", "424")
         assert "max_text" in over.text

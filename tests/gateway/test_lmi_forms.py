@@ -18,7 +18,7 @@ from models.session import Session
 from models.spec import ModelSpec
 from protocols import bidi
 from protocols.events import Data
-from tests.gateway.promises import House, at_once, serving
+from tests.gateway.promises import DATE, House, at_once, serving
 
 KINDS = ("http1", "http2")
 ROUTES = ("/predictions/m", "/invocations", "/models/m/invoke", "/endpoints/m/invocations")
@@ -213,7 +213,9 @@ async def test_a_stream_over_http1_byte_by_byte(autojump_clock: Any) -> None:
         assert bytes(line.transport.read) == (
             b"HTTP/1.1 200 OK\r\ncontent-type: application/jsonlines\r\n"
             b"cache-control: no-cache; no-store, must-revalidate, private\r\npragma: no-cache\r\n"
-            b"expires: Thu, 01 Jan 1970 00:00:00 UTC\r\nx-request-id: boot1\r\ntransfer-encoding: chunked\r\n\r\n"
+            b"expires: Thu, 01 Jan 1970 00:00:00 UTC\r\nx-accel-buffering: no\r\nx-request-id: boot1\r\n"
+            + DATE
+            + b"transfer-encoding: chunked\r\n\r\n"
             b'3b\r\n{"token": {"id": 304, "text": "Deep ", "log_prob": -0.05}}\n\r\n'
             b'65\r\n{"token": {"id": 11157, "text": "L\xc3\xa9arning", "log_prob": -1.25}, '
             b'"generated_text": "Deep L\xc3\xa9arning"}\n\r\n0\r\n\r\n'
@@ -227,7 +229,7 @@ async def test_a_document_over_http1_byte_by_byte(autojump_clock: Any) -> None:
         assert bytes(line.transport.read) == (
             b"HTTP/1.1 200 OK\r\ncontent-type: application/json\r\n"
             b"cache-control: no-cache; no-store, must-revalidate, private\r\npragma: no-cache\r\n"
-            b"expires: Thu, 01 Jan 1970 00:00:00 UTC\r\ncontent-length: 38\r\nx-request-id: boot1\r\n\r\n"
+            b"expires: Thu, 01 Jan 1970 00:00:00 UTC\r\ncontent-length: 38\r\nx-request-id: boot1\r\n" + DATE + b"\r\n"
             b'[{"generated_text": "Deep L\xc3\xa9arning"}]'
         )
 
@@ -332,12 +334,12 @@ async def test_a_parameter_that_the_model_does_not_support_is_refused_by_its_nam
 ) -> None:
     spec = text_spec(parameters=Picky.parameters) if by_spec else text_spec(Picky())
     async with serving(spec, config=lmi(unsupported="refuse")) as house:
-        for refused in ({"top_p": 0.5}, {"watermark": True}, {"temperature": 1, "n": 1}, {"stop": "."}):
+        for refused in ({"top_p": 0.5}, {"watermark": True}, {"temperature": 1, "n": 1}, {"min_length": 2}):
             status, _, body = await parameters_in(house, route, refused)
             named = next(name for name in refused if name not in Picky.parameters)
             assert status == 424
             assert f"parameters.{named}: model 'm' does not support it (lmi.unsupported)" in body.decode()
-        for passed in ({"temperature": 0.5}, {"details": True, "return_full_text": True}, {"top_p": None}, {}):
+        for passed in ({"temperature": 0.5}, {"details": True, "stop": "."}, {"top_p": None}, {}):
             assert (await parameters_in(house, route, passed))[0] == 200
 
 
@@ -433,8 +435,10 @@ async def test_a_sequence_that_nobody_asked_for_is_the_models_error(stray: Any, 
 
     async with serving(text_spec(lost)) as house:
         status, _, body = await ask(house, "/predictions/m", {"inputs": "x"})
-        assert (status, json.loads(body)["details"]["finish_reason"]) == (424, "error")
-        assert "sequence" in json.loads(body)["error"]
+        assert (status, json.loads(body)["details"]["finish_reason"]) == (500, "error")
+        assert json.loads(body)["error"] == (
+            f"the model sent a token of sequence {stray.sequence}, where 0 to 0 were asked for"
+        )
         assert house.endings == {"model-error": 1}
 
 

@@ -36,12 +36,24 @@ def _as_before() -> Iterator[None]:
     root, ours = logging.getLogger(), logging.getLogger("gateway")
     handlers, level = list(root.handlers), ours.level
     yield
+    for handler in root.handlers:
+        if handler not in handlers:
+            handler.close()
     root.handlers[:] = handlers
     ours.setLevel(level)
 
 
+class Written(io.StringIO):
+    """What the log has written, as soon as it has."""
+
+    def getvalue(self) -> str:
+        for handler in logging.getLogger().handlers:
+            handler.flush()
+        return super().getvalue()
+
+
 def configured(level: str = "info", format: str = "json") -> io.StringIO:
-    stream = io.StringIO()
+    stream = Written()
     root = logging.getLogger()
     # pytest's own would put what is no UTF-8 into its report
     root.handlers[:] = [handler for handler in root.handlers if not type(handler).__module__.startswith("_pytest")]
@@ -210,6 +222,7 @@ def test_a_second_set_up_replaces_the_first_and_leaves_other_handlers() -> None:
 def test_the_log_goes_to_standard_error(capsys: pytest.CaptureFixture[str]) -> None:
     configure(LogConfig())
     logging.getLogger("gateway").info("here")
+    logging.getLogger().handlers[-1].flush()
     captured = capsys.readouterr()
     assert json.loads(captured.err)["event"] == "here"
     assert captured.out == ""

@@ -19,11 +19,11 @@ from gateway.version import version
 from models.adapt import spec_of
 from models.chat import ChatMessage
 from models.errors import ModelError
-from models.messages import Finish, FinishReason, InferRequest, Part, Prompt, Token
+from models.messages import Family, Finish, FinishReason, InferRequest, Part, Prompt, Token
 from models.session import Session
 from protocols import openai
 from protocols.sse import ServerSentEvent, SSEDecoder
-from tests.gateway.promises import CANCELLED, House, KiB, at_once, serving
+from tests.gateway.promises import CANCELLED, DATE, House, KiB, at_once, serving
 from tests.gateway.test_lmi_forms import AT_EACH_ROUTE, KINDS, ROUTES, STREAM, ask, lmi, parts_of, text_spec
 
 CHAT, COMPLETIONS = "/v1/chat/completions", "/v1/completions"
@@ -185,8 +185,8 @@ async def test_a_stream_over_http1_byte_by_byte(autojump_clock: Any) -> None:
         await ask(house, CHAT, {**SAID, "stream": True, "max_tokens": 1}, line=line)
         head, _, rest = bytes(line.transport.read).partition(b"\r\n\r\n")
         assert head == (
-            b"HTTP/1.1 200 OK\r\ncontent-type: text/event-stream\r\ncache-control: no-cache\r\nx-request-id: boot1\r\n"
-            b"transfer-encoding: chunked"
+            b"HTTP/1.1 200 OK\r\ncontent-type: text/event-stream\r\ncache-control: no-cache\r\nx-accel-buffering: no\r\n"
+            b"x-request-id: boot1\r\n" + DATE + b"transfer-encoding: chunked"
         )
         assert rest.endswith(b"data: [DONE]\n\n\r\n0\r\n\r\n")
 
@@ -318,11 +318,142 @@ async def test_how_much_is_said_where_the_request_does_not_say(autojump_clock: A
             assert b"|5|False" in (await ask(house, path, {**asked, "max_tokens": 5, "temperature": 0}))[2]
 
 
-async def test_a_model_that_does_not_count_its_prompt_has_no_usage(autojump_clock: Any) -> None:
-    async with serving(text_spec(repeats)) as house:
-        assert json.loads((await ask(house, CHAT, SAID))[2])["usage"] is None
-        _, _, body = await ask(house, CHAT, {**SAID, "stream": True, "stream_options": {"include_usage": True}})
-        assert all(chunk["usage"] is None for chunk in events_in(body))
+USAGES = pytest.mark.parametrize(
+    "options", [None, {"include_usage": True}, {"include_usage": True, "continuous_usage_stats": True}]
+)
+HEADER = "x-everywire-usage"
+
+
+async def usage_of(house: House, path: str, asked: dict[str, Any], options: Any = None) -> tuple[dict[str, int], bool]:
+    """The usage of an answer, of a stream its last one; and whether its head says that prompts are not counted."""
+    stream = {} if options is None else {"stream": True, "stream_options": options}
+    status, headers, body = await ask(house, path, {**asked, **stream})
+    assert status == 200
+    if options is None:
+        usage = json.loads(body)["usage"]
+    else:
+        *others, last = events_in(body)
+        assert last["choices"] == []
+        continuous = "continuous_usage_stats" in options
+        assert all((chunk["usage"] is not None) == continuous for chunk in others)
+        usage = last["usage"]
+    assert list(usage) == ["prompt_tokens", "completion_tokens", "total_tokens"]
+    assert usage["total_tokens"] == usage["prompt_tokens"] + usage["completion_tokens"]
+    assert headers.get(HEADER) in (None, "completion-only")
+    return usage, HEADER in headers
+
+
+async def words_of(prompt: Prompt) -> AsyncIterator[str]:
+    for word in ("one ", "two ", "three"):
+        yield word
+
+
+def at_once_said(prompt: Prompt) -> str:
+    return "one"
+
+
+async def parts_said(part: Part) -> bytes:
+    return b"one"
+
+
+async def says_nothing(session: Session[Prompt, Token]) -> None:
+    await session.receive()
+
+
+@USAGES
+@pytest.mark.parametrize(
+    ("spec", "made"),
+    [
+        (text_spec(words_of), 3),
+        (text_spec(at_once_said), 1),
+        (spec_of(parts_said, "m"), 1),
+        (text_spec(says_nothing), 0),
+    ],
+)
+async def test_a_usage_is_numbers_also_where_nobody_counts_the_prompt(spec: Any, made: int, options: Any) -> None:
+    async with serving(spec) as house:
+        for path, asked in ((CHAT, SAID), (COMPLETIONS, {"prompt": ["a", "b"]})):
+            made_in_all = made * len(asked.get("prompt", "x"))
+            usage, prompts_left_out = await usage_of(house, path, asked, options)
+            assert (usage["prompt_tokens"], usage["completion_tokens"]) == (0, made_in_all)
+            assert prompts_left_out
+    if spec.family is Family.PARTS:  # parts at LMI's routes are no chats
+        return
+    async with serving(spec, config=lmi(output_formatter="json_chat")) as house:
+        usage, prompts_left_out = await usage_of(house, "/invocations", SAID)
+        assert (usage["prompt_tokens"], usage["completion_tokens"], prompts_left_out) == (0, made, True)
+
+
+async def test_a_stream_without_a_usage_says_nothing_of_it(autojump_clock: Any) -> None:
+    def never(text: str) -> int:
+        raise AssertionError("nobody asked")
+
+    async with serving(text_spec(words_of, count_tokens=never)) as house:
+        for path, asked in ((CHAT, SAID), (COMPLETIONS, {"prompt": "a"})):
+            _, headers, body = await ask(house, path, {**asked, "stream": True})
+            assert HEADER not in headers
+            assert b"usage" not in body
+
+
+class Counts:
+    """Counts words for who asks, and says nothing of them itself."""
+
+    def count_tokens(self, text: str) -> int:
+        return len(text.split())
+
+    async def __call__(self, prompt: Prompt) -> AsyncIterator[str]:
+        yield "one "
+        yield "two"
+
+
+@USAGES
+async def test_a_model_that_can_count_is_asked_to(options: Any) -> None:
+    counted = [text_spec(Counts()), text_spec(words_of, count_tokens=lambda text: np.int64(len(text.split())))]
+    for spec in (*counted, text_spec(says_nothing, count_tokens=lambda text: len(text.split()))):
+        async with serving(spec) as house:
+            usage, prompts_left_out = await usage_of(house, COMPLETIONS, {"prompt": ["a b", "c d e"]}, options)
+            assert (usage["prompt_tokens"], prompts_left_out) == (5, False)
+
+
+@USAGES
+async def test_the_models_own_count_wins_and_then_the_tokens_that_it_has_reported(options: Any) -> None:
+    async def reports(session: Session[Prompt, Token]) -> None:
+        prompt = await session.receive()
+        if prompt.text == "own":
+            session.prompt_tokens = 9
+        for _ in range(2):
+            await session.send(Token(text="p", prefill=True))
+        await session.send(Token(text="x"))
+
+    async with serving(text_spec(reports, count_tokens=lambda text: 100)) as house:
+        for prompts, count in ((["own"], 9), (["other"], 2), (["own", "other"], 11)):
+            usage, prompts_left_out = await usage_of(house, COMPLETIONS, {"prompt": prompts}, options)
+            assert (usage["prompt_tokens"], prompts_left_out) == (count, False)
+
+
+async def test_each_chunk_counts_what_came_before_it(autojump_clock: Any) -> None:
+    async with serving(text_spec(words_of, count_tokens=lambda text: 4)) as house:
+        asked = {**SAID, "stream": True, "stream_options": {"continuous_usage_stats": True}}
+        chunks = events_in((await ask(house, CHAT, asked))[2])
+        assert [c["usage"]["completion_tokens"] for c in chunks] == [0, 1, 2, 3, 3]
+        assert {c["usage"]["prompt_tokens"] for c in chunks} == {4}
+        assert all(c["choices"] for c in chunks)
+
+
+@pytest.mark.parametrize("count", ["7", 1.5, -1, None, RuntimeError("no count")])
+@pytest.mark.parametrize("stream", [False, True])
+async def test_a_counter_that_gives_no_count_is_the_models_mistake(count: Any, stream: bool) -> None:
+    def wrong(text: str) -> Any:
+        if isinstance(count, Exception):
+            raise count
+        return count
+
+    async with serving(text_spec(words_of, count_tokens=wrong)) as house:
+        more = {"stream": True, "stream_options": {"include_usage": True}} if stream else {}
+        status, _, body = await ask(house, COMPLETIONS, {"prompt": "a", **more})
+        said = json.loads(body)["error"]["message"]
+        assert (status, "count_tokens" in said) == (500, True)
+        assert house.endings == {"model-error": 1}
 
 
 def told_by_a_function(prompt: Prompt) -> Token:
@@ -377,8 +508,8 @@ async def counts_some(session: Session[Prompt, Token]) -> None:
 async def test_the_count_of_some_prompts_is_no_usage(autojump_clock: Any) -> None:
     async with serving(text_spec(counts_some)) as house:
         for prompts, known in ((["a", "a"], True), (["a", "b"], False), (["b", "a"], False)):
-            _, _, body = await ask(house, COMPLETIONS, {"prompt": prompts})
-            assert (json.loads(body)["usage"] is not None) == known
+            usage, prompts_left_out = await usage_of(house, COMPLETIONS, {"prompt": prompts})
+            assert (usage["prompt_tokens"], prompts_left_out) == (14 if known else 0, not known)
 
 
 @pytest.mark.parametrize("count", ["7", 1.5, -1, [1]])
@@ -534,14 +665,15 @@ async def test_what_the_model_does_not_support_is_refused_unless_it_is_neutral(
 ) -> None:
     spec = text_spec(parameters=frozenset({"max_new_tokens", "temperature"}))
     async with serving(spec, config=lmi(unsupported="refuse")) as house:
-        own_names = ({"stop": "."}, {"min_tokens": 2}, {"bad_words": ["a"]})
+        own_names = ({"min_tokens": 2}, {"bad_words": ["a"]})
         for refused in ({"presence_penalty": 1}, {"seed": 3}, {"guided_choice": ["a"]}, *own_names):
             status, _, body = await ask(house, path, {**asked, **refused})
             error = json.loads(body)["error"]
             (name,) = refused
             assert (status, error["type"], error["param"]) == (400, "invalid_request_error", name)
             assert error["message"] == f"{name}: model 'm' does not support it (lmi.unsupported)"
-        for passed in ({"presence_penalty": 0, "n": 1, "top_p": 1}, {"user": "me"}, {"max_tokens": 2, "temperature": 0.3}):
+        neutral = {"presence_penalty": 0, "n": 1, "top_p": 1}
+        for passed in (neutral, {"user": "me"}, {"max_tokens": 2, "temperature": 0.3}, {"stop": "."}):
             assert (await ask(house, path, {**asked, **passed}))[0] == 200
 
 
@@ -563,8 +695,7 @@ async def test_why_each_choice_has_ended(stream: bool, autojump_clock: Any) -> N
         await session.send(Finish(reason=FinishReason.EOS_TOKEN))
         for _ in range(3):
             await session.send(Token(text="a", sequence=2))
-        with pytest.raises(trio.ClosedResourceError):
-            await session.send(Token(text="a"))
+        await session.send(Token(text="a"))
 
     async with serving(text_spec(various)) as house:
         _, _, body = await ask(house, CHAT, {**SAID, "n": 3, "max_tokens": 3, "stream": stream})
@@ -609,16 +740,18 @@ async def test_a_model_may_go_on_with_another_choice_when_one_is_complete(stream
             assert [choice["message"]["content"] for choice in json.loads(body)["choices"]] == ["aa", "bb"]
 
 
-async def test_choices_that_nobody_asked_for_are_dropped(autojump_clock: Any) -> None:
+@pytest.mark.parametrize("stray", [Token(text="a", sequence=3), Finish(reason=FinishReason.LENGTH, sequence=3)])
+async def test_a_choice_that_nobody_asked_for_is_the_models_error(stray: Any, autojump_clock: Any) -> None:
     async def generous(session: Session[Prompt, Any]) -> None:
         await session.receive()
-        for sequence in (3, 1, 0):
-            await session.send(Token(text=str(sequence), sequence=sequence))
-        await session.send(Finish(reason=FinishReason.LENGTH, sequence=7))
+        await session.send(Token(text="0"))
+        await session.send(stray)
 
     async with serving(text_spec(generous)) as house:
-        _, _, body = await ask(house, CHAT, SAID)
-        assert [choice["message"]["content"] for choice in json.loads(body)["choices"]] == ["0"]
+        status, _, body = await ask(house, CHAT, {**SAID, "n": 3})
+        said = "the model sent a token of sequence 3, where 0 to 2 were asked for"
+        assert (status, json.loads(body)["error"]["message"]) == (500, said)
+        assert house.endings == {"model-error": 1}
 
 
 @pytest.mark.parametrize("says", ["token", "finish", "nothing"])
@@ -676,7 +809,7 @@ async def test_a_client_that_does_not_read_stops_its_model_within_the_bound(
     async with serving(text_spec(counting), config=lmi(output_formatter=formatter), capacity=32 * KiB) as house:
         line = house.line(kind)
         stream = line.next_stream()
-        asked = {**SAID, "prompt": "x", "max_tokens": 2**31 - 1, "stream": True}
+        asked = {**SAID, "prompt": "x", "max_tokens": 65536, "stream": True}
         await line.send(*house.posted(stream, path, json.dumps(asked).encode()))
         await house.still()
         stopped = sent

@@ -86,6 +86,7 @@ async def test_what_opens_changes_and_closes_is_told_once(autojump_clock: Any) -
     probe = Probe(pausing)
     async with serving(probe.spec("lmi-http1"), config=NO_PORT) as house, reading(house.gateway) as reader:
         assert reader.headers[b"content-type"].startswith(b"text/event-stream")
+        assert reader.headers[b"x-accel-buffering"] == b"no"
         ((name, models),) = reader.events()
         assert (name, [(model["name"], model["state"]) for model in models]) == ("models", [("probe", "ready")])
         call = await house.call("lmi-http1")

@@ -29,7 +29,7 @@ from tests.gateway.test_repository import swept
 from tests.ports import free_port
 
 TOKEN = "correct-horse-battery"
-ASK = b'{"inputs": "x", "stream": true, "parameters": {"max_new_tokens": 2147483647}}'
+ASK = b'{"inputs": "x", "stream": true, "parameters": {"max_new_tokens": 65536}}'
 
 
 async def called(gateway: Gateway) -> trio.SocketStream:
@@ -72,7 +72,7 @@ async def test_a_port_that_is_taken_stops_no_model_and_is_tried_again(caplog: An
         async with operated(probe.spec("lmi-http1"), port=port) as gateway:
             assert gateway.operator_port == 0
             (said,) = [r for r in caplog.records if r.message.startswith("the operator plane does not listen")]
-            assert f"port {port}: Address already in use; operator.port sets another" in said.__dict__["reason"]
+            assert f"127.0.0.1:{port}: Address already in use; operator.port sets another" in said.__dict__["reason"]
             assert (await curl(gateway.port, "POST", "/predictions/probe", b'{"inputs": "x"}')).status == 200
             mock_clock.jump(1)
             await wait_all_tasks_blocked()

@@ -89,7 +89,7 @@ class Caller:
 async def test_a_client_that_stops_reading_parks_its_sequence_and_no_other(kind: str) -> None:
     steps = Counting()
     async with served(spec(steps)) as house:
-        slow = await Caller.call(house, asking("s", 100_000), kind)
+        slow = await Caller.call(house, asking("s", 60_000), kind)
         await trio.testing.wait_all_tasks_blocked()
         stopped_at = steps.of("s")
         assert 0 < stopped_at < 3000
@@ -108,7 +108,7 @@ async def test_a_client_that_stops_reading_parks_its_sequence_and_no_other(kind:
 async def test_a_client_that_leaves_is_taken_out_at_the_next_step() -> None:
     steps = Counting()
     async with served(spec(steps)) as house:
-        stays, leaves = [await Caller.call(house, asking(name, 100_000)) for name in "sl"]
+        stays, leaves = [await Caller.call(house, asking(name, 60_000)) for name in "sl"]
         await leaves.read(5)
         await stays.read(5)
         leaves.peer.close()
@@ -130,7 +130,7 @@ async def test_the_failure_of_one_is_its_clients_error_and_nobody_elses() -> Non
         await refused.read()
         assert (refused.status, json.loads(refused.body)["error"]) == (422, "no x here")
         await fine.read(10)
-        broken = await Caller.call(house, asking("b", 100_000))
+        broken = await Caller.call(house, asking("b", 60_000))
         await broken.read(5)
         steps.fail["give b"] = ModelError("b is broken", status=424)
         await broken.read()
@@ -141,7 +141,7 @@ async def test_the_failure_of_one_is_its_clients_error_and_nobody_elses() -> Non
 async def test_a_step_that_raises_ends_all_of_its_sessions_and_the_model_comes_back(autojump_clock: Any) -> None:
     steps = Counting()
     async with served(spec(steps)) as house:
-        everyone = [await Caller.call(house, asking(name, 100_000)) for name in "abc"]
+        everyone = [await Caller.call(house, asking(name, 60_000)) for name in "abc"]
         for caller in everyone:
             await caller.read(5)
         steps.fail["step"] = ZeroDivisionError("a bad kernel")
@@ -158,7 +158,7 @@ async def test_a_step_that_raises_ends_all_of_its_sessions_and_the_model_comes_b
 async def test_a_long_prompt_does_not_stop_the_tokens_of_the_others() -> None:
     steps = Counting()
     async with served(spec(steps, prefill_budget=10)) as house:
-        running = await Caller.call(house, asking("r", 100_000))
+        running = await Caller.call(house, asking("r", 60_000))
         await running.read(3)
         await Caller.call(house, asking("l", 1, tokens=500))
         while sum(size for _, size in steps.prefills) < 500:
@@ -171,7 +171,7 @@ async def test_unloading_closes_every_sequence() -> None:
     steps = Counting()
     async with served(spec(steps)) as house:
         for name in "ab":
-            await (await Caller.call(house, asking(name, 100_000))).read(3)
+            await (await Caller.call(house, asking(name, 60_000))).read(3)
     assert sorted(steps.closed) == ["a", "b"]
 
 

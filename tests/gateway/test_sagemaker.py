@@ -21,7 +21,7 @@ from models.messages import Family, InferRequest, InferResponse, Part, PartKind,
 from models.session import Session
 from models.spec import Model, ModelSpec
 from protocols import bidi
-from tests.gateway.promises import House, KiB, Over, Probe, at_once, pausing, raw, serving, silent
+from tests.gateway.promises import DATE, House, KiB, Over, Probe, at_once, pausing, raw, serving, silent
 
 JSON = ("content-type", "application/json")
 ASKED = json.dumps({"inputs": "x", "parameters": {"max_new_tokens": 2}}).encode()
@@ -84,14 +84,16 @@ VARIANT = b"x-amzn-invoked-production-variant: AllTraffic\r\nx-amzn-requestid: b
             b"content-type: application/json\r\nx-amzn-sagemaker-custom-attributes: a=b\r\n"
             + VARIANT
             + b"content-length: 27\r\n"
-            b'x-request-id: boot1\r\n\r\n{"generated_text": "hi ho"}',
+            b"x-request-id: boot1\r\n" + DATE + b'\r\n{"generated_text": "hi ho"}',
         ),
         (
             INVOKE,
             STREAMED,
             b"content-type: application/jsonlines\r\nx-amzn-sagemaker-custom-attributes: a=b\r\n"
             + VARIANT
-            + b"x-request-id: boot1\r\ntransfer-encoding: chunked\r\n\r\n"
+            + b"x-accel-buffering: no\r\nx-request-id: boot1\r\n"
+            + DATE
+            + b"transfer-encoding: chunked\r\n\r\n"
             + LINES,
         ),
         (
@@ -100,7 +102,9 @@ VARIANT = b"x-amzn-invoked-production-variant: AllTraffic\r\nx-amzn-requestid: b
             b"content-type: application/vnd.amazon.eventstream\r\nx-amzn-sagemaker-content-type: application/jsonlines\r\n"
             b"x-amzn-sagemaker-custom-attributes: a=b\r\n"
             + VARIANT
-            + b"x-request-id: boot1\r\ntransfer-encoding: chunked\r\n\r\n"
+            + b"x-accel-buffering: no\r\nx-request-id: boot1\r\n"
+            + DATE
+            + b"transfer-encoding: chunked\r\n\r\n"
             + EVENTS,
         ),
     ],
@@ -111,7 +115,11 @@ async def test_text_byte_by_byte(path: str, body: bytes, answer: bytes, autojump
         assert await said(house, path, body, JSON) == b"HTTP/1.1 200 OK\r\n" + answer
 
 
-CHUNKS = b"x-request-id: boot1\r\ntransfer-encoding: chunked\r\n\r\n3\r\n<in\r\n1\r\n>\r\n0\r\n\r\n"
+CHUNKS = (
+    b"x-accel-buffering: no\r\nx-request-id: boot1\r\n"
+    + DATE
+    + b"transfer-encoding: chunked\r\n\r\n3\r\n<in\r\n1\r\n>\r\n0\r\n\r\n"
+)
 SESSION = b"x-amzn-sagemaker-new-session-id: s; Expires=2026-01-01T00:00:00Z\r\n"
 OWN = b"x-amzn-sagemaker-custom-attributes: k=v\r\n"
 
@@ -137,13 +145,13 @@ async def test_a_models_error_byte_by_byte(path: str, autojump_clock: Any) -> No
     async with serving(Probe(refuses).spec("bidi")) as house:
         assert await said(house, path, b"in") == (
             b"HTTP/1.1 424 Failed Dependency\r\ncontent-type: application/json\r\nx-amzn-errortype: ModelError\r\n"
-            b"x-amzn-requestid: boot1\r\ncontent-length: 158\r\nx-request-id: boot1\r\n\r\n"
+            b"x-amzn-requestid: boot1\r\ncontent-length: 158\r\nx-request-id: boot1\r\n" + DATE + b"\r\n"
             b'{"Message":"Received client error (422) from probe with message \'no such voice\'",'
             b'"OriginalStatusCode":422,"OriginalMessage":"no such voice","LogStreamArn":""}'
         )
         assert await said(house, "/models/probe/invoke", b"in") == (
             b"HTTP/1.1 422 Unprocessable Content\r\ncontent-type: application/json\r\ncontent-length: 67\r\n"
-            b'x-request-id: boot1\r\n\r\n{"code":422,"type":"BadRequestException","message":"no such voice"}'
+            b"x-request-id: boot1\r\n" + DATE + b'\r\n{"code":422,"type":"BadRequestException","message":"no such voice"}'
         )
 
 

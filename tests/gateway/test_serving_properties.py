@@ -16,6 +16,7 @@ from hypothesis import strategies as st
 from gateway import config_folder, standalone
 from gateway.config import Config, KiB, LMIConfig, MiB, ModelConfig, RepositoryConfig
 from gateway.errors import BadModel
+from gateway.gateway import Gateway
 from gateway.loading import LIBRARY
 from gateway.model_folder import ModelFolder, forget, make_spec, read_folder
 from gateway.serving_properties import KNOWN, read_properties, text_options
@@ -23,6 +24,7 @@ from gateway.settings import ConfigError, resolve
 from gateway.settings_lmi import OPTIONS, PREFIX, UNSERVED
 from gateway.settings_printing import to_toml
 from gateway.settings_properties import parse_properties
+from models.adapt import spec_of
 from models.spec import ModelSpec
 from tests.docs.pages import ROOT
 
@@ -404,3 +406,31 @@ def test_the_page_has_each_key_that_does_something_with_its_variable() -> None:
     assert keys
     assert not KNOWN & set(keys)
     assert read_properties("".join(f"{key}=1\n" for key in keys).encode()).ignored
+
+
+@pytest.mark.parametrize(
+    ("key", "meant"),
+    [
+        ("output_formater", "output_formatter"),
+        ("tgi_compt", "tgi_compat"),
+        ("rollingbatch", "rolling_batch"),
+        ("enable_stream", "enable_streaming"),
+        ("max_rolling_batchsize", "max_rolling_batch_size"),
+    ],
+)
+def test_an_option_that_is_misspelt_is_refused_with_the_one_that_was_meant(key: str, meant: str) -> None:
+    with pytest.raises(ConfigError, match=f"there is no option.{key}: did you mean option.{meant}\\?"):
+        read_properties(f"option.{key}=json\n".encode())
+    model = spec_of(shout, "m", options={key: "json"})
+    with pytest.raises(ConfigError, match=f"model 'm': there is no option.{key}: did you mean option.{meant}\\?"):
+        Gateway(Config(), [model])
+
+
+def test_other_options_are_the_models_own() -> None:
+    own = ("voice", "max_rolling_batch_prefill_tokens", "input_formatter", "enable_lora", "predict_timeout")
+    assert read_properties("".join(f"option.{key}=1\n" for key in own).encode()).options.keys() == set(own)
+    Gateway(Config(), [spec_of(shout, "m", options=dict.fromkeys(own, "1"))])
+
+
+def shout(text: str) -> str:
+    return text.upper()

@@ -312,6 +312,7 @@ def test_the_options_of_a_model_join_over_the_sources(directory: Path) -> None:
             "models.lm.restart.count is not a setting; `everywire config` prints all there are",
         ),
         ("[model.lm]\nfactory = 'a:b'", "model.lm.factory is not a setting: did you mean models.NAME.factory?"),
+        ("[listen]\noperator_port = 5", "listen.operator_port is not a setting: did you mean operator.port?"),
         ("[bidi]\nvariant = 'blue'", "bidi.variant is not a setting: did you mean sagemaker.variant?"),
         ("[endpoints.chat]\nmodel = 'lm'", "endpoints.chat.model is not a setting: did you mean endpoints.chat.models?"),
         (
@@ -343,7 +344,8 @@ def test_a_key_that_is_no_setting_names_the_file_and_the_nearest_setting(directo
         ("[listen]\nport = 1.5", "listen.port must be a whole number from -1 to 65535, not 1.5"),
         (
             "[listen]\nhost = ''",
-            'listen.host must be an address or a host name ("0.0.0.0" for every IPv4 address, "::" for IPv6 too), not \'\'',
+            'listen.host must be an address or a host name ("0.0.0.0" for every IPv4 address, "::" for IPv6 too), unix:/PATH or '
+            "systemd:NAME, or a list of them, not ''",
         ),
         ("[tls]\ndev = 'yes'", "tls.dev must be true or false, not 'yes'"),
         ("[tls]\ndev = 1", "tls.dev must be true or false, not 1"),
@@ -383,13 +385,16 @@ def test_a_key_that_is_no_setting_names_the_file_and_the_nearest_setting(directo
             "[lmi]\noutput_formatter = 'xml'",
             "lmi.output_formatter must be one of \"\", json, jsonlines, sse, json_chat, jsonlines_chat, not 'xml'",
         ),
-        ("[models.lm]\nfactory = 'app.py'", "models.lm.factory must be \"module:attribute\", not 'app.py'"),
+        (
+            "[models.lm]\nfactory = 'app.py'",
+            "models.lm.factory must be \"module:attribute\", or the name of a library model, not 'app.py'",
+        ),
         ("[models.lm]\nfactory = 'a:b'\noptions = 3", "models.lm.options must be a table, not 3"),
         ("[models.lm]\nfactory = 'a:b'\ncapacity = 0", "models.lm.capacity must be a whole number, at least 1, not 0"),
         ("listen = 5", "listen is a section, and cannot be 5: set listen.host and so on"),
         ("[models]\nlm = 'a:b'", "models.lm is a section, and cannot be 'a:b': set models.lm.factory and so on"),
         ("models = 5", "models is a section, and cannot be 5: set models.NAME.factory and so on"),
-        ("[models.lm]", 'models.lm has no factory, which must be "module:attribute"'),
+        ("[models.lm]", 'models.lm has no factory, which must be "module:attribute", or the name of a library model'),
         (
             "[models.'a b']\nfactory = 'a:b'",
             "'a b' cannot be the name of a model: 1 to 128 letters, digits, '.', '_' and '-', beginning with a letter, "
@@ -596,7 +601,7 @@ def test_a_variant_in_capitals_that_is_not_configured_points_to_the_one_that_is(
 def test_a_model_in_capitals_that_is_not_configured_points_to_the_one_that_is(directory: Path) -> None:
     message = complaint(file='[models.lm]\nfactory = "a:b"', environ={"EVERYWIRE_MODELS__LM__CAPACITY": "4"})
     assert message == (
-        'EVERYWIRE_MODELS__LM__CAPACITY: models.LM has no factory, which must be "module:attribute": did you mean models.lm?'
+        'EVERYWIRE_MODELS__LM__CAPACITY: models.LM has no factory, which must be "module:attribute", or the name of a library model: did you mean models.lm?'
     )
 
 
@@ -793,6 +798,100 @@ def test_values_that_contradict_one_another_are_named_with_their_sources(overrid
     assert complaint(overrides=overrides) == message
 
 
+@pytest.mark.parametrize(
+    ("said", "hosts"),
+    [
+        ("::1", "::1"),
+        ("1.5", "1.5"),
+        ('["127.0.0.1", "::1"]', ("127.0.0.1", "::1")),
+        ("unix:/run/x", "unix:/run/x"),
+        ("systemd+tls:https", "systemd+tls:https"),
+        ("unix.example.com", "unix.example.com"),
+    ],
+)
+def test_where_to_listen_is_an_address_or_a_list_of_them_in_every_source(said: str, hosts: Any) -> None:
+    tls = {"tls.dev": True}
+    assert from_flags({"listen.host": said, **tls}).listen.host == hosts
+    assert load(file=None, environ={"EVERYWIRE_LISTEN__HOST": said}, overrides=tls).listen.host == hosts
+    if not isinstance(hosts, str):
+        assert from_file(f"[listen]\nhost = {said}").listen.host == hosts
+
+
+@pytest.mark.parametrize(
+    "host",
+    [
+        "unix",
+        "unix:",
+        "unix:relative",
+        "unix+ssl:/x",
+        "systemd:",
+        "systemd:a:b",
+        "[::1]",
+        "[]",
+        '["::1", "::1"]',
+        "http://x",
+    ],
+)
+def test_where_nothing_can_listen_is_refused(host: str) -> None:
+    assert "listen.host must be an address or a host name" in complaint(overrides={"listen.host": host})
+
+
+@pytest.mark.parametrize(
+    ("said", "meant"),
+    [
+        # the words of a setting of another section
+        ("tls.port", "listen.tls_port"),
+        ("bidi.port", "listen.bidi_port"),
+        ("operator.tls_port", "operator.port"),
+        ("http2.max_streams", "http2.streams"),
+        ("proxies.trusted", "listen.trusted_proxies"),
+        # joined in another way
+        ("tls_cert", "tls.cert"),
+        ("log_level", "log.level"),
+        ("listen.tls.port", "listen.tls_port"),
+        ("sagemaker.sigv4_region", "sagemaker.sigv4.region"),
+        # with one too many
+        ("server.tls_cert", "tls.cert"),
+        ("port", "listen.port"),
+    ],
+)
+def test_a_setting_that_is_elsewhere_is_named(said: str, meant: str) -> None:
+    assert complaint(overrides={said: 1}).endswith(f"{said} is not a setting: did you mean {meant}?")
+    variable = "EVERYWIRE_" + said.replace(".", "__").upper()
+    hint = f"did you mean {meant if '.' in said else 'EVERYWIRE_' + meant.replace('.', '__').upper()}?"
+    assert complaint(environ={variable: "1"}).endswith(hint)
+    single = "EVERYWIRE_" + said.replace(".", "_").upper()
+    assert complaint(environ={single: "1"}).endswith(f"did you mean EVERYWIRE_{meant.replace('.', '__').upper()}?")
+
+
+def test_proxies_are_addresses_networks_and_a_word() -> None:
+    listed = '["10.0.0.0/8", "::1", "fd00::/8", "unix"]'
+    assert from_flags({"listen.trusted_proxies": listed}).listen.trusted_proxies == tuple(json.loads(listed))
+    for wrong in ('["10.0.0.1/8"]', '["proxy.example.com"]', '["unix:/run/s"]', '["10.0.0.0/33"]', "10.0.0.0/8", '[""]'):
+        message = complaint(overrides={"listen.trusted_proxies": wrong})
+        assert 'listen.trusted_proxies must be a list of addresses, networks and "unix", such as ' in message
+
+
+@pytest.mark.parametrize("mode", ["rw", "66", "0o660", "888", "06660"])
+def test_a_mode_is_three_octal_digits(mode: str) -> None:
+    for section in ("listen", "operator"):
+        message = f'{section}.unix_mode must be three octal digits, such as "660", not {mode!r}'
+        assert complaint(overrides={f"{section}.unix_mode": mode}).endswith(message)
+    assert from_flags({"listen.unix_mode": "0600"}).listen.unix_mode == "0600"
+
+
+def test_sockets_without_a_port_are_served_though_no_port_is() -> None:
+    for host in ("unix:/run/x", "systemd", "systemd:http"):
+        assert from_flags({"listen.host": host, "listen.port": -1}).listen.host == host
+        # nor are their ports in the way of one another, or of SageMaker's range
+        same = {"listen.host": host, "listen.bidi_port": 8080, "operator.port": 8080}
+        assert load(file=None, environ={"SAGEMAKER_SAFE_PORT_RANGE": "1-2"}, overrides=same).listen.host == host
+    message = complaint(overrides={"listen.host": ("unix:/a", "unix+tls:/b")})
+    assert (
+        message == "listen.host (--set listen.host) has a socket with TLS, and TLS is off: set tls.cert, or leave +tls out"
+    )
+
+
 def test_two_free_ports_or_tls_alone_are_no_contradiction() -> None:
     assert from_flags({"tls.dev": True, "listen.port": 0, "listen.tls_port": 0}).tls.dev
     assert from_flags({"tls.dev": True, "listen.port": -1}).listen.port == -1
@@ -875,7 +974,7 @@ def test_what_a_model_may_say_itself_has_the_unit_of_any_such_number_and_no_defa
         "restart.period": Unit.SECONDS, "restart.backoff": Unit.SECONDS, "restart.backoff_max": Unit.SECONDS,
         "version": Unit.TEXT, "warmup": Unit.TEXTS, "queue_bytes": Unit.BYTES, "body_bytes": Unit.BYTES, "memory": Unit.BYTES,
         "restart.kind": Unit.CHOICE, "restart.intensity": Unit.COUNT, "restart.jitter": Unit.NUMBER,
-        "restart.escalate": Unit.FLAG, **{f"batching.{name}": unit for name, unit in batching.items()},
+        "restart.escalate": Unit.FLAG, "required": Unit.FLAG, **{f"batching.{name}": unit for name, unit in batching.items()},
     }  # fmt: skip
     assert own == counts | seconds | tensors | others
 
@@ -992,6 +1091,13 @@ def values(draw: st.DrawFn, setting: Setting) -> Any:
             return draw(st.lists(st.integers(int(setting.low), int(setting.high)), max_size=3))
         case Unit.PATHS | Unit.TEXTS:
             return draw(st.lists(_TEXTS, max_size=3))
+        case Unit.ADDRESSES:
+            place = st.from_regex(setting.pattern, fullmatch=True)
+            return draw(place | st.lists(place, min_size=1, max_size=3, unique=True))
+        case Unit.NETWORKS:
+            return draw(
+                st.lists(st.ip_addresses().map(str) | st.sampled_from(["unix", "10.0.0.0/8", "fd00::/8"]), max_size=3)
+            )
         case Unit.TENSORS:
             shapes = st.none() | st.lists(st.integers(-1, 5), max_size=3)
             return [
@@ -1053,6 +1159,16 @@ def test_a_plane_that_others_can_reach_demands_a_token_or_somebody_who_says_that
     assert from_flags({"operator.host": host}).operator.port == -1
 
 
+def test_a_plane_at_a_socket_needs_no_port_and_a_token_where_nobody_knows_who_reaches_it() -> None:
+    assert from_flags({"operator.host": "unix:/run/x"}).operator.port == -1
+    for host in ("systemd", "systemd:plane"):
+        message = complaint(overrides={"operator.host": host})
+        assert f"operator.host (--set operator.host) is {host!r}, which others can reach" in message
+        assert from_flags({"operator.host": host, "operator.token": SECRET}).operator.host == host
+    listed = {"operator.host": '["127.0.0.1", "10.1.2.3"]', "operator.port": 9000}
+    assert "which others can reach" in complaint(overrides=listed)
+
+
 @pytest.mark.parametrize("host", ["127.0.0.1", "127.8.9.1", "::1", "localhost"])
 def test_a_plane_on_loopback_needs_no_token(host: str) -> None:
     assert from_flags({"operator.host": host, "operator.port": 9000}).operator.token == ""
@@ -1100,7 +1216,7 @@ def test_secrets_are_masked_where_that_is_asked_for(directory: Path) -> None:
         "hub": f"https://{MASK}@hub.example/x",
     }  # fmt: skip
     assert shown == {**as_they_are, **hidden}
-    assert f'api_key = "{MASK}"  # everywire.toml:6, masked: --secrets shows it' in to_toml(resolved, masked=True)
+    assert f'api_key = "{MASK}"  # everywire.toml:6, masked: --show-secrets shows it' in to_toml(resolved, masked=True)
     assert to_json(resolved, masked=True)["models.chat.options.tokens"] == {
         "value": [MASK] * 2,
         "source": "everywire.toml:8",
@@ -1219,13 +1335,13 @@ def test_everything_wrong_is_told_at_once_with_what_is_known_of_it(directory: Pa
     assert [(p.where, p.key, p.expected, p.got, p.suggestion) for p in found] == [
         ("everywire.toml:2", "limits.haed", "a setting", "", "limits.head"),
         ("everywire.toml:3", "limits.body", size, "'x'", ""),
-        ("everywire.toml:7", "models.b.factory", '"module:attribute"', "3", ""),
+        ("everywire.toml:7", "models.b.factory", '"module:attribute", or the name of a library model', "3", ""),
         ("EVERYWIRE_DEBUG", "", "a setting", "", ""),
         ("EVERYWIRE_LISTEN__PORT", "listen.port", "a whole number from -1 to 65535", "'http'", ""),
         ("--set log.level", "log.level", "one of debug, info, warning, error", "'loud'", ""),
         ("OPTION_BEDROCK_COMPAT", "", "false", "'true'", ""),
         ("OPTION_TGI_COMPAT", "lmi.tgi_compat", "true or false", "'yes'", ""),
-        ("everywire.toml:5", "models.a.factory", '"module:attribute"', "", ""),
+        ("everywire.toml:5", "models.a.factory", '"module:attribute", or the name of a library model', "", ""),
     ]
     assert all(p.text.startswith(p.where) for p in found)
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import random
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
@@ -236,10 +237,14 @@ async def test_who_waits_for_a_change_sees_each_state_that_lasts(autojump_clock:
 
 @pytest.mark.parametrize(
     ("kind", "how", "word"),
-    [(Restart.PERMANENT, "crash", "Unhealthy"), (Restart.TEMPORARY, "crash", "FAILED"), (Restart.TRANSIENT, "end", "ENDED")],
+    [
+        (Restart.PERMANENT, "crash", {"status": "Unhealthy"}),
+        (Restart.TEMPORARY, "crash", {"status": "FAILED", "reason": "was given up"}),
+        (Restart.TRANSIENT, "end", {"status": "ENDED", "reason": "has ended"}),
+    ],
 )
 async def test_readiness_and_ping_are_true_to_the_state(
-    kind: Restart, how: str, word: str, autojump_clock: MockClock
+    kind: Restart, how: str, word: dict[str, str], autojump_clock: MockClock
 ) -> None:
     _, loader, spec = made(silent, "json-http1", kind=kind)
     async with supervised(spec) as house:
@@ -248,7 +253,7 @@ async def test_readiness_and_ping_are_true_to_the_state(
         status, _, body = await house.ask("/v2/models/probe/ready", None, method=b"GET")
         assert (status, body) == (503, b'{"name":"probe","ready":false}')
         status, _, body = await house.ask("/ping", None, method=b"GET")
-        assert (status, body) == (200, b'{"probe":{"status":"%b"}}' % word.encode())
+        assert (status, json.loads(body)) == (503 if "reason" in word else 200, {"probe": word})
 
 
 # -- escalation ------------------------------------------------------------------------------------------------------

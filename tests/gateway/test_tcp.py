@@ -15,7 +15,7 @@ from models.adapt import spec_of
 from models.library.tensors import identity
 from models.messages import Prompt, Token
 
-ENDLESS = b'{"inputs":"x","parameters":{"max_new_tokens":100000000},"stream":true}'
+ENDLESS = b'{"inputs":"x","parameters":{"max_new_tokens":65536},"stream":true}'
 ASK = b"POST /predictions/hot HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\nContent-Length: %d\r\n\r\n%b" % (
     len(ENDLESS),
     ENDLESS,

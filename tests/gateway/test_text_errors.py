@@ -14,7 +14,7 @@ import trio
 from gateway.config import Config, DrainConfig, LimitsConfig
 from gateway.gateway import Gateway
 from gateway.settings import ConfigError
-from models.errors import ModelError
+from models.errors import ContextLengthExceeded, ModelError
 from models.messages import Family, Prompt, Token
 from models.session import Session
 from models.spec import Model, ModelSpec
@@ -313,6 +313,59 @@ async def test_a_model_that_raises_before_its_first_token(
             assert said in refused(form.words, status, answer, "generation", generation=True)
             assert SECRET.encode() not in answer[2]
         assert house.endings == {"model-error": 2}
+
+
+TOO_LONG = ContextLengthExceeded(60, 32, prompt_tokens=40)
+OUT_OF_RANGE = ModelError("top_p: expected a number from 0 to 0.5, got 0.9", code="ValidationError")
+GIVEN = {"top_p": 0.9}
+
+
+def blamed(name: str, error: ModelError, said: dict[str, Any]) -> None:
+    """An error object of OpenAI's that says what of the request is to blame."""
+    member = "prompt" if name.startswith("completions") else "messages"
+    code, param = ("context_length_exceeded", member) if error is TOO_LONG else (None, "top_p")
+    assert said == {"message": error.message, "type": "invalid_request_error", "param": param, "code": code}
+
+
+@pytest.mark.parametrize("name", FORMS)
+@pytest.mark.parametrize("error", [TOO_LONG, OUT_OF_RANGE])
+async def test_a_request_that_its_model_cannot_serve_is_the_clients_mistake_in_every_form(
+    name: str, error: ModelError, autojump_clock: Any
+) -> None:
+    form = FORMS[name]
+    given = GIVEN if form.words == "openai" else {"parameters": GIVEN}
+    async with serving(text_spec(Fails(0, error)), config=form.config) as house:
+        answer = await ask(house, form.path, {**form.asked, **given})
+        if form.words == "openai":
+            assert refused("openai", 400, answer) == error.message
+            blamed(name, error, json.loads(answer[2])["error"])
+        else:
+            generation = form.words == "lmi"
+            assert refused(form.words, 424, answer, "validation", generation=generation) == error.message
+        assert house.endings == {"model-error": 1}
+
+
+async def test_a_prompt_that_is_too_long_is_said_in_the_words_that_clients_search_for(autojump_clock: Any) -> None:
+    async with serving(text_spec(Fails(0, TOO_LONG))) as house:
+        said = "This model's maximum context length is 32 tokens; the prompt has 40 and 20 were asked for"
+        assert TOO_LONG.message == said
+        for kind in KINDS:
+            for path in ("generate", "generate_stream"):
+                status, _, body = await ask(house, f"/v2/models/m/{path}", {"text_input": "x"}, kind=kind)
+                assert (status, json.loads(body)) == (400, {"error": said})
+    assert ContextLengthExceeded(60, 32).message.endswith("is 32 tokens; the request needs 60")
+
+
+@pytest.mark.parametrize("name", STREAMS)
+@pytest.mark.parametrize("error", [TOO_LONG, OUT_OF_RANGE])
+async def test_the_same_in_mid_stream(name: str, error: ModelError, autojump_clock: Any) -> None:
+    form = FORMS[name]
+    given = GIVEN if form.words == "openai" else {"parameters": GIVEN}
+    async with serving(text_spec(Fails(2, error)), config=form.config) as house:
+        _, _, body = await ask(house, form.path, {**form.asked, **given})
+        assert in_band(name, body, 400, "validation") == error.message
+        if form.words == "openai" and name != "jsonlines_chat":
+            blamed(name, error, json.loads(event_of(body) or b"")["error"])
 
 
 @pytest.mark.parametrize("name", [name for name in FORMS if name not in STREAMS])

@@ -500,7 +500,7 @@ async def test_a_tcp_peer_is_an_address_and_a_port(host: str, shown: str) -> Non
 async def test_a_unix_peer_and_one_that_is_gone_have_names_too() -> None:
     a, b = socket.socketpair()
     with b, socket.socket() as unconnected:
-        assert SocketTransport(a).peer == "unix"
+        assert SocketTransport(a).peer == "unix:"
         assert SocketTransport(unconnected).peer == ""
         a.close()
 
@@ -969,3 +969,18 @@ async def test_tls_over_a_stream_counts_what_the_stream_still_holds(contexts: Co
             nursery.start_soon(flush, pair.a)
             assert await receive(pair.b, 100) == b"x" * 100
         assert not stuck(pair.a)
+
+
+async def test_a_stream_of_a_socket_has_its_peers_address_below_tls_too(contexts: Contexts) -> None:
+    with trio.fail_after(60):
+        (listener,) = await trio.open_tcp_listeners(0, host="127.0.0.1")
+        async with listener:
+            address = listener.socket.getsockname()
+            ours = await trio.open_tcp_stream(*address)
+            theirs = await listener.accept()
+            async with ours, theirs:
+                port = ours.socket.getsockname()[1]
+                secure = trio.SSLStream(theirs, contexts[0], server_side=True)
+                assert [StreamTransport(stream).peer for stream in (theirs, secure)] == [f"127.0.0.1:{port}"] * 2
+    one, _ = trio.testing.memory_stream_pair()
+    assert StreamTransport(one).peer == "stream"

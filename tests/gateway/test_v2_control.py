@@ -110,7 +110,8 @@ async def test_an_unloaded_model_is_gone_on_every_wire_and_back_after_a_load(aut
             assert await index(house) == {"m": ("UNAVAILABLE", "unloaded")}
             assert await index(house, ready=True) == {}
             assert (await get(house, "/v2/models"))[1] == {"models": []}
-            assert (await get(house, "/ping")) == (200, {})
+            missed = {"status": "Unhealthy", "reason": "was unloaded, and no model is ready"}
+            assert (await get(house, "/ping")) == (503, {"m": missed})
             for path in ("", "/ready", "/stats", "/config", "/versions/1/ready"):
                 assert (await get(house, "/v2/models/m" + path))[0] == 404
             assert (await house.ask("/v2/models/m/infer", b"{}"))[0] == 404
@@ -120,7 +121,7 @@ async def test_an_unloaded_model_is_gone_on_every_wire_and_back_after_a_load(aut
             assert (await house.ask("/endpoints/other/invocations", b"x"))[0] == 400
             _, over = await (await house.call("bidi", "m")).rest()
             assert over.how != "complete"
-            assert (await get(house, "/v2/health/ready"))[0] == 200
+            assert (await get(house, "/v2/health/ready"))[0] == 503  # there is nobody else
 
             assert await load(house, "m") == (200, {"name": "m", "load": True})
 
@@ -185,13 +186,13 @@ async def test_sessions_have_their_time_and_then_their_ending(autojump_clock: An
 
 async def test_a_load_under_way_is_told_of_and_given_up_with_its_caller(autojump_clock: Any) -> None:
     loader, go = Loader(), trio.Event()
-    async with serving(loaded_by(loader), config=CONTROL) as house:
+    async with serving(loaded_by(loader), Probe(silent, "other").spec("bidi"), config=CONTROL) as house:
         await unload(house, "m")
         loader.before = go.wait
         line = house.line("http1")
         await line.send(*house.posted(1, "/v2/repository/models/m/load", b""))
         await house.still()
-        assert await index(house) == {"m": ("LOADING", "")}
+        assert (await index(house))["m"] == ("LOADING", "")
         for call in (load, unload):
             status, body = await call(house, "m")
             assert (status, "is being loaded" in body["error"]) == (409, True)
@@ -200,10 +201,11 @@ async def test_a_load_under_way_is_told_of_and_given_up_with_its_caller(autojump
         line.peer.close()
         await house.still()
         assert loader.diary[-3:] == ["load", "unload", "unloaded"]
-        assert await index(house) == {"m": ("UNAVAILABLE", "unloaded")}
+        assert (await index(house))["m"] == ("UNAVAILABLE", "unloaded")
+        assert (await get(house, "/v2/health/ready"))[0] == 200
         go.set()
         assert (await load(house, "m"))[0] == 200
-        assert await index(house) == {"m": READY}
+        assert (await index(house))["m"] == READY
 
 
 async def test_an_unload_goes_on_without_its_caller(autojump_clock: Any) -> None:
@@ -240,7 +242,7 @@ async def test_a_model_that_was_given_up_is_started_again(autojump_clock: Any) -
         loader.crash.set()
         await trio.sleep(6)
         assert await index(house) == {"m": STANDINGS_OF[State.FAILED]}
-        assert (await get(house, "/ping"))[1] == {"m": {"status": "FAILED"}}
+        assert (await get(house, "/ping")) == (503, {"m": {"status": "FAILED", "reason": "was given up"}})
         assert (await unload(house, "m"))[0] == 200
         assert await index(house) == {"m": STANDINGS_OF[State.STOPPED]}
         assert (await load(house, "m"))[0] == 200  # the ledger counts its task
@@ -357,7 +359,7 @@ async def test_every_state_of_a_worker_has_its_word(state: State, ready: int, pi
         worker = house.gateway.supervisor.workers["m"]
         worker.state, before = state, worker.state
         assert (await get(house, "/v2/models/m/ready")) == (ready, {"name": "m", "ready": ready == 200})
-        assert (await get(house, "/ping"))[1] == {"m": {"status": ping}}
+        assert (await get(house, "/ping"))[1]["m"]["status"] == ping
         assert await index(house) == {"m": (standing, STANDINGS[state][1])}
         worker.state = before
 

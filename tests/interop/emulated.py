@@ -9,7 +9,7 @@ import signal
 import subprocess
 import sys
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, final
@@ -140,7 +140,7 @@ def container(name: str) -> Iterator[Container]:
 
 
 @contextmanager
-def emulating(port: int, cache: Path, *options: str) -> Iterator[Emulator]:
+def emulating(port: int, cache: Path, *options: str, settings: Sequence[str] = ()) -> Iterator[Emulator]:
     """The front before the container at that port. At the end it drains, and must have nothing left to wait for."""
     environment = {k: v for k, v in os.environ.items() if not k.startswith("EVERYWIRE_")}
     environment |= {"XDG_CACHE_HOME": str(cache), "PYTHONPATH": str(_ROOT)}
@@ -148,6 +148,7 @@ def emulating(port: int, cache: Path, *options: str) -> Iterator[Emulator]:
     process = subprocess.Popen(
         [
             *(sys.executable, "-m", "gateway", "--port", "0", "--tls-port", "0"),
+            *(part for setting in settings for part in ("--set", setting)),
             *("emulate", "sagemaker", "--container", f"ws://127.0.0.1:{port}", *options),
         ],
         cwd=cache, env=environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,

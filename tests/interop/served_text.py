@@ -16,8 +16,8 @@ import trio
 
 from models.adapt import spec_of
 from models.chat import ChatMessage
-from models.errors import ModelError
-from models.messages import FinishReason, Part, Prompt, Token, TopToken
+from models.errors import ContextLengthExceeded, ModelError
+from models.messages import FinishReason, GenerationParameters, Part, Prompt, Token, TopToken
 from models.session import Session
 from models.spec import ModelSpec
 
@@ -65,10 +65,20 @@ async def told(prompt: Prompt) -> AsyncIterator[Token]:
     yield Token(text=text, id=1, log_prob=-0.5, finish=FinishReason.EOS_TOKEN)
 
 
+# its text has the stop sequences in it, and does not end there
+told.parameters = frozenset(GenerationParameters.__struct_fields__)  # type: ignore[attr-defined]
+
+
 async def words(prompt: Prompt) -> AsyncIterator[Token]:
     """The prompt's own words once more."""
     for word in prompt.text.split():
         yield Token(text=f" {word}", id=len(word), log_prob=-0.5)
+
+
+def shout(prompt: Prompt) -> Iterator[str]:
+    """The prompt's own words, loud, as a plain generator that looks at no parameter."""
+    for word in prompt.text.split():
+        yield word.upper() + " "
 
 
 async def stepped(prompt: Prompt) -> AsyncIterator[str]:
@@ -109,7 +119,9 @@ async def met(prompt: Prompt) -> AsyncIterator[str]:
 
 
 async def failing(prompt: Prompt) -> AsyncIterator[str]:
-    """Two tokens, unless the prompt is `dry`, then an error that is the client's to see."""
+    """Two tokens, unless the prompt is `dry`, then an error that is the client's to see. A prompt `long` is too long for it."""
+    if prompt.text == "long":
+        raise ContextLengthExceeded(40, 32, prompt_tokens=36)
     if prompt.text != "dry":
         yield " 0"
         yield " 1"
@@ -127,7 +139,7 @@ def _last_said(messages: Sequence[ChatMessage]) -> str:
     return messages[-1].content
 
 
-_MODELS = (counted, told, words, stepped, stubborn, met, failing, crashing)
+_MODELS = (counted, told, words, shout, stepped, stubborn, met, failing, crashing)
 
 
 def text(model: str, **options: str) -> ModelSpec:
@@ -195,7 +207,7 @@ def twenty_at_once(url: str, name: str, good: Callable[[str], str], bad: Callabl
 @contextmanager
 def holding(url: str, model: str, name: str) -> Iterator[None]:
     """The only slot of that model, which is `stepped`, is taken until the end of the block."""
-    body = json.dumps({"inputs": name, "parameters": {"max_new_tokens": 1}}).encode()
+    body = json.dumps({"inputs": name, "parameters": {"max_new_tokens": 2}}).encode()  # with its last it would be over
     request = urllib.request.Request(f"{url}/predictions/{model}", body, {"content-type": "application/json"})
 
     def call() -> None:

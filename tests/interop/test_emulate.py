@@ -5,16 +5,21 @@ from __future__ import annotations
 import asyncio
 import hashlib
 import json
+import re
+import subprocess
+import sys
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from tests.docs.pages import blocks
 from tests.interop import aws
 from tests.interop.emulated import Emulator, container, emulating
 from tests.interop.servers import LIBRARY, Server, serving, tables
+from tests.ports import free_port
 
 pytestmark = aws.QUIET
 
@@ -50,6 +55,24 @@ def before(needs: Callable[[str, str], Any], tmp_path_factory: pytest.TempPathFa
 def front(request: pytest.FixtureRequest, before: Before) -> Emulator:
     """The front of each container in turn."""
     return before(request.param, "--half-close-quiet", "100ms")
+
+
+@contextmanager
+def documented(folder: Path, pause: float) -> Iterator[int]:
+    """The container of docs/howto/sagemaker.md at a port, which thinks for so many seconds before each answer."""
+    (program,) = (block.text for block in blocks("docs/howto/sagemaker.md") if block.file == "container.py")
+    port, answer = free_port(), "        await socket.send("
+    program = program.replace("8080", str(port)).replace(answer, f"        await asyncio.sleep({pause})\n{answer}")
+    assert f"sleep({pause})" in program
+    (folder / "container.py").write_text(program)
+    process = subprocess.Popen([sys.executable, folder / "container.py"], stdout=subprocess.PIPE)
+    try:
+        assert process.stdout is not None
+        assert process.stdout.readline() == b"listening\n"
+        yield port
+    finally:
+        process.kill()
+        process.communicate()
 
 
 def play(front: Emulator, story: Callable[[aws.Client], Any], *endings: str) -> None:
@@ -202,7 +225,7 @@ def test_a_library_that_shows_fragments_sees_those_that_were_sent_and_its_own_ar
         await stream.end()
         assert await stream.rest() == []
 
-    play(before("websockets"), story, "complete")
+    play(before("websockets", "--half-close-quiet", "5s"), story, "complete")
 
 
 def test_every_fragment_arrives_as_it_was_sent(before: Before) -> None:
@@ -222,7 +245,7 @@ def test_every_fragment_arrives_as_it_was_sent(before: Before) -> None:
         await stream.end()
         assert await stream.rest() == []
 
-    play(before("everywire", "--half-close-quiet", "0"), story, "complete")
+    play(before("everywire"), story, "complete")
 
 
 def test_a_container_that_answers_before_it_says_close_needs_no_quiet(before: Before) -> None:
@@ -238,7 +261,62 @@ def test_a_container_that_thinks_is_left_time_to_answer_what_it_was_asked(before
         asked = [b"one", b"two", b"three"]
         assert await client.ask(ENDPOINT, *asked, model_invocation_path="thoughtful") == asked
 
-    play(before("websockets"), story, "complete")
+    play(before("websockets", "--half-close-quiet", "5s"), story, "complete")
+
+
+@pytest.mark.parametrize("pause", [0.5, 1.5, 10])
+def test_the_container_of_the_documentation_has_its_time_to_answer(before: Before, pause: float, tmp_path: Path) -> None:
+    """The client has half-closed before the first answer, and has them all; the session ends at once behind the last."""
+
+    async def story(client: aws.Client) -> None:
+        stream = await client.call(ENDPOINT, model_invocation_path="v1")
+        for word in (b"hello", b"wire"):
+            await stream.send(word, data_type=TEXT)
+        await stream.end()
+        assert await stream.rest() == [b"/v1: HELLO", b"/v1: WIRE"]
+
+    with documented(tmp_path, pause) as port, emulating(port, tmp_path / "cache") as front:
+        front.event("model ready")
+        play(front, story, "complete")
+
+
+def test_a_container_that_is_told_of_no_end_has_its_time_to_answer_too(before: Before) -> None:
+    """It neither names an end of input nor closes by itself: the answer comes after ten seconds, then its client leaves."""
+
+    async def story(client: aws.Client) -> None:
+        stream = await client.call(ENDPOINT, model_invocation_path="slow")
+        await stream.send(b"one", data_type=TEXT)
+        await stream.end()
+        assert await stream.answer() == b"one"
+
+    play(before("websockets"), story, "cancelled-by-client")
+
+
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        (("--half-close-quiet", "1s"), "neither for 1 s (half_close_quiet) nor between our Close and its own"),
+        ((), "the session's 3 s are over (bidi.session_timeout)"),
+    ],
+)
+def test_a_container_that_never_answers_is_an_error_that_names_it(
+    before: Before, sdk: Any, options: tuple[str, ...], words: str, tmp_path: Path
+) -> None:
+
+    async def story(client: aws.Client) -> None:
+        stream = await client.call(ENDPOINT, model_invocation_path="silent")
+        await stream.send(b"one", data_type=TEXT)
+        await stream.end()
+        with pytest.raises(sdk.ModelStreamError) as raised:
+            await stream.receive()
+        assert re.search(r"the container at 127\.0\.0\.1:\d+ (has )?sent nothing", raised.value.message)
+        for said in (words, "the client's last part", "X-Everywire-End-Of-Input"):
+            assert said in raised.value.message
+
+    limit = ("bidi.session_timeout=3s",)
+    with container("on_websockets") as behind, emulating(behind.port, tmp_path, *options, settings=limit) as front:
+        front.event("model ready")
+        play(front, story, "model-error" if options else "deadline")
 
 
 def test_a_bug_in_a_container_is_a_model_stream_error_after_what_it_had_said(before: Before, sdk: Any) -> None:
@@ -263,7 +341,7 @@ def test_a_part_near_16_mb_goes_both_ways(before: Before) -> None:
         await stream.end()
         assert await stream.rest() == []
 
-    play(before("websockets"), story, "complete")
+    play(before("websockets", "--half-close-quiet", "5s"), story, "complete")
 
 
 # ---- its /invocations ----
@@ -352,7 +430,7 @@ def test_a_configured_server_has_a_container_as_a_model_beside_its_own(
     with container("on_uvicorn") as behind:
         remote = [
             *("[models.far]", 'factory = "gateway.bridge:container"'),
-            f'options = {{ url = "ws://127.0.0.1:{behind.port}", half_close_quiet = "200ms" }}',
+            f'options = {{ url = "ws://127.0.0.1:{behind.port}", half_close_quiet = "2s" }}',
         ]
         local = tables(LIBRARY | {"failing": "served:failing"})
         with serving(tmp_path, "served.py", [*remote, *local]) as server:

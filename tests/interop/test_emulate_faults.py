@@ -20,6 +20,7 @@ from tests.interop.emulated import Container, Emulator, container, emulating
 pytestmark = aws.QUIET
 
 ENDPOINT = "container"
+QUIET = ("--half-close-quiet", "1s")
 # What the kernel's buffers between four processes may hold, in MiB, with room to spare; a flood without bounds passes it
 # within a second.
 SOCKETS = 48
@@ -45,7 +46,7 @@ def cache(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def front(behind: Container, cache: Path) -> Iterator[Emulator]:
     """The front before it, which is patient with its health and with nothing else."""
     short = ("connect_timeout=3s", "ping_interval=500ms", "pings_unanswered=4")
-    with emulating(behind.port, cache, *(f"--limit={limit}" for limit in short)) as front:
+    with emulating(behind.port, cache, *QUIET, *(f"--limit={limit}" for limit in short)) as front:
         front.event("model ready")
         yield front
 
@@ -53,7 +54,7 @@ def front(behind: Container, cache: Path) -> Iterator[Emulator]:
 @pytest.fixture(scope="module")
 def patient(behind: Container, cache: Path) -> Iterator[Emulator]:
     """The front before it, with the limits that it has where nobody sets any."""
-    with emulating(behind.port, cache) as front:
+    with emulating(behind.port, cache, *QUIET) as front:
         front.event("model ready")
         yield front
 
@@ -203,7 +204,8 @@ def test_a_container_that_is_not_up_yet_is_waited_for(cache: Path, sdk: Any, nee
 
     with container("on_websockets") as behind:
         behind.kill()
-        with emulating(behind.port, cache, "--limit=health_interval=100ms", "--limit=health_failures=3") as front:
+        limits = ("--limit=health_interval=100ms", "--limit=health_failures=3")
+        with emulating(behind.port, cache, *QUIET, *limits) as front:
             front.event("waiting for the container")
             play(front, too_early, "refused")
             client = boto3.client(

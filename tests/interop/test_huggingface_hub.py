@@ -325,3 +325,34 @@ def test_a_model_that_is_slow_to_stop_holds_up_nobody(hub: Any, text_server: Ser
         assert client.text_generation("hello", max_new_tokens=2) == " 0 1"
     tell(text_server.url, "set slow:let go")
     tell(text_server.url, "wait slow:gone")
+
+
+# ---- where the text of a plain generator ends
+
+
+@pytest.mark.parametrize("stream", [False, True])
+@pytest.mark.parametrize(
+    ("stop", "text"), [(["E FO"], "ONE TWO THREE FO"), (["REE", "O TH"], "ONE TWO TH"), (["FIVE"], "ONE TWO THREE FOUR ")]
+)
+def test_a_stop_sequence_ends_the_text_of_a_model_that_knows_of_none(
+    talk: Talk, stop: list[str], text: str, stream: bool
+) -> None:
+    answer = generate(talk, "tgi-shout", "one two three four", stop=stop, stream=stream)
+    assert "".join(answer) == text  # with it, as TGI has it
+    detailed = generate(talk, "tgi-shout", "one two three four", stop=stop, stream=stream, details=True)
+    details = detailed[-1].details if stream else detailed.details
+    assert details.finish_reason == ("stop_sequence" if text.strip() != "ONE TWO THREE FOUR" else "eos_token")
+    assert details.generated_tokens == len(text.split())
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_a_chat_ends_before_its_stop_sequence(talk: Talk, stream: bool) -> None:
+    messages = [{"role": "user", "content": "one two three four"}]
+    answer = chat(talk, "shout", messages=messages, stop=["E FO"], stream=stream)
+    if stream:
+        choices = [choice for piece in answer for choice in piece.choices]
+        assert "".join([choice.delta.content or "" for choice in choices]) == "ONE TWO THRE"
+    else:
+        choices = answer.choices
+        assert choices[0].message.content == "ONE TWO THRE"
+    assert choices[-1].finish_reason == "stop"

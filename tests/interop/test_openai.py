@@ -83,6 +83,7 @@ def said(pieces: list[Any], index: int = 0) -> str:
     return "".join(c.delta.content or "" if hasattr(c, "delta") else c.text for c in choices)
 
 
+USAGE: dict[str, Any] = {"stream": True, "stream_options": {"include_usage": True}}
 ASK = pytest.mark.parametrize("ask", [chat, complete])
 
 
@@ -110,8 +111,17 @@ def test_a_chat_in_a_stream(talk: Talk) -> None:
 
 
 @ASK
+def test_a_model_that_does_not_count_its_prompt_has_a_usage_too(talk: Talk, ask: Callable[..., Any]) -> None:
+    for usage in (ask(talk, "shout", max_tokens=1).usage, ask(talk, "shout", max_tokens=1, **USAGE)[-1].usage):
+        assert (usage.prompt_tokens, usage.completion_tokens, usage.total_tokens) == (0, 1, 1)
+    options = {"include_usage": True, "continuous_usage_stats": True}
+    pieces = ask(talk, "shout", max_tokens=1, stream=True, stream_options=options)
+    assert [piece.usage.completion_tokens for piece in pieces[-3:]] == [1, 1, 1]
+
+
+@ASK
 def test_the_usage_comes_last_where_it_is_asked_for(talk: Talk, ask: Callable[..., Any]) -> None:
-    pieces = ask(talk, "counted", max_tokens=3, stream=True, stream_options={"include_usage": True})
+    pieces = ask(talk, "counted", max_tokens=3, **USAGE)
     assert pieces[-1].choices == []
     assert pieces[-1].usage.completion_tokens == 3
     assert [p.usage for p in pieces[:-1]] == [None] * (len(pieces) - 1)
@@ -278,6 +288,25 @@ def test_an_unknown_model_is_not_found(talk: Talk, openai: Any, ask: Callable[..
     assert caught.value.code == "model_not_found"
 
 
+@ASK
+@pytest.mark.parametrize("stream", [False, True])
+def test_a_prompt_that_is_too_long_is_a_bad_request_with_its_code(
+    talk: Talk, openai: Any, ask: Callable[..., Any], stream: bool
+) -> None:
+    asked: dict[str, Any] = {"messages": [{"role": "user", "content": "long"}]} if ask is chat else {"prompt": "long"}
+    with pytest.raises(openai.BadRequestError, match="maximum context length") as caught:
+        ask(talk, "failing", stream=stream, **asked)
+    said = caught.value
+    assert (said.code, said.type, said.param) == ("context_length_exceeded", "invalid_request_error", next(iter(asked)))
+
+
+def test_an_operation_that_is_not_there_is_the_clients_own_error_and_names_those_that_are(talk: Talk, openai: Any) -> None:
+    for path, more in (("embeddings.create", {"input": "x"}), ("responses.create", {"input": "x"})):
+        with pytest.raises(openai.NotFoundError, match="POST /v1/chat/completions") as caught:
+            talk(path, model="counted", **more)
+        assert (caught.value.code, caught.value.type) == ("unknown_url", "not_found_error")
+
+
 def test_a_model_that_has_no_room_is_a_rate_limit(talk: Talk, openai: Any, text_server: Server, request: Any) -> None:
     with holding(text_server.url, "held", f"held {request.node.callspec.id}"), pytest.raises(openai.RateLimitError):
         complete(talk, "held")
@@ -338,3 +367,38 @@ def test_a_model_that_is_slow_to_stop_holds_up_nobody(openai: Any, text_server: 
         assert client.completions.create(model="counted", prompt="hello", max_tokens=2).choices[0].text == " 0 1"
         tell(text_server.url, "set slow:let go")
         tell(text_server.url, "wait slow:gone")
+
+
+# ---- where the text of a plain generator ends
+
+STOPS: list[tuple[Any, str]] = [
+    ("E FO", "ONE TWO THRE"),  # over the border of two tokens
+    (["REE", "O TH"], "ONE TW"),
+    (["FOUR "], "ONE TWO THREE "),
+    (["FOUR FIVE"], "ONE TWO THREE FOUR "),  # it begins, and is not met
+]
+
+
+@pytest.mark.parametrize("stream", [False, True])
+@pytest.mark.parametrize(("stop", "text"), STOPS)
+def test_a_stop_sequence_ends_the_text_of_a_model_that_knows_of_none(talk: Talk, stop: Any, text: str, stream: bool) -> None:
+    prompt = "one two three four"
+    for answer in (
+        chat(talk, "shout", messages=[{"role": "user", "content": prompt}], stop=stop, stream=stream),
+        complete(talk, "shout", prompt=prompt, stop=stop, stream=stream),
+    ):
+        choices = [choice for piece in answer for choice in piece.choices] if stream else answer.choices
+        pieces = [
+            choice.text if hasattr(choice, "text") else (getattr(choice, "delta", None) or choice.message).content
+            for choice in choices
+        ]
+        assert "".join([piece or "" for piece in pieces]) == text
+        assert choices[-1].finish_reason == "stop"
+
+
+def test_more_tokens_than_there_may_be_are_a_bad_request(talk: Talk, openai: Any) -> None:
+    with pytest.raises(
+        openai.BadRequestError, match=r"max_tokens: expected at most 65536 \(limits.max_new_tokens\)"
+    ) as caught:
+        complete(talk, "shout", max_tokens=65537)
+    assert caught.value.param == "max_tokens"

@@ -12,6 +12,7 @@ import ml_dtypes
 import numpy as np
 import numpy.typing as npt
 import pytest
+import trio
 
 from models.adapt import spec_of
 from models.annotations import input_specs, output_specs
@@ -377,3 +378,96 @@ def test_a_model_that_contradicts_itself_is_refused_by_name(fields: dict[str, An
     spec = spec_of(duplex, "m", inputs=None)
     with pytest.raises((ValueError, TypeError), match=said):
         spec_of(spec, **fields)
+
+
+# -- what is declared and not annotated
+
+X_IN, Y_OUT = TensorSpec(name="x", datatype="FP32", shape=(2,)), TensorSpec(name="y", datatype="FP32", shape=(2,))
+
+
+@declare(inputs=[X_IN], outputs=[Y_OUT])
+def by_name(x):  # type: ignore[no-untyped-def]
+    return {"y": x * 2}
+
+
+@declare(inputs=[X_IN], outputs=[Y_OUT])
+def by_request(request):  # type: ignore[no-untyped-def]
+    return {"y": request["x"] * 2}
+
+
+@declare(outputs=[Y_OUT])
+def outputs_alone(request):  # type: ignore[no-untyped-def]
+    return {"y": request["x"] * 2}
+
+
+@declare(inputs=[X_IN], outputs=[Y_OUT])
+async def by_session(session):  # type: ignore[no-untyped-def]
+    async for request in session:
+        await session.send(InferResponse(outputs=(Tensor(name="y", data=request["x"] * 2),)))
+
+
+@declare(inputs=[X_IN], outputs=[Y_OUT])
+class DeclaredAlone:
+    def __call__(self, x):  # type: ignore[no-untyped-def]
+        return {"y": x * 2}
+
+
+@declare(inputs=[X_IN], outputs=[Y_OUT])
+@asynccontextmanager
+async def declared_loader():  # type: ignore[no-untyped-def]
+    yield lambda x: {"y": x * 2}
+
+
+@pytest.mark.parametrize(
+    "thing",
+    [by_name, by_request, outputs_alone, by_session, DeclaredAlone(), declared_loader],
+    ids=lambda thing: str(thing)[:20],
+)
+async def test_a_declaration_is_enough_without_annotations(thing: Any) -> None:
+    spec = spec_of(thing, "m")
+    assert spec.family is Family.TENSOR
+    assert spec.outputs == (Y_OUT,)
+    assert spec.inputs == (None if thing is outputs_alone else (X_IN,))
+    sent: list[InferResponse] = []
+    async with spec.load() as model:
+        await model(Session(Once(InferRequest(inputs=(Tensor(name="x", data=np.ones(2, np.float32)),)), sent)))
+    assert [(t.name, t.data.tolist()) for t in sent[0].outputs] == [("y", [2, 2])]
+
+
+class Once:
+    """A client with one request."""
+
+    def __init__(self, request: InferRequest, sent: list[InferResponse]) -> None:
+        self._request: InferRequest | None = request
+        self.send_to = sent
+
+    async def receive(self) -> InferRequest:
+        await trio.lowlevel.checkpoint()
+        request, self._request = self._request, None
+        if request is None:
+            raise trio.EndOfChannel
+        return request
+
+    async def send(self, message: InferResponse, /) -> None:
+        await trio.lowlevel.checkpoint()
+        self.send_to.append(message)
+
+
+def test_a_declaration_does_not_hide_that_the_annotation_says_something_else() -> None:
+    @declare(inputs=[X_IN])
+    def texts(text: str) -> str:
+        return text
+
+    assert spec_of(texts).family is Family.TEXT
+
+
+def test_without_a_declaration_an_annotation_is_asked_for_as_before() -> None:
+    with pytest.raises(TypeError, match="annotate 'x'"):
+        spec_of(lambda x: x, "m")
+
+
+@pytest.mark.parametrize("name", ["float8_e4m3fn", "float8_e5m2", "float6_e2m3fn"])
+def test_an_output_of_fewer_bits_than_v2_has_says_what_can_be_done(name: str) -> None:
+    data = np.zeros(2, getattr(ml_dtypes, name))
+    with pytest.raises(TypeError, match=rf"tensor 'y': no v2 datatype for numpy dtype {name}: v2 has FP16, BF16.*cast"):
+        Tensor(name="y", data=data)

@@ -83,6 +83,13 @@ def test_the_shipped_tables_are_small() -> None:
 # Choosing
 
 
+def test_each_token_says_which_bytes_it_is() -> None:
+    for seed in range(20):
+        tokens = sample(seed, temperature=20.0, top_n_tokens=2, max_new_tokens=20)
+        assert b"".join(token.data for token in tokens).decode(errors="replace") == text_of(tokens)
+        assert all((top.data != b"") == (top.id != EOS) for token in tokens for top in token.top)
+
+
 def test_greedy_takes_the_most_probable_token_and_reports_its_log_probability() -> None:
     context = [EOS, *SERVER]
     for token in generate(max_new_tokens=12):
@@ -257,6 +264,7 @@ def test_the_largest_parameters_are_accepted() -> None:
 
 async def test_each_token_of_a_prompt_is_one_message_and_the_last_one_ends_it() -> None:
     assert await converse(MODEL, Prompt(text="The server")) == generate()
+    assert MODEL.count_tokens("The server") == len(SERVER)
 
 
 async def test_several_prompts_of_one_session_are_continued_one_after_another() -> None:

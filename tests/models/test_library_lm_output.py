@@ -2,17 +2,15 @@
 
 from __future__ import annotations
 
-import itertools
-from collections.abc import Iterator
 from typing import Any
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from models.library.lm import LanguageModel
 from models.library.lm_matching import Matcher
-from models.library.lm_output import Output, Stops
+from models.library.lm_output import Output
 from models.library.lm_tokenizer import EOS
 from models.messages import FinishReason, GenerationParameters, Token
 
@@ -41,83 +39,6 @@ def test_a_matcher_knows_every_beginning_of_its_word_that_the_text_ends_with(wor
         assert list(matcher.lengths(matched)) == expected
         if matched == len(word):
             return
-
-
-# Stops
-
-
-def cuts(text: str) -> Iterator[list[str]]:
-    """Every way to cut a text into pieces."""
-    for borders in itertools.product((False, True), repeat=len(text) - 1):
-        places = [0, *(place for place, cut in enumerate(borders, 1) if cut), len(text)]
-        yield [text[first:end] for first, end in itertools.pairwise(places)]
-
-
-def expected_end(text: str, stops: list[str]) -> tuple[int, int] | None:
-    """Where the text ends without and with its stop: the one that is complete first, the longest of those."""
-    for end in range(1, len(text) + 1):
-        if met := [stop for stop in stops if text[:end].endswith(stop)]:
-            return end - max(map(len, met)), end
-    return None
-
-
-STOPPED = [
-    ("xxabcxx", ["abc"]),
-    ("aabaaab", ["aaab"]),
-    ("xabcd", ["bcd", "c"]),
-    ("xabcd", ["c", "abc"]),
-    ("xabcd", ["cde", "abx"]),
-    ("ababab", ["abac"]),
-    ("日本語日", ["本語"]),
-    ("aaaaa", ["aaa", "aa"]),
-]
-
-
-@pytest.mark.parametrize(("text", "stops"), STOPPED)
-def test_a_text_ends_before_its_stop_however_it_is_cut(text: str, stops: list[str]) -> None:
-    end = expected_end(text, stops)
-    for pieces in cuts(text):
-        watch, shown = Stops(stops, hold=True), ""
-        for piece in pieces:
-            shown += watch.feed(piece)
-            if watch.met:
-                break
-        assert watch.met == (end is not None)
-        assert shown + watch.rest() == (text if end is None else text[: end[0]])
-
-
-@pytest.mark.parametrize(("text", "stops"), STOPPED)
-def test_a_text_that_includes_its_stop_is_not_held_back_and_ends_with_it(text: str, stops: list[str]) -> None:
-    end = expected_end(text, stops)
-    for pieces in cuts(text):
-        watch, shown, taken = Stops(stops, hold=False), "", ""
-        for piece in pieces:
-            shown, taken = shown + watch.feed(piece), taken + piece
-            if watch.met:
-                break
-            assert shown == taken
-        assert watch.met == (end is not None)
-        assert shown + watch.rest() == (text if end is None else text[: end[1]])
-
-
-@settings(max_examples=200)
-@given(st.text("ab", min_size=1, max_size=9), st.lists(st.text("ab", min_size=1, max_size=4), min_size=1, max_size=3))
-def test_no_more_is_held_back_than_may_still_become_a_stop(text: str, stops: list[str]) -> None:
-    watch, shown = Stops(stops, hold=True), ""
-    for end, character in enumerate(text, 1):
-        shown += watch.feed(character)
-        if watch.met:
-            return
-        held = max(size for stop in stops for size in range(len(stop)) if text[:end].endswith(stop[:size]))
-        assert shown == text[: end - held]
-
-
-def test_a_fork_of_stops_goes_its_own_way() -> None:
-    watch = Stops(["abc"], hold=True)
-    assert watch.feed("xab") == "x"
-    fork = watch.fork()
-    assert (fork.feed("c"), fork.met) == ("", True)
-    assert (watch.feed("d"), watch.met) == ("abd", False)
 
 
 # Through the model

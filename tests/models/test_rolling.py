@@ -543,7 +543,7 @@ def test_a_loader_that_yields_one_is_a_model_of_text() -> None:
 async def test_it_says_of_itself_what_the_step_model_says() -> None:
     async with rolling(Counting(), **LOOP) as model:
         assert model.parameters == {"max_new_tokens", "n"}
-        assert model.chat_template is None
+        assert model.chat_template is model.count_tokens is None
 
 
 @pytest.mark.parametrize("option", ["max_batch", "max_sequences", "prefill_budget", "ahead"])

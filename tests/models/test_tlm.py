@@ -282,9 +282,11 @@ async def sent(prompt: Prompt, prefill_budget: int = 3) -> list[Any]:
             await batch(session)
         except ModelError as e:  # out of the block it would come in a group
             error = e
+        count = batch.count_tokens
     if error is not None:
         raise error
-    assert session.prompt_tokens is not None
+    assert count is not None
+    assert session.prompt_tokens == min(count(prompt.text), prompt.parameters.truncate or 10_000)
     return tape.sent
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import importlib
-import itertools
 import sys
 import threading
 import weakref
@@ -18,10 +17,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from models.adapt import made_family, partial_loader, spec_of
-from models.backends.transformers import Stops, TextStream, Transformers, load
+from models.backends.transformers import TextStream, Transformers, load, token_bytes
 from models.blocking import Step, StepHolder, reset_step_holder, set_step_holder
 from models.chat import ChatMessage, plain_template
-from models.errors import ModelError
+from models.errors import ContextLengthExceeded, ModelError
 from models.messages import Family, Finish, FinishReason, GenerationParameters, Prompt, Token
 from models.session import Session
 from tests.models import tiny_transformers as tiny
@@ -332,6 +331,37 @@ def test_what_might_have_been_a_stop_is_told_as_soon_as_it_is_none(reciting: Tra
     assert [(t.text, t.finish) for t in last] == [(" client", FinishReason.LENGTH)]
 
 
+def test_the_bytes_of_all_tokens_are_those_of_the_text(model: Transformers) -> None:
+    split = 0
+    for seed in range(20):
+        sent = steps(
+            model, do_sample=True, temperature=5.0, seed=seed, max_new_tokens=12, top_n_tokens=3, ignore_eos_token=True
+        )
+        assert b"".join(token.data for token in sent).decode(errors="replace") == text_of(sent)
+        split += sum(not token.text for token in sent)
+        for token in sent:
+            for top in token.top:
+                assert top.special or top.data
+                assert top.data != token.data or top.id == token.id
+    assert split  # the bytes of some had to wait for others
+
+
+def test_a_special_token_has_bytes_only_where_it_is_text(reciting: Transformers) -> None:
+    assert steps(reciting, max_new_tokens=60)[-1].data == b""
+    assert steps(reciting, max_new_tokens=60, skip_special_tokens=False)[-1].data == b"</s>"
+
+
+def test_a_tokenizer_that_falls_back_to_bytes_says_which() -> None:
+    tokenizers, transformers = tiny.needed("tokenizers"), tiny.needed("transformers")
+    vocabulary = {"<s>": 0, "\u2581the": 1, **{f"<0x{byte:02X}>": byte + 2 for byte in range(256)}}
+    made = tokenizers.Tokenizer(tokenizers.models.BPE(vocabulary, [], unk_token="<s>", byte_fallback=True))
+    made.decoder = tokenizers.decoders.Sequence(
+        [tokenizers.decoders.Replace("\u2581", " "), tokenizers.decoders.ByteFallback()]
+    )
+    bytes_of = token_bytes(transformers.PreTrainedTokenizerFast(tokenizer_object=made, bos_token="<s>"))
+    assert [bytes_of(token) for token in (0, 1, 2, 0xE2 + 2, 257, 999)] == [b"<s>", b"", b"\0", b"\xe2", b"\xff", b""]
+
+
 def test_an_unfinished_character_is_held_back_and_at_the_end_replaced(reciting: Transformers) -> None:
     sent = steps(reciting, "the", max_new_tokens=60)
     assert not any("\ufffd" in token.text for token in sent)
@@ -350,12 +380,13 @@ def test_a_full_context_ends_the_text_and_a_prompt_that_fills_it_is_refused(path
     length = len(words.encode(TEXT))
     sent = steps(model, max_new_tokens=60, ignore_eos_token=True)
     assert (length + len(sent), sent[-1].finish) == (8, FinishReason.LENGTH)
-    with pytest.raises(ModelError, match=r"at most 7 tokens \(the context is 8\), got 8") as refused:
+    with pytest.raises(ContextLengthExceeded, match="maximum context length is 8 tokens; the prompt has 8") as refused:
         steps(model, "the " * 7)
-    assert refused.value.status == 424
+    error = refused.value
+    assert (error.status, error.code, error.limit, error.prompt_tokens) == (400, "ContextLengthExceeded", 8, 8)
     assert len(steps(model, "the " * 7, truncate=7, max_new_tokens=60)) == 1
     assert ids_of(steps(model, TEXT * 3, truncate=2)) == ids_of(steps(model, words.decode(words.encode(TEXT)[-2:])))
-    with pytest.raises(ModelError, match="the context is 128"):
+    with pytest.raises(ContextLengthExceeded, match="context length is 128"):
         steps(Transformers(str(path), max_context=1000), "the " * 150)
 
 
@@ -378,7 +409,7 @@ async def test_sequences_that_are_kept_are_bounded_and_one_that_is_sent_is_not(
 async def test_a_session_knows_how_many_tokens_its_prompt_has(model: Transformers, words: Any) -> None:
     session = Session[Any, Any](Tape([prompt(max_new_tokens=1)]))
     await model(session)
-    assert session.prompt_tokens == len(words.encode(TEXT))
+    assert session.prompt_tokens == len(words.encode(TEXT)) == model.count_tokens(TEXT)
 
 
 def test_an_empty_prompt_begins_with_the_beginning_of_sequence(model: Transformers) -> None:
@@ -612,40 +643,6 @@ def test_an_option_below_one_is_refused_before_anything_is_loaded(option: str) -
 
 
 # Text in pieces, without a model
-
-
-def cuts(text: str, at: list[int]) -> list[str]:
-    edges = [0, *sorted(min(edge, len(text)) for edge in at), len(text)]
-    return [text[start:end] for start, end in itertools.pairwise(edges)]
-
-
-@settings(max_examples=300)
-@given(
-    st.text("ab", max_size=20),
-    st.lists(st.text("ab", min_size=1, max_size=4), max_size=3),
-    st.lists(st.integers(0, 20), max_size=8),
-    st.booleans(),
-)
-def test_a_text_stops_at_the_same_place_however_it_is_cut(
-    text: str, stops: list[str], at: list[int], included: bool
-) -> None:
-    def run(pieces: list[str]) -> tuple[str, bool]:
-        watch, out = Stops(stops, included=included), ""
-        for piece in pieces:
-            told, met = watch.feed(piece)
-            out += told
-            if met:
-                return out, True
-        return out + watch.rest(), False
-
-    ends = [(end, start) for end in range(len(text) + 1) for start in range(end) if text[start:end] in stops]
-    expected = (text[: min(ends)[not included]], True) if ends else (text, False)
-    assert run(cuts(text, at)) == run(list(text)) == run([text]) == expected
-
-
-def test_no_more_is_held_back_than_may_begin_a_stop() -> None:
-    watch = Stops(["\n\nUser:"], included=False)
-    assert [watch.feed(piece)[0] for piece in ("Hi\n", "\nUs", "e", "d\n", "!")] == ["Hi", "", "", "\n\nUsed", "\n!"]
 
 
 def decoder(words: Any) -> Callable[[list[int]], str]:

@@ -100,8 +100,9 @@ def test_the_number_of_prompts_is_bounded_exactly() -> None:
 
 
 def test_what_concerns_the_form_of_other_answers_is_passed_over() -> None:
-    asked = {"inputs": "hi", "stream": "yes", "parameters": {"stream": True, "output_formatter": "sse"}}
+    asked = {"inputs": "hi", "stream": True, "parameters": {"stream": True, "output_formatter": "sse"}}
     assert parse(asked) == parse({"inputs": "hi"})
+    assert refusal({"inputs": "hi", "stream": "yes"}).message == "stream: expected true or false, got the string 'yes'"
 
 
 def test_table_rule_and_limits_reach_the_reader() -> None:
@@ -337,3 +338,27 @@ def test_decision_a_stream_that_fails_ends_with_the_error_as_a_line_after_all_th
         b'{"outputs": ["a", ""]}\n{"code": 424, "message": "invoke handler failure", "error": "no \\u00e9"}\n'
     )
     assert out.finish() == out.error("again") == out.token(0, "b") == out.end(1) == out.flush() == b""
+
+
+# --- text that was held back to the end
+
+
+def test_text_that_was_held_back_is_in_the_document() -> None:
+    out = encoder(2, streaming=False)
+    out.token(0, "a")
+    assert (out.end(0, " {"), out.end(1)) == (b"", b"")
+    assert [one["generated_text"] for one in json.loads(out.finish())] == ["a {", ""]
+
+
+def test_text_that_was_held_back_is_on_a_line_as_a_last_token() -> None:
+    out = encoder(2, streaming=True)
+    lines = out.token(0, "a") + out.token(1, "b") + out.end(0, " {") + out.token(1, "c") + out.end(1, "}")
+    assert lines + out.finish() == b'{"outputs": ["a", "b"]}\n{"outputs": [" {", "c"]}\n{"outputs": ["", "}"]}\n'
+    assert out.finished
+
+
+def test_text_that_was_held_back_is_bounded() -> None:
+    out = encoder(1, streaming=False, max_text=4)
+    out.token(0, "abc")
+    with pytest.raises(LMIError, match="max_text"):
+        out.end(0, "de")

@@ -610,3 +610,47 @@ def test_the_end_has_every_text_of_a_long_answer(formatter: Formatter, tokens: i
     assert out.finished is not bool(last)
     end = parse_stream_line(out.finish("eos_token") or lines[-1])
     assert end["generated_text"] == "".join(re.sub("[\ud800-\udfff]", "\ufffd", text) for text in texts)
+
+
+# --- text that was held back to the end
+
+
+@pytest.mark.parametrize("formatter", STREAMS)
+def test_text_that_was_held_back_is_on_the_last_line_of_a_stream_and_no_token(formatter: Formatter) -> None:
+    out = encoder(formatter, details=True)
+    lines = out.token(1, "a", -0.5)
+    out.rest(" {")
+    lines += out.finish("eos_token")
+    assert lines == framed(
+        formatter,
+        '{"token": {"id": 1, "text": "a", "log_prob": -0.5}}',
+        '{"token": {"id": 0, "text": " {", "log_prob": 0.0}, "generated_text": "a {", '
+        '"details": {"finish_reason": "eos_token", "generated_tokens": 1, "inputs": "Deep Learning is"}}',
+    )
+
+
+def test_text_that_was_held_back_is_in_the_document_of_each_sequence() -> None:
+    out = encoder(Formatter.JSON, n=2, best_of=2)
+    out.token(1, "a", -0.5)
+    out.token(1, "b", -0.5, sequence=1)
+    out.rest("é")
+    out.rest("", 1)
+    out.rest("!", 1)
+    answer = json.loads(out.finish("eos_token"))
+    (other,) = answer["details"]["best_of_sequences"]
+    assert [answer["generated_text"], other["generated_text"]] == ["aé", "b!"]
+    assert [answer["details"]["generated_tokens"], other["generated_tokens"]] == [1, 1]
+
+
+def test_text_that_was_held_back_is_bounded_and_comes_before_the_end_or_not_at_all() -> None:
+    out = encoder(Formatter.JSON, max_text=8)
+    out.token(1, "a" * 6, -0.5)
+    with pytest.raises(LMIError, match="max_text"):
+        out.rest("abc")
+    out.rest("b")
+    assert out.finish("eos_token") == b'{"generated_text": "aaaaaab"}'
+    out.rest("c")
+    ended = encoder(Formatter.JSON)
+    ended.token(1, "a", -0.5, finish="length")
+    ended.rest("b")
+    assert ended.finish("eos_token") == b'{"generated_text": "a"}'

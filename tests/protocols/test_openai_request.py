@@ -267,6 +267,14 @@ def test_a_stream_may_ask_for_its_usage() -> None:
     assert not chat(stream=True, stream_options={}).include_usage
 
 
+def test_each_chunk_of_a_stream_may_have_its_usage() -> None:
+    for make in (chat, completion):
+        assert make(stream=True, stream_options={"continuous_usage_stats": True}).continuous_usage
+        assert not make(stream=True, stream_options={"include_usage": True}).continuous_usage
+    for name in ("continuous_usage_stats", "include_obfuscation"):
+        assert refused(chat, stream=True, stream_options={name: "yes"}).param == f"stream_options.{name}"
+
+
 def test_stream_options_without_a_stream_are_refused() -> None:
     message = "stream_options: expected only where stream is true"
     assert refused(chat, stream_options={"include_usage": True}).message == message

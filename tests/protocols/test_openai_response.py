@@ -442,10 +442,27 @@ def test_of_an_end_that_cannot_be_made_an_error_is_still_told() -> None:
     assert out.error("no usage").startswith(b'data: {"error":{"message":"no usage"')
 
 
-def test_an_answer_to_a_prompt_of_unknown_length_has_no_usage_rather_than_a_wrong_one() -> None:
-    assert json.loads(generate(chat(prompt_tokens=None)))["usage"] is None
+def test_an_answer_to_a_prompt_of_unknown_length_counts_what_was_generated() -> None:
+    usage = {"prompt_tokens": 0, "completion_tokens": 3, "total_tokens": 3}
+    assert json.loads(generate(chat(prompt_tokens=None)))["usage"] == usage
     found = chunks(generate(chat(stream=True, stream_options={"include_usage": True}, prompt_tokens=None)))
-    assert found[-1]["choices"][0]["finish_reason"] == "stop"
+    assert (found[-1]["choices"], found[-1]["usage"]) == ([], usage)
+
+
+@pytest.mark.parametrize("last", [False, True])
+def test_each_chunk_counts_the_tokens_up_to_it_where_that_is_asked_for(last: bool) -> None:
+    # vLLM: stream_options.continuous_usage_stats
+    asked = {"continuous_usage_stats": True, "include_usage": last}
+    for make in (chat, completion):
+        out = make(stream=True, stream_options=asked, n=2, logprobs=1 if make is completion else True, prompt_tokens=7)
+        tokens = [out.token(1, "a", -0.5), out.token(2, "b", -0.5, sequence=1), out.token(3, "c", -0.5, finish="length")]
+        found = chunks(b"".join([*tokens, out.finish("eos_token", 1), out.end()]))
+        usages = [chunk["usage"] for chunk in found]
+        assert all(u["prompt_tokens"] == 7 and u["total_tokens"] == 7 + u["completion_tokens"] for u in usages)
+        counts = [u["completion_tokens"] for u in usages]
+        assert (counts, counts[-1]) == (sorted(counts), 3)
+        assert [1 for c in found if not c["choices"]] == [1] * last
+    assert "usage" not in chunks(generate(chat(stream=True, stream_options={"continuous_usage_stats": False})))[0]
 
 
 # --- errors
@@ -561,3 +578,31 @@ def test_models_are_listed_and_shown() -> None:
     assert model_body("lm", created=5) == lm
     assert models_body([("lm", 5)]) == b'{"object":"list","data":[' + lm + b"]}"
     assert models_body([]) == b'{"object":"list","data":[]}'
+
+
+# --- text that was held back to the end
+
+
+def test_text_that_was_held_back_is_a_chunk_without_a_token() -> None:
+    out = chat(stream=True, stream_options={"include_usage": True}, logprobs=True)
+    body = out.token(1, "a", -0.5) + out.rest(" {") + out.rest("") + out.finish("eos_token") + out.rest("late") + out.end()
+    *said, usage = chunks(body)
+    deltas = [chunk["choices"][0]["delta"].get("content", "") for chunk in said]
+    assert "".join(deltas) == "a {"
+    assert [chunk["choices"][0]["logprobs"] is None for chunk in said] == [True, False, True, True]
+    assert usage["usage"]["completion_tokens"] == 1
+
+
+def test_text_that_was_held_back_is_in_the_document_and_may_be_all_of_it() -> None:
+    out = chat(n=2)
+    out.token(1, "a", -0.5)
+    assert (out.rest(" {"), out.rest("b", 1)) == (b"", b"")
+    assert [choice["message"]["content"] for choice in json.loads(out.document())["choices"]] == ["a {", "b"]
+    assert completion(stream=True).rest("x").count(b"data: ") == 1
+
+
+def test_text_that_was_held_back_is_bounded() -> None:
+    out = chat(max_text=4)
+    out.token(1, "abc", -0.5)
+    with pytest.raises(OpenAIError, match="max_text"):
+        out.rest("de")

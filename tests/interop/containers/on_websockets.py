@@ -43,6 +43,19 @@ async def thoughtful(socket: ServerConnection) -> None:
         await socket.send(message)
 
 
+async def slow(socket: ServerConnection) -> None:
+    """Thinks for longer than any silence that could be taken for an end."""
+    async for message in socket:
+        await asyncio.sleep(10)
+        await socket.send(message)
+
+
+async def silent(socket: ServerConnection) -> None:
+    """Reads everything, answers nothing, and ends when it is closed."""
+    async for _ in socket:
+        pass
+
+
 async def crash(socket: ServerConnection) -> None:
     """A bug: the library logs it and says 1011."""
     await socket.send("before")
@@ -66,7 +79,7 @@ async def deaf(socket: ServerConnection) -> None:
     await asyncio.Event().wait()
 
 
-SESSIONS = {f.__name__: f for f in (echo, tell, fragments, thoughtful, crash, flood, deaf)}
+SESSIONS = {f.__name__: f for f in (echo, tell, fragments, thoughtful, slow, silent, crash, flood, deaf)}
 
 
 async def handle(socket: ServerConnection) -> None:

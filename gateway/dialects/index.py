@@ -1,0 +1,80 @@
+"""`GET /`: what this server is, and where to look, for people and for programs."""
+
+from __future__ import annotations
+
+import html
+from typing import final
+from urllib.parse import quote
+
+import msgspec
+
+from gateway.dialects.base import JSON, Models
+from gateway.exchange import Exchange
+from models.messages import Family
+from protocols.v2_frames import media_weights
+
+_DOCS = "/v2/openapi.json"
+_MOST = 100  # names that are shown: GET /v2/models has them all
+_CALLS = {Family.TEXT: "/v2/models/{}/generate", Family.TENSOR: "/v2/models/{}/infer", Family.PARTS: "/models/{}/invoke"}
+_VARY = (b"vary", b"accept")
+# The page is text and links; a browser is told to run and to load nothing, whatever a model is called.
+_PAGE = (
+    (b"content-type", b"text/html; charset=utf-8"),
+    (b"content-security-policy", b"default-src 'none'; base-uri 'none'; form-action 'none'; frame-ancestors 'none'"),
+    (b"x-content-type-options", b"nosniff"),
+    _VARY,
+)
+
+
+class _Index(msgspec.Struct):
+    name: str
+    docs: str
+    models: list[str]
+    try_: list[str] = msgspec.field(name="try")
+
+
+@final
+class IndexDialect:
+    """Answers 200 whenever anything is answered: an object with `name`, `docs`, `models` and three paths to `try`, or the
+    same as a page where the request's Accept asks for HTML, as browsers do."""
+
+    def __init__(self, models: Models) -> None:
+        self._models = models
+
+    async def index(self, exchange: Exchange) -> None:
+        """GET /."""
+        exchange.dialect = "management"
+        index = self._index()
+        weights = media_weights(exchange.header_values(b"accept"))
+        if 0 < weights.get("text/html", 0.0) >= weights.get("application/json", 0.0):
+            exchange.respond(200, _PAGE, _page(index).encode())
+        else:
+            exchange.respond(200, (JSON, _VARY), msgspec.json.encode(index))
+
+    def _index(self) -> _Index:
+        workers = self._models.workers
+        names = sorted(workers)
+        tries = ["GET /v2/health/ready", "GET /v2/models"]
+        if names:
+            tries.append(f"POST {_CALLS[workers[names[0]].spec.family].format(quote(names[0], safe=''))}")
+        else:
+            tries.append("POST /v2/models/NAME/infer")
+        return _Index(name="everywire", docs=_DOCS, models=names[:_MOST], try_=tries)
+
+
+def _page(index: _Index) -> str:
+    models = "".join(f"<li>{html.escape(name)}</li>" for name in index.models) or "<li>none</li>"
+    tries = "".join(f"<li>{_link(path)}</li>" for path in index.try_)
+    return (
+        f'<!doctype html><html lang="en"><meta charset="utf-8"><title>{index.name}</title><h1>{index.name}</h1>'
+        "<p>A gateway for models. Programs call it; this page says where.</p>"
+        f"<h2>Models</h2><ul>{models}</ul><h2>Try</h2><ul>{tries}</ul>"
+        f'<p>All routes of the Open Inference Protocol: <a href="{index.docs}">{index.docs}</a></p></html>\n'
+    )
+
+
+def _link(said: str) -> str:
+    """A GET can be followed; anything else is only told."""
+    method, _, path = said.partition(" ")
+    shown = html.escape(path)
+    return f'{method} <a href="{shown}">{shown}</a>' if method == "GET" else f"{method} {shown}"

@@ -1,0 +1,274 @@
+"""Judges what a text model sends, alike for every wire: which sequence it belongs to, what of it is shown, where that ends.
+
+It stands between a session and the wire's encoder. The model may send whatever it likes, for as long as it likes:
+
+- A sequence ends at its `max_new_tokens`, at the first of its stop sequences, or where the model says so. What the model
+  sends for it afterwards is dropped.
+- Once the gateway itself has ended all sequences, or the model goes on after the end of all, it is cancelled: its call runs
+  inside `scope`. It is no error of anybody's; the answer is complete.
+
+Of a message the wire first asks `passes`, which changes nothing that a cancelled `send` would have to take back; then it
+waits for its room; then come `take` and the encoder, without a wait between them; then `sent`. One that can wait only for
+all at once takes first, and takes back by `undo` what was not sent.
+"""
+
+from __future__ import annotations
+
+import codecs
+from collections.abc import Awaitable, Iterator
+from typing import Any, Protocol, TypeAlias, TypeVar, final
+
+import trio
+from msgspec import structs
+
+from models.errors import ModelError
+from models.messages import Finish, FinishReason, GenerationParameters, Prompt, Token
+from models.session import Channel
+from models.stops import Stops
+from models.utf8 import utf8
+
+Message = TypeVar("Message", bound=Token | Finish)
+
+Held: TypeAlias = tuple[Stops | None, bytes]
+"""What is held back of a sequence: how far its stop sequences have come, and the bytes of an unfinished character."""
+
+_TURN = 16
+"""Messages of a model that never waits, before others have their turn."""
+
+
+@final
+class _Sequence:
+    """One continuation of the prompt."""
+
+    __slots__ = ("made", "met", "over", "stops", "unfinished")
+
+    def __init__(self, stops: Stops | None) -> None:
+        self.made = 0
+        """Tokens that the model has sent for it, those that were dropped too."""
+        self.over = False
+        self.met = False
+        """True if a stop sequence has ended it."""
+        self.stops = stops
+        self.unfinished = b""
+        """The first bytes of a character, at most three: the next token may have the others."""
+
+    def decode(self, data: bytes, *, final: bool = False) -> str:
+        """The characters that these bytes finish; U+FFFD for what is no UTF-8 (as the Unicode Standard recommends it,
+        chapter 3.9), at the end for an unfinished character too."""
+        data = self.unfinished + data
+        text, used = codecs.utf_8_decode(data, "replace", final)
+        self.unfinished = data[used:]
+        return text
+
+
+@final
+class Continuations:
+    """The sequences of one prompt, from the first message of the model to the end of its call."""
+
+    __slots__ = (
+        "_asked", "_at_least", "_dropped", "_included", "_most", "_one_stop", "_open", "_refused", "_refuses", "_sequences",
+        "_stops", "complete", "decodes", "in_bytes", "scope", "stopped",
+    )  # fmt: skip
+
+    def __init__(self, parameters: GenerationParameters, *, own_stops: bool = False) -> None:
+        """`own_stops`: the model ends its texts at stop sequences itself, so that `Token.text` is what is to be shown; of
+        any other model `Token.data` decides, where it is there."""
+        self._most, self._asked = parameters.max_new_tokens, parameters.n
+        self._stops = () if own_stops else parameters.stop_sequences
+        self._included, self._at_least = parameters.include_stop_str_in_output, parameters.min_length
+        self._one_stop = parameters.stop_sequences[0] if len(parameters.stop_sequences) == 1 else ""
+        self._open = parameters.n  # sequences without an end, those included that are not begun
+        self._sequences: dict[int, _Sequence] = {}
+        self._dropped = self._refused = 0
+        self._refuses = False
+        self.decodes = not own_stops
+        """True if texts are decoded from the bytes of tokens that have them."""
+        self.in_bytes = False
+        """True once one was."""
+        self.complete = False
+        """True once nothing that the model sends is in the answer any more."""
+        self.stopped = False
+        """True once the model's call is to be cancelled, because the text has all that was asked for."""
+        self.scope = trio.CancelScope()
+        """Surrounds the model's call, and nothing else."""
+
+    def passes(self, message: object) -> bool:
+        """True if the message is for the answer; False if it is dropped. TypeError for what is no message of a text model;
+        ModelError, status 500, for a sequence that nobody asked for."""
+        if type(message) is not Token and type(message) is not Finish:
+            raise TypeError(f"a text call is answered with Token and Finish, not {type(message).__name__}")
+        if not self._open or self.stopped:
+            if type(message) is Token:
+                self.stop()
+            return False
+        number = message.sequence
+        sequence = self._sequences.get(number)
+        if sequence is None:
+            if not 0 <= number < self._asked:
+                raise _bad_sequence(number, self._asked)
+            return True
+        if not sequence.over:
+            return True
+        if type(message) is Token and not message.prefill and all(begun.over for begun in self._sequences.values()):
+            sequence.made += 1
+            # a text that the gateway has cut may come to its end, as others may begin after it
+            if not sequence.met or sequence.made > self._most:
+                self.complete = self._refuses = True
+                self._refused += 1
+                if self._refused > _TURN:
+                    self.stop()
+        return False
+
+    async def around(self, call: Awaitable[None]) -> None:
+        """Awaits the model's call inside `scope`, so that it is over when the model has returned, has raised, or was
+        stopped."""
+        scope, task = self.scope, trio.lowlevel.current_task()
+        scope.__enter__()
+        status = task._cancel_status
+        # A model may have left a scope of its own open, as an async generator does that is given up inside of a timeout.
+        # Trio would have whoever leaves an outer scope pay for it: so this one stays open as well, for whoever has the task.
+        try:
+            await call
+        except BaseException as e:
+            if task._cancel_status is not status or not scope.__exit__(type(e), e, e.__traceback__):
+                raise
+        else:
+            if task._cancel_status is status:
+                scope.__exit__(None, None, None)
+
+    @property
+    def judges(self) -> bool:
+        """True if more has to be known of a token than how many came before it: several sequences were asked for, stop
+        sequences are looked for, or characters are put together."""
+        return self._asked > 1 or bool(self._stops) or self.in_bytes
+
+    async def drop(self) -> None:
+        """What a wire does with a message that does not pass: nothing for one turn, in which a model that is about to return
+        can do so; then a checkpoint, at which one that was stopped is cancelled. Where other sequences may still begin, and
+        only a model that knows of several would begin them, it learns by trio.ClosedResourceError that this one is over."""
+        self._dropped += 1
+        if not self._dropped % _TURN:
+            await trio.lowlevel.checkpoint()
+        if self._refuses:
+            self._refuses = False
+            raise trio.ClosedResourceError("the sequence is complete")
+
+    def held(self, sequence: int) -> int:
+        """How many characters of a sequence are held back: the next token may show them beside its own."""
+        begun = self._sequences.get(sequence)
+        if begun is None:
+            return 0
+        return len(begun.unfinished) + (0 if begun.stops is None else begun.stops.held)
+
+    def take(self, message: Token | Finish) -> Token | Finish:
+        """The message as it is to be written: a token with the text that may be shown, and with the reason if it is the last
+        of its sequence. Before a Finish is written, `rest` is. Only for a message that passes."""
+        number = message.sequence
+        sequence = self._sequences.get(number)
+        if sequence is None:
+            self.complete = False
+            stops = Stops(self._stops, included=self._included) if self._stops else None
+            sequence = self._sequences[number] = _Sequence(stops)
+        if type(message) is Finish:
+            self._end(sequence)
+            return self._named(message, message.reason)
+        if message.prefill:
+            if message.data and self.decodes:
+                message = structs.replace(message, text=message.data.decode(errors="replace"))
+            return message
+        sequence.made += 1
+        reason, text, stop = message.finish, message.text, message.stop
+        ends = reason is not None
+        if reason is None and sequence.made >= self._most:
+            reason = FinishReason.LENGTH
+        if self.decodes and (message.data or sequence.unfinished):
+            self.in_bytes = True
+            text = sequence.decode(message.data or utf8(text))
+            if reason is not None:
+                text += sequence.decode(b"", final=True)
+        stops = sequence.stops
+        if stops is not None:
+            text = stops.feed(text, ignore=sequence.made <= self._at_least)
+            if stops.met is not None:
+                reason, stop, sequence.met = FinishReason.STOP_SEQUENCE, stops.met, True
+            elif reason is not None:
+                text += stops.rest()
+        if text != message.text:  # it stays one token, of the same bytes
+            message = structs.replace(message, text=text, data=message.data or utf8(message.text))
+        if reason is None:
+            return message
+        self._end(sequence)
+        self.stopped = self.complete and not ends
+        if reason is not message.finish or stop != message.stop:
+            message = structs.replace(message, finish=reason, stop=stop)
+        return self._named(message, reason)
+
+    def sent(self) -> None:
+        """The message that was taken is on its way: the model is stopped if it was the last."""
+        if self.stopped:
+            self.scope.cancel()
+
+    def held_of(self, sequence: int) -> Held:
+        """For `undo`: what is held back of a sequence."""
+        begun = self._sequences.get(sequence)
+        if begun is None:
+            return None, b""
+        return None if begun.stops is None else begun.stops.fork(), begun.unfinished
+
+    def undo(self, taken: Token | Finish, held: Held) -> None:
+        """The message that was taken last was not sent. `held` is `held_of` from before it."""
+        stops, unfinished = held
+        sequence = self._sequences[taken.sequence]
+        if type(taken) is Finish or taken.finish is not None:
+            sequence.over = sequence.met = self.complete = self.stopped = False
+            self._open += 1
+        if type(taken) is Token and not taken.prefill:
+            sequence.made -= 1
+        if stops is None and self._stops:
+            stops = Stops(self._stops, included=self._included)
+        sequence.stops, sequence.unfinished = stops, unfinished
+
+    def rest(self, sequence: int) -> str:
+        """What is held back of a sequence whose model has said that it is over."""
+        begun = self._sequences.get(sequence)
+        if begun is None:
+            return ""
+        text = begun.decode(b"", final=True) if begun.unfinished and not begun.met else ""
+        return text if begun.stops is None else begun.stops.feed(text) + begun.stops.rest()
+
+    def rests(self) -> Iterator[tuple[int, str]]:
+        """The same of all sequences, once the model's call is over: those that have some."""
+        for number in sorted(self._sequences):
+            if text := self.rest(number):
+                yield number, text
+
+    def stop(self) -> None:
+        """The answer is complete, and the model's call is to end."""
+        self.complete = self.stopped = True
+        self.scope.cancel()
+
+    def _end(self, sequence: _Sequence) -> None:
+        sequence.over = True
+        self._open -= 1
+        self.complete = not self._open
+
+    def _named(self, message: Message, reason: FinishReason) -> Message:
+        """With the stop sequence that has ended the text, where the model leaves it out and it can only be one."""
+        if reason is FinishReason.STOP_SEQUENCE and not message.stop and self._one_stop:
+            return structs.replace(message, stop=self._one_stop)
+        return message
+
+
+class TextChannel(Channel[Prompt, Any], Protocol):
+    """What the session of a text model stands on, on every wire."""
+
+    text: Continuations
+    """Those of its prompt."""
+
+
+def _bad_sequence(number: int, asked: int) -> ModelError:
+    return ModelError(
+        f"the model sent a token of sequence {number}, where 0 to {asked - 1} were asked for",
+        code="BadSequence",
+        status=500,
+    )

@@ -1,0 +1,209 @@
+"""A step that keeps the event loop is named while it lasts: the model, the line, the seconds; and nobody else is blamed."""
+
+from __future__ import annotations
+
+import ctypes
+import gc
+import logging
+import sys
+import threading
+from collections.abc import AsyncIterator, Callable, Iterator
+from contextlib import asynccontextmanager
+from typing import Any
+
+import pytest
+import trio
+
+from gateway import loop_watch
+from gateway.config import Config, LimitsConfig
+from gateway.loop_watch import LoopWatch
+from gateway.metrics import exposition
+from gateway.testing import MemoryGateway, memory_gateway
+from models.messages import Family, Prompt
+from models.spec import ModelSpec
+
+LIMIT = 0.02
+PATIENCE = 30.0
+CONFIG = Config(limits=LimitsConfig(loop_block=LIMIT))
+
+
+class Told(logging.Handler):
+    """What the log says of the loop. Whoever blocks it here goes on as soon as that is said."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.blocked: list[Any] = []
+        self.again: list[Any] = []
+        self.named = threading.Event()
+
+    def emit(self, record: logging.LogRecord) -> None:
+        if record.msg == "event loop blocked":
+            self.blocked.append(record)
+            self.named.set()
+        elif record.msg == "event loop runs again":
+            self.again.append(record)
+
+
+told: Told
+
+
+@pytest.fixture(autouse=True)
+def _told(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    global told
+    told = Told()
+    monkeypatch.setattr(loop_watch, "PULSE", LIMIT)
+    logging.getLogger("gateway").addHandler(told)
+    gc.disable()  # a collection would be taken for the cause, where the machine is slow enough
+    yield
+    gc.enable()
+    logging.getLogger("gateway").removeHandler(told)
+
+
+async def until(so: Callable[[], object]) -> None:
+    """The thread has come so far."""
+    while not so():  # noqa: ASYNC110  # nothing tells when
+        await trio.sleep(LIMIT)
+
+
+def line_of(record: Any) -> str:
+    return str(record.at).rpartition("/")[2]
+
+
+async def waits(prompt: Prompt) -> str:
+    assert told.named.wait(PATIENCE)
+    return "waited"
+
+
+async def counts(prompt: Prompt) -> str:
+    n = 0
+    while not told.named.is_set():
+        n += 1
+    return "counted"
+
+
+async def blocks_later(prompt: Prompt) -> AsyncIterator[str]:
+    yield "one "
+    await trio.lowlevel.checkpoint()
+    await waits(prompt)
+    yield "two"
+
+
+async def beside(prompt: Prompt) -> str:
+    """Blocks in a task of its own."""
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(waits, prompt)
+    return "done"
+
+
+async def quick(prompt: Prompt) -> str:
+    return prompt.text
+
+
+@pytest.mark.parametrize(
+    ("model", "function"), [(waits, "waits"), (counts, "counts"), (blocks_later, "waits"), (beside, "waits")]
+)
+@pytest.mark.parametrize("hub", [True, False], ids=["leader", "waiting"])
+async def test_a_model_that_blocks_is_named_while_it_lasts(model: Any, function: str, hub: bool) -> None:
+    async with memory_gateway([model, quick], CONFIG, hub=hub) as memory:
+        registry = memory.gateway.registry
+        await memory.client().lmi("hi", model.__name__)
+        (record,) = told.blocked
+        assert record.model == model.__name__
+        assert record.seconds >= LIMIT
+        assert line_of(record).startswith("test_loop_watch.py:")
+        assert line_of(record).endswith(f" in {function}")
+        assert record.id
+        await until(lambda: told.again)
+        assert told.again[0].seconds >= record.seconds
+        text = exposition(registry)[1].decode()
+        assert f'everywire_loop_blocks_total{{model="{model.__name__}"}} 1.0' in text
+        assert f'everywire_loop_blocked_seconds_total{{model="{model.__name__}"}}' in text
+
+
+async def test_a_load_that_blocks_is_named() -> None:
+    @asynccontextmanager
+    async def load() -> AsyncIterator[Any]:
+        assert told.named.wait(PATIENCE)
+        yield quick_session
+
+    async def quick_session(session: Any) -> None: ...
+
+    spec = ModelSpec(name="heavy", load=load, family=Family.TEXT)
+    async with memory_gateway([spec], CONFIG):
+        (record,) = told.blocked
+        assert record.model == "heavy"
+        assert line_of(record).endswith(" in load")
+
+
+async def test_work_of_ours_for_a_model_is_not_called_the_models(monkeypatch: pytest.MonkeyPatch) -> None:
+    async with memory_gateway([quick], CONFIG) as memory:
+        tick = memory.gateway.pool.tick
+
+        def slow(now: float) -> None:
+            if not told.blocked:
+                assert threading.Event.wait(told.named, PATIENCE)
+            tick(now)
+
+        monkeypatch.setattr(type(memory.gateway.pool), "tick", lambda pool, now: slow(now))
+        await until(lambda: told.blocked)
+        assert told.blocked[0].model == ""
+
+
+@pytest.mark.skipif(not sys.platform.startswith("linux"), reason="the C library is found by no name")
+async def test_a_c_call_that_holds_the_interpreter_is_told_afterwards() -> None:
+    holding = ctypes.PyDLL(None).usleep
+
+    async def holds(prompt: Prompt) -> str:
+        holding(900_000)
+        return "held"
+
+    async with memory_gateway([holds], CONFIG) as memory:
+        await memory.client().lmi("hi", "holds")
+        await until(lambda: told.blocked)
+        record = told.blocked[0]
+        assert "interpreter was held" in record.cause
+        if record.model:  # the thread comes as the call ends, or a moment later
+            assert (record.model, line_of(record).partition(" in ")[2]) == ("holds", "holds")
+
+
+async def test_a_model_that_blocks_again_and_again_is_told_once_in_a_while_and_always_counted(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    look, looked = LoopWatch._look, threading.Event()
+
+    def looks(watch: LoopWatch) -> Any:
+        try:
+            return look(watch)
+        finally:
+            looked.set()
+
+    async def again(prompt: Prompt) -> str:
+        looked.clear()
+        assert looked.wait(PATIENCE)
+        return "done"
+
+    monkeypatch.setattr(LoopWatch, "_look", looks)
+    async with memory_gateway([again], CONFIG) as memory:
+        for n in range(1, 4):
+            await memory.client().lmi("hi", "again")
+            await until(lambda n=n: memory.gateway.blocks.count.get("again", 0) >= n)
+        assert len(told.blocked) == 1
+        assert memory.gateway.blocks.count["again"] == 3
+
+
+async def test_nobody_looks_where_the_setting_is_0_and_no_thread_is_left_behind() -> None:
+    def watches() -> int:
+        return sum(thread.name == "everywire loop watch" for thread in threading.enumerate())
+
+    before = watches()
+    async with memory_gateway([quick], CONFIG) as memory:
+        await until_served(memory)
+        assert watches() == before + 1
+    assert watches() == before
+    async with memory_gateway([quick], Config(limits=LimitsConfig(loop_block=0))) as memory:
+        await until_served(memory)
+        assert watches() == before
+
+
+async def until_served(memory: MemoryGateway) -> None:
+    await memory.client().lmi("hi", "quick")

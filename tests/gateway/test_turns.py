@@ -1,0 +1,185 @@
+"""Turns: whoever keeps the gateway as busy as it can takes nothing from the others but time, a bounded number of steps."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Callable, Sequence
+from contextlib import asynccontextmanager
+
+import pytest
+import trio
+from trio.testing import MockClock, wait_all_tasks_blocked
+
+from benchmarks import requests
+from benchmarks.neighbours import LOADS
+from gateway.config import BidiConfig, Config
+from gateway.testing import MemoryGateway, memory_gateway
+from models.library.tensors import identity
+from models.messages import Part
+from models.session import Session
+from protocols.events import Buffer
+
+STEP = 0.0005  # seconds that one exchange, or one message, takes
+BEGIN = 1000  # steps after which the neighbour asks
+PATIENCE = 400  # steps that its answer may take: three rounds of a connection's and of the leader's
+END = BEGIN + 8 * PATIENCE
+
+
+class Press:
+    """A connection that has always more for the server to read than it can take, and takes whatever it is answered. It
+    counts the steps that it makes the server take, each of the same time on the clock, and does at a step what it is told."""
+
+    def __init__(self, clock: MockClock) -> None:
+        self.clock = clock
+        self.steps, self.end = 0, END
+        self.at: dict[int, Callable[[], None]] = {}
+        self.each: list[Callable[[], None]] = []
+
+    def step(self, _: object = None) -> None:
+        self.steps += 1
+        self.clock.jump(STEP)
+        self.at.pop(self.steps, lambda: None)()
+        for look in self.each:
+            look()
+
+    def begin(self, memory: MemoryGateway, load: str) -> None:
+        ours = memory.connect()
+        theirs, side, sink = ours._other, LOADS[load](), memoryview(bytearray(65536))
+        due, receive, send = [memoryview(side.opening)], theirs.try_receive_into, theirs.try_send
+
+        def give(buffers: Sequence[Buffer]) -> int:
+            while ours.try_receive_into(sink):
+                pass
+            return send(buffers)
+
+        def take(buffer: memoryview) -> int | None:
+            while self.steps < self.end:
+                due[0] = due[0] or memoryview(side.more())
+                n = ours.try_send(due)
+                due[0] = due[0][n:]
+                if due[0]:
+                    break
+            return receive(buffer)
+
+        theirs.try_receive_into, theirs.try_send = take, give  # type: ignore[method-assign]
+
+
+async def echo(session: Session[Part, Part]) -> None:
+    async for part in session:
+        press.step()
+        await session.send(part)
+
+
+press: Press
+
+
+@asynccontextmanager
+async def pressed(clock: MockClock, load: str, *, hub: bool) -> AsyncIterator[tuple[Press, MemoryGateway]]:
+    """A gateway beside whose clients somebody presses; the time of the clock is the press's."""
+    global press
+    press = Press(clock)
+    async with memory_gateway([identity, echo], CONFIG, hub=hub) as memory:
+        with memory.gateway.watched(press.step):
+            yield press, memory
+
+
+CONFIG = Config(bidi=BidiConfig(default_model="echo"))
+loads = pytest.mark.parametrize("load", [load for load in LOADS if load != "pings"])  # which is no step of anybody's
+drivers = pytest.mark.parametrize("hub", [True, False], ids=["leader", "waiting"])
+
+
+class Client:
+    """Asks a question at some steps, and notes the step of each answer."""
+
+    def __init__(self, press: Press, memory: MemoryGateway, *, kept: bool) -> None:
+        self.press, self.memory, self.kept = press, memory, kept
+        self.asked: list[int] = []
+        self.answered: list[int] = []
+        self.buffer = memoryview(bytearray(4096))
+        self.connection = memory.connect()
+        press.each.append(self.look)
+
+    def ask(self) -> None:
+        if not self.kept:
+            self.connection = self.memory.connect()
+        question = requests.infer_binary(16)
+        assert self.connection.try_send([question]) == len(question)
+        self.asked.append(self.press.steps)
+
+    def look(self) -> None:
+        if self.connection.try_receive_into(self.buffer):
+            assert bytes(self.buffer[:15]) == b"HTTP/1.1 200 OK"
+            self.answered.append(self.press.steps)
+
+    @property
+    def waited(self) -> list[int]:
+        assert len(self.answered) == len(self.asked), (self.asked, self.answered)
+        return [answered - asked for asked, answered in zip(self.asked, self.answered, strict=True)]
+
+
+async def over(press: Press) -> None:
+    """The press has done all it wanted to."""
+    for _ in range(10 * END):
+        if press.steps >= press.end:
+            break
+        await trio.lowlevel.checkpoint()
+
+
+@loads
+@drivers
+@pytest.mark.parametrize("kept", [True, False], ids=["kept", "fresh"])
+async def test_a_connection_is_answered_after_a_few_steps_of_a_neighbour_who_presses(
+    load: str, hub: bool, kept: bool, mock_clock: MockClock
+) -> None:
+    async with pressed(mock_clock, load, hub=hub) as (press, memory):
+        client = Client(press, memory, kept=kept)
+        await wait_all_tasks_blocked()  # the one that is kept is known
+        press.at |= {BEGIN + n * PATIENCE: client.ask for n in range(4)}
+        press.begin(memory, load)
+        await over(press)
+        assert max(client.waited) <= PATIENCE
+
+
+@loads
+@drivers
+async def test_timers_and_other_tasks_have_their_turn_beside_a_client_who_presses(
+    load: str, hub: bool, mock_clock: MockClock
+) -> None:
+    late: list[float] = []
+
+    async def watch() -> None:
+        while True:
+            due = trio.current_time() + 10 * STEP
+            await trio.sleep_until(due)
+            late.append(trio.current_time() - due)
+
+    async with pressed(mock_clock, load, hub=hub) as (press, memory), trio.open_nursery() as nursery:
+        await wait_all_tasks_blocked()
+        nursery.start_soon(watch)
+        press.begin(memory, load)
+        await over(press)
+        nursery.cancel_scope.cancel()
+    assert max(late) <= PATIENCE * STEP
+
+
+@loads
+@drivers
+async def test_a_drain_begins_beside_a_client_who_presses(load: str, hub: bool, mock_clock: MockClock) -> None:
+    async with pressed(mock_clock, load, hub=hub) as (press, memory):
+        began: list[int] = []
+
+        async def obey() -> None:
+            await asked.wait()
+            memory.gateway.begin_drain()
+            while not memory.gateway.draining:
+                await trio.lowlevel.checkpoint()
+            began.append(press.steps)
+            press.end = 0
+
+        asked = trio.Event()
+        await wait_all_tasks_blocked()
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(obey)
+            press.at[BEGIN] = asked.set
+            press.begin(memory, load)
+            await over(press)
+    assert BEGIN <= began[0] <= BEGIN + PATIENCE
