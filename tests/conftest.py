@@ -1,7 +1,9 @@
-"""What holds for the whole suite: which driver and which lane the gateway's promises are tested with, and that no example of
-hypothesis is late."""
+"""Settings of the whole suite: which driver and which lane the gateway's promises are tested with, that no example of
+hypothesis is late, and that Ctrl-C reaches the programs that tests start."""
 
 from __future__ import annotations
+
+import signal
 
 import pytest
 from hypothesis import HealthCheck, settings
@@ -11,6 +13,9 @@ from tests.gateway import ways
 # How long an example takes, and how long it takes to make one, is the machine's affair.
 settings.register_profile("any machine", settings(), deadline=None, suppress_health_check=[HealthCheck.too_slow])
 settings.load_profile("any machine")
+
+if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:  # as a shell's background jobs have it, and whatever they start
+    signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
