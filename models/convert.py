@@ -12,18 +12,19 @@ import trio
 
 from models.continuations import Continuations
 from models.errors import ModelError
+from models.exits import is_failure
 from models.messages import Family, Finish, Part, PartKind, Prompt, Token
 from models.session import Channel, Session
 from models.spec import Model
 from models.threads import codec_threads, in_thread
 from models.utf8 import utf8
 
-Stopped: TypeAlias = Callable[[Exception | None], None]
+Stopped: TypeAlias = Callable[[BaseException | None], None]
 
 _LONG = 2 * 1024 * 1024  # characters whose encoding the loop would feel
 
 
-def _nobody(error: Exception | None) -> None:
+def _nobody(error: BaseException | None) -> None:
     """Where nobody wants to know."""
 
 
@@ -67,7 +68,7 @@ def _plain(data: bytes) -> Prompt:
         raise ModelError(f"a prompt is UTF-8 text: {e.reason} at byte {e.start}", code="BadPrompt", status=400) from None
 
 
-def _only(error: Exception, *kinds: type[Exception]) -> bool:
+def _only(error: BaseException, *kinds: type[Exception]) -> bool:
     """Whether an error is nothing but these, also where nurseries have wrapped them in groups."""
     if isinstance(error, ExceptionGroup):
         return error.split(kinds)[1] is None
@@ -137,10 +138,12 @@ class _PartsFromText:
         # one call of the model for each prompt: a text model may return after its first answer
         while (prompt := await channel.next_prompt()) is not None:
             one = _OnePrompt(prompt, session, Continuations(prompt.parameters, own_stops=self._own_stops))
-            error: Exception | None = None
+            error: BaseException | None = None
             try:
                 await one.text.around(self._model(Session(one, session.call, deadline=session.deadline)))
-            except Exception as e:
+            except BaseException as e:
+                if not is_failure(e):
+                    raise
                 # it asked for a second prompt, or sent on after its answer was complete: how many loops end
                 if not one.text.stopped and not _only(
                     e, trio.EndOfChannel, *((trio.ClosedResourceError,) if one.complete else ())
