@@ -76,7 +76,8 @@ class Continuations:
         self._most, self._asked = parameters.max_new_tokens, parameters.n
         self._stops = () if own_stops else parameters.stop_sequences
         self._included, self._at_least = parameters.include_stop_str_in_output, parameters.min_length
-        self._one_stop = parameters.stop_sequences[0] if len(parameters.stop_sequences) == 1 else ""
+        only = len(parameters.stop_sequences) == 1 and not parameters.stop_token_ids
+        self._one_stop = parameters.stop_sequences[0] if only else ""
         self._open = parameters.n  # sequences without an end, those included that are not begun
         self._sequences: dict[int, _Sequence] = {}
         self._dropped = self._refused = 0
@@ -141,6 +142,11 @@ class Continuations:
         """True if more has to be known of a token than how many came before it: several sequences were asked for, stop
         sequences are looked for, or characters are put together."""
         return self._asked > 1 or bool(self._stops) or self.in_bytes
+
+    def went_by(self, tokens: int) -> None:
+        """Sequence 0, the only one, has so many tokens now, since a wire need not ask of each while there is nothing that
+        `judges` them."""
+        self._sequences[0].made = tokens
 
     async def drop(self) -> None:
         """What a wire does with a message that does not pass: nothing for one turn, in which a model that is about to return

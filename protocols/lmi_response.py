@@ -320,6 +320,7 @@ class TextEncoder:
             self._hold(size)
         into.text += quoted[1:-1]
         into.count += 1
+        self._most -= 1  # of those that `_fold` has found left
         if self._keeps_tokens:
             into.tokens += _SEPARATOR + token
         if self._keeps_top:

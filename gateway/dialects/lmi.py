@@ -205,6 +205,8 @@ class _TextChannel(Channel[Prompt, Any]):
             await self._exchange.turn()
         else:
             await self._answer.wait_room(self._size(message))
+        if self._plain:
+            text.went_by(self._encoder.generated_tokens)
         message = text.take(message)
         try:
             if type(message) is Finish:
@@ -232,8 +234,6 @@ class _TextChannel(Channel[Prompt, Any]):
             self._answer.push(line)
         if encoder.finished:
             self._end()
-            if token.finish is None:
-                self.text.stop()
 
     def _size(self, token: Token) -> int:
         """About the bytes that it makes now."""

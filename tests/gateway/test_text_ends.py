@@ -255,6 +255,35 @@ async def test_a_model_that_gives_more_than_was_asked_for_is_stopped_there_and_t
 LMI = [name for name, way in WAYS.items() if way.default == 30]
 
 
+KINDS_OF_TOKEN = {
+    "plain": Token(text="p"),
+    "special": Token(text="", special=True),
+    "first": Token(text="?", data="é".encode()[:1]),
+    "second": Token(text="?", data="é".encode()[1:]),
+}
+
+
+@pytest.mark.parametrize(
+    "kinds",
+    ["plain plain special plain plain", "special plain plain plain", "plain plain plain first second plain plain"],
+)
+@pytest.mark.parametrize("wire", WAYS)
+async def test_a_token_of_whatever_kind_counts_as_one(wire: str, kinds: str) -> None:
+    async def endless(prompt: Prompt) -> AsyncIterator[Token]:
+        for kind in itertools.cycle(kinds.split()):
+            yield KINDS_OF_TOKEN[kind]
+
+    way = WAYS[wire]
+    async with serving(spec_of(endless, "m", **way.spec), config=config_for(way)) as house:
+        for most in range(1, 9):
+            sent = [KINDS_OF_TOKEN[kind] for kind in itertools.islice(itertools.cycle(kinds.split()), most)]
+            text = b"".join(token.data or token.text.encode() for token in sent).decode(errors="replace")
+            told = await way.ask(house, way.path, way.kinds[0], Asked("x", most))
+            assert (told.text, told.reason, told.tokens) == (text, told.reason and "length", told.tokens and most)
+        await over(house)
+        assert house.endings == {way.ending: 8}
+
+
 @pytest.mark.parametrize("wire", [wire for wire in WAYS if wire not in SESSIONS])
 async def test_the_ledger_says_who_stopped_the_model(wire: str, caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level(logging.INFO, "gateway.exchange")
@@ -292,9 +321,10 @@ async def test_each_of_several_sequences_ends_at_its_number_of_tokens(wire: str,
         assert house.endings == {way.ending: 1}
 
 
-@pytest.mark.parametrize("wire", [wire for wire in WAYS if wire not in SESSIONS])
+@pytest.mark.parametrize("error", [RuntimeError, SystemExit, GeneratorExit])
+@pytest.mark.parametrize("wire", WAYS)
 async def test_what_a_model_raises_when_it_was_stopped_is_not_its_answers(
-    wire: str, caplog: pytest.LogCaptureFixture
+    wire: str, error: type[BaseException], caplog: pytest.LogCaptureFixture
 ) -> None:
     async def untidy(session: Session[Prompt, Token]) -> None:
         async for prompt in session:
@@ -303,7 +333,7 @@ async def test_what_a_model_raises_when_it_was_stopped_is_not_its_answers(
                     await session.send(Token(text=word.upper() + " "))
                     await trio.lowlevel.checkpoint()
             finally:
-                raise RuntimeError("its own clean-up failed")
+                raise error("its own clean-up failed")
 
     way = WAYS[wire]
     async with serving(spec_of(untidy, "m", **way.spec), config=config_for(way)) as house:

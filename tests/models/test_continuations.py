@@ -108,3 +108,17 @@ def test_a_text_without_bytes_costs_no_decoding() -> None:
     token = Token(text="é")
     assert text.take(token) is token
     assert not text.judges
+
+
+def test_a_stop_sequence_is_named_for_a_model_that_leaves_it_out_only_if_it_must_have_been_that_one() -> None:
+    for parameters, stop in (
+        ({"stop_sequences": ("END",)}, "END"),
+        ({"stop_sequences": ("END", "FIN")}, ""),
+        ({"stop_sequences": ("END",), "stop_token_ids": (7,)}, ""),
+    ):
+        for message in (
+            Token(text="a", finish=FinishReason.STOP_SEQUENCE),
+            Finish(reason=FinishReason.STOP_SEQUENCE),
+        ):
+            text = Continuations(GenerationParameters(**parameters), own_stops=True)  # type: ignore[arg-type]
+            assert text.take(message).stop == stop

@@ -269,6 +269,19 @@ def test_token_number_max_new_tokens_is_the_last_line(formatter: Formatter) -> N
 
 
 @pytest.mark.parametrize("formatter", list(Formatter))
+@pytest.mark.parametrize("most", [1, 2, 3, 4, 64, 65, 130])
+@pytest.mark.parametrize("every", [1, 2, 3])
+def test_special_tokens_count_to_the_last_as_all_do(formatter: Formatter, most: int, every: int) -> None:
+    out = encoder(formatter, max_new_tokens=most)
+    made = 0
+    while not out.finished:
+        made += 1
+        assert made <= most
+        out.token(1, "a", -0.5, special=made % every == 0)
+    assert (made, out.generated_tokens) == (most, most)
+
+
+@pytest.mark.parametrize("formatter", list(Formatter))
 def test_every_formatter_reports_the_same_reason(formatter: Formatter) -> None:
     def reason(finish: str | None) -> str:
         out = encoder(formatter, details=True, max_new_tokens=1)
