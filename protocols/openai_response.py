@@ -178,30 +178,34 @@ class _Encoder(abc.ABC):
         finish: str | None = None,
         top: Sequence[Top] = (),
         sequence: int = 0,
-        data: bytes = b"",
+        data: bytes | None = None,
     ) -> bytes:
         """One generated token: its chunk, or nothing for a document. A special token without text is
         counted and not reported; a token that has neither text nor a report has no chunk.
 
         `finish` ("length", "eos_token", "stop_sequence") says that it is the last of its choice, `sequence`, and why.
         `top` are the most probable tokens of its step, the best first. `data` are the token's own bytes, where they are not
-        `text` in UTF-8: log-probabilities report them. OpenAIError above `max_text`, and the token
-        counts for nothing: send `error` then. A token after the last, or of a choice that nobody asked for, is the
-        caller's mistake, LocalProtocolError.
+        `text` in UTF-8, empty where all of its text is that of others: log-probabilities report them. OpenAIError above
+        `max_text`, and the token counts for nothing: send `error` then. A token after the last, or of a choice that nobody
+        asked for, is the caller's mistake, LocalProtocolError.
         """
         choice = self._choice(sequence)
         if choice.reason or self._ended:
             raise LocalProtocolError(f"a token after the last of sequence {sequence}")
-        hidden = special and not text
-        quoted = _EMPTY if hidden else json_string(text)
+        quoted = json_string(text) if text else _EMPTY
         started = b"" if choice.begun else self._begin(choice)
         columns: _Columns = ()
         choice.in_bytes = choice.in_bytes or bool(data)
-        # what was held back before the end of the sequence has been reported, where tokens say what their bytes are
-        if self._log_probs and not hidden and (data or not special or not choice.in_bytes):
-            shown = data.decode(errors="replace") if data else text
-            columns = self._report(shown, data, log_prob, top, choice.length)
-            choice.length += choice.advance(data or _clean(text).encode())
+        if self._log_probs and (text or not special):
+            if data is not None:
+                own, shown = data, data.decode(errors="replace")
+            elif special and choice.in_bytes:  # it shows what others, who have said what their bytes are, were reported with
+                own, shown = b"", ""
+            else:
+                own, shown = _clean(text).encode(), text
+            if own or not special:
+                columns = self._report(shown, own, log_prob, top, choice.length)
+                choice.length += choice.advance(own)
         if not self.streaming:
             self._keep(choice, quoted[1:-1], columns)
         choice.tokens += 1

@@ -334,7 +334,7 @@ class _ChoicesChannel(Channel[Prompt, Any]):
             await answer.room(size + len(message.text) + len(message.data), len(message.top))
         else:
             await answer.room(size, 0)
-        message = text.take(message)
+        said, message = message, text.take(message)
         choice = self._place * self._n + sequence
         try:
             if type(message) is Finish:
@@ -347,6 +347,8 @@ class _ChoicesChannel(Channel[Prompt, Any]):
                 return
             self._begun[sequence] = True
             reason = None if message.finish is None else message.finish.value
+            # a token of no text that shows what others have held back has no bytes, which are not those of its text now
+            unchanged = type(said) is Token and message.text == said.text
             chunk = encoder.token(
                 message.id,
                 message.text,
@@ -355,7 +357,7 @@ class _ChoicesChannel(Channel[Prompt, Any]):
                 reason,
                 message.top,
                 choice,
-                message.data,
+                message.data or (None if unchanged else b""),
             )
         except openai.OpenAIError as e:
             raise _too_long(e) from None

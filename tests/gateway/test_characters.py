@@ -113,3 +113,18 @@ async def test_a_token_whose_text_is_held_back_is_reported_as_what_it_is(
     async with serving(text_spec(holds_back)) as house:
         entries, _ = await entries_of(house, stream, stop=stop)
         assert [(entry["token"], bytes(entry["bytes"])) for entry in entries] == [(t, t.encode()) for t in tokens]
+
+
+@pytest.mark.parametrize("stream", [False, True])
+@pytest.mark.parametrize("special", [False, True])
+async def test_a_token_without_text_is_not_reported_with_what_others_have_held_back(
+    special: bool, stream: bool, autojump_clock: Any
+) -> None:
+    async def silent(prompt: Prompt) -> AsyncIterator[Token]:
+        yield Token(text="ab", log_prob=-0.5)
+        yield Token(text="", special=special, log_prob=-0.5, finish=FinishReason.EOS_TOKEN)
+
+    async with serving(text_spec(silent)) as house:
+        entries, _ = await entries_of(house, stream, stop="bc")
+        reported = [("ab", [97, 98]), *([] if special else [("", None)])]
+        assert [(entry["token"], entry["bytes"]) for entry in entries] == reported
