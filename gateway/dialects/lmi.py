@@ -2,24 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from functools import partial
 from typing import Any, final
 
-import msgspec
-import trio
-
 from gateway.config import LMIConfig
-from gateway.dialects.base import JSON, Models, Wrapping, codec, reply_headers, reply_of, session_of, text_header
+from gateway.dialects.base import JSON, Models, Wrapping, codec, reply_headers, session_of, text_header
 from gateway.dialects.lmi_dynamic import DynamicDialect
 from gateway.dialects.lmi_formatted import FormattedAnswer, document_of, formatter_of, read_input
 from gateway.dialects.lmi_refusals import kind_of, refuse_as_lmi, refuse_as_tgi
 from gateway.dialects.openai import OpenAIDialect
 from gateway.dialects.text_calls import (
     LINE,
+    OnePrompt,
     TextCalls,
     check_supported,
-    continuations_of,
     prompt_of,
     rule_of,
     table_of,
@@ -32,11 +29,10 @@ from gateway.errors import (
 )
 from gateway.exchange import Exchange
 from gateway.workers.worker import Worker
-from models.continuations import Continuations
 from models.errors import ModelError
 from models.formatters import TextInput
 from models.messages import Family, Finish, FinishReason, Prompt, Token
-from models.session import Channel, Session
+from models.session import Session
 from protocols import lmi
 
 _CHAT_FORMATTERS = ("json_chat", "jsonlines_chat")
@@ -89,10 +85,8 @@ class LMIDialect:
                     await self._dynamic.generate(exchange, worker, document, len(body), options, wrapping)
                     return
             request = await codec(len(body), partial(_parse, document, options))
-            check_supported(worker, request.parameters, request.given, options)
-            parameters = within_ceiling(worker, limits, request.parameters, request.given)
-            if parameters is not request.parameters:
-                request = msgspec.structs.replace(request, parameters=parameters)
+            check_supported(worker, request, options)
+            request = within_ceiling(worker, limits, request)
         except lmi.LMIError as e:
             dynamic = options.rolling_batch == "disable" and asked is None
             body_of = lmi.dynamic_error_body(e.message, e.status) if dynamic else e.body(tgi=options.tgi_compat)
@@ -103,8 +97,7 @@ class LMIDialect:
                 asked = TextInput(request.inputs, document.get("parameters"), stream=request.stream)
             await FormattedAnswer(exchange, worker, request, asked, formatter, answer, options).run()
             return
-        prompt = prompt_of(request.inputs, request.parameters)
-        channel = _TextChannel(exchange, request, answer, options.max_text, prompt, continuations_of(worker, prompt))
+        channel = _TextChannel(exchange, request, answer, worker, options.max_text)
         if wrapping is None:
             exchange.fail = channel.fail
         else:
@@ -124,21 +117,22 @@ def _parse(document: dict[str, Any], options: LMIConfig) -> lmi.TextRequest:
     )
 
 
-def read_prompt(data: bytes, within: Callable[[lmi.Parameters, Mapping[str, str]], lmi.Parameters] | None = None) -> Prompt:
+def read_prompt(data: bytes, within: Callable[[lmi.TextRequest], lmi.TextRequest] | None = None) -> Prompt:
     """A prompt as a part carries it: an LMI request object, or the plain text itself. Its answer is one text. `within` is
     `within_ceiling` of a model."""
     try:
         kind = "application/json" if data.lstrip()[:1] == b"{" else "text/plain"
         request = lmi.parse_request(data, kind)
         lmi.check_one_sequence(request.parameters, request.given, "here, where an answer is one text")
-        parameters = request.parameters if within is None else within(request.parameters, request.given)
-        return prompt_of(request.inputs, parameters)
+        if within is not None:
+            request = within(request)
+        return prompt_of(request.inputs, request.parameters)
     except lmi.LMIError as e:
         raise ModelError(e.message, code="BadPrompt", status=400) from None
 
 
 @final
-class _TextChannel(Channel[Prompt, Any]):
+class _TextChannel(OnePrompt):
     """One prompt in; tokens out, each its own line or event, the first one carrying the head."""
 
     def __init__(
@@ -146,34 +140,18 @@ class _TextChannel(Channel[Prompt, Any]):
         exchange: Exchange,
         request: lmi.TextRequest,
         answer: Exchange | Wrapping,
+        worker: Worker,
         max_text: int,
-        prompt: Prompt,
-        text: Continuations,
     ) -> None:
-        self._exchange, self._request, self._answer, self._prompt, self.text = exchange, request, answer, prompt, text
+        super().__init__(exchange, worker, prompt_of(request.inputs, request.parameters))
+        self._request, self._answer = request, answer
         self.asks: Session[Any, Any] | None = None
         """Who is asked, until it is known, how many tokens the prompt has: where the answer says it."""
         self._encoder = lmi.TextEncoder(request, max_text=max_text)
-        self.exhausted = False
         self._reason = self._rest = ""
         # Under way is a stream of LMI's lines with nothing beside the tokens, as most are: told in the fewest steps, past
         # what judges the others, as its encoder counts too, and nobody looks for stop sequences.
         self._plain = False
-
-    async def receive(self) -> Prompt:
-        await self._exchange.turn()
-        if self.exhausted:
-            raise trio.EndOfChannel
-        self.exhausted = True
-        return self._prompt
-
-    @property
-    def reply(self) -> dict[str, str]:
-        return reply_of(self._exchange)
-
-    @property
-    def complete(self) -> bool:
-        return self.text.complete
 
     def try_send(self, message: object, /) -> bool:
         """Sends a plain token that need not wait. False, and nothing is sent, where it must, or is another message."""

@@ -5,17 +5,16 @@ from __future__ import annotations
 from functools import partial
 from typing import Any, final
 
-import msgspec
 import trio
 
 from gateway.config import LMIConfig
-from gateway.dialects.base import JSON, Wrapping, codec, reply_headers, reply_of, session_of
+from gateway.dialects.base import JSON, Wrapping, codec, reply_headers, session_of
 from gateway.dialects.lmi_refusals import refuse_as_dynamic
 from gateway.dialects.text_calls import (
     LINE,
+    OnePrompt,
     TextCalls,
     check_supported,
-    continuations_of,
     prompt_of,
     rule_of,
     table_of,
@@ -25,9 +24,7 @@ from gateway.doorbell import Doorbell
 from gateway.errors import Ending, GatewayError, ModelFailed
 from gateway.exchange import Exchange
 from gateway.workers.worker import Worker
-from models.continuations import Continuations
 from models.messages import Family, Finish, Prompt, Token
-from models.session import Channel
 from protocols import lmi
 
 _PATIENCE = 2  # checkpoints in which the other prompts may bring a token for a line that has begun
@@ -62,11 +59,8 @@ class DynamicDialect:
                 rule=rule_of(options),
             )
             request = await codec(size, read)
-            check_supported(worker, request.parameters, request.given, options)
-            limits = self._calls.models.config.limits
-            parameters = within_ceiling(worker, limits, request.parameters, request.given)
-            if parameters is not request.parameters:
-                request = msgspec.structs.replace(request, parameters=parameters)
+            check_supported(worker, request, options)
+            request = within_ceiling(worker, self._calls.models.config.limits, request)
         except lmi.LMIError as e:
             body = lmi.dynamic_error_body(e.message, e.status)
             answer.respond(e.status, [JSON, *lmi.response_headers()], body, ending=Ending.REFUSED)
@@ -103,8 +97,7 @@ class _Batch:
                     around.start_soon(self._complete_lines)
                 async with trio.open_nursery() as nursery:
                     for place, text in enumerate(self.request.inputs):
-                        prompt = prompt_of(text, self.request.parameters)
-                        channel = _PromptChannel(self, place, prompt, continuations_of(worker, prompt))
+                        channel = _PromptChannel(self, worker, place, prompt_of(text, self.request.parameters))
                         session = session_of(exchange, worker, channel)
                         nursery.start_soon(partial(self._run_one, channel, worker.call, session, exchange, Family.TEXT))
                 around.cancel_scope.cancel()
@@ -182,27 +175,16 @@ class _Batch:
 
 
 @final
-class _PromptChannel(Channel[Prompt, Any]):
+class _PromptChannel(OnePrompt):
     """One of the prompts in; its tokens out, to where those of the others go."""
 
-    def __init__(self, batch: _Batch, place: int, prompt: Prompt, text: Continuations) -> None:
-        self._batch, self._place, self._prompt, self.text = batch, place, prompt, text
-        self.exhausted = False
-
-    @property
-    def reply(self) -> dict[str, str]:
-        return reply_of(self._batch.exchange)
-
-    @property
-    def complete(self) -> bool:
-        return self.text.complete
+    def __init__(self, batch: _Batch, worker: Worker, place: int, prompt: Prompt) -> None:
+        super().__init__(batch.exchange, worker, prompt)
+        self._batch, self._place = batch, place
 
     async def receive(self) -> Prompt:
-        await trio.lowlevel.checkpoint()
-        if self.exhausted:
-            raise trio.EndOfChannel
-        self.exhausted = True
-        return self._prompt
+        await trio.lowlevel.checkpoint()  # of each, not a turn of them all: prompts in step share their lines
+        return self.take()
 
     async def send(self, message: Token | Finish, /) -> None:
         text, batch = self.text, self._batch

@@ -6,19 +6,15 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any, TypeVar, final
 
-import trio
-
 from gateway.config import LMIConfig
-from gateway.dialects.base import Wrapping, reply_headers, reply_of, reply_value, session_of
+from gateway.dialects.base import Wrapping, reply_headers, reply_value, session_of
 from gateway.dialects.lmi_refusals import refuse_as_lmi
-from gateway.dialects.text_calls import LINE, continuations_of, prompt_of, raised
+from gateway.dialects.text_calls import LINE, OnePrompt, prompt_of, raised
 from gateway.errors import GatewayError, ModelFailed
 from gateway.exchange import Exchange
 from gateway.workers.worker import Worker
-from models.continuations import Continuations
 from models.formatters import Input, OutputFormatter, TextGenerationOutput, TextInput, TextSequence
 from models.messages import Family, Finish, FinishReason, Prompt, Token
-from models.session import Channel
 from models.utf8 import utf8
 from protocols import lmi
 
@@ -90,7 +86,7 @@ class FormattedAnswer:
         self._exchange, self._worker, self._answer = exchange, worker, answer
         asked.request_id = exchange.id
         prompt = prompt_of(request.inputs, request.parameters)
-        self._channel = _FormattedChannel(self, prompt, continuations_of(worker, prompt), asked, formatter, options.max_text)
+        self._channel = _FormattedChannel(self, exchange, worker, prompt, asked, formatter, options.max_text)
 
     async def run(self) -> None:
         """Runs the model and ends the answer."""
@@ -114,13 +110,6 @@ class FormattedAnswer:
         if piece:
             self._start()
             self._answer.push(piece)
-
-    @property
-    def reply(self) -> dict[str, str]:
-        return reply_of(self._exchange)
-
-    async def turn(self) -> None:
-        await self._exchange.turn()
 
     def call(self, formatter: Callable[[TextGenerationOutput], T], output: TextGenerationOutput) -> T:
         """What the formatter makes of a step. ModelFailed, ModelCrashed."""
@@ -149,37 +138,22 @@ class FormattedAnswer:
 
 
 @final
-class _FormattedChannel(Channel[Prompt, Any]):
+class _FormattedChannel(OnePrompt):
     """One prompt in; tokens out, each through the formatter."""
 
     def __init__(
         self,
         answer: FormattedAnswer,
+        exchange: Exchange,
+        worker: Worker,
         prompt: Prompt,
-        text: Continuations,
         asked: TextInput,
         formatter: OutputFormatter,
         max_text: int,
     ) -> None:
-        self._answer, self._prompt, self._formatter, self._left = answer, prompt, formatter, max_text
-        self.text = text
+        super().__init__(exchange, worker, prompt)
+        self._answer, self._formatter, self._left = answer, formatter, max_text
         self._output = TextGenerationOutput(asked.request_id, asked)
-        self.exhausted = False
-
-    @property
-    def reply(self) -> dict[str, str]:
-        return self._answer.reply
-
-    async def receive(self) -> Prompt:
-        await self._answer.turn()
-        if self.exhausted:
-            raise trio.EndOfChannel
-        self.exhausted = True
-        return self._prompt
-
-    @property
-    def complete(self) -> bool:
-        return self.text.complete
 
     async def send(self, message: Token | Finish, /) -> None:
         text = self.text

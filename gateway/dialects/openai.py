@@ -5,18 +5,16 @@ from __future__ import annotations
 import time
 from collections.abc import Awaitable, Callable
 from functools import partial
-from typing import Any, TypeVar, final
-
-import msgspec
-import trio
+from typing import Any, final
 
 from gateway.config import LimitsConfig, LMIConfig
-from gateway.dialects.base import JSON, Wrapping, codec, refusal_headers, reply_headers, reply_of, session_of
+from gateway.dialects.base import JSON, Wrapping, codec, refusal_headers, reply_headers, session_of
 from gateway.dialects.text_calls import (
     LINE,
+    Asked,
+    OnePrompt,
     TextCalls,
     chat_prompt,
-    continuations_of,
     count_tokens,
     not_supported,
     prompt_of,
@@ -37,10 +35,9 @@ from gateway.exchange import Exchange
 from gateway.version import version
 from gateway.workers.worker import Worker
 from models.chat import ChatMessage
-from models.continuations import Continuations
 from models.convert import convertible
 from models.messages import Family, Finish, Prompt, Token
-from models.session import Channel, Session
+from models.session import Session
 from protocols import lmi, openai
 
 _ANY = ("", "tgi", "dummy")
@@ -207,7 +204,7 @@ class _Answer:
         with await worker.slot(exchange):
             for place, prompt in enumerate(prompts):
                 self._counts.append(None)
-                self._asking = channel = _ChoicesChannel(self, prompt, place, n, continuations_of(worker, prompt))
+                self._asking = channel = _ChoicesChannel(self, worker, prompt, place, n)
                 channel.session = session_of(exchange, worker, channel)
                 channel.counter = partial(count_tokens, exchange, worker, prompt.text) if tells else None
                 try:
@@ -288,12 +285,12 @@ class _Answer:
 
 
 @final
-class _ChoicesChannel(Channel[Prompt, Any]):
+class _ChoicesChannel(OnePrompt):
     """One prompt in; the tokens of its choices out."""
 
-    def __init__(self, answer: _Answer, prompt: Prompt, place: int, n: int, text: Continuations) -> None:
-        self._answer, self._prompt, self._place, self._n = answer, prompt, place, n
-        self.text = text
+    def __init__(self, answer: _Answer, worker: Worker, prompt: Prompt, place: int, n: int) -> None:
+        super().__init__(answer.exchange, worker, prompt)
+        self._answer, self._place, self._n = answer, place, n
         self.session: Session[Any, Any] | None = None
         """Who knows how many tokens the prompt has, where a token says it."""
         self.counter: Callable[[], Awaitable[int | None]] | None = None
@@ -301,22 +298,6 @@ class _ChoicesChannel(Channel[Prompt, Any]):
         self._prefilled = 0
         self._counted: int | None = None
         self._begun = [False] * n
-        self.exhausted = False
-
-    @property
-    def reply(self) -> dict[str, str]:
-        return reply_of(self._answer.exchange)
-
-    @property
-    def complete(self) -> bool:
-        return self.text.complete
-
-    async def receive(self) -> Prompt:
-        await self._answer.exchange.turn()
-        if self.exhausted:
-            raise trio.EndOfChannel
-        self.exhausted = True
-        return self._prompt
 
     async def send(self, message: Token | Finish, /) -> None:
         answer, encoder, text = self._answer, self._answer.encoder, self.text
@@ -441,17 +422,13 @@ def _check_supported(worker: Worker, request: openai.ChatRequest | openai.Comple
         raise openai.OpenAIError(f"{name}: {not_supported(worker)}", param=name)
 
 
-Asked = TypeVar("Asked", openai.ChatRequest, openai.CompletionRequest)
-
-
 def _within_ceiling(worker: Worker, limits: LimitsConfig, request: Asked) -> Asked:
     """The request, whose number of tokens is within the ceiling. OpenAIError, which names the member, where it asks for
     more."""
     try:
-        parameters = within_ceiling(worker, limits, request.parameters, request.given)
+        return within_ceiling(worker, limits, request)
     except lmi.LMIError as e:
         raise openai.OpenAIError(e.message.removeprefix("parameters."), param=request.given["max_new_tokens"]) from None
-    return request if parameters is request.parameters else msgspec.structs.replace(request, parameters=parameters)
 
 
 def _refuse_request(answer: Exchange | Wrapping, error: openai.OpenAIError) -> None:

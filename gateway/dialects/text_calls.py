@@ -6,13 +6,14 @@ import logging
 import operator
 from collections.abc import Callable, Collection, Mapping, Sequence
 from functools import partial
-from typing import Any, NoReturn, final
+from typing import Any, NoReturn, TypeVar, final
 from uuid import uuid4
 
 import msgspec
+import trio
 
 from gateway.config import LimitsConfig, LMIConfig
-from gateway.dialects.base import LONG, Models
+from gateway.dialects.base import LONG, Models, reply_of
 from gateway.errors import GatewayError, ModelCrashed, ModelFailed
 from gateway.exchange import Exchange
 from gateway.serving_properties import text_options
@@ -22,9 +23,11 @@ from models.continuations import Continuations
 from models.errors import ModelError
 from models.exits import is_failure
 from models.messages import GenerationParameters, Prompt
-from protocols import lmi
+from protocols import lmi, openai
 
 log = logging.getLogger("gateway.dialects")
+
+Asked = TypeVar("Asked", lmi.TextRequest, lmi.DynamicRequest, openai.ChatRequest, openai.CompletionRequest)
 
 LINE = 96
 """An estimate of a token's line beside its text: keys, numbers and framing."""
@@ -56,26 +59,25 @@ def rule_of(options: LMIConfig) -> lmi.SamplingRule:
     return lmi.SamplingRule(options.do_sample)
 
 
-def within_ceiling(
-    worker: Worker, limits: LimitsConfig, parameters: lmi.Parameters, given: Mapping[str, str]
-) -> lmi.Parameters:
-    """The parameters, whose number of tokens is within the ceiling. LMIError, which names the parameter as the request has
+def within_ceiling(worker: Worker, limits: LimitsConfig, request: Asked) -> Asked:
+    """The request, whose number of tokens is within the ceiling. LMIError, which names the parameter as the request has
     it, where that asks for more; where it does not ask, the default is lowered to the ceiling."""
     most, setting = limits.max_new_tokens, "limits.max_new_tokens"
     own = worker.spec.max_new_tokens
     if own and (not most or own < most):
         most, setting = own, f"the max_new_tokens of model {worker.name!r}"
+    parameters = request.parameters
     if not most or parameters.max_new_tokens <= most:
-        return parameters
-    if name := given.get("max_new_tokens"):
+        return request
+    if name := request.given.get("max_new_tokens"):
         wanted = f"expected at most {most} ({setting}), got {parameters.max_new_tokens}"
         raise lmi.LMIError(f"parameters.{name}: {wanted}", stage="parameters")
-    return msgspec.structs.replace(parameters, max_new_tokens=most)
+    return msgspec.structs.replace(request, parameters=msgspec.structs.replace(parameters, max_new_tokens=most))
 
 
-def check_supported(worker: Worker, parameters: lmi.Parameters, given: Mapping[str, str], options: LMIConfig) -> None:
+def check_supported(worker: Worker, request: lmi.TextRequest | lmi.DynamicRequest, options: LMIConfig) -> None:
     """LMIError for a parameter that the model says it does not support, where `lmi.unsupported` has it refused."""
-    if name := unsupported(worker, parameters, given, options):
+    if name := unsupported(worker, request.parameters, request.given, options):
         raise lmi.LMIError(f"parameters.{name}: {not_supported(worker)}", stage="parameters")
 
 
@@ -159,6 +161,29 @@ def prompt_of(text: str, parameters: lmi.Parameters) -> Prompt:
     return Prompt(text=text, parameters=GenerationParameters(**msgspec.structs.asdict(parameters)))
 
 
-def continuations_of(worker: Worker, prompt: Prompt) -> Continuations:
-    """What judges the model's answer to a prompt."""
-    return Continuations(prompt.parameters, own_stops=worker.own_stops)
+class OnePrompt:
+    """What the channels of all schemas have: one prompt in, and what judges the model's answer to it."""
+
+    def __init__(self, exchange: Exchange, worker: Worker, prompt: Prompt) -> None:
+        self._exchange, self._prompt = exchange, prompt
+        self.text = Continuations(prompt.parameters, own_stops=worker.own_stops)
+        self.exhausted = False
+
+    @property
+    def reply(self) -> dict[str, str]:
+        return reply_of(self._exchange)
+
+    @property
+    def complete(self) -> bool:
+        return self.text.complete
+
+    async def receive(self) -> Prompt:
+        await self._exchange.turn()
+        return self.take()
+
+    def take(self) -> Prompt:
+        """The prompt, once; then trio.EndOfChannel."""
+        if self.exhausted:
+            raise trio.EndOfChannel
+        self.exhausted = True
+        return self._prompt

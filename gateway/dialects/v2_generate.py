@@ -2,18 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from time import perf_counter_ns
 from typing import Any, final
 
 import msgspec
-import trio
 
 from gateway.config import LimitsConfig
-from gateway.dialects.base import NO_PARAMETERS, codec, reply_headers, reply_of, session_of
+from gateway.dialects.base import NO_PARAMETERS, codec, reply_headers, session_of
 from gateway.dialects.compression import compressed
-from gateway.dialects.text_calls import continuations_of, prompt_of, within_ceiling
+from gateway.dialects.text_calls import OnePrompt, prompt_of, within_ceiling
 from gateway.dialects.v2_calls import JSON, V2Calls, error_of, outputs_of, schedule, slot_within, weight_of, writing
 from gateway.dialects.v2_channels import EVENTS, OneResponse, Responses, StreamChannel, WholeRequest, check_response
 from gateway.errors import ModelFailed
@@ -84,17 +83,16 @@ class GenerateDialect:
         await self._respond(exchange, text)
 
     async def _text(self, exchange: Exchange, worker: Worker, asked: _TextAsked, *, streams: bool) -> None:
-        within, prompt = schedule(exchange, asked.given), _OnePrompt(exchange, worker, asked)
-        text = continuations_of(worker, asked.prompt)
+        within, reply = schedule(exchange, asked.given), partial(_text_reply, worker, asked)
         if streams:
-            channel = _TextEvents(exchange, worker, prompt, text)
+            channel = _TextEvents(exchange, worker, asked.prompt, reply)
             slot = await slot_within(exchange, worker, within)
             await _stream(exchange, worker, channel, slot, Family.TEXT, NO_PARAMETERS)
             return
-        kept = _WholeText(exchange, prompt, text)
+        kept = _WholeText(exchange, worker, asked.prompt)
         with await slot_within(exchange, worker, within):
             await worker.call(session_of(exchange, worker, kept), exchange, Family.TEXT)
-        await self._respond(exchange, prompt.reply_with(kept.whole()))
+        await self._respond(exchange, reply(kept.whole()))
 
     async def _respond(self, exchange: Exchange, text: bytes) -> None:
         level = self._calls.models.config.v2.compression
@@ -153,34 +151,17 @@ def _read_text(body: memoryview, limits: v2.V2Limits, worker: Worker, bounds: Li
     try:
         request = lmi.parse_document({"inputs": text, "parameters": given})
         lmi.check_one_sequence(request.parameters, request.given, "here, where an answer is one text")
-        parameters = within_ceiling(worker, bounds, request.parameters, request.given)
+        request = within_ceiling(worker, bounds, request)
     except lmi.LMIError as e:
         raise v2.V2Error(e.message) from None
-    return _TextAsked(prompt=prompt_of(request.inputs, parameters), id=id, given=given)
+    return _TextAsked(prompt=prompt_of(request.inputs, request.parameters), id=id, given=given)
 
 
-@final
-class _OnePrompt:
-    """The prompt of a request for text, and its reply."""
-
-    def __init__(self, exchange: Exchange, worker: Worker, asked: _TextAsked) -> None:
-        self._exchange, self._worker, self._asked = exchange, worker, asked
-        self.exhausted = False
-
-    async def receive(self) -> Prompt:
-        await self._exchange.turn()
-        if self.exhausted:
-            raise trio.EndOfChannel
-        self.exhausted = True
-        return self._asked.prompt
-
-    def reply_with(self, text: str) -> bytes:
-        """The JSON of a reply with this text."""
-        spec = self._worker.spec
-        reply = v2_generate.GenerateReply(
-            model_name=spec.name, model_version=spec.version, text_output=text, id=self._asked.id
-        )
-        return msgspec.json.encode(reply)
+def _text_reply(worker: Worker, asked: _TextAsked, text: str) -> bytes:
+    """The JSON of a reply with this text."""
+    spec = worker.spec
+    reply = v2_generate.GenerateReply(model_name=spec.name, model_version=spec.version, text_output=text, id=asked.id)
+    return msgspec.json.encode(reply)
 
 
 def _taken(text: Continuations, message: Token | Finish) -> str | None:
@@ -192,28 +173,13 @@ def _taken(text: Continuations, message: Token | Finish) -> str | None:
 
 
 @final
-class _WholeText:
+class _WholeText(OnePrompt):
     """One prompt in; tokens out, kept until the text is whole."""
 
-    def __init__(self, exchange: Exchange, prompt: _OnePrompt, text: Continuations) -> None:
-        self._exchange, self._prompt, self.text = exchange, prompt, text
+    def __init__(self, exchange: Exchange, worker: Worker, prompt: Prompt) -> None:
+        super().__init__(exchange, worker, prompt)
         self._kept: list[bytes] = []
         self._size = 0
-
-    @property
-    def complete(self) -> bool:
-        return self.text.complete
-
-    @property
-    def exhausted(self) -> bool:
-        return self._prompt.exhausted
-
-    @property
-    def reply(self) -> dict[str, str]:
-        return reply_of(self._exchange)
-
-    async def receive(self) -> Prompt:
-        return await self._prompt.receive()
 
     async def send(self, message: Token | Finish, /) -> None:
         text = self.text
@@ -244,9 +210,10 @@ class _WholeText:
 class _TextEvents(Responses):
     """One prompt in; tokens out, each its own event."""
 
-    def __init__(self, exchange: Exchange, worker: Worker, prompt: _OnePrompt, text: Continuations) -> None:
-        super().__init__(exchange, worker, prompt, EVENTS)
-        self._prompt, self.text = prompt, text
+    def __init__(self, exchange: Exchange, worker: Worker, prompt: Prompt, reply: Callable[[str], bytes]) -> None:
+        source = OnePrompt(exchange, worker, prompt)
+        super().__init__(exchange, worker, source, EVENTS)
+        self._reply_with, self.text = reply, source.text
 
     @property
     def complete(self) -> bool:
@@ -272,4 +239,4 @@ class _TextEvents(Responses):
         super().finish()
 
     def _event_of(self, text: str) -> Sequence[Buffer]:
-        return EVENTS.wrap(self._prompt.reply_with(utf8(text).decode()), ())
+        return EVENTS.wrap(self._reply_with(utf8(text).decode()), ())
