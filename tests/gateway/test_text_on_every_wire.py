@@ -12,16 +12,14 @@ from typing import Any
 import pytest
 import trio
 
-from gateway import client
 from gateway.client import Peer
 from models.formatters import TextGenerationOutput
 from models.library.lm import LanguageModel
 from models.messages import GenerationParameters, Prompt, Token
-from protocols import bidi
-from protocols.events import Close, Data, End, Frame, Opcode, Response
-from protocols.sse import ServerSentEvent, SSEDecoder
+from protocols.events import Close, Frame, Opcode
 from tests.gateway.promises import House, serving
 from tests.gateway.test_lmi_forms import KINDS, ask, lmi, parts_of, text_spec
+from tests.gateway.text_wires import bidi_parts, events_in
 
 PROMPT = "Return the number of "
 SAMPLED: dict[str, Any] = {"do_sample": True, "seed": 7, "temperature": 0.8, "top_k": 40, "top_p": 0.95}
@@ -59,15 +57,6 @@ def heard_of(tokens: list[dict[str, Any]], text: str, log_prob: str = "log_prob"
     """Tokens as LMI's and TGI's objects have them."""
     pieces = [token["text"] for token in tokens if token["text"]]
     return Heard(text, pieces, [token["id"] for token in tokens], [token[log_prob] for token in tokens])
-
-
-def events_in(body: bytes) -> list[Any]:
-    """The documents of server-sent events, without OpenAI's last."""
-    decoder, events = SSEDecoder(), []
-    decoder.receive_data(body)
-    while isinstance(event := decoder.next_event(), ServerSentEvent):
-        events.append(bytes(event.data))
-    return [json.loads(event) for event in events if event != b"[DONE]"]
 
 
 # -- each wire's own way to ask for the same ---------------------------------------------------------------------------
@@ -241,30 +230,8 @@ def check(answers: list[list[str]]) -> None:
 
 async def test_several_prompts_in_one_bidirectional_stream(autojump_clock: Any) -> None:
     async with served() as house:
-        line = house.line("http2")
-        stream = line.next_stream()
-        head = client.post(
-            stream, "/endpoints/m/invocations-bidirectional-stream", None, [(b"content-type", bidi.CONTENT_TYPE.encode())]
-        )
-        await line.send(*head)
-        for prompt in PROMPTS:
-            part = tuple(bidi.encode_request_part(as_part(prompt), date_ms=0))
-            await line.send(Data(stream=stream, buffers=part))
-        await line.send(
-            Data(stream=stream, buffers=tuple(bidi.encode_request_end(date_ms=0))),
-            End(stream=stream),
-        )
-        decoder, parts = bidi.ResponseDecoder(), []
-        while not isinstance(event := await line.event(stream), End):
-            if isinstance(event, Response):
-                assert event.status == 200
-                continue
-            assert isinstance(event, Data)
-            decoder.receive_data(bytes(event.buffers[0]))
-            line.peer.credit(event)
-            while isinstance(part_out := decoder.next_event(), bidi.PayloadPart):
-                parts.append(bytes(part_out.data))
-        decoder.receive_eof()
+        asked = [as_part(prompt) for prompt in PROMPTS]
+        parts = await bidi_parts(house, "/endpoints/m/invocations-bidirectional-stream", "http2", asked)
         check(answers_in(parts))
 
 

@@ -226,15 +226,14 @@ def _of_parts(parts: list[bytes]) -> Told:
     return Told(b"".join(pieces).decode(), [piece.decode() for piece in pieces])
 
 
-async def _bidi(house: House, path: str, kind: str, asked: Asked) -> Told:
+async def bidi_parts(house: House, path: str, kind: str, asked: Sequence[bytes]) -> list[bytes]:
+    """What comes back for parts that leave at once, in one bidirectional stream."""
     line = house.line(kind)
     stream = line.next_stream()
     await line.send(*client.post(stream, path, None, [(b"content-type", bidi.CONTENT_TYPE.encode())]))
-    await line.send(
-        Data(stream=stream, buffers=tuple(bidi.encode_request_part(_as_part(asked), date_ms=0))),
-        Data(stream=stream, buffers=tuple(bidi.encode_request_end(date_ms=0))),
-        End(stream=stream),
-    )
+    for part in asked:
+        await line.send(Data(stream=stream, buffers=tuple(bidi.encode_request_part(part, date_ms=0))))
+    await line.send(Data(stream=stream, buffers=tuple(bidi.encode_request_end(date_ms=0))), End(stream=stream))
     decoder, parts = bidi.ResponseDecoder(), []
     while not isinstance(event := await line.event(stream), End):
         if isinstance(event, Response):
@@ -248,7 +247,11 @@ async def _bidi(house: House, path: str, kind: str, asked: Asked) -> Told:
         if isinstance(told, bidi.StreamFailure):
             raise Refused(0, told.message.encode())
     decoder.receive_eof()
-    return _of_parts(parts)
+    return parts
+
+
+async def _bidi(house: House, path: str, kind: str, asked: Asked) -> Told:
+    return _of_parts(await bidi_parts(house, path, kind, [_as_part(asked)]))
 
 
 async def _websocket(house: House, path: str, kind: str, asked: Asked) -> Told:
