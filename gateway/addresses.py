@@ -9,6 +9,8 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, TypeAlias, final
 
+from gateway.printable import escape
+
 if TYPE_CHECKING:
     import trio
 
@@ -87,9 +89,11 @@ def reached_at(said: str | Iterable[str], port: int, *, scheme: str = "http") ->
 
 def written(name: object) -> str:
     """The name of a socket, as `getsockname` or `getpeername` gives it, for the log: `127.0.0.1:8080`, `[::1]:8080`,
-    `unix:/path`. An IPv4 client of a socket for both families has its IPv4 address."""
+    `unix:/path`. An IPv4 client of a socket for both families has its IPv4 address. Whoever binds a Unix socket chooses any
+    bytes for its name: those that cannot be printed are escaped."""
     if not isinstance(name, tuple):
-        return f"{UNIX}{os.fsdecode(name) if isinstance(name, bytes | str) else ''}".replace("\0", "@", 1)
+        path = os.fsdecode(name) if isinstance(name, bytes | str) else ""
+        return f"{UNIX}{escape(path.replace(chr(0), '@', 1))}"
     return written_ip(name[0], name[1])
 
 

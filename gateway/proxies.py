@@ -27,7 +27,7 @@ class TrustedProxies:
         """ValueError for what is neither an address nor a network, nor `unix`."""
         named = set(listed)
         self._unix = TRUSTED_UNIX in named
-        networks = [ipaddress.ip_network(text) for text in sorted(named - {TRUSTED_UNIX})]
+        networks = [_network(text) for text in sorted(named - {TRUSTED_UNIX})]
         self._networks = {version: [net for net in networks if net.version == version] for version in (4, 6)}
 
     def includes(self, peer: str) -> bool:
@@ -62,6 +62,13 @@ class TrustedProxies:
         address, port = header.source
         transport.peer = written_ip(str(address), port)
         return self if self.includes(transport.peer) else None
+
+
+def _network(text: str) -> ipaddress.IPv4Network | ipaddress.IPv6Network:
+    """One of IPv4 addresses mapped into IPv6 is that of IPv4: so is the address of every peer."""
+    network = ipaddress.ip_network(text)
+    mapped = getattr(network.network_address, "ipv4_mapped", None)
+    return network if mapped is None or network.prefixlen < 96 else ipaddress.ip_network((mapped, network.prefixlen - 96))
 
 
 def _next(receiver: ProxyReceiver) -> ProxyHeader | Signal:

@@ -3,6 +3,7 @@ believed."""
 
 from __future__ import annotations
 
+import json
 import logging
 import ssl
 import struct
@@ -12,6 +13,7 @@ from dataclasses import dataclass
 from ipaddress import IPv6Address
 from typing import Any, final
 
+import msgspec
 import pytest
 import trio
 import trio.testing
@@ -358,6 +360,17 @@ async def test_only_a_proxy_that_is_listed_is_believed(autojump_clock: Any, capl
         assert await calls.peer_of([unix + GET + said]) == "unix:/run/theirs"
 
 
+async def test_a_name_of_any_bytes_is_told_in_characters(autojump_clock: Any, caplog: pytest.LogCaptureFixture) -> None:
+    """Whoever binds a Unix socket chooses its name: no line feed of it begins a line of a log, and JSON can hold it."""
+    name = b"/run/\xff\n\x1b[31m"
+    unix = SIGNATURE_2 + struct.pack("!BBH", 0x21, 0x31, 216) + name.ljust(108, b"\0") + bytes(108)
+    async with proxied() as house:
+        calls = Calls(house, caplog)
+        said = await calls.peer_of([unix + GET + b"Connection: close\r\n\r\n"])
+    assert said == r"unix:/run/\udcff\n\x1b[31m"
+    assert json.loads(msgspec.json.encode(said)) == said
+
+
 async def test_the_console_and_spans_name_the_same_client(autojump_clock: Any) -> None:
     exporter, provider = InMemorySpanExporter(), TracerProvider()
     provider.add_span_processor(SimpleSpanProcessor(exporter))
@@ -419,3 +432,11 @@ def test_a_network_has_its_addresses_and_no_others() -> None:
     for peer in ("11.0.0.1:1", "192.0.2.2:1", "[::1]:1", "unix:/run/s", "unix:", "memory", "stream", ""):
         assert not proxies.includes(peer), peer
     assert not TrustedProxies(["unix"]).trusts(IPv6Address("::1"))
+
+
+def test_a_network_of_mapped_addresses_is_that_of_ipv4() -> None:
+    proxies = TrustedProxies(["::ffff:10.0.0.0/104", "::ffff:192.0.2.1"])
+    for peer in ("10.255.255.255:1", "[::ffff:10.0.0.1]:1", "192.0.2.1:1"):
+        assert proxies.includes(peer), peer
+    for peer in ("11.0.0.1:1", "192.0.2.2:1", "[::a00:1]:1"):
+        assert not proxies.includes(peer), peer
