@@ -73,7 +73,7 @@ from gateway.observe import Observer, log_failure
 from gateway.proxies import TrustedProxies
 from gateway.routing import Handler, Router, Words
 from gateway.serving_properties import text_options
-from gateway.settings_agreement import exposed_plane, has_plane, missing_tls
+from gateway.settings_agreement import exposed_plane, has_plane, missing_tls, shared_sockets
 from gateway.settings_schema import ConfigError
 from gateway.signatures import Signatures
 from gateway.tls_reload import ServedCertificate
@@ -163,7 +163,7 @@ class Gateway:
         """All of where it listens then, such as `http://127.0.0.1:8080`, `https://[::1]:8443` and `unix:/run/served`."""
         self.operator_port = 0
         """Where the operator plane listens; 0 where it does not, also while its port is somebody else's."""
-        for problem in (*exposed_plane(self.config), *missing_tls(self.config)):
+        for problem in (*exposed_plane(self.config), *missing_tls(self.config), *shared_sockets(self.config)):
             raise ConfigError(problem)
         specs: list[ModelSpec] = [*configured_specs(self.config), *(spec_of(m) for m in models)]
         for spec in specs:

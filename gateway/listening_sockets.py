@@ -17,6 +17,7 @@ from typing import final
 from gateway.addresses import UNIX, Passed, UnixSocket, url_host
 from models.threads import throw
 
+_EVERY = {"0.0.0.0", "::"}
 _ABSENT = {errno.EADDRNOTAVAIL, errno.EAFNOSUPPORT}
 _TRIES = 16  # free ports that are asked for until one is free at each of several addresses
 _FIRST_PASSED = 3  # sd_listen_fds(3): SD_LISTEN_FDS_START
@@ -77,6 +78,9 @@ def _at_one_port(hosts: list[str], port: Port, rules: Rules) -> list[socket.sock
     for host in hosts:
         for found in _resolved(host, rules):
             resolved.setdefault(found, host)
+    every = {family for family, address in resolved if address in _EVERY}
+    # what is listed beside every address of its family is one of them
+    resolved = {found: host for found, host in resolved.items() if found[1] in _EVERY or found[0] not in every}
     # `::` would be in the way of an IPv4 address at its port, so that who names one has said which are meant
     both = all(family == socket.AF_INET6 for family, _ in resolved) and socket.has_dualstack_ipv6()
     with ExitStack() as stack:

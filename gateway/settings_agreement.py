@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterator
 from itertools import combinations
 from typing import TypeAlias
 
-from gateway.addresses import Host, Passed, UnixSocket, places_of
+from gateway.addresses import Host, Passed, Place, UnixSocket, places_of
 from gateway.config import Config, OperatorConfig
 from gateway.settings_schema import Problem
 from gateway.settings_text import dotted, show
@@ -43,6 +43,7 @@ def contradictions(config: Config, where: Where) -> Iterator[Problem]:
     """Each pair of values that contradict one another. Looks at links in the file system, and reads no file."""
     yield from _wrong_tls(config, where)
     yield from _wrong_ports(config, where)
+    yield from shared_sockets(config, where)
     yield from exposed_plane(config, where)
     for lower, low, upper, high in _ordered(config):
         if low > high:
@@ -94,6 +95,27 @@ def _wrong_ports(config: Config, where: Where) -> Iterator[Problem]:
         if port == same > 0:
             text = f"{where(one)} and {where(other)} are both {port}: each needs a port of its own"
             yield Problem(key=one, text=text)
+
+
+def shared_sockets(config: Config, where: Where = str) -> Iterator[Problem]:
+    """A problem where one socket is listened on twice: chance would say which of its clients are served in clear and which
+    with TLS, who calls models and who manages them."""
+    hosts = {"listen.host": config.listen.host, "operator.host": config.operator.host}
+    said = [(key, text) for key, texts in hosts.items() for text in ([texts] if isinstance(texts, str) else texts)]
+    for (one, text), (other, same) in combinations(said, 2):
+        if _is_one_socket(*places_of([text, same])):
+            text = f"{where(one)} has {show(text)} and {where(other)} has {show(same)}, the same socket: each needs its own"
+            yield Problem(key=one, text=text)
+
+
+def _is_one_socket(one: Place, other: Place) -> bool:
+    match one, other:
+        case UnixSocket(path), UnixSocket(same):
+            return os.path.abspath(path) == os.path.abspath(same)
+        case Passed(name), Passed(same):
+            return name == same or not (name and same)
+        case _:
+            return False
 
 
 def exposed_plane(config: Config, where: Where = str) -> Iterator[Problem]:

@@ -16,7 +16,7 @@ import trio
 
 from gateway.client import open_client
 from gateway.client.connection import post
-from gateway.config import Config, ListenConfig, TLSConfig
+from gateway.config import Config, ListenConfig, OperatorConfig, TLSConfig
 from gateway.gateway import Gateway
 from gateway.listeners import CannotListen, Listener, Port, Rules, open_listeners
 from gateway.settings import ConfigError
@@ -91,6 +91,22 @@ async def test_who_lists_an_ipv4_address_has_said_which(
     one, other = opened(said)
     assert one.port == other.port
     assert {one.url, other.url} == {f"http://{'[::]' if host == '::' else host}:{one.port}" for host in said}
+
+
+@pytest.mark.parametrize("said", [("0.0.0.0", "127.0.0.1"), ("127.0.0.1", "0.0.0.0")])
+async def test_what_is_listed_beside_every_address_is_one_of_them(
+    said: tuple[str, ...], opened: Callable[..., list[Listener]]
+) -> None:
+    (listener,) = opened(said)
+    assert listener.url == f"http://0.0.0.0:{listener.port}"
+
+
+@needs_ipv6
+async def test_every_address_of_ipv6_does_not_stand_for_one_of_ipv4_that_is_listed(
+    opened: Callable[..., list[Listener]],
+) -> None:
+    every, one = opened(("::1", "127.0.0.1", "::"))
+    assert {every.url, one.url} == {f"http://127.0.0.1:{one.port}", f"http://[::]:{one.port}"}
 
 
 @needs_ipv6
@@ -317,3 +333,26 @@ async def test_a_gateway_tells_where_it_listens(folder: Path) -> None:
 def test_a_socket_with_tls_is_never_served_in_clear() -> None:
     with pytest.raises(ConfigError, match=r"listen\.host has a socket with TLS, and TLS is off"):
         Gateway(Config(listen=ListenConfig(host="unix+tls:/run/s")))
+
+
+@pytest.mark.parametrize(
+    ("listen", "operator"),
+    [
+        (("systemd", "systemd+tls:https"), "127.0.0.1"), (("systemd:http", "systemd+tls:http"), "127.0.0.1"),
+        (("unix:/run/s", "unix+tls:/run/./s"), "127.0.0.1"), ("systemd", "systemd:plane"), ("systemd:http", "systemd"),
+        ("unix:/run/s", "unix:/run/s"),
+    ],
+)  # fmt: skip
+def test_no_socket_is_listened_on_twice(listen: Any, operator: str) -> None:
+    """Chance would say who is served in clear and who with TLS, who calls models and who manages them."""
+    config = Config(
+        listen=ListenConfig(host=listen), operator=OperatorConfig(host=operator, open=True), tls=TLSConfig(dev=True)
+    )
+    with pytest.raises(ConfigError, match=r"listen\.host has .*, the same socket: each needs its own"):
+        Gateway(config)
+
+
+def test_sockets_of_other_names_may_stand_side_by_side() -> None:
+    said = ("systemd:http", "systemd+tls:https", "unix:/run/s", "unix+tls:/run/t", "127.0.0.1")
+    operator = OperatorConfig(host=("systemd:plane", "unix:/run/p", "127.0.0.1"), open=True)
+    Gateway(Config(listen=ListenConfig(host=said), operator=operator, tls=TLSConfig(dev=True)))
