@@ -9,6 +9,7 @@ from __future__ import annotations
 import ipaddress
 import re
 from collections.abc import Callable, Iterator, Sequence
+from itertools import islice
 from typing import NamedTuple, TypeAlias
 
 IPAddress: TypeAlias = ipaddress.IPv4Address | ipaddress.IPv6Address
@@ -26,6 +27,11 @@ class Node(NamedTuple):
 _TOKEN = r"[!#$%&'*+.^_`|~0-9A-Za-z-]+"
 _PAIR = re.compile(rf'({_TOKEN})=(?:([!#$%&\'*+.^_`|~0-9A-Za-z:\[\]-]+)|"((?:[^"\\]|\\.)*)")')
 _NODE = re.compile(r"\[([0-9A-Fa-f:.]+)\](?::(\d{1,5}|_[A-Za-z0-9._-]+))?|([0-9.]+)(?::(\d{1,5}|_[A-Za-z0-9._-]+))?")
+
+_HOPS = 32
+"""Proxies that are walked past: what a client sends may name thousands that are trusted, and each is work."""
+_LONGEST = 4096
+"""Characters of one line of Forwarded, which has to be read whole: a longer one is malformed."""
 
 
 def client_of(
@@ -45,7 +51,7 @@ def client_of(
 
 def _walk(nodes: Iterator[Node | None], trusts: Callable[[IPAddress], bool]) -> Node | None:
     found: Node | None = None
-    for node in nodes:
+    for node in islice(nodes, _HOPS):
         if node is None:
             break
         found = node
@@ -59,11 +65,14 @@ def _of_forwarded(values: Sequence[bytes]) -> Iterator[Node | None] | None:
     where a quote is open, what a proxy has added behind it is part of what its client has said."""
     if not values:
         return None
-    return (node for value in reversed(values) for node in reversed(_elements(value.decode("latin-1"))))
+    return (_node(text) for value in reversed(values) for text in reversed(_elements(value.decode("latin-1"))))
 
 
-def _elements(value: str) -> list[Node | None]:
-    found: list[Node | None] = []
+def _elements(value: str) -> list[str]:
+    """Whom each element names; the empty text for nobody, and for all of a malformed line."""
+    if len(value) > _LONGEST:
+        return [""]
+    found: list[str] = []
     pairs: dict[str, str] = {}
     at, end = 0, len(value)
     while True:
@@ -71,14 +80,14 @@ def _elements(value: str) -> list[Node | None]:
         if at < end and value[at] not in ",;":
             pair = _PAIR.match(value, at)
             if pair is None or pair[1].lower() in pairs:
-                return [None]
+                return [""]
             pairs[pair[1].lower()] = pair[2] if pair[2] is not None else re.sub(r"\\(.)", r"\1", pair[3])
             at = _blank(value, pair.end())
         if at < end and value[at] not in ",;":
-            return [None]
+            return [""]
         if at >= end or value[at] == ",":
             if pairs:  # an empty element is none (RFC 9110 section 5.6.1.2)
-                found.append(_node(pairs.get("for", "")))
+                found.append(pairs.get("for", ""))
                 pairs = {}
             if at >= end:
                 return found

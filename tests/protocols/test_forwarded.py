@@ -9,12 +9,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from protocols.forwarded import Node, client_of
+from protocols.forwarded import IPAddress, Node, client_of
 
 TRUSTED = ipaddress.ip_network("10.0.0.0/8"), ipaddress.ip_network("fd00::/8")
 
 
-def trusts(address: ipaddress.IPv4Address | ipaddress.IPv6Address) -> bool:
+def trusts(address: IPAddress) -> bool:
     return any(address in network for network in TRUSTED)
 
 
@@ -109,6 +109,33 @@ def test_no_quote_that_a_client_opens_names_another(by_client: str, by_proxy: st
     """A proxy appends, and looks at nothing. The client may hide itself so, and be nobody else."""
     for joined in ([f"{by_client}, {by_proxy}"], [by_client, by_proxy]):
         assert "6.6.6.6" not in by_forwarded(*joined)
+
+
+@pytest.mark.parametrize(
+    ("forwarded", "listed"),
+    [
+        ([], [b"10.0.0.1," * 3000]),
+        ([], [b"10.0.0.1"] * 3000),
+        ([b"for=10.0.0.1"] * 3000, []),
+        ([b"for=10.0.0.1," * 300], []),
+    ],
+)
+def test_a_client_that_names_thousands_of_proxies_makes_no_work_of_it(forwarded: list[bytes], listed: list[bytes]) -> None:
+    asked = 0
+
+    def counting(address: IPAddress) -> bool:
+        nonlocal asked
+        asked += 1
+        return trusts(address)
+
+    assert told(client_of(forwarded, listed, counting)) == "10.0.0.1"
+    assert asked < 100
+
+
+def test_a_line_of_forwarded_beyond_4_kib_names_nobody() -> None:
+    long = 'for=203.0.113.7;x="' + "x" * 4096 + '"'
+    assert by_forwarded(long) == ""
+    assert by_forwarded(long, "for=198.51.100.1, for=10.0.0.1") == "198.51.100.1"
 
 
 def test_of_two_fields_that_do_not_agree_neither_is_believed() -> None:
