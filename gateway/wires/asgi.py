@@ -14,6 +14,7 @@ from gateway.addresses import written_ip
 from gateway.doorbell import Doorbell
 from gateway.errors import Drained, Ending, SlowReader
 from gateway.exchange import LAST_WORD, NO_PIECES, Exchange
+from gateway.printable import escape
 from protocols.events import Buffer, Frame, Headers, Opcode, Request
 
 if TYPE_CHECKING:
@@ -61,7 +62,8 @@ class ASGICall:
         self._http2 = str(scope.get("http_version", "1.1")).startswith("2")
         self.name = "websocket" if self._socket else "http/2" if self._http2 else "http/1.1"
         client = scope.get("client")
-        self.peer = written_ip(*client) if client else ""
+        # some servers take the host from a field of the request, as it is
+        self.peer = escape(written_ip(*client)) if client else ""
         self.proxies = None if server.proxies is None or not server.proxies.includes(self.peer) else server.proxies
         extensions = scope.get("extensions") or {}
         self._can_refuse = "websocket.http.response" in extensions

@@ -390,7 +390,13 @@ async def test_the_console_and_spans_name_the_same_client(autojump_clock: Any) -
 
 @pytest.mark.parametrize(
     ("caller", "peer"),
-    [(("10.0.0.1", 1), "203.0.113.7"), (("fd00::1", 1), "203.0.113.7"), (("2001:db8::1", 1), "[2001:db8::1]:1"), (None, "")],
+    [
+        (("10.0.0.1", 1), "203.0.113.7"),
+        (("fd00::1", 1), "203.0.113.7"),
+        (("2001:db8::1", 1), "[2001:db8::1]:1"),
+        (None, ""),
+        (("\x9b31m", 0), r"\x9b31m:0"),
+    ],
 )
 async def test_as_an_asgi_application_it_believes_the_same(
     caller: tuple[str, int] | None, peer: str, autojump_clock: Any, caplog: pytest.LogCaptureFixture
