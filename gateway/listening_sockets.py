@@ -206,20 +206,27 @@ def unix_socket(place: UnixSocket, rules: Rules) -> tuple[socket.socket, File]:
 def _alone_in(folder: str) -> Iterator[None]:
     """Inside the block no other of us opens a socket in the folder: of two that find a file nobody listens on, the second
     would remove the first one's."""
-    descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
-    try:
-        until = time.monotonic() + _PATIENCE
-        while True:
-            try:
-                fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-                break
-            except OSError as e:
-                if e.errno not in (errno.EAGAIN, errno.EACCES) or time.monotonic() > until:
-                    break  # a file system without locks, or somebody else's lock: as safe as it can be
-            time.sleep(_PAUSE)
+    with ExitStack() as stack:
+        try:
+            descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+        except PermissionError:  # to make a file in a folder takes no right to read it
+            pass
+        else:
+            stack.callback(os.close, descriptor)
+            _lock(descriptor)
         yield
-    finally:
-        os.close(descriptor)
+
+
+def _lock(descriptor: int) -> None:
+    until = time.monotonic() + _PATIENCE
+    while True:
+        try:
+            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            return
+        except OSError as e:
+            if e.errno not in (errno.EAGAIN, errno.EACCES) or time.monotonic() > until:
+                return  # a file system without locks, or somebody else's lock: as safe as it can be
+        time.sleep(_PAUSE)
 
 
 def _remove_stale(path: str, rules: Rules) -> None:

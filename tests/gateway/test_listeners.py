@@ -277,6 +277,24 @@ async def test_what_is_wrong_with_a_path_says_what_to_do(folder: Path, monkeypat
     assert f"Permission denied; the user of this process must be able to write to {folder}, or " in message
 
 
+async def test_a_folder_need_not_be_readable(
+    folder: Path, opened: Callable[..., list[Listener]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Who may write to it and enter it can make a socket there: its lock, which needs more, is a help and no condition."""
+    really = os.open
+
+    def unreadable(path: Any, *rest: Any, **more: Any) -> int:
+        if path == str(folder):
+            raise PermissionError(errno.EACCES, os.strerror(errno.EACCES))
+        return really(path, *rest, **more)
+
+    monkeypatch.setattr("os.open", unreadable)
+    (listener,) = opened(f"unix:{folder}/s")
+    with socket.socket(socket.AF_UNIX) as sock:
+        sock.connect(f"{folder}/s")
+        (await accepted(listener)).close()
+
+
 async def test_what_fails_behind_a_unix_socket_removes_it(folder: Path) -> None:
     path = folder / "s"
     assert "LISTEN_FDS is not set" in refused([f"unix:{path}", "systemd"])
