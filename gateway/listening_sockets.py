@@ -293,6 +293,8 @@ def passed_sockets(place: Passed, rules: Rules, environ: Mapping[str, str]) -> l
                 raise refused(f"{what} is no socket: {e.strerror}") from e
             if sock.type != socket.SOCK_STREAM:
                 raise refused(f"{what} is no stream socket: the .socket unit needs ListenStream=")
+            if sock.family not in (socket.AF_INET, socket.AF_INET6, socket.AF_UNIX):
+                raise refused(f"{what} is neither TCP nor a Unix socket")
             if not listens:
                 raise refused(f"{what} does not listen: the .socket unit needs Accept=no")
             sockets.append(sock)

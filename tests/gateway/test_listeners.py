@@ -328,6 +328,19 @@ async def test_what_is_wrong_with_passed_sockets_says_what_to_do(environ: dict[s
 # ---- a gateway ----
 
 
+async def test_a_passed_socket_of_another_family_is_refused_by_name(monkeypatch: pytest.MonkeyPatch) -> None:
+    with ExitStack() as stack:
+        try:
+            sock = stack.enter_context(socket.socket(socket.AF_VSOCK))
+            sock.bind((socket.VMADDR_CID_ANY, 0xFFFFFFFF))  # VMADDR_PORT_ANY
+        except (AttributeError, OSError):
+            pytest.skip("this machine has no other family of streams")
+        sock.listen()
+        monkeypatch.setattr("gateway.listening_sockets._FIRST_PASSED", sock.fileno())
+        said = refused("systemd", LISTEN_PID=str(os.getpid()), LISTEN_FDS="1")
+        assert said.endswith(f"descriptor {sock.fileno()} ('') is neither TCP nor a Unix socket")
+
+
 async def test_a_gateway_tells_where_it_listens(folder: Path) -> None:
     listen = ListenConfig(host=("127.0.0.1", "127.0.0.2", f"unix:{folder}/s", f"unix+tls:{folder}/t"), port=0, tls_port=0)
     gateway = Gateway(Config(listen=listen, tls=TLSConfig(dev=True, dev_dir=str(folder / "tls"))))
