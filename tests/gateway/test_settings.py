@@ -753,6 +753,11 @@ def test_no_override_ends_in_anything_but_a_configuration_or_its_error(key: str,
             "listen.port and listen.bidi_port (--set listen.bidi_port) are both 8080: each needs a port of its own",
         ),
         (
+            {"listen.host": ["systemd"], "operator.host": ["systemd:plane"], "operator.open": True},
+            "listen.host (--set listen.host) has 'systemd' and operator.host (--set operator.host) has 'systemd:plane', "
+            "the same socket: each needs its own",
+        ),
+        (
             {"listen.bidi_port": 8443, "tls.dev": True},
             "listen.bidi_port (--set listen.bidi_port) and listen.tls_port are both 8443: each needs a port of its own",
         ),
@@ -809,7 +814,7 @@ def test_values_that_contradict_one_another_are_named_with_their_sources(overrid
         ("unix.example.com", "unix.example.com"),
     ],
 )
-def test_where_to_listen_is_an_address_or_a_list_of_them_in_every_source(said: str, hosts: Any) -> None:
+def test_where_to_listen_is_an_address_or_a_list_of_them_in_every_source(directory: Path, said: str, hosts: Any) -> None:
     tls = {"tls.dev": True}
     assert from_flags({"listen.host": said, **tls}).listen.host == hosts
     assert load(file=None, environ={"EVERYWIRE_LISTEN__HOST": said}, overrides=tls).listen.host == hosts
