@@ -29,7 +29,7 @@ class ListenConfig:
     bidi_port: int = -1
     """A second port in clear, for containers that are called as in SageMaker's private beta: 8081 there; -1 opens none."""
     unix_mode: str = "660"
-    """Who may connect to the Unix sockets that are made: read and write for their owner, their group and everyone."""
+    """Mode of the Unix sockets that are made: a digit each for owner, group and everyone; 6 lets them connect."""
     trusted_proxies: tuple[str, ...] = ()
     """Addresses and networks whose word on their clients' addresses is taken, and `unix` for every client of a Unix socket:
     a PROXY header, version 1 or 2, is read at the begin of their connections, and `Forwarded` or `X-Forwarded-For` in their
@@ -48,11 +48,11 @@ class OperatorConfig:
     client of a model needs it."""
 
     host: str | tuple[str, ...] = "127.0.0.1"
-    """As `listen.host`, without TLS. Beyond loopback and Unix sockets it demands a token, or `open`."""
+    """Addresses as in `listen.host`, without TLS. Beyond loopback and Unix sockets it demands a token, or `open`."""
     port: int = -1
     """0 asks the kernel for a free port, -1 opens none. One that is taken is tried again; models are served meanwhile."""
     unix_mode: str = "600"
-    """As `listen.unix_mode`."""
+    """Mode of its Unix sockets, as `listen.unix_mode`."""
     token: str = field(default="", repr=False)
     """What a request has to bring as `Authorization: Bearer TOKEN`, health and the console's page apart: 16 or more visible
     ASCII characters. Best set in the environment: a command line can be read by everyone on the machine."""
@@ -203,8 +203,8 @@ class WebSocketConfig:
     part: int = 16 * MiB
     """One frame."""
     check_utf8: bool = False
-    """Whether a text message that is not UTF-8 ends its connection with Close 1007 (RFC 6455 section 8.1). False passes
-    its bytes to the model as they are, as SageMaker does."""
+    """True: a text message that is not UTF-8 ends its connection with Close 1007 (RFC 6455 section 8.1). False: its bytes
+    pass to the model as they are, as SageMaker does."""
     ping_interval: float = 20.0
     """How long a peer may be silent before it is sent a Ping; 0: no Pings."""
     ping_timeout: float = 20.0
@@ -468,8 +468,8 @@ class ModelConfig:
     version: str | None = None
     """Its version, as v2 shows it and may ask for it; 1 where the model does not say."""
     required: bool | None = None
-    """Whether the server is ready only while this model answers; false: the server may go on without it. True where the
-    model does not say."""
+    """True: the server is ready only while this model answers; false: it may go on without the model. True
+    where the model does not say."""
     memory: int | None = None
     """Bytes that it needs when it is loaded, which count towards `repository.memory`; 0, which is meant where the model does
     not say: undeclared."""
@@ -521,7 +521,7 @@ class ModelConfig:
 @final
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AccessConfig:
-    """What models learn of who calls them."""
+    """Credentials of clients that models may see."""
 
     pass_credentials: bool = False
     """Show models of this process the Authorization, X-Amz-Security-Token and Cookie fields of their calls, the WebSocket
