@@ -17,9 +17,9 @@ if TYPE_CHECKING:
 IPAddress: TypeAlias = ipaddress.IPv4Address | ipaddress.IPv6Address
 
 UNIX = "unix:"
-"""Stands before the path of a Unix socket."""
+"""Prefix of the path of a Unix socket."""
 TRUSTED_UNIX = "unix"
-"""Stands for every Unix socket in a list of networks."""
+"""Name of every Unix socket in a list of networks."""
 
 
 @final
@@ -42,7 +42,7 @@ class UnixSocket:
 @final
 @dataclass(frozen=True, slots=True)
 class Passed:
-    """Sockets that systemd, or who speaks its protocol, has opened for this process: those of a name, or all of them."""
+    """Sockets that systemd, or a program of its protocol, has opened for this process: those of a name, or all of them."""
 
     name: str
     tls: bool = False
@@ -98,7 +98,7 @@ def written(name: object) -> str:
 
 
 def written_ip(host: str, port: int | None) -> str:
-    """The same of an address and a port, which may be None where it is not known."""
+    """An IP address and its port as URLs write them; `port` None: the address alone."""
     if ":" in host:
         address = ip_address(host)
         host = host if address is None else str(address)
@@ -124,7 +124,7 @@ def ip_address(text: str) -> IPAddress | None:
 
 
 def is_network(text: str) -> bool:
-    """Whether a text is what `listen.trusted_proxies` may list."""
+    """True if `listen.trusted_proxies` may list this text."""
     if text == TRUSTED_UNIX:
         return True
     try:

@@ -90,7 +90,7 @@ class GrowingBody:
     """Memory for a body of at most `most` bytes of which nobody knows how many it will have.
 
     A large one is mapped whole at once, which costs what is touched of it: it is never moved, and the system has it back
-    with its last view. What an allocator is given back by several threads it keeps, up to twice the largest piece for each.
+    with its last view. An allocator keeps memory that several threads return to it, up to twice the largest piece for each.
     """
 
     __slots__ = ("_mapped", "_most", "_small", "size")
@@ -102,7 +102,7 @@ class GrowingBody:
         self.size = 0
 
     def append(self, data: Buffer) -> None:
-        """At most as many bytes as there is room for."""
+        """Appends at most as many bytes as there is room for."""
         mapped, end = self._mapped, self.size + len(data)
         if mapped is None and end > _MAPPED:
             mapped = self._mapped = mmap.mmap(-1, self._most, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
@@ -115,7 +115,7 @@ class GrowingBody:
         self.size = end
 
     def view(self) -> memoryview:
-        """What was appended; nothing more is from now on."""
+        """The appended bytes; nothing may be appended afterwards."""
         return memoryview(self._small) if self._mapped is None else memoryview(self._mapped)[: self.size]
 
     def clear(self) -> None:

@@ -215,7 +215,7 @@ class Bridge:
             if not {".", ".."}.isdisjoint(path.split("/")):
                 raise BadRequest(f"the model invocation path must not have the segments . and .. here: {path[:100]!r}")
         target = f"/{path or self._container.address.path}"
-        if query := without_credentials(call.query):  # which its own process may be shown
+        if query := without_credentials(call.query):  # `access.pass_credentials` is for models in this process
             target += f"?{query}"
         return target.encode(errors="surrogatepass")  # what is no visible ASCII is refused where it is written
 

@@ -64,7 +64,7 @@ def show(given: Given, changed: bool = False, show_secrets: bool = False, as_jso
     """Print every setting as TOML, and behind each that is not a default where it was set: a file and its line, a variable
     of the environment, or a flag. What is printed is a configuration file again."""
     if show_secrets and not sys.stdout.isatty():
-        raise click.UsageError("--show-secrets is for a terminal alone: what is written to a file or a pipe stays there")
+        raise click.UsageError("--show-secrets is for a terminal alone: secrets in a file or a pipe would stay there")
     resolved = given.resolve()
     said = _said_by_the_model(resolved.config)
     if as_json:

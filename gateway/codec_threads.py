@@ -23,6 +23,6 @@ _REFUSALS = (GatewayError, RemoteProtocolError, V2Error, JSONError, LMIError, Op
 async def beside(call: Callable[[], T]) -> T:
     """Runs a pure and bounded step in one of the threads for those: see `codec_threads`.
 
-    What it raises keeps nothing of what the step was about. The text of a bug's traceback comes along, for the log.
+    An exception that it raises keeps none of the step's objects alive. A bug's traceback comes along as text, for the log.
     """
     return await in_thread(call, limiter=codec_threads(), expected=_REFUSALS)

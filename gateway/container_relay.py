@@ -38,7 +38,7 @@ _FRAME = 128
 _TURN, _RECEIVED = 64, 16
 _WRITE_AT_MOST = 65536
 _NO_BOUND = 2**63
-# Of waiting for a container that cannot be told that the input has ended; then the log says what is waited for.
+# Seconds of waiting for a container that cannot be told that the input has ended, until the log names it.
 _SAID_AFTER = 10.0
 _REMEDY = "let it say Close when it has answered, or name its end of input in X-Everywire-End-Of-Input"
 
@@ -240,7 +240,7 @@ class Relay:
         """The error that the container's Close is; None for a good end."""
         if close.code not in _CLEAN:
             return _closed(close)
-        if self._in_message and not self._unfinished:  # what was asked in part may be answered in part
+        if self._in_message and not self._unfinished:  # a question cut off may have its answer cut off
             return _broken(f"{self._named} closed the session in the middle of a message")
         if self._guessed and self._owing:
             quiet = self._limits.half_close_quiet
@@ -346,7 +346,7 @@ class Relay:
         return f"the container at {self._container.address.authority}"
 
     def _awaited(self) -> str:
-        """For an error that comes while the container is waited for."""
+        """Text for an error that comes while the container is waited for."""
         if self._owing:
             said = f"{self._named} has sent nothing since the client's last part"
         else:

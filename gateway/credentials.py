@@ -8,18 +8,18 @@ from urllib.parse import unquote_plus
 from protocols.events import Headers
 
 _VERIFIED_BY_A_MODEL = frozenset((b"authorization", b"x-amz-security-token", b"cookie"))
-"""What a model in the process may ask for, because it verifies its callers itself."""
+"""Fields that `access.pass_credentials` shows to a model in the process, which then verifies its callers itself."""
 _NEVER = frozenset((b"proxy-authorization", b"x-api-key"))
 _PROTOCOLS = b"sec-websocket-protocol"
 _KEY_PROTOCOL = b"everywire.key."
-"""How a subprotocol begins that is a key: browsers cannot send a header with a WebSocket."""
+"""The prefix of a subprotocol that is a key: browsers cannot send a header with a WebSocket."""
 _MEMBERS = frozenset(("x-amz-credential", "x-amz-signature", "x-amz-security-token"))
-"""Of a presigned URL (Signature Version 4): who signs, the signature, and the session token."""
+"""Query members of a presigned URL (Signature Version 4): signer, signature and session token."""
 
 
 @final
 class Door:
-    """What passes to the models of the process: `passes_credentials` is `access.pass_credentials`."""
+    """Lets fields and queries pass to the models of the process; `passes_credentials` is `access.pass_credentials`."""
 
     __slots__ = ("_passes", "_stopped")
 

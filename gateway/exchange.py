@@ -109,7 +109,7 @@ class Owner(Protocol):
 
     peer: str
     proxies: TrustedProxies | None
-    """Who names clients in requests; None where nobody who is trusted does."""
+    """Proxies that may name clients in requests; None: no field is believed."""
 
     limits: LimitsConfig
     budget: ByteBudget
@@ -119,7 +119,7 @@ class Owner(Protocol):
 
     @property
     def door(self) -> Door:
-        """What of a request models are shown."""
+        """Decides which fields of a request models see."""
         ...
 
     @property
@@ -153,7 +153,7 @@ class _Gathering:
         self.error: GatewayError | None = None
 
     def take_error(self) -> GatewayError:
-        """To be raised: by its traceback it then knows who gathers, and the body."""
+        """The error, to be raised, which is forgotten here: its traceback will know the gathering task and the body."""
         error, self.error = self.error, None
         assert error is not None
         return error
@@ -319,8 +319,8 @@ class Exchange:
         self._reserved = 0  # the whole body, paid from the budget
         self._charged = 0  # a message larger than the send buffer, likewise
         self._assembly = 0  # a message under way in a decoder, likewise
-        self._made = 0  # of it, what objects take that were made of its own JSON, or are to be made for its answer
-        self._objects = 0  # what is made of its bytes one by one, likewise
+        self._made = 0  # the part of `_objects` for objects made of its own JSON, or to be made for its answer
+        self._objects = 0  # objects made of its bytes one by one, likewise
         self._turn_left = self._items = _TURN  # their difference is what was sent, each message as `_SENT`
         self._turn_bytes = self._received = 0
         self._until = 0  # below so many `bytes_out` there is room, and no checkpoint due for them
@@ -787,8 +787,8 @@ class Exchange:
 
     @property
     def held_in_memory(self) -> tuple[int, int, int]:
-        """What of that is its whole body and what is made of it, a message that is being put together, and one on its way
-        that is larger than the queue."""
+        """Bytes of `held` by use: its whole body and objects made of it, a message that is being put together, and one on
+        its way that is larger than the queue."""
         return self._reserved + self._objects, self._assembly, self._charged
 
     def _reserve(self, n: int) -> None:
@@ -1080,7 +1080,7 @@ class Exchange:
         """It has its ending, and its task is done with it."""
         self.fail = None  # it knows the exchange: a cycle would keep both until the collector comes by
         if self.interruption is not None:
-            detached(self.interruption)  # which may have been raised in the exchange's own task, for the same reason
+            detached(self.interruption)  # if it was raised in the exchange's own task, its frames know the exchange
         owner = self.owner
         if self._made:
             self.making(0)

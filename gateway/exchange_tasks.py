@@ -241,7 +241,7 @@ class ExchangeTasks:
                         await trio.lowlevel.checkpoint()
                         began = now()
                 continue
-            self._telling = True  # what begins meanwhile is ours
+            self._telling = True  # exchanges that begin meanwhile are this task's
             try:
                 # answers that leave one after the other wake a client once
                 busy = self._write(True)

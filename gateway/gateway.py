@@ -158,7 +158,7 @@ class Gateway:
         self.proxies = self._trusted_proxies()
         self.scratch = memoryview(bytearray(64 * 1024))
         self.port = self.tls_port = self.bidi_port = 0
-        """Where it listens, once `serve` has started; 0 where it does not. Of sockets that systemd has passed, the first."""
+        """The ports it listens at, once `serve` has started; 0: none. The first, of sockets that systemd has passed."""
         self.addresses: tuple[str, ...] = ()
         """All of where it listens then, such as `http://127.0.0.1:8080`, `https://[::1]:8443` and `unix:/run/served`."""
         self.operator_port = 0
@@ -215,7 +215,7 @@ class Gateway:
         self._lag = Histogram(_LAGS)
         """How late the loop came to the coarse timer."""
         self.blocks = Blocks()
-        """What has kept the event loop."""
+        """Steps that kept the event loop from everything else."""
         self._metrics: Metrics | None = None
         self._report: DrainReport | None = None
         self._listening, self._reported, self._over = trio.Event(), trio.Event(), trio.Event()
@@ -591,8 +591,8 @@ class Gateway:
     async def _arrive(
         self, transport: Transport, tls: ssl.SSLContext | None
     ) -> tuple[Transport, Callable[[Connection], ConnectionWire], bytes, TrustedProxies | None] | None:
-        """What a new connection speaks, what was read to find out, and who names clients in its requests; None if it does
-        not come to that."""
+        """A new connection's transport, its wire, the bytes read to find that out, and the proxies that may name clients in
+        its requests; None if no connection comes about."""
         proxies = None if self.proxies is None or not self.proxies.includes(transport.peer) else self.proxies
         greeting, received = ProxyReceiver(self.limits.head), b""
         try:
@@ -670,7 +670,7 @@ class Gateway:
         return bool(self._due)
 
     def _catch_up(self, late: list[Connection]) -> list[Connection]:
-        """Turns of those that are behind; who had none."""
+        """Gives turns to connections that are behind; returns those that had none."""
         began = self.clock()
         for number, connection in enumerate(late, 1):
             connection.turn()

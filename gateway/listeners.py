@@ -71,14 +71,14 @@ class Listener:
         self.tls, self.setting = tls, setting
         name = sock.getsockname()
         internet = sock.family in (socket.AF_INET, socket.AF_INET6)
-        if rules.keepalive and internet:  # what is accepted inherits it
+        if rules.keepalive and internet:  # accepted sockets inherit it
             for level, option, value in _probes(rules.keepalive):
                 sock.setsockopt(level, option, value)
         self.port: int = name[1] if internet else 0
         """0 for a Unix socket."""
         scheme = f"http{'s' * tls}://" if internet else f"unix{'+tls' * tls}:"
         self.url: str = scheme + written(name).removeprefix(UNIX)
-        """Where it listens: `http://[::1]:8080`, `unix:/path`."""
+        """The address it listens at: `http://[::1]:8080`, `unix:/path`."""
 
     async def accept(self, serve: Callable[[socket.socket], None], may_accept: Callable[[], bool]) -> None:
         """Hands each new connection to `serve` until cancelled or closed. Pauses while `may_accept` says no, and, with

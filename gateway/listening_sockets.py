@@ -1,4 +1,4 @@
-"""Sockets that listen, opened: at addresses of TCP, in the file system, and those that systemd has opened before us."""
+"""Opens listening sockets: at addresses of TCP and in the file system; takes those that systemd has opened."""
 
 from __future__ import annotations
 
@@ -41,14 +41,14 @@ class Port:
     number: int
     """0: a free one, and the same at every host."""
     setting: str
-    """What sets it, in an error's words."""
+    """The setting that it comes from, as errors name it."""
     tls: bool = False
 
 
 @final
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Rules:
-    """How sockets are opened, and what an error calls the settings."""
+    """Options for opening sockets, and the names of the settings for errors."""
 
     backlog: int
     keepalive: float = 0.0

@@ -1,4 +1,4 @@
-"""The log's own thread: whoever logs hands the record over and goes on, also where nobody reads what is written.
+"""The log's own thread: a task that logs hands the record over and goes on, even if nobody reads the log.
 
 A record is rendered by the thread where nothing in it can change meanwhile: a message without arguments, and fields that
 are text, numbers or None, as the access line's are. Any other is rendered where it is logged: its arguments may change, and
@@ -24,9 +24,9 @@ RECORDS = 8192
 BYTES = 8 * 1024 * 1024
 """The most that their text comes to, about; a record that would pass it is dropped."""
 PATIENCE = 1.0
-"""Seconds that what waits has at the end of the process."""
+"""Seconds that waiting records have at the end of the process."""
 _AT_ONCE = 64  # records
-_FIXED = len(logging.makeLogRecord({}).__dict__)  # what every record has; behind it stand the fields of `extra`
+_FIXED = len(logging.makeLogRecord({}).__dict__)  # attributes that every record has; the fields of `extra` come after them
 _PLAIN = frozenset({str, int, float, bool, bytes, type(None)})
 _RECORD = 512  # bytes of a record apart from its texts
 _ATOMIC = 4096  # POSIX's PIPE_BUF on Linux: what fits into a pipe that says it has room
@@ -55,17 +55,17 @@ class QueuedHandler(logging.Handler):
         self._stream = stream
         self._descriptor = descriptor_of(stream)
         self._encoding = getattr(stream, "encoding", None) or "utf-8"
-        self._queue: queue.SimpleQueue[_Item] = queue.SimpleQueue()  # whose `put` may interrupt itself
-        # each is changed by one side alone: what has been put by whoever holds the handler's lock, the others by the thread
+        self._queue: queue.SimpleQueue[_Item] = queue.SimpleQueue()  # its `put` is reentrant: a signal handler may log
+        # each is changed by one side alone: `_put*` by the holder of the handler's lock, the others by the thread
         self._put = self._put_bytes = self._taken = self._taken_bytes = 0
         self._unsaid = 0
-        self._in_vain = -1  # what had been taken when a flush gave up: the end of a process has one second, not one for each
+        self._in_vain = -1  # `_taken` when a flush gave up: the end of a process has one second, not one for each
         self._forked = self._closed = False
         self._thread = threading.Thread(target=self._write_all, name="everywire log", daemon=True)
         self._thread.start()
         os.register_at_fork(after_in_child=self._in_child)
 
-    # -- whoever logs ----------------------------------------------------------------------------------------------
+    # -- callers that log ------------------------------------------------------------------------------------------
 
     def emit(self, record: logging.LogRecord) -> None:
         """Hands the record over, or drops it."""
@@ -102,7 +102,7 @@ class QueuedHandler(logging.Handler):
         super().close()
 
     def _waiting(self, record: logging.LogRecord) -> tuple[logging.LogRecord | str, int]:
-        """What waits in the queue, and how many bytes that is."""
+        """The record as it waits in the queue, and its bytes."""
         message = record.msg
         if type(message) is str and not (record.args or record.exc_info or record.stack_info or record.exc_text):
             size = _RECORD + len(message)
@@ -131,7 +131,7 @@ class QueuedHandler(logging.Handler):
         self._unsaid += count
 
     def _say_dropped(self) -> None:
-        """By whoever holds the lock."""
+        """Queues the record that says how many were dropped; the caller holds the lock."""
         count, self._unsaid = self._unsaid, 0
         record = logging.makeLogRecord(
             {"name": "gateway", "levelno": logging.WARNING, "levelname": "WARNING", "msg": "log records dropped"}
@@ -158,7 +158,7 @@ class QueuedHandler(logging.Handler):
                     return
                 if isinstance(item, threading.Event):
                     item.set()
-            # whoever flushes may hold the lock: it has said it then
+            # a flush may hold the lock: then it has said it
             if self._unsaid and waiting.empty() and lines and self.lock and self.lock.acquire(blocking=False):
                 try:
                     if self._unsaid:
@@ -182,7 +182,7 @@ class QueuedHandler(logging.Handler):
     def _written(self, text: str) -> bool:
         try:
             self._write(text)
-        except (OSError, ValueError):  # whoever read it is gone, or the stream is closed
+        except (OSError, ValueError):  # the reader is gone, or the stream is closed
             return False
         return True
 

@@ -134,7 +134,7 @@ def timestamp(record: logging.LogRecord) -> str:
     return datetime.fromtimestamp(record.created, UTC).strftime("%Y-%m-%dT%H:%M:%S.") + f"{int(record.msecs):03}Z"
 
 
-# What goes wrong may quote what a model was configured with: its exceptions do, and so do lines of libraries. Lines below a
+# Warnings and errors may quote a model's configuration: its exceptions do, and so do lines of libraries. Lines below a
 # warning are many, and quote nothing.
 
 

@@ -50,7 +50,7 @@ Whose: TypeAlias = "Callable[[trio.lowlevel.Task], tuple[str, str]]"
 @final
 @dataclass(slots=True)
 class Blocks:
-    """How often the loop was kept by one model's code, by the gateway's own where the name is empty, and for how long."""
+    """The number of steps that kept the loop, and their seconds, by model; an empty name: the gateway's own code."""
 
     count: dict[str, int] = field(default_factory=dict)
     seconds: dict[str, float] = field(default_factory=dict)
@@ -59,7 +59,7 @@ class Blocks:
 @final
 @dataclass(frozen=True, slots=True)
 class _Step:
-    """What the loop's thread was at."""
+    """The step that the loop's thread was in."""
 
     task: trio.lowlevel.Task | None
     model: str
@@ -158,7 +158,7 @@ class LoopWatch:
         log.warning("event loop blocked", extra={**facts, "hint": hint if step.model else "", "stack": step.stack})
 
     def _look(self) -> _Step:
-        """What the loop's thread is at now."""
+        """The step that the loop's thread is in now."""
         frame = sys._current_frames().get(self._loop)
         frames: list[FrameType] = []
         while frame is not None:
@@ -181,7 +181,7 @@ class LoopWatch:
 
 
 def _collected() -> int:
-    """Collections of everything so far."""
+    """The number of full garbage collections so far."""
     return int(gc.get_stats()[2]["collections"])
 
 

@@ -221,7 +221,7 @@ class Metrics(Collector):
             seconds[known] = seconds.get(known, 0.0) + blocks.seconds.get(model, 0.0)
         for name, about, values in (
             ("everywire_loop_blocks", "Steps that kept the event loop for longer than limits.loop_block.", times),
-            ("everywire_loop_blocked_seconds", "For how long steps of that kind kept it.", seconds),
+            ("everywire_loop_blocked_seconds", "Seconds for which such steps kept it.", seconds),
         ):
             family = CounterMetricFamily(name, about, labels=("model",))
             for model, value in values.items():

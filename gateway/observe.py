@@ -25,11 +25,11 @@ log = logging.getLogger("gateway.exchange")
 failures = logging.getLogger("gateway.worker")
 
 _METHOD, _PATH, _MODEL = 32, 200, 100  # characters of what peers choose
-_REASON = 300  # of what models say, who may repeat what a client has sent
+_REASON = 300  # characters of a model's text, which may repeat what a client has sent
 _FAILED_DEPENDENCY = 424
-# whose log line has the traceback already, under the incident that the client is told
+# their log line has the traceback already, under the incident that the client is told
 _EXPLAINED = (ModelCrashed, ModelOutOfMemory, InternalFailure)
-# whose reason is one line of its own for all sessions that it ends
+# their reason is one line of its own for all sessions that it ends
 _SHARED = (WorkerLost, LoadFailed)
 
 

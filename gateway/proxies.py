@@ -1,4 +1,4 @@
-"""Proxies that are trusted, and who is behind them: PROXY headers of connections, forwarded fields of requests."""
+"""Trusted proxies and the clients behind them: PROXY headers of connections, forwarded fields of requests."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 @final
 class TrustedProxies:
-    """Those of `listen.trusted_proxies`."""
+    """Proxies that `listen.trusted_proxies` lists."""
 
     def __init__(self, listed: Iterable[str]) -> None:
         """ValueError for what is neither an address nor a network, nor `unix`."""
@@ -31,20 +31,20 @@ class TrustedProxies:
         self._networks = {version: [net for net in networks if net.version == version] for version in (4, 6)}
 
     def includes(self, peer: str) -> bool:
-        """Whether one of them is the peer of a connection, as its transport names it."""
+        """True if a connection's peer, as its transport names it, is one of them."""
         if peer.startswith(UNIX):
             return self._unix
         address = ip_address(split_port(peer)[0])
         return address is not None and self.trusts(address)
 
     def trusts(self, address: IPAddress) -> bool:
-        """Whether it is the address of one of them."""
+        """True if it is the address of one of them."""
         return any(address in network for network in self._networks[address.version])
 
     async def greeted(self, transport: Transport, receiver: ProxyReceiver) -> TrustedProxies | None:
         """Reads the PROXY header that one of them may have sent: `transport.peer` is then the client that it names, and the
-        receiver has what came behind it. Who names clients in requests: these proxies, or None where the client that was
-        named is none of them. TransportLost for a header that is malformed, and where the peer leaves first."""
+        receiver has what came behind it. Returns the proxies that may name clients in requests: these, or None where that
+        client is none of them. TransportLost for a header that is malformed, and where the peer leaves first."""
         buffer = memoryview(bytearray(4096))
         while isinstance(header := _next(receiver), Signal):
             n = transport.try_receive_into(buffer)
@@ -79,7 +79,7 @@ def _next(receiver: ProxyReceiver) -> ProxyHeader | Signal:
 
 
 def peer_of(exchange: Exchange) -> str:
-    """Who has sent a request, for the log: the client that a trusted proxy names in a field, else the connection's."""
+    """The client of a request, for the log: the one that a trusted proxy names in a field, else the connection's."""
     owner = exchange.owner
     if owner.proxies is None:
         return owner.peer

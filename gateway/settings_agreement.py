@@ -29,7 +29,7 @@ def open_ports(config: Config) -> dict[str, int]:
 
 
 def has_plane(operator: OperatorConfig) -> bool:
-    """Whether there is an operator plane: at a port, or at sockets that have none."""
+    """True if there is an operator plane: at a port, or at sockets that have none."""
     return operator.port >= 0 or any(not isinstance(place, Host) for place in places_of(operator.host))
 
 
@@ -130,7 +130,7 @@ def exposed_plane(config: Config, where: Where = str) -> Iterator[Problem]:
 
 
 def is_local(said: str | tuple[str, ...]) -> bool:
-    """Whether only this machine can reach what listens there. Nobody knows where systemd listens."""
+    """True if only this machine can reach these addresses. Unknown for sockets of systemd: False."""
     return all(
         isinstance(place, UnixSocket) or (isinstance(place, Host) and _is_loopback(place.name)) for place in places_of(said)
     )

@@ -28,7 +28,7 @@ _FILES = frozenset((("tls", "key"), ("operator", "token_file"), ("sagemaker", "s
 # Each pattern looks at a character a bounded number of times, whatever a text holds.
 
 _PEM = re.compile(r"-----BEGIN [^-\n]{0,64}-----.*?(?:-----END [^-\n]{0,64}-----|\Z)", re.DOTALL)
-# What is before the last @ of an authority; and a password that was not quoted, which has a / ? or # in it and so ends it.
+# The text before the last @ of an authority; and a password that was not quoted and has a / ? or #, which ends it.
 _USER = re.compile(r"(?<=://)(?:[^\s/?#]+@|[^\s/?#@:\[\]]*:(?!\d{1,5}(?:[/?#]|$))[^\s@]{1,256}@)")
 _QUOTED = r""""(?:[^"\\]|\\.)*"?|'(?:[^'\\]|\\.)*'?"""
 _MEMBER = re.compile(

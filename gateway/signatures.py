@@ -81,7 +81,7 @@ class Signatures:
 
 
 def refusal(error: Forbidden) -> tuple[int, Headers, bytes]:
-    """Status, headers and body that say so. The answer's Date, which is the wire's, is what a client sets its clock by."""
+    """Status, headers and body of the answer. The answer's Date, which is the wire's, is what a client sets its clock by."""
     return bidi.signature_error_body(error.status, error.code, error.message)
 
 

@@ -39,8 +39,8 @@ def _message(spec: ModelSpec, body: bytes) -> Any:
 
 
 def answer_check(spec: ModelSpec) -> Check:
-    """What raises where an answer of the model would fail in a call: it is of another family, or not what the model has
-    declared, or nothing that v2 can carry."""
+    """A function that raises if an answer of the model would fail in a call: it is of another family, or not as the model
+    has declared it, or nothing that v2 can carry."""
     match spec.family:
         case Family.TEXT:
             return _check_text

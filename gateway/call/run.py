@@ -46,7 +46,7 @@ def run(call: Call, report: Report) -> int:
             raise
         if isinstance(first := _first(error), BrokenPipeError):
             try:
-                raise first from None  # whoever read what is printed has left; click knows
+                raise first from None  # the reader of our output has left; click handles that
             finally:
                 del first
         return report.end(
@@ -254,8 +254,8 @@ async def _over_websocket(call: Call, report: Report, transport: Transport) -> i
 
 
 async def _listen(call: Call, report: Report, socket: SocketConversation, silence: trio.CancelScope) -> None:
-    """Until the server closes. One that cannot be told the end of the input is left when it has answered every text, or
-    was silent for long enough after the last of it."""
+    """Receives until the server closes. A server that cannot be told the end of the input is left when it has answered
+    every text, or was silent for long enough after the last of it."""
     answered = 0
     with silence:
         while (frame := await socket.receive_frame()) is not None:

@@ -20,7 +20,7 @@ async def open_client(
     url: str, *, tls: ssl.SSLContext | None = None, prior_knowledge: bool = False
 ) -> AsyncIterator[Client]:
     """One connection to the gateway at `url`, such as `http://localhost:8080`, `https://host/prefix` where it is mounted
-    below a path, or `unix:/run/everywire.sock` for a Unix socket in clear; closed at the end of the block. Whoever calls
+    below a path, or `unix:/run/everywire.sock` for a Unix socket in clear; closed at the end of the block. The caller
     sets deadlines, with Trio's scopes.
 
     Over https the context's ALPN decides: by default it offers HTTP/2 and HTTP/1.1 and trusts the system's authorities

@@ -126,7 +126,7 @@ def call_of(
     path: str = "",
     parameters: Mapping[str, Any] = NO_PARAMETERS,
 ) -> Call:
-    """What a session's model may know of its call: no credentials, unless `access.pass_credentials` shows it some."""
+    """The call as a session's model sees it: without credentials, unless `access.pass_credentials` is set."""
     door = exchange.owner.door
     return Call(
         id=exchange.id,

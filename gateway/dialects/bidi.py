@@ -137,7 +137,7 @@ class BidiDialect:
         exchange.finish()
 
     def _read_prompt(self, worker: Worker) -> Callable[[bytes], Prompt] | None:
-        """What makes prompts of parts, for a model of text."""
+        """The function that makes prompts of parts; None where the model takes no text."""
         if worker.spec.family is not Family.TEXT:
             return None
         return partial(read_prompt, within=partial(within_ceiling, worker, self._models.config.limits))
@@ -359,7 +359,7 @@ def refuse(exchange: Exchange, error: GatewayError) -> None:
 class _FrameChannel(Channel[Part, Part]):
     """A frame for each part and a part for each frame: opcode and FIN carry kind and last, continuations have no kind.
 
-    Where the client has offered a text for the end of its input, a message of that text is the end, and no part.
+    If the client has offered a text for the end of its input, a message of that text is the end, and no part.
     """
 
     complete = False  # its model says by its return that there is no more

@@ -149,8 +149,8 @@ class _TextChannel(OnePrompt):
         """Who is asked, until it is known, how many tokens the prompt has: where the answer says it."""
         self._encoder = lmi.TextEncoder(request, max_text=max_text)
         self._reason = self._rest = ""
-        # Under way is a stream of LMI's lines with nothing beside the tokens, as most are: told in the fewest steps, past
-        # what judges the others, as its encoder counts too, and nobody looks for stop sequences.
+        # True during a stream of LMI lines with tokens alone, the most frequent kind. `text` need not judge its tokens: the
+        # encoder counts them too, and no stop sequence is looked for.
         self._plain = False
 
     def try_send(self, message: object, /) -> bool:

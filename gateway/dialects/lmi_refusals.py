@@ -39,7 +39,7 @@ def refuse_as_dynamic(exchange: Exchange, error: GatewayError) -> None:
 
 
 def status_of(error: GatewayError) -> int:
-    """That of a generation that failed is LMI's unless the model says another; of a prompt that is too long always LMI's."""
+    """The HTTP status of an error: LMI's 424 for a prompt that is too long or a crashed model, else the error's own."""
     too_long = isinstance(error, ModelFailed) and error.too_long
     return 424 if too_long or isinstance(error, ModelCrashed) else error.status
 

@@ -189,7 +189,7 @@ class _Answer:
         self.exchange, self.encoder, self.answer = exchange, encoder, answer
         self._given = request.given
         self._counts: list[int | None] = []
-        """Of each prompt that was begun: how many tokens it has, None where nobody says."""
+        """The number of tokens of each prompt that was begun; None: unknown."""
         self._asking: _ChoicesChannel | None = None
         self._text_member = "messages" if isinstance(request, openai.ChatRequest) else "prompt"
         self.echo = isinstance(request, openai.CompletionRequest) and request.echo
@@ -221,7 +221,7 @@ class _Answer:
         if (channel := self._asking) is not None:
             self._counts[-1] = channel.prompt_tokens
         known = [count for count in self._counts if count is not None]
-        # of some alone would be the count of none
+        # unknown unless the count of each prompt is known
         self.encoder.prompt_tokens = sum(known) if len(known) == len(self._counts) else 0
 
     async def room(self, size: int, others: int) -> None:
@@ -240,7 +240,7 @@ class _Answer:
             self.answer.start(200, [*head, *self._more_fields()])
 
     def _more_fields(self) -> list[tuple[bytes, bytes]]:
-        """What the head says beside its content: also that the usage, where there is one, leaves the prompts out."""
+        """More fields of the head; one says if the usage leaves the prompts out."""
         fields = reply_headers(self.exchange)
         if self.encoder.tells_usage:
             self.reckon()
@@ -276,7 +276,7 @@ class _Answer:
         return self.encoder.error(self._error_of(error))
 
     def _error_of(self, error: GatewayError) -> openai.OpenAIError:
-        """In OpenAI's words, with the member of the request that the model blames."""
+        """The error in OpenAI's words, with the member of the request that the model blames."""
         said = _error_of(error)
         if isinstance(error, ModelFailed) and error.request_to_blame:
             named = self._given.get(error.message.partition(":")[0])
@@ -294,7 +294,7 @@ class _ChoicesChannel(OnePrompt):
         self.session: Session[Any, Any] | None = None
         """Who knows how many tokens the prompt has, where a token says it."""
         self.counter: Callable[[], Awaitable[int | None]] | None = None
-        """Finds it out, where the answer is to tell it and the model has not."""
+        """Counts the prompt's tokens; None: the answer does not tell them."""
         self._prefilled = 0
         self._counted: int | None = None
         self._begun = [False] * n
@@ -347,12 +347,12 @@ class _ChoicesChannel(OnePrompt):
 
     @property
     def prompt_tokens(self) -> int | None:
-        """How many tokens the prompt has: as the model says, as many of them as it has reported, as it was asked."""
+        """The number of the prompt's tokens: the model's own, else as many as it has reported, else its `count_tokens`."""
         said = None if self.session is None else self.session.prompt_tokens
         return said if said is not None else self._prefilled or self._counted
 
     async def count(self) -> None:
-        """Has them counted, if nobody has said it by now and it is to be told."""
+        """Counts the prompt's tokens if the answer is to tell them and the model has not said them."""
         if (counter := self.counter) is not None:
             self.counter = None
             if self.prompt_tokens is None:

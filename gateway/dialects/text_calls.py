@@ -31,7 +31,7 @@ Asked = TypeVar("Asked", lmi.TextRequest, lmi.DynamicRequest, openai.ChatRequest
 
 LINE = 96
 """An estimate of a token's line beside its text: keys, numbers and framing."""
-# What the gateway does itself, whatever the model acts on.
+# Parameters that the gateway acts on itself, for every model.
 _OF_THE_ANSWER = frozenset(("details", "include_stop_str_in_output", "max_new_tokens", "return_full_text", "stop_sequences"))
 _TABLES = {"auto": lmi.Table.VLLM, "disable": lmi.Table.VLLM} | {table.value: table for table in lmi.Table}
 
@@ -115,8 +115,8 @@ async def chat_prompt(exchange: Exchange, worker: Worker, messages: Sequence[Cha
 
 
 async def count_tokens(exchange: Exchange, worker: Worker, text: str) -> int | None:
-    """How many tokens a prompt has by the model's own `count_tokens`, which runs in a thread; None where it has none.
-    ModelFailed, ModelCrashed where that cannot say it."""
+    """The number of a prompt's tokens by the model's own `count_tokens`, which runs in a thread; None if it has none.
+    ModelFailed, ModelCrashed if that fails."""
     count: Callable[[str], Any] | None = worker.said("count_tokens")
     if count is None:
         return None
@@ -126,10 +126,10 @@ async def count_tokens(exchange: Exchange, worker: Worker, text: str) -> int | N
         raised(exchange, worker, "count_tokens", e)
 
 
-def _number_of(found: object) -> int:
-    """The same rule as that of `Session.prompt_tokens`: any integer, numpy's too."""
+def _number_of(found: Any) -> int:
+    """A count as an int: any integer, numpy's too, as `Session.prompt_tokens` takes it."""
     try:
-        count = operator.index(found)  # type: ignore[arg-type]  # which is what it finds out
+        count = operator.index(found)
     except TypeError:
         count = -1
     if count < 0:
@@ -162,7 +162,7 @@ def prompt_of(text: str, parameters: lmi.Parameters) -> Prompt:
 
 
 class OnePrompt:
-    """What the channels of all schemas have: one prompt in, and what judges the model's answer to it."""
+    """The part that the channels of all schemas share: one prompt in, and the judge of the answer to it."""
 
     def __init__(self, exchange: Exchange, worker: Worker, prompt: Prompt) -> None:
         self._exchange, self._prompt = exchange, prompt

@@ -29,7 +29,7 @@ _array = np.ndarray
 _ARRAYS = (np.ndarray, np.generic)
 OBJECT = 64
 """Bytes of memory that an element of BYTES takes beside its own."""
-_HEAVIER = SHORT // AT_ONCE  # how many numbers an element of BYTES counts for where little is written at once
+_HEAVIER = SHORT // AT_ONCE  # numbers that an element of BYTES counts as, for an answer that may be written at once
 _MAY_BE_BYTES = re.compile(rb'"BYTES"|\\u')  # an escape may hide it
 _LOOKED_THROUGH = 64 * 1024  # bytes of a head in which words are looked for here
 _LOOKED_AT = (b'"BYTES"', b'"BOOL"', b"\\")  # an escape may hide either
@@ -108,9 +108,9 @@ class V2Calls:
         *,
         named: bool = True,
     ) -> v2.V2Request:
-        """What `parse` makes of a request whose JSON is `text`, in a thread where the loop would feel it. The objects that
-        strings become are paid for: before, as many as there may be, and then as many as there are. `named` False: they may
-        be there though no datatype says so."""
+        """Calls `parse` for a request whose JSON is `text`, in a thread if the loop would feel it. The objects that strings
+        become are paid for: before, as many as there may be, and then as many as there are. `named` False: they may be
+        there though no datatype says so."""
         strings = await codec(len(text), partial(_strings_in, text, named=named)) if len(text) > SHORT else 0
         if not strings:
             return await codec(size, parse)
@@ -242,8 +242,8 @@ def request_of(request: v2.V2Request) -> InferRequest:
 
 
 def outputs_of(response: InferResponse) -> tuple[list[v2.V2Tensor], int]:
-    """What a model gave as the codec takes it, and its elements, of which those of BYTES count more. TypeError for what is
-    no tensor."""
+    """A model's outputs as the codec takes them, and the number of their elements, of which those of BYTES count more.
+    TypeError for an output that is no tensor."""
     if type(response.outputs) not in _USUAL and not isinstance(response.outputs, Sequence):
         raise TypeError(f"the outputs of an InferResponse are a sequence of Tensors, not {type(response.outputs).__name__}")
     if response.id or response.parameters:
@@ -263,7 +263,7 @@ def outputs_of(response: InferResponse) -> tuple[list[v2.V2Tensor], int]:
 
 @contextmanager
 def writing(exchange: Exchange, outputs: Sequence[v2.V2Tensor]) -> Iterator[None]:
-    """Elements of BYTES are objects of the outputs, and are looked at one by one: that is paid for meanwhile."""
+    """Pays from the budget, in the block, for the objects that elements of BYTES in the outputs are."""
     objects = sum(t.array.size for t in outputs if t.datatype == "BYTES" and type(t.array) is not v2.BytesData)
     give_back = exchange.reserve_objects(OBJECT * objects) if objects > AT_ONCE else None
     try:
@@ -274,7 +274,7 @@ def writing(exchange: Exchange, outputs: Sequence[v2.V2Tensor]) -> Iterator[None
 
 
 def weight_of(outputs: Sequence[v2.V2Tensor]) -> int:
-    """How long it takes to write outputs as text, in numbers."""
+    """The cost of writing outputs as text; one is the cost of a number."""
     return sum(t.array.size * (OBJECT if t.datatype == "BYTES" else 1) for t in outputs)
 
 
@@ -310,7 +310,7 @@ def _elements(body: memoryview, header_length: int | None) -> int:
 
 
 def _strings_in(text: memoryview, *, named: bool) -> int:
-    """How many strings there may be in a request's JSON, if one of its inputs may be of them."""
+    """The most strings that a request's JSON may have; 0 if none of its inputs can be BYTES."""
     if named and _MAY_BE_BYTES.search(text) is None:
         return 0
     octets = np.frombuffer(text, np.uint8)

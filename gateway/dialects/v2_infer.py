@@ -122,7 +122,7 @@ class InferDialect:
 
 
 def _refuse(answer: Exchange | Wrapping, error: v2.V2Error) -> None:
-    """What the client has asked for cannot be."""
+    """Tells the client that its request cannot be met."""
     answer.respond(error.status, [JSON], error.error_body(), ending=Ending.REFUSED)
 
 

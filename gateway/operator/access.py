@@ -123,7 +123,7 @@ def _why(error: Exception) -> str:
 
 
 def address_of(request: Request) -> str:
-    """Where a request comes from, for the log; a client of a Unix socket has no address of its own."""
+    """The address of a request's client, for the log; a client of a Unix socket has none of its own."""
     client = request.client
     return written_ip(client.host, client.port) if client else UNIX
 

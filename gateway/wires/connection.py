@@ -95,9 +95,9 @@ class Server(Protocol):
     proxies: TrustedProxies | None
     draining: bool
     date: DateField
-    """What its answers say of when they were made."""
+    """The Date field of its answers."""
     door: Door
-    """What of a request its models are shown."""
+    """Decides which fields of a request its models see."""
 
     def clock(self) -> float: ...
     def new_id(self) -> str: ...
@@ -184,7 +184,7 @@ class Connection:
         watch: Watch,
         proxies: TrustedProxies | None = None,
     ) -> None:
-        """`proxies` are who names clients in requests; None where the peer is none of them."""
+        """`proxies` may name clients in requests; None where the peer is none of them."""
         self.server, self.transport = server, transport
         self.limits, self.budget, self.pool, self.clock = server.limits, server.budget, server.pool, server.clock
         self.peer, self.proxies = transport.peer, proxies
@@ -198,7 +198,7 @@ class Connection:
         self._ready = True  # worth a try to receive
         self._hung_up = False
         self.behind = False
-        """Whether it has received more than it was let hand on at once: its turns begin the rest, bit by bit."""
+        """True while it has received more than it may hand on at once: its turns begin the rest, bit by bit."""
         self.reading_paused = self._dirty = False
         self._ending = False  # being told what has left: whether the wire is over is looked at after that
         self.answer: bytes | None = None
@@ -215,7 +215,7 @@ class Connection:
 
     @property
     def door(self) -> Door:
-        """What of a request models are shown."""
+        """Decides which fields of a request models see."""
         return self.server.door
 
     @property

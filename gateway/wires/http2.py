@@ -264,7 +264,7 @@ class HTTP2Wire:
             self._cut(exchange, Ending.LOST)
 
     def _untaken(self, exchange: Exchange, now: float) -> float:
-        """For how many seconds bytes have been queued for a peer that has taken none."""
+        """Seconds for which bytes have been queued for a peer that has taken none."""
         if self.empty(exchange) or exchange.ending is not None:
             exchange.moved_at = now
         elif self._machine.leaving(exchange.stream):  # part of a write that the peer takes piece by piece

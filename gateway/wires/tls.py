@@ -20,7 +20,7 @@ _UNTRUSTED = "the client does not trust our certificate: it has to know its CA"
 _CAUSES = {
     "PEER_DID_NOT_RETURN_A_CERTIFICATE": "the client has shown no certificate, and one is required (tls.client_ca)",
     "HTTP_REQUEST": "the client speaks HTTP in clear to the port of TLS",
-    "WRONG_VERSION_NUMBER": "what the client speaks is not TLS, or a PROXY header first (listen.trusted_proxies)",
+    "WRONG_VERSION_NUMBER": "the client sends no TLS, or a PROXY header first (listen.trusted_proxies)",
     "UNSUPPORTED_PROTOCOL": "the client speaks no TLS from 1.2 on",
     "NO_SHARED_CIPHER": "the client offers no cipher with forward secrecy and AEAD",
     "TLSV1_ALERT_UNKNOWN_CA": _UNTRUSTED,

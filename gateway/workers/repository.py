@@ -119,7 +119,7 @@ class _Entry(StepHolder):
         self.worker: Worker | None = None
         self.error: GatewayError | None = None
         self.told = False
-        """Whether the log has an error of this load already, by its worker."""
+        """True if the load's worker has logged its error already."""
         self.reserved: int | None = None
         self.measured = 0
         self.tangled = True

@@ -27,9 +27,9 @@ class Absent(NamedTuple):
     name: str
     """The model."""
     why: str
-    """What is the matter with it, in words for anybody who may ask for health."""
+    """The reason why it does not answer, in words for anybody who may ask for health."""
     error: str
-    """What the model's own code raised, for operators; empty where there is none."""
+    """The exception that the model's own code raised, as text for operators; empty where there is none."""
 
     @property
     def public(self) -> str:
@@ -261,7 +261,7 @@ class Supervisor:
             try:
                 await self._loaded(worker)
             except BaseException:
-                old.last_error = worker.last_error or old.last_error  # which the log explains
+                old.last_error = worker.last_error or old.last_error  # the log explains it
                 raise
             if self.workers.get(name) is not old:
                 worker.stop()

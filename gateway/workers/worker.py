@@ -353,13 +353,13 @@ class Worker:
         self.spec, self.name = spec, spec.name
         self.lasting, self._loaded = lasting, False
         self._lost_at = -math.inf
-        """When it was ready last, on Trio's clock, where it is not."""
+        """The time when it was ready last, on Trio's clock, if it is not."""
         self.replaces = False
-        """Whether it is to take the place of a worker that serves meanwhile."""
+        """True if it is to take the place of a worker that serves meanwhile."""
         self._changed, self._chance, self._spans = changed, chance, spans
         self.failure: BaseException | None = None
         self.task: trio.lowlevel.Task | None = None
-        """In which it is loaded, with what its model does beside its calls."""
+        """The task that loads the model, and runs its work beside the calls."""
         self.state = State.LOADING
         self.reason = ""
         """Why it is not ready, or was not before, where something went wrong."""
@@ -438,7 +438,7 @@ class Worker:
         return self._model
 
     def said(self, name: str) -> Any:
-        """What the spec says for a field that the model itself may say, or the model; None where neither does."""
+        """The value of a field by the spec, else by the model itself; None where neither has one."""
         said = getattr(self.spec, name)
         return getattr(self._model, name, None) if said is None else said
 
@@ -506,7 +506,7 @@ class Worker:
                 if wait is None and not self.lasting:
                     self.failure = contained(crash)
                     break
-                detached(crash)  # which is in this frame until the next one: a failed load's memory is not
+                detached(crash)  # this frame keeps it until the next one, but must not keep a failed load's memory
                 if wait is not None:
                     self.restart_at = now + wait
                     self._enter(State.RESTARTING)
@@ -524,7 +524,7 @@ class Worker:
 
     @property
     def _end_said(self) -> str:
-        """How the log names a crash after which it is not loaded again."""
+        """The log's message for a crash after which it is not loaded again."""
         if self.lasting or self._loaded:
             return "model given up"
         return "model not reloaded" if self.replaces else "model cannot be loaded"
