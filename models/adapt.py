@@ -52,7 +52,7 @@ F = TypeVar("F", bound=Callable[..., Any])
 AT_ONCE = 4096
 """Elements that may become objects, or be looked at one by one, on the event loop."""
 STEP = 16_384
-"""Those in one step of a thread: a few milliseconds of the interpreter."""
+"""Elements in one step of a thread: a few milliseconds of the interpreter."""
 _SHORT = 64 * 1024  # bytes whose copying nobody notices
 _LONG = 2 * 1024 * 1024  # bytes whose copying the loop would feel
 _ROWS = 64  # numbers, in a list, of which an array is made at once
@@ -152,7 +152,7 @@ class _PerMessage:
         self._whole = _WHOLE[family]
         self._tensors = family is Family.TENSOR
         self._measure = _MEASURES.get(arguments, elements_of)
-        """How much is to be made of a message before the function has it; None: nothing ever is."""
+        """Gives the elements and bytes to be made of a message before the function has it; None: there are never any."""
         self._kind: Callable[[_Channel, Any, Callable[[], None]], Awaitable[None]] = (
             self._async_generator if inspect.isasyncgenfunction(fn)
             else self._coroutine if inspect.iscoroutinefunction(fn)
@@ -178,7 +178,7 @@ class _PerMessage:
                 await self._kind(channel, message, _nothing)
 
     async def _convert_and_call(self, channel: _Channel, message: Any, elements: int, size: int) -> None:
-        """What the function is given is first to be made of the message: so many objects of so many bytes. They are paid for
+        """Calls the function with objects that are first made of the message, so many of so many bytes. They are paid for
         before, and as long as the function has them."""
         give_back = step_holder().reserve(_OBJECT * elements + size)
         if self._threads and self._kind in (self._function, self._generator):
@@ -244,9 +244,10 @@ class _PerMessage:
                 await channel.send(item)
 
     def _steps(self, message: Any) -> Generator[Any, None, None]:
-        """What the generator yields, in its thread; of tensors what is made of it, for that may take long too."""
+        """Yields the generator's items, in its thread; a tensor model's as messages, since making those may take long."""
         if self._measure is None:
-            return self._call(*self._arguments(message))  # type: ignore[no-any-return]
+            steps: Generator[Any, None, None] = self._call(*self._arguments(message))
+            return steps
         return self._converted(message)
 
     def _converted(self, message: Any) -> Generator[Any, None, None]:
@@ -316,19 +317,19 @@ def _bytes_of(message: Part) -> tuple[Any, ...]:
 
 
 def _copied_of(message: Part) -> tuple[int, int] | None:
-    """That many bytes of a part are copied, as its function takes `bytes`."""
+    """The bytes of a part that are copied, for a function that takes `bytes`; None: few or none."""
     return None if type(message.data) is bytes or len(message.data) <= _SHORT else (0, len(message.data))
 
 
-# How much is made of a message before the function has it, by what that takes; of arrays, `elements_of`.
+# The measure of what is made of a message before the function has it, by its arguments; of arrays, `elements_of`.
 _MEASURES: Mapping[Any, Callable[[Any], tuple[int, int] | None] | None] = {
     _message_itself: None, _text_of: None, _bytes_of: _copied_of,
 }  # fmt: skip
 
 
 def _convert(message: Any) -> Generator[None, None, Any]:
-    """Makes it, in steps of a few milliseconds, and returns the message with it. What was made is the function's alone: the
-    message that came knows nothing of it."""
+    """Makes a message of its own for the function, in steps of a few milliseconds, and returns it. The message that came
+    is unchanged."""
     if isinstance(message, Part):
         yield
         return msgspec.structs.replace(message, data=bytes(message.data))
@@ -352,7 +353,7 @@ def _all_of(steps: Generator[None, None, Any]) -> Any:
 
 
 def _next(steps: Generator[None, None, Any]) -> Any:
-    """One step; what they have made after the last one, None before."""
+    """Runs one step; returns the message after the last one, None before."""
     try:
         next(steps)
     except StopIteration as end:
@@ -420,7 +421,7 @@ def _objects(array: npt.NDArray[Any]) -> npt.NDArray[Any]:
 
 
 def _is_long(item: Any) -> bool:
-    """Whether an answer is of more elements that are looked at one by one than should be on the event loop."""
+    """True if an answer has more elements to be looked at one by one than should be on the event loop."""
     if type(item) is np.ndarray:
         return item.dtype.kind in "SU" and item.size > AT_ONCE
     if isinstance(item, Mapping):
@@ -460,13 +461,13 @@ def _taken(name: str, hints: Mapping[str, Any]) -> tuple[Any, Any]:
 
 
 def is_declared(thing: Any) -> bool:
-    """Whether `models.spec.declare` has said that it is a model of tensors, or makes one."""
+    """True if `models.spec.declare` has marked it as a model of tensors, or as a factory of one."""
     return bool(getattr(_unbound(thing), MARK, False))
 
 
 def _takes_request(thing: Any, required: list[str]) -> bool:
-    """Whether the one parameter of a function that `declare` has marked, which nothing is said of, is the request and no
-    array of it: where it is named so, or as none of the declared inputs."""
+    """True if the one unannotated parameter of a function that `declare` has marked is the request and no array of it: it is
+    named `request`, or as none of the declared inputs."""
     if not is_declared(thing) or len(required) != 1:
         return False
     inputs = getattr(_unbound(thing), "inputs", None)

@@ -98,7 +98,7 @@ class _Waiting:
         trio.lowlevel.reschedule(self.task)
 
     def take_error(self) -> BaseException:
-        """To be raised: by its traceback it then knows who waits, who must not know it any more."""
+        """The error, to be raised, which is forgotten here: its traceback will know the waiting task, which knows this."""
         error, self.error = self.error, None
         assert error is not None
         return error
@@ -140,7 +140,7 @@ class _Run(StepHolder):
         self._paid: Callable[[], None] | None = None
 
     def pay(self, requests: Sequence[InferRequest], rows: int) -> None:
-        """For the objects that elements of BYTES become where requests are joined, as long as anything of the call runs."""
+        """Pays for the objects that elements of BYTES become in joined requests, as long as anything of the call runs."""
         if len(requests) == 1 and rows == rows_of(requests[0]):
             return  # it is handed over as it came
         size = 0

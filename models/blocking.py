@@ -64,7 +64,7 @@ class Step:
 
 
 def _nothing() -> None:
-    """What nobody counts needs no giving back."""
+    """Gives back memory that nobody counts."""
 
 
 class StepHolder:
@@ -125,7 +125,7 @@ _token: contextvars.ContextVar[CancelToken | None] = contextvars.ContextVar("mod
 _holder: contextvars.ContextVar[StepHolder | None] = contextvars.ContextVar("models_step_holder", default=None)
 _NOBODY = StepHolder()
 _EXPECTED = (ModelError, StepCancelled, trio.Cancelled, trio.EndOfChannel)
-"""What a step may raise that is nobody's bug."""
+"""Exceptions of a step that are nobody's bug."""
 
 
 def cancel_token() -> CancelToken:
@@ -163,8 +163,8 @@ async def run_step(
 
     `ended` is called on the loop when the thread has returned, or when it is certain that none begins.
 
-    What the step raises comes out without the frames of its thread, which would keep what they held: where it was raised is
-    in a note of the exception, as text.
+    An exception of the step comes out without the frames of its thread, which would keep what they held. Its note has the
+    place of the raise, as text.
     """
     token = token or CancelToken()
     holder = step_holder()
@@ -244,7 +244,7 @@ async def iterate_steps(
 
 
 def _run_last_step(fn: Callable[[], None], token: CancelToken, ended: Callable[[], None]) -> None:
-    """A step that nobody waits for: the clean-up of a session that is over. What it raises is logged."""
+    """Runs a step that nobody waits for: the clean-up of a session that is over. An exception of it is logged."""
     holder, record = step_holder(), Step(token)
     loop, clock = trio.lowlevel.current_trio_token(), trio.lowlevel.current_clock()
     context = contextvars.copy_context()

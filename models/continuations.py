@@ -1,14 +1,14 @@
-"""Judges what a text model sends, alike for every wire: which sequence it belongs to, what of it is shown, where that ends.
+"""Judges a text model's tokens, alike for every wire: which sequence each belongs to, what of it is shown, where that ends.
 
 It stands between a session and the wire's encoder. The model may send whatever it likes, for as long as it likes:
 
-- A sequence ends at its `max_new_tokens`, at the first of its stop sequences, or where the model says so. What the model
-  sends for it afterwards is dropped.
+- A sequence ends at its `max_new_tokens`, at the first of its stop sequences, or where the model says so. Messages of
+  the model for it are dropped afterwards.
 - Once the gateway itself has ended all sequences, or the model goes on after the end of all, it is cancelled: its call runs
   inside `scope`. It is no error of anybody's; the answer is complete.
 
-Of a message the wire first asks `passes`, which changes nothing that a cancelled `send` would have to take back; then it
-waits for its room; then come `take` and the encoder, without a wait between them; then `sent`. One that can wait only for
+For each message the wire first calls `passes`, which changes nothing that a cancelled `send` would have to take back; then
+it waits for room; then come `take` and the encoder, without a wait between them; then `sent`. A wire that can wait only for
 all at once takes first, and takes back by `undo` what was not sent.
 """
 
@@ -30,7 +30,7 @@ from models.utf8 import utf8
 Message = TypeVar("Message", bound=Token | Finish)
 
 Held: TypeAlias = tuple[Stops | None, bytes]
-"""What is held back of a sequence: how far its stop sequences have come, and the bytes of an unfinished character."""
+"""The state of a sequence's text: how far its stop sequences have come, and the bytes of an unfinished character."""
 
 _TURN = 16
 """Messages of a model that never waits, before others have their turn."""
@@ -149,8 +149,8 @@ class Continuations:
         self._sequences[0].made = tokens
 
     async def drop(self) -> None:
-        """What a wire does with a message that does not pass: nothing for one turn, in which a model that is about to return
-        can do so; then a checkpoint, at which one that was stopped is cancelled. Where other sequences may still begin, and
+        """Drops a message that does not pass. Nothing happens for one turn, in which a model that is about to return can do
+        so; then comes a checkpoint, at which one that was stopped is cancelled. If other sequences may still begin, and
         only a model that knows of several would begin them, it learns by trio.ClosedResourceError that this one is over."""
         self._dropped += 1
         if not self._dropped % _TURN:
@@ -160,7 +160,7 @@ class Continuations:
             raise trio.ClosedResourceError("the sequence is complete")
 
     def held(self, sequence: int) -> int:
-        """How many characters of a sequence are held back: the next token may show them beside its own."""
+        """The most characters of a sequence that are held back: the next token may show them beside its own."""
         begun = self._sequences.get(sequence)
         if begun is None:
             return 0
@@ -215,7 +215,7 @@ class Continuations:
             self.scope.cancel()
 
     def held_of(self, sequence: int) -> Held:
-        """For `undo`: what is held back of a sequence."""
+        """The held-back text of a sequence, for `undo`."""
         begun = self._sequences.get(sequence)
         if begun is None:
             return None, b""
@@ -235,7 +235,7 @@ class Continuations:
         sequence.stops, sequence.unfinished = stops, unfinished
 
     def rest(self, sequence: int) -> str:
-        """What is held back of a sequence whose model has said that it is over."""
+        """The text that is still held back of a sequence whose model has said that it is over."""
         begun = self._sequences.get(sequence)
         if begun is None:
             return ""
@@ -243,7 +243,7 @@ class Continuations:
         return text if begun.stops is None else begun.stops.feed(text) + begun.stops.rest()
 
     def rests(self) -> Iterator[tuple[int, str]]:
-        """The same of all sequences, once the model's call is over: those that have some."""
+        """Each sequence that still has text held back, and its `rest`, once the model's call is over."""
         for number in sorted(self._sequences):
             if text := self.rest(number):
                 yield number, text
@@ -259,17 +259,17 @@ class Continuations:
         self.complete = not self._open
 
     def _named(self, message: Message, reason: FinishReason) -> Message:
-        """With the stop sequence that has ended the text, where the model leaves it out and it can only be one."""
+        """The message with the stop sequence that has ended the text, if the model leaves it out and it can only be one."""
         if reason is FinishReason.STOP_SEQUENCE and not message.stop and self._one_stop:
             return structs.replace(message, stop=self._one_stop)
         return message
 
 
 class TextChannel(Channel[Prompt, Any], Protocol):
-    """What the session of a text model stands on, on every wire."""
+    """The channel below a text model's session, on every wire."""
 
     text: Continuations
-    """Those of its prompt."""
+    """The continuations of its prompt."""
 
 
 def _bad_sequence(number: int, asked: int) -> ModelError:

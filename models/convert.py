@@ -25,7 +25,7 @@ _LONG = 2 * 1024 * 1024  # characters whose encoding the loop would feel
 
 
 def _nobody(error: BaseException | None) -> None:
-    """Where nobody wants to know."""
+    """Tells nobody."""
 
 
 def convertible(model: Family, wire: Family) -> bool:

@@ -1,4 +1,4 @@
-"""Whose an exception is that would end a program: KeyboardInterrupt, SystemExit, GeneratorExit, raised by a model's code."""
+"""Tells a model's failure from the program's end: KeyboardInterrupt, SystemExit, GeneratorExit, raised by a model's code."""
 
 from __future__ import annotations
 

@@ -126,7 +126,7 @@ class TopToken(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     log_prob: float | None = 0.0
     special: bool = False
     data: bytes = b""
-    """Its bytes, where they are not `text` in UTF-8."""
+    """The token's bytes, if they are not `text` in UTF-8."""
 
 
 @final
@@ -214,7 +214,7 @@ class Elements(Protocol):
 
     @property
     def made(self) -> bool:
-        """Whether there is an array already."""
+        """True if there is an array already."""
 
     def array(self) -> npt.NDArray[Any]:
         """The read-only object array of `bytes`, the same one at each call."""

@@ -115,7 +115,7 @@ class _Call(Generic[S]):
         self._task: trio.lowlevel.Task | None = None
 
     def take_error(self) -> Exception:
-        """To be raised: by its traceback it then knows the session's task, which knows this."""
+        """The error, to be raised, which is forgotten here: its traceback will know the session's task, which knows this."""
         error, self.error = self.error, None
         assert error is not None
         return error

@@ -169,7 +169,7 @@ def size_of(requests: Sequence[InferRequest]) -> tuple[int, int]:
 
 
 def elements_of(message: InferRequest) -> tuple[int, int] | None:
-    """How many elements of BYTES become objects, and of how many bytes; None where there are none that are not objects."""
+    """The number of elements of BYTES that become objects, and their bytes; None: there are none, or all are objects."""
     for tensor in message.inputs:
         if type(tensor) is BytesTensor:
             given = [one.given for one in message.inputs if type(one) is BytesTensor]

@@ -34,7 +34,7 @@ class ClientCertificate(msgspec.Struct, frozen=True, kw_only=True):
 
 @final
 class Call(msgspec.Struct, frozen=True, kw_only=True):
-    """How the client asked: fixed for the whole session. Header names are lower-case; the query is as it was sent. A gateway
+    """The client's call: fixed for the whole session. Header names are lower-case; the query is as it was sent. A gateway
     leaves its clients' credentials out of both, unless `access.pass_credentials` is set."""
 
     id: str = ""
@@ -165,8 +165,8 @@ class Session(Generic[In, Out]):
 
     async def send(self, message: Out) -> None:
         """Sends one message whole, once it has room. Raises trio.BusyResourceError if another task is sending,
-        TypeError for a message of another family, trio.ClosedResourceError after the session's end. What a text model sends
-        for a text that has its end is dropped, and a model that goes on is cancelled."""
+        TypeError for a message of another family, trio.ClosedResourceError after the session's end. Messages of a text
+        model for a text that has its end are dropped, and a model that goes on is cancelled."""
         if self._sending:
             raise trio.BusyResourceError("another task is sending on this session")
         self._sending = True

@@ -110,7 +110,7 @@ class Batching:
     has queued while the model was busy."""
     preferred: tuple[int, ...] = ()
     """Numbers of rows that go at once: as soon as the first requests of the queue have together exactly one of these, they
-    are a batch, of the largest such number, and what is behind them waits for the next. Where they make up none, they wait
+    are a batch, of the largest such number, and those behind them wait for the next. If they make up none, they wait
     for `max_delay`, or until the next one has no room."""
     pad_rows: bool = False
     """Whether a batch is filled up to the next preferred number of rows, with copies of its last row."""
@@ -252,8 +252,8 @@ class ModelSpec:
     version: str = "1"
     platform: str = "python"
     required: bool = True
-    """Whether a server that is configured with it is ready only while it answers. It says nothing of a model that a client
-    has loaded: no server waits for those."""
+    """True: a server that is configured with it is ready only while it answers. A model that a client has loaded never
+    counts."""
     capacity: int = 64
     """Sessions at once."""
     queue: int = 1000
@@ -308,8 +308,8 @@ class ModelSpec:
     chat_template: Callable[[Sequence[ChatMessage]], str] | None = None
     """The prompt of a text model for a conversation; None: `models.chat.plain_template`."""
     count_tokens: Callable[[str], int] | None = None
-    """How many tokens a prompt has, of a text model that can say it without generating; it is called in a thread. None: only
-    what the model says while it generates is known (`Session.prompt_tokens`)."""
+    """Counts a prompt's tokens, for a text model that can without generating; it is called in a thread. None: the number is
+    known only if the model says it while it generates (`Session.prompt_tokens`)."""
     input_formatter: InputFormatter | None = None
     """Reads the requests of a text model at LMI's routes, in place of the schema."""
     output_formatter: OutputFormatter | None = None

@@ -1,4 +1,4 @@
-"""Stop sequences: ends a text at the first of them that is complete, however the text is cut into tokens."""
+"""Stop sequences: end a text at the first one that is complete, at any cut into tokens."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ class Stops:
     the same for those that do not.
 
     The stop sequence that is complete first ends the text, and of several that are complete at the same character the
-    longest. Where it is not `included`, the longest end of the text that may be the beginning of one is held back until
+    longest. If it is not `included`, the longest end of the text that may be the beginning of one is held back until
     more text decides; a text that can begin none is never late. `feed` takes the text as it comes, `rest` gives what is
     held when there is no more. A character costs a step for each stop sequence, whatever their lengths.
     """
@@ -36,7 +36,7 @@ class Stops:
         """The stop sequence that has ended the text; None while none has."""
 
     def fork(self) -> Stops:
-        """Another one that has come as far as this."""
+        """A copy that has come as far as this."""
         copy = object.__new__(Stops)
         copy._stops, copy._matchers, copy._matched = self._stops, self._matchers, self._matched.copy()
         copy._firsts, copy._included = self._firsts, self._included
@@ -45,7 +45,7 @@ class Stops:
 
     @property
     def held(self) -> int:
-        """How many characters are held back."""
+        """The number of characters that are held back."""
         return len(self._held)
 
     def feed(self, text: str, *, ignore: bool = False) -> str:
@@ -70,7 +70,7 @@ class Stops:
         return whole[:shown]
 
     def rest(self) -> str:
-        """What was held back, and begins no stop sequence, as there is no more text."""
+        """The text that was held back: it begins no stop sequence, as there is no more text."""
         held, self._held = self._held, ""
         return held
 

@@ -1,4 +1,4 @@
-"""One call in a thread, and what it raises: none of its frames, and none of what they held, outlives it."""
+"""One call in a thread: none of its frames, nor of the objects they held, outlives it in the exception that it raises."""
 
 from __future__ import annotations
 
@@ -65,7 +65,7 @@ def codec_threads() -> trio.CapacityLimiter:
 
 @final
 class Raised:
-    """What a call raised, as a value."""
+    """An exception of a call, as a value."""
 
     __slots__ = ("error",)
 
@@ -74,7 +74,7 @@ class Raised:
 
 
 def caught(call: Callable[[], T], expected: tuple[type[BaseException], ...] = ()) -> T | Raised:
-    """What `call` returns, or what it raises, `detached`."""
+    """The result of `call`, or its exception, `detached`."""
     try:
         return call()
     except BaseException as error:

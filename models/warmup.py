@@ -14,7 +14,7 @@ from models.session import Call, Session
 from models.spec import Model, ModelSpec
 
 Check: TypeAlias = Callable[[Any, Any], object]
-"""Called with a message and with what a model has answered to it; raises what is wrong with that."""
+"""A function of a message and a model's answer to it, which raises if the answer is wrong."""
 
 
 @final
@@ -28,7 +28,7 @@ async def warm_up(model: Model, spec: ModelSpec, check: Check | None = None) -> 
     model instead, and calls it as it likes.
 
     WarmupFailed with the number of the call and what the model raised, or what is wrong with its answer. A model that reads
-    on past its message has ended well. A model must not wait here for what only a client would send. Where this is
+    on past its message has ended well. A model must not wait here for a message that only a client would send. If this is
     cancelled, the model is.
     """
     if not isinstance(spec.warmup, Sequence):
@@ -71,7 +71,7 @@ class _OneMessage:
         self.exhausted = False
         self.text = Continuations(message.parameters if isinstance(message, Prompt) else GenerationParameters())
         self.wrong: Exception | None = None
-        """What the check has raised first: also where the model has gone on after that."""
+        """The first exception of the check, even if the model has gone on after it."""
 
     @property
     def complete(self) -> bool:

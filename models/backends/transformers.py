@@ -134,7 +134,7 @@ class Transformers:
             raise ModelError(said, code="BadMessages", status=400) from None
 
     def count_tokens(self, text: str) -> int:
-        """How many tokens the model is given for a prompt."""
+        """The number of tokens that the model is given for a prompt."""
         return len(self._model().ids_of(text))
 
     def prompt_ids(self, prompt: Prompt) -> list[int]:

@@ -182,7 +182,7 @@ class LanguageModel:
             )
 
     def count_tokens(self, text: str) -> int:
-        """How many tokens a prompt has."""
+        """The number of a prompt's tokens."""
         return len(self.tokenizer.encode(text))
 
     async def __call__(self, session: Session[Prompt, Token | Finish]) -> None:

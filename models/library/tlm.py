@@ -86,7 +86,7 @@ class TransformerModel:
             return cls(tokenizer, Network(weights))
 
     def count_tokens(self, text: str) -> int:
-        """How many tokens a prompt has."""
+        """The number of a prompt's tokens."""
         return len(self.tokenizer.encode(text))
 
     def open(self, prompt: Prompt) -> list[Continuation]:
