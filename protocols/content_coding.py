@@ -129,7 +129,7 @@ class Inflater:
 
     def inflate_into(self, out: bytearray, at_most: int) -> None:
         """One step: appends at most that many bytes, which is 1 or more. It ends early, perhaps with nothing, when it has
-        read as many, or 64 KiB if that is more. Where it raises, `out` is empty."""
+        read as many, or 64 KiB if that is more. If it raises, `out` is empty."""
         end, work = len(out) + at_most, max(at_most, _OUTPUT)
         try:
             while work > 0 and len(out) < end:

@@ -29,6 +29,6 @@ class RemoteProtocolError(ProtocolError):
         self.wire_code = wire_code
 
     def again(self) -> RemoteProtocolError:
-        """The same error, to be raised. A machine that fails for good keeps one and raises others: one that was raised
-        knows, by its traceback, the frames that it came through, and those the machine and what it was given."""
+        """A new error like this one, to be raised. A machine that fails for good keeps one and raises copies: the traceback
+        of a raised error would keep the frames it came through alive, and by them the machine and its input."""
         return RemoteProtocolError(str(self), status=self.status, wire_code=self.wire_code)

@@ -1,4 +1,4 @@
-"""For whom a request was forwarded, as the proxies on its way say: `Forwarded` (RFC 7239) and `X-Forwarded-For`.
+"""Reads the client of a forwarded request, as the proxies on its way name it: `Forwarded` (RFC 7239) and `X-Forwarded-For`.
 
 Each proxy adds who has called it at the right end, and a client may have sent anything before it. So a list is walked from
 its right end, and only as far as the one that says so is trusted.
@@ -16,7 +16,7 @@ IPAddress: TypeAlias = ipaddress.IPv4Address | ipaddress.IPv6Address
 
 
 class Node(NamedTuple):
-    """Whom a proxy has been called by."""
+    """The caller that a proxy has named."""
 
     address: IPAddress
     port: int | None
@@ -61,8 +61,8 @@ def _walk(nodes: Iterator[Node | None], trusts: Callable[[IPAddress], bool]) -> 
 
 
 def _of_forwarded(values: Sequence[bytes]) -> Iterator[Node | None] | None:
-    """Who is named from the right; None for one who is not told, such as `unknown`, and for all of a line that is malformed:
-    where a quote is open, what a proxy has added behind it is part of what its client has said."""
+    """The callers named, from the right; None for a hidden one, such as `unknown`, and for all of a malformed line: after an
+    open quote, the text that a proxy has added would be part of its client's."""
     if not values:
         return None
     return (_node(text) for value in reversed(values) for text in reversed(_elements(value.decode("latin-1"))))
@@ -108,7 +108,7 @@ def _of_list(values: Sequence[bytes]) -> Iterator[Node | None] | None:
 
 
 def _node(text: str) -> Node | None:
-    """RFC 7239 section 6; and an IPv6 address without brackets, as X-Forwarded-For has it."""
+    """A node as in RFC 7239 section 6, or an IPv6 address without brackets, as X-Forwarded-For has it."""
     found = _NODE.fullmatch(text)
     host, port = (found[1] or found[3], found[2] or found[4]) if found else (text, None)
     if not found and not re.fullmatch(r"[0-9A-Fa-f:.]+", text):  # a zone would be in nobody's network

@@ -133,7 +133,7 @@ def parameters_of(document: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def stream_of(document: Mapping[str, Any]) -> bool:
-    """Whether a request asks for a stream. LMIError where it says something else than true or false."""
+    """True if a request asks for a stream. LMIError for another value than true or false."""
     stream = document.get("stream")
     return stream is not None and boolean("stream", stream, stage="payload")
 

@@ -47,7 +47,7 @@ class OpenAIError(Exception):
     @classmethod
     def of_status(cls, status: int, message: str, *, param: str | None = None) -> OpenAIError:
         """The error that an HTTP status stands for: a `server_error` from 500 on, else an `invalid_request_error`,
-        unless the API has a name of its own for it. Of 404 the code says that it is the model that was not found."""
+        unless the API has a name of its own for it. The code of a 404 says that the model was not found."""
         otherwise = ("server_error" if status >= 500 else "invalid_request_error", None)
         type, code = _KINDS.get(status, otherwise)
         return cls(message, status, type, param, code)

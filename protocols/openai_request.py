@@ -172,7 +172,7 @@ def model_of(document: Mapping[str, Any]) -> str:
 
 
 def _stream(document: Mapping[str, Any]) -> dict[str, bool]:
-    """Whether a stream is wanted, its usage at the end, and vLLM's usage in each chunk."""
+    """The flags for a stream, for its usage at the end, and for vLLM's usage in each chunk."""
     stream = _get(document, "stream", _boolean, False)
     options = _get(document, "stream_options", _object, None)
     if options is None:
@@ -207,7 +207,7 @@ def _message(name: str, value: object) -> Message:
             raise _error(f"{name}.{feature}", f"{name}.{feature}: not offered, the models here read text alone")
     said = {
         member: "" if (value := message.get(member)) is None else _string(f"{name}.{member}", value)
-        for member in ("name", "tool_call_id", "refusal")  # of the last two the type alone matters
+        for member in ("name", "tool_call_id", "refusal")  # the last two are checked for their type alone
     }
     return Message(
         role=cast(Role, role),

@@ -86,14 +86,14 @@ class _Choice:
         self.role = b""  # what the next chunk says beside its text
         self.reason = ""
         self.tokens = 0
-        self.length = 0  # of the tokens' text, in characters
-        self.unfinished = b""  # of a character of it
+        self.length = 0  # characters of the tokens' text
+        self.unfinished = b""  # the first bytes of its next character
         self.in_bytes = False  # one of them has said what its bytes are
         self.text = bytearray()  # escaped, so that the end has nothing left to encode
         self.columns = [bytearray() for _ in range(columns)]
 
     def advance(self, data: bytes) -> int:
-        """How many characters these bytes finish."""
+        """The number of characters that these bytes finish."""
         data = self.unfinished + data
         text, used = codecs.utf_8_decode(data, "replace", False)
         self.unfinished = data[used:]
@@ -133,7 +133,7 @@ class _Encoder(abc.ABC):
         self._request = request
         self._lmi = lmi
         self.continuous = streaming and not lmi and request.continuous_usage
-        """Whether each chunk counts the tokens up to it."""
+        """True if each chunk counts the tokens up to it."""
         self._notation = _Notation(lmi)
         self._head = self._notation.dump(head)[:-1]
         self._choices = [_Choice(index, len(self._log_prob_arrays)) for index in range(choices)]
@@ -151,7 +151,7 @@ class _Encoder(abc.ABC):
 
     @property
     def tells_usage(self) -> bool:
-        """Whether the answer counts tokens anywhere: a document always does, a stream where it is asked to."""
+        """True if the answer counts tokens anywhere: a document always does, a stream if asked to."""
         return not self.streaming or self.continuous or (self._request.include_usage and not self._lmi)
 
     @property

@@ -1,4 +1,4 @@
-"""The PROXY protocol, versions 1 and 2: what a proxy of connections sends before its client's first byte, read.
+"""Reads the PROXY protocol, versions 1 and 2: the header that a proxy of connections sends before its client's first byte.
 
 The specification is HAProxy's, `doc/proxy-protocol.txt`; sections below are of it. It wants a receiver to know whether a
 header comes. `ProxyReceiver` looks, so it is for peers alone that are known to be proxies: anybody else could claim any
@@ -36,7 +36,7 @@ _TCP = re.compile(rf"PROXY TCP([46]) ([0-9A-Fa-f:.]+) ([0-9A-Fa-f:.]+) {_PORT} {
 
 @final
 class ProxyHeader(msgspec.Struct, frozen=True, kw_only=True):
-    """How a connection begins."""
+    """The header of a connection, or its absence."""
 
     version: Literal[0, 1, 2]
     """0: without a header."""
@@ -44,7 +44,7 @@ class ProxyHeader(msgspec.Struct, frozen=True, kw_only=True):
     """The client. None: the connection's own peer, because the proxy itself is the client (LOCAL, such as a check of health)
     or does not know another (UNKNOWN, and what is no stream)."""
     destination: Endpoint | None = None
-    """Where the client connected to; None where `source` is."""
+    """The address that the client connected to; None where `source` is."""
 
 
 @final
@@ -65,20 +65,20 @@ class ProxyReceiver:
 
     @property
     def begun(self) -> bool:
-        """Whether part of a header has come, and not all of it."""
+        """True if part of a header has come, and not all of it."""
         return self._header is None and bool(self._received)
 
     @property
     def rest(self) -> bytes:
-        """What came behind the header."""
+        """The bytes behind the header."""
         return bytes(self._received[self._size :]) if self._header is not None else b""
 
     def receive_data(self, data: Buffer) -> None:
-        """What the peer has sent."""
+        """Takes bytes of the peer."""
         self._received += data
 
     def receive_eof(self) -> None:
-        """It sends no more."""
+        """Tells that the peer sends no more."""
         self._ended = True
 
     def next_event(self) -> ProxyHeader | Signal:

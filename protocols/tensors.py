@@ -96,7 +96,7 @@ class BytesData:
 
     @property
     def made(self) -> bool:
-        """Whether the elements are objects already."""
+        """True if the elements are objects already."""
         return self._array is not None
 
     def array(self) -> Array:

@@ -52,8 +52,8 @@ class V2Limits:
     elements: int = 1_000_000
 
     def check_elements(self, name: str, shape: tuple[int, ...], before: int) -> int:
-        """How many elements of BYTES there are with those of this input, going by its shape, and those `before` it. V2Error
-        for more than there may be."""
+        """The number of BYTES elements with those of this input, going by its shape, and those `before` it. V2Error if there
+        are more than allowed."""
         count = before + math.prod(shape)
         if count > self.elements:
             others = f", and those before it {before}" if before else ""

@@ -39,8 +39,8 @@ def prefers_frames(accept: Sequence[bytes]) -> bool:
 
 
 def media_weights(accept: Sequence[bytes]) -> dict[str, float]:
-    """How much each media type is wanted that the values of a request's Accept fields name, in lower case: from 0, which is
-    not at all, to 1 (RFC 9110 section 12.4.2)."""
+    """The weight of each media type, in lower case, in the values of a request's Accept fields: from 0, which is not at all,
+    to 1 (RFC 9110 section 12.4.2)."""
     weights: dict[str, float] = {}
     for value in accept:
         for element in value.decode("latin-1").lower().split(","):

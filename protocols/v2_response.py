@@ -87,7 +87,7 @@ def choose_outputs(
     given = {tensor.name: tensor for tensor in outputs}
     chosen = []
     for wanted in request.outputs:
-        if wanted.name not in given:  # of a model that has declared none: else it was missed above
+        if wanted.name not in given:  # only if the model has declared none: else it was missed above
             gives = ", ".join(map(show, given)) or "none"
             raise V2Error(f"unknown output {show(wanted.name)}: the model gave {gives}", status=400)
         tensor = given[wanted.name]
@@ -100,8 +100,8 @@ def choose_outputs(
 
 def check_outputs(outputs: Sequence[V2Tensor], signature: ModelSignature | None, request: V2Request) -> None:
     """V2Error with status 500 for two outputs of one name, for one that the model does not declare, or declares otherwise,
-    and for one that it declares and did not give. Of those only the ones that the request asks for are missed, where it
-    names some; and none where the request has left out an optional input, whose output it may be."""
+    and for one that it declares and did not give. If the request names outputs, only those are missed; else none is if it
+    has left out an optional input, as an output may depend on that."""
     promised = None if signature is None else signature.promised
     if signature is None or promised is None:
         if len(outputs) > 1:

@@ -16,7 +16,7 @@ class LiveReply(msgspec.Struct, frozen=True, kw_only=True):
 
 @final
 class ReadyReply(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """Whether the server and all its models take inference requests, and the reasons why they do not."""
+    """Readiness of the server and all its models for inference requests, and the reasons against it."""
 
     ready: bool
     reasons: tuple[str, ...] = ()
