@@ -134,10 +134,10 @@ def guard() -> None:
         raise click.ClickException(f"beyond the bound in two measurements: {', '.join(dear)}")
 
 
-@program.command(short_help="What a good client waits beside a bad one.")
+@program.command(short_help="Measure how long a good client waits beside a bad one.")
 @click.argument("names", nargs=-1, metavar="[LOADS]...")
 @click.option("--seconds", type=click.FloatRange(0.1, 600), default=10.0, show_default=True, help="Length of each load.")
-@click.option("--connections", type=click.IntRange(0, 100), default=1, show_default=True, help="How many the load has.")
+@click.option("--connections", type=click.IntRange(0, 100), default=1, show_default=True, help="Connections of the load.")
 @_json
 def neighbours(names: tuple[str, ...], seconds: float, connections: int, file: Path | None) -> None:
     """Keep `python -m gateway` as busy as one client can, and print how long another one waits for its answers, in

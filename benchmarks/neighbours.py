@@ -1,4 +1,4 @@
-"""How long a good client waits beside one that keeps the server as busy as it can: wall time of its requests.
+"""Measures how long a good client waits beside one that keeps the server as busy as it can: wall time of its requests.
 
 The load is a process of its own, as the server is, so that only the server can make the good client wait. The good client
 asks one question after the other, on a connection that it keeps and on one that it opens for the question.
@@ -36,7 +36,7 @@ _HEAD = [(":method", "POST"), (":scheme", "http"), (":authority", "127.0.0.1"), 
 @final
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Waits:
-    """How long the answers took on one kind of connection beside one load, in seconds."""
+    """The times of the answers on one kind of connection beside one load, in seconds."""
 
     load: str
     connection: str
@@ -133,7 +133,7 @@ def press(load: str, port: int, connections: int) -> None:
 
 
 def measure(load: str, seconds: float, connections: int = 1, program: Program = EVERYWIRE) -> list[Waits]:
-    """What a kept connection waits beside that load, and what fresh ones do. LoadError where a question has no answer."""
+    """Measures the waits of a kept connection beside that load, and of fresh ones. LoadError if a question has no answer."""
     with started(program) as server, _pressed(load, server.port, connections):
         time.sleep(0.5)  # the load has begun
         waits: dict[str, list[float]] = {"kept": [], "fresh": []}

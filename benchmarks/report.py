@@ -77,7 +77,7 @@ def units_table(units: Sequence[Unit]) -> str:
 
 
 def waits_table(rows: Sequence[Waits]) -> str:
-    """How long good clients waited, in milliseconds."""
+    """The waits of good clients, in milliseconds."""
     head = ("load", "connection", "answers", "p50 ms", "p99 ms", "worst ms")
     lines = [
         (row.load, row.connection, str(row.asked), *(number(1000 * s) for s in (row.median, row.p99, row.worst)))

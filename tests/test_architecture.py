@@ -111,7 +111,7 @@ def test_opentelemetry_is_only_known_where_spans_are_made() -> None:
 
 
 def test_threads_are_called_where_what_they_raise_is_let_go_of() -> None:
-    """Anywhere else an exception would bring the thread's frames along, in a cycle that only the collector frees."""
+    """Elsewhere an exception would bring the thread's frames along, in a cycle that only the collector frees."""
     callers = {"run_sync": {"models/threads.py"}, "start_thread_soon": {"models/blocking.py"}}
     for name, allowed in callers.items():
         found = set()
@@ -126,9 +126,9 @@ def test_threads_are_called_where_what_they_raise_is_let_go_of() -> None:
 
 
 def kept_and_raised(tree: ast.AST) -> list[tuple[int, str]]:
-    """Where an exception is raised that a name or an attribute goes on to know. By its traceback it knows the frame, and that
-    the name: a cycle, which keeps whatever the frame is about. Names of an `except` are deleted at its end, and others may be
-    in a `finally`; `models.threads.throw` raises what nobody knows any more."""
+    """The places that raise an exception which a name or an attribute goes on to know. By its traceback it knows the frame,
+    and that the name: a cycle, which keeps the frame's objects. Names of an `except` are deleted at its end, and others
+    may be in a `finally`; `models.threads.throw` raises an exception that has no name any more."""
     found = []
 
     def raised(node: ast.expr) -> list[ast.expr]:

@@ -93,7 +93,7 @@ def pod(folder: Path, code: str) -> Iterator[Pod]:
 
 
 def roll_out(old: Pod, new: Pod, *, periods: int) -> Pod:
-    """What serves after so many periods of a rollout that takes no pod away before there is another: KServe's Deployments
+    """The pod that serves after so many periods of a rollout that takes no pod away before there is another: KServe's Deployments
     of one replica round `maxUnavailable` of 25 % down to none."""
     for _ in range(periods):
         old.probe()
@@ -106,7 +106,7 @@ def roll_out(old: Pod, new: Pod, *, periods: int) -> Pod:
 
 
 def periods() -> int:
-    """As many as a pod has for its start before it is started anew, and one."""
+    """Periods that a pod has for its start before it is started anew, and one."""
     return int(container()["startupProbe"]["failureThreshold"]) + 1
 
 

@@ -21,9 +21,15 @@ REFUSED, CUT = "2", "3"
 """Exit statuses of the gateway."""
 
 
-def unit(name: str) -> configparser.ConfigParser:
-    parser = configparser.ConfigParser(interpolation=None, delimiters=["="], comment_prefixes=["#"])
-    parser.optionxform = str  # type: ignore[assignment,method-assign]
+class Unit(configparser.ConfigParser):
+    """A unit file: its keys have capitals."""
+
+    def optionxform(self, optionstr: str) -> str:
+        return optionstr
+
+
+def unit(name: str) -> Unit:
+    parser = Unit(interpolation=None, delimiters=["="], comment_prefixes=["#"])
     parser.read_string((UNITS / name).read_text(encoding="utf-8"))
     return parser
 

@@ -43,7 +43,7 @@ from tests.gateway import ways
 KiB = 1024
 PAYLOAD = 1000
 EPOCH = 784111777.0
-"""What the wall clock of `serving` says, always."""
+"""The time on the wall clock of `serving`, always."""
 NOW = b"Sun, 06 Nov 1994 08:49:37 GMT"
 DATE = b"date: %b\r\n" % NOW
 """Bytes of a numbered message, as its model makes it."""

@@ -268,7 +268,7 @@ def _found() -> dict[str, Any]:
 
 
 def kept_by(garbage: list[Any]) -> list[str]:
-    """Of what the collector found: exceptions that know the frames they came through, and memory of more than 64 KiB."""
+    """Garbage that the collector found: exceptions that know the frames they came through, and memory above 64 KiB."""
     said = [repr(one)[:200] for one in garbage if isinstance(one, BaseException) and one.__traceback__]
     for one in garbage:
         for held in (one, *gc.get_referents(one)):
@@ -301,7 +301,7 @@ class Server:
         return self._read()
 
     def resident(self) -> int:
-        """Its resident memory, once nothing is under way any more and nothing reserved."""
+        """The server's resident memory, once nothing is under way and nothing reserved."""
         for _ in range(600):
             looked = self._ask("look")
             if not looked["reserved"] and not looked["live"]:
@@ -310,7 +310,7 @@ class Server:
         raise AssertionError(f"something is left: {looked}")
 
     def found(self) -> list[str]:
-        """What its collector finds, after all."""
+        """The findings of its collector, after all."""
         return list(self._ask("collect")["found"])
 
     def refuse(self, request: Refused) -> None:
@@ -320,7 +320,7 @@ class Server:
         body: Any = iter([request.body]) if request.chunked else request.body
         if not request.chunked:
             fields["content-length"] = str(len(request.body))
-        # what is refused before it is read is closed on its client, who may not be done yet
+        # a refusal before the body is read closes the connection on a client that may not be done yet
         with suppress(BrokenPipeError, ConnectionResetError):
             connection.request("POST", request.path, body, fields, encode_chunked=request.chunked)
         if request.status:
@@ -336,7 +336,7 @@ class Server:
 
 @contextmanager
 def server(size: int) -> Iterator[Server]:
-    """One for bodies of at most so many bytes."""
+    """A server for bodies of at most so many bytes."""
     command = [sys.executable, "-m", "tests.gateway.refused_bodies", "--serve", str(size)]
     with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True) as p:
         try:
@@ -346,7 +346,7 @@ def server(size: int) -> Iterator[Server]:
 
 
 def growth(served: Server, request: Refused, number: int) -> tuple[int, int]:
-    """By how many bytes the server is larger after that many refusals, and after twice as many, than after a few."""
+    """Bytes by which the server is larger after that many refusals, and after twice as many, than after a few."""
     grown = []
     for _ in range(FEW):
         served.refuse(request)

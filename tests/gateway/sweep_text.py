@@ -115,7 +115,7 @@ def async_generator(stage: Stage) -> Callable[..., Any]:
 
 
 def counted(stage: Stage) -> Callable[..., Any]:
-    """The same in bytes. It counts a prompt's tokens where it is asked to, in a thread."""
+    """The words of `async_generator` as bytes. It counts a prompt's tokens if asked to, in a thread."""
     words = async_generator(stage)
 
     async def model(prompt: Prompt) -> AsyncIterator[Token]:
@@ -239,7 +239,7 @@ def endless(stage: Stage) -> Callable[..., Any]:
 
 
 def careless(stage: Stage) -> Callable[..., Any]:
-    """Says words for ever, whatever was asked for, of which two come before a stop sequence. What is wanted of them is said."""
+    """Says words for ever, whatever was asked for, of which two come before a stop sequence. The wanted ones are said."""
 
     async def model(prompt: Prompt) -> AsyncIterator[str]:
         strand, _, rest = prompt.text.partition(".")
@@ -261,7 +261,7 @@ def careless(stage: Stage) -> Callable[..., Any]:
 
 
 _STOPS = [f"[{strand}/0.2" for strand in range(3)]
-"""What each prompt's third word begins with."""
+"""The begin of each prompt's third word."""
 
 
 # -- what clients make of the answers ------------------------------------------------------------------------------------

@@ -1,4 +1,4 @@
-"""What the head of every answer says beside its dialect's own: when it was made, for whom it may be kept, how it streams."""
+"""Heads of answers beside their dialect's own fields: when each was made, for whom it may be kept, how it streams."""
 
 from __future__ import annotations
 

@@ -350,7 +350,7 @@ async def test_a_call_that_is_not_over_in_time_leaves(
 async def test_a_websocket_of_this_gateways_is_heard_to_its_end_however_long_it_pauses(
     quiet: float | None, monkeypatch: pytest.MonkeyPatch, autojump_clock: MockClock
 ) -> None:
-    """It is told that the input has ended, and closes when it has answered: no silence has to be taken for the end."""
+    """Its server is told that the input has ended, and closes when it has answered: no silence has to be taken for the end."""
     async with memory_gateway([spec_of(late, "late"), spec_of(halting, "halting")]) as served:
         lead(monkeypatch, served.connect)
         for model, said in (("late", "Say\n"), ("halting", "Say again \n")):
@@ -363,7 +363,7 @@ async def test_a_websocket_of_this_gateways_is_heard_to_its_end_however_long_it_
 async def test_a_websocket_that_is_left_in_its_silence_is_not_called_complete(
     model: str, came: str, monkeypatch: pytest.MonkeyPatch, autojump_clock: MockClock
 ) -> None:
-    """Of a server that cannot be told the end of the input, before and after its first words."""
+    """The server cannot be told the end of the input, before and after its first words."""
     monkeypatch.setattr("gateway.client.connection.offered_end_of_input", lambda nonce: (b"x-other", b"a"))
     async with memory_gateway([spec_of(late, "late"), spec_of(halting, "halting")]) as served:
         lead(monkeypatch, served.connect)

@@ -27,7 +27,7 @@ async def bytewise(prompt: Prompt) -> AsyncIterator[Token]:
 
 
 async def shown(prompt: Prompt) -> AsyncIterator[Token]:
-    """The same, with what a tokenizer decodes of each byte alone, as authors write it first."""
+    """Tokens of `bytewise` with the text that a tokenizer decodes of each byte alone, as authors write it first."""
     async for token in bytewise(prompt):
         yield Token(text=token.data.decode(errors="replace"), data=token.data, id=token.id, log_prob=-0.5, top=token.top)
 

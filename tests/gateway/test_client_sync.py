@@ -338,7 +338,7 @@ def test_a_loop_that_stands_still_stops_its_model(served: Served, client: Client
     while before != served.models.told:
         before = served.models.told
         client.call(lmi("one", "words"))
-    assert before < 20_000  # what the kernel and the buffers hold, of all tokens
+    assert before < 20_000  # as many as the kernel and the buffers hold, of all tokens
 
 
 def test_parts_go_both_ways_from_one_thread_and_from_two(client: Client) -> None:

@@ -206,7 +206,7 @@ async def test_a_container_that_names_an_end_of_input_is_told_and_answers_in_its
 
 
 async def test_the_end_of_input_waits_for_no_silence_and_sends_no_close(autojump_clock: MockClock) -> None:
-    """`half_close_quiet` is for the others."""
+    """`half_close_quiet` is for containers that name no end."""
     client, heard = Client(part(b"a")), list[bytes]()
     async with containers(told(b"bye", 30, heard), quiet=1) as found:
         await found.call(client)
@@ -232,7 +232,7 @@ async def test_a_name_that_no_text_message_should_have_breaks_the_handshake(valu
 
 @asynccontextmanager
 async def nobody() -> AsyncIterator[Model]:
-    """What stands for a spec that is only asked for its numbers."""
+    """A loader for a spec that is only asked for its numbers."""
     raise AssertionError("never loaded")
     yield
 
@@ -411,7 +411,7 @@ async def test_a_client_that_has_said_nothing_is_owed_nothing(autojump_clock: Mo
 
 
 async def test_a_container_that_answers_behind_our_close_is_heard(autojump_clock: MockClock) -> None:
-    """One that takes a Close in its turn: `half_close_quiet = 0` is for it."""
+    """Takes a Close in its turn: `half_close_quiet = 0` is for such a container."""
     client = Client(part(b"a"))
 
     async def in_turn(peer: Peer) -> None:
@@ -463,7 +463,7 @@ async def test_a_client_that_offers_an_end_of_input_can_end_it_and_hear_the_answ
 
 
 async def test_the_text_is_the_end_only_as_a_whole_message_of_text() -> None:
-    """As bytes, in fragments, or with anything beside it, it is a part like any other."""
+    """The text as bytes, in fragments, or within a longer one is a part like any other."""
     async with memory_gateway([listed]) as served:
         socket = await served.conversation("listed")
         end = socket.peer.end_of_input or b""

@@ -16,7 +16,7 @@ sys.argv = ["nobody", "--no-such-option"]
 for name in sys.stdin.read().split():
     try:
         importlib.import_module(name)
-    except ModuleNotFoundError as e:  # what is not installed
+    except ModuleNotFoundError as e:  # a package that is not installed
         assert e.name.partition(".")[0] not in ("protocols", "models", "gateway", "benchmarks"), e
     assert threading.active_count() == 1, name
 print("all", end="")

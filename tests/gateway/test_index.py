@@ -77,7 +77,7 @@ async def test_what_it_names_is_there() -> None:
 
 
 class Text(HTMLParser):
-    """What a reader sees."""
+    """The text that a reader sees."""
 
     def __init__(self) -> None:
         super().__init__()

@@ -393,7 +393,7 @@ async def test_a_client_that_takes_nothing_is_given_up(wire: str, autojump_clock
 
 @pytest.mark.parametrize("wire", [w for w in STREAMS if w not in ("bridge", "v2session")])
 async def test_a_client_that_reads_again_in_time_is_told_why_its_answer_ends(wire: str, autojump_clock: Any) -> None:
-    """Behind whatever was queued for it; an answer whose bytes are the model's own can only be cut off."""
+    """The reason comes behind the queued bytes; an answer whose bytes are the model's own can only be cut off."""
     probe = Probe(counting)
     async with serving(probe.spec(wire), config=quiet_sockets(), wire=wire) as house:
         call = await house.call(wire)

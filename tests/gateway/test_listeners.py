@@ -1,4 +1,4 @@
-"""Listening sockets: where they are, what an accepted connection inherits, and what is said where none can be had."""
+"""Listening sockets: their places, options that accepted connections inherit, and errors where none can be had."""
 
 from __future__ import annotations
 
@@ -191,7 +191,7 @@ async def test_the_errors_of_another_setting_name_that(opened: Callable[..., lis
 
 @pytest.fixture
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """With a path that is short enough."""
+    """A folder with a path that is short enough."""
     return tmp_path_factory.mktemp("u")
 
 
@@ -253,7 +253,7 @@ async def test_what_is_no_socket_stays(folder: Path, kind: str) -> None:
 
 
 async def test_the_file_of_another_server_stays(folder: Path) -> None:
-    """One that took its place: two that were started at the same place, or an operator who was quick."""
+    """The other took its place: two were started at the same place, or an operator was quick."""
     path = folder / "s"
     (first,) = open_listeners(f"unix:{path}", [], RULES)
     path.unlink()

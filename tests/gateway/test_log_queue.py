@@ -1,4 +1,4 @@
-"""The log never keeps its server waiting: who reads it may stop, and what could not be written is counted and said."""
+"""The log never keeps its server waiting: its reader may stop, and unwritten records are counted and said."""
 
 from __future__ import annotations
 
@@ -85,7 +85,7 @@ def test_the_queue_is_bounded_in_bytes_too() -> None:
 
 def test_what_may_change_or_hold_memory_is_rendered_when_it_is_logged() -> None:
     class Large:
-        """What a refused body is to the frame of its exception."""
+        """A large object in an exception's frame, as a refused body is."""
 
     def refuse() -> weakref.ref[Large]:
         held = Large()
@@ -162,7 +162,7 @@ def test_a_reader_that_is_gone_costs_lines_and_nothing_else() -> None:
 def test_a_forked_child_writes_its_lines_itself() -> None:
     with pipe() as (source, sink), logger(sink) as log:
         with warnings.catch_warnings():
-            warnings.simplefilter("ignore", DeprecationWarning)  # of a fork beside threads, which is what this is about
+            warnings.simplefilter("ignore", DeprecationWarning)  # a fork beside threads is the story here
             child = os.fork()
         if not child:
             log.info("from the child")
@@ -232,7 +232,7 @@ def serving(code: str = "pass") -> Iterator[tuple[subprocess.Popen[bytes], int, 
 
 
 def ask(port: int, times: int) -> None:
-    """So many answers on one connection."""
+    """Awaits so many answers on one connection."""
     with socket.create_connection(("127.0.0.1", port), timeout=PATIENCE) as sock, sock.makefile("rb") as answers:
         for _ in range(times // 100):
             sock.sendall(b"GET /v2/health/live HTTP/1.1\r\nHost: x\r\n\r\n" * 100)

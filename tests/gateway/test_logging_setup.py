@@ -44,7 +44,7 @@ def _as_before() -> Iterator[None]:
 
 
 class Written(io.StringIO):
-    """What the log has written, as soon as it has."""
+    """The text of the log, as soon as it is written."""
 
     def getvalue(self) -> str:
         for handler in logging.getLogger().handlers:

@@ -28,7 +28,7 @@ CONFIG = Config(limits=LimitsConfig(loop_block=LIMIT))
 
 
 class Told(logging.Handler):
-    """What the log says of the loop. Whoever blocks it here goes on as soon as that is said."""
+    """Lines of the log about the loop. A step that blocks it here goes on as soon as there is one."""
 
     def __init__(self) -> None:
         super().__init__()

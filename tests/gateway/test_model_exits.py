@@ -244,7 +244,7 @@ async def test_a_load_that_raises_it_is_a_failed_load(
 
 
 class Factory:
-    """What a configuration names; a class that cannot be made."""
+    """A factory that a configuration names; its objects cannot be made."""
 
     exit: type[BaseException] = SystemExit
 

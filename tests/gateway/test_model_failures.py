@@ -1,4 +1,4 @@
-"""What a model does wrong is said in the same words on every route, and the log has the reason of each."""
+"""A model's failure is told in the same words on every route, and the log has the reason of each."""
 
 from __future__ import annotations
 
@@ -99,7 +99,7 @@ async def failing(spec: ModelSpec, config: Config | None = None) -> AsyncIterato
 
 
 def reasons(caplog: pytest.LogCaptureFixture) -> Iterator[tuple[str, str]]:
-    """What the log says of the model's failures: the level and the reason of each."""
+    """The log's lines about the model's failures: the level and the reason of each."""
     for record in caplog.records:
         if record.message == "model failed":
             said = vars(record)
@@ -260,7 +260,7 @@ async def test_a_message_that_is_none_is_in_the_log_with_its_traceback(wire: str
     assert list(reasons(caplog)) == []  # it is said once
 
 
-@pytest.mark.parametrize("wire", [name for name in TEXTS if name != "generate"])  # whose own limit is 16 MiB
+@pytest.mark.parametrize("wire", [name for name in TEXTS if name != "generate"])  # its own limit is 16 MiB
 async def test_an_answer_over_its_limit_is_there_too(wire: str, caplog: pytest.LogCaptureFixture) -> None:
     path, body = TEXTS[wire]
     config = Config(lmi=LMIConfig(max_text=4096))

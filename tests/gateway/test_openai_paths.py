@@ -74,7 +74,7 @@ async def test_another_method_is_told_which_there_are(path: str, kind: str, auto
 
 
 async def upgraded(house: House, path: str) -> tuple[int, dict[str, str], bytes]:
-    """What a WebSocket handshake that comes to nothing is answered."""
+    """The answer to a WebSocket handshake that comes to nothing."""
     line = house.line("http1")
     head = raw(
         1, b"GET", path, headers=[(b"sec-websocket-key", b"dGhlIHNhbXBsZSBub25jZQ=="), (b"sec-websocket-version", b"13")]

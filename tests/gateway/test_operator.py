@@ -429,7 +429,7 @@ ABSENT = [
     for data in DATA
     for method, path in managed()
     if not (data == "multi-model" and path in OF_THE_CONTRACT)
-    if path != "/"  # which each has for itself
+    if path != "/"  # each has its own
 ]
 
 

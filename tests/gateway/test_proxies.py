@@ -1,4 +1,4 @@
-"""Who is behind a trusted proxy: PROXY headers of connections on every wire, forwarded fields of requests, and who is not
+"""Clients behind trusted proxies: PROXY headers of connections on every wire, forwarded fields of requests, and those not
 believed."""
 
 from __future__ import annotations
@@ -97,7 +97,7 @@ class Calls:
         self._records, self.connect = caplog.records, house.connect
 
     async def peer_of(self, pieces: list[bytes], peer: str = PROXY) -> str:
-        """Whom the access line names, where these bytes came in these pieces."""
+        """The client that the access line names, if these bytes come in these pieces."""
         transport = self.connect(peer)
         await send(transport, *pieces)
         answer = await everything(transport)

@@ -40,7 +40,7 @@ async def drained(*specs: ModelSpec, config: Config | None = None) -> AsyncItera
 
 
 async def told(house: House) -> tuple[bool, list[str]]:
-    """Whether the server says that it is ready, in each of its three ways, and the reasons that an operator is given."""
+    """The server's readiness, the same in each of its three ways, and the reasons that an operator is given."""
     ping, v2 = await get(house, "/ping"), await get(house, "/v2/health/ready")
     operator = await Operator(house.gateway).ask("GET", "/health/ready")
     ready, reasons = operator.json["ready"], operator.json["reasons"]

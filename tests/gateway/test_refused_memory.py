@@ -1,4 +1,4 @@
-"""What was refused is gone when that is said: no exception keeps a body, a request or its exchange until the collector comes."""
+"""A refused body is gone once that is said: no exception keeps it, a request or its exchange until the collector comes."""
 
 from __future__ import annotations
 
@@ -46,11 +46,11 @@ KINDS = refusals(SIZE)
 
 @pytest.fixture
 def uncollected() -> Iterator[Callable[[], list[str]]]:
-    """Nothing is collected meanwhile. What it gives says what the collector finds then: each exception that is in a cycle and
+    """Nothing is collected meanwhile. Its function tells the collector's findings then: each exception that is in a cycle and
     knows the frames it came through, and each piece of memory of more than 64 KiB."""
     logging.disable(logging.CRITICAL)  # pytest keeps what is logged, tracebacks and all
     gc.collect()
-    gc.freeze()  # what is here already is none of this test's
+    gc.freeze()  # objects that are here already are none of this test's
     gc.disable()
     gc.set_debug(gc.DEBUG_SAVEALL)
 

@@ -1,4 +1,4 @@
-"""What is a secret, by its name or its form, and the places where it is masked: configuration, errors, log, operator plane."""
+"""Secrets, known by their name or their form, are masked in configuration, errors, log and operator plane."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Where a text ends: at its number of tokens and at its stop sequences, of every shape of model and on every wire."""
+"""Texts end at their number of tokens and at their stop sequences, of every shape of model and on every wire."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def shouted(words: Sequence[str] = WORDS) -> str:
 
 
 async def shout(prompt: Prompt) -> AsyncIterator[str]:
-    """README's."""
+    """The model of the README."""
     for word in prompt.text.split():
         yield word.upper() + " "
 
@@ -65,7 +65,7 @@ async def session(session: Session[Prompt, Token]) -> None:
 
 
 async def stubborn(session: Session[Prompt, Token]) -> None:
-    """Whatever it is told, it goes on."""
+    """Goes on whatever it is told."""
     async for prompt in session:
         for word in itertools.cycle(prompt.text.split()):
             try:
@@ -300,7 +300,7 @@ async def test_each_of_several_sequences_ends_at_its_number_of_tokens(wire: str,
         async for prompt in session:
             n, most = prompt.parameters.n, prompt.parameters.max_new_tokens
             turns = [(number, word) for word in WORDS for number in range(n)]
-            if order == "one after another":  # who does so ends each himself, as others are still to come
+            if order == "one after another":  # such a model ends each itself, as others are still to come
                 turns = [(number, word) for number in range(n) for word in WORDS[:most]]
             for number, word in turns:
                 await session.send(Token(text=f"{word}/{number} ", sequence=number))
@@ -494,7 +494,7 @@ async def test_a_request_for_more_tokens_than_the_ceiling_is_refused_by_its_name
             assert f"{member}: expected at most 40 (limits.max_new_tokens), got 41" in said
             assert not openai or json.loads(said)["error"]["param"] == "max_tokens"
             check(await way.ask(house, way.path, kind, Asked(PROMPT, 40)), WORDS[:40], "length")
-            # what nobody asked for is no more than there may be
+            # a default is lowered to the most there may be
             check(await way.ask(house, way.path, kind, Asked(PROMPT)), WORDS[: min(40, way.default)], "length")
 
 
@@ -532,7 +532,7 @@ async def test_a_token_of_a_sequence_that_nobody_asked_for_is_the_models_error(w
     async with serving(spec_of(lost, "m", **way.spec), config=config_for(way)) as house:
         with pytest.raises(Refused) as refused:
             await way.ask(house, way.path, way.kinds[0], Asked("x"))
-        platform = way.path.startswith("/endpoints/")  # which answers 424 for whatever its container says
+        platform = way.path.startswith("/endpoints/")  # the platform answers 424 for any error of its container
         assert refused.value.status == (0 if wire in SESSIONS else 424 if platform else 500)
         assert said in refused.value.body.decode()
         await over(house)

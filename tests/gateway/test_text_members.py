@@ -62,7 +62,7 @@ PARAMETERS: Mapping[str, frozenset[str]] = {
     "output_formatter": STRING,
     "nobody_knows": ANYTHING,
 }  # fmt: skip
-"""LMI's, each with the kinds of value that it may have."""
+"""LMI's members, each with the kinds of value that it may have."""
 
 OPENAI: Mapping[str, frozenset[str]] = {
     "model": STRING,
@@ -138,7 +138,7 @@ class Place:
     members: Mapping[str, frozenset[str]]
     put: Put = beside
     called: str = ""
-    """What stands before the name of a member in an error."""
+    """The text before the name of a member in an error."""
     configured: Mapping[str, Any] = field(default_factory=dict)
     refused: int = 424
 
@@ -184,7 +184,7 @@ DATA = st.recursive(
 
 
 def check_types(parameters: object) -> None:
-    """That they have the types with which they are declared."""
+    """Fails if one has another type than it is declared with."""
     msgspec.convert(msgspec.structs.asdict(parameters), GenerationParameters, strict=True)
 
 

@@ -1,4 +1,4 @@
-"""Turns: whoever keeps the gateway as busy as it can takes nothing from the others but time, a bounded number of steps."""
+"""Turns: a client that keeps the gateway as busy as it can costs the others a bounded number of steps."""
 
 from __future__ import annotations
 
@@ -83,7 +83,7 @@ async def pressed(clock: MockClock, load: str, *, hub: bool) -> AsyncIterator[tu
 
 
 CONFIG = Config(bidi=BidiConfig(default_model="echo"))
-loads = pytest.mark.parametrize("load", [load for load in LOADS if load != "pings"])  # which is no step of anybody's
+loads = pytest.mark.parametrize("load", [load for load in LOADS if load != "pings"])  # pings are no step of an exchange
 drivers = pytest.mark.parametrize("hub", [True, False], ids=["leader", "waiting"])
 
 

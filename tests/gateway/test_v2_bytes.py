@@ -1,4 +1,4 @@
-"""BYTES: how many elements there may be, who makes objects of them and where, and who pays."""
+"""BYTES: the bound on elements, the places where they become objects, and the budget that pays."""
 
 from __future__ import annotations
 

@@ -61,7 +61,7 @@ async def test_text_that_is_not_utf8_reaches_the_model_unless_it_is_to_be_refuse
 
 @pytest.mark.parametrize("pieces", BROKEN.values(), ids=BROKEN)
 async def test_text_that_is_not_utf8_is_refused_with_1007_where_that_is_asked(pieces: list[bytes]) -> None:
-    """At the frame that breaks it; those before it were good, and have passed."""
+    """The refusal comes at the frame that breaks it; frames before it have passed."""
     async with memory_gateway([Echo()], CHECKED) as served:
         peer, neighbour = await served.websocket(), await served.websocket()
         sent = frames(*pieces)

@@ -18,7 +18,7 @@ from tests.gateway.test_lmi_forms import ask, parts_of
 
 @dataclass(frozen=True)
 class Told:
-    """An answer as its wire has carried it. What a wire has no place for is None."""
+    """An answer as its wire has carried it. Members that a wire has no place for are None."""
 
     text: str
     pieces: Sequence[str] | None = None
@@ -26,7 +26,7 @@ class Told:
     reason: str | None = None
     """`length`, `stop` or `end`, whatever the schema calls it."""
     tokens: int | None = None
-    """As many as the answer says that it has."""
+    """The number that the answer says."""
 
 
 @dataclass(frozen=True)
@@ -37,7 +37,7 @@ class Asked:
     most: int | None = None
     stop: Sequence[str] = ()
     included: bool | None = None
-    """Whether the text has its stop sequence; None: as the schema has it."""
+    """True if the text is to have its stop sequence; None: as the schema has it."""
 
 
 @dataclass(frozen=True)
@@ -47,16 +47,16 @@ class Way:
     ask: Callable[[House, str, str, Asked], Awaitable[Told]]
     path: str
     lmi: Mapping[str, Any] = field(default_factory=dict)
-    """Of the section `lmi`."""
+    """Settings of the section `lmi`."""
     spec: Mapping[str, Any] = field(default_factory=dict)
-    """Of the model's spec."""
+    """Fields of the model's spec."""
     default: int = 30
     """Tokens of an answer where nobody asks for a number."""
     included: bool = True
-    """Whether a text has its stop sequence where nobody says."""
+    """True if a text has its stop sequence by default."""
     kinds: Sequence[str] = ("http1", "http2")
     ending: str = "complete"
-    """Of an answer that is whole: it is the client who ends a WebSocket."""
+    """The ending of an answer that is whole: the client ends a WebSocket."""
 
 
 class Refused(AssertionError):
@@ -68,7 +68,7 @@ class Refused(AssertionError):
 
 
 def parameters(asked: Asked) -> dict[str, Any]:
-    """By LMI's names."""
+    """Parameters by LMI's names."""
     found: dict[str, Any] = {}
     if asked.most is not None:
         found["max_new_tokens"] = asked.most

@@ -26,7 +26,7 @@ ENDS: list[tuple[dict[str, Any], str]] = [
     ({"stop": ["FIVE SIX"]}, "ONE TWO THREE FOUR FIVE "),
     ({"max_tokens": 2}, "ONE TWO "),
 ]
-"""What is asked, and where the text ends."""
+"""Arguments of a call, and the text they end in."""
 
 
 @pytest.fixture(scope="module")
@@ -42,7 +42,7 @@ def model(request: pytest.FixtureRequest, langchain: Any, text_server: Server) -
 
 
 def text_of(answer: Any) -> str:
-    """Of a message, or of a completion, which is its text."""
+    """The text of a message, or of a completion, which is a text itself."""
     return answer if isinstance(answer, str) else str(answer.content)
 
 
@@ -117,9 +117,9 @@ PLAIN = "words"
 
 @pytest.mark.parametrize(("model", "said", "prompt_tokens"), [(PLAIN, " one two", 0), ("counted", " 0 1", 2)])
 def test_a_completion(completions: Make, model: str, said: str, prompt_tokens: int) -> None:
-    model = completions(model, max_tokens=2)
-    assert within_patience(lambda: model.invoke("one two")) == said  # type: ignore[attr-defined]
-    result = within_patience(lambda: model.generate(["one two", "one two"]))  # type: ignore[attr-defined]
+    client = completions(model, max_tokens=2)
+    assert within_patience(lambda: client.invoke("one two")) == said
+    result = within_patience(lambda: client.generate(["one two", "one two"]))
     assert [texts[0].text for texts in result.generations] == [said, said]
     usage = {"prompt_tokens": 2 * prompt_tokens, "completion_tokens": 4, "total_tokens": 2 * prompt_tokens + 4}
     assert result.llm_output["token_usage"] == usage

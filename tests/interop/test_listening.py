@@ -1,4 +1,4 @@
-"""Where a server listens, as curl, systemd and the gateway's own commands find it."""
+"""Addresses that a server listens at, as curl, systemd and the gateway's own commands find them."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ os.execv(sys.argv[2], sys.argv[2:])
 
 @pytest.fixture
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """With a path that is short enough for a Unix socket."""
+    """A folder with a path that is short enough for a Unix socket."""
     return tmp_path_factory.mktemp("u")
 
 
@@ -82,7 +82,7 @@ def listening(*families: int) -> Iterator[list[socket.socket]]:
 
 
 def passing(sockets: list[socket.socket], names: str, *flags: str) -> dict[str, Any]:
-    """What starts a server that finds these sockets at the descriptors from 3 on."""
+    """Arguments that start a server which finds these sockets at the descriptors from 3 on."""
     numbers = [sock.fileno() for sock in sockets]
     assert min(numbers) >= 3 + len(numbers)
     command = [sys.executable, "-c", PASS, ",".join(map(str, numbers)), *COMMAND, *flags]

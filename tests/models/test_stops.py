@@ -16,8 +16,8 @@ STOPS = st.lists(st.text("ab", min_size=1, max_size=4), min_size=1, max_size=3)
 
 
 def end_of(text: str, stops: list[str], *, included: bool, first: int = 0) -> tuple[str, str | None]:
-    """Where the text ends by what `str` can find, and which stop sequence ends it: the one that is complete first, the longest
-    of those. None is complete within the `first` characters."""
+    """The text up to its end, found by `str` alone, and the stop sequence that ends it: the one that is complete first, the
+    longest of those. None is complete within the `first` characters."""
     for end in range(first + 1, len(text) + 1):
         if met := [stop for stop in stops if text[:end].endswith(stop)]:
             longest = max(met, key=len)
@@ -51,7 +51,7 @@ def cut(text: str, at: list[int]) -> list[str]:
     [
         ("xxabcxx", ["abc"], "xx"),
         ("xabcy", ["abc", "ab"], "x"),  # the one that is complete first
-        ("xabcd", ["c", "abc"], "x"),  # of those that are complete at once, the longest
+        ("xabcd", ["c", "abc"], "x"),  # the longest of those that are complete at once
         ("aabaaaab", ["aaab"], "aaba"),
         ("xabcd", ["bcd", "c"], "xab"),
         ("xabcd", ["cde", "abx"], "xabcd"),

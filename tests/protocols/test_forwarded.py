@@ -1,4 +1,4 @@
-"""For whom a request was forwarded: lists of proxies, walked from the right, and what clients put into them."""
+"""Clients of forwarded requests: lists of proxies, walked from the right, and what clients put into them."""
 
 from __future__ import annotations
 
@@ -79,9 +79,9 @@ def test_a_list_is_walked_from_its_right_end(values: list[str], client: str) -> 
         (['for="_gazonk"'], ""),
         (["for=192.0.2.43, for=unknown"], ""),
         (["for=192.0.2.43, for=_hidden, for=10.0.0.1"], "10.0.0.1"),
-        # whoever says nothing of his client's address
+        # a proxy that does not name its client
         (["for=192.0.2.43, proto=https;by=10.0.0.1"], ""),
-        # what proxies do beside the letter
+        # forms of proxies that the RFC does not have
         (["for=192.0.2.43:80 ; proto=http"], "192.0.2.43 80"),
         (["for=[::1]:80"], "::1 80"),
         (['for="\\1\\92.0.2.43"'], "192.0.2.43"),
@@ -176,7 +176,7 @@ def test_garbage_names_somebody_or_nobody(values: Sequence[str]) -> None:
     data = [value.encode("latin-1") for value in values]
     for node in (client_of(data, [], trusts), client_of([], data, trusts)):
         assert node is None or isinstance(node, Node)
-    # what a trusted proxy appends to it as a line of its own is always what it says
+    # a line that a trusted proxy appends is always read as it is
     assert told(client_of([], [*data, b"198.51.100.1"], trusts)) == "198.51.100.1"
     assert told(client_of([*data, b"for=198.51.100.1"], [], trusts)) == "198.51.100.1"
     assert told(client_of([], [(",".join(values) + ",198.51.100.1").encode("latin-1")], trusts)) == "198.51.100.1"
