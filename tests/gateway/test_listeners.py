@@ -181,7 +181,7 @@ async def test_a_machine_without_ipv6_says_what_to_set(host: str, monkeypatch: p
     )
 
 
-async def test_the_errors_of_another_setting_name_that(opened: Callable[..., list[Listener]]) -> None:
+def test_the_errors_of_another_setting_name_that() -> None:
     rules = Rules(backlog=1, host_setting="operator.host")
     assert refused("192.0.2.1", rules=rules).endswith("; operator.host sets an address of this machine")
 

@@ -161,7 +161,7 @@ async def _fails() -> AsyncIterator[Any]:
     yield
 
 
-async def test_a_model_that_cannot_be_loaded_does_not_tell_its_options(caplog: Any, autojump_clock: Any) -> None:
+async def test_a_model_that_cannot_be_loaded_does_not_tell_its_options(autojump_clock: Any) -> None:
     spec = ModelSpec(name="lm", family=Family.TEXT, load=_fails, restart=RestartPolicy(intensity=0))
     async with memory_gateway([spec]) as served:
         (view,) = await models_of(served.gateway)
