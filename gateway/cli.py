@@ -392,7 +392,7 @@ def _list_configured(given: Given) -> None:
         click.echo("  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip())
     if config.sagemaker.multi_model or config.v2.model_control:
         click.echo("Clients may load others.", err=True)
-    click.echo("This is what the configuration would serve. No server was asked: `everywire models list` does.", err=True)
+    click.echo("The configuration would serve these. No server was asked: `everywire models list` asks one.", err=True)
     if broken:
         raise ConfigError("; ".join(broken))
 
