@@ -71,7 +71,7 @@ def show(given: Given, changed: bool = False, show_secrets: bool = False, as_jso
         click.echo(json.dumps(to_json(resolved, said, changed=changed, masked=not show_secrets), indent=2))
         return
     if said:
-        click.echo("# What the files of the model's own folder say:\n" + to_comments(said, masked=not show_secrets))
+        click.echo("# Files of the model's own folder say:\n" + to_comments(said, masked=not show_secrets))
     elif not resolved.config.models and not resolved.config.repository.model:
         click.echo("# No model is configured: those of the library are served.\n")
     click.echo(to_toml(resolved, changed=changed, masked=not show_secrets), nl=False)

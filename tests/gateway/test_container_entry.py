@@ -87,7 +87,7 @@ def test_what_the_models_own_files_say_is_shown_with_the_configuration(
     shown = CliRunner().invoke(program, arguments).output
     said, _, rest = shown.partition("\n\n")
     first, *others = said.splitlines()
-    assert first == "# What the files of the model's own folder say:"
+    assert first == "# Files of the model's own folder say:"
     assert sorted(others) == [
         f"# models.model.capacity = 3  # {folder}/model.toml",
         f'# models.model.factory = "models.library.echo:Echo"  # {folder}/model.toml',
