@@ -36,7 +36,7 @@ from models.messages import InferRequest, InferResponse
 from models.rows import Rows, elements_of, rows_of, size_of
 from models.session import Call, Session
 from models.spec import Batching, Model, ModelSpec
-from models.threads import throw
+from models.threads import detached, throw
 
 log = logging.getLogger("models.batching")
 
@@ -408,6 +408,7 @@ class Batcher:
                         raise self._cancelled(e) from None
                     errors = list(leaves(e))
                     self._failed(run, errors[0] if len(errors) == 1 else e)
+                    detached(e, (ModelError,))  # out of a thread it is in a cycle; its requests say where it was raised
         finally:
             errors = []  # they know this frame: a cycle would keep the requests
             self._stranded.update(self._told(run))
@@ -478,6 +479,7 @@ class Batcher:
             return error
         if rest is not None:
             log.warning("model raised while cancelled", extra={"model": self._spec.name}, exc_info=rest)
+            detached(rest)
         return cancelled
 
     def _failed(self, run: _Run, error: BaseException) -> None:

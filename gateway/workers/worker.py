@@ -856,6 +856,8 @@ class Worker:
             if not (isinstance(e, BaseExceptionGroup) or is_failure(e)):
                 raise
             raised = self._raised(e, session, exchange, text)
+            if is_failure(e):
+                detached(e)  # out of a thread that its author has begun it is in a cycle, which would keep the same
             if raised is None:
                 return
             try:
@@ -869,6 +871,8 @@ class Worker:
         exchange.stopped_by = "gateway"
         if error is not None and not all(_ends_normally(leaf) for leaf in leaves(error)):
             log.warning("model raised while stopped", extra={"model": self.name, "id": exchange.id}, exc_info=error)
+        if error is not None:
+            detached(error)
 
     def _raised(
         self, e: BaseException, session: Session[Any, Any], exchange: Exchange, text: Continuations | None
@@ -923,6 +927,7 @@ class Worker:
             return error
         if rest is not None:
             log.warning("model raised while cancelled", extra={"model": self.name, "id": id}, exc_info=rest)
+            detached(rest)
         return cancelled
 
 

@@ -96,13 +96,32 @@ async def failing_beside(x: npt.NDArray[np.uint8]) -> npt.NDArray[np.uint8]:
     return x
 
 
+async def failing_in_its_own_thread(x: npt.NDArray[np.uint8]) -> npt.NDArray[np.uint8]:
+    copied = x.copy()
+    try:
+        await trio.to_thread.run_sync(lambda: copied[copied.size])  # whose exceptions are in cycles
+    except IndexError as e:
+        raise ZeroDivisionError(f"after {copied.size} bytes") from e
+    return x
+
+
+async def failing_as_it_leaves(x: npt.NDArray[np.uint8]) -> npt.NDArray[np.uint8]:
+    try:
+        await trio.sleep_forever()
+    finally:
+        with trio.CancelScope(shield=True):
+            await failing_in_its_own_thread(x)
+
+
 def specs() -> list[ModelSpec]:
     """The models that are asked."""
     batching = Batching(max_delay=0.001)
+    alone = (length, total, shout, speaking, failing, refusing, failing_later, failing_beside)
     return [
-        *(spec_of(model) for model in (length, total, shout, speaking, failing, refusing, failing_later, failing_beside)),
+        *(spec_of(model) for model in (*alone, failing_in_its_own_thread, failing_as_it_leaves)),
         spec_of(failing, "batched", max_batch_size=8, batching=batching),
         spec_of(refusing, "batched_refusing", max_batch_size=8, batching=replace(batching, retry=False)),
+        spec_of(failing_in_its_own_thread, "batched_in_a_thread", max_batch_size=8, batching=batching),
     ]
 
 
@@ -201,8 +220,11 @@ def refusals(size: int) -> dict[str, Callable[[], Refused]]:
         "a function that refuses": lambda: of_a_model("refusing", 424, (size // 4,)),
         "an async function that fails": lambda: of_a_model("failing_later", 500, (size // 4,)),
         "a task of a model that fails": lambda: of_a_model("failing_beside", 500, (size // 4,)),
+        "a function that fails in its own thread": lambda: of_a_model("failing_in_its_own_thread", 500, (size // 4,)),
+        "a function that fails as it leaves": lambda: of_a_model("failing_as_it_leaves", 0, (size // 4,)),
         "a batch that fails": lambda: of_a_model("batched", 500, (2, size // 8)),
         "a batch that refuses": lambda: of_a_model("batched_refusing", 424, (2, size // 8)),
+        "a batch that fails in its own thread": lambda: of_a_model("batched_in_a_thread", 500, (2, size // 8)),
     }
 
 

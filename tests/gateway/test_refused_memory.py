@@ -85,6 +85,8 @@ async def test_no_exception_of_a_refusal_keeps_memory(
             if refused.status:
                 status, _, said = await line.peer.read_answer(1)
                 assert status == refused.status, said[:300]
+            else:
+                await house.still()  # until somebody works for it
             line.peer.close()
             await house.still()
             while house.gateway.counts().exchanges:  # one that was left is at work in a thread
