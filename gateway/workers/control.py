@@ -22,6 +22,7 @@ from gateway.workers.worker import State, Worker
 from models.blocking import run_step
 from models.exits import ModelExit
 from models.spec import ModelSpec
+from models.threads import detached
 
 log = logging.getLogger("gateway.repository")
 
@@ -149,6 +150,7 @@ class ModelControl:
         except GatewayError:
             raise
         except (Exception, SystemExit, BaseExceptionGroup) as e:
+            detached(e)  # out of a thread, or a warm-up, it is in a cycle, which would keep the model
             said = str(e) if isinstance(e, ModelExit) else f"{type(e).__name__}: {e}"
             return LoadFailed(f"model {show(spec.name)} cannot be loaded: {text_without_secrets(said)[:300]}")
         log.info("model loaded", extra={"model": spec.name})
@@ -215,6 +217,8 @@ class ModelControl:
                 standing, reason = Standing.UNLOADING, ""
             elif name in self._loading:
                 standing, reason = Standing.LOADING, ""
+            elif self._supervisor.unloadable(name) is not None:
+                standing, reason = Standing.UNAVAILABLE, "it could not be loaded; the log says why"
             else:
                 standing, reason = STANDINGS[State.STOPPED if worker is None else worker.state]
             yield Indexed(name=name, version=spec.version, standing=standing, reason=reason)

@@ -36,7 +36,7 @@ from gateway.workers.supervisor import Supervisor
 from gateway.workers.worker import Worker
 from models.blocking import StepHolder, run_step, set_step_holder
 from models.spec import LOAD_TIMEOUT, ModelSpec
-from models.threads import in_thread
+from models.threads import detached, in_thread
 
 log = logging.getLogger("gateway.repository")
 
@@ -577,6 +577,7 @@ class Repository:
         except (Exception, SystemExit, BaseExceptionGroup) as e:
             entry.told = True  # by its worker
             failure = load_error(e, entry.name, folder)
+            detached(e)  # out of a thread, or a warm-up, it is in a cycle, which would keep the model
         try:
             raise failure  # outside: what the traceback holds is the failed model's memory
         finally:

@@ -84,6 +84,8 @@ class Supervisor:
         self.dismissed: set[str] = set()
         """Models of `configured` that are not in service because somebody has asked for that: readiness does not wait for
         them."""
+        self._unloadable: dict[str, str] = {}
+        """Why those of `configured` are not in service whose last `load` has failed."""
         self._replaced: dict[str, set[Worker]] = {}
         self._aside: set[trio.CancelScope] = set()
         self._stopping = trio.Event()
@@ -159,7 +161,14 @@ class Supervisor:
         worker = self.workers.get(name)
         if worker is not None:
             return Absent(name, worker.absence, worker.reason)
+        if (error := self.unloadable(name)) is not None:
+            return Absent(name, "could not be loaded", error)
         return Absent(name, "was unloaded" if name in self.dismissed else "is not in service", "")
+
+    def unloadable(self, name: str) -> str | None:
+        """What the last `load` of a model of `configured` has failed of; None where it has not, or the model is in service
+        or `dismissed`."""
+        return None if name in self.workers or name in self.dismissed else self._unloadable.get(name)
 
     @property
     def waiting(self) -> set[Exchange]:
@@ -196,14 +205,21 @@ class Supervisor:
         alive = (worker.name for worker in (*self._begun, *self._added) if not worker.stopped.is_set())
         if spec.name in self.workers or spec.name in alive:
             raise Conflict(f"a model named {spec.name[:100]!r} is there already")
-        worker = await self._loaded(self._worker(spec, lasting=False))
+        worker = self._worker(spec, lasting=False)
+        try:
+            await self._loaded(worker)
+        except BaseException:
+            if worker.reason and spec.name in self.configured:
+                self._unloadable[spec.name] = worker.reason
+            raise
+        self._unloadable.pop(spec.name, None)
         worker.lasting = lasting
         self.workers[spec.name] = worker
         self._changed()
         return worker
 
-    async def _loaded(self, worker: Worker) -> Worker:
-        """A new worker, with its model loaded; the errors of `load`."""
+    async def _loaded(self, worker: Worker) -> None:
+        """Has a new worker load its model; the errors of `load`."""
         self._start(self._keep, worker)
         self._added.append(worker)
         try:
@@ -214,7 +230,7 @@ class Supervisor:
                 await worker.stopped.wait()
             raise
         if not worker.stopped.is_set():
-            return worker
+            return
         failure, worker.failure = worker.failure, None
         try:
             raise failure or Unavailable("the server is shutting down; try another")

@@ -167,8 +167,8 @@ async def test_but_one_that_could_not_be_loaded_again_is_missed(autojump_clock: 
         await unload(house, "probe")
         loader.fails = True
         assert (await load(house, "probe"))[0] == 500
-        assert (await index(house))["probe"][0] == "UNAVAILABLE"
-        assert await told(house) == (False, ["model 'probe' is not in service"])
+        assert (await index(house))["probe"] == ("UNAVAILABLE", "it could not be loaded; the log says why")
+        assert await told(house) == (False, ["model 'probe' could not be loaded: OSError: no weights"])
         loader.fails = False
         assert (await load(house, "probe"))[0] == 200
         assert await told(house) == (True, [])
@@ -181,7 +181,10 @@ async def test_what_was_given_up_stays_a_reason_while_somebody_tries_to_load_it(
         await house.still()
         loader.fails = True
         assert (await load(house, "probe"))[0] == 500
-        assert await told(house) == (False, ["model 'probe' is not in service"])
+        assert await told(house) == (False, ["model 'probe' could not be loaded: OSError: no weights"])
+        await unload(house, "probe")
+        assert (await index(house))["probe"] == ("UNAVAILABLE", "unloaded")
+        assert await told(house) == (True, [])
 
 
 async def test_a_reload_is_nobodys_business_until_it_has_failed(autojump_clock: Any, caplog: Any) -> None:

@@ -5,8 +5,8 @@ from __future__ import annotations
 import gc
 import logging
 import threading
-from collections.abc import Callable, Iterator
-from contextlib import suppress
+from collections.abc import AsyncIterator, Callable, Iterator
+from contextlib import asynccontextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -17,10 +17,12 @@ import trio
 import trio.lowlevel
 
 from gateway import client
+from gateway.config import Config, V2Config
 from gateway.errors import DeadlineExceeded, TransportLost
 from models.adapt import spec_of
 from models.errors import ModelError
-from models.messages import Family
+from models.messages import Family, InferRequest
+from models.spec import Model, ModelSpec, Restart, RestartPolicy
 from protocols import bidi, v2
 from protocols.errors import LocalProtocolError
 from protocols.events import Data, End, Frame, Opcode
@@ -200,6 +202,29 @@ async def test_bad_pieces_are_gone_with_their_refusal(uncollected: Callable[[], 
             got, said = await sent(house, kind, "/v2/models/m/infer", lie.body, lie.fields)
             assert got == 400, said
         found = uncollected()
+    assert not found, found
+
+
+@pytest.mark.parametrize("where", ["a thread of the load", "the warm-up's answer"])
+async def test_a_load_that_fails_keeps_nothing_of_its_model(where: str, uncollected: Callable[[], list[str]]) -> None:
+    @asynccontextmanager
+    async def load() -> AsyncIterator[Model]:
+        weights = np.zeros(MiB, np.uint8)
+        if where == "a thread of the load":
+            await trio.to_thread.run_sync(lambda: weights[MiB])
+
+        async def model(session: Any) -> None:
+            await session.receive()
+            await session.send(weights)
+
+        yield model
+
+    once = RestartPolicy(kind=Restart.TEMPORARY)
+    spec = ModelSpec(name="m", family=Family.TENSOR, load=load, warmup=(InferRequest(inputs=()),), restart=once)
+    async with serving(spec, config=Config(v2=V2Config(model_control=True))) as house:
+        assert (await sent(house, "http1", "/v2/repository/models/m/load", b""))[0] == 500  # once more
+        found = uncollected()
+        await house.gateway.drain()
     assert not found, found
 
 

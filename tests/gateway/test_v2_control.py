@@ -272,7 +272,7 @@ async def test_a_load_that_raises_says_so_and_leaves_nothing(autojump_clock: Any
         loader.before = fail
         status, body = await load(house, "m")
         assert (status, body) == (500, {"error": "model 'm' cannot be loaded: OSError: no weights"})
-        assert await index(house) == {"m": ("UNAVAILABLE", "unloaded")}
+        assert await index(house) == {"m": ("UNAVAILABLE", "it could not be loaded; the log says why")}
         loader.before = None
         assert (await load(house, "m"))[0] == 200
 
