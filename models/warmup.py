@@ -8,8 +8,8 @@ from typing import Any, TypeAlias, final
 import trio
 
 from models.continuations import Continuations
-from models.exits import is_failure
-from models.messages import Finish, GenerationParameters, Prompt, Token
+from models.exits import is_failure, leaves
+from models.messages import Family, Finish, GenerationParameters, Prompt, Token
 from models.session import Call, Session
 from models.spec import Model, ModelSpec
 
@@ -27,9 +27,9 @@ async def warm_up(model: Model, spec: ModelSpec, check: Check | None = None) -> 
     dialect is `warmup`; what the model sends is dropped, once `check` has looked at it. A function there is awaited with the
     model instead, and calls it as it likes.
 
-    WarmupFailed with the number of the call and what the model raised, or what is wrong with its answer. A model that reads
-    on past its message has ended well. A model must not wait here for a message that only a client would send. If this is
-    cancelled, the model is.
+    WarmupFailed with the number of the call and what the model raised, or what is wrong with its answer; also where a model
+    of tensors gives none, unless it is decoupled. A model that reads on past its message has ended well. A model must not
+    wait here for a message that only a client would send. If this is cancelled, the model is.
     """
     if not isinstance(spec.warmup, Sequence):
         try:
@@ -44,16 +44,17 @@ async def warm_up(model: Model, spec: ModelSpec, check: Check | None = None) -> 
         channel = _OneMessage(message, check)
         try:
             await channel.text.around(model(Session(channel, call)))
-        except trio.EndOfChannel:
-            pass
         except BaseException as e:
             if not is_failure(e):
                 raise
-            if channel.wrong is None:
+            if channel.wrong is None and not all(isinstance(leaf, trio.EndOfChannel) for leaf in leaves(e)):
                 raise WarmupFailed(f"warm-up request {number} of {len(spec.warmup)} raised {_told(e)}") from e
         if channel.wrong is not None:
             said = f"the answer to warm-up request {number} of {len(spec.warmup)} is wrong: {channel.wrong}"
             raise WarmupFailed(said) from channel.wrong
+        if spec.family is Family.TENSOR and not (spec.decoupled or channel.answered):
+            said = f"warm-up request {number} of {len(spec.warmup)} has no answer, and the model is not decoupled"
+            raise WarmupFailed(said)
 
 
 def _told(error: BaseException) -> str:
@@ -68,7 +69,7 @@ class _OneMessage:
 
     def __init__(self, message: Any, check: Check | None) -> None:
         self._message, self._check = message, check
-        self.exhausted = False
+        self.exhausted = self.answered = False
         self.text = Continuations(message.parameters if isinstance(message, Prompt) else GenerationParameters())
         self.wrong: Exception | None = None
         """The first exception of the check, even if the model has gone on after it."""
@@ -86,6 +87,7 @@ class _OneMessage:
 
     async def send(self, message: Any, /) -> None:
         await trio.lowlevel.checkpoint()
+        self.answered = True
         if self._check is not None:
             try:
                 self._check(self._message, message)

@@ -157,6 +157,16 @@ async def test_and_in_a_warm_up_before_any_client_meets_it(fault: str, autojump_
         await house.gateway.drain()
 
 
+async def test_no_answer_is_a_failure_of_both_unless_there_may_be_any_number(autojump_clock: Any) -> None:
+    spec = spec_of(giving(lambda: None), warmup=(InferRequest(inputs=(Tensor(name="x", data=np.zeros(1, np.int64)),)),))
+    async with serving(spec, spec_of(giving(lambda: None), "cold"), spec_of(spec, "decoupled", decoupled=True)) as house:
+        assert (await house.ask("/v2/models/cold/infer", ASKED))[0] == 500
+        reason = "WarmupFailed: warm-up request 1 of 1 has no answer, and the model is not decoupled"
+        assert house.gateway.models["m"].reason == reason
+        assert house.gateway.models["decoupled"].reason == ""
+        await house.gateway.drain()
+
+
 async def test_an_output_that_nobody_asks_for_need_not_be_made() -> None:
     asked = json.dumps({"inputs": [X], "outputs": [{"name": "y"}]}).encode()
     async with serving(giving(FAULTS["missing"][0])) as house:

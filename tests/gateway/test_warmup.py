@@ -80,6 +80,21 @@ async def test_a_warm_up_that_fails_is_a_failed_load_and_tried_again(
         assert (await ask(house))[0] == 200
 
 
+async def test_a_model_that_reads_on_in_a_task_of_its_own_has_ended_as_well_as_in_a_call(autojump_clock: MockClock) -> None:
+    async def model(session: Session[Prompt, Token]) -> None:
+        async def read() -> None:
+            while True:
+                await session.receive()
+                await session.send(Token(text="warm"))
+
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(read)
+
+    async with serving(spec_of(model, "m", warmup=(Prompt(text="one"),))) as house:
+        assert house.gateway.models["m"].reason == ""
+        assert await ask(house) == (200, b'{"generated_text": "warm"}')
+
+
 async def test_a_warm_up_that_never_works_gives_the_model_up(autojump_clock: MockClock) -> None:
     diary = Diary()
     diary.fails = 1000
