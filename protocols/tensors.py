@@ -331,6 +331,13 @@ def to_json(array: Array | BytesData, datatype: str) -> bytes:
     return _dumps(array.ravel(), None, _NUMPY)  # ravel: contiguous
 
 
+def numbers_of(array: Array, datatype: str) -> Array:
+    """What an array holds, in a plain one. V2Error with status 500 if it is not of that datatype, which is none of BYTES."""
+    array = _plain(array)
+    _check_dtype(array, datatype)
+    return array
+
+
 def _plain(array: Any) -> Array:
     """What a scalar or an array of a class of its own holds: such a class may see its elements and its shape otherwise."""
     if isinstance(array, np.ma.MaskedArray) and np.ma.is_masked(array):

@@ -257,11 +257,16 @@ def write_tensor(tensor: V2Tensor, *, binary: bool) -> tuple[dict[str, Any], lis
 
 def join_body(head: dict[str, Any], buffers: list[Buffer]) -> tuple[Headers, list[Buffer]]:
     """The form (see `form_of`) and the buffers of a body."""
+    text = write_head(head)
+    return form_of(len(text), buffers), [text, *buffers]
+
+
+def write_head(head: dict[str, Any]) -> bytes:
+    """The JSON of an object in which nothing but a parameter can be what JSON has no words for: V2Error, status 500."""
     try:
-        text = msgspec.json.encode(head, enc_hook=_encode_other)
+        return msgspec.json.encode(head, enc_hook=_encode_other)
     except (TypeError, ValueError, OverflowError) as error:  # UnicodeEncodeError is a ValueError
         raise V2Error(f"a parameter is not what JSON can express: {show(str(error))}", status=500) from None
-    return form_of(len(text), buffers), [text, *buffers]
 
 
 def form_of(header_length: int, buffers: Sequence[Buffer]) -> Headers:

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import msgspec
 import numpy as np
 
-from protocols.tensors import DATATYPES, Array, V2Error, V2Tensor, show
+from protocols.tensors import DATATYPES, Array, V2Error, V2Tensor, numbers_of, show
 
 MOST = 1_000_000
 """Elements of an output that are put in order, as in Triton."""
@@ -28,10 +28,13 @@ def classify(output: V2Tensor, count: int, labels: Sequence[str] = ()) -> V2Tens
     """The `count` largest values along the last axis of an output, or all of them where it has fewer: BYTES of the form
     `value:index`, and `value:index:label` where there is a label for the index. Floats have six decimals, as in Triton.
     Equal values come in the order of their indexes, and NaN last. V2Error for an output that has no order, or is too large
-    to be put in order."""
-    array = output.elements
+    to be put in order; with status 500 for one that is not of its datatype."""
     if output.datatype in _NO_NUMBERS:
         raise V2Error(f"output {show(output.name)} is {output.datatype}, which classification does not order")
+    try:
+        array = numbers_of(output.elements, output.datatype)
+    except V2Error as error:
+        raise V2Error(f"tensor {show(output.name)}: {error.message}", status=error.status) from None
     if array.size > MOST:
         raise V2Error(f"output {show(output.name)}: classification orders at most {MOST} elements, got {array.size}")
     classes = array.shape[-1] if array.shape else 1

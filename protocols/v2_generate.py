@@ -13,7 +13,7 @@ from msgspec import UNSET, UnsetType
 from protocols import strict_json
 from protocols.events import Buffer
 from protocols.tensors import NO_PARAMETERS, Parameters, V2Error, V2Tensor, from_json, show, show_shape, to_json
-from protocols.v2_body import DEFAULT_LIMITS, V2Limits, read_string
+from protocols.v2_body import DEFAULT_LIMITS, V2Limits, read_string, write_head
 from protocols.v2_metadata import ModelSignature, TensorSpec, full_shape
 from protocols.v2_request import V2Request, check_inputs
 
@@ -191,10 +191,7 @@ def render_generate(
         if name in head or name in _REPLYS_OWN:
             raise V2Error(f"the model gave {show(name)}, which the reply has already", status=500)
         head[name] = value
-    try:
-        return msgspec.json.encode(head)
-    except (TypeError, ValueError, OverflowError) as error:  # UnicodeEncodeError is a ValueError
-        raise V2Error(f"a parameter is not what JSON can express: {show(str(error))}", status=500) from None
+    return write_head(head)
 
 
 def _value_of(tensor: V2Tensor) -> msgspec.Raw:

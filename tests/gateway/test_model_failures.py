@@ -167,6 +167,15 @@ async def test_no_answer_is_a_failure_of_both_unless_there_may_be_any_number(aut
         await house.gateway.drain()
 
 
+@pytest.mark.parametrize("route", ROUTES)
+async def test_a_parameter_may_be_a_number_of_numpys_on_every_route(route: str) -> None:
+    given = InferResponse(outputs=answer(y=Y, z=Z).outputs, parameters={"score": np.float64(0.5)})
+    path, body, headers = ROUTES[route]
+    async with failing(giving(lambda: given)) as house:
+        status, _, told = await house.ask(path, body, *headers)
+    assert (status, b'"score":0.5' in told) == (200, True)
+
+
 async def test_an_output_that_nobody_asks_for_need_not_be_made() -> None:
     asked = json.dumps({"inputs": [X], "outputs": [{"name": "y"}]}).encode()
     async with serving(giving(FAULTS["missing"][0])) as house:

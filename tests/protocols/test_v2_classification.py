@@ -47,7 +47,8 @@ def test_halves_are_in_order_too(datatype: str, dtype: Any) -> None:
 
 @given(arrays(st.sampled_from([np.int8, np.uint64, np.int64, np.float32]), array_shapes(max_dims=3)), st.integers(1, 5))
 def test_any_numbers_are_in_order(array: Any, count: int) -> None:
-    found = classify(V2Tensor(name="y", datatype="INT8", array=array), count).elements
+    datatype = {"int8": "INT8", "uint64": "UINT64", "int64": "INT64", "float32": "FP32"}[array.dtype.name]
+    found = classify(V2Tensor(name="y", datatype=datatype, array=array), count).elements
     assert found.shape == (*array.shape[:-1], min(count, array.shape[-1]))
     for row, texts in zip(array.reshape(-1, array.shape[-1]), found.reshape(-1, found.shape[-1]), strict=True):
         indexes = [int(text.split(b":")[1]) for text in texts]
@@ -96,6 +97,24 @@ def test_classes_come_as_binary_data_too_and_none_is_the_output_itself() -> None
     assert bytes(reply.buffers[1]) == b"\x0e\0\0\x003.000000:1:dog"
     reply = codec.render([Y], codec.parse(request({"classification": 0}), None))
     assert json.loads(bytes(reply.buffers[0]))["outputs"][0]["data"] == [1, 3, 2]
+
+
+@pytest.mark.parametrize(
+    ("array", "said"),
+    [
+        (np.array([[1.0, 3.0, 2.0]]), "datatype FP32 holds float32, got an array of float64"),
+        (
+            np.ma.masked_array(np.ones((1, 3), np.float32), [[False, True, False]]),
+            "a masked array has elements without a value",
+        ),
+    ],
+)
+@pytest.mark.parametrize("parameters", [{}, {"classification": 2}])
+def test_what_is_not_of_its_datatype_has_no_classes_either(parameters: Any, array: Any, said: str) -> None:
+    codec = v2.InferCodec(SIGNATURE)
+    with pytest.raises(V2Error, match=f"tensor 'y': {said}") as caught:
+        codec.render([V2Tensor(name="y", datatype="FP32", array=array)], codec.parse(request(parameters), None))
+    assert caught.value.status == 500
 
 
 @pytest.mark.parametrize("count", [-1, 1.0, "1", True])
