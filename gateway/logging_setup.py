@@ -5,6 +5,7 @@ from __future__ import annotations
 import faulthandler
 import json
 import logging
+import os
 import sys
 import threading
 from collections.abc import Iterator
@@ -41,7 +42,7 @@ def configure(config: LogConfig, *, stream: IO[str] | None = None) -> None:
     own level says more. A second call replaces the first. Lines are written by a thread of their own (`log_queue`): whoever
     logs never waits for whoever reads.
     """
-    stream = stream or sys.stderr
+    stream = stream or sys.stderr or open(os.devnull, "w")  # noqa: SIM115  # a process may have no standard error
     text = config.format == "text" or (config.format == "auto" and stream.isatty())
     handler = QueuedHandler(stream)
     handler.setFormatter(TextFormatter() if text else JSONFormatter())

@@ -198,6 +198,16 @@ def test_what_python_would_write_itself_is_in_the_log(caplog: pytest.LogCaptureF
     assert careless == []
 
 
+def test_a_process_without_standard_error_logs_to_nobody() -> None:
+    code = (
+        "import logging, sys\nfrom gateway.config import LogConfig\nfrom gateway.logging_setup import configure, flush\n"
+        "assert sys.stderr is None\nconfigure(LogConfig())\nlogging.getLogger('gateway').error('lost')\nflush()\nprint('on')"
+    )
+    command = ["sh", "-c", 'exec "$0" -c "$1" 2>&-', sys.executable, code]
+    ran = subprocess.run(command, cwd=ROOT, stdout=subprocess.PIPE, timeout=PATIENCE, check=False)
+    assert (ran.returncode, ran.stdout) == (0, b"on\n")
+
+
 # -- a server of its own -----------------------------------------------------------------------------------------------
 
 
