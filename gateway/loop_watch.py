@@ -208,8 +208,9 @@ def _authors(frames: list[FrameType]) -> FrameType | None:
     foreign = [frame for frame in frames if not _is_brought(frame)]
     if not foreign:
         return None
-    folder = f"{Path(foreign[-1].f_code.co_filename).parent}{os.sep}"
-    return next(frame for frame in foreign if _is_any(frame, folder))
+    file = foreign[-1].f_code.co_filename  # of code that was typed in, or made, it is a word such as <stdin>
+    folder = f"{Path(file).parent}{os.sep}"
+    return next(frame for frame in foreign if frame.f_code.co_filename == file or _is_any(frame, folder))
 
 
 def _is_brought(frame: FrameType) -> bool:

@@ -120,6 +120,15 @@ async def test_a_model_that_blocks_is_named_while_it_lasts(model: Any, function:
         assert f'everywire_loop_blocked_seconds_total{{model="{model.__name__}"}}' in text
 
 
+async def test_so_is_one_whose_code_is_in_no_file() -> None:
+    typed: dict[str, Any] = {"Prompt": Prompt, "wait": lambda: told.named.wait(PATIENCE)}
+    exec(compile("async def typed_in(prompt: Prompt) -> str:\n    return str(wait())", "<stdin>", "exec"), typed)
+    async with memory_gateway([typed["typed_in"]], CONFIG) as memory:
+        assert (await memory.client().lmi("hi", "typed_in")).text == "True"
+        (record,) = told.blocked
+        assert (record.model, line_of(record)) == ("typed_in", "<stdin>:2 in typed_in")
+
+
 async def test_a_load_that_blocks_is_named() -> None:
     @asynccontextmanager
     async def load() -> AsyncIterator[Any]:
