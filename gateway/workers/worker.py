@@ -49,7 +49,7 @@ from models.messages import Family
 from models.session import Session
 from models.spec import Model, ModelSpec, Restart
 from models.threads import detached, throw
-from models.warmup import Check, warm_up
+from models.warmup import Check, WarmupFailed, warm_up
 
 if TYPE_CHECKING:
     from gateway.spans import Spans
@@ -546,12 +546,17 @@ class Worker:
             spec = spans.batched(spec)
         began = trio.current_time()
         error: BaseException | None
+        cold: WarmupFailed | None = None
         self._loading = scope = trio.CancelScope(deadline=began + self.spec.load_timeout)
         try:
             with scope:
                 async with self.stuck.around(running(spec, self.statistics, self.stuck)) as model:
                     if self.spec.warmup:
-                        await warm_up(model, self.spec, self._check and self._check(self.spec))
+                        try:
+                            await warm_up(model, self.spec, self._check and self._check(self.spec))
+                        except WarmupFailed as e:
+                            cold = e  # a load() that contains what is raised in its block is no better for that
+                            raise
                     # it may be too late, or not wanted any more, though load() did not notice
                     await trio.lowlevel.checkpoint_if_cancelled()
                     scope.deadline = float("inf")
@@ -582,22 +587,24 @@ class Worker:
                 raise
             error = _one_of(e)
         else:
-            error = self._silent_end(timed_out=scope.cancelled_caught)
+            error = cold or self._silent_end(timed_out=scope.cancelled_caught)
         try:
             if error is not None and self._stop.is_set():
                 log.warning("model did not unload", extra={"model": self.name, "reason": str(error)[:300]}, exc_info=error)
                 return None
             return error
         finally:
-            del error  # it knows this frame: a cycle would keep the model
+            del error, cold  # they know this frame: a cycle would keep the model
 
     def _silent_end(self, *, timed_out: bool) -> Exception | None:
         """Why a life is over that raised nothing: None for the one good reason."""
         match self.state:
-            case State.LOADING if not self._stop.is_set():
+            case State.LOADING if timed_out and not self._stop.is_set():
                 return TimeoutError(
                     f"loading took longer than {self.spec.load_timeout:g} s (models.{self.name}.load_timeout)"
                 )
+            case State.LOADING if not self._stop.is_set():
+                return RuntimeError("load() ended its context before its model was ready")
             case State.RESTARTING if not timed_out:
                 return LoadEnded("load() ended its context, though nobody had asked it to")
             case State.DRAINING | State.RESTARTING if timed_out:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +19,7 @@ from gateway.workers.worker import State
 from models.adapt import spec_of
 from models.messages import Family, Part, PartKind, Prompt, Token
 from models.session import Session
-from models.spec import Model, ModelSpec, RestartPolicy
+from models.spec import Model, ModelSpec, Restart, RestartPolicy
 from tests.gateway.promises import serving
 
 POLICY = RestartPolicy(intensity=1, backoff=1.0, jitter=0.0)
@@ -101,6 +101,32 @@ async def test_a_warm_up_that_never_works_gives_the_model_up(autojump_clock: Moc
     async with serving(diary.spec([Prompt(text="one")])) as house:
         await trio.sleep(10)
         assert house.gateway.models["m"].state is State.FAILED
+
+
+@pytest.mark.parametrize(
+    ("contains", "why"),
+    [
+        (suppress(Exception), "WarmupFailed: warm-up request 1 of 1 raised ValueError: cold"),
+        (trio.move_on_after(5), "RuntimeError: load() ended its context before its model was ready"),
+    ],
+)
+async def test_a_load_that_contains_the_end_of_its_warm_up_has_failed_of_it(
+    contains: Any, why: str, autojump_clock: MockClock
+) -> None:
+    diary = Diary()
+    diary.fails, diary.hangs = 1, isinstance(contains, trio.CancelScope)
+
+    @asynccontextmanager
+    async def load() -> AsyncIterator[Model]:
+        with contains:
+            yield diary
+
+    policy = RestartPolicy(kind=Restart.TEMPORARY)
+    spec = ModelSpec(name="m", family=Family.TEXT, load=load, warmup=[Prompt(text="one")], restart=policy)
+    async with serving(spec) as house:
+        status = house.gateway.models["m"]
+        assert (status.state, status.reason) == (State.FAILED, why)
+        await house.gateway.drain()
 
 
 async def test_a_warm_up_that_hangs_ends_at_the_load_timeout(autojump_clock: MockClock) -> None:
