@@ -31,6 +31,7 @@ from gateway.serving_properties import FILE as PROPERTIES
 from gateway.serving_properties import ServingProperties, read_properties
 from gateway.settings import model_values
 from gateway.settings_schema import ConfigError
+from gateway.settings_secrets import text_without_secrets
 from gateway.settings_text import show
 from models.exits import ModelExit, is_failure
 from models.formatters import is_marked, marked
@@ -368,7 +369,7 @@ def load_error(error: BaseException, name: str, folder: ModelFolder) -> GatewayE
         where += f"; import a file beside {CODE} as: from . import {error.name}"
     elif not own:  # files of others say nothing to whoever made this one
         where = f", loading {folder.source}"
-    text = folder.place.retold(_text(error))[:_SHOWN]
+    text = text_without_secrets(folder.place.retold(_text(error)))[:_SHOWN]
     return LoadFailed(f"model {show(name)} cannot be loaded: {type(error).__name__}: {text}{where}")
 
 

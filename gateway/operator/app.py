@@ -41,9 +41,11 @@ from gateway.operator.operations import (
 from gateway.operator.views import ModelView, models_of, view_of_model, view_of_stream, waits_for
 from gateway.operator.watch import EventStream
 from gateway.printable import escape
+from gateway.settings_secrets import text_without_secrets
 from gateway.settings_text import show
 from gateway.version import version
 from models.exits import ModelExit
+from models.threads import detached
 
 log = logging.getLogger("gateway.operator")
 
@@ -173,7 +175,8 @@ class _Routes:
         except (Exception, SystemExit, BaseExceptionGroup) as e:  # of the model's own code
             if isinstance(e, BaseExceptionGroup) and e.split((Exception, SystemExit))[1] is not None:
                 raise
-            said = str(e)[:300] if isinstance(e, ModelExit) else f"{type(e).__name__}: {str(e)[:300]}"
+            detached(e)  # out of a thread, or a warm-up, it is in a cycle, which would keep the model
+            said = text_without_secrets(str(e) if isinstance(e, ModelExit) else f"{type(e).__name__}: {e}")[:300]
             failed = self._gateway.models[name].last_error
             where = f"; incident {failed.incident}" if failed is not None else ""
             failure = LoadFailed(f"the new version cannot be loaded, and the old one serves on: {said}{where}")

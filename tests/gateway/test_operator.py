@@ -156,14 +156,15 @@ async def test_a_reload_that_fails_says_why_and_the_old_version_serves_on(autoju
     async def load() -> AsyncIterator[Model]:
         loads.append(1)
         if len(loads) > 1:
-            raise OSError("no weights")
+            raise OSError("no weights at s3://user:letmein@weights")
         yield Probe(answering)
 
     async with serving(ModelSpec(name="probe", family=Family.TEXT, load=load)) as house:
         operator = Operator(house.gateway)
         failed = await operator.ask("POST", "/models/probe/reload")
         assert failed.status == 500
-        assert "the old one serves on: OSError: no weights" in failed.json["error"]
+        assert "the old one serves on: OSError: no weights at s3://" in failed.json["error"]
+        assert "letmein" not in failed.json["error"]
         (incident,) = [r.__dict__["incident"] for r in caplog.records if r.message == "model not reloaded"]
         assert incident in failed.json["error"]
         assert (await operator.get("/models/probe"))["state"] == "ready"

@@ -268,6 +268,7 @@ async def model() -> AsyncIterator[Callable[[Session[Part, Part]], Awaitable[Non
         ("raise MemoryError", InsufficientStorage, "model.py raised MemoryError"),
         ("_x = 1", BadModel, "it defines nothing public"),
         (RAISING.format(error="OSError('no weights')"), LoadFailed, r"OSError: no weights \(.*/bad/model.py, line 9\)"),
+        ("raise OSError('at s3://user:letmein@weights')", LoadFailed, r"OSError: at s3://(?!.*letmein)"),
         (RAISING.format(error="SystemExit(3)"), LoadFailed, "SystemExit: 3"),
         (RAISING.format(error="ExceptionGroup('g', [MemoryError()])"), InsufficientStorage, "raised MemoryError"),
         (RAISING.format(error="BaseExceptionGroup('g', [SystemExit(), OSError()])"), LoadFailed, "BaseExceptionGroup: g"),
