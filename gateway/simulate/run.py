@@ -115,7 +115,7 @@ class Simulation(trio.abc.Instrument):
         self.steps, self._now = 0, 0.0
         self._spun: Counter[Any] = Counter()
         self.cast = Cast(chosen, self.report, self.tell)
-        self.gateway = Gateway(chosen.config, self.cast.specs())
+        self.gateway = Gateway(chosen.config, self.cast.specs(), wall_clock=lambda: self._now)
         self._edges = MemoryEdges() if chosen.hub else None
         self.gateway.hub = Hub(self._edges) if self._edges is not None else None
         self._order()

@@ -8,6 +8,7 @@ import os
 import subprocess
 import sys
 from collections.abc import Callable, Sequence
+from email.utils import formatdate
 from pathlib import Path
 from typing import Any
 
@@ -62,6 +63,18 @@ def test_the_same_seed_has_the_same_trace_and_another_has_another() -> None:
 @pytest.mark.parametrize("seed", [12, 39, 49, 57])
 def test_when_a_model_starts_again_is_the_seeds_to_say(seed: int) -> None:
     assert run_seed(seed).trace == run_seed(seed).trace  # each with a restart, whose wait has jitter
+
+
+def test_the_time_of_day_decides_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    def dates() -> list[float]:
+        told: list[float] = []
+        monkeypatch.setattr(
+            "gateway.gateway.formatdate", lambda now, **options: told.append(now) or formatdate(now, **options)
+        )
+        run_seed(49)
+        return told
+
+    assert dates() == dates() != []
 
 
 def test_the_order_of_hashes_and_addresses_decides_nothing() -> None:

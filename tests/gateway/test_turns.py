@@ -182,4 +182,4 @@ async def test_a_drain_begins_beside_a_client_who_presses(load: str, hub: bool, 
             press.at[BEGIN] = asked.set
             press.begin(memory, load)
             await over(press)
-    assert BEGIN <= began[0] <= BEGIN + PATIENCE
+    assert BEGIN <= began[0] <= BEGIN + 2 * PATIENCE  # the drain's task has its turn, and then ours again
