@@ -625,6 +625,7 @@ def _is_live(run: Run) -> bool:
 
 _LEFT = frozenset({Ending.CANCELLED})
 _LOST = frozenset({Ending.LOST})
+_OF_AUTHORS = ("model", "chat template", "count_tokens", "input formatter", "output formatter")
 
 TARGETS: dict[str, Target] = {
     target.name: target
@@ -694,7 +695,7 @@ TARGETS: dict[str, Target] = {
         ),
         Target(
             name="raise", ready=lambda run: False, fire=lambda run: None, spares=_others,
-            endings=frozenset({Ending.MODEL_ERROR}), logs=frozenset(f"{what} raised" for what in ("model", "chat template", "input formatter", "output formatter")) | {"model failed"},
+            endings=frozenset({Ending.MODEL_ERROR}), logs=frozenset(f"{what} raised" for what in _OF_AUTHORS) | {"model failed"},
         ),
         Target(
             name="memory", ready=lambda run: False, fire=lambda run: None, spares=_nobody, anybody=True,
