@@ -177,7 +177,7 @@ def refusals(size: int) -> dict[str, Callable[[], Refused]]:
     text, count = b"x" * least, min(least // 4, 400_000)
 
     def zeros(n: int) -> bytes:
-        return gzip.compress(bytes(n), 1)
+        return gzip.compress(bytes(n))
 
     def over_budget() -> bytes:
         return gzip.compress(np.random.default_rng(0).bytes(size * 11 // 16) + bytes(size // 4), 1)
