@@ -126,6 +126,7 @@ class BidiDialect:
         self._limit_wait(exchange)
         with await worker.slot(exchange):
             channel = _FrameChannel(exchange, headers, end)
+            del headers  # it would be kept for as long as the session lasts
             exchange.fail = channel.fail
             self._limit(exchange, worker)
             if not worker.spec.accepts:
@@ -366,7 +367,7 @@ class _FrameChannel(Channel[Part, Part]):
 
     def __init__(self, exchange: Exchange, handshake: Headers, end: bytes | None) -> None:
         self._exchange, self._end = exchange, end
-        self._handshake = handshake if end is None else (*handshake, (websocket_handshake.END_OF_INPUT, end))
+        self._handshake: Headers = handshake if end is None else (*handshake, (websocket_handshake.END_OF_INPUT, end))
         self._kind = _BINARY
         self._continuing = self._ended = False
 
@@ -401,6 +402,7 @@ class _FrameChannel(Channel[Part, Part]):
     def accept(self) -> None:
         if not self._exchange.status:
             self._exchange.start(101, self._handshake)
+            self._handshake = ()  # nobody needs it for the rest of the session
 
     async def send(self, message: Part, /) -> None:
         exchange, data = self._exchange, getattr(message, "data", None)  # a call less for what nearly all send
