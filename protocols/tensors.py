@@ -332,7 +332,7 @@ def to_json(array: Array | BytesData, datatype: str) -> bytes:
 
 
 def numbers_of(array: Array, datatype: str) -> Array:
-    """What an array holds, in a plain one. V2Error with status 500 if it is not of that datatype, which is none of BYTES."""
+    """The elements of an array in a plain one. V2Error, status 500, if it is not of that datatype, which is never BYTES."""
     array = _plain(array)
     _check_dtype(array, datatype)
     return array

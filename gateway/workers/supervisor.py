@@ -166,7 +166,7 @@ class Supervisor:
         return Absent(name, "was unloaded" if name in self.dismissed else "is not in service", "")
 
     def unloadable(self, name: str) -> str | None:
-        """What the last `load` of a model of `configured` has failed of; None where it has not, or the model is in service
+        """The failure of the last `load` of a model of `configured`; None where it has not, or the model is in service
         or `dismissed`."""
         return None if name in self.workers or name in self.dismissed else self._unloadable.get(name)
 

@@ -280,7 +280,7 @@ async def test_what_is_wrong_with_a_path_says_what_to_do(folder: Path, monkeypat
 async def test_a_folder_need_not_be_readable(
     folder: Path, opened: Callable[..., list[Listener]], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Who may write to it and enter it can make a socket there: its lock, which needs more, is a help and no condition."""
+    """A socket can be made where one may write and enter: its lock, which needs more, is a help and no condition."""
     really = os.open
 
     def unreadable(path: Any, *rest: Any, **more: Any) -> int:

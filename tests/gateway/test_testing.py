@@ -62,8 +62,8 @@ class Kernel:
         self.peer.close()
 
     def settle(self) -> None:
-        """What either has sent was acknowledged, which the kernel does in its own time and tells as an edge; it gives up
-        where a buffer is full."""
+        """Waits until all that either has sent is acknowledged, which the kernel does in its own time and tells as an edge;
+        in vain where a buffer is full."""
         for sock in (self.ours, self.peer):
             for _ in range(10_000):
                 if sock.fileno() < 0 or not struct.unpack("i", fcntl.ioctl(sock, termios.TIOCOUTQ, bytes(4)))[0]:

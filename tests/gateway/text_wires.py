@@ -227,7 +227,7 @@ def _of_parts(parts: list[bytes]) -> Told:
 
 
 async def bidi_parts(house: House, path: str, kind: str, asked: Sequence[bytes]) -> list[bytes]:
-    """What comes back for parts that leave at once, in one bidirectional stream."""
+    """The answer to parts that leave at once, in one bidirectional stream."""
     line = house.line(kind)
     stream = line.next_stream()
     await line.send(*client.post(stream, path, None, [(b"content-type", bidi.CONTENT_TYPE.encode())]))
