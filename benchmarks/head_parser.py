@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterator
 import httptools
 
 from benchmarks.units import Case, repeated
-from protocols.http1_head import read_request
+from protocols.http1.head import read_request
 
 HEADS = {
     "v2 client": (b"POST /v2/models/identity/infer HTTP/1.1", b"Host: 127.0.0.1:8080", b"Content-Length: 1024"),

@@ -19,8 +19,8 @@ from h2.events import DataReceived
 from hpack import Encoder, NeverIndexedHeaderTuple
 
 from protocols.events import NEED_DATA, Data, Response
-from protocols.http2 import HTTP2Connection
-from protocols.http2_frames import PREFACE
+from protocols.http2.connection import HTTP2Connection
+from protocols.http2.frames import PREFACE
 from protocols.roles import Role
 
 ROUNDS = 5

@@ -19,8 +19,8 @@ import orjson
 
 from benchmarks.units import Case, repeated
 from protocols import strict_json
-from protocols.json_numbers import read_numbers
-from protocols.tensors import from_json, to_json
+from protocols.v2.numbers import read_numbers
+from protocols.v2.tensors import from_json, to_json
 
 
 def tensor(count: int) -> dict[str, Any]:

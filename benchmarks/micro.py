@@ -17,11 +17,11 @@ from wsproto.events import BytesMessage
 from benchmarks import batching, head_parser, http2_heads, json_library, requests, rolling_batch
 from benchmarks.units import Case, Cost, repeated
 from protocols import lmi, v2
-from protocols.bidi import Completion, DataType, PartDecoder, encode_part, encode_request_part
+from protocols.aws.bidi import Completion, DataType, PartDecoder, encode_part, encode_request_part
 from protocols.events import NEED_DATA, Data, End, Frame, Opcode, Response
-from protocols.http1 import HTTP1Connection
+from protocols.http1.connection import HTTP1Connection
 from protocols.roles import Role
-from protocols.websocket import WebSocketConnection
+from protocols.websocket.connection import WebSocketConnection
 
 _WRITE = 65_536
 _ANSWER = bytes(168)

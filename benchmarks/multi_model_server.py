@@ -11,9 +11,9 @@ from typing import final
 
 import trio
 
+from gateway.catalog.repository import resident_bytes, share_one_arena
 from gateway.config import Config, EndpointConfig, ListenConfig, RepositoryConfig, SageMakerConfig
 from gateway.gateway import Gateway
-from gateway.workers.repository import resident_bytes, share_one_arena
 
 _SAMPLE = 0.002
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import struct
 
-from protocols.bidi import CONTENT_TYPE, Completion, DataType, encode_part, encode_request_part
+from protocols.aws.bidi import CONTENT_TYPE, Completion, DataType, encode_part, encode_request_part
 
 HOST = b"127.0.0.1"
 INFER = b"/v2/models/identity/infer"

@@ -14,7 +14,7 @@ from typing import Any, final
 import trio
 
 from benchmarks.units import Case, Cost
-from models.library import tlm
+from models.library.lm import neural
 from models.messages import Finish, GenerationParameters, Prompt, Token
 from models.rolling import RollingBatch
 from models.session import Session
@@ -56,7 +56,7 @@ def token(together: int, parameters: Mapping[str, Any]) -> Cost:
 
 
 async def _best(together: int, parameters: Mapping[str, Any]) -> float:
-    async with tlm.load() as batch:
+    async with neural.load() as batch:
         return min([await _round(batch, together, parameters) for _ in range(ROUNDS)])
 
 

@@ -57,13 +57,13 @@ def api(module: str, beside: list[str]) -> str:
     spec = importlib.util.find_spec(module)
     if spec is None or spec.origin is None:
         raise ValueError(f"the API reference lists {module}, which is no module")
-    body = ast.parse(Path(spec.origin).read_text(encoding="utf-8")).body
-    chosen = any(isinstance(line, ast.Assign) and ast.unparse(line.targets[0]) == "__all__" for line in body)
+    tree = ast.parse(Path(spec.origin).read_text(encoding="utf-8"))
+    chosen = any(isinstance(line, ast.Assign) and ast.unparse(line.targets[0]) == "__all__" for line in tree.body)
     options = ["   :imported-members:"] if chosen else []
     others = tuple(f"{other}." for other in beside if not f"{module}.".startswith(f"{other}."))
     lent = [
         n.name
-        for line in body
+        for line in ast.walk(tree)  # those of a package whose names are imported when they are asked for are in an `if`
         if isinstance(line, ast.ImportFrom) and f"{line.module}.".startswith(others)
         for n in line.names
     ]

@@ -1,1 +1,71 @@
-"""Composes protocols and models: listeners, exchanges, dialects, workers."""
+"""Composes protocols and models: listeners, exchanges, dialects, workers.
+
+The names here stay where they are; the reference lists which other modules do.
+"""
+
+import importlib
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from gateway.asgi import ASGIApp
+    from gateway.config import (
+        AccessConfig,
+        AdmissionConfig,
+        BatchingConfig,
+        BidiConfig,
+        Config,
+        DrainConfig,
+        EndpointConfig,
+        HTTP2Config,
+        LimitsConfig,
+        ListenConfig,
+        LMIConfig,
+        LogConfig,
+        ModelConfig,
+        OpenAIConfig,
+        OperatorConfig,
+        RepositoryConfig,
+        RestartConfig,
+        SageMakerConfig,
+        SigV4Config,
+        TensorConfig,
+        TLSConfig,
+        TracingConfig,
+        V2Config,
+        VariantConfig,
+        WebSocketConfig,
+    )
+    from gateway.config.fields import ConfigError
+    from gateway.errors import Ending, Refusal, TransportLost
+    from gateway.gateway import Gateway
+
+__all__ = [
+    "ASGIApp", "AccessConfig", "AdmissionConfig", "BatchingConfig", "BidiConfig", "Config", "ConfigError",
+    "DrainConfig", "Ending", "EndpointConfig", "Gateway", "HTTP2Config", "LMIConfig", "LimitsConfig", "ListenConfig",
+    "LogConfig", "ModelConfig", "OpenAIConfig", "OperatorConfig", "Refusal", "RepositoryConfig", "RestartConfig",
+    "SageMakerConfig", "SigV4Config", "TLSConfig", "TensorConfig", "TracingConfig", "TransportLost", "V2Config",
+    "VariantConfig", "WebSocketConfig",
+]  # fmt: skip
+
+
+_HOMES = {
+    "gateway.asgi": ("ASGIApp",),
+    "gateway.config": (
+        "AccessConfig", "AdmissionConfig", "BatchingConfig", "BidiConfig", "Config", "DrainConfig",
+        "EndpointConfig", "HTTP2Config", "LMIConfig", "LimitsConfig", "ListenConfig", "LogConfig",
+        "ModelConfig", "OpenAIConfig", "OperatorConfig", "RepositoryConfig", "RestartConfig", "SageMakerConfig",
+        "SigV4Config", "TLSConfig", "TensorConfig", "TracingConfig", "V2Config", "VariantConfig",
+        "WebSocketConfig",
+    ),
+    "gateway.config.fields": ("ConfigError",),
+    "gateway.errors": ("Ending", "Refusal", "TransportLost"),
+    "gateway.gateway": ("Gateway",),
+}  # fmt: skip
+
+
+def __getattr__(name: str) -> object:
+    """Imports a name from its home when it is first asked for: `import gateway` alone imports nothing else."""
+    for module, names in _HOMES.items():
+        if name in names:
+            return getattr(importlib.import_module(module), name)
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

@@ -1,6 +1,6 @@
 """`python -m gateway`: the command line."""
 
-from gateway.cli import main
+from gateway.cli.main import main
 
 if __name__ == "__main__":  # tools import every module of a package
     main()

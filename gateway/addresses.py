@@ -9,7 +9,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, TypeAlias, final
 
-from gateway.printable import escape
+from gateway.untrusted_text import escape
 
 if TYPE_CHECKING:
     import trio

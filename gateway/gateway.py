@@ -19,37 +19,46 @@ from uuid import uuid4
 
 import trio
 
-from gateway.admission import Admission, Asked, Route
-from gateway.body_pool import BodyPool
-from gateway.certificate_facts import Certificate
+from gateway.catalog.factories import configured_specs
+from gateway.catalog.load_unload import ModelControl
+from gateway.catalog.repository import Repository, RepositoryLimits, resident_bytes
+from gateway.catalog.warmup import answer_check
 from gateway.config import Config
-from gateway.credentials import Door
+from gateway.config.agreement import exposed_plane, has_plane, missing_tls, shared_sockets
+from gateway.config.fields import ConfigError
+from gateway.config.properties import text_options
+from gateway.core.connection import Connection, ConnectionWire
+from gateway.core.credentials import Door
+from gateway.core.exchange import Exchange
+from gateway.core.memory import BodyPool
+from gateway.core.runner import ExchangeTasks
+from gateway.core.waiting import Waiting
+from gateway.dialects.aws.bidi import BidiDialect
+from gateway.dialects.aws.bidi import refuse as refuse_as_bidi
+from gateway.dialects.aws.container import ContainerDialect, refuse_as_mme
+from gateway.dialects.aws.endpoints import Endpoints
+from gateway.dialects.aws.invoke import SageMakerDialect
+from gateway.dialects.aws.invoke import refuse as refuse_as_platform
+from gateway.dialects.aws.multi_model import MMEDialect
+from gateway.dialects.aws.signatures import Signatures
 from gateway.dialects.base import Models
-from gateway.dialects.bidi import BidiDialect
-from gateway.dialects.bidi import refuse as refuse_as_bidi
-from gateway.dialects.container import ContainerDialect, refuse_as_mme
-from gateway.dialects.endpoints import Endpoints
+from gateway.dialects.health import ManagementDialect
 from gateway.dialects.index import IndexDialect
-from gateway.dialects.lmi import LMIDialect
-from gateway.dialects.lmi_refusals import refuse_as_lmi
-from gateway.dialects.management import ManagementDialect
-from gateway.dialects.mme import MMEDialect
-from gateway.dialects.openai import OpenAIDialect
-from gateway.dialects.openai import refuse as refuse_as_openai
-from gateway.dialects.sagemaker import SageMakerDialect
-from gateway.dialects.sagemaker import refuse as refuse_as_platform
-from gateway.dialects.text_calls import TextCalls
-from gateway.dialects.v2 import V2Dialect
-from gateway.dialects.v2_calls import V2Calls
-from gateway.dialects.v2_calls import refuse as refuse_as_v2
-from gateway.dialects.v2_control import V2ControlDialect
-from gateway.dialects.v2_generate import GenerateDialect
-from gateway.dialects.v2_infer import InferDialect
-from gateway.dialects.v2_openapi import OPERATIONS, OpenAPIDialect
-from gateway.dialects.v2_sessions import SessionDialect
-from gateway.dialects.v2_streams import StreamDialect
+from gateway.dialects.text.lmi import LMIDialect
+from gateway.dialects.text.lmi_errors import refuse_as_lmi
+from gateway.dialects.text.openai import OpenAIDialect
+from gateway.dialects.text.openai import refuse as refuse_as_openai
+from gateway.dialects.text.requests import TextCalls
+from gateway.dialects.v2.generate import GenerateDialect
+from gateway.dialects.v2.infer import InferDialect
+from gateway.dialects.v2.infer_stream import StreamDialect
+from gateway.dialects.v2.metadata import V2Dialect
+from gateway.dialects.v2.operations import OPERATIONS, OpenAPIDialect
+from gateway.dialects.v2.repository import V2ControlDialect
+from gateway.dialects.v2.requests import V2Calls
+from gateway.dialects.v2.requests import refuse as refuse_as_v2
+from gateway.dialects.v2.websocket import SessionDialect
 from gateway.doorbell import Doorbell
-from gateway.drain import DrainReport, report_of
 from gateway.errors import (
     Conflict,
     Ending,
@@ -62,32 +71,23 @@ from gateway.errors import (
     TransportLost,
     Unavailable,
 )
-from gateway.exchange import Exchange
-from gateway.exchange_tasks import ExchangeTasks
 from gateway.histogram import Histogram
-from gateway.hub import Hub, Watchable
-from gateway.listeners import Listener, Port, Rules, open_listeners
-from gateway.loading import configured_specs
-from gateway.loop_watch import Blocks, LoopWatch
-from gateway.observe import Observer, log_failure
-from gateway.proxies import TrustedProxies
-from gateway.routing import Handler, Router, Words
-from gateway.serving_properties import text_options
-from gateway.settings_agreement import exposed_plane, has_plane, missing_tls, shared_sockets
-from gateway.settings_schema import ConfigError
-from gateway.signatures import Signatures
-from gateway.tls_reload import ServedCertificate
-from gateway.transport import SocketTransport, StreamTransport, Transport
+from gateway.net.certificate import Certificate
+from gateway.net.listeners import Listener, Port, Rules, open_listeners
+from gateway.net.proxies import TrustedProxies
+from gateway.net.readiness import Hub, Watchable
+from gateway.net.tls_reload import ServedCertificate
+from gateway.net.tls_transport import TLSTransport
+from gateway.net.transport import SocketTransport, StreamTransport, Transport
+from gateway.serving.admission import Admission, Asked, Route
+from gateway.serving.drain import DrainReport, report_of
+from gateway.serving.router import Handler, Router, Words
+from gateway.telemetry.loop_watch import Blocks, LoopWatch
+from gateway.telemetry.observer import Observer, log_failure
 from gateway.version import version
-from gateway.warmup import answer_check
 from gateway.wires.asgi import ASGICall, Receive, Scope, Send, refuse_asgi
-from gateway.wires.connection import Connection, ConnectionWire
-from gateway.wires.sniff import sniff
-from gateway.wires.tls import TLSTransport
-from gateway.wires.waiting import Waiting
-from gateway.workers.control import ModelControl
-from gateway.workers.repository import Repository, RepositoryLimits, resident_bytes
-from gateway.workers.status import ModelsSnapshot, ModelStatus
+from gateway.wires.detect import sniff
+from gateway.workers.snapshot import ModelsSnapshot, ModelStatus
 from gateway.workers.supervisor import Supervisor
 from models.adapt import spec_of
 from models.spec import ModelSpec
@@ -99,8 +99,8 @@ if TYPE_CHECKING:
     from opentelemetry.trace import TracerProvider
     from prometheus_client import CollectorRegistry
 
-    from gateway.metrics import Metrics
-    from gateway.spans import Spans
+    from gateway.telemetry.metrics import Metrics
+    from gateway.telemetry.spans import Spans
 
 log = logging.getLogger("gateway")
 
@@ -239,7 +239,7 @@ class Gateway:
         try:
             from opentelemetry.trace import get_tracer_provider
 
-            from gateway.spans import Spans
+            from gateway.telemetry.spans import Spans
         except ModuleNotFoundError as e:
             raise ConfigError(f"tracing.enabled is true and {e.name} is not installed: pip install 'everywire[otel]'") from e
         return Spans(provider or get_tracer_provider(), lambda exchange: self._router.path_of(exchange))
@@ -900,11 +900,11 @@ class Gateway:
 
     @property
     def registry(self) -> CollectorRegistry:
-        """What this gateway counts and holds, as metrics of Prometheus, for `gateway.metrics.exposition` or any exporter of
-        theirs: a registry of its own. Exchanges are counted from when it is first asked for, so ask before `serve`; to be
-        collected on the event loop."""
+        """What this gateway counts and holds, as metrics of Prometheus, for `gateway.telemetry.metrics.exposition` or any
+        exporter of theirs: a registry of its own. Exchanges are counted from when it is first asked for, so ask before
+        `serve`; to be collected on the event loop."""
         if self._metrics is None:
-            from gateway.metrics import Metrics  # who does not ask does not load it
+            from gateway.telemetry.metrics import Metrics  # who does not ask does not load it
 
             self._metrics = Metrics(self, self._observer, self._connections, self._arriving, self._lag)
             self.exchange_closed = self._metrics.exchange_closed

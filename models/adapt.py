@@ -27,7 +27,7 @@ import numpy.typing as npt
 import trio
 
 from models.annotations import hints_of, input_specs, is_named_tuple, output_specs, unaliased
-from models.blocking import iterate_steps, run_step, step_holder
+from models.blocking import codec_threads, in_thread, iterate_steps, run_step, step_holder
 from models.errors import ModelError
 from models.messages import (
     BytesTensor,
@@ -40,12 +40,11 @@ from models.messages import (
     Prompt,
     Tensor,
     Token,
+    utf8,
 )
 from models.rows import elements_of
 from models.session import Channel, Session
 from models.spec import DECLARED, MARK, Load, Model, ModelSpec, TensorSpec
-from models.threads import codec_threads, in_thread
-from models.utf8 import utf8
 
 F = TypeVar("F", bound=Callable[..., Any])
 

@@ -29,14 +29,12 @@ from typing import Any, Protocol, final
 
 import trio
 
-from models.blocking import Step, StepHolder, Steps, run_step, set_step_holder, step_holder
-from models.errors import ModelError
-from models.exits import is_failure, leaves
+from models.blocking import Step, StepHolder, Steps, detached, run_step, set_step_holder, step_holder, throw
+from models.errors import ModelError, is_failure, leaves
 from models.messages import InferRequest, InferResponse
 from models.rows import Rows, elements_of, rows_of, size_of
 from models.session import Call, Session
 from models.spec import Batching, Model, ModelSpec
-from models.threads import detached, throw
 
 log = logging.getLogger("models.batching")
 

@@ -10,14 +10,12 @@ from typing import Any, TypeAlias, final
 
 import trio
 
+from models.blocking import codec_threads, in_thread
 from models.continuations import Continuations
-from models.errors import ModelError
-from models.exits import is_failure
-from models.messages import Family, Finish, Part, PartKind, Prompt, Token
+from models.errors import ModelError, is_failure
+from models.messages import Family, Finish, Part, PartKind, Prompt, Token, utf8
 from models.session import Channel, Session
 from models.spec import Model
-from models.threads import codec_threads, in_thread
-from models.utf8 import utf8
 
 Stopped: TypeAlias = Callable[[BaseException | None], None]
 

@@ -15,6 +15,15 @@ import msgspec
 import numpy as np
 import numpy.typing as npt
 
+
+def utf8(text: str) -> bytes:
+    """The text's UTF-8 bytes; half of a surrogate pair, which is no character, becomes U+FFFD."""
+    try:
+        return text.encode()
+    except UnicodeEncodeError:
+        return text.encode("utf-16", "surrogatepass").decode("utf-16", "replace").encode()
+
+
 Parameter: TypeAlias = str | int | float | bool
 
 

@@ -10,12 +10,10 @@ from typing import Generic, Protocol, TypeAlias, TypeVar, final
 
 import trio
 
-from models.blocking import StepHolder, run_step, set_step_holder, step_holder
-from models.errors import ModelError
-from models.exits import contained, is_failure
+from models.blocking import StepHolder, detached, run_step, set_step_holder, step_holder, throw
+from models.errors import ModelError, contained, is_failure
 from models.messages import Finish, Prompt, Token
 from models.session import Session
-from models.threads import detached, throw
 
 T = TypeVar("T")
 Message: TypeAlias = Token | Finish

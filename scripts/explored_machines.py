@@ -16,9 +16,9 @@ ROOT = Path(__file__).resolve().parent.parent
 if str(ROOT) not in sys.path:
     sys.path.insert(0, str(ROOT))
 
+from gateway.core.exchange import Exchange  # noqa: E402
 from gateway.errors import DeadlineExceeded, Ending  # noqa: E402
-from gateway.exchange import Exchange  # noqa: E402
-from protocols import bidi, eventstream  # noqa: E402
+from protocols.aws import bidi, eventstream  # noqa: E402
 from protocols.errors import LocalProtocolError, RemoteProtocolError  # noqa: E402
 from protocols.events import (  # noqa: E402
     Close,
@@ -35,12 +35,12 @@ from protocols.events import (  # noqa: E402
     Response,
     Signal,
 )
-from protocols.http1 import HTTP1Connection  # noqa: E402
-from protocols.http2 import HTTP2Connection  # noqa: E402
-from protocols.http2_frames import PREFACE, Kind, goaway, rst_stream  # noqa: E402
+from protocols.http1.connection import HTTP1Connection  # noqa: E402
+from protocols.http2.connection import HTTP2Connection  # noqa: E402
+from protocols.http2.frames import PREFACE, Kind, goaway, rst_stream  # noqa: E402
 from protocols.roles import Role  # noqa: E402
-from protocols.websocket import WebSocketConnection  # noqa: E402
-from protocols.websocket_frames import OPENING  # noqa: E402
+from protocols.websocket.connection import WebSocketConnection  # noqa: E402
+from protocols.websocket.frames import OPENING  # noqa: E402
 from scripts.explored import Input, NotNow, View, Who  # noqa: E402
 
 BROKEN = "bytes that nothing means"
@@ -209,7 +209,7 @@ def _http1_server() -> Machine:
     ]
     reading = {name: meaning for name, meaning in _HTTP1_READING.items() if name != "UNTIL_EOF"}
     return Machine(
-        name="http1-server", title="HTTP/1.1, a server", source="protocols/http1.py",
+        name="http1-server", title="HTTP/1.1, a server", source="protocols/http1/connection.py",
         make=lambda: HTTP1Connection(Role.SERVER),
         about="`HTTP1Connection(Role.SERVER)`. What is read and what may be written are two states that meet where both are "
         "DONE: then the next request's turn has come, or the connection is OVER.",
@@ -258,7 +258,7 @@ def _http1_client() -> Machine:
         name: meaning for name, meaning in _HTTP1_READING.items() if name != "DONE"
     }
     return Machine(
-        name="http1-client", title="HTTP/1.1, a client", source="protocols/http1.py",
+        name="http1-client", title="HTTP/1.1, a client", source="protocols/http1/connection.py",
         make=lambda: HTTP1Connection(Role.CLIENT),
         about="`HTTP1Connection(Role.CLIENT)`. A request may be sent where both are at rest; its answer may come, and end, "
         "before the request is whole.",
@@ -387,7 +387,7 @@ def _http2_server_stream() -> Machine:
         _else("tick, twice with nothing between", _tick),
     ]
     return Machine(
-        name="http2-server-stream", title="HTTP/2, a stream of a server", source="protocols/http2.py",
+        name="http2-server-stream", title="HTTP/2, a stream of a server", source="protocols/http2/connection.py",
         make=_http2(Role.SERVER),
         about="`HTTP2Connection(Role.SERVER)`, one stream of it, with the names of RFC 9113 section 5.1. Everything sent is "
         "written at once here; *lingering* is that section's *half closed (local)* as a server has it.",
@@ -419,7 +419,7 @@ def _http2_client_stream() -> Machine:
         _peer("GOAWAY that names a lower stream", _received(goaway(0, 0, b""), _open)),
     ]
     return Machine(
-        name="http2-client-stream", title="HTTP/2, a stream of a client", source="protocols/http2.py",
+        name="http2-client-stream", title="HTTP/2, a stream of a client", source="protocols/http2/connection.py",
         make=_http2(Role.CLIENT),
         about="`HTTP2Connection(Role.CLIENT)`, one stream of it.",
         inputs=inputs, key=_http2_key,
@@ -480,7 +480,7 @@ def _http2_connection() -> Machine:
         _else("close", lambda m: m.close()),
     ]
     return Machine(
-        name="http2-connection", title="HTTP/2, a server's connection", source="protocols/http2.py",
+        name="http2-connection", title="HTTP/2, a server's connection", source="protocols/http2/connection.py",
         make=_http2(Role.SERVER),
         about="The same machine as a whole.",
         inputs=inputs, key=_http2_key,
@@ -554,7 +554,7 @@ def _websocket() -> Machine:
         _we("Close", _send(lambda _: Close(code=1000))),
     ]
     return Machine(
-        name="websocket", title="WebSocket", source="protocols/websocket.py",
+        name="websocket", title="WebSocket", source="protocols/websocket/connection.py",
         make=lambda: WebSocketConnection(Role.SERVER),
         about="`WebSocketConnection(Role.SERVER)`; a client's is the same but for masks. Three questions are asked of it: "
         "how far the closing handshake is, and whether a message is under way in either direction. Pings are answered and a "
@@ -644,13 +644,13 @@ def _decoder(
 def _decoders() -> list[Machine]:
     return [
         _decoder(
-            "eventstream", "AWS event stream", "protocols/eventstream.py", "`Decoder`: messages, whatever they mean.",
+            "eventstream", "AWS event stream", "protocols/aws/eventstream.py", "`Decoder`: messages, whatever they mean.",
             eventstream.Decoder, "next_message",
             [_peer("a message", _pulled(_MESSAGE, "next_message", _whole)), *_halves(_MESSAGE, "next_message")],
             "no more bytes come",
         ),
         _decoder(
-            "bidi-request", "BiDi, the request's body", "protocols/bidi.py", "`PartDecoder`: what a client sends.",
+            "bidi-request", "BiDi, the request's body", "protocols/aws/bidi.py", "`PartDecoder`: what a client sends.",
             bidi.PartDecoder, "next_part",
             [
                 _peer("a part", _pulled(_ENVELOPE, "next_part", _whole)),
@@ -660,7 +660,7 @@ def _decoders() -> list[Machine]:
             "the empty envelope has come, or the end of the bytes; a byte after either is an error",
         ),
         _decoder(
-            "bidi-response", "BiDi, the answer's body", "protocols/bidi.py", "`ResponseDecoder`: what a server sends.",
+            "bidi-response", "BiDi, the answer's body", "protocols/aws/bidi.py", "`ResponseDecoder`: what a server sends.",
             bidi.ResponseDecoder, "next_event",
             [
                 _peer("a part", _pulled(_PART, "next_event", _whole)),
@@ -739,7 +739,7 @@ def _exchange() -> Machine:
         ),
     ]
     return Machine(
-        name="exchange", title="An exchange, until its one ending", source="gateway/exchange.py",
+        name="exchange", title="An exchange, until its one ending", source="gateway/core/exchange.py",
         make=make,
         about="`Exchange`: a request and its answer on any wire. [How a session ends](endings.md) has the endings, and "
         "[cancellation](../explanation/cancellation.md) what leads to which.",

@@ -29,9 +29,9 @@ import numpy.typing as npt
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
-from models.library.lm import TABLES, LanguageModel
-from models.library.lm_tokenizer import BYTES, EOS, Pair, Tokenizer, merge, pieces
-from models.utf8 import utf8
+from models.library.lm.model import TABLES, LanguageModel
+from models.library.lm.tokenizer import BYTES, EOS, Pair, Tokenizer, merge, pieces
+from models.messages import utf8
 
 VOCABULARY = 4096
 ORDER = 5

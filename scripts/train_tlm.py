@@ -31,11 +31,11 @@ sys.path.insert(0, str(Path(__file__).parent))
 
 from train_lm import ORDER, bits, corpus, token_stream
 
-from models.library.lm import TABLES, LanguageModel
-from models.library.lm_tokenizer import EOS
-from models.library.tlm import WEIGHTS
-from models.library.tlm_network import Network
-from models.utf8 import utf8
+from models.library.lm.model import TABLES, LanguageModel
+from models.library.lm.network import Network
+from models.library.lm.neural import WEIGHTS
+from models.library.lm.tokenizer import EOS
+from models.messages import utf8
 
 WIDTH, LAYERS, HEADS, WINDOW = 128, 4, 4, 128
 LENGTH = 256
@@ -49,7 +49,7 @@ VALIDATION_ONE_IN = 20
 
 
 class Transformer(nn.Module):
-    """What `models.library.tlm_network` computes, for PyTorch to differentiate."""
+    """What `models.library.lm.network` computes, for PyTorch to differentiate."""
 
     def __init__(
         self,

@@ -13,16 +13,16 @@ SCHEMA = ROOT / "docs" / "reference" / "everywire.schema.json"
 if str(ROOT) not in sys.path:
     sys.path.insert(0, str(ROOT))
 
-from gateway.settings import PREFIX, SETTINGS, Setting, Unit, spelt  # noqa: E402
-from gateway.settings_help import section_help, setting_help  # noqa: E402
-from gateway.settings_json_schema import json_schema  # noqa: E402
-from gateway.settings_printing import written  # noqa: E402
-from gateway.settings_sagemaker import CONTAINER_DEFAULTS, MODEL_FOLDER, MODEL_FOLDERS, SAFE_PORT_RANGE, VARIABLES  # noqa: E402
+from gateway.config.environment import CONTAINER_DEFAULTS, MODEL_FOLDER, MODEL_FOLDERS, SAFE_PORT_RANGE, VARIABLES  # noqa: E402
+from gateway.config.fields import section_help, setting_help  # noqa: E402
+from gateway.config.load import PREFIX, SETTINGS, Setting, Unit, spelt  # noqa: E402
+from gateway.config.schema import json_schema  # noqa: E402
+from gateway.config.show import written  # noqa: E402
 
 _VARIABLES = "\n".join(f"- `{name}` sets `{spelt(path)}`." for name, path in VARIABLES.items())
 _CONTAINER = " and ".join(f"`{spelt(path)}` is `{value}`" for path, value in CONTAINER_DEFAULTS.items())
 _INTRODUCTION = f"""\
-<!-- Written by scripts/write_configuration_reference.py from gateway/config.py. Do not edit. -->
+<!-- Written by scripts/write_configuration_reference.py from gateway/config/tree.py. Do not edit. -->
 
 # Configuration
 

@@ -1,6 +1,9 @@
 """The import rule: protocols know nobody, models know nobody of ours, the gateway composes both."""
 
 import ast
+import importlib
+import pkgutil
+import subprocess
 import sys
 from pathlib import Path
 
@@ -70,7 +73,7 @@ def test_every_file_imports_only_what_its_package_may(path: Path) -> None:
 
 
 def test_pytest_is_only_known_to_its_plugin() -> None:
-    assert [str(p.relative_to(ROOT)) for p in FILES if "pytest" in imported(p)] == ["gateway/pytest_plugin.py"]
+    assert [str(p.relative_to(ROOT)) for p in FILES if "pytest" in imported(p)] == ["gateway/testing/pytest_plugin.py"]
 
 
 def test_the_rule_can_fail() -> None:
@@ -105,14 +108,14 @@ def test_opentelemetry_is_only_known_where_spans_are_made() -> None:
                 return True
         return False
 
-    assert [str(p.relative_to(ROOT)) for p in FILES if used(p, "opentelemetry")] == ["gateway/spans.py"]
-    assert not used(ROOT / "gateway" / "spans.py", "opentelemetry.sdk")
-    assert [str(p.relative_to(ROOT)) for p in FILES if used(p, "gateway.spans")] == []
+    assert [str(p.relative_to(ROOT)) for p in FILES if used(p, "opentelemetry")] == ["gateway/telemetry/spans.py"]
+    assert not used(ROOT / "gateway" / "telemetry" / "spans.py", "opentelemetry.sdk")
+    assert [str(p.relative_to(ROOT)) for p in FILES if used(p, "gateway.telemetry.spans")] == []
 
 
 def test_threads_are_called_where_what_they_raise_is_let_go_of() -> None:
     """Elsewhere an exception would bring the thread's frames along, in a cycle that only the collector frees."""
-    callers = {"run_sync": {"models/threads.py"}, "start_thread_soon": {"models/blocking.py"}}
+    callers = {"run_sync": {"models/blocking.py"}, "start_thread_soon": {"models/blocking.py"}}
     for name, allowed in callers.items():
         found = set()
         for path in FILES:
@@ -128,7 +131,7 @@ def test_threads_are_called_where_what_they_raise_is_let_go_of() -> None:
 def kept_and_raised(tree: ast.AST) -> list[tuple[int, str]]:
     """The places that raise an exception which a name or an attribute goes on to know. By its traceback it knows the frame,
     and that the name: a cycle, which keeps the frame's objects. Names of an `except` are deleted at its end, and others
-    may be in a `finally`; `models.threads.throw` raises an exception that has no name any more."""
+    may be in a `finally`; `models.blocking.throw` raises an exception that has no name any more."""
     found = []
 
     def raised(node: ast.expr) -> list[ast.expr]:
@@ -194,3 +197,24 @@ def test_no_exception_is_raised_that_something_goes_on_to_know(path: Path) -> No
 )
 def test_the_rule_about_raising_can_fail(statements: str, found: list[str]) -> None:
     assert [name for _, name in kept_and_raised(ast.parse(statements))] == found
+
+
+@pytest.mark.parametrize("package", ["gateway", "gateway.testing", "models", "protocols"])
+def test_a_package_hands_on_what_its_modules_have(package: str) -> None:
+    """Each name is that of its home, whichever modules were imported before: none is the name of a module beside it."""
+    face = importlib.import_module(package)
+    modules = {module.name for module in pkgutil.iter_modules(face.__path__)}
+    assert set(face.__all__) & modules == set()
+    homes = {name: module for module, names in face._HOMES.items() for name in names}
+    assert sorted(homes) == sorted(face.__all__)
+    for name, module in homes.items():
+        assert getattr(face, name) is getattr(importlib.import_module(module), name)
+    with pytest.raises(AttributeError, match="'nothing'"):
+        face.nothing  # noqa: B018
+
+
+@pytest.mark.parametrize("package", ["gateway", "gateway.testing", "models", "protocols"])
+def test_a_package_imports_nothing_before_it_is_asked(package: str) -> None:
+    """A program that loads us as a plugin, or asks for our version, does not wait for all of us."""
+    said = f"import sys, {package}; print([name for name in sys.modules if name.startswith('{package}.')])"
+    assert subprocess.run([sys.executable, "-c", said], capture_output=True, text=True, check=True).stdout == "[]\n"

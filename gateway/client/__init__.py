@@ -1,9 +1,8 @@
 """A small client over the same machines and transports: connections, the dialects' requests, and answers as they arrive."""
 
-from gateway.client.answers import Answer
+from gateway.client.answers import Answer, BrokenOff, CallFailed, Refused
 from gateway.client.connection import Machine, Peer, UpgradeRefused, connect, dial, http1, http2, post, websocket
 from gateway.client.conversations import Client, Conversation, SocketConversation
-from gateway.client.errors import BrokenOff, CallFailed, Refused
 from gateway.client.opening import open_client
 from gateway.client.questions import Question, generate, infer, invoke, lmi, openai
 

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import json
-from typing import Any, Self
+from collections.abc import Sequence
+from typing import Any, Self, final
 
-from gateway.client.errors import BrokenOff, Refused, words_of
-from protocols import bidi, v2
+from protocols import v2
+from protocols.aws import bidi
 from protocols.errors import RemoteProtocolError
 from protocols.events import Buffer, Headers, Response
-from protocols.lmi_response import parse_stream_line
+from protocols.lmi.response import parse_stream_line
 from protocols.sse import ServerSentEvent, SSEDecoder
 
 
@@ -295,3 +296,59 @@ def _member(document: Any, *path: str | int) -> Any:
         except (LookupError, TypeError):
             raise RemoteProtocolError(f"no {'.'.join(map(str, path))} where the dialect has it") from None
     return document
+
+
+class CallFailed(Exception):
+    """The answer is an error, in words of the server's: `message`. `answer` has the rest, such as its headers and body.
+
+    What is no answer is raised as something else: OSError where there is no connection, `gateway.errors.TransportLost` where
+    it ended before the answer did, `protocols.errors.RemoteProtocolError` for what the dialect does not allow.
+    """
+
+    def __init__(self, message: str, answer: Answer) -> None:
+        super().__init__(message)
+        self.message, self.answer = message, answer
+
+
+@final
+class Refused(CallFailed):
+    """An error from its head: nothing of an answer came. `status` is not 200."""
+
+    def __init__(self, message: str, answer: Answer) -> None:
+        super().__init__(message, answer)
+        self.status = answer.status
+
+    def __str__(self) -> str:
+        return f"{self.status}: {self.message}"
+
+    @property
+    def retry_after(self) -> float | None:
+        """In how many seconds the same request may succeed, where the server says so."""
+        value = dict(self.answer.headers).get(b"retry-after", b"")
+        return float(value) if value.isdigit() else None
+
+
+@final
+class BrokenOff(CallFailed):
+    """An error in band, after an answer that began well: what came before it is good."""
+
+
+def words_of(body: bytes | bytearray) -> str:
+    """The text of an error's body, in whatever member the dialect has it; the body itself where it has none."""
+    text = bytes(body).decode(errors="replace").strip()
+    try:
+        document = json.loads(text)
+    except ValueError:
+        return text or "no reason given"
+    for path in _WORDS:
+        found: Any = document
+        for step in path:
+            found = found.get(step) if isinstance(found, dict) else None
+        if isinstance(found, str):
+            return found
+    return text
+
+
+_WORDS: Sequence[Sequence[str]] = (
+    ("error", "message"), ("error",), ("OriginalMessage",), ("message",), ("Message",), ("detail",),
+)  # fmt: skip

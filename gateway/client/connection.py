@@ -15,15 +15,15 @@ import trio
 
 from gateway.addresses import UNIX
 from gateway.errors import TransportLost
-from gateway.transport import SocketTransport, Transport
-from gateway.wires.tls import TLSTransport
+from gateway.net.tls_transport import TLSTransport
+from gateway.net.transport import SocketTransport, Transport
 from protocols.errors import RemoteProtocolError
 from protocols.events import Buffer, ConnectionEnd, Data, End, Headers, Request, Reset, Response, Sent, Signal
-from protocols.http1 import HTTP1Connection
-from protocols.http2 import HTTP2Connection
+from protocols.http1.connection import HTTP1Connection
+from protocols.http2.connection import HTTP2Connection
 from protocols.roles import Role
-from protocols.websocket import WebSocketConnection
-from protocols.websocket_handshake import check_response, end_of_input, offered_end_of_input, request_headers
+from protocols.websocket.connection import WebSocketConnection
+from protocols.websocket.handshake import check_response, end_of_input, offered_end_of_input, request_headers
 
 
 class Machine(Protocol):

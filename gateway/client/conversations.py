@@ -14,11 +14,12 @@ from gateway.client.answers import Answer, EventsAnswer
 from gateway.client.connection import Peer, post
 from gateway.client.questions import Question, bidirectional, generate, infer, invoke, lmi, openai
 from gateway.errors import TransportLost
-from protocols import bidi, v2
+from protocols import v2
+from protocols.aws import bidi
 from protocols.errors import LocalProtocolError, RemoteProtocolError
 from protocols.events import Close, ConnectionEnd, Data, End, Frame, Opcode, Reset, Response
-from protocols.http1 import HTTP1Connection
-from protocols.http2 import HTTP2Connection
+from protocols.http1.connection import HTTP1Connection
+from protocols.http2.connection import HTTP2Connection
 
 _GOODBYE = 1.0
 """Seconds that a full connection has to take the reset of a stream that was left."""

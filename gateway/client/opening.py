@@ -24,7 +24,7 @@ async def open_client(
     sets deadlines, with Trio's scopes.
 
     Over https the context's ALPN decides: by default it offers HTTP/2 and HTTP/1.1 and trusts the system's authorities
-    (`gateway.tls_context.client_context(ca)` trusts one of your own). Over http it speaks HTTP/1.1, or with
+    (`gateway.net.tls_context.client_context(ca)` trusts one of your own). Over http it speaks HTTP/1.1, or with
     `prior_knowledge` HTTP/2, which bidirectional streams need; over https that must then come about. ValueError for what is
     no such URL, OSError where nobody answers, `gateway.errors.TransportLost` where TLS fails.
     """

@@ -24,7 +24,8 @@ from gateway.client.answers import (
     LinesAnswer,
 )
 from models.messages import datatype_of
-from protocols import bidi, v2
+from protocols import v2
+from protocols.aws import bidi
 from protocols.events import Headers
 
 _JSON: Headers = ((b"content-type", b"application/json"),)

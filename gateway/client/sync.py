@@ -25,10 +25,9 @@ from typing import Any, Self, final
 import trio
 
 from gateway.client import conversations
-from gateway.client.answers import Answer
+from gateway.client.answers import Answer, CallFailed
 from gateway.client.connection import Peer
 from gateway.client.conversations import Conversation
-from gateway.client.errors import CallFailed
 from gateway.client.opening import connected
 from gateway.client.portal import Closed, Portal
 from gateway.client.questions import Question, bidirectional

@@ -9,17 +9,17 @@ from functools import partial
 from types import MappingProxyType
 from typing import Any, Protocol, TypeVar, final
 
-from gateway.codec_threads import beside as beside
+from gateway.codecs.threads import beside as beside
 from gateway.config import Config
-from gateway.credentials import Door
+from gateway.config.load import ConfigError
+from gateway.core.credentials import Door
+from gateway.core.exchange import Exchange
 from gateway.errors import BadRequest, Ending, GatewayError, NotFound
-from gateway.exchange import Exchange
-from gateway.settings import ConfigError
 from gateway.workers.worker import Worker
 from models.convert import convertible
 from models.messages import Family
 from models.session import Call, Channel, Session
-from protocols import sagemaker
+from protocols.aws import invoke
 from protocols.events import Buffer, Headers
 
 log = logging.getLogger("gateway.dialects")
@@ -205,7 +205,7 @@ def reply_value(exchange: Exchange, name: str, default: str = "") -> str:
 
 
 # what a model's head may say beside its content type, under the same names towards the platform and from it
-_PASSED = (sagemaker.CUSTOM_ATTRIBUTES, sagemaker.NEW_SESSION_ID, sagemaker.CLOSED_SESSION_ID)
+_PASSED = (invoke.CUSTOM_ATTRIBUTES, invoke.NEW_SESSION_ID, invoke.CLOSED_SESSION_ID)
 
 
 def reply_headers(exchange: Exchange) -> list[tuple[bytes, bytes]]:

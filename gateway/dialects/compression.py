@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from functools import partial
 
-from gateway.codec_threads import beside
+from gateway.codecs.threads import beside
+from gateway.core.exchange import Exchange
 from gateway.errors import Overloaded
-from gateway.exchange import Exchange
 from protocols.content_coding import STEP, choose_coding, deflate_steps
 from protocols.events import Buffer, Headers
 

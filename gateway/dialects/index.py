@@ -8,10 +8,10 @@ from urllib.parse import quote
 
 import msgspec
 
+from gateway.core.exchange import Exchange
 from gateway.dialects.base import JSON, Models
-from gateway.exchange import Exchange
 from models.messages import Family
-from protocols.v2_frames import media_weights
+from protocols.v2.frames import media_weights
 
 _DOCS = "/v2/openapi.json"
 _MOST = 100  # names that are shown: GET /v2/models has them all

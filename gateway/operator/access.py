@@ -18,10 +18,10 @@ from starlette.responses import Response
 
 from gateway.addresses import UNIX, Host, places_of, written_ip
 from gateway.config import OperatorConfig
+from gateway.config.fields import ConfigError
+from gateway.config.text import show
 from gateway.errors import GatewayError
-from gateway.printable import escape
-from gateway.settings_schema import ConfigError
-from gateway.settings_text import show
+from gateway.untrusted_text import escape
 
 log = logging.getLogger("gateway.operator")
 

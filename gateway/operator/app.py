@@ -16,12 +16,12 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import Route
 
-from gateway import logging_setup
+from gateway.config.text import show, text_without_secrets
 from gateway.errors import BadRequest, GatewayError, LoadFailed, NotFound, Overloaded, TooLarge
 from gateway.gateway import Gateway
-from gateway.metrics import exposition
 from gateway.operator.access import Access, Endpoint, address_of
 from gateway.operator.console import console_response
+from gateway.operator.events import EventStream
 from gateway.operator.operations import (
     OPEN,
     OPERATIONS,
@@ -39,13 +39,12 @@ from gateway.operator.operations import (
     document,
 )
 from gateway.operator.views import ModelView, models_of, view_of_model, view_of_stream, waits_for
-from gateway.operator.watch import EventStream
-from gateway.printable import escape
-from gateway.settings_secrets import text_without_secrets
-from gateway.settings_text import show
+from gateway.telemetry import logging_setup
+from gateway.telemetry.metrics import exposition
+from gateway.untrusted_text import escape
 from gateway.version import version
-from models.exits import ModelExit
-from models.threads import detached
+from models.blocking import detached
+from models.errors import ModelExit
 
 log = logging.getLogger("gateway.operator")
 

@@ -7,9 +7,9 @@ from typing import Any
 
 import msgspec
 
-from gateway.drain import DrainReport
-from gateway.logging_setup import Level
 from gateway.operator.views import ModelView, StreamView
+from gateway.serving.drain import DrainReport
+from gateway.telemetry.logging_setup import Level
 from protocols import openapi
 from protocols.openapi import Answer, Body, Field, Operation
 

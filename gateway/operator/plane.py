@@ -20,7 +20,7 @@ from gateway.addresses import UNIX, written_ip
 from gateway.doorbell import Doorbell
 from gateway.gateway import Gateway
 from gateway.hypercorn import Connection
-from gateway.listeners import Listener, Port, Rules, open_listeners
+from gateway.net.listeners import Listener, Port, Rules, open_listeners
 from gateway.operator.access import Access
 from gateway.operator.app import operator_app
 

@@ -8,11 +8,11 @@ import msgspec
 import trio
 from msgspec import UNSET, UnsetType
 
-from gateway.exchange import Exchange
+from gateway.core.exchange import Exchange
 from gateway.gateway import Gateway
-from gateway.proxies import peer_of
-from gateway.workers.status import ModelStatus
-from gateway.workers.stopping import StopSummary
+from gateway.net.proxies import peer_of
+from gateway.workers.snapshot import ModelStatus
+from gateway.workers.stop_times import StopSummary
 
 
 class ErrorView(msgspec.Struct, kw_only=True, frozen=True):

@@ -1,15 +1,38 @@
 """A gateway in memory, for users' tests and ours: real machines, real dialects, no socket, a clock that may be mocked."""
 
-from gateway.client.answers import Answer
-from gateway.client.conversations import Client, Conversation, SocketConversation
-from gateway.testing.faults import Injected, Lie, ModelFaults, with_faults
-from gateway.testing.invariants import broken_ledgers, left_over
-from gateway.testing.memory import MemoryEdges, MemoryGateway, MemorySocket, memory_gateway
-from gateway.testing.network import Link, NetworkProfile, Way
-from gateway.testing.seeded import seeded
+import importlib
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from gateway.client.answers import Answer
+    from gateway.client.conversations import Client, Conversation, SocketConversation
+    from gateway.testing.faults import Injected, Lie, ModelFaults, with_faults
+    from gateway.testing.invariants import broken_ledgers, left_over
+    from gateway.testing.memory import MemoryEdges, MemoryGateway, MemorySocket, memory_gateway
+    from gateway.testing.network import Link, NetworkProfile, Way
+    from gateway.testing.seeding import seeded
 
 __all__ = [
     "Answer", "Client", "Conversation", "Injected", "Lie", "Link", "MemoryEdges", "MemoryGateway", "MemorySocket",
-    "ModelFaults", "NetworkProfile", "SocketConversation", "Way", "broken_ledgers", "left_over", "memory_gateway", "seeded",
-    "with_faults",
+    "ModelFaults", "NetworkProfile", "SocketConversation", "Way", "broken_ledgers", "left_over", "memory_gateway",
+    "seeded", "with_faults",
 ]  # fmt: skip
+
+
+_HOMES = {
+    "gateway.client.answers": ("Answer",),
+    "gateway.client.conversations": ("Client", "Conversation", "SocketConversation"),
+    "gateway.testing.faults": ("Injected", "Lie", "ModelFaults", "with_faults"),
+    "gateway.testing.invariants": ("broken_ledgers", "left_over"),
+    "gateway.testing.memory": ("MemoryEdges", "MemoryGateway", "MemorySocket", "memory_gateway"),
+    "gateway.testing.network": ("Link", "NetworkProfile", "Way"),
+    "gateway.testing.seeding": ("seeded",),
+}  # fmt: skip
+
+
+def __getattr__(name: str) -> object:
+    """Imports a name from its home when it is first asked for: `import gateway.testing` alone imports nothing else."""
+    for module, names in _HOMES.items():
+        if name in names:
+            return getattr(importlib.import_module(module), name)
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

@@ -18,10 +18,10 @@ from gateway.client.conversations import Client, SocketConversation
 from gateway.config import Config
 from gateway.doorbell import Doorbell
 from gateway.gateway import Gateway
-from gateway.hub import Hub
+from gateway.net.readiness import Hub
+from gateway.net.transport import MemoryTransport, memory_pair
 from gateway.testing.invariants import left_over
 from gateway.testing.network import Link, NetworkProfile
-from gateway.transport import MemoryTransport, memory_pair
 from protocols.events import Buffer
 
 if TYPE_CHECKING:
@@ -32,7 +32,7 @@ if TYPE_CHECKING:
 class MemoryEdges:
     """What an epoll set is to sockets, for memory transports: a gateway's hub over them leads as it does in production.
 
-        gateway.hub = Hub(edges := MemoryEdges())
+        gateway.net.readiness = Hub(edges := MemoryEdges())
         nursery.start_soon(gateway.serve_watchable, edges.watchable(transport))
 
     Edges come in the order in which they happened, so that a seeded scheduler makes a run repeatable. As in the kernel,

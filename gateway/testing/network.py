@@ -11,7 +11,7 @@ import trio
 
 from gateway.doorbell import Doorbell
 from gateway.errors import TransportLost
-from gateway.transport import MemoryTransport, memory_pair
+from gateway.net.transport import MemoryTransport, memory_pair
 
 _ORPHAN = 10.0
 """Seconds that what a closed end has sent may wait to be taken."""

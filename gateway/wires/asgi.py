@@ -11,14 +11,14 @@ from urllib.parse import quote
 import trio
 
 from gateway.addresses import written_ip
+from gateway.core.exchange import LAST_WORD, NO_PIECES, Exchange
 from gateway.doorbell import Doorbell
 from gateway.errors import Drained, Ending, SlowReader
-from gateway.exchange import LAST_WORD, NO_PIECES, Exchange
-from gateway.printable import escape
+from gateway.untrusted_text import escape
 from protocols.events import Buffer, Frame, Headers, Opcode, Request
 
 if TYPE_CHECKING:
-    from gateway.wires.connection import Server
+    from gateway.core.connection import Server
     from models.session import ClientCertificate
 
 log = logging.getLogger("gateway.connection")

@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING, final
 
 import msgspec
 
+from gateway.core.exchange import Exchange
 from gateway.errors import BadRequest, Ending
-from gateway.exchange import Exchange
 from gateway.wires.websocket import WebSocketWire
 from protocols.errors import RemoteProtocolError
 from protocols.events import (
@@ -24,12 +24,12 @@ from protocols.events import (
     Response,
     Sent,
 )
-from protocols.http1 import HTTP1Connection, HTTP1Limits
+from protocols.http1.connection import HTTP1Connection, HTTP1Limits
 from protocols.roles import Role
 
 if TYPE_CHECKING:
     from gateway.config import LimitsConfig
-    from gateway.wires.connection import Connection
+    from gateway.core.connection import Connection
 
 
 # The one upgrade that is served; any other is ignored, and its request answered as if it had asked for none (RFC 9110

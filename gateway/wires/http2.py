@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING, final
 
 import msgspec
 
+from gateway.core.exchange import LAST_WORD, NO_PIECES, Exchange
 from gateway.errors import Ending, SlowReader
-from gateway.exchange import LAST_WORD, NO_PIECES, Exchange
 from protocols.errors import RemoteProtocolError
 from protocols.events import (
     NEED_DATA,
@@ -26,11 +26,11 @@ from protocols.events import (
     Response,
     Sent,
 )
-from protocols.http2 import HTTP2Connection, HTTP2Limits
+from protocols.http2.connection import HTTP2Connection, HTTP2Limits
 from protocols.roles import Role
 
 if TYPE_CHECKING:
-    from gateway.wires.connection import Connection
+    from gateway.core.connection import Connection
 
 log = logging.getLogger("gateway.connection")
 

@@ -9,17 +9,17 @@ from typing import TYPE_CHECKING, final
 
 import numpy as np
 
+from gateway.core.exchange import NO_PIECES, Exchange
 from gateway.errors import Ending
-from gateway.exchange import NO_PIECES, Exchange
 from protocols.errors import LocalProtocolError, RemoteProtocolError
 from protocols.events import NEED_DATA, Buffer, Close, ConnectionEnd, Frame, Headers, Opcode, Ping, Pong, Sent
 from protocols.roles import Role
-from protocols.websocket import WebSocketConnection, WebSocketLimits
+from protocols.websocket.connection import WebSocketConnection, WebSocketLimits
 
 if TYPE_CHECKING:
-    from gateway.wires.connection import Connection
+    from gateway.core.connection import Connection
     from gateway.wires.http1 import HTTP1Wire
-    from protocols.http1 import HTTP1Connection
+    from protocols.http1.connection import HTTP1Connection
 
 log = logging.getLogger("gateway.connection")
 

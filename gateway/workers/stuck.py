@@ -12,7 +12,7 @@ from typing import Protocol, final
 
 import trio
 
-from gateway.workers.stopping import StopTimes
+from gateway.workers.stop_times import StopTimes
 from models.blocking import Step, StepHolder
 from models.spec import Model, ModelSpec
 

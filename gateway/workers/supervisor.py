@@ -9,15 +9,14 @@ from typing import TYPE_CHECKING, Any, NamedTuple, final
 
 import trio
 
+from gateway.core.exchange import Exchange
 from gateway.errors import Conflict, NotFound, Unavailable
-from gateway.exchange import Exchange
-from gateway.workers.status import ModelsSnapshot
+from gateway.workers.snapshot import ModelsSnapshot
 from gateway.workers.worker import State, Worker
-from models.spec import ModelSpec
-from models.warmup import Check
+from models.spec import Check, ModelSpec
 
 if TYPE_CHECKING:
-    from gateway.spans import Spans
+    from gateway.telemetry.spans import Spans
 
 
 @final

@@ -16,7 +16,9 @@ from uuid import uuid4
 
 import trio
 
-from gateway.admission import retry_estimate
+from gateway.config.text import text_without_secrets
+from gateway.core.exchange import Exchange
+from gateway.core.waits import SLOT
 from gateway.doorbell import Doorbell
 from gateway.errors import (
     DeadlineExceeded,
@@ -32,27 +34,22 @@ from gateway.errors import (
     Unavailable,
     WorkerLost,
 )
-from gateway.exchange import Exchange
-from gateway.ledger import SLOT
-from gateway.settings_secrets import text_without_secrets
-from gateway.workers.policy import decide, within_period
+from gateway.serving.admission import retry_estimate
 from gateway.workers.queue import SlotQueue, level_of
+from gateway.workers.restart_policy import decide, within_period
 from gateway.workers.statistics import ModelStatistics
 from gateway.workers.stuck import Background, StuckWatch
 from models.batching import running
-from models.blocking import Step, StepHolder, reset_step_holder, run_step, set_step_holder
+from models.blocking import Step, StepHolder, detached, reset_step_holder, run_step, set_step_holder, throw
 from models.continuations import Continuations, TextChannel
 from models.convert import convert
-from models.errors import ModelError
-from models.exits import contained, is_failure, leaves
+from models.errors import ModelError, contained, is_failure, leaves
 from models.messages import Family
 from models.session import Session
-from models.spec import Model, ModelSpec, Restart
-from models.threads import detached, throw
-from models.warmup import Check, WarmupFailed, warm_up
+from models.spec import Check, Model, ModelSpec, Restart, WarmupFailed, warm_up
 
 if TYPE_CHECKING:
-    from gateway.spans import Spans
+    from gateway.telemetry.spans import Spans
 
 log = logging.getLogger("gateway.worker")
 

@@ -20,10 +20,10 @@ import trio
 
 from models.blocking import iterate_steps, run_step
 from models.chat import ChatMessage, plain_template
+from models.continuations import Stops
 from models.errors import ContextLengthExceeded, ModelError
 from models.messages import Finish, FinishReason, GenerationParameters, Prompt, Token, TopToken
 from models.session import Session
-from models.stops import Stops
 
 # torch and transformers are optional and are imported where a model is loaded, so their objects have no types here:
 Torch: TypeAlias = Any

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from gateway.settings_sagemaker import MODEL_FOLDER
+from gateway.config.environment import MODEL_FOLDER
 from tests.deploy.platforms import ROOT, Container, Image, in_force
 from tests.ports import free_port
 

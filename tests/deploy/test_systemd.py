@@ -11,9 +11,9 @@ from pathlib import Path
 
 import pytest
 
-from gateway.cli_options import Given
+from gateway.cli.options import Given
 from gateway.config import Config
-from gateway.settings_text import parse_duration
+from gateway.config.text import parse_duration
 from tests.deploy.platforms import ROOT
 
 UNITS = ROOT / "deploy" / "systemd"

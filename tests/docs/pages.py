@@ -159,7 +159,7 @@ class Reader:
             "HOME": str(folder),
             "PATH": os.pathsep.join(paths),
             "PYTHONPATH": str(ROOT),
-            "PYTEST_PLUGINS": "gateway.pytest_plugin",  # as it is where the wheel is installed
+            "PYTEST_PLUGINS": "gateway.testing.pytest_plugin",  # as it is where the wheel is installed
             "PYTHONUNBUFFERED": "1",
             "PYTHONDONTWRITEBYTECODE": "1",
             "EVERYWIRE_LISTEN__PORT": self.ports["8080"],

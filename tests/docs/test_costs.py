@@ -11,17 +11,17 @@ import pytest
 from trio.testing import MockClock, wait_all_tasks_blocked
 
 from gateway.client import post
+from gateway.net.transport import MemoryTransport
 from gateway.testing import memory_gateway
-from gateway.transport import MemoryTransport
 from models.adapt import spec_of
 from models.messages import Part
 from models.session import Session
-from protocols import bidi
+from protocols.aws import bidi
 from protocols.events import Data, Event
-from protocols.http1 import HTTP1Connection
-from protocols.http2 import HTTP2Connection
+from protocols.http1.connection import HTTP1Connection
+from protocols.http2.connection import HTTP2Connection
 from protocols.roles import Role
-from protocols.websocket_handshake import request_headers
+from protocols.websocket.handshake import request_headers
 from tests.docs.pages import ROOT
 
 CLIENTS = 100

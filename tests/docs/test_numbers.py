@@ -8,17 +8,19 @@ from typing import Any
 
 import pytest
 
-from gateway import exchange, gateway, transport
-from gateway.body_pool import _IDLE_SECONDS
+from gateway import gateway
 from gateway.config import Config
-from gateway.container_client import ContainerLimits
+from gateway.config.load import SETTINGS, dotted, parse_duration, parse_size
+from gateway.containers.connection import ContainerLimits
+from gateway.core import exchange
+from gateway.core.memory import _IDLE_SECONDS
 from gateway.gateway import Gateway
-from gateway.settings import SETTINGS, dotted, parse_duration, parse_size
-from gateway.wires import tls
+from gateway.net import tls_transport, transport
 from gateway.workers import worker
 from models import rolling
 from models.spec import ModelSpec
-from protocols import http2, websocket
+from protocols.http2 import connection
+from protocols.websocket import connection as websocket
 from tests.docs.pages import PAGES, ROOT
 
 KiB, MiB = 1024, 1024**2
@@ -135,9 +137,9 @@ SAID = [
     ("explanation/backpressure.md", "one read of {} KiB", 64, lambda: len(Gateway(models=[]).scratch) / KiB),
     ("explanation/backpressure.md", "a frame\n  of less than {} KiB", 64, lambda: websocket.LARGE / KiB),
     ("explanation/backpressure.md", "a body in steps of {} MiB", 1, lambda: exchange._BODY_STEP / MiB),
-    ("explanation/backpressure.md", "of one read, at most {} KiB", 64, lambda: tls._CHUNK / KiB),
-    ("explanation/backpressure.md", "but {} KiB are each stream's own", 16, lambda: http2.SHARE / KiB),
-    ("explanation/backpressure.md", "at most {} KiB each", 16, lambda: http2.LARGEST_DATA / KiB),
+    ("explanation/backpressure.md", "of one read, at most {} KiB", 64, lambda: tls_transport._CHUNK / KiB),
+    ("explanation/backpressure.md", "but {} KiB are each stream's own", 16, lambda: connection.SHARE / KiB),
+    ("explanation/backpressure.md", "at most {} KiB each", 16, lambda: connection.LARGEST_DATA / KiB),
     ("explanation/backpressure.md", "{} MiB while pieces of a mebibyte", 1, lambda: transport._BULK / MiB),
     ("explanation/backpressure.md", "after {} messages", 32, lambda: exchange._TURN // exchange._SENT - 2),
     ("explanation/backpressure.md", "fewer than `ahead` ({})", 4, lambda: rolling.AHEAD),

@@ -11,15 +11,15 @@ import pytest
 import trio
 
 from gateway import errors
+from gateway.catalog.folder import read_folder
 from gateway.config import ModelConfig
-from gateway.container_client import ContainerLimits
-from gateway.dialects.v2_openapi import OPERATIONS
+from gateway.config.load import resolve
+from gateway.containers.connection import ContainerLimits
+from gateway.dialects.v2.operations import OPERATIONS
 from gateway.errors import BadModel, Ending, GatewayError
 from gateway.gateway import Gateway
-from gateway.model_folder import read_folder
-from gateway.settings import resolve
 from gateway.testing import memory_gateway
-from protocols import mme, sagemaker, sigv4
+from protocols.aws import invoke, multi_model, sigv4
 from tests.docs.pages import (
     FOLLOWED,
     PAGES,
@@ -210,7 +210,7 @@ def test_the_reference_names_every_route() -> None:
 
 def test_the_page_of_sagemaker_has_each_error_with_its_status() -> None:
     rows = {row[0]: row[1] for row in table("docs/reference/sagemaker.md", "type")}
-    sent = {e.value: str(e.status) for e in sagemaker.ErrorType if e is not sagemaker.ErrorType.INTERNAL_DEPENDENCY}
+    sent = {e.value: str(e.status) for e in invoke.ErrorType if e is not invoke.ErrorType.INTERNAL_DEPENDENCY}
     assert {name: status for name, status in rows.items() if status != "403"} == sent
     assert [row[0] for row in table("docs/reference/sagemaker.md", "`x-amzn-errortype`")] == [
         e.value for e in sigv4.ErrorCode
@@ -224,7 +224,7 @@ def test_the_page_of_sagemaker_has_each_option_of_a_container() -> None:
 
 def test_the_page_of_multi_model_has_each_status_by_its_name() -> None:
     for status, kind, _ in table("docs/reference/multi-model.md", "status"):
-        assert f'"type":"{kind}"' in mme.error_body_of(int(status), "").decode()
+        assert f'"type":"{kind}"' in multi_model.error_body_of(int(status), "").decode()
 
 
 def test_the_page_of_multi_model_has_each_key_of_a_model_folder(tmp_path: Path) -> None:

@@ -14,7 +14,7 @@ from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.x509.oid import NameOID
 
-from gateway.tls_context import client_context
+from gateway.net.tls_context import client_context
 
 DAY = timedelta(days=1)
 LOCAL: Sequence[x509.GeneralName] = (x509.DNSName("localhost"), x509.IPAddress(ip_address("127.0.0.1")))

@@ -9,20 +9,20 @@ from typing import Any
 
 import trio
 
-from gateway.bridge import Bridge
 from gateway.client import Peer
-from gateway.container_client import Container, ContainerLimits, container_address
+from gateway.containers.connection import Container, ContainerLimits, container_address
+from gateway.containers.model import Bridge
 from gateway.errors import TransportLost
-from gateway.transport import MemoryTransport, Transport, memory_pair
+from gateway.net.transport import MemoryTransport, Transport, memory_pair
 from models.messages import Part
 from models.session import Call, Session
 from protocols.buffers import ByteBudget
 from protocols.errors import RemoteProtocolError
 from protocols.events import Close, ConnectionEnd, Data, End, Frame, Headers, Opcode, Ping, Pong, Request, Response
-from protocols.http1 import HTTP1Connection
+from protocols.http1.connection import HTTP1Connection
 from protocols.roles import Role
-from protocols.websocket import WebSocketConnection
-from protocols.websocket_handshake import accept_headers
+from protocols.websocket.connection import WebSocketConnection
+from protocols.websocket.handshake import accept_headers
 from tests.models.channels import MemoryChannel
 
 Serve = Callable[[Transport], Awaitable[None]]

@@ -19,23 +19,24 @@ import trio
 from trio.testing import wait_all_tasks_blocked
 
 from gateway import client
-from gateway.bridge import container_spec
 from gateway.client import Peer
 from gateway.config import Config, LimitsConfig, SigV4Config
-from gateway.container_client import ContainerLimits
+from gateway.containers.connection import ContainerLimits
+from gateway.containers.model import container_spec
+from gateway.core.connection import Connection
 from gateway.errors import TransportLost
+from gateway.net.transport import MemoryTransport
 from gateway.testing import MemoryGateway, memory_gateway
-from gateway.transport import MemoryTransport
-from gateway.wires.connection import Connection
 from gateway.wires.http2 import HTTP2Wire
 from models.adapt import spec_of
 from models.messages import Family, InferResponse, Part, Tensor, Token
 from models.session import Session
 from models.spec import ModelSpec
-from protocols import bidi, sigv4, v2
+from protocols import v2
+from protocols.aws import bidi, sigv4
 from protocols.errors import RemoteProtocolError
 from protocols.events import Close, ConnectionEnd, Data, End, Frame, GoAway, Opcode, Ping, Pong, Request, Reset, Response
-from protocols.http2_frames import Kind
+from protocols.http2.frames import Kind
 from protocols.lmi import parse_stream_line
 from protocols.sse import ServerSentEvent, SSEDecoder
 from tests.gateway import ways

@@ -37,7 +37,8 @@ from models.blocking import run_step
 from models.errors import ModelError
 from models.messages import Part, Prompt
 from models.spec import Batching, ModelSpec
-from protocols import sigv4, v2
+from protocols import v2
+from protocols.aws import sigv4
 from protocols.events import Request
 
 MiB = 1024 * 1024

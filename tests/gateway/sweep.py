@@ -23,20 +23,20 @@ import trio
 import trio.testing
 
 from gateway.config import TLSConfig
+from gateway.core.connection import Connection
+from gateway.core.exchange import Exchange
+from gateway.core.waits import PARTS, Account, account_of
 from gateway.errors import DeadlineExceeded, Ending, TransportLost
-from gateway.exchange import Exchange
 from gateway.gateway import Gateway
-from gateway.hub import Hub
-from gateway.ledger import PARTS, Account, account_of
-from gateway.observe import Observer
+from gateway.net.readiness import Hub
+from gateway.net.tls_context import client_context, development_certificate, server_context
+from gateway.net.transport import MemoryTransport, memory_pair
+from gateway.telemetry.observer import Observer
 from gateway.testing import MemoryEdges, seeded
-from gateway.testing.logged import brief, errors_logged
-from gateway.tls_context import client_context, development_certificate, server_context
-from gateway.transport import MemoryTransport, memory_pair
-from gateway.wires.connection import Connection
+from gateway.testing.log_capture import brief, errors_logged
 from gateway.wires.http2 import HTTP2Wire
 from gateway.workers.worker import State
-from protocols.http2 import HTTP2Connection
+from protocols.http2.connection import HTTP2Connection
 from tests.gateway import ways
 from tests.gateway.sweep_batched import BATCHED
 from tests.gateway.sweep_sagemaker import SAGEMAKER

@@ -15,23 +15,23 @@ from typing import Any
 import trio
 
 from gateway import client
-from gateway.bridge import container_spec
 from gateway.client import Peer
 from gateway.config import BidiConfig, EndpointConfig, RepositoryConfig, SigV4Config
-from gateway.container_client import ContainerLimits
+from gateway.containers.connection import ContainerLimits
+from gateway.containers.model import container_spec
 from gateway.errors import TransportLost
-from gateway.transport import MemoryTransport, memory_pair
+from gateway.net.transport import MemoryTransport, memory_pair
 from models.errors import ModelError
 from models.messages import Family, Part
 from models.session import Session
 from models.spec import Model, ModelSpec
-from protocols import bidi, sigv4
+from protocols.aws import bidi, sigv4
 from protocols.errors import LocalProtocolError, RemoteProtocolError
 from protocols.events import Buffer, Close, ConnectionEnd, Data, End, Frame, Headers, Request, Response
-from protocols.http1 import HTTP1Connection
+from protocols.http1.connection import HTTP1Connection
 from protocols.roles import Role
-from protocols.websocket import WebSocketConnection
-from protocols.websocket_handshake import END_OF_INPUT, accept_headers, end_of_input
+from protocols.websocket.connection import WebSocketConnection
+from protocols.websocket.handshake import END_OF_INPUT, accept_headers, end_of_input
 from tests.gateway.sweep_scenarios import (
     _EVENTS,
     _JSON,

@@ -16,27 +16,28 @@ import trio
 import trio.testing
 
 from gateway import client
+from gateway.catalog.repository import Repository
 from gateway.client import Peer
 from gateway.config import BidiConfig, Config, HTTP2Config, LimitsConfig, ListenConfig
 from gateway.doorbell import Doorbell
 from gateway.errors import TransportLost
-from gateway.transport import MemoryTransport
-from gateway.wires.tls import TLSTransport
-from gateway.workers.repository import Repository
+from gateway.net.tls_transport import TLSTransport
+from gateway.net.transport import MemoryTransport
 from models.adapt import adapt
 from models.blocking import cancel_token
 from models.errors import ModelError
 from models.messages import Family, InferRequest, InferResponse, Part, PartKind, Prompt, Tensor, Token
 from models.session import Session
 from models.spec import Model, ModelSpec
-from protocols import bidi, v2
+from protocols import v2
+from protocols.aws import bidi
 from protocols.errors import LocalProtocolError, RemoteProtocolError
 from protocols.events import Buffer, Close, ConnectionEnd, Data, End, Frame, Headers, Opcode, Request, Reset, Response
-from protocols.http1 import HTTP1Connection
-from protocols.http2 import HTTP2Connection, HTTP2Limits
-from protocols.lmi_response import parse_stream_line
+from protocols.http1.connection import HTTP1Connection
+from protocols.http2.connection import HTTP2Connection, HTTP2Limits
+from protocols.lmi.response import parse_stream_line
 from protocols.roles import Role
-from protocols.websocket import WebSocketConnection
+from protocols.websocket.connection import WebSocketConnection
 
 VICTIM, COMPANION, NEIGHBOUR, NEXT, FRESH = "victim", "companion", "neighbour", "next", "fresh"
 """Who is interrupted; who shares its connection; who has its own; who comes afterwards on the same connection, and on

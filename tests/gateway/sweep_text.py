@@ -25,8 +25,8 @@ from models.messages import Family, Finish, FinishReason, Part, Prompt, Token, T
 from models.session import Session
 from models.spec import ModelSpec
 from protocols.events import Buffer, Headers
-from protocols.http1 import HTTP1Connection
-from protocols.lmi_response import parse_stream_line
+from protocols.http1.connection import HTTP1Connection
+from protocols.lmi.response import parse_stream_line
 from protocols.sse import ServerSentEvent, SSEDecoder
 from tests.gateway.sweep_sagemaker import _HTTP, StreamedParser
 from tests.gateway.sweep_scenarios import (

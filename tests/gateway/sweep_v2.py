@@ -19,7 +19,7 @@ from protocols import v2
 from protocols.errors import RemoteProtocolError
 from protocols.events import Buffer, Close, ConnectionEnd, Frame, Headers, Opcode
 from protocols.sse import ServerSentEvent, SSEDecoder
-from protocols.websocket import WebSocketConnection
+from protocols.websocket.connection import WebSocketConnection
 from tests.gateway.sweep_scenarios import (
     _JSON,
     _STREAM,

@@ -17,7 +17,7 @@ from models.adapt import spec_of
 from models.library.echo import Echo
 from models.library.tensors import identity
 from models.messages import Family, Prompt
-from protocols import bidi
+from protocols.aws import bidi
 from protocols.events import End, Request, Response
 from tests.gateway.every_route import EVERY_ROUTE
 

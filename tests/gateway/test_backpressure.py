@@ -11,12 +11,12 @@ import trio
 
 from gateway import client
 from gateway.config import Config, HTTP2Config, LimitsConfig
-from gateway.container_client import ContainerLimits
+from gateway.containers.connection import ContainerLimits
+from gateway.core.exchange import Exchange
 from gateway.errors import BadRequest
-from gateway.exchange import Exchange
 from models.messages import Family, Part
 from models.session import Session
-from protocols import bidi
+from protocols.aws import bidi
 from protocols.events import Data, End, Frame, Opcode
 from tests.gateway.promises import (
     DUPLEX,

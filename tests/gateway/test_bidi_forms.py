@@ -12,15 +12,15 @@ import trio
 
 from gateway import client
 from gateway.config import BidiConfig, Config, ListenConfig, SageMakerConfig, WebSocketConfig
+from gateway.config.load import ConfigError
 from gateway.errors import TransportLost
 from gateway.gateway import Gateway
-from gateway.settings import ConfigError
 from models.errors import ModelError
 from models.messages import Part, PartKind
 from models.session import Session
-from protocols import bidi
+from protocols.aws import bidi
 from protocols.events import Close, Data, End, Frame, Opcode, Reset, Response
-from protocols.websocket_handshake import request_headers
+from protocols.websocket.handshake import request_headers
 from tests.gateway.promises import (
     DUPLEX,
     NOW,

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from gateway.body_pool import SMALLEST, BodyPool, _size_of
+from gateway.core.memory import SMALLEST, BodyPool, _size_of
 
 KiB, MiB = 1024, 1024 * 1024
 N = 100_000

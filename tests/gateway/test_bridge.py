@@ -13,17 +13,17 @@ import pytest
 import trio
 from trio.testing import MockClock, wait_all_tasks_blocked
 
-from gateway.bridge import container_spec
 from gateway.client import Peer
-from gateway.container_client import ContainerLimits, container_address
+from gateway.containers.connection import ContainerLimits, container_address
+from gateway.containers.model import container_spec
 from gateway.errors import BadRequest, Overloaded, TransportLost
+from gateway.net.transport import Transport
 from gateway.testing import memory_gateway
-from gateway.transport import Transport
 from models.errors import ModelError
 from models.messages import PartKind
 from protocols.buffers import ByteBudget
 from protocols.events import Close, Data, Frame, Ping, Pong, Request, Response
-from protocols.http1 import HTTP1Connection
+from protocols.http1.connection import HTTP1Connection
 from protocols.roles import Role
 from tests.gateway.containers import (
     Client,

@@ -9,16 +9,16 @@ import pytest
 import trio
 from trio.testing import MockClock, wait_all_tasks_blocked
 
-from gateway.bridge import container_spec
 from gateway.client import Peer
-from gateway.container_client import ContainerLimits
+from gateway.containers.connection import ContainerLimits
+from gateway.containers.model import container_spec
+from gateway.net.transport import Transport
 from gateway.testing import memory_gateway
-from gateway.transport import Transport
 from models.errors import ModelError
 from models.messages import Family, PartKind
 from models.session import Call, Session
 from protocols.events import Close, ConnectionEnd, Data, Headers, Request, Response
-from protocols.http1 import HTTP1Connection
+from protocols.http1.connection import HTTP1Connection
 from protocols.roles import Role
 from tests.gateway.containers import (
     Client,

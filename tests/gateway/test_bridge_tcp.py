@@ -16,15 +16,15 @@ import trio
 import trio_websocket
 from trio.testing import wait_all_tasks_blocked
 
-from gateway.bridge import Bridge, container_spec
 from gateway.client import Peer
 from gateway.config import TLSConfig
-from gateway.container_client import Container, ContainerLimits, container_address, dialler
+from gateway.config.load import ConfigError
+from gateway.containers.connection import Container, ContainerLimits, container_address, dialler
+from gateway.containers.model import Bridge, container_spec
 from gateway.errors import TransportLost
-from gateway.settings import ConfigError
-from gateway.tls_context import development_certificate, server_context
-from gateway.transport import SocketTransport
-from gateway.wires.tls import TLSTransport
+from gateway.net.tls_context import development_certificate, server_context
+from gateway.net.tls_transport import TLSTransport
+from gateway.net.transport import SocketTransport
 from models.errors import ModelError
 from models.messages import Part, PartKind
 from models.session import Call, Session
@@ -162,7 +162,7 @@ async def test_a_connection_that_cannot_be_made_a_transport_is_closed(
         made.append(below if what == "SocketTransport" else below._sock)
         raise OSError(errno.EINVAL, "Invalid argument")
 
-    monkeypatch.setattr(f"gateway.container_client.{what}", refuse)
+    monkeypatch.setattr(f"gateway.containers.connection.{what}", refuse)
     async with trio.open_nursery() as nursery:
         port = await serving(nursery, websocket(echo))
         with pytest.raises(ModelError, match="Invalid argument"):

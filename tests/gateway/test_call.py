@@ -25,15 +25,15 @@ from cryptography.hazmat.primitives import serialization
 from trio.testing import MockClock
 
 from gateway import client
-from gateway.call.plan import Given, Wire, plan
-from gateway.call.report import Report
-from gateway.call.run import perform
-from gateway.cli import _WIRES, program
-from gateway.client.errors import words_of
+from gateway.cli.call.plan import Given, Wire, plan
+from gateway.cli.call.report import Report
+from gateway.cli.call.run import perform
+from gateway.cli.main import _WIRES, program
+from gateway.client.answers import words_of
 from gateway.config import Config, ListenConfig, LMIConfig, TLSConfig
 from gateway.gateway import Gateway
+from gateway.net.transport import Transport
 from gateway.testing import MemoryGateway, memory_gateway
-from gateway.transport import Transport
 from models.adapt import spec_of
 from models.errors import ModelError
 from models.library.echo import Echo

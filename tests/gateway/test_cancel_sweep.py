@@ -9,30 +9,30 @@ from typing import Any
 import pytest
 import trio
 
-from gateway.container_client import Container, Within
-from gateway.container_relay import Relay
-from gateway.dialects.bidi import _EventStreamChannel
-from gateway.dialects.lmi import _TextChannel
-from gateway.dialects.lmi_dynamic import _Batch, _PromptChannel
-from gateway.dialects.lmi_formatted import FormattedAnswer
-from gateway.dialects.openai import _Answer
-from gateway.dialects.sagemaker import _Streamed
-from gateway.dialects.v2_channels import Responses
+from gateway.catalog.repository import Repository
+from gateway.containers.connection import Container, Within
+from gateway.containers.relay import Relay
+from gateway.core.connection import Connection
+from gateway.core.exchange import Exchange
+from gateway.core.runner import ExchangeTasks
+from gateway.dialects.aws.bidi import _EventStreamChannel
+from gateway.dialects.aws.invoke import _Streamed
+from gateway.dialects.text.lmi import _TextChannel
+from gateway.dialects.text.lmi_dynamic_batch import _Batch, _PromptChannel
+from gateway.dialects.text.lmi_formatters import FormattedAnswer
+from gateway.dialects.text.openai import _Answer
+from gateway.dialects.v2.channels import Responses
 from gateway.errors import Ending, GatewayError
-from gateway.exchange import Exchange
-from gateway.exchange_tasks import ExchangeTasks
-from gateway.transport import Transport
-from gateway.wires.connection import Connection
+from gateway.net.transport import Transport
 from gateway.wires.http2 import HTTP2Wire
-from gateway.workers.repository import Repository
 from gateway.workers.worker import Worker
 from models.batching import _Run
+from models.continuations import Stops
 from models.convert import _OnePrompt
 from models.messages import Part
 from models.rolling import RollingBatch
-from models.stops import Stops
-from protocols.http2 import HTTP2Connection
-from protocols.http2_stream import Stream
+from protocols.http2.connection import HTTP2Connection
+from protocols.http2.stream import Stream
 from tests.gateway.sweep import DRIVERS, SCENARIOS, TARGETS, applies, followed_by, run_once, sweep
 from tests.gateway.sweep_batched import BATCHED
 from tests.gateway.sweep_sagemaker import SAGEMAKER

@@ -15,11 +15,11 @@ from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import ec, rsa
 from cryptography.x509.oid import NameOID
 
-from gateway import certificates
-from gateway.certificates import DevelopmentCertificate, ensure
 from gateway.config import TLSConfig
-from gateway.settings import ConfigError
-from gateway.tls_context import client_context, development_certificate, server_context
+from gateway.config.load import ConfigError
+from gateway.net import development_certificate as certificates
+from gateway.net.development_certificate import DevelopmentCertificate, ensure
+from gateway.net.tls_context import client_context, development_certificate, server_context
 
 NOW = datetime(2026, 11, 20, 12, tzinfo=UTC)
 DAY = timedelta(days=1)
@@ -157,7 +157,7 @@ def test_a_write_that_fails_leaves_the_old_file_and_no_other(tmp_path: Path, mon
 
 def test_two_processes_at_once_end_with_the_same_certificate(tmp_path: Path) -> None:
     program = (
-        "import sys; from datetime import datetime, UTC; from pathlib import Path; from gateway.certificates import ensure\n"
+        "import sys; from datetime import datetime, UTC; from pathlib import Path; from gateway.net.development_certificate import ensure\n"
         "made = ensure(Path(sys.argv[1]), now=datetime.fromtimestamp(1.8e9, UTC)); print(made.cert.read_text())"
     )
     started = [

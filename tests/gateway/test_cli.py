@@ -20,11 +20,11 @@ from typing import Any
 import pytest
 from click.testing import CliRunner, Result
 
-from gateway import cli
-from gateway.cli import check_shadowing, program
+from gateway.cli import main
+from gateway.cli.main import check_shadowing, program
 from gateway.config import Config, ModelConfig
-from gateway.listeners import CannotListen, Port, Rules, open_listeners
-from gateway.settings import PREFIX, SETTINGS, ConfigError
+from gateway.config.load import PREFIX, SETTINGS, ConfigError
+from gateway.net.listeners import CannotListen, Port, Rules, open_listeners
 from models.messages import Family
 from models.spec import Batching, TensorSpec
 
@@ -67,7 +67,7 @@ class Served:
 @pytest.fixture
 def served(monkeypatch: pytest.MonkeyPatch) -> Served:
     server = Served()
-    replace_module(monkeypatch, "gateway.standalone", run=server.run)
+    replace_module(monkeypatch, "gateway.cli.serve", run=server.run)
     return server
 
 
@@ -283,7 +283,7 @@ def test_every_command_teaches_by_example() -> None:
 
 def test_the_version_is_that_of_the_installed_package(monkeypatch: pytest.MonkeyPatch) -> None:
     assert run("--version").output.startswith("everywire, version ")
-    installed = cli.version.__wrapped__  # which is asked once in a process
+    installed = main.version.__wrapped__  # which is asked once in a process
     monkeypatch.setattr("importlib.metadata.version", lambda name: f"1.2.3 of {name}")
     assert installed() == "1.2.3 of everywire"
 
@@ -487,7 +487,7 @@ def load_spec(name: str, config: ModelConfig) -> SimpleNamespace:
 @pytest.fixture
 def _loading(monkeypatch: pytest.MonkeyPatch) -> None:
     library = [SimpleNamespace(name=name, family=Family.TEXT, capacity=9) for name in LIBRARY]
-    replace_module(monkeypatch, "gateway.loading", load_spec=load_spec, library_specs=lambda: library)
+    replace_module(monkeypatch, "gateway.catalog.factories", load_spec=load_spec, library_specs=lambda: library)
 
 
 @pytest.mark.usefixtures("_loading")
@@ -568,7 +568,7 @@ def test_models_shows_what_a_model_of_tensors_declares(
     declared: dict[str, Any], said: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     spec = SimpleNamespace(family=Family.TENSOR, capacity=1, **TENSORS | declared)
-    replace_module(monkeypatch, "gateway.loading", load_spec=lambda name, config: spec, library_specs=lambda: [])
+    replace_module(monkeypatch, "gateway.catalog.factories", load_spec=lambda name, config: spec, library_specs=lambda: [])
     result = run("--model", "mine=app:f", "models")
     assert result.output.splitlines()[1] == f"mine  tensor  1         app:f  {said}"
 
@@ -586,7 +586,7 @@ def test_models_names_each_that_cannot_be_loaded_and_why() -> None:
 
 
 def test_help_names_the_models_of_the_library() -> None:
-    from gateway.loading import library_specs
+    from gateway.catalog.factories import library_specs
 
     assert [spec.name for spec in library_specs()] == LIBRARY
     assert "echo, identity, add_sub, lm and speech" in " ".join(run("--help").output.split())
@@ -603,7 +603,7 @@ def test_demo_hands_its_options_on_and_exits_with_its_status(monkeypatch: pytest
         echo("hello")
         return 4
 
-    replace_module(monkeypatch, "gateway.demo", run=demo)
+    replace_module(monkeypatch, "gateway.cli.demo", run=demo)
     result = run("demo", "--once", "--port", "9000")
     assert (result.exit_code, result.output) == (4, "hello\n")
     run("demo")
@@ -618,7 +618,7 @@ def test_demo_refuses_the_flags_that_it_would_not_use() -> None:
 
 
 def packages(directory: Path) -> Path:
-    for name in cli.PACKAGES:
+    for name in main.PACKAGES:
         (directory / name).mkdir(parents=True)
         (directory / name / "__init__.py").touch()
     return directory

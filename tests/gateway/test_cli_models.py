@@ -18,10 +18,10 @@ from pathlib import Path
 import pytest
 from click.testing import CliRunner, Result
 
-from gateway.cli import program
-from gateway.cli_models import COMMANDS
+from gateway.cli.main import program
+from gateway.cli.models import COMMANDS
+from gateway.config.load import PREFIX
 from gateway.operator.client import PlaneClient
-from gateway.settings import PREFIX
 from tests.ports import free_port
 
 ROOT = Path(__file__).resolve().parents[2]

@@ -13,13 +13,14 @@ import pytest
 import trio
 import trio.testing
 
-from gateway import certificates, client
+from gateway import client
 from gateway.client import BrokenOff, Client, Refused, generate, infer, invoke, lmi, open_client
 from gateway.config import Config, LimitsConfig, ListenConfig, TLSConfig
 from gateway.errors import TransportLost
 from gateway.gateway import Gateway
+from gateway.net import development_certificate
+from gateway.net.tls_context import client_context
 from gateway.testing import MemoryGateway, memory_gateway
-from gateway.tls_context import client_context
 from models.adapt import spec_of
 from models.errors import ModelError
 from models.library.echo import Echo
@@ -190,7 +191,7 @@ def test_cancelled_at_any_step_it_leaves_nothing_and_over_http2_the_connection_g
 
 
 async def test_at_a_url_it_connects_with_tls_and_below_a_path(tmp_path: Path) -> None:
-    made = certificates.ensure(tmp_path, now=datetime.now(UTC))
+    made = development_certificate.ensure(tmp_path, now=datetime.now(UTC))
     tls = TLSConfig(cert=str(made.cert), key=str(made.key))
     gateway = Gateway(Config(listen=ListenConfig(host="127.0.0.1", port=0, tls_port=0), tls=tls), MODELS)
     with trio.fail_after(60):

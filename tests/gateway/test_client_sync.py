@@ -17,14 +17,14 @@ import numpy as np
 import pytest
 import trio
 
-from gateway import certificates
 from gateway.client import BrokenOff, Refused, generate, infer, invoke, lmi, openai
 from gateway.client.portal import _Run
 from gateway.client.sync import Client, Closed, Duplex
 from gateway.config import Config, DrainConfig, ListenConfig, TLSConfig
 from gateway.errors import TransportLost
 from gateway.gateway import Gateway
-from gateway.tls_context import client_context
+from gateway.net import development_certificate
+from gateway.net.tls_context import client_context
 from models.adapt import spec_of
 from models.errors import ModelError
 from models.library.tensors import identity
@@ -372,7 +372,7 @@ def test_what_nobody_receives_stops_its_model_and_who_sends_is_not_heard(served:
 
 
 def test_over_tls_it_trusts_whom_it_is_told_to(tmp_path: Path) -> None:
-    made = certificates.ensure(tmp_path, now=datetime.now(UTC))
+    made = development_certificate.ensure(tmp_path, now=datetime.now(UTC))
     tls = TLSConfig(cert=str(made.cert), key=str(made.key))
     served = Served(Config(listen=ListenConfig(host="127.0.0.1", port=-1, tls_port=0), tls=tls))
     try:

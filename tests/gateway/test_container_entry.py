@@ -6,18 +6,19 @@ from pathlib import Path
 import pytest
 from click.testing import CliRunner
 
-from gateway import cli_config, config_folder, settings_sagemaker, standalone
-from gateway.cli import program
-from gateway.config import Config, ModelConfig, RepositoryConfig, SageMakerConfig
-from gateway.settings import ConfigError, resolve
+from gateway.catalog import served_folder
+from gateway.cli import config, serve
+from gateway.cli.main import program
+from gateway.config import Config, ModelConfig, RepositoryConfig, SageMakerConfig, environment
+from gateway.config.load import ConfigError, resolve
 
 
 @pytest.fixture
 def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """Stands for /opt/ml/model."""
     made = tmp_path / "model"
-    monkeypatch.setattr(config_folder, "MODEL_FOLDER", made)
-    monkeypatch.setattr(settings_sagemaker, "MODEL_FOLDER", made)
+    monkeypatch.setattr(served_folder, "MODEL_FOLDER", made)
+    monkeypatch.setattr(environment, "MODEL_FOLDER", made)
     return made
 
 
@@ -29,38 +30,38 @@ def config_of(folder: Path, *, code: bool = False) -> Config:
 def test_the_model_in_the_containers_folder_is_the_one_that_is_served(folder: Path) -> None:
     folder.mkdir()
     (folder / "model.toml").write_text('factory = "echo"\n')
-    assert list(standalone.make_gateway(config_of(folder)).supervisor.workers) == ["model"]
+    assert list(serve.make_gateway(config_of(folder)).supervisor.workers) == ["model"]
 
 
 def test_its_code_runs_where_the_configuration_allows_it(folder: Path) -> None:
     folder.mkdir()
     (folder / "model.py").write_text("def model(text: str) -> str:\n    return text.upper()\n")
-    assert list(standalone.make_gateway(config_of(folder, code=True)).supervisor.workers) == ["model"]
+    assert list(serve.make_gateway(config_of(folder, code=True)).supervisor.workers) == ["model"]
     with pytest.raises(ConfigError, match=r"repository\.code"):
-        standalone.make_gateway(config_of(folder))
+        serve.make_gateway(config_of(folder))
 
 
 def test_a_model_that_cannot_be_served_is_not_replaced_by_another(folder: Path) -> None:
     folder.mkdir()
     (folder / "model.toml").write_text('factory = "no_such_model"\n')
     with pytest.raises(ConfigError, match=r"model\.toml.*no_such_model"):
-        standalone.make_gateway(config_of(folder))
+        serve.make_gateway(config_of(folder))
 
 
 def test_how_it_is_served_without_which_it_is_is_not_passed_over(folder: Path) -> None:
     folder.mkdir()
     (folder / "serving.properties").write_text("option.model_id=gpt2\n")
     with pytest.raises(ConfigError, match=r"neither model\.toml nor model\.py: serving\.properties says how"):
-        standalone.make_gateway(config_of(folder))
+        serve.make_gateway(config_of(folder))
 
 
 def test_an_empty_folder_is_no_model(folder: Path) -> None:
     folder.mkdir()
-    assert "echo" in standalone.make_gateway(config_of(folder)).supervisor.workers
+    assert "echo" in serve.make_gateway(config_of(folder)).supervisor.workers
 
 
 def test_a_multi_model_container_begins_without_a_model(folder: Path) -> None:
-    gateway = standalone.make_gateway(Config(sagemaker=SageMakerConfig(multi_model=True)))
+    gateway = serve.make_gateway(Config(sagemaker=SageMakerConfig(multi_model=True)))
     assert not gateway.supervisor.workers
 
 
@@ -78,7 +79,7 @@ def test_the_folder_is_a_sign_of_a_container_as_the_variables_are(folder: Path) 
 def test_what_the_models_own_files_say_is_shown_with_the_configuration(
     folder: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    monkeypatch.setattr(cli_config, "MODEL_FOLDER", folder)
+    monkeypatch.setattr(config, "MODEL_FOLDER", folder)
     monkeypatch.chdir(tmp_path)
     folder.mkdir()
     (folder / "model.toml").write_text('factory = "echo"\ncapacity = 3\n')
@@ -107,17 +108,17 @@ def test_what_the_models_own_files_say_is_shown_with_the_configuration(
 def test_another_folder_is_served_by_another_name_beside_what_is_configured(tmp_path: Path) -> None:
     (tmp_path / "model.toml").write_text('factory = "add_sub"\n')
     chosen = RepositoryConfig(model=str(tmp_path), model_name="sums", roots=(str(tmp_path),))
-    alone = standalone.make_gateway(Config(repository=chosen))
+    alone = serve.make_gateway(Config(repository=chosen))
     assert list(alone.supervisor.workers) == ["sums"]
     configured = {"echo": ModelConfig(factory="models.library.echo:Echo")}
-    both = standalone.make_gateway(Config(repository=chosen, models=configured))
+    both = serve.make_gateway(Config(repository=chosen, models=configured))
     assert sorted(both.supervisor.workers) == ["echo", "sums"]
 
 
 def test_a_folder_that_is_named_must_hold_a_model(tmp_path: Path) -> None:
     chosen = RepositoryConfig(model=str(tmp_path), roots=(str(tmp_path),))
     with pytest.raises(ConfigError, match=r"holds neither model\.toml nor model\.py"):
-        standalone.make_gateway(Config(repository=chosen))
+        serve.make_gateway(Config(repository=chosen))
 
 
 def test_the_name_of_the_folders_model_is_nobody_elses() -> None:

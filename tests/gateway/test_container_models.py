@@ -14,18 +14,19 @@ import pytest
 import trio
 from trio.testing import MockClock, wait_all_tasks_blocked
 
-from gateway import client, container_models
-from gateway.bridge import Bridge, container_spec
+from gateway import client
 from gateway.client import Peer
 from gateway.config import Config, RepositoryConfig, SageMakerConfig
-from gateway.container_client import ContainerLimits, NoAnswer
-from gateway.container_models import ContainerModels
+from gateway.containers import multi_model
+from gateway.containers.connection import ContainerLimits, NoAnswer
+from gateway.containers.model import Bridge, container_spec
+from gateway.containers.multi_model import ContainerModels
 from gateway.errors import GatewayError
+from gateway.net.transport import Transport
 from gateway.testing import MemoryGateway, memory_gateway
-from gateway.transport import Transport
 from models.errors import ModelError
 from models.session import Call, Session
-from protocols.http1 import HTTP1Connection
+from protocols.http1.connection import HTTP1Connection
 from protocols.roles import Role
 from tests.gateway.containers import Client, containers, part, read_request
 
@@ -464,7 +465,7 @@ async def test_who_waits_for_a_load_when_the_worker_ends_is_told_so(autojump_clo
 
 
 async def test_a_container_that_takes_any_name_is_not_remembered_without_bound(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(container_models, "_REMEMBERED", 5)
+    monkeypatch.setattr(multi_model, "_REMEMBERED", 5)
     api = API()
     async with containers(api) as found, trio.open_nursery() as nursery:
         models = ContainerModels(found.container, "/m", nursery)

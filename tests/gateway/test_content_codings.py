@@ -14,11 +14,11 @@ import pytest
 import trio
 from trio.testing import wait_all_tasks_blocked
 
-from gateway import codec_threads
 from gateway.client import Peer, post
+from gateway.codecs import threads
 from gateway.config import Config, LimitsConfig, SageMakerConfig
+from gateway.core.exchange import Exchange
 from gateway.dialects.compression import compressed
-from gateway.exchange import Exchange
 from gateway.testing import MemoryGateway, memory_gateway
 from models.adapt import spec_of
 from models.library.echo import Echo
@@ -90,9 +90,9 @@ def steps(monkeypatch: pytest.MonkeyPatch) -> list[Callable[[], Awaitable[None]]
     async def beside(call: Callable[[], Any]) -> Any:
         if before:
             await before.pop(0)()
-        return await codec_threads.beside(call)
+        return await threads.beside(call)
 
-    monkeypatch.setattr("gateway.exchange.beside", beside)
+    monkeypatch.setattr("gateway.core.exchange.beside", beside)
     monkeypatch.setattr("gateway.dialects.compression.beside", beside)
     return before
 

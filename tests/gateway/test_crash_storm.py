@@ -12,7 +12,7 @@ import pytest
 import trio
 
 from gateway.errors import TransportLost
-from gateway.workers.policy import within_period
+from gateway.workers.restart_policy import within_period
 from gateway.workers.worker import State
 from models.errors import ModelError
 from models.session import Session

@@ -16,22 +16,22 @@ from opentelemetry.sdk.trace.export import SimpleSpanProcessor
 from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
 
 from gateway import client
-from gateway.bridge import container_spec
 from gateway.client import Peer, post
 from gateway.client.questions import infer
 from gateway.config import AccessConfig, Config, ListenConfig, SageMakerConfig
-from gateway.container_client import ContainerLimits
-from gateway.credentials import without_credentials
+from gateway.containers.connection import ContainerLimits
+from gateway.containers.model import container_spec
+from gateway.core.credentials import without_credentials
+from gateway.net.transport import MemoryTransport
 from gateway.operator.views import view_of_stream
 from gateway.testing import MemoryGateway, memory_gateway
-from gateway.transport import MemoryTransport
 from models.adapt import spec_of
 from models.formatters import Input, TextInput
 from models.library.tensors import identity
 from models.messages import Family, InferRequest, InferResponse, Part, Prompt, Token
 from models.session import Call, Session
 from models.spec import ModelSpec
-from protocols import bidi
+from protocols.aws import bidi
 from protocols.events import End, Frame, Headers, Opcode
 from tests.gateway.every_route import EVERY_ROUTE
 from tests.gateway.test_asgi import HANDSHAKE, Server, served

@@ -12,9 +12,9 @@ import pytest
 import trio
 
 from gateway.config import Config, DrainConfig, LimitsConfig, ListenConfig
-from gateway.drain import DrainReport
 from gateway.gateway import Gateway
-from gateway.hub import Hub
+from gateway.net.readiness import Hub
+from gateway.serving.drain import DrainReport
 from gateway.testing import MemoryEdges, MemoryGateway
 from models.adapt import spec_of
 from models.messages import Prompt

@@ -15,10 +15,10 @@ from typing import Any, NamedTuple
 import pytest
 from click.testing import CliRunner
 
-from gateway.cli import program
-from gateway.container_client import ContainerLimits
-from gateway.emulate import CLEAR_PORT, Emulation
-from gateway.settings import PREFIX, ConfigError, resolve
+from gateway.cli.main import program
+from gateway.config.load import PREFIX, ConfigError, resolve
+from gateway.containers.connection import ContainerLimits
+from gateway.containers.emulate import CLEAR_PORT, Emulation
 
 ROOT = Path(__file__).resolve().parents[2]
 URL = "ws://127.0.0.1:8080"

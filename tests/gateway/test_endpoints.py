@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 
 from gateway.config import BidiConfig, Config, EndpointConfig, VariantConfig
+from gateway.config.load import ConfigError
 from gateway.gateway import Gateway
-from gateway.settings import ConfigError
 from models.messages import Part
 from models.session import Session
 from tests.gateway.promises import EventsCall, House, Over, Probe, raw, serving

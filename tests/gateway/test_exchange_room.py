@@ -10,11 +10,11 @@ import pytest
 import trio
 
 from gateway.config import LimitsConfig
+from gateway.core.exchange import Exchange
 from gateway.errors import Ending
-from gateway.exchange import Exchange
 from protocols.buffers import ByteBudget
 from protocols.events import Buffer, End, Headers, Request, Response
-from protocols.http1 import HTTP1Connection, HTTP1Limits
+from protocols.http1.connection import HTTP1Connection, HTTP1Limits
 from protocols.roles import Role
 
 

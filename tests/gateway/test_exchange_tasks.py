@@ -15,10 +15,10 @@ import pytest
 import trio
 from trio.testing import MockClock, wait_all_tasks_blocked
 
-from gateway import exchange_tasks
+from gateway.core import runner
+from gateway.core.exchange import Exchange
+from gateway.core.runner import ExchangeTasks
 from gateway.errors import Ending, GatewayError, ModelCrashed
-from gateway.exchange import Exchange
-from gateway.exchange_tasks import ExchangeTasks
 from protocols.buffers import ByteBudget
 from protocols.events import Request
 
@@ -682,7 +682,7 @@ async def test_tasks_are_used_again() -> None:
 
 
 async def test_no_more_tasks_stay_idle_than_allowed(led: bool, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(exchange_tasks, "_IDLE", 3)
+    monkeypatch.setattr(runner, "_IDLE", 3)
     go = trio.Event()
     async with house(led=led) as made:
         await made.run(*[lambda _: go.wait()] * 10)

@@ -13,22 +13,22 @@ import pytest
 import trio
 from trio.testing import MockClock
 
-from gateway.bridge import container_spec
 from gateway.client import Peer
 from gateway.config import BidiConfig, Config
-from gateway.container_client import ContainerLimits
+from gateway.containers.connection import ContainerLimits
+from gateway.containers.model import container_spec
 from gateway.errors import BadRequest
+from gateway.net.transport import Transport
 from gateway.testing import MemoryGateway, memory_gateway
-from gateway.transport import Transport
 from models.errors import ModelError
 from models.messages import Family, Part, PartKind, Prompt
 from models.session import Session
 from models.spec import Model, ModelSpec
 from protocols.events import Close, ConnectionEnd, Data, End, Frame, Opcode, Ping, Request, Response
-from protocols.http1 import HTTP1Connection
+from protocols.http1.connection import HTTP1Connection
 from protocols.roles import Role
-from protocols.websocket import WebSocketConnection
-from protocols.websocket_handshake import END_OF_INPUT, accept_headers, request_headers
+from protocols.websocket.connection import WebSocketConnection
+from protocols.websocket.handshake import END_OF_INPUT, accept_headers, request_headers
 from tests.gateway.containers import (
     Client,
     Containers,

@@ -9,8 +9,8 @@ import pytest
 import trio
 
 from gateway.config import Config, LimitsConfig
-from gateway.transport import MemoryTransport
-from gateway.wires.connection import Connection
+from gateway.core.connection import Connection
+from gateway.net.transport import MemoryTransport
 from protocols.events import ConnectionEnd, Data, End
 from tests.gateway.promises import (
     KiB,

@@ -10,9 +10,9 @@ import trio
 from gateway.config import Config, HTTP2Config
 from models.messages import Part
 from models.session import Session
-from protocols import bidi, eventstream
+from protocols.aws import bidi, eventstream
 from protocols.events import ConnectionEnd, Data, End, GoAway, Reset, Response
-from protocols.http2_frames import Kind
+from protocols.http2.frames import Kind
 from tests.gateway.promises import (
     CANCELLED,
     EventsCall,

@@ -13,7 +13,7 @@ from gateway.wires.http2 import HTTP2Wire
 from models.errors import ModelError
 from models.session import Session
 from protocols.events import Data, End, Reset, Response
-from protocols.http2 import LOOKS, HTTP2Connection
+from protocols.http2.connection import LOOKS, HTTP2Connection
 from tests.gateway.promises import Call, House, KiB, Line, Probe, at_once, echoing, limits, raw, serving, silent
 
 WINDOW = HTTP2Config().initial_window

@@ -18,14 +18,14 @@ from trio.testing import wait_all_tasks_blocked
 
 from gateway import client
 from gateway.config import Config, LimitsConfig, ListenConfig, TLSConfig
+from gateway.core.connection import Connection
+from gateway.core.runner import ExchangeTasks
 from gateway.errors import Ending, GatewayError, TransportLost
-from gateway.exchange_tasks import ExchangeTasks
 from gateway.gateway import Gateway
-from gateway.hub import Hub
-from gateway.tls_context import client_context, development_certificate, server_context
-from gateway.transport import SocketTransport, Transport
-from gateway.wires.connection import Connection
-from gateway.wires.tls import TLSTransport
+from gateway.net.readiness import Hub
+from gateway.net.tls_context import client_context, development_certificate, server_context
+from gateway.net.tls_transport import TLSTransport
+from gateway.net.transport import SocketTransport, Transport
 from models.adapt import blocking, spec_of
 from models.messages import Prompt
 from protocols.errors import RemoteProtocolError

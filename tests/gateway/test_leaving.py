@@ -14,7 +14,7 @@ from models.adapt import spec_of
 from models.blocking import cancel_token
 from models.messages import Part, Prompt
 from models.session import Session
-from protocols import bidi
+from protocols.aws import bidi
 from protocols.events import Data, Frame, Opcode
 from tests.gateway.promises import (
     CANCELLED,

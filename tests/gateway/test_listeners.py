@@ -17,9 +17,9 @@ import trio
 from gateway.client import open_client
 from gateway.client.connection import post
 from gateway.config import Config, ListenConfig, OperatorConfig, TLSConfig
+from gateway.config.load import ConfigError
 from gateway.gateway import Gateway
-from gateway.listeners import CannotListen, Listener, Port, Rules, open_listeners
-from gateway.settings import ConfigError
+from gateway.net.listeners import CannotListen, Listener, Port, Rules, open_listeners
 
 ANY = Port(number=0, setting="listen.port")
 RULES = Rules(backlog=4)
@@ -336,7 +336,7 @@ async def test_a_passed_socket_of_another_family_is_refused_by_name(monkeypatch:
         except (AttributeError, OSError):
             pytest.skip("this machine has no other family of streams")
         sock.listen()
-        monkeypatch.setattr("gateway.listening_sockets._FIRST_PASSED", sock.fileno())
+        monkeypatch.setattr("gateway.net.listening_sockets._FIRST_PASSED", sock.fileno())
         said = refused("systemd", LISTEN_PID=str(os.getpid()), LISTEN_FDS="1")
         assert said.endswith(f"descriptor {sock.fileno()} ('') is neither TCP nor a Unix socket")
 

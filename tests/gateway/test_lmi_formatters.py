@@ -17,7 +17,7 @@ from models.errors import ModelError
 from models.formatters import Input, TextGenerationOutput, TextInput
 from models.messages import Finish, FinishReason, Prompt, Token
 from models.session import Session
-from protocols import bidi
+from protocols.aws import bidi
 from tests.gateway.promises import CANCELLED, DATE, KiB, at_once, serving
 from tests.gateway.test_lmi_forms import AT_EACH_ROUTE, KINDS, LMI_HEADERS, ROUTES, STREAM, ask, lmi, parts_of, text_spec
 

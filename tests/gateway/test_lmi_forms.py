@@ -16,7 +16,7 @@ from models.adapt import spec_of
 from models.messages import Family, Finish, FinishReason, Prompt, Token, TopToken
 from models.session import Session
 from models.spec import ModelSpec
-from protocols import bidi
+from protocols.aws import bidi
 from protocols.events import Data
 from tests.gateway.promises import DATE, House, at_once, serving
 

@@ -13,11 +13,11 @@ import numpy as np
 import numpy.typing as npt
 import pytest
 
-from gateway.bridge import CAPACITY
+from gateway.catalog.factories import load_spec
 from gateway.config import BatchingConfig, ModelConfig, RestartConfig, TensorConfig
-from gateway.container_client import ContainerLimits, container_limits
-from gateway.loading import load_spec
-from gateway.settings import ConfigError, load
+from gateway.config.load import ConfigError, load
+from gateway.containers.connection import ContainerLimits, container_limits
+from gateway.containers.model import CAPACITY
 from models.messages import Family
 from models.spec import Model, ModelSpec, Restart, RestartPolicy, TensorSpec, declare
 
@@ -181,7 +181,7 @@ def test_a_function_whose_arrays_all_have_defaults_is_told_that_it_was_taken_for
 
 
 def container(file: Path, options: str, more: str = "") -> ModelSpec:
-    file.write_text(f'[models.remote]\nfactory = "gateway.bridge:container"\noptions = {options}\n{more}')
+    file.write_text(f'[models.remote]\nfactory = "gateway.containers.model:container"\noptions = {options}\n{more}')
     return load_spec("remote", load(file=file, environ={}, overrides={}).models["remote"])
 
 
@@ -212,7 +212,7 @@ def test_a_container_keeps_its_eight_minutes_and_its_sessions_unless_the_file_sa
 def test_a_wrong_option_of_a_container_is_one_line_that_names_the_model(tmp_path: Path, options: str, message: str) -> None:
     with pytest.raises(ConfigError) as raised:
         container(tmp_path / "a.toml", options)
-    assert str(raised.value).startswith(f"models.remote: gateway.bridge:container: {message}")
+    assert str(raised.value).startswith(f"models.remote: gateway.containers.model:container: {message}")
 
 
 def test_limits_are_numbers_or_text_with_a_unit() -> None:

@@ -22,9 +22,9 @@ from typing import IO, Any
 
 import pytest
 
-from gateway import log_queue
-from gateway.log_queue import QueuedHandler
-from gateway.logging_setup import JSONFormatter, speaking_for_python
+from gateway.telemetry import log_queue
+from gateway.telemetry.log_queue import QueuedHandler
+from gateway.telemetry.logging_setup import JSONFormatter, speaking_for_python
 from tests.ports import free_port
 
 ROOT = Path(__file__).parent.parent.parent
@@ -200,7 +200,7 @@ def test_what_python_would_write_itself_is_in_the_log(caplog: pytest.LogCaptureF
 
 def test_a_process_without_standard_error_logs_to_nobody() -> None:
     code = (
-        "import logging, sys\nfrom gateway.config import LogConfig\nfrom gateway.logging_setup import configure, flush\n"
+        "import logging, sys\nfrom gateway.config import LogConfig\nfrom gateway.telemetry.logging_setup import configure, flush\n"
         "assert sys.stderr is None\nconfigure(LogConfig())\nlogging.getLogger('gateway').error('lost')\nflush()\nprint('on')"
     )
     command = ["sh", "-c", 'exec "$0" -c "$1" 2>&-', sys.executable, code]
@@ -219,7 +219,7 @@ def serving(code: str = "pass") -> Iterator[tuple[subprocess.Popen[bytes], int, 
     fcntl.fcntl(writing, SETPIPE_SZ, SMALL)
     port = free_port()
     process = subprocess.Popen(
-        [sys.executable, "-c", f"import gateway.log_queue\ngateway.log_queue.RECORDS = 256\n{code}\nfrom gateway.cli import program\nprogram(prog_name='everywire')",
+        [sys.executable, "-c", f"import gateway.telemetry.log_queue\ngateway.log_queue.RECORDS = 256\n{code}\nfrom gateway.cli import program\nprogram(prog_name='everywire')",
          "--port", str(port), "--log-format", "json", "--model", "identity=models.library.tensors:identity"],
         cwd=ROOT, stdin=subprocess.DEVNULL, stderr=writing,
     )  # fmt: skip
@@ -284,7 +284,7 @@ def test_a_reader_that_comes_back_learns_how_many_lines_it_has_missed() -> None:
 def test_a_server_that_crashes_ends_though_nobody_reads_its_last_words() -> None:
     code = (
         "def tick(self, now): raise AssertionError('the last words')\n"
-        "from gateway.body_pool import BodyPool\nBodyPool.tick = tick\n"
+        "from gateway.core.memory import BodyPool\nBodyPool.tick = tick\n"
     )
     with serving(code) as (process, port, _):
         ask(port, 100)

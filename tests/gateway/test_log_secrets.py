@@ -13,8 +13,8 @@ from hpack import Encoder
 
 from gateway.config import Config, ListenConfig
 from gateway.gateway import Gateway
-from gateway.printable import unquoted
-from protocols.http2_frames import Kind
+from gateway.untrusted_text import unquoted
+from protocols.http2.frames import Kind
 from tests.gateway.operators import Operator, operated
 from tests.gateway.promises import Probe, answering
 

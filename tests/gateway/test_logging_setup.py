@@ -12,8 +12,8 @@ from datetime import datetime, timedelta
 import pytest
 
 from gateway.config import LogConfig
-from gateway.logging_setup import configure
-from gateway.printable import escape
+from gateway.telemetry.logging_setup import configure
+from gateway.untrusted_text import escape
 
 EXCHANGE = {
     "id": "01J",
@@ -230,4 +230,4 @@ def test_the_log_goes_to_standard_error(capsys: pytest.CaptureFixture[str]) -> N
 
 def test_without_a_set_up_the_library_leaves_logging_alone() -> None:
     assert logging.getLogger("gateway").handlers == []
-    assert "gateway.logging_setup" in sys.modules
+    assert "gateway.telemetry.logging_setup" in sys.modules

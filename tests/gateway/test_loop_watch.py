@@ -14,10 +14,10 @@ from typing import Any
 import pytest
 import trio
 
-from gateway import loop_watch
 from gateway.config import Config, LimitsConfig
-from gateway.loop_watch import LoopWatch
-from gateway.metrics import exposition
+from gateway.telemetry import loop_watch
+from gateway.telemetry.loop_watch import LoopWatch
+from gateway.telemetry.metrics import exposition
 from gateway.testing import MemoryGateway, memory_gateway
 from models.messages import Family, Prompt
 from models.spec import ModelSpec

@@ -12,10 +12,10 @@ import pytest
 import trio
 import trio.testing
 
-from gateway.body_pool import BodyPool
 from gateway.client import post
+from gateway.core.exchange import Exchange
+from gateway.core.memory import BodyPool
 from gateway.errors import Ending
-from gateway.exchange import Exchange
 from gateway.testing import memory_gateway
 from models.adapt import spec_of
 from models.errors import ModelError

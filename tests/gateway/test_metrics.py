@@ -20,7 +20,7 @@ from gateway.client.questions import infer, lmi
 from gateway.config import Config, DrainConfig, LimitsConfig
 from gateway.errors import Refusal
 from gateway.gateway import Gateway
-from gateway.metrics import exposition
+from gateway.telemetry.metrics import exposition
 from gateway.testing import MemoryGateway, memory_gateway
 from models.adapt import spec_of
 from models.messages import Part, Prompt, Token

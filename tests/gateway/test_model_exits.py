@@ -17,11 +17,11 @@ from typing import Any
 import pytest
 import trio
 
+from gateway.catalog.factories import load_spec
 from gateway.config import Config, ModelConfig, RepositoryConfig, SageMakerConfig
-from gateway.loading import load_spec
-from gateway.settings import ConfigError
+from gateway.config.load import ConfigError
 from models.adapt import blocking, spec_of
-from models.exits import ModelExit, contain_interrupts, is_failure
+from models.errors import ModelExit, contain_interrupts, is_failure
 from models.messages import Family, Finish, InferRequest, InferResponse, Prompt, Tensor, Token
 from models.rolling import rolling
 from models.session import Session
@@ -439,7 +439,7 @@ STANDALONE = """
 import sys
 
 from gateway.config import Config, ListenConfig
-from gateway.standalone import run
+from gateway.cli.serve import run
 from models.adapt import blocking, spec_of
 
 

@@ -11,10 +11,10 @@ from typing import Any
 import numpy as np
 import pytest
 
+from gateway.catalog.factories import LIBRARY
+from gateway.catalog.folder import ModelFolder, Place, find_folder, forget, load_error, make_spec, read_folder
 from gateway.config import ModelConfig
 from gateway.errors import BadModel, BadRequest, GatewayError, InsufficientStorage, LoadFailed, NotFound
-from gateway.loading import LIBRARY
-from gateway.model_folder import ModelFolder, Place, find_folder, forget, load_error, make_spec, read_folder
 from models.messages import Family
 from models.spec import Batching, ModelSpec, Restart, RestartPolicy, TensorSpec
 

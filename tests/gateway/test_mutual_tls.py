@@ -12,11 +12,11 @@ import pytest
 import trio
 from cryptography import x509
 
-from gateway.certificate_facts import read_client
 from gateway.config import TLSConfig
+from gateway.config.load import ConfigError
 from gateway.gateway import Gateway
-from gateway.settings import ConfigError
-from gateway.tls_context import server_context
+from gateway.net.certificate import read_client
+from gateway.net.tls_context import server_context
 from models.messages import Part, Prompt, Token
 from models.session import ClientCertificate, Session
 from tests.gateway.authority import DAY, Authority, Pair

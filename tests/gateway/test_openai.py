@@ -33,7 +33,7 @@ SAID = {"messages": [{"role": "user", "content": "Hi"}]}
 @pytest.fixture(autouse=True)
 def a_moment(monkeypatch: pytest.MonkeyPatch) -> None:
     """What answers call the time of their creation."""
-    monkeypatch.setattr("gateway.dialects.openai.time", SimpleNamespace(time=lambda: 1_700_000_000.9))
+    monkeypatch.setattr("gateway.dialects.text.openai.time", SimpleNamespace(time=lambda: 1_700_000_000.9))
 
 
 def events_in(body: bytes) -> list[Any]:

@@ -9,9 +9,9 @@ from typing import Any
 import pytest
 
 from gateway.config import Config, ListenConfig, OperatorConfig
+from gateway.config.load import ConfigError
 from gateway.gateway import Gateway
 from gateway.operator.app import operator_app
-from gateway.settings import ConfigError
 from tests.gateway.operators import Operator
 
 TOKEN, OTHER = "correct-horse-battery", "staple-of-our-own"

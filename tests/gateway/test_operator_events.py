@@ -13,7 +13,7 @@ from starlette.types import Message
 
 from gateway.config import Config, DrainConfig
 from gateway.gateway import Gateway
-from gateway.operator import watch
+from gateway.operator import events as watch
 from gateway.operator.app import operator_app
 from protocols.events import NEED_DATA
 from protocols.sse import SSEDecoder

@@ -18,11 +18,11 @@ from hypercorn.protocol.h11 import H11Protocol
 from trio.testing import MockClock, wait_all_tasks_blocked
 
 from gateway.config import Config, DrainConfig, LimitsConfig, ListenConfig, OperatorConfig
+from gateway.config.load import ConfigError
 from gateway.gateway import Gateway
-from gateway.listeners import Listener
+from gateway.net.listeners import Listener
 from gateway.operator.app import operator_app
 from gateway.operator.plane import operating
-from gateway.settings import ConfigError
 from tests.gateway.operators import curl, operated
 from tests.gateway.promises import Probe, answering, pausing, silent
 from tests.gateway.test_repository import swept

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gateway.workers.policy import decide, within_period
+from gateway.workers.restart_policy import decide, within_period
 from models.spec import Restart, RestartPolicy
 
 THREE_IN_TEN = RestartPolicy(intensity=3, period=10.0, backoff=1.0, backoff_max=3.0)

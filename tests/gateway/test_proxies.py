@@ -24,14 +24,14 @@ from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanE
 from gateway import client
 from gateway.asgi import ASGIApp
 from gateway.config import Config, LimitsConfig, ListenConfig, TLSConfig
+from gateway.config.load import ConfigError
 from gateway.gateway import Gateway
+from gateway.net.proxies import TrustedProxies
+from gateway.net.tls_context import client_context
+from gateway.net.tls_transport import TLSTransport
+from gateway.net.transport import MemoryTransport, Transport, memory_pair
 from gateway.operator.views import view_of_stream
-from gateway.proxies import TrustedProxies
-from gateway.settings import ConfigError
 from gateway.testing import memory_gateway
-from gateway.tls_context import client_context
-from gateway.transport import MemoryTransport, Transport, memory_pair
-from gateway.wires.tls import TLSTransport
 from models.messages import Family
 from models.session import Session
 from models.spec import ModelSpec
@@ -215,7 +215,7 @@ async def test_the_header_comes_before_every_wire_and_before_tls(
 
 
 def certificates(folders: pytest.TempPathFactory, over: object) -> tuple[ssl.SSLContext, ssl.SSLContext]:
-    from gateway.tls_context import development_certificate, server_context
+    from gateway.net.tls_context import development_certificate, server_context
 
     tls = TLSConfig(dev=True, dev_dir=str(folders.getbasetemp() / "proxies"))
     return server_context(tls), client_context(

@@ -12,9 +12,9 @@ from typing import Any
 import pytest
 import trio
 
+from gateway.catalog.factories import load_spec
 from gateway.config import Config, ModelConfig, RepositoryConfig, SageMakerConfig
 from gateway.gateway import Gateway
-from gateway.loading import load_spec
 from models.messages import Family
 from models.spec import Model, ModelSpec, Restart
 from tests.gateway.operators import Operator

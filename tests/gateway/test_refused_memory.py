@@ -23,7 +23,8 @@ from models.adapt import spec_of
 from models.errors import ModelError
 from models.messages import Family, InferRequest
 from models.spec import Model, ModelSpec, Restart, RestartPolicy
-from protocols import bidi, v2
+from protocols import v2
+from protocols.aws import bidi
 from protocols.errors import LocalProtocolError
 from protocols.events import Data, End, Frame, Opcode
 from tests.gateway.promises import WIRES, House, Probe, raw, serving, silent

@@ -15,8 +15,7 @@ from trio.testing import MockClock
 from gateway.config import Config, RepositoryConfig
 from gateway.errors import Conflict, InsufficientStorage, NotFound
 from gateway.workers.worker import State
-from models.spec import Model, ModelSpec
-from models.warmup import WarmupFailed
+from models.spec import Model, ModelSpec, WarmupFailed
 from protocols.events import Data, End
 from tests.gateway.promises import STREAMS, House, Probe, answering, at_once, family_of, pausing, raw, serving, silent
 from tests.gateway.test_repository import swept

@@ -13,11 +13,11 @@ from typing import Any
 import pytest
 import trio
 
+from gateway.catalog.load_unload import ModelControl
 from gateway.client import post
 from gateway.config import Config, RepositoryConfig, V2Config
 from gateway.errors import BadModel, Conflict, GatewayError, InsufficientStorage, LoadFailed, NotFound, Unavailable
 from gateway.testing import MemoryGateway, memory_gateway
-from gateway.workers.control import ModelControl
 from models.messages import Part
 from protocols.events import Data, End
 from tests.gateway.test_repository import GATES, Place, asking, place, until

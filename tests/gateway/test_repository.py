@@ -20,6 +20,8 @@ import trio
 from trio.testing import MockClock, wait_all_tasks_blocked
 
 from gateway import gateway as serving_gateway
+from gateway.catalog import repository as loading
+from gateway.catalog.repository import Repository, RepositoryLimits
 from gateway.config import Config, DrainConfig, EndpointConfig, ModelConfig, RepositoryConfig, SageMakerConfig
 from gateway.errors import (
     BadModel,
@@ -33,8 +35,6 @@ from gateway.errors import (
     Unavailable,
     WorkerLost,
 )
-from gateway.workers import repository as loading
-from gateway.workers.repository import Repository, RepositoryLimits
 from gateway.workers.supervisor import Supervisor
 from gateway.workers.worker import State, Worker
 from models.blocking import run_step

@@ -16,7 +16,7 @@ from gateway.config import Config, LimitsConfig, LMIConfig
 from gateway.testing import MemoryGateway, memory_gateway
 from models.adapt import spec_of
 from models.errors import ModelError
-from models.library import tlm
+from models.library.lm import neural
 from models.messages import GenerationParameters, Prompt, Token
 from models.rolling import RollingBatch, rolling
 from models.spec import ModelSpec, RestartPolicy
@@ -195,12 +195,12 @@ def parameters(number: int) -> dict[str, Any]:
     return {"max_new_tokens": 10 + number, "do_sample": number % 2 == 1, "seed": number, "ignore_eos_token": True}
 
 
-MODEL = tlm.TransformerModel.load()
+MODEL = neural.TransformerModel.load()
 
 
 @pytest.mark.parametrize("kind", ["http1", "http2"])
 async def test_many_clients_of_the_transformer_get_what_each_would_get_alone(kind: str) -> None:
-    async with served(spec_of(tlm.load, "tlm"), capacity=1 << 20, send_buffer=65536) as house:
+    async with served(spec_of(neural.load, "tlm"), capacity=1 << 20, send_buffer=65536) as house:
         callers = []
         for number in range(9):
             asked = {"inputs": f"Return the {number}", "parameters": parameters(number), "stream": True}
@@ -214,7 +214,7 @@ async def test_many_clients_of_the_transformer_get_what_each_would_get_alone(kin
 
 
 async def test_what_the_transformer_does_not_do_is_refused_by_name() -> None:
-    async with memory_gateway([spec_of(tlm.load, "tlm")], Config(lmi=LMIConfig(unsupported="refuse"))) as house:
+    async with memory_gateway([spec_of(neural.load, "tlm")], Config(lmi=LMIConfig(unsupported="refuse"))) as house:
         caller = await Caller.call(house, asking("Return", 3, num_beams=2, stream=False), model="tlm")
         await caller.read()
         assert caller.status == 424

@@ -20,7 +20,7 @@ from models.errors import ModelError
 from models.messages import Family, InferRequest, InferResponse, Part, PartKind, Tensor, Token
 from models.session import Session
 from models.spec import Model, ModelSpec
-from protocols import bidi
+from protocols.aws import bidi
 from tests.gateway.promises import DATE, House, KiB, Over, Probe, at_once, pausing, raw, serving, silent
 
 JSON = ("content-type", "application/json")

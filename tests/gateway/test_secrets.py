@@ -13,11 +13,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from gateway.client import Peer, post
-from gateway.container_client import container_address
-from gateway.logging_setup import JSONFormatter, TextFormatter
+from gateway.config.load import SETTINGS
+from gateway.config.text import MASK, says_secret, text_without_secrets, without_secrets
+from gateway.containers.connection import container_address
 from gateway.operator.views import models_of
-from gateway.settings import SETTINGS
-from gateway.settings_secrets import MASK, says_secret, text_without_secrets, without_secrets
+from gateway.telemetry.logging_setup import JSONFormatter, TextFormatter
 from gateway.testing import memory_gateway
 from models.messages import Family
 from models.spec import ModelSpec, RestartPolicy

@@ -8,7 +8,7 @@ import pytest
 import trio
 from trio.testing import wait_all_tasks_blocked
 
-from gateway.transport import MemoryTransport, memory_pair
+from gateway.net.transport import MemoryTransport, memory_pair
 from tests.gateway.promises import CANCELLED, WIRE, House, KiB, Probe, answering, at_once, counting, serving
 from tests.gateway.sweep import AsStream
 

@@ -13,17 +13,18 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gateway import config_folder, standalone
-from gateway.config import Config, KiB, LMIConfig, MiB, ModelConfig, RepositoryConfig
+from gateway.catalog import served_folder
+from gateway.catalog.factories import LIBRARY
+from gateway.catalog.folder import ModelFolder, forget, make_spec, read_folder
+from gateway.cli import serve
+from gateway.config import Config, LMIConfig, ModelConfig, RepositoryConfig
+from gateway.config.environment import OPTIONS, PREFIX, UNSERVED
+from gateway.config.load import ConfigError, resolve
+from gateway.config.properties import KNOWN, parse_properties, read_properties, text_options
+from gateway.config.show import to_toml
+from gateway.config.tree import KiB, MiB
 from gateway.errors import BadModel
 from gateway.gateway import Gateway
-from gateway.loading import LIBRARY
-from gateway.model_folder import ModelFolder, forget, make_spec, read_folder
-from gateway.serving_properties import KNOWN, read_properties, text_options
-from gateway.settings import ConfigError, resolve
-from gateway.settings_lmi import OPTIONS, PREFIX, UNSERVED
-from gateway.settings_printing import to_toml
-from gateway.settings_properties import parse_properties
 from models.adapt import spec_of
 from models.spec import ModelSpec
 from tests.docs.pages import ROOT
@@ -294,14 +295,14 @@ def test_what_is_no_file_is_not_read(folder: Path) -> None:
 
 
 def test_that_of_the_containers_folder_is_read(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(config_folder, "MODEL_FOLDER", folder)
+    monkeypatch.setattr(served_folder, "MODEL_FOLDER", folder)
     (folder / "serving.properties").write_text("option.output_formatter=sse\n")
     config = Config(repository=RepositoryConfig(roots=(str(folder),)))
-    (worker,) = standalone.make_gateway(config).supervisor.workers.values()
+    (worker,) = serve.make_gateway(config).supervisor.workers.values()
     assert worker.spec.options == {"output_formatter": "sse"}
     (folder / "serving.properties").write_text("option.output_formatter=foo\n")
     with pytest.raises(ConfigError, match=r"/serving\.properties: option\.output_formatter must be one of json, .*'foo'$"):
-        standalone.make_gateway(config)
+        serve.make_gateway(config)
 
 
 def test_alone_it_makes_no_model(folder: Path) -> None:

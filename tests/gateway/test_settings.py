@@ -20,24 +20,23 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from gateway.config import Config, TensorConfig
-from gateway.settings import (
+from gateway.config.fields import NAMES
+from gateway.config.load import (
     SETTINGS,
     ConfigError,
     Problem,
     Resolved,
     Setting,
     Unit,
+    lines_of,
     load,
     parse_duration,
     parse_size,
     resolve,
 )
-from gateway.settings_json_schema import json_schema
-from gateway.settings_lines import lines_of
-from gateway.settings_printing import to_json, to_toml
-from gateway.settings_schema import NAMES
-from gateway.settings_secrets import MASK
-from gateway.settings_text import dotted
+from gateway.config.schema import json_schema
+from gateway.config.show import to_json, to_toml
+from gateway.config.text import MASK, dotted
 from tests.docs.pages import blocks
 
 ROOT = Path(__file__).resolve().parents[2]

@@ -12,7 +12,7 @@ import pytest
 from gateway.config import Config
 from models.messages import Part
 from models.session import Session
-from protocols import bidi, sigv4
+from protocols.aws import bidi, sigv4
 from protocols.events import Data, End, Request, Reset
 from tests.gateway.promises import (
     SIGNER,

@@ -15,14 +15,14 @@ from typing import Any
 import pytest
 from click.testing import CliRunner, Result
 
-from gateway.cli import program
+from gateway.cli.main import program
+from gateway.core import connection
+from gateway.core.connection import Connection
+from gateway.core.exchange import Exchange
 from gateway.errors import Ending
-from gateway.exchange import Exchange
-from gateway.hub import Hub
-from gateway.simulate.plan import Form, plan
-from gateway.simulate.run import run_seed
-from gateway.wires import connection
-from gateway.wires.connection import Connection
+from gateway.net.readiness import Hub
+from gateway.testing.stories.plan import Form, plan
+from gateway.testing.stories.run import run_seed
 from gateway.wires.http2 import HTTP2Wire
 from gateway.workers.worker import Worker
 from protocols.events import Buffer
@@ -82,7 +82,7 @@ def test_the_order_of_hashes_and_addresses_decides_nothing() -> None:
         program = f"""
 import sys
 ballast = [object() for _ in range({ballast})]
-from gateway.simulate.run import run_seed
+from gateway.testing.stories.run import run_seed
 print(*[run_seed(seed).trace for seed in range(4)])
 """
         environment = os.environ | {"PYTHONHASHSEED": hashes, "PYTHONPATH": str(ROOT)}

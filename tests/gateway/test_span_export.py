@@ -14,9 +14,9 @@ from typing import Any
 
 import pytest
 
-from gateway import span_export
 from gateway.config import TracingConfig
-from gateway.settings import ConfigError
+from gateway.config.load import ConfigError
+from gateway.telemetry import span_export
 from tests.docs.pages import skip_or_fail
 
 # A server that is asked once, by a client in a thread of its own, and then told to end.
@@ -24,7 +24,7 @@ SERVER = """
 import http.client, os, signal, sys, threading
 from opentelemetry import trace
 from gateway.config import Config, ListenConfig, LogConfig, TracingConfig
-from gateway.standalone import run
+from gateway.cli.serve import run
 from models.messages import Prompt
 
 def shout(prompt: Prompt):

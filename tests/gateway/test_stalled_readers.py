@@ -14,16 +14,16 @@ from trio.testing import wait_all_tasks_blocked
 
 from gateway.client import post
 from gateway.config import LimitsConfig
+from gateway.net.transport import MemoryTransport
 from gateway.testing import MemoryGateway, memory_gateway
-from gateway.transport import MemoryTransport
 from models.adapt import spec_of
 from models.messages import Part, Prompt, Token
-from protocols import bidi
+from protocols.aws import bidi
 from protocols.events import Data
-from protocols.http1 import HTTP1Connection
-from protocols.http2 import HTTP2Connection
+from protocols.http1.connection import HTTP1Connection
+from protocols.http2.connection import HTTP2Connection
 from protocols.roles import Role
-from protocols.websocket_handshake import request_headers
+from protocols.websocket.handshake import request_headers
 
 CLIENTS, WANTED = 1000, 100_000_000
 CAPACITY = 4096

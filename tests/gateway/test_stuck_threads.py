@@ -15,11 +15,11 @@ import trio
 from trio.testing import MockClock, wait_all_tasks_blocked
 
 from gateway import client
+from gateway.catalog.factories import load_spec
 from gateway.config import Config, ModelConfig
-from gateway.loading import load_spec
-from gateway.settings import load
+from gateway.config.load import load
 from gateway.testing import memory_gateway
-from gateway.workers.stopping import BOUNDS, StopTimes
+from gateway.workers.stop_times import BOUNDS, StopTimes
 from gateway.workers.stuck import StuckWatch
 from gateway.workers.worker import State, Worker
 from models.adapt import spec_of

@@ -13,11 +13,11 @@ import pytest
 import trio
 from trio.testing import MockClock, wait_all_tasks_blocked
 
+from gateway.catalog.factories import load_spec
 from gateway.config import Config, ListenConfig, ModelConfig, RestartConfig
+from gateway.config.load import ConfigError
 from gateway.errors import ModelGivenUp
 from gateway.gateway import Gateway
-from gateway.loading import load_spec
-from gateway.settings import ConfigError
 from gateway.workers.worker import State, Worker
 from models.spec import Model, ModelSpec, Restart, RestartPolicy
 from tests.gateway.promises import WIRE, WIRES, House, Probe, answering, family_of, pausing, serving, silent

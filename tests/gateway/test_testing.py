@@ -15,8 +15,8 @@ import pytest
 
 from gateway.client import post
 from gateway.config import Config, ListenConfig, TLSConfig
+from gateway.net.transport import memory_pair
 from gateway.testing import MemoryEdges, memory_gateway
-from gateway.transport import memory_pair
 from models.adapt import spec_of
 from models.library.tensors import identity
 

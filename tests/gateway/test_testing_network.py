@@ -11,8 +11,8 @@ import trio
 from trio.testing import wait_all_tasks_blocked
 
 from gateway.errors import TransportLost
+from gateway.net.transport import MemoryTransport
 from gateway.testing import Link, NetworkProfile, Way, memory_gateway
-from gateway.transport import MemoryTransport
 from models.adapt import spec_of
 from models.library.echo import Echo
 

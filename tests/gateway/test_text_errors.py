@@ -12,13 +12,13 @@ import pytest
 import trio
 
 from gateway.config import Config, DrainConfig, LimitsConfig
+from gateway.config.load import ConfigError
 from gateway.gateway import Gateway
-from gateway.settings import ConfigError
 from models.errors import ContextLengthExceeded, ModelError
 from models.messages import Family, Prompt, Token
 from models.session import Session
 from models.spec import Model, ModelSpec
-from protocols import bidi
+from protocols.aws import bidi
 from tests.gateway.promises import CANCELLED, House, Line, at_once, serving
 from tests.gateway.test_lmi_forms import KINDS, STREAM, ask, lmi, text_spec
 

@@ -14,7 +14,7 @@ import trio
 
 from gateway.client import Peer
 from models.formatters import TextGenerationOutput
-from models.library.lm import LanguageModel
+from models.library.lm.model import LanguageModel
 from models.messages import GenerationParameters, Prompt, Token
 from protocols.events import Close, Frame, Opcode
 from tests.gateway.promises import House, serving

@@ -16,9 +16,9 @@ from cryptography.hazmat.primitives import serialization
 from trio.testing import MockClock, wait_all_tasks_blocked
 
 from gateway.config import Config, ListenConfig, TLSConfig
+from gateway.config.load import ConfigError
 from gateway.gateway import Gateway
-from gateway.settings import ConfigError
-from gateway.tls_reload import ServedCertificate
+from gateway.net.tls_reload import ServedCertificate
 from models.library.echo import Echo
 from tests.gateway.authority import DAY, LOCAL, Authority, Pair
 from tests.gateway.over_tls import Stream, connect, serving
@@ -267,7 +267,7 @@ async def test_whatever_a_file_holds_the_watch_goes_on(
 
     async with watched(settings(served)) as certificate:
         with monkeypatch.context() as patch:
-            patch.setattr("gateway.tls_reload.server_context", surprised)
+            patch.setattr("gateway.net.tls_reload.server_context", surprised)
             ca.issue("second").put(served)
             await trio.sleep(100)
         assert said(caplog) == [BROKEN]

@@ -26,15 +26,15 @@ from trio.testing import wait_all_tasks_blocked
 
 from gateway import client
 from gateway.asgi import ASGIApp
-from gateway.bridge import container_spec
 from gateway.client.conversations import Conversation, SocketConversation
 from gateway.client.questions import Question, bidirectional, infer, invoke, lmi
 from gateway.config import BidiConfig, Config, ListenConfig, TracingConfig
-from gateway.container_client import ContainerLimits
+from gateway.containers.connection import ContainerLimits
+from gateway.containers.model import container_spec
 from gateway.gateway import Gateway
+from gateway.net.transport import MemoryTransport
 from gateway.testing import memory_gateway
 from gateway.testing.memory import MemoryGateway
-from gateway.transport import MemoryTransport
 from models.adapt import spec_of
 from models.errors import ModelError
 from models.messages import Family, InferRequest, InferResponse, Part, Prompt, Tensor, Token
@@ -818,8 +818,8 @@ import sys
 sys.modules["opentelemetry"] = None
 from gateway.config import Config, TracingConfig
 from gateway.gateway import Gateway
-from gateway.settings import ConfigError
-import gateway.bridge, gateway.standalone, gateway.testing
+from gateway.config.load import ConfigError
+import gateway.bridge, gateway.cli.serve, gateway.testing
 Gateway()
 try:
     Gateway(Config(tracing=TracingConfig(enabled=True)))

@@ -20,9 +20,9 @@ from trio.testing import MockClock, lockstep_stream_pair, memory_stream_pair, wa
 
 from gateway.config import TLSConfig
 from gateway.errors import TransportLost
-from gateway.tls_context import client_context, development_certificate, server_context
-from gateway.transport import MemoryTransport, SocketTransport, StreamTransport, Transport, front, memory_pair
-from gateway.wires.tls import TLSTransport
+from gateway.net.tls_context import client_context, development_certificate, server_context
+from gateway.net.tls_transport import TLSTransport
+from gateway.net.transport import MemoryTransport, SocketTransport, StreamTransport, Transport, front, memory_pair
 
 # -- pairs of each kind ----------------------------------------------------------------------------------------------
 

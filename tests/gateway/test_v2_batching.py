@@ -15,10 +15,10 @@ from numpy.typing import NDArray
 from trio.testing import MockClock
 
 from gateway import client
+from gateway.catalog.factories import load_spec
 from gateway.config import BatchingConfig, Config, ModelConfig
+from gateway.config.load import ConfigError, load
 from gateway.errors import TransportLost
-from gateway.loading import load_spec
-from gateway.settings import ConfigError, load
 from models.adapt import spec_of
 from models.errors import ModelError
 from models.messages import Family, InferRequest, InferResponse, Tensor

@@ -14,7 +14,6 @@ import pytest
 import trio
 
 import models.adapt
-import protocols.tensors
 from gateway import client
 from gateway.config import Config, LimitsConfig
 from models.adapt import AT_ONCE, STEP, blocking, spec_of
@@ -22,6 +21,7 @@ from models.messages import Family, InferRequest, InferResponse, Part, Tensor
 from models.spec import Batching
 from protocols import v2
 from protocols.events import Frame, Opcode
+from protocols.v2 import tensors
 from tests.gateway.promises import House, limits, serving
 from tests.gateway.test_v2_pieces import Taker, body_of
 
@@ -34,7 +34,7 @@ def converted(monkeypatch: pytest.MonkeyPatch) -> list[tuple[str, bool, int]]:
     """Each step in which elements become objects, or objects elements: what, whether on the event loop, and how many."""
     steps: list[tuple[str, bool, int]] = []
     loop = threading.get_ident()
-    fill, items, texts = v2.BytesData.fill, protocols.tensors._bytes_items, protocols.tensors._to_bytes
+    fill, items, texts = v2.BytesData.fill, tensors._bytes_items, tensors._to_bytes
 
     def filling(self: v2.BytesData, flat: Any) -> Iterator[None]:
         done = 0
@@ -54,8 +54,8 @@ def converted(monkeypatch: pytest.MonkeyPatch) -> list[tuple[str, bool, int]]:
         return texts(values, name)
 
     monkeypatch.setattr(v2.BytesData, "fill", filling)
-    monkeypatch.setattr(protocols.tensors, "_bytes_items", writing)
-    monkeypatch.setattr(protocols.tensors, "_to_bytes", reading)
+    monkeypatch.setattr(tensors, "_bytes_items", writing)
+    monkeypatch.setattr(tensors, "_to_bytes", reading)
     return steps
 
 

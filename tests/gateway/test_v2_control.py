@@ -15,17 +15,17 @@ from typing import Any
 import pytest
 import trio
 
+from gateway.catalog import load_unload
+from gateway.catalog.load_unload import STANDINGS
 from gateway.config import Config, EndpointConfig, RepositoryConfig, SageMakerConfig, V2Config, VariantConfig
-from gateway.dialects.v2_control import _changed
+from gateway.dialects.v2.repository import _changed
 from gateway.errors import BadRequest
-from gateway.workers import control
-from gateway.workers.control import STANDINGS
 from gateway.workers.worker import State
 from models.adapt import spec_of
 from models.blocking import _holder
 from models.messages import Family
 from models.spec import ModelSpec, RestartPolicy
-from protocols.v2_control import LogChange
+from protocols.v2.repository import LogChange
 from tests.gateway.promises import House, Probe, answering, pausing, serving, silent
 from tests.gateway.test_mme_api import folder
 from tests.gateway.test_worker import House as Loader
@@ -426,7 +426,7 @@ async def test_folders_are_models_by_their_names(root: Path) -> None:
 async def test_a_model_that_was_loaded_while_its_folder_was_looked_for_stays_as_it_is(
     root: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    looking, loaded, find = threading.Event(), threading.Event(), control._find
+    looking, loaded, find = threading.Event(), threading.Event(), load_unload._find
 
     def slow(name: str, roots: Iterable[str]) -> str:
         looking.set()
@@ -434,10 +434,10 @@ async def test_a_model_that_was_loaded_while_its_folder_was_looked_for_stays_as_
         return find(name, roots)
 
     async with serving(config=rooted(root)) as house:
-        monkeypatch.setattr(control, "_find", slow)
+        monkeypatch.setattr(load_unload, "_find", slow)
         async with beside(house, partial(load, house, "a")) as answers:
             await trio.to_thread.run_sync(looking.wait)
-            monkeypatch.setattr(control, "_find", find)
+            monkeypatch.setattr(load_unload, "_find", find)
             assert (await load(house, "a"))[0] == 200
             loaded.set()
         assert answers == [(200, {"name": "a", "load": True})]

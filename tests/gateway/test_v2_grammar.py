@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from gateway.hub import Hub
+from gateway.net.readiness import Hub
 from tests.gateway import ways
 from tests.gateway.v2_grammar import Sending, choices_of, memory_server, sending_of, table, tensors_of
 from tests.protocols.v2_grammar import CHOICES, Choices, one_of

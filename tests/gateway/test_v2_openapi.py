@@ -14,13 +14,13 @@ from jsonschema import Draft202012Validator  # type: ignore[import-untyped]
 from openapi_spec_validator import OpenAPIV31SpecValidator
 
 from gateway.config import Config, RepositoryConfig, V2Config
-from gateway.dialects.v2_openapi import OPERATIONS, document
+from gateway.dialects.v2.operations import OPERATIONS, document
 from gateway.gateway import Gateway
 from models.adapt import spec_of
 from models.library.tensors import identity
 from models.messages import DATATYPES, Family
-from protocols import v2_documented
-from protocols.v2_typed import _Head, _Input, _Output
+from protocols.v2 import schema
+from protocols.v2.typed_request import _Head, _Input, _Output
 from tests.gateway.promises import House, Probe, serving, silent
 from tests.gateway.test_mme_api import folder
 
@@ -169,9 +169,9 @@ async def test_management_is_answered_as_it_says(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("read", "shown"),
     [
-        (_Head, v2_documented.InferRequest),
-        (_Input, v2_documented.InferInput),
-        (_Output, v2_documented.RequestedOutput),
+        (_Head, schema.InferRequest),
+        (_Input, schema.InferInput),
+        (_Output, schema.RequestedOutput),
     ],
 )
 def test_it_has_the_members_that_the_codec_reads(read: Any, shown: Any) -> None:
@@ -179,7 +179,7 @@ def test_it_has_the_members_that_the_codec_reads(read: Any, shown: Any) -> None:
         return {field.name: field.required for field in msgspec.structs.fields(struct)}
 
     assert members(read) == members(shown)
-    assert set(get_args(v2_documented.Datatype)) == set(DATATYPES)
+    assert set(get_args(schema.Datatype)) == set(DATATYPES)
 
 
 @pytest.mark.parametrize(

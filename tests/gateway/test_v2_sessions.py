@@ -21,7 +21,7 @@ from models.session import Session
 from models.spec import Model, ModelSpec
 from protocols import v2
 from protocols.events import Close, Frame, Opcode
-from protocols.websocket_handshake import request_headers
+from protocols.websocket.handshake import request_headers
 from tests.gateway.promises import House, KiB, Line, Tap, limits, raw, serving
 
 TEXT, BINARY, CONTINUATION = Opcode.TEXT, Opcode.BINARY, Opcode.CONTINUATION

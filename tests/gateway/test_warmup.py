@@ -11,10 +11,10 @@ import pytest
 import trio
 from trio.testing import MockClock
 
+from gateway.catalog.factories import load_spec
+from gateway.catalog.folder import find_folder, make_spec, read_folder
 from gateway.config import ModelConfig
-from gateway.loading import load_spec
-from gateway.model_folder import find_folder, make_spec, read_folder
-from gateway.settings import ConfigError
+from gateway.config.load import ConfigError
 from gateway.workers.worker import State
 from models.adapt import spec_of
 from models.messages import Family, Part, PartKind, Prompt, Token

@@ -12,6 +12,7 @@ import trio
 from trio.testing import MockClock, wait_all_tasks_blocked
 
 from gateway.config import LimitsConfig
+from gateway.core.exchange import Exchange
 from gateway.errors import (
     BadRequest,
     Conflict,
@@ -26,7 +27,6 @@ from gateway.errors import (
     Unavailable,
     WorkerLost,
 )
-from gateway.exchange import Exchange
 from gateway.workers.supervisor import Supervisor
 from gateway.workers.worker import State, Worker
 from models.blocking import run_step

@@ -9,7 +9,7 @@ from typing import Any
 
 from gateway import client
 from models.formatters import TextGenerationOutput
-from protocols import bidi
+from protocols.aws import bidi
 from protocols.events import Close, Data, End, Frame, Opcode, Response
 from protocols.sse import ServerSentEvent, SSEDecoder
 from tests.gateway.promises import House

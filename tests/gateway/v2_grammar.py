@@ -31,10 +31,10 @@ import trio
 from gateway.client import Peer
 from gateway.config import Config
 from gateway.errors import TransportLost
-from gateway.hub import Hub
+from gateway.net.readiness import Hub
 from gateway.testing import MemoryGateway, memory_gateway
 from protocols.events import Data, End, Request
-from protocols.http1 import HTTP1Connection
+from protocols.http1.connection import HTTP1Connection
 from tests.interop.served_grammar import declared
 from tests.interop.servers import serving
 from tests.protocols.v2_grammar import CHOICES, Case, Choices, Model, Refusal, models, one_of

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from typing import Any
 
-from gateway.hub import Hub
-from gateway.transport import MemoryTransport, StreamTransport
-from gateway.wires.connection import Connection
-from gateway.wires.tls import TLSTransport
-from protocols import http2, websocket_library
+from gateway.core.connection import Connection
+from gateway.net.readiness import Hub
+from gateway.net.tls_transport import TLSTransport
+from gateway.net.transport import MemoryTransport, StreamTransport
+from protocols.http2 import connection as http2
+from protocols.websocket import library
 
 DRIVERS = ("leader", "waiting")
 """The hub, whose task runs what begins; two tasks that wait for each connection."""
@@ -27,7 +28,7 @@ def take(driver_name: str, lane_name: str) -> None:
     driver, lane = driver_name, lane_name
     if lane == "library":
         http2._LANE = None
-        websocket_library.CONTROL.clear()
+        library.CONTROL.clear()
 
 
 def serves(connection: Connection, client: MemoryTransport) -> bool:

@@ -14,11 +14,11 @@ import trio
 from hypercorn.config import Config as ServerConfig
 
 from gateway.asgi import ASGIApp
+from gateway.cli.serve import make_gateway
+from gateway.config.load import resolve
 from gateway.hypercorn import serve
-from gateway.logging_setup import configure
-from gateway.settings import resolve
-from gateway.standalone import make_gateway
-from gateway.tls_context import development_certificate
+from gateway.net.tls_context import development_certificate
+from gateway.telemetry.logging_setup import configure
 
 log = logging.getLogger("gateway")
 

@@ -429,7 +429,7 @@ def test_a_configured_server_has_a_container_as_a_model_beside_its_own(
 
     with container("on_uvicorn") as behind:
         remote = [
-            *("[models.far]", 'factory = "gateway.bridge:container"'),
+            *("[models.far]", 'factory = "gateway.containers.model:container"'),
             f'options = {{ url = "ws://127.0.0.1:{behind.port}", half_close_quiet = "2s" }}',
         ]
         local = tables(LIBRARY | {"failing": "served:failing"})

@@ -19,7 +19,7 @@ import pytest
 import trio
 import trio_websocket
 
-from gateway import certificates
+from gateway.net import development_certificate
 
 ROOT = Path(__file__).parents[2]
 WORDS = ["one", "two", "three", "four", "five", "six", "seven", "eight"]
@@ -184,7 +184,7 @@ async def test_under_starlette_its_websockets_and_the_gateways_answer_and_a_drai
 @pytest.fixture
 def names(tmp_path: Path) -> Path:
     """A folder with the certificate of two names."""
-    made = certificates.ensure(tmp_path / "made", now=datetime.now(UTC))
+    made = development_certificate.ensure(tmp_path / "made", now=datetime.now(UTC))
     (tmp_path / "names").mkdir()
     for name in ("localhost", "http1.localhost"):
         (tmp_path / "names" / f"{name}.pem").write_bytes(made.cert.read_bytes())

@@ -26,7 +26,7 @@ from gateway.gateway import Gateway
 from models.adapt import spec_of
 from models.messages import Part, Prompt, Token
 from models.session import Session
-from protocols.bidi import Completion, DataType, encode_request_part
+from protocols.aws.bidi import Completion, DataType, encode_request_part
 from protocols.errors import RemoteProtocolError
 from protocols.events import ConnectionEnd, Data, End, GoAway, Reset, Response
 

@@ -18,10 +18,10 @@ import trio
 from gateway import client
 from gateway.client import Peer, post
 from gateway.errors import TransportLost
-from protocols import bidi
+from protocols.aws import bidi
 from protocols.errors import RemoteProtocolError
 from protocols.events import Close, ConnectionEnd, Data, End, Frame, Opcode, Reset, Response
-from protocols.lmi_response import parse_stream_line
+from protocols.lmi.response import parse_stream_line
 
 ROOT = Path(__file__).parents[2]
 EACH = 25

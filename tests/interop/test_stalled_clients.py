@@ -20,13 +20,13 @@ import pytest
 
 from gateway.client import post
 from gateway.config import LimitsConfig
-from gateway.settings_text import parse_size
-from protocols import bidi
+from gateway.config.text import parse_size
+from protocols.aws import bidi
 from protocols.events import Data, End
-from protocols.http1 import HTTP1Connection
-from protocols.http2 import HTTP2Connection
+from protocols.http1.connection import HTTP1Connection
+from protocols.http2.connection import HTTP2Connection
 from protocols.roles import Role
-from protocols.websocket_handshake import request_headers
+from protocols.websocket.handshake import request_headers
 from tests.interop.servers import ROOT, Server, serving
 
 CLIENTS, WARM = 1000, 50

@@ -14,6 +14,7 @@ from trio.testing import wait_all_tasks_blocked
 
 from models.blocking import (
     CancelToken,
+    Raised,
     StepCancelled,
     StepHolder,
     cancel_token,
@@ -22,7 +23,6 @@ from models.blocking import (
     run_step,
     set_step_holder,
 )
-from models.threads import Raised
 
 PATIENCE = 60.0
 """Seconds after which a thread that nobody let go says so, instead of hanging the tests."""

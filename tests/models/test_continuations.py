@@ -10,8 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from models.continuations import Continuations
-from models.messages import Finish, FinishReason, GenerationParameters, Token
-from models.utf8 import utf8
+from models.messages import Finish, FinishReason, GenerationParameters, Token, utf8
 
 
 def cut(data: bytes, places: Sequence[int]) -> list[bytes]:

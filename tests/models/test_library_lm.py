@@ -14,8 +14,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from models.errors import ModelError
-from models.library.lm import TABLES, LanguageModel
-from models.library.lm_tokenizer import EOS
+from models.library.lm.model import TABLES, LanguageModel
+from models.library.lm.tokenizer import EOS
 from models.messages import Finish, FinishReason, GenerationParameters, Prompt, Token
 from models.session import Session
 from tests.models.library_session import Tape, converse, stalled

@@ -8,10 +8,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from models.library.lm import LanguageModel
-from models.library.lm_matching import Matcher
-from models.library.lm_output import Output
-from models.library.lm_tokenizer import EOS
+from models.continuations import Matcher
+from models.library.lm.model import LanguageModel
+from models.library.lm.output import Output
+from models.library.lm.tokenizer import EOS
 from models.messages import FinishReason, GenerationParameters, Token
 
 MODEL = LanguageModel.load()

@@ -11,11 +11,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from models.library.lm import LanguageModel
-from models.library.lm_sampling import BadSequences, Floats, best, choices, drawn, random_of
-from models.library.lm_tokenizer import EOS
-from models.messages import GenerationParameters, Token
-from models.utf8 import utf8
+from models.library.lm.model import LanguageModel
+from models.library.lm.sampling import BadSequences, Floats, best, choices, drawn, random_of
+from models.library.lm.tokenizer import EOS
+from models.messages import GenerationParameters, Token, utf8
 
 MODEL = LanguageModel.load()
 SERVER = MODEL.encode("The server")

@@ -12,9 +12,9 @@ import pytest
 import trio
 import trio.testing
 
-from models.library.lm import LanguageModel, Level
-from models.library.lm_search import ranked
-from models.library.lm_tokenizer import EOS, Tokenizer
+from models.library.lm.model import LanguageModel, Level
+from models.library.lm.search import ranked
+from models.library.lm.tokenizer import EOS, Tokenizer
 from models.messages import Finish, FinishReason, GenerationParameters, Prompt, Token
 from models.session import Session
 from tests.models.library_session import Tape, converse

@@ -6,8 +6,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from models.library.lm import LanguageModel
-from models.library.lm_tokenizer import EOS, TextStream, Tokenizer, pieces
+from models.library.lm.model import LanguageModel
+from models.library.lm.tokenizer import EOS, TextStream, Tokenizer, pieces
 
 TOKENIZER = LanguageModel.load().tokenizer
 ANY_TEXT = st.text(max_size=60) | st.text(alphabet=" \n\t_'aé日🙂1", max_size=60)

@@ -12,8 +12,8 @@ from types import ModuleType
 import numpy as np
 import pytest
 
-from models.library.lm import LanguageModel
-from models.library.lm_tokenizer import EOS, Tokenizer
+from models.library.lm.model import LanguageModel
+from models.library.lm.tokenizer import EOS, Tokenizer
 
 SCRIPT = Path(__file__).parents[2] / "scripts" / "train_lm.py"
 

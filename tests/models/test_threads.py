@@ -12,9 +12,8 @@ import numpy as np
 import pytest
 import trio
 
-from models.blocking import iterate_steps, run_step
+from models.blocking import Raised, caught, detached, in_thread, iterate_steps, run_step
 from models.errors import ModelError
-from models.threads import Raised, caught, detached, in_thread
 
 
 def chained(body: Any) -> None:

@@ -16,9 +16,10 @@ import pytest
 import trio
 
 from models.errors import ModelError
-from models.library import lm, tlm
-from models.library.lm_tokenizer import EOS
-from models.library.tlm_network import Network
+from models.library.lm import model as lm
+from models.library.lm import neural
+from models.library.lm.network import Network
+from models.library.lm.tokenizer import EOS
 from models.messages import Finish, FinishReason, GenerationParameters, Prompt, Token
 from models.rolling import rolling
 from models.session import Session
@@ -38,16 +39,16 @@ TEXTS = (
 
 
 @pytest.fixture(scope="module")
-def model() -> tlm.TransformerModel:
-    return tlm.TransformerModel.load()
+def model() -> neural.TransformerModel:
+    return neural.TransformerModel.load()
 
 
-def advance(model: tlm.TransformerModel, sequence: tlm.Continuation, chunk: int = 10_000) -> None:
+def advance(model: neural.TransformerModel, sequence: neural.Continuation, chunk: int = 10_000) -> None:
     while sequence.pending:
         model.prefill(sequence, min(chunk, sequence.pending))
 
 
-def alone(model: tlm.TransformerModel, text: str = "Return the", **parameters: Any) -> list[Token]:
+def alone(model: neural.TransformerModel, text: str = "Return the", **parameters: Any) -> list[Token]:
     """The tokens of a prompt's first sequence, when nothing else is in the batch."""
     (sequence, *_) = model.open(Prompt(text=text, parameters=GenerationParameters(**parameters)))
     advance(model, sequence)
@@ -93,11 +94,11 @@ def plain(network: Network, weights: Any, tokens: Sequence[int]) -> np.ndarray[A
     return logits - np.log(np.exp(logits).sum(axis=-1, keepdims=True))
 
 
-def test_it_computes_what_the_formula_says_beyond_its_window_too(model: tlm.TransformerModel) -> None:
+def test_it_computes_what_the_formula_says_beyond_its_window_too(model: neural.TransformerModel) -> None:
     network = model.network
     ids = [EOS, *model.tokenizer.encode("Return the name of the file that was opened. " * 60)][: 3 * network.window]
     assert len(ids) == 3 * network.window
-    with np.load(tlm.WEIGHTS, allow_pickle=False) as weights:
+    with np.load(neural.WEIGHTS, allow_pickle=False) as weights:
         expected = plain(network, weights, ids)
     cache = network.cache()
     told = np.concatenate([network.log_probs([cache], [token]) for token in ids])
@@ -129,14 +130,14 @@ def test_the_numbers_are_those_of_torch(tmp_path: Path) -> None:
 
 
 def test_weights_of_other_shapes_are_refused() -> None:
-    with np.load(tlm.WEIGHTS, allow_pickle=False) as file:
+    with np.load(neural.WEIGHTS, allow_pickle=False) as file:
         weights = dict(file)
     weights["up2"] = weights["up2"][:, 1:]
     with pytest.raises(ValueError, match=r"up2: expected the shape \(128, 512\), got \(128, 511\)"):
         Network(weights)
 
 
-def test_it_has_learned_the_text(model: tlm.TransformerModel) -> None:
+def test_it_has_learned_the_text(model: neural.TransformerModel) -> None:
     # a tenth of the tokens, as the script measures all: a uniform guess has 4096, the tokens' frequencies have 765
     ids = [EOS, *model.tokenizer.encode("Return a new object which has the same value as the given string.")]
     log_probs = model.network.log_probs([cache := model.network.cache()] * (len(ids) - 1), ids[:-1])
@@ -165,7 +166,9 @@ def asked(number: int) -> Asked:
 
 
 @pytest.mark.parametrize("together", [2, 7, 16, 23])
-def test_a_sequence_is_the_same_alone_and_in_any_batch_to_the_last_bit(model: tlm.TransformerModel, together: int) -> None:
+def test_a_sequence_is_the_same_alone_and_in_any_batch_to_the_last_bit(
+    model: neural.TransformerModel, together: int
+) -> None:
     # they join one after another, with prompts in chunks of changing sizes, and leave when they are complete
     random = np.random.default_rng(together)
     expected = [alone(model, asked(number).text, **asked(number).parameters) for number in range(together)]
@@ -190,19 +193,19 @@ def test_a_sequence_is_the_same_alone_and_in_any_batch_to_the_last_bit(model: tl
     assert model.caches == 0
 
 
-async def test_it_is_the_same_through_the_rolling_batch(model: tlm.TransformerModel) -> None:
+async def test_it_is_the_same_through_the_rolling_batch(model: neural.TransformerModel) -> None:
     expected = [alone(model, asked(number).text, **asked(number).parameters) for number in range(9)]
     tapes = [
         Tape([Prompt(text=asked(number).text, parameters=GenerationParameters(**asked(number).parameters))])
         for number in range(9)
     ]
-    async with tlm.load(max_batch=4, prefill_budget=50) as batch, trio.open_nursery() as nursery:
+    async with neural.load(max_batch=4, prefill_budget=50) as batch, trio.open_nursery() as nursery:
         for tape in tapes:
             nursery.start_soon(batch, Session(tape))
     assert [tape.sent for tape in tapes] == expected
 
 
-def test_only_what_is_within_reach_is_taken_in(model: tlm.TransformerModel) -> None:
+def test_only_what_is_within_reach_is_taken_in(model: neural.TransformerModel) -> None:
     reach = model.network.reach
     assert reach == 4 * 127 + 1
     text = "Return the value of the option that was given to the parser. " * 100
@@ -221,18 +224,18 @@ def test_only_what_is_within_reach_is_taken_in(model: tlm.TransformerModel) -> N
 
 
 def test_what_it_does_not_do_is_what_compares_whole_sequences() -> None:
-    left_out = lm.PARAMETERS - tlm.PARAMETERS
+    left_out = lm.PARAMETERS - neural.PARAMETERS
     assert left_out == {"best_of", "num_beams", "length_penalty", "early_stopping"}
 
 
-def test_greedy_takes_the_most_probable_token_and_tells_its_log_prob(model: tlm.TransformerModel) -> None:
+def test_greedy_takes_the_most_probable_token_and_tells_its_log_prob(model: neural.TransformerModel) -> None:
     tokens = alone(model, max_new_tokens=12, top_n_tokens=3)
     assert [(token.id, token.log_prob) for token in tokens] == [(token.top[0].id, token.top[0].log_prob) for token in tokens]
     assert [len(token.top) for token in tokens] == [3] * 12
     assert tokens[-1].finish is FinishReason.LENGTH
 
 
-def test_a_seed_is_one_text_and_another_seed_another(model: tlm.TransformerModel) -> None:
+def test_a_seed_is_one_text_and_another_seed_another(model: neural.TransformerModel) -> None:
     one, again, other = (alone(model, do_sample=True, seed=seed, max_new_tokens=30) for seed in (1, 1, 2))
     assert one == again != other
 
@@ -240,12 +243,12 @@ def test_a_seed_is_one_text_and_another_seed_another(model: tlm.TransformerModel
 @pytest.mark.parametrize(
     "parameters", [{"top_k": 1}, {"top_p": 1e-6}, {"min_p": 1.0}, {"typical_p": 1e-9, "top_k": 1}, {"temperature": 0.0}]
 )
-def test_filters_that_leave_one_token_are_greedy(model: tlm.TransformerModel, parameters: dict[str, Any]) -> None:
+def test_filters_that_leave_one_token_are_greedy(model: neural.TransformerModel, parameters: dict[str, Any]) -> None:
     greedy = alone(model, max_new_tokens=12)
     assert alone(model, do_sample=True, seed=5, max_new_tokens=12, **parameters) == greedy
 
 
-def test_a_stop_sequence_ends_the_text(model: tlm.TransformerModel) -> None:
+def test_a_stop_sequence_ends_the_text(model: neural.TransformerModel) -> None:
     whole = text_of(alone(model, max_new_tokens=30))
     stop = whole[10:14]
     tokens = alone(model, max_new_tokens=30, stop_sequences=(stop,))
@@ -255,7 +258,7 @@ def test_a_stop_sequence_ends_the_text(model: tlm.TransformerModel) -> None:
     assert text_of(without) == whole[: whole.index(stop)]
 
 
-def test_penalties_biases_and_bad_sequences_change_the_choice(model: tlm.TransformerModel) -> None:
+def test_penalties_biases_and_bad_sequences_change_the_choice(model: neural.TransformerModel) -> None:
     greedy = alone(model, max_new_tokens=40)
     first = greedy[0]
     assert alone(model, max_new_tokens=1, logit_bias={first.id: -100.0})[0].id != first.id
@@ -266,7 +269,7 @@ def test_penalties_biases_and_bad_sequences_change_the_choice(model: tlm.Transfo
     assert repeats[0] < repeats[1]
 
 
-def test_the_end_of_sequence_is_told_and_can_be_ruled_out(model: tlm.TransformerModel) -> None:
+def test_the_end_of_sequence_is_told_and_can_be_ruled_out(model: neural.TransformerModel) -> None:
     bias = {EOS: 100.0}
     (last,) = alone(model, max_new_tokens=9, logit_bias=bias, skip_special_tokens=False)
     assert (last.id, last.special, last.finish, last.text) == (EOS, True, FinishReason.EOS_TOKEN, "<eos>")
@@ -277,7 +280,7 @@ def test_the_end_of_sequence_is_told_and_can_be_ruled_out(model: tlm.Transformer
 async def sent(prompt: Prompt, prefill_budget: int = 3) -> list[Any]:
     tape, error = Tape([prompt]), None
     session: Session[Any, Any] = Session(tape)
-    async with tlm.load(prefill_budget=prefill_budget) as batch:
+    async with neural.load(prefill_budget=prefill_budget) as batch:
         try:
             await batch(session)
         except ModelError as e:  # out of the block it would come in a group
@@ -290,7 +293,7 @@ async def sent(prompt: Prompt, prefill_budget: int = 3) -> list[Any]:
     return tape.sent
 
 
-async def test_n_sequences_are_those_of_their_seeds(model: tlm.TransformerModel) -> None:
+async def test_n_sequences_are_those_of_their_seeds(model: neural.TransformerModel) -> None:
     parameters = {"do_sample": True, "seed": 3, "max_new_tokens": 6}
     messages = await sent(Prompt(text="Return the", parameters=GenerationParameters(n=3, **parameters)))
     by_sequence = [[token for token in messages if token.sequence == number] for number in range(3)]
@@ -298,7 +301,7 @@ async def test_n_sequences_are_those_of_their_seeds(model: tlm.TransformerModel)
     assert len({text_of(tokens) for tokens in by_sequence}) == 3
 
 
-async def test_the_prompt_is_told_where_that_is_asked_for(model: tlm.TransformerModel) -> None:
+async def test_the_prompt_is_told_where_that_is_asked_for(model: neural.TransformerModel) -> None:
     text = "Return the value of the option. " * 4
     ids = model.tokenizer.encode(text)
     parameters = GenerationParameters(decoder_input_details=True, prompt_logprobs=2, max_new_tokens=2, n=2)
@@ -315,7 +318,7 @@ async def test_the_prompt_is_told_where_that_is_asked_for(model: tlm.Transformer
     assert {len(token.top) for token in prompt[1:]} == {2}
 
 
-async def test_the_other_sequences_wait_until_a_long_prompt_is_told(model: tlm.TransformerModel) -> None:
+async def test_the_other_sequences_wait_until_a_long_prompt_is_told(model: neural.TransformerModel) -> None:
     # only the first takes in what is out of reach, so that the others could begin long before
     text = "Return the value of the option. " * 150
     ids = model.tokenizer.encode(text)
@@ -335,7 +338,7 @@ async def test_no_token_at_all_may_be_asked_for(details: bool) -> None:
     assert [message.text for message in messages if isinstance(message, Token)] == (["Return", " the"] if details else [])
 
 
-async def test_truncate_keeps_the_last_tokens(model: tlm.TransformerModel) -> None:
+async def test_truncate_keeps_the_last_tokens(model: neural.TransformerModel) -> None:
     short = alone(model, " the name", max_new_tokens=5)
     assert alone(model, "Whatever comes before the name", max_new_tokens=5, truncate=2) == short
 
@@ -354,7 +357,7 @@ async def test_a_parameter_outside_its_range_is_named(parameters: dict[str, Any]
 
 
 async def test_a_client_that_leaves_frees_its_cache() -> None:
-    model = tlm.TransformerModel.load()
+    model = neural.TransformerModel.load()
     async with rolling(model, ahead=1) as batch:
         tape = Tape([Prompt(text="Return the", parameters=GenerationParameters(max_new_tokens=10_000))], room=3)
         async with trio.open_nursery() as nursery:

@@ -6,7 +6,7 @@ from collections.abc import Iterable, Iterator
 from typing import Any
 
 from protocols.events import ConnectionEnd, Data, End, Event, Request, Response, Signal
-from protocols.http1 import HTTP1Connection, HTTP1Limits
+from protocols.http1.connection import HTTP1Connection, HTTP1Limits
 from protocols.roles import Role
 
 HOST = b"host: a.example\r\n"

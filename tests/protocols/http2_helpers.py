@@ -10,8 +10,8 @@ from hpack import Decoder, Encoder
 from protocols.buffers import ByteBudget
 from protocols.errors import RemoteProtocolError
 from protocols.events import ConnectionEnd, Data, End, Event, Request, Response, Sent, Signal
-from protocols.http2 import HTTP2Connection, HTTP2Limits
-from protocols.http2_frames import PREFACE, Frame, FrameSplitter, Kind
+from protocols.http2.connection import HTTP2Connection, HTTP2Limits
+from protocols.http2.frames import PREFACE, Frame, FrameSplitter, Kind
 from protocols.roles import Role
 
 DEFAULT = HTTP2Limits()

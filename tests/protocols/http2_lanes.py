@@ -22,9 +22,9 @@ from hypothesis import strategies as st
 from protocols.buffers import ByteBudget
 from protocols.errors import LocalProtocolError, RemoteProtocolError
 from protocols.events import Buffer, ConnectionEnd, Data, End, Event, GoAway, Ping, Reset, Response, Signal
-from protocols.http2 import HTTP2Connection, HTTP2Limits
-from protocols.http2_frames import PREFACE, Kind
-from protocols.http2_hpack import StatelessEncoder
+from protocols.http2.connection import HTTP2Connection, HTTP2Limits
+from protocols.http2.frames import PREFACE, Kind
+from protocols.http2.hpack import StatelessEncoder
 from protocols.roles import Role
 from tests.protocols.http2_helpers import END_HEADERS, END_STREAM, PADDED, POST, WITH_PRIORITY, check, frame, frames
 from tests.protocols.http2_helpers import settings as settings_frame

@@ -8,8 +8,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from protocols import bidi
-from protocols.bidi import (
+from protocols.aws import bidi
+from protocols.aws.bidi import (
     ENCODERS,
     END,
     ENVELOPE_OVERHEAD,
@@ -39,9 +39,9 @@ from protocols.bidi import (
     sniff_form,
     validate_request,
 )
+from protocols.aws.eventstream import Decoder, Limits, Timestamp, encode_buffers
 from protocols.errors import LocalProtocolError, RemoteProtocolError
 from protocols.events import NEED_DATA
-from protocols.eventstream import Decoder, Limits, Timestamp, encode_buffers
 
 CAPTURES = Path(__file__).parents[1] / "vectors" / "eventstream" / "captures"
 BODY = (CAPTURES / "python-0.12.0-signed-request-body.bin").read_bytes()

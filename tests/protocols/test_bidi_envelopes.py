@@ -8,8 +8,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from protocols import bidi, eventstream
-from protocols.bidi import (
+from protocols.aws import bidi, eventstream
+from protocols.aws.bidi import (
     END,
     ENVELOPE_OVERHEAD,
     Completion,
@@ -22,9 +22,9 @@ from protocols.bidi import (
     encode_request_event,
     encode_request_part,
 )
+from protocols.aws.eventstream import Timestamp, decode_headers, encode_buffers
 from protocols.errors import RemoteProtocolError
 from protocols.events import NEED_DATA
-from protocols.eventstream import Timestamp, decode_headers, encode_buffers
 
 EVENT = {":message-type": "event", ":event-type": "PayloadPart"}
 OCTETS = {":content-type": "application/octet-stream"}

@@ -10,8 +10,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from protocols import bidi, bidi_json
-from protocols.bidi import (
+from protocols.aws import bidi, bidi_json
+from protocols.aws.bidi import (
     ENCODERS,
     END,
     Completion,
@@ -28,10 +28,10 @@ from protocols.bidi import (
     encode_literal_part,
     encode_request_event,
 )
-from protocols.bidi_json import HEADROOM, MAX_DEPTH, MAX_VALUES
+from protocols.aws.bidi_json import HEADROOM, MAX_DEPTH, MAX_VALUES
+from protocols.aws.eventstream import encode_buffers
 from protocols.errors import LocalProtocolError, RemoteProtocolError
 from protocols.events import NEED_DATA
-from protocols.eventstream import encode_buffers
 
 EVENT = {":message-type": "event", ":event-type": "PayloadPart"}
 JSON = {":content-type": "application/json"}

@@ -6,8 +6,8 @@ import pytest
 
 from protocols.date_field import DateField
 from protocols.events import Data, End, Headers, Request, Response
-from protocols.http1 import HTTP1Connection
-from protocols.http2 import HTTP2Connection
+from protocols.http1.connection import HTTP1Connection
+from protocols.http2.connection import HTTP2Connection
 from protocols.roles import Role
 
 FIRST, LATER = b"Sun, 06 Nov 1994 08:49:37 GMT", b"Sun, 06 Nov 1994 08:49:38 GMT"

@@ -8,9 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from protocols.errors import LocalProtocolError, RemoteProtocolError
-from protocols.events import NEED_DATA
-from protocols.eventstream import (
+from protocols.aws.eventstream import (
     MAX_PAYLOAD,
     Byte,
     Decoder,
@@ -27,6 +25,8 @@ from protocols.eventstream import (
     encode_headers,
     split,
 )
+from protocols.errors import LocalProtocolError, RemoteProtocolError
+from protocols.events import NEED_DATA
 
 KIB = 1024
 

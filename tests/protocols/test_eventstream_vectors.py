@@ -8,8 +8,8 @@ from zlib import crc32
 
 import pytest
 
+from protocols.aws.eventstream import Byte, Decoder, Integer, Long, Message, Short, Timestamp, encode
 from protocols.errors import RemoteProtocolError
-from protocols.eventstream import Byte, Decoder, Integer, Long, Message, Short, Timestamp, encode
 
 VECTORS = Path(__file__).parents[1] / "vectors" / "eventstream"
 GO = VECTORS / "aws-sdk-go"

@@ -9,7 +9,7 @@ import pytest
 
 from protocols.errors import LocalProtocolError, RemoteProtocolError
 from protocols.events import NEED_DATA, Data, End, Request
-from protocols.http1 import HTTP1Connection
+from protocols.http1.connection import HTTP1Connection
 from tests.protocols.http1_helpers import answer, append, body, cuts, pull, request, server, written
 
 CHUNKED = request(b"POST", fields=b"transfer-encoding: chunked\r\n")

@@ -8,7 +8,7 @@ import pytest
 
 from protocols.errors import LocalProtocolError, RemoteProtocolError
 from protocols.events import NEED_DATA, PAUSED, ConnectionEnd, Data, End, Event, Request, Response
-from protocols.http1 import HTTP1Connection
+from protocols.http1.connection import HTTP1Connection
 from tests.protocols.http1_helpers import append, body, client, cuts, get, pull, written
 
 OK = b"HTTP/1.1 200 OK\r\n"

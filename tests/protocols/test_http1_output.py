@@ -8,7 +8,7 @@ import pytest
 
 from protocols.errors import LocalProtocolError
 from protocols.events import Data, End, Response, Sent
-from protocols.http1 import HTTP1Connection
+from protocols.http1.connection import HTTP1Connection
 from tests.protocols.http1_helpers import answer, pull, request, server, written
 
 LARGE = 16 * 1024

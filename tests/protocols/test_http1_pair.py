@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from protocols.errors import RemoteProtocolError
 from protocols.events import ConnectionEnd, Data, End, Request, Response, Signal
-from protocols.http1 import HTTP1Connection
+from protocols.http1.connection import HTTP1Connection
 from protocols.roles import Role
 from tests.protocols.http1_helpers import append, pull, request
 

@@ -11,10 +11,9 @@ from msgspec.structs import replace
 
 from protocols.errors import LocalProtocolError, RemoteProtocolError
 from protocols.events import NEED_DATA, PAUSED, Data, End, Request, Response, Sent
-from protocols.http1 import HTTP1Connection
-from protocols.http1_chunks import Chunks
-from protocols.http1_input import Input
-from protocols.http1_output import Output
+from protocols.http1.body import Chunks, Input
+from protocols.http1.connection import HTTP1Connection
+from protocols.http1.output import Output
 from tests.protocols.http1_helpers import answer, client, cuts, pull, request, server, written
 
 LARGE = 16 * 1024

@@ -8,7 +8,7 @@ import pytest
 
 from protocols.errors import LocalProtocolError, RemoteProtocolError
 from protocols.events import NEED_DATA, PAUSED, ConnectionEnd, Data, End, Request, Response
-from protocols.http1 import HTTP1Connection
+from protocols.http1.connection import HTTP1Connection
 from protocols.roles import Role
 from tests.protocols.http1_helpers import answer, append, body, cuts, pull, request, server, written
 

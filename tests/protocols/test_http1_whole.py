@@ -9,10 +9,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from protocols import http1_head
 from protocols.errors import LocalProtocolError, RemoteProtocolError
 from protocols.events import Buffer, Data, End, Headers, Request, Response, Sent
-from protocols.http1 import HTTP1Connection
+from protocols.http1 import head as http1_head
+from protocols.http1.connection import HTTP1Connection
 from tests.protocols.http1_helpers import HOST, answer, cuts, pull, request, server, written
 
 LARGE = 16 * 1024

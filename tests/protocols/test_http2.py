@@ -6,8 +6,8 @@ import pytest
 
 from protocols.errors import LocalProtocolError
 from protocols.events import NEED_DATA, ConnectionEnd, Data, End, Event, Ping, Request, Reset, Response
-from protocols.http2 import HTTP2Connection, HTTP2Limits
-from protocols.http2_frames import PREFACE, Kind
+from protocols.http2.connection import HTTP2Connection, HTTP2Limits
+from protocols.http2.frames import PREFACE, Kind
 from protocols.roles import Role
 from tests.protocols.http2_helpers import (
     END_STREAM,

@@ -12,8 +12,8 @@ from hypothesis import strategies as st
 
 from protocols.errors import RemoteProtocolError
 from protocols.events import Data, End, Event, Request, Reset, Response
-from protocols.http2 import HTTP2Connection, HTTP2Limits
-from protocols.http2_frames import PREFACE, Kind
+from protocols.http2.connection import HTTP2Connection, HTTP2Limits
+from protocols.http2.frames import PREFACE, Kind
 from protocols.roles import Role
 from tests.protocols.http2_helpers import END_HEADERS, check, frame, output, pull
 from tests.protocols.http2_helpers import settings as settings_frame

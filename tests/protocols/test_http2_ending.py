@@ -9,8 +9,8 @@ import pytest
 from protocols.buffers import ByteBudget
 from protocols.errors import LocalProtocolError, RemoteProtocolError
 from protocols.events import ConnectionEnd, Data, End, GoAway, Request, Reset, Response
-from protocols.http2 import LOOKS, HTTP2Connection, HTTP2Limits
-from protocols.http2_frames import LARGEST_ID, Kind
+from protocols.http2.connection import LOOKS, HTTP2Connection, HTTP2Limits
+from protocols.http2.frames import LARGEST_ID, Kind
 from protocols.roles import Role
 from tests.protocols.http2_helpers import (
     DEFAULT,

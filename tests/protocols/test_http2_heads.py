@@ -11,13 +11,14 @@ from hpack import Encoder
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from protocols import http2_heads, http2_lane
 from protocols.buffers import ByteBudget
 from protocols.errors import LocalProtocolError, RemoteProtocolError
 from protocols.events import Data, End, Event, GoAway, Refused, Request, Reset, Response
-from protocols.http2 import HTTP2Connection, HTTP2Limits
-from protocols.http2_frames import PREFACE, Kind
-from protocols.http2_heads import (
+from protocols.http2 import heads as http2_heads
+from protocols.http2 import payload
+from protocols.http2.connection import HTTP2Connection, HTTP2Limits
+from protocols.http2.frames import PREFACE, Kind
+from protocols.http2.heads import (
     MalformedHeadError,
     joined_cookies,
     lies_about_length,
@@ -25,7 +26,7 @@ from protocols.http2_heads import (
     plain_request,
     read_request,
 )
-from protocols.http2_lane import response_block
+from protocols.http2.payload import response_block
 from protocols.roles import Role
 from tests.protocols.http2_helpers import END_HEADERS, END_STREAM, GET, POST, ByHand, check, data, frame, output, pull
 from tests.protocols.http2_helpers import settings as settings_frame
@@ -116,7 +117,7 @@ class Twin:
         self.machine = HTTP2Connection(Role.SERVER, limits, budget=bound)
         self.opened = 0
         library = self.machine._h2
-        assert isinstance(library, http2_lane.Lane)
+        assert isinstance(library, payload.Lane)
         opens, open_inbound = library.opens, library.open_inbound
 
         def counted(stream: int, *, ended: bool) -> H2Stream:
@@ -268,7 +269,7 @@ def test_a_response_field_that_no_peer_accepts_is_never_sent(value: bytes) -> No
 
 def test_credentials_and_long_values_of_responses_are_not_kept() -> None:
     response_block(200, ((b"x", b"kept"),))
-    before = http2_lane._remembered.cache_info().currsize
+    before = payload._remembered.cache_info().currsize
     long = (b"x", b"y" * 33)
     response_block(200, ((b"set-cookie", b"not kept"), long))
-    assert http2_lane._remembered.cache_info().currsize == before
+    assert payload._remembered.cache_info().currsize == before

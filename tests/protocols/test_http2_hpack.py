@@ -14,10 +14,10 @@ from hpack.table import HeaderTable
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from protocols import http2_hpack
 from protocols.events import End, Request, Response
-from protocols.http2 import HTTP2Connection
-from protocols.http2_hpack import REMEMBERED_BYTES, RememberingDecoder, StatelessEncoder, encode_field
+from protocols.http2 import hpack
+from protocols.http2.connection import HTTP2Connection
+from protocols.http2.hpack import REMEMBERED_BYTES, RememberingDecoder, StatelessEncoder, encode_field
 from protocols.roles import Role
 from tests.protocols.http2_helpers import output, pull
 
@@ -52,17 +52,17 @@ strings = st.builds(lambda value, raw: raw(value), values, st.sampled_from([lamb
 
 
 def literal(value: bytes) -> bytes:
-    return http2_hpack._encode_integer(len(value), 0x7F) + value
+    return hpack._encode_integer(len(value), 0x7F) + value
 
 
 def huffman(value: bytes) -> bytes:
     encoded = Encoder().huffman_coder.encode(value)
-    return http2_hpack._encode_integer(len(encoded), 0x7F, 0x80) + encoded
+    return hpack._encode_integer(len(encoded), 0x7F, 0x80) + encoded
 
 
 def integer(first: int, mask: int) -> st.SearchStrategy[bytes]:
     number = st.one_of(st.sampled_from([1, 2, 8, 14, 15, 16, 28, 61, 62, 62, 63, 64, 70]), st.integers(0, 2**22))
-    return number.map(lambda value: http2_hpack._encode_integer(value, mask, first))
+    return number.map(lambda value: hpack._encode_integer(value, mask, first))
 
 
 indexed = integer(0x80, 0x7F)
@@ -75,7 +75,7 @@ with_name = st.builds(
     st.one_of(strings, names.map(literal)),
     strings,
 )
-updates = st.sampled_from([0, 30, 40, 100, 4096, 4097]).map(lambda size: http2_hpack._encode_integer(size, 0x1F, 0x20))
+updates = st.sampled_from([0, 30, 40, 100, 4096, 4097]).map(lambda size: hpack._encode_integer(size, 0x1F, 0x20))
 fields = st.one_of(indexed, indexed, with_index, with_name, with_name, st.binary(max_size=3), updates)
 blocks = st.builds(
     lambda update, rest: update + b"".join(rest),
@@ -173,12 +173,12 @@ def test_the_memory_of_one_connection_is_bounded_and_forgets_the_oldest() -> Non
 
 
 def test_what_is_never_to_be_indexed_is_in_no_shared_memory() -> None:
-    before = http2_hpack._decode_short.cache_info().currsize
+    before = hpack._decode_short.cache_info().currsize
     decoder = RememberingDecoder()
     decoder.decode(b"\x10" + literal(b"authorization") + huffman(b"the secret of this test"), raw=True)
-    assert http2_hpack._decode_short.cache_info().currsize == before
+    assert hpack._decode_short.cache_info().currsize == before
     decoder.decode(b"\x00" + literal(b"x") + huffman(b"no secret of this test"), raw=True)
-    assert http2_hpack._decode_short.cache_info().currsize in (before + 1, 1024)
+    assert hpack._decode_short.cache_info().currsize in (before + 1, 1024)
 
 
 def test_text_is_given_as_hpack_gives_it() -> None:

@@ -9,11 +9,11 @@ import pytest
 from h2.connection import H2Connection
 from hypothesis import HealthCheck, settings
 
-from protocols import http2, http2_lane
 from protocols.errors import LocalProtocolError
 from protocols.events import Data, End, Request, Response
-from protocols.http2 import HTTP2Connection
-from protocols.http2_lane import Lane
+from protocols.http2 import connection, payload
+from protocols.http2.connection import HTTP2Connection
+from protocols.http2.payload import Lane
 from protocols.roles import Role
 from tests.protocols.http2_helpers import GET, POST, ByHand, Pair, data, output
 from tests.protocols.http2_lanes import STRIDED, compare, sequences
@@ -29,7 +29,7 @@ def test_the_lane_is_taken_unless_it_is_declined() -> None:
 
 
 def test_a_client_and_a_server_without_the_lane_understand_each_other(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(http2, "_LANE", None)
+    monkeypatch.setattr(connection, "_LANE", None)
     pair = Pair()
     pair.request(1, bytes(100_000))
     pair.flow()
@@ -74,9 +74,9 @@ def test_a_missing_name_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
                 raise AttributeError(name)
             return super().__getattribute__(name)
 
-    monkeypatch.setattr(http2_lane, "H2Connection", Other)
+    monkeypatch.setattr(payload, "H2Connection", Other)
     with pytest.raises(ImportError, match=r"h2 4\.[0-9.]+ has no Other\._inbound_flow_control_window_manager"):
-        http2_lane._check_names()
+        payload._check_names()
 
 
 # What is sent in one call.

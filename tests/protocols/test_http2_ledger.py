@@ -9,7 +9,7 @@ from hypothesis.stateful import Bundle, RuleBasedStateMachine, invariant, rule
 from protocols.buffers import ByteBudget
 from protocols.errors import LocalProtocolError
 from protocols.events import Data, End, Event, Request, Reset, Response, Signal
-from protocols.http2 import HTTP2Connection, HTTP2Limits
+from protocols.http2.connection import HTTP2Connection, HTTP2Limits
 from protocols.roles import Role
 from tests.protocols.http2_helpers import check
 

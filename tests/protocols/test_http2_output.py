@@ -7,9 +7,9 @@ import pytest
 
 from protocols.errors import LocalProtocolError
 from protocols.events import Data, End, Ping, Reset, Response, Sent
-from protocols.http2 import SHARE, HTTP2Connection, HTTP2Limits
-from protocols.http2_frames import Kind
-from protocols.http2_output import OWN_BUFFER
+from protocols.http2.connection import SHARE, HTTP2Connection, HTTP2Limits
+from protocols.http2.frames import Kind
+from protocols.http2.output import OWN_BUFFER
 from protocols.roles import Role
 from tests.protocols.http2_helpers import (
     END_STREAM,

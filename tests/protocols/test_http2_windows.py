@@ -7,9 +7,9 @@ import pytest
 from protocols.buffers import ByteBudget
 from protocols.errors import LocalProtocolError
 from protocols.events import Data, End, Event, Ping, Request, Reset, Response
-from protocols.http2 import HTTP2Connection, HTTP2Limits
-from protocols.http2_frames import Kind
-from protocols.http2_windows import FIRST_CONNECTION_WINDOW, ReceiveWindows
+from protocols.http2.connection import HTTP2Connection, HTTP2Limits
+from protocols.http2.frames import Kind
+from protocols.http2.windows import FIRST_CONNECTION_WINDOW, ReceiveWindows
 from protocols.roles import Role
 from tests.protocols.http2_helpers import END_STREAM, PADDED, ByHand, Pair, body, check, data, frame, frames, output, pull
 

@@ -14,10 +14,10 @@ import simdjson
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from protocols import json_numbers
-from protocols.json_numbers import FAST_FROM, read_numbers
 from protocols.strict_json import JSONError, loads
-from protocols.tensors import DATATYPES, Array, V2Error, from_json
+from protocols.v2 import numbers as json_numbers
+from protocols.v2.numbers import FAST_FROM, read_numbers
+from protocols.v2.tensors import DATATYPES, Array, V2Error, from_json
 
 NUMERIC = [name for name in DATATYPES if name not in ("BOOL", "BYTES")]
 MANY = 3000  # numbers of which the text is large, whatever they are

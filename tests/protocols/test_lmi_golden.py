@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 
 from models.messages import TopToken
 from protocols.lmi import Formatter, Parameters, TextEncoder, TextRequest
-from protocols.lmi_errors import LMIError, error_body, generation_error_body, tgi_error_body
+from protocols.lmi.errors import LMIError, error_body, generation_error_body, tgi_error_body
 from tests.protocols.lmi_json import dumped
 
 JSON, JSONLINES, SSE = Formatter.JSON, Formatter.JSONLINES, Formatter.SSE

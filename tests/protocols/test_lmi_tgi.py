@@ -8,7 +8,7 @@ import pytest
 from models.messages import TopToken
 from protocols.errors import LocalProtocolError
 from protocols.lmi import Formatter, LMIError, Parameters, TextEncoder, TextRequest, parse_stream_line
-from protocols.lmi_errors import ErrorType, tgi_error_body
+from protocols.lmi.errors import ErrorType, tgi_error_body
 
 STREAMS = [Formatter.JSONLINES, Formatter.SSE]
 ERROR_TYPES: list[ErrorType] = ["validation", "generation", "overloaded", "incomplete_generation"]

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from protocols.mme import (
+from protocols.aws.multi_model import (
     MAX_NAME,
     MAX_PAGE,
     MAX_URL,

@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from models.chat import Role as ModelRole
-from protocols.lmi_parameters import Parameters
+from protocols.lmi.parameters import Parameters
 from protocols.openai import ChatRequest, CompletionRequest, Message, OpenAIError, Role, parse_chat, parse_completion
 
 HELLO = [{"role": "user", "content": "Hello"}]

@@ -8,11 +8,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from protocols import sagemaker
-from protocols.bidi import END, PayloadPart, ResponseDecoder, StreamFailure
-from protocols.errors import LocalProtocolError
-from protocols.eventstream import LARGE, MAX_PAYLOAD
-from protocols.sagemaker import (
+from protocols.aws import invoke
+from protocols.aws.bidi import END, PayloadPart, ResponseDecoder, StreamFailure
+from protocols.aws.eventstream import LARGE, MAX_PAYLOAD
+from protocols.aws.invoke import (
     CLOSED_SESSION_ID,
     CUSTOM_ATTRIBUTES,
     MODEL_INVOCATION_TIME_EXCEEDED,
@@ -34,6 +33,7 @@ from protocols.sagemaker import (
     response_headers,
     split_body,
 )
+from protocols.errors import LocalProtocolError
 
 INVOKE = Operation.INVOKE_ENDPOINT
 STREAM = Operation.INVOKE_ENDPOINT_WITH_RESPONSE_STREAM
@@ -534,4 +534,4 @@ def test_hostile_parameters_are_read_in_linear_time():
 
 
 def test_the_operations_are_told_apart_by_their_published_names():
-    assert [op.value for op in sagemaker.Operation] == ["InvokeEndpoint", "InvokeEndpointWithResponseStream"]
+    assert [op.value for op in invoke.Operation] == ["InvokeEndpoint", "InvokeEndpointWithResponseStream"]

@@ -10,9 +10,7 @@ import pytest
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
-from protocols.errors import LocalProtocolError
-from protocols.events import Buffer, Headers, Request
-from protocols.sigv4 import (
+from protocols.aws.sigv4 import (
     STREAMING_EVENTS,
     UNSIGNED_PAYLOAD,
     Credentials,
@@ -29,6 +27,8 @@ from protocols.sigv4 import (
     sign_request,
     timestamp,
 )
+from protocols.errors import LocalProtocolError
+from protocols.events import Buffer, Headers, Request
 
 NOW = 1795165142.0  # 2026-11-20T08:59:02Z
 SECRET = "wJalrXUtnFEMI/K7MDENG+bPxRfiCYEXAMPLEKEY"

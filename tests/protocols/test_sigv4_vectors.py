@@ -12,10 +12,19 @@ from zlib import crc32
 
 import pytest
 
+from protocols.aws.eventstream import Decoder, Message, Timestamp
+from protocols.aws.sigv4 import (
+    Credentials,
+    ErrorCode,
+    EventVerifier,
+    Payload,
+    SigV4Error,
+    Verifier,
+    payload_hash,
+    sign_request,
+)
 from protocols.errors import RemoteProtocolError
 from protocols.events import Headers, Request
-from protocols.eventstream import Decoder, Message, Timestamp
-from protocols.sigv4 import Credentials, ErrorCode, EventVerifier, Payload, SigV4Error, Verifier, payload_hash, sign_request
 
 VECTORS = Path(__file__).parent.parent / "vectors"
 CAPTURE = VECTORS / "eventstream" / "captures" / "python-0.12.0-signed-request"

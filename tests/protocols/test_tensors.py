@@ -14,8 +14,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from protocols import tensors as tensors_module
-from protocols.tensors import (
+from protocols.v2 import tensors as tensors_module
+from protocols.v2.tensors import (
     DATATYPES,
     Array,
     BytesData,

@@ -15,7 +15,6 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from protocols.events import Buffer
-from protocols.tensors import DATATYPES, Array
 from protocols.v2 import (
     ModelSignature,
     RequestedOutput,
@@ -29,6 +28,7 @@ from protocols.v2 import (
     parse_infer,
     render_infer,
 )
+from protocols.v2.tensors import DATATYPES, Array
 
 ANY = ModelSignature(name="m")
 

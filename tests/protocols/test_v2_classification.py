@@ -11,8 +11,8 @@ from hypothesis import strategies as st
 from hypothesis.extra.numpy import array_shapes, arrays
 
 from protocols import v2
-from protocols.tensors import V2Error, V2Tensor
-from protocols.v2_classification import MOST, classify
+from protocols.v2.request import MOST, classify
+from protocols.v2.tensors import V2Error, V2Tensor
 
 
 def classes(array: Any, datatype: str, count: int, *labels: str) -> Any:

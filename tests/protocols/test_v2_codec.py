@@ -11,8 +11,6 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from protocols import v2_codec, v2_typed
-from protocols.tensors import DATATYPES
 from protocols.v2 import (
     NO_PARAMETERS,
     InferCodec,
@@ -25,7 +23,10 @@ from protocols.v2 import (
     V2Tensor,
     parse_infer,
     render_infer,
+    typed_request,
 )
+from protocols.v2 import codec as v2_codec
+from protocols.v2.tensors import DATATYPES
 from tests.protocols.v2_outcome import described, outcome
 
 ANY = ModelSignature(name="m")
@@ -73,7 +74,7 @@ BINARY = head(entry(), outputs=[{"name": "y", "parameters": {"binary_data": True
 def test_the_common_shape_is_read_by_the_typed_reader(members: dict[str, Any]) -> None:
     for tensor, data in ((entry(), DATA), (entry(None, data=[1, 2.5, -3, 0]), b""), (entry(None, data=[[1, 2, 3, 4]]), b"")):
         body = head(tensor, **members)
-        assert v2_typed.read_typed(body, memoryview(data), ONE) is not None
+        assert typed_request.read_typed(body, memoryview(data), ONE) is not None
         assert described(parse_infer(body + data, len(body), ONE)) == agree(body + data, len(body), ONE)
 
 
@@ -93,29 +94,29 @@ def test_the_common_shape_is_read_by_the_typed_reader(members: dict[str, Any]) -
     ],
 )  # fmt: skip
 def test_what_is_unusual_is_left_to_the_rules(body: bytes) -> None:
-    assert v2_typed.read_typed(body, memoryview(DATA), ONE) is None
+    assert typed_request.read_typed(body, memoryview(DATA), ONE) is None
     agree(body + DATA, len(body), ONE)
 
 
 @pytest.mark.parametrize("data", [[1, None, 3, 4], [1, True, 3, 4], [1, "2", 3, 4], [1, 2, 3], [[1, 2], [3, 4]], [1e39, 0, 0, 0], [float("nan"), 1, 2, 3], [[[1, 2, 3, 4]]], [1, [2, 3], 4], {}, 5])  # fmt: skip
 def test_unusual_data_is_left_to_the_rules(data: Any) -> None:
     body = head(entry(None, data=data))
-    assert v2_typed.read_typed(body, None, ONE) is None
+    assert typed_request.read_typed(body, None, ONE) is None
     agree(body, None, ONE)
 
 
 def test_limits_hold_for_the_typed_reader_too() -> None:
     body = head(entry(None, data=[1, 2, 3, 4]))
-    assert v2_typed.read_typed(body, None, ONE, V2Limits(depth=5, tensors=1, dims=2)) is not None
+    assert typed_request.read_typed(body, None, ONE, V2Limits(depth=5, tensors=1, dims=2)) is not None
     for limits in (V2Limits(depth=4), V2Limits(tensors=0), V2Limits(dims=1)):
-        assert v2_typed.read_typed(body, None, ONE, limits) is None
+        assert typed_request.read_typed(body, None, ONE, limits) is None
         agree(body, None, ONE, limits)
     for length in (None, len(body)):
         agree(body, length, ONE, V2Limits(json=len(body)))
         agree(body, length, ONE, V2Limits(json=len(body) - 1))
     for size in (400, 401):
         long = head(entry(None, data=[1, 2, 3, 4])).replace(b"[1, 2,", b"[1, 2." + b"0" * (size - 2) + b",")
-        assert (v2_typed.read_typed(long, None, ONE) is None) == (size > 400)
+        assert (typed_request.read_typed(long, None, ONE) is None) == (size > 400)
         agree(long, None, ONE)
 
 
@@ -280,8 +281,8 @@ def test_the_numbers_of_a_large_request_are_read_apart_from_it(more: str) -> Non
         ("BF16", [*PLAIN, "NaN"]),
     ):
         for body in (large(numbers, datatype, more), large(numbers, datatype, more).replace(b'"data":', b'"data" :\n ')):
-            assert len(body) > v2_typed.LARGE
-            assert v2_typed.read_typed(body, None, ANY) is not None
+            assert len(body) > typed_request.LARGE
+            assert typed_request.read_typed(body, None, ANY) is not None
             agree(body, None)
             agree(body, len(body))
 
@@ -289,10 +290,10 @@ def test_the_numbers_of_a_large_request_are_read_apart_from_it(more: str) -> Non
 @pytest.mark.parametrize("number", ["1e300", "4e-324"])
 def test_a_large_request_holds_few_floats_for_the_decoder_that_is_slow_with_some(number: str) -> None:
     limits = V2Limits()
-    assert len(v2_typed._Apart(large([number] * 9000, "FP64"), limits).beside) < 100
+    assert len(typed_request._Apart(large([number] * 9000, "FP64"), limits).beside) < 100
     many = ",".join(f'"{n}":{number}' for n in range(2000))
     with pytest.raises(V2Error):
-        v2_typed._Apart(large(PLAIN, more=f',"parameters":{{{many}}}'), limits)
+        typed_request._Apart(large(PLAIN, more=f',"parameters":{{{many}}}'), limits)
     agree(large(PLAIN, more=f',"parameters":{{{many}}}'), None)
 
 
@@ -317,17 +318,17 @@ def test_what_is_odd_in_a_large_request_is_what_the_rules_make_of_it(wrong: byte
 
 def test_what_is_nested_too_deep_is_refused_in_a_large_request_too() -> None:
     body = large(["[[0.5]]"] * 900, shape=[900, 1, 1])
-    assert v2_typed.read_typed(body, None, ANY, V2Limits(depth=6)) is not None
-    assert v2_typed.read_typed(body, None, ANY, V2Limits(depth=5)) is None
+    assert typed_request.read_typed(body, None, ANY, V2Limits(depth=6)) is not None
+    assert typed_request.read_typed(body, None, ANY, V2Limits(depth=5)) is None
     for depth in (4, 5, 6):
         agree(body, None, limits=V2Limits(depth=depth))
 
 
 def test_no_more_data_are_taken_out_than_there_may_be_inputs() -> None:
     text = large(["1"]) * 3
-    assert len(v2_typed._Apart(text, V2Limits(tensors=3))._places) == 3
+    assert len(typed_request._Apart(text, V2Limits(tensors=3))._places) == 3
     with pytest.raises(V2Error):
-        v2_typed._Apart(text, V2Limits(tensors=2))
+        typed_request._Apart(text, V2Limits(tensors=2))
 
 
 def test_a_mark_is_not_taken_for_another() -> None:

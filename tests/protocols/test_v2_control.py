@@ -10,8 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from protocols.tensors import V2Error
-from protocols.v2_control import (
+from protocols.v2.repository import (
     LoadReply,
     LoadRequest,
     LogChange,
@@ -20,6 +19,7 @@ from protocols.v2_control import (
     UnloadRequest,
     decode,
 )
+from protocols.v2.tensors import V2Error
 
 KINDS = (ModelIndexRequest, LoadRequest, UnloadRequest, LogChange)
 

@@ -13,7 +13,6 @@ import numpy as np
 import pytest
 
 from protocols.events import Request
-from protocols.tensors import DATATYPES
 from protocols.v2 import (
     IHCL,
     InferCodec,
@@ -30,6 +29,7 @@ from protocols.v2 import (
     parse_infer,
     render_infer,
 )
+from protocols.v2.tensors import DATATYPES
 from tests.protocols.http1_helpers import server
 
 ANY = ModelSignature(name="m")

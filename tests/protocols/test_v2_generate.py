@@ -10,8 +10,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from protocols import v2
-from protocols.tensors import V2Error, V2Tensor
-from protocols.v2_generate import members_of, read_generate, read_object, render_generate
+from protocols.v2.generate import members_of, read_generate, read_object, render_generate
+from protocols.v2.tensors import V2Error, V2Tensor
 
 
 def spec(name: str, datatype: str, *shape: int, **options: Any) -> v2.TensorSpec:

@@ -9,7 +9,6 @@ import msgspec
 import numpy as np
 import pytest
 
-from protocols import v2_schema
 from protocols.v2 import (
     ModelSignature,
     TensorSpec,
@@ -23,6 +22,7 @@ from protocols.v2 import (
     parse_header_length,
     parse_infer,
     ready_body,
+    schema,
     server_metadata,
 )
 
@@ -126,14 +126,14 @@ def test_a_declaration_that_v2_does_not_have_is_refused_at_once(datatype: str, s
 @pytest.mark.parametrize(
     ("body", "kind"),
     [
-        (live_body(True), v2_schema.LiveReply),
-        (ready_body(False), v2_schema.ReadyReply),
-        (model_ready("m", True), v2_schema.ModelReadyReply),
-        (server_metadata("s", "1"), v2_schema.ServerMetadata),
-        (model_metadata(SIGNATURE), v2_schema.ModelMetadata),
-        (model_metadata(OPEN), v2_schema.ModelMetadata),
-        (model_config(OPEN), v2_schema.ModelConfig),
-        (V2Error("no").error_body(), v2_schema.ErrorReply),
+        (live_body(True), schema.LiveReply),
+        (ready_body(False), schema.ReadyReply),
+        (model_ready("m", True), schema.ModelReadyReply),
+        (server_metadata("s", "1"), schema.ServerMetadata),
+        (model_metadata(SIGNATURE), schema.ModelMetadata),
+        (model_metadata(OPEN), schema.ModelMetadata),
+        (model_config(OPEN), schema.ModelConfig),
+        (V2Error("no").error_body(), schema.ErrorReply),
     ],
 )
 def test_every_body_is_one_of_the_schema(body: bytes, kind: Any) -> None:

@@ -12,8 +12,8 @@ from hypothesis import strategies as st
 
 from protocols import v2
 from protocols.events import NEED_DATA
-from protocols.tensors import V2Tensor
-from protocols.v2_pieces import PieceReader, V2Piece
+from protocols.v2.streamed_request import PieceReader, V2Piece
+from protocols.v2.tensors import V2Tensor
 
 ANY = v2.ModelSignature(name="m")
 X = np.arange(40, dtype=np.int32).reshape(10, 4)

@@ -9,8 +9,9 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from protocols import v2_codec, v2_templates
 from protocols.v2 import InferCodec, ModelSignature, TensorSpec, V2Limits, parse_infer
+from protocols.v2 import codec as v2_codec
+from protocols.v2 import templates as v2_templates
 from tests.protocols.v2_outcome import described, outcome
 
 ANY = ModelSignature(name="m")

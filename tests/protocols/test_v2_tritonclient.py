@@ -7,8 +7,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from protocols.tensors import DATATYPES, Array
 from protocols.v2 import ModelSignature, V2Request, V2Tensor, parse_infer, render_infer
+from protocols.v2.tensors import DATATYPES, Array
 
 httpclient = pytest.importorskip("tritonclient.http", reason="tritonclient[http] is not installed")
 

@@ -10,8 +10,8 @@ import pytest
 from protocols.errors import LocalProtocolError, RemoteProtocolError
 from protocols.events import NEED_DATA, Close, ConnectionEnd, Frame, Opcode, Ping, Pong, Sent, Signal
 from protocols.roles import Role
-from protocols.websocket import LARGE, Received, WebSocketConnection, WebSocketLimits
-from protocols.websocket_frames import MASKED, mask, write_header
+from protocols.websocket.connection import LARGE, Received, WebSocketConnection, WebSocketLimits
+from protocols.websocket.frames import MASKED, mask, write_header
 
 TEXT, BINARY, CONTINUATION = Opcode.TEXT, Opcode.BINARY, Opcode.CONTINUATION
 KEY = b"\x37\xfa\x21\x3d"

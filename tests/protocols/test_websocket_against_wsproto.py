@@ -14,8 +14,8 @@ from wsproto.connection import Connection, ConnectionState, ConnectionType
 from protocols.errors import RemoteProtocolError
 from protocols.events import Close, Frame, Opcode, Ping, Pong, Signal
 from protocols.roles import Role
-from protocols.websocket import LARGE, Received, WebSocketConnection, WebSocketLimits
-from protocols.websocket_frames import MASKED, mask, write_header
+from protocols.websocket.connection import LARGE, Received, WebSocketConnection, WebSocketLimits
+from protocols.websocket.frames import MASKED, mask, write_header
 
 few = settings(max_examples=60)
 many = settings(max_examples=300)

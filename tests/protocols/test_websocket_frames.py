@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from protocols.events import Opcode
-from protocols.websocket_frames import MASKED, Landing, Lane, flat, mask, mask_in_place, read_header, write_header
+from protocols.websocket.frames import MASKED, Landing, Lane, flat, mask, mask_in_place, read_header, write_header
 
 KEY = b"\x37\xfa\x21\x3d"
 

@@ -12,7 +12,7 @@ from wsproto.handshake import H11Handshake
 
 from protocols.errors import LocalProtocolError, RemoteProtocolError
 from protocols.events import Headers, Request, Response
-from protocols.websocket_handshake import accept_headers, check_response, refusal_headers, request_headers
+from protocols.websocket.handshake import accept_headers, check_response, refusal_headers, request_headers
 
 NONCE = b"the sample nonce"  # RFC 6455 section 1.3
 KEY = b"dGhlIHNhbXBsZSBub25jZQ=="

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from protocols.events import Frame, Opcode
 from protocols.roles import Role
-from protocols.websocket import WebSocketConnection
+from protocols.websocket.connection import WebSocketConnection
 from tests.protocols.websocket_lanes import run
 
 

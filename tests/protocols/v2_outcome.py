@@ -2,8 +2,8 @@
 
 from typing import Any
 
-from protocols.tensors import Array, V2Error
-from protocols.v2_request import V2Request
+from protocols.v2.request import V2Request
+from protocols.v2.tensors import Array, V2Error
 
 
 def described(request: V2Request) -> Any:

@@ -11,8 +11,8 @@ from collections.abc import Callable, Iterator, Sequence
 from protocols.errors import ProtocolError
 from protocols.events import NEED_DATA, Buffer, Close, ConnectionEnd, Opcode, Ping
 from protocols.roles import Role
-from protocols.websocket import LARGE, WebSocketConnection, WebSocketLimits
-from protocols.websocket_frames import MASKED, mask, write_header
+from protocols.websocket.connection import LARGE, WebSocketConnection, WebSocketLimits
+from protocols.websocket.frames import MASKED, mask, write_header
 
 LENGTHS = [0, 1, 2, 5, 125, 126, 127, 399, 400, 401, 1024, 4095, 4096]
 LONG = [16384, LARGE - 1, LARGE, LARGE + 3]

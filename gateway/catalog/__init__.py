@@ -1,0 +1,1 @@
+"""Models by name, from code and from folders. May import config, codecs and workers."""

@@ -1,0 +1,513 @@
+"""A folder that holds a model: where it may be, what its model.toml and serving.properties say, and the ModelSpec that it
+stands for."""
+
+from __future__ import annotations
+
+import difflib
+import importlib
+import importlib.util
+import inspect
+import logging
+import os
+import re
+import stat
+import sys
+import tomllib
+import traceback
+import typing
+from collections.abc import Callable, Iterable, Mapping
+from contextlib import suppress
+from dataclasses import dataclass, replace
+from importlib.machinery import SourceFileLoader
+from pathlib import Path
+from types import ModuleType
+from typing import Any, final
+from urllib.parse import unquote, urlsplit
+
+from gateway.catalog.factories import LIBRARY, FactoryRaised, load_spec
+from gateway.config import ModelConfig
+from gateway.config.fields import ConfigError
+from gateway.config.load import model_values
+from gateway.config.properties import FILE as PROPERTIES
+from gateway.config.properties import ServingProperties, read_properties
+from gateway.config.text import show, text_without_secrets
+from gateway.errors import BadModel, BadRequest, GatewayError, InsufficientStorage, LoadFailed, NotFound
+from models.errors import ModelExit, is_failure
+from models.formatters import is_marked, marked
+from models.spec import ModelSpec
+
+log = logging.getLogger("gateway.model_folder")
+
+TOML, CODE = "model.toml", "model.py"
+FILES = (TOML, CODE, PROPERTIES)
+"""What speaks of a model in its folder."""
+_TOML_BYTES, _PROPERTIES_BYTES = 1024**2, 64 * 1024
+_ENTRIES = 100_000
+_SHOWN = 200
+_LONGEST_TEXT = 16 * 1024  # longer than any path, so that none is cut before it is found
+_LIBRARY = "models.library"
+_FACTORY_WANTED = f'the name of a library model, or "{_LIBRARY}.module:attribute"'
+_FACTORY = re.compile(r"models\.library\.([a-z]\w*)((?:\.[a-z]\w*)*):([A-Za-z]\w*)((?:\.[A-Za-z]\w*)*)")
+
+
+@final
+@dataclass(frozen=True, slots=True)
+class Place:
+    """A path, and what it is called to whoever asked for it. As text it is the latter, so that an error that names a place
+    names none that its reader did not name himself."""
+
+    path: str
+    """Absolute, without symbolic links."""
+    shown: str
+
+    def __str__(self) -> str:
+        return _said(self.shown)
+
+    def at(self, path: str) -> Place:
+        """A path inside of this one, absolute or relative to it."""
+        file = os.path.join(self.path, path)
+        return Place(file, os.path.join(self.shown, os.path.relpath(file, self.path)))
+
+    def retold(self, text: str) -> str:
+        """A text of somebody else's that may hold the path, as it is or as Python quotes it."""
+        for path in {self.path, repr(self.path)[1:-1]}:
+            text = re.sub(rf"(?<![\w.-]){re.escape(path)}(?![\w-]|\.\w)", lambda _: self.shown, text)
+        return text
+
+
+@final
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ModelFolder:
+    """What is known of a model before any code of it has run."""
+
+    place: Place
+    config: ModelConfig
+    """What the folder says over the defaults; `factory` is empty where the model is in model.py."""
+    given: Mapping[str, str]
+    """The keys that it says it by, as model.toml has them, each with the name of the file that does."""
+    options: Mapping[str, str]
+    """Those of serving.properties, in lower case."""
+    code: bool
+    """Whether there is a model.py."""
+    size: int
+    """Bytes of all regular files, each counted once."""
+    stamp: int
+    """What `stamp_of` said of the folder."""
+
+    @property
+    def path(self) -> str:
+        """Absolute, without symbolic links."""
+        return self.place.path
+
+    @property
+    def source(self) -> Place:
+        """The file that says what the model is."""
+        return self.place.at(TOML if self.config.factory else CODE)
+
+    @property
+    def need(self) -> int:
+        """The memory to reserve before the model is loaded: what is declared, else 1.2 times the size of the files, which
+        is DJL's rule."""
+        return self.config.memory or self.size * 6 // 5
+
+
+# ---- where it is ----
+
+
+def find_folder(url: str, roots: Iterable[str], *, shown: str = "") -> str:
+    """The folder that a `url` names, an absolute path or the same as file://, with all symbolic links followed. `shown` is
+    what the errors call it, where whoever asks has not named the url himself.
+
+    BadRequest unless it is under one of the roots, whose own links are followed too; what there is outside of them is
+    not told. Inside: NotFound where there is nothing, BadRequest where it is no folder.
+    """
+    path = _local_path(url, shown)
+    said = _asked(path, shown)
+    real = os.path.realpath(path)
+    if not under(real, roots):
+        raise BadRequest(f"{said} is not under one of the folders that models are loaded from (repository.roots)")
+    try:
+        kind = os.stat(real).st_mode
+    except OSError:
+        raise NotFound(f"{said}: there is no such folder") from None
+    if stat.S_ISDIR(kind):
+        return real
+    if path.endswith((".tar.gz", ".tgz", ".tar", ".zip")):
+        raise BadRequest(f"{said} is an archive: it must be unpacked, and the folder named")
+    raise BadRequest(f"{said} is no folder")
+
+
+def under(path: str, roots: Iterable[str]) -> bool:
+    """Whether a path without links is one of the roots, or inside one."""
+    return any(_inside(path, os.path.realpath(root)) for root in roots)
+
+
+def _inside(path: str, folder: str) -> bool:
+    return path == folder or path.startswith(folder.rstrip("/") + "/")
+
+
+def _asked(url: str, shown: str) -> str:
+    return f"model {show(shown)}" if shown else f"url {_said(url)}"
+
+
+def _local_path(url: str, shown: str) -> str:
+    path, said = url, _asked(url, shown)
+    if url[:5].lower() == "file:":
+        try:
+            parts = urlsplit(url)
+        except ValueError:
+            raise BadRequest(f"{said} is not a URL") from None
+        if parts.netloc not in ("", "localhost") or parts.query or parts.fragment:
+            raise BadRequest(f"{said} must be file:// and an absolute path of this machine, and nothing else")
+        path = unquote(parts.path, errors="surrogateescape")
+    if not path.startswith("/"):
+        raise BadRequest(f"url must be an absolute path, or the same as file://, not {_said(url)}")
+    try:
+        os.fsencode(path)
+    except UnicodeEncodeError:
+        raise BadRequest(f"{said} is no path: it is not UTF-8") from None
+    if "\0" in path:
+        raise BadRequest(f"{said} is no path: it holds a zero byte")
+    return path
+
+
+# ---- what it holds ----
+
+
+def read_folder(path: str, *, code: Iterable[str], defaults: ModelConfig, shown: str = "") -> ModelFolder:
+    """Reads a folder that `find_folder` has found: model.toml, serving.properties, and the sizes of the files; no code runs.
+
+    With model.toml alone the model is one of the library's. With model.py it is what that defines, and model.toml, if it
+    is there too, only says how it is served; but where it names a library model, model.py has formatters for it alone.
+    `code` are the folders below which model.py is allowed. A serving.properties says
+    how it is served where model.toml does not, and the form of its answers. BadModel names the file and the key for each
+    mistake, the file as one of the folder `shown`, which is the path unless given. Blocks.
+    """
+    place = Place(path, shown or path)
+    size, stamp = _size(place), stamp_of(path)
+    file, source = place.at(TOML), place.at(CODE)
+    has_code = os.path.lexists(source.path)
+    values = _read_toml(file) if os.path.lexists(file.path) else None
+    if values is None and not has_code:
+        alone = os.path.lexists(place.at(PROPERTIES).path)
+        why = f"{PROPERTIES} says how a model is served, but not which" if alone else "it is no model's folder"
+        raise BadModel(f"{place} holds neither {TOML} nor {CODE}: {why}")
+    values = values or {}
+    config = replace(defaults, factory="")
+    if has_code:
+        if not under(path, code):
+            raise BadModel(f"{source} is code, and runs only below the folders of repository.code")
+        _regular(source)
+    if "factory" in values:
+        config = _library_config(file, values["factory"], defaults)
+    elif not has_code:
+        raise BadModel(f"{file}: factory is missing: the name of a library model, such as {_listed(LIBRARY)}")
+    properties = _read_properties(place.at(PROPERTIES))
+    given = {**dict.fromkeys(properties.served, PROPERTIES), **dict.fromkeys(values, TOML)}
+    values = {**properties.served, **values}
+    served = {k: v for k, v in values.items() if k != "factory"}
+    return ModelFolder(
+        place=place,
+        config=replace(config, **served),
+        given=given,
+        options=properties.options,
+        code=has_code,
+        size=size,
+        stamp=stamp,
+    )
+
+
+def stamp_of(path: str) -> int:
+    """A number that is another one once a file of the folder has changed, come or gone, as long as this process lasts.
+    Blocks."""
+    found = []
+    for at, _, files in os.walk(path):
+        if os.path.basename(at) == "__pycache__":
+            continue
+        for name in files:
+            with suppress(OSError):  # a dangling link, or gone meanwhile
+                file = os.stat(os.path.join(at, name))
+                found.append((at, name, file.st_ino, file.st_size, file.st_mtime_ns))
+    return hash(frozenset(found))
+
+
+def _size(place: Place) -> int:
+    """Bytes of all regular files. No link may lead out of the folder: what a model is made of is all in it."""
+    path, total, entries = place.path, 0, 0
+    counted: set[tuple[int, int]] = set()
+    try:
+        os.scandir(path).close()
+    except OSError as e:
+        raise BadModel(f"{place} cannot be read: {e.strerror}") from None
+    for at, folders, files in os.walk(path):
+        folders[:] = [name for name in folders if name != "__pycache__"]
+        entries += len(folders) + len(files)
+        if entries > _ENTRIES:
+            raise BadModel(f"{place} holds more than {_ENTRIES} files")
+        for name in (*folders, *files):
+            entry = os.path.join(at, name)
+            if os.path.islink(entry) and not _inside(os.path.realpath(entry), path):
+                raise BadModel(f"{place.at(entry)} is a link that leads out of the model's folder")
+        for name in files:
+            try:
+                found = os.stat(os.path.join(at, name))
+            except OSError:
+                continue  # a dangling link, or gone meanwhile
+            if stat.S_ISREG(found.st_mode) and (found.st_dev, found.st_ino) not in counted:
+                counted.add((found.st_dev, found.st_ino))
+                total += found.st_size
+    return total
+
+
+def _regular(file: Place) -> None:
+    """A pipe or a device would be waited for, or read without end."""
+    try:
+        if stat.S_ISREG(os.stat(file.path).st_mode):
+            return
+    except OSError as e:
+        raise BadModel(f"{file} cannot be read: {e.strerror}") from None
+    raise BadModel(f"{file} is no regular file")
+
+
+def _read(file: Place, most: int, said: str) -> bytes:
+    _regular(file)
+    try:
+        with open(file.path, "rb") as opened:
+            data = opened.read(most + 1)
+    except OSError as e:
+        raise BadModel(f"{file} cannot be read: {e.strerror}") from None
+    if len(data) > most:
+        raise BadModel(f"{file} is larger than {said}")
+    return data
+
+
+def _read_properties(file: Place) -> ServingProperties:
+    """What serving.properties says, which is nothing where there is none."""
+    data = _read(file, _PROPERTIES_BYTES, "64 KiB") if os.path.lexists(file.path) else b""
+    try:
+        said = read_properties(data)
+    except (ConfigError, ValueError) as e:
+        raise BadModel(f"{file}: {e}") from None
+    if said.ignored:  # their values are not shown: some are secrets
+        keys = _listed(show(key, quoted=False) for key in said.ignored)
+        log.debug("keys that do nothing here", extra={"file": str(file), "keys": keys})
+    return said
+
+
+def _read_toml(file: Place) -> dict[str, Any]:
+    """The values of model.toml, each checked by itself."""
+    try:
+        table = tomllib.loads(_read(file, _TOML_BYTES, "1 MiB").decode())
+    except UnicodeDecodeError as e:
+        raise BadModel(f"{file} is not UTF-8 text (at byte {e.start})") from None
+    except (tomllib.TOMLDecodeError, RecursionError) as e:
+        raise BadModel(f"{file} is not TOML: {str(e)[:_SHOWN]}") from None
+    factory = table.pop("factory", None)
+    if not isinstance(factory, str | None):
+        raise BadModel(f"{file}: factory must be {_FACTORY_WANTED}, not {show(factory)}")
+    try:
+        values = model_values(table, str(file))
+    except ConfigError as e:
+        raise BadModel(str(e)) from None
+    return values if factory is None else {**values, "factory": factory}
+
+
+# ---- what it stands for ----
+
+
+def make_spec(folder: ModelFolder, name: str, module: str) -> ModelSpec:
+    """The ModelSpec of a folder's model. Its model.py is run as the module `module`, a name that nobody else has; undo it
+    with `forget`. BadModel for what is no model, LoadFailed for what its code raises, InsufficientStorage where there is
+    no memory for that. Blocks, for as long as that code does."""
+    factory = folder.config.factory
+    try:
+        thing = _library_thing(folder, factory) if factory else None
+        defined = _run(folder, module) if folder.code else None
+        formatters = _formatters(folder, defined) if defined is not None else {}
+        if not factory:
+            assert defined is not None
+            attribute = _model_of(folder, defined)
+            thing, factory = getattr(defined, attribute), f"{module}:{attribute}"
+        options = _with_files(folder, thing)
+        config = replace(folder.config, factory=factory, options=options)
+        if isinstance(thing, ModelSpec):  # it says itself how it is served, where the folder does not
+            said = {key: getattr(config, key) for key in folder.given if key not in ("factory", "options")}
+            config = ModelConfig(factory=factory, options=options, **said)
+        spec = load_spec(name, config)
+    except GatewayError:
+        raise
+    except ConfigError as e:
+        if isinstance(e.__cause__, FactoryRaised):
+            raise load_error(e.__cause__.error, name, folder) from None
+        text = str(e).removeprefix(f"models.{name}: {factory}: ")  # names that the folder's author does not know
+        raise BadModel(f"{folder.source}: {folder.place.retold(text)[:500]}") from None
+    except BaseException as e:  # code that was not written by us, which may raise anything, SystemExit too
+        if not is_failure(e):
+            raise
+        raise load_error(e, name, folder) from None
+    return replace(spec, options={**spec.options, **folder.options}, **formatters)
+
+
+def forget(module: str, folder: str = "") -> None:
+    """Takes a module of `make_spec`, and what it imported of its own folder, out of the interpreter's tables."""
+    for name in [n for n in list(sys.modules) if n == module or n.startswith(module + ".")]:
+        sys.modules.pop(name, None)
+    for path in [p for p in list(sys.path_importer_cache) if folder and _inside(p, folder)]:
+        sys.path_importer_cache.pop(path, None)
+
+
+def load_error(error: BaseException, name: str, folder: ModelFolder) -> GatewayError:
+    """What an exception out of a model's own loading is to the one who asked for it."""
+    if ran_out(error):
+        return no_memory(name, folder)
+    if isinstance(error, ModelExit) and error.__cause__ is not None:
+        error = error.__cause__
+    own = [frame for frame in traceback.extract_tb(error.__traceback__) if _inside(frame.filename, folder.path)]
+    where = f" ({folder.place.at(own[-1].filename)}, line {own[-1].lineno})" if own else ""
+    if isinstance(error, ModuleNotFoundError) and os.path.exists(os.path.join(folder.path, f"{error.name}.py")):
+        where += f"; import a file beside {CODE} as: from . import {error.name}"
+    elif not own:  # files of others say nothing to whoever made this one
+        where = f", loading {folder.source}"
+    text = text_without_secrets(folder.place.retold(_text(error)))[:_SHOWN]
+    return LoadFailed(f"model {show(name)} cannot be loaded: {type(error).__name__}: {text}{where}")
+
+
+def no_memory(name: str, folder: ModelFolder) -> InsufficientStorage:
+    """What MemoryError out of a model's own loading is to the one who asked for it."""
+    return InsufficientStorage(
+        f"model {show(name)} cannot be loaded: {folder.source} raised MemoryError; {folder.need} bytes were reserved for it"
+    )
+
+
+def ran_out(error: BaseException | None) -> bool:
+    """Whether an exception, or one of a group, or what it was raised from, is MemoryError."""
+    while error is not None:
+        if isinstance(error, MemoryError):
+            return True
+        if isinstance(error, BaseExceptionGroup) and any(ran_out(inner) for inner in error.exceptions):
+            return True
+        error = error.__cause__
+    return False
+
+
+def _text(error: BaseException) -> str:
+    try:
+        return str(error)[:_LONGEST_TEXT]
+    except Exception:  # a __str__ of the model's own
+        return "(it cannot say why)"
+
+
+def _library_config(file: Place, factory: str, defaults: ModelConfig) -> ModelConfig:
+    known = LIBRARY.get(factory)
+    if known is not None:
+        return replace(defaults, factory=known.factory, options={}, capacity=known.capacity)
+    if _FACTORY.fullmatch(factory):
+        return replace(defaults, factory=factory, options={})
+    near = difflib.get_close_matches(factory.lower(), LIBRARY, 1)
+    hint = f"did you mean {near[0]!r}?" if near else f"there are: {_listed(LIBRARY)}"
+    raise BadModel(f"{file}: factory must be {_FACTORY_WANTED}, not {show(factory)}; {hint}")
+
+
+def _library_thing(folder: ModelFolder, factory: str) -> Any:
+    """What a factory of the library's names. What its modules have imported is not theirs to give."""
+    module_name, _, attribute = factory.partition(":")
+    where = f"{folder.source}: factory {show(factory)}"
+    try:
+        thing: Any = importlib.import_module(module_name)
+    except ModuleNotFoundError:
+        raise BadModel(f"{where}: there is no module {show(module_name)}") from None
+    for part in attribute.split("."):
+        thing = getattr(thing, part, None)
+        # what a package hands on is defined in a module of its own
+        if not f"{getattr(thing, '__module__', None)}.".startswith(f"{module_name}."):
+            raise BadModel(f"{where}: {show(module_name)} defines no {show(attribute)}")
+    return thing
+
+
+@final
+class _Loader(SourceFileLoader):
+    """Neither reads nor writes __pycache__: a folder may be replaced by another within the resolution of a time stamp."""
+
+    def path_stats(self, path: Any) -> Mapping[str, Any]:
+        raise OSError
+
+
+def _run(folder: ModelFolder, module: str) -> ModuleType:
+    """Runs model.py, as a package whose other modules are the files beside it."""
+    file = os.path.join(folder.path, CODE)
+    spec = importlib.util.spec_from_file_location(
+        module, file, loader=_Loader(module, file), submodule_search_locations=[folder.path]
+    )
+    assert spec is not None
+    assert spec.loader is not None
+    made = importlib.util.module_from_spec(spec)
+    sys.modules[module] = made
+    spec.loader.exec_module(made)
+    return made
+
+
+def _model_of(folder: ModelFolder, module: ModuleType) -> str:
+    """The attribute that is the model: `model`, else the only public one that model.py defines."""
+    if hasattr(module, "model"):
+        return "model"
+    own = [
+        name
+        for name, value in vars(module).items()
+        if not name.startswith("_")
+        and not is_marked(value)
+        and (isinstance(value, ModelSpec) or getattr(value, "__module__", None) == module.__name__)
+        and (isinstance(value, ModelSpec) or inspect.isclass(value) or callable(value))
+    ]
+    if len(own) == 1:
+        return own[0]
+    there = f"it defines {_listed(own)}" if own else "it defines nothing public"
+    raise BadModel(f"{folder.source}: name one function, class or ModelSpec `model`; {there}")
+
+
+def _formatters(folder: ModelFolder, module: ModuleType) -> dict[str, Any]:
+    """The fields of a ModelSpec that model.py's formatters are."""
+    code = folder.place.at(CODE)
+    try:
+        reads, writes = marked(vars(module))
+    except ValueError as e:
+        raise BadModel(f"{code}: {e}") from None
+    if folder.config.factory and not (reads or writes):
+        raise BadModel(f"{code}: model.toml names a model beside it by factory, and then it holds formatters: it has none")
+    found = {"input_formatter": reads, "output_formatter": writes}
+    return {name: formatter for name, formatter in found.items() if formatter is not None}
+
+
+def _with_files(folder: ModelFolder, thing: Any) -> dict[str, Any]:
+    """The options, with each that is a file of the folder as its path: those whose parameter is annotated with Path."""
+    options = dict(folder.config.options)
+    for name in _paths(thing) if options else ():
+        value = options.get(name)
+        if value is None:
+            continue
+        key = f"{folder.place.at(TOML)}: options.{name}"
+        if not isinstance(value, str) or not value or "\0" in value or value.startswith("/"):
+            raise BadModel(f"{key} must be a path in the model's folder, not {show(value)}")
+        file = os.path.realpath(os.path.join(folder.path, value))
+        if not _inside(file, folder.path) or not os.path.exists(file):
+            raise BadModel(f"{key}: there is no {show(value)} in the model's folder")
+        if not os.path.isdir(file):
+            _regular(folder.place.at(file))
+        options[name] = Path(file)
+    return options
+
+
+def _paths(thing: Any) -> list[str]:
+    code: Callable[..., Any] = thing.__init__ if inspect.isclass(thing) else inspect.unwrap(thing)
+    try:
+        hints = typing.get_type_hints(code)
+    except (NameError, AttributeError, TypeError):
+        return []  # no annotations, or of names that are not there: load_spec says so where it matters
+    return [name for name, hint in hints.items() if name != "return" and (hint is Path or Path in typing.get_args(hint))]
+
+
+def _said(path: str) -> str:
+    return show(path) if not path.isprintable() else path if len(path) <= _SHOWN else f"{path[:_SHOWN]}..."
+
+
+def _listed(names: Iterable[str]) -> str:
+    return ", ".join(names)[:_SHOWN]

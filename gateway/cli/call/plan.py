@@ -1,0 +1,467 @@
+"""What a call is to be, from the words of its command line; what cannot be is a UsageError that says what can."""
+
+from __future__ import annotations
+
+import enum
+import json
+import os
+import ssl
+from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import Any, BinaryIO, final
+from urllib.parse import SplitResult, quote, urlsplit
+
+import click
+import ml_dtypes
+import numpy as np
+import numpy.typing as npt
+import trio
+
+from gateway.addresses import UNIX
+from gateway.cli.call.wav import open_samples
+from gateway.client import questions
+from gateway.client.answers import EventsAnswer, PiecesAnswer
+from gateway.client.questions import Question
+from gateway.config.load import ConfigError
+from gateway.net import development_certificate
+from models.blocking import in_thread
+from models.messages import datatype_of
+from protocols import v2
+from protocols.aws import invoke
+from protocols.events import Headers
+
+PIECE = 65_536
+"""Bytes of a file in one part."""
+_LOCAL = ("localhost", "127.0.0.1", "::1")
+
+
+class Wire(enum.Enum):
+    """By which of its wires the server is called."""
+
+    LMI = "lmi"
+    OPENAI = "openai"
+    V2 = "v2"
+    GENERATE = "generate"
+    INVOKE = "invoke"
+    STREAM = "stream"
+    BIDI = "bidi"
+    WEBSOCKET = "websocket"
+    CONTAINER = "container"
+
+
+class Kind(enum.Enum):
+    """What is given to the model."""
+
+    TEXT = "text"
+    FILE = "--file"
+    WAV = "--wav"
+    TENSOR = "--tensor"
+
+
+_TAKES: Mapping[Wire, tuple[Kind, ...]] = {
+    Wire.LMI: (Kind.TEXT,),
+    Wire.OPENAI: (Kind.TEXT,),
+    Wire.V2: (Kind.TENSOR,),
+    Wire.GENERATE: (Kind.TEXT, Kind.TENSOR),
+    Wire.INVOKE: tuple(Kind),
+    Wire.STREAM: tuple(Kind),
+    Wire.CONTAINER: tuple(Kind),
+    Wire.BIDI: (Kind.TEXT, Kind.FILE, Kind.WAV),
+    Wire.WEBSOCKET: (Kind.TEXT, Kind.FILE, Kind.WAV),
+}
+_DEFAULT = {Kind.TEXT: Wire.LMI, Kind.TENSOR: Wire.V2, Kind.FILE: Wire.BIDI, Kind.WAV: Wire.BIDI}
+_PARTED = (Wire.BIDI, Wire.WEBSOCKET)
+_CHOOSING = (Wire.LMI, Wire.OPENAI, Wire.V2, Wire.GENERATE, Wire.INVOKE, Wire.CONTAINER)
+"""The wires that have an answer in one and an answer as it is made."""
+
+
+@final
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Server:
+    """Where it is. `tls` is None in clear."""
+
+    host: str
+    port: int
+    authority: bytes
+    prefix: str
+    """Path before every route."""
+    tls: ssl.SSLContext | None
+    http2: bool
+
+
+@final
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Piece:
+    """What is sent as one part. `last` False: the next one continues it."""
+
+    data: bytes
+    last: bool = True
+    text: bool = False
+
+
+@final
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Call:
+    """A call that can be made. `question` is that of every wire but the WebSocket's; one without a body, and the
+    WebSocket, send `pieces`."""
+
+    server: Server
+    wire: Wire
+    question: Question
+    pieces: Callable[[], AsyncGenerator[Piece, None]]
+    kind: Kind
+    texts: int
+    """How many messages of text are sent."""
+    timeout: float
+    quiet: float
+    """Seconds of silence after which a WebSocket is left whose server cannot be told that the input has ended; infinite
+    where it is left to the server to close."""
+
+
+@final
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Given:
+    """The options, as they were written."""
+
+    model: str
+    url: str
+    texts: Sequence[str] = ()
+    file: str | None = None
+    wav: Path | None = None
+    tensors: Sequence[str] = ()
+    wire: str | None = None
+    http2: bool = False
+    params: Sequence[str] = ()
+    headers: Sequence[str] = ()
+    stream: bool | None = None
+    timeout: float | None = None
+    quiet: float | None = None
+    ca: Path | None = None
+    cert: Path | None = None
+    key: Path | None = None
+
+
+def plan(given: Given, stdin: BinaryIO) -> Call:
+    """The call. UsageError for what is wrong about it, and ConfigError for a CA that is none; nothing is connected."""
+    kind = _kind_of(given)
+    wire = Wire(given.wire) if given.wire else _DEFAULT[kind]
+    if kind not in _TAKES[wire]:
+        allowed = " or ".join(k.value for k in _TAKES[wire])
+        others = ", ".join(w.value for w in _TAKES if kind in _TAKES[w])
+        raise click.UsageError(f"--wire {wire.value} takes {allowed}, not {kind.value}: for that there are {others}")
+    if given.stream is not None and wire not in _CHOOSING:
+        raise click.UsageError(f"--wire {wire.value} always streams: it takes neither --stream nor --no-stream")
+    if wire is Wire.WEBSOCKET and given.http2:
+        raise click.UsageError("--wire websocket is over HTTP/1.1: it takes no --http2")
+    if wire is Wire.INVOKE and given.stream:
+        wire = Wire.STREAM
+    params = dict(_pair("--param", text, "=", "max_new_tokens=20", read=True) for text in given.params)
+    if "stream" in params:
+        raise click.UsageError("--param stream: --stream or --no-stream says that")
+    extra = tuple(_header(text) for text in given.headers)
+    texts = tuple(_read_text(stdin) if text == "-" else text for text in given.texts)
+    if any("\ud800" <= char <= "\udfff" for text in texts for char in text):  # how Python has bytes that are no text
+        raise click.UsageError("the text is not UTF-8: send bytes with --file")
+    if len(texts) > 1 and wire not in _PARTED:
+        raise click.UsageError(f"--wire {wire.value} takes one text, got {len(texts)}: quote it")
+    question = _question(given, wire, kind, texts, params, stdin)
+    question = Question(
+        path=question.path, body=question.body, answer=question.answer, headers=_overridden(question.headers, extra)
+    )
+    return Call(
+        server=_server(given, http2=given.http2 or wire is Wire.BIDI),
+        wire=wire,
+        question=question,
+        pieces=_pieces(given, kind, texts, params, stdin) if wire in _PARTED else _none,
+        kind=kind,
+        texts=len(texts),
+        timeout=given.timeout if given.timeout is not None else float("inf"),
+        quiet=given.quiet if given.quiet is not None else float("inf"),
+    )
+
+
+def _kind_of(given: Given) -> Kind:
+    there = {
+        Kind.TEXT: bool(given.texts),
+        Kind.FILE: given.file is not None,
+        Kind.WAV: given.wav is not None,
+        Kind.TENSOR: bool(given.tensors),
+    }
+    kinds = [kind for kind, is_there in there.items() if is_there]
+    if not kinds:
+        raise click.UsageError("nothing to send: give a text, - for one from stdin, --file, --wav or --tensor")
+    if len(kinds) > 1:
+        raise click.UsageError(f"{kinds[0].value} and {kinds[1].value} cannot be sent in one call")
+    return kinds[0]
+
+
+# ---- what is asked ----
+
+
+def _question(
+    given: Given, wire: Wire, kind: Kind, texts: Sequence[str], params: dict[str, Any], stdin: BinaryIO
+) -> Question:
+    model = quote(given.model, safe="")
+    text = texts[0] if texts else ""
+    stream = given.stream if given.stream is not None else kind is Kind.TEXT
+    match wire:
+        case Wire.LMI:
+            return questions.lmi(text, model, stream=stream, **params)
+        case Wire.OPENAI:
+            if taken := sorted({"model", "messages"} & set(params)):
+                raise click.UsageError(f"--param {taken[0]}: the command line itself says that")
+            return questions.openai(text, given.model, stream=stream, **params)
+        case Wire.V2:
+            return questions.infer(_tensors(given), model, stream=stream, parameters=params)
+        case Wire.GENERATE:
+            members = {"text_input": text} if kind is Kind.TEXT else {n: _listed(a) for n, a in _tensors(given).items()}
+            return questions.generate(members, model, stream=stream, **params)
+        case Wire.BIDI:
+            return questions.bidirectional(model)
+        case Wire.WEBSOCKET:
+            path = f"/models/{model}/invocations-bidirectional-stream"
+            return Question(path=path, headers=(), body=None, answer=PiecesAnswer)
+        case Wire.INVOKE | Wire.STREAM | Wire.CONTAINER:
+            streams = wire is Wire.STREAM or bool(given.stream)
+            body, content_type = _body(given, kind, text, params, stdin, stream=streams)
+            if wire is not Wire.CONTAINER:
+                asked = questions.invoke(model, body, content_type, stream=wire is Wire.STREAM)
+                answer = EventsAnswer if wire is Wire.STREAM else PiecesAnswer
+                return Question(path=asked.path, headers=asked.headers, body=body, answer=answer)
+            fields = ((b"content-type", content_type.encode()),)
+            return Question(path=f"/models/{model}/invoke", headers=fields, body=body, answer=PiecesAnswer)
+
+
+def _body(
+    given: Given, kind: Kind, text: str, params: dict[str, Any], stdin: BinaryIO, *, stream: bool
+) -> tuple[bytes, str]:
+    """A body with its content type, for the routes that take a body of any kind."""
+    if kind is Kind.TEXT:
+        return questions.lmi(text, stream=stream, **params).body or b"", "application/json"
+    if kind is Kind.TENSOR:
+        asked = questions.infer(_tensors(given), "", parameters=params)
+        length = next(int(value) for name, value in asked.headers if name == v2.IHCL)
+        return asked.body or b"", invoke.binary_json_content_type(length)
+    _no_params(params, kind)
+    if kind is Kind.WAV:
+        assert given.wav is not None
+        with open_samples(given.wav) as samples:
+            return samples.read(-1), "audio/l16"
+    assert given.file is not None
+    return stdin.read() if given.file == "-" else _read(given.file), "application/octet-stream"
+
+
+def _no_params(params: Mapping[str, Any], kind: Kind) -> None:
+    if params:
+        raise click.UsageError(f"--param has no place in the bytes of {kind.value}: it goes with a text or with --tensor")
+
+
+def _pieces(
+    given: Given, kind: Kind, texts: Sequence[str], params: dict[str, Any], stdin: BinaryIO
+) -> Callable[[], AsyncGenerator[Piece, None]]:
+    if kind is Kind.TEXT:
+        said = [json.dumps({"inputs": text, "parameters": params}) for text in texts] if params else texts
+        return partial(_text_pieces, said)
+    _no_params(params, kind)
+    if kind is Kind.WAV:
+        assert given.wav is not None
+        open_samples(given.wav).close()
+        return partial(_wav_pieces, given.wav)
+    assert given.file is not None
+    if given.file == "-":
+        return partial(_stdin_pieces, stdin)
+    try:
+        Path(given.file).open("rb").close()
+    except OSError as e:
+        raise click.UsageError(f"{given.file} cannot be read: {e.strerror}") from None
+    return partial(_file_pieces, given.file)
+
+
+async def _none() -> AsyncGenerator[Piece, None]:
+    return
+    yield  # what makes it a generator
+
+
+async def _text_pieces(texts: Sequence[str]) -> AsyncGenerator[Piece, None]:
+    for text in texts:
+        yield Piece(data=text.encode(), text=True)
+
+
+async def _wav_pieces(path: Path) -> AsyncGenerator[Piece, None]:
+    with open_samples(path) as samples:
+        while data := samples.read():
+            yield Piece(data=data)
+
+
+async def _file_pieces(path: str) -> AsyncGenerator[Piece, None]:
+    async with await trio.open_file(path, "rb") as file:
+        data = await file.read(PIECE)
+        while True:
+            following = await file.read(PIECE)
+            yield Piece(data=data, last=not following)
+            if not following:
+                return
+            data = following
+
+
+async def _stdin_pieces(stdin: BinaryIO) -> AsyncGenerator[Piece, None]:
+    """What has come is a part at once. It is read below the buffer, which a thread left behind would keep locked."""
+    try:
+        read = partial(os.read, stdin.fileno(), PIECE)
+    except OSError:  # no file, as in a test
+        read = partial(stdin.read, PIECE)
+    while data := await in_thread(read, abandon_on_cancel=True):
+        yield Piece(data=data)
+
+
+def _read(path: str) -> bytes:
+    try:
+        return Path(path).read_bytes()
+    except OSError as e:
+        raise click.UsageError(f"{path} cannot be read: {e.strerror}") from None
+
+
+def _read_text(stdin: BinaryIO) -> str:
+    try:
+        return stdin.read().decode()
+    except UnicodeDecodeError as e:
+        raise click.UsageError(f"stdin is not UTF-8 at byte {e.start}: send bytes with --file -") from None
+
+
+def _tensors(given: Given) -> dict[str, npt.NDArray[Any]]:
+    arrays: dict[str, npt.NDArray[Any]] = {}
+    for text in given.tensors:
+        name, path = _pair("--tensor", text, "=", "INPUT0=input0.npy")
+        if name in arrays:
+            raise click.UsageError(f"--tensor {name} is given twice")
+        arrays[name] = _array(name, path)
+    return arrays
+
+
+def _array(name: str, path: str) -> npt.NDArray[Any]:
+    try:
+        array: Any = np.load(path, allow_pickle=False)
+        if not isinstance(array, np.ndarray):
+            raise click.UsageError(f"--tensor {name}: {path} is no .npy file of one array")
+        if array.dtype == np.dtype("V2"):  # how numpy reads what it wrote of bfloat16
+            array = array.view(ml_dtypes.bfloat16)
+        if array.dtype.kind == "U":
+            array = np.char.encode(array, "utf-8")
+        datatype_of(array.dtype)
+    except OSError as e:
+        raise click.UsageError(f"--tensor {name}: {path} cannot be read: {e.strerror or e}") from None
+    except (ValueError, EOFError, TypeError) as e:
+        raise click.UsageError(f"--tensor {name}: {path}: {str(e)[:200]}") from None
+    chosen: npt.NDArray[Any] = array.astype(object) if array.dtype.kind == "S" else array
+    return chosen
+
+
+def _listed(array: npt.NDArray[Any]) -> Any:
+    if array.dtype.kind == "O":
+        return [item.decode() for item in array.ravel()]
+    return array.tolist() if array.ndim else [array.item()]
+
+
+# ---- pairs ----
+
+
+def _pair(option: str, text: str, between: str, example: str, *, read: bool = False) -> tuple[str, Any]:
+    name, found, value = text.partition(between)
+    if not (name and found):
+        raise click.UsageError(f"{option} takes NAME{between}VALUE, such as {example}, not {text[:100]!r}")
+    return name, _value(value) if read else value
+
+
+def _value(text: str) -> Any:
+    """JSON where it is some, else the text itself."""
+    try:
+        return json.loads(text)
+    except ValueError:
+        return text
+
+
+def _header(text: str) -> tuple[bytes, bytes]:
+    name, value = _pair("--header", text, ":", "x-tenant:blue")
+    name, value = name.strip().lower(), value.strip()
+    if not (name.isascii() and name.replace("-", "").replace("_", "").isalnum()) or not value.isprintable():
+        raise click.UsageError(f"--header: {text[:100]!r} is no field of a header")
+    if name in ("host", "content-length", "transfer-encoding", "connection"):
+        raise click.UsageError(f"--header {name}: the connection itself says that")
+    return name.encode(), value.encode()
+
+
+def _overridden(headers: Headers, extra: Headers) -> Headers:
+    names = {name for name, _ in extra}
+    return (*(field for field in headers if field[0] not in names), *extra)
+
+
+# ---- where ----
+
+
+def _server(given: Given, *, http2: bool) -> Server:
+    at = given.url if given.url.startswith(UNIX) else ""
+    try:
+        url = urlsplit("http://localhost" if at else given.url)
+        host, port = url.hostname, url.port
+    except ValueError as e:
+        raise click.UsageError(f"--url {given.url[:100]!r}: {e}") from None
+    if url.scheme not in ("http", "https") or not host or url.query or url.fragment or url.username:
+        raise click.UsageError(f"--url takes http://HOST:PORT, https://HOST:PORT or unix:/PATH, not {given.url[:100]!r}")
+    for name, file in (("--ca", given.ca), ("--cert", given.cert), ("--key", given.key)):
+        if url.scheme == "http" and file is not None:
+            raise click.UsageError(f"{name} is for an https:// URL")
+    tls = _context(given.ca, host, "h2" if http2 else "http/1.1") if url.scheme == "https" else None
+    if tls is not None:
+        _show_certificate(tls, given.cert, given.key)
+    return Server(
+        host=at or host,
+        port=port if port is not None else 443 if tls else 80,
+        authority=_authority(url),
+        prefix=url.path.rstrip("/"),
+        tls=tls,
+        http2=http2,
+    )
+
+
+def _authority(url: SplitResult) -> bytes:
+    return url.netloc.encode("idna" if not url.netloc.isascii() else "ascii")
+
+
+def _context(ca: Path | None, host: str, alpn: str) -> ssl.SSLContext:
+    """Trusts `ca` alone where it is given; else the system's, and for this machine the development certificate's too."""
+    from gateway.net.tls_context import client_context
+
+    if ca is not None:
+        return client_context(ca, alpn=[alpn])
+    context = ssl.create_default_context()
+    context.set_alpn_protocols([alpn])
+    if host in _LOCAL:
+        try:
+            known = development_certificate.default_directory(os.environ) / "ca.pem"
+            if known.is_file():
+                context.load_verify_locations(known)
+        except (ConfigError, OSError):
+            pass  # what cannot be read is not trusted, and the handshake will say so
+    return context
+
+
+def _show_certificate(context: ssl.SSLContext, cert: Path | None, key: Path | None) -> None:
+    """What a server that asks for the client's certificate is shown."""
+
+    def refuse() -> str:
+        raise click.UsageError(f"{key or cert} is encrypted: give a key without a passphrase")
+
+    if cert is None:
+        if key is not None:
+            raise click.UsageError("--key is that of --cert, which is missing")
+        return
+    try:
+        context.load_cert_chain(cert, key, password=refuse)
+    except ssl.SSLError as e:
+        files = f"--cert {cert}" + (f" and --key {key}" if key is not None else "")
+        raise click.UsageError(f"{files}: no certificate with its key, in PEM: {e.reason or e}") from None
+    except OSError as e:
+        missing = next((file for file in (cert, key) if file is not None and not os.access(file, os.R_OK)), cert)
+        raise click.UsageError(f"{missing} cannot be read: {e.strerror}") from None

@@ -1,0 +1,193 @@
+"""What is printed and kept of a call, item by item."""
+
+from __future__ import annotations
+
+import base64
+import json
+import math
+import re
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, final
+
+import ml_dtypes
+import numpy as np
+import numpy.typing as npt
+
+from gateway.cli.call.wav import WavWriter
+from protocols import v2
+
+_UNSAFE = re.compile(r"[^A-Za-z0-9_.-]")
+"""What is not taken into a file's name from a tensor's, which the server chose."""
+
+
+@final
+class Report:
+    """Tells of one call. `write` takes what goes to stdout, at once; `complain` a line for stderr.
+
+    Items go to `out` where it is given, and are then not printed: `.npy` for tensors, `.wav` for samples, any other name
+    for the bytes. The file is made with the first item.
+    """
+
+    def __init__(
+        self,
+        write: Callable[[str], None],
+        complain: Callable[[str], None],
+        *,
+        as_json: bool = False,
+        out: Path | None = None,
+    ) -> None:
+        self._write, self._complain, self._json, self._out = write, complain, as_json, out
+        self._began = time.perf_counter()
+        self._first: float | None = None
+        self._midline = False
+        self._file: Any = None
+        self._replies = 0
+        self.status: int | None = None
+        self.received = 0
+
+    def head(self, status: int) -> None:
+        """The answer begins."""
+        if self.status is None:
+            self.status = status
+            if self._json:
+                self._event("head", status=status)
+
+    def token(self, text: str) -> None:
+        """What a model of text adds."""
+        self._item()
+        if self._json:
+            self._event("token", text=text)
+        if self._out is not None:
+            self._keep(text.encode())
+        elif not self._json:
+            self._print(text)
+
+    def part(self, data: bytes, *, line: bool) -> None:
+        """Bytes; `line`: each part is a line of its own."""
+        self._item()
+        text = _text_of(data)
+        if self._json:
+            said = {"text": text} if text is not None else {"base64": base64.b64encode(data).decode()}
+            self._event("part", bytes=len(data), **(said if self._out is None else {}))
+        if self._out is not None:
+            self._keep(data)
+        elif not self._json:
+            if text is None:
+                self._line(f"({len(data)} bytes that are no text; --out FILE keeps them)")
+            elif line:
+                self._line(text)
+            else:
+                self._print(text)
+
+    def document(self, document: dict[str, Any]) -> None:
+        """A reply of v2's generate."""
+        if isinstance(text := document.get("text_output"), str):
+            self.token(text)
+            return
+        self.part(json.dumps(document, ensure_ascii=False).encode(), line=True)
+
+    def tensors(self, answer: v2.V2Answer) -> None:
+        """A reply of tensors."""
+        self._item()
+        self._replies += 1
+        for tensor in answer.outputs:
+            array = tensor.elements
+            shape = list(array.shape)
+            saved = self._save(tensor.name, array, len(answer.outputs)) if self._out is not None else None
+            if self._json:
+                kept = {"file": str(saved)} if saved is not None else {"data": _plain(array)}
+                self._event("tensor", name=tensor.name, datatype=tensor.datatype, shape=shape, **kept)
+            elif saved is not None:
+                self._line(f"{tensor.name} {tensor.datatype} {shape} in {saved}")
+            else:
+                self._line(f"{tensor.name} {tensor.datatype} {shape}")
+                self._line(np.array2string(array, threshold=100))
+
+    def end(self, ending: str, code: int, error: str = "") -> int:
+        """The call is over; gives `code` back. Whatever went wrong goes to stderr too."""
+        self.close()
+        if self._midline:
+            self._print("\n")
+        if self._json:
+            at = time.perf_counter()
+            self._event(
+                "end",
+                status=self.status,
+                ending=ending,
+                first_ms=None if self._first is None else _ms(self._first - self._began),
+                total_ms=_ms(at - self._began),
+                bytes=self.received,
+                **({"error": error} if error else {}),
+            )
+        if error:
+            self._complain(error)
+        return code
+
+    def close(self) -> None:
+        """Completes the file, however the call ended."""
+        file, self._file = self._file, None
+        if file is not None:
+            file.close()
+
+    def _item(self) -> None:
+        if self._first is None:
+            self._first = time.perf_counter()
+
+    def _event(self, event: str, **members: Any) -> None:
+        self._write(json.dumps({"event": event, **members}, ensure_ascii=False, allow_nan=False) + "\n")
+
+    def _print(self, text: str) -> None:
+        if text:
+            self._write(text)
+            self._midline = not text.endswith("\n")
+
+    def _line(self, text: str) -> None:
+        self._print(text if text.endswith("\n") else text + "\n")
+
+    def _keep(self, data: bytes) -> None:
+        assert self._out is not None
+        if self._file is None:
+            file = self._out.open("wb")
+            self._file = WavWriter(file) if self._out.suffix.lower() == ".wav" else file
+        self._file.write(data)
+
+    def _save(self, name: str, array: npt.NDArray[Any], outputs: int) -> Path:
+        """One array in one file: of several outputs each has its name in the file's, of several replies its number."""
+        assert self._out is not None
+        stem = self._out.stem + (f".{_UNSAFE.sub('_', name)}" if outputs > 1 else "")
+        stem += f".{self._replies}" if self._replies > 1 else ""
+        path = self._out.with_name(f"{stem}.npy")
+        with path.open("wb") as file:
+            np.save(file, array.astype("S") if array.dtype.kind == "O" else array, allow_pickle=False)
+        return path
+
+
+def _ms(seconds: float) -> float:
+    return round(1000 * seconds, 3)
+
+
+def _text_of(data: bytes) -> str | None:
+    try:
+        text = data.decode()
+    except UnicodeDecodeError:
+        return None
+    return None if "\x00" in text else text
+
+
+def _plain(array: npt.NDArray[Any]) -> Any:
+    """Nested lists that JSON can hold: numbers that are not finite are the strings nan, inf and -inf."""
+    if array.dtype == ml_dtypes.bfloat16:
+        array = array.astype(np.float32)
+    return _jsonable(array.tolist())
+
+
+def _jsonable(value: Any) -> Any:
+    if isinstance(value, list):
+        return [_jsonable(item) for item in value]
+    if isinstance(value, bytes):
+        return value.decode(errors="replace")
+    if isinstance(value, float) and not math.isfinite(value):
+        return str(value)
+    return value

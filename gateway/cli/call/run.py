@@ -1,0 +1,297 @@
+"""Makes a call: connects, sends while it receives, and says how it ended."""
+
+from __future__ import annotations
+
+import math
+import os
+from contextlib import AsyncExitStack, aclosing
+from dataclasses import replace
+from socket import gaierror
+from typing import Any, final
+
+import trio
+
+from gateway import client
+from gateway.addresses import UNIX
+from gateway.cli.call.plan import Call, Kind, Wire
+from gateway.cli.call.report import Report
+from gateway.client import UpgradeRefused
+from gateway.client.answers import Answer, EventsAnswer, PiecesAnswer, words_of
+from gateway.client.conversations import Client, Conversation, SocketConversation
+from gateway.errors import TransportLost
+from gateway.net.transport import Transport
+from protocols import v2
+from protocols.aws import invoke
+from protocols.aws.bidi import Completion
+from protocols.errors import LocalProtocolError, RemoteProtocolError
+from protocols.events import Headers, Opcode
+
+COMPLETE, FAILED, UNUSABLE, CUT_OFF, UNREACHABLE, INTERRUPTED = 0, 1, 2, 3, 4, 130
+"""Exit statuses; 2 is a command line that cannot be, or a file of it that cannot be read or written."""
+_CONNECT = 10.0
+_GOODBYE = 1.0
+
+
+def run(call: Call, report: Report) -> int:
+    """Makes the call; its exit status. Ctrl-C leaves, which cancels the model."""
+    try:
+        return trio.run(perform, call, report)
+    except KeyboardInterrupt:
+        return report.end("left", INTERRUPTED)
+    except BaseExceptionGroup as group:
+        if group.split(KeyboardInterrupt)[0] is not None:
+            return report.end("left", INTERRUPTED)
+        error, rest = group.split(OSError)
+        if error is None or rest is not None:
+            raise
+        if isinstance(first := _first(error), BrokenPipeError):
+            try:
+                raise first from None  # the reader of our output has left; click handles that
+            finally:
+                del first
+        return report.end(
+            "failed", UNUSABLE, f"{getattr(first, 'filename', None) or 'a file'}: {getattr(first, 'strerror', first)}"
+        )
+    finally:
+        report.close()
+
+
+def _first(group: BaseException) -> BaseException:
+    while isinstance(group, BaseExceptionGroup):
+        group = group.exceptions[0]
+    return group
+
+
+async def perform(call: Call, report: Report) -> int:
+    """The same, in a run of the caller's. Cancelled it has left the server."""
+    with trio.move_on_after(call.timeout) as scope:
+        return await _perform(call, report)
+    assert scope.cancelled_caught
+    return report.end("timeout", CUT_OFF, f"not over after {call.timeout:g} s (--timeout)")
+
+
+async def _perform(call: Call, report: Report) -> int:
+    server = call.server
+    async with AsyncExitStack() as stack:
+        try:
+            with trio.fail_after(_CONNECT):
+                transport = await stack.enter_async_context(client.connect(server.host, server.port, tls=server.tls))
+        except (OSError, TransportLost, trio.TooSlowError) as e:
+            reason = f"no answer within {_CONNECT:g} s" if isinstance(e, trio.TooSlowError) else _reason(e)
+            return report.end("unreachable", UNREACHABLE, f"cannot connect to {_said(call)}: {reason}")
+        if server.tls is not None and server.http2 and transport.alpn != "h2":
+            return report.end("unreachable", UNREACHABLE, f"{_said(call)} does not speak HTTP/2 over TLS")
+        try:
+            if call.wire is Wire.WEBSOCKET:
+                return await _over_websocket(call, report, transport)
+            return await _over_http(call, report, transport)
+        except UpgradeRefused as e:
+            report.head(e.status)
+            return report.end("refused", FAILED, f"{e.status}: {words_of(e.body)}")
+        except TransportLost as e:
+            return report.end("cut off", CUT_OFF, f"cut off: {e}")
+        except (RemoteProtocolError, v2.V2Error) as e:
+            return report.end("cut off", CUT_OFF, f"cut off, or no answer of this wire: {e}")
+
+
+def _said(call: Call) -> str:
+    if call.server.host.startswith(UNIX):
+        return call.server.host
+    return f"{'https' if call.server.tls else 'http'}://{call.server.authority.decode()}"
+
+
+def _reason(error: BaseException) -> str:
+    """What the last address that was tried had to say."""
+    cause = _first(error.__cause__) if isinstance(error, OSError) and error.__cause__ is not None else error
+    if isinstance(cause, OSError) and cause.errno and not isinstance(cause, gaierror):
+        return os.strerror(cause.errno)  # trio's own text has the address again, which is said before
+    return str(getattr(cause, "strerror", None) or cause)
+
+
+# ---- HTTP ----
+
+
+async def _over_http(call: Call, report: Report, transport: Transport) -> int:
+    server = call.server
+    peer = client.http2(transport) if server.http2 else client.http1(transport)
+    asking = Client(peer, authority=server.authority, scheme=b"https" if server.tls else b"http")
+    conversation = asking.about(replace(call.question, path=server.prefix + call.question.path))
+    return await _both(call, conversation, _Items(call, conversation.answer, report), report)
+
+
+async def _both(call: Call, conversation: Conversation, items: _Items, report: Report) -> int:
+    """Sends and receives at the same time. What goes wrong with receiving is raised when both are over, alone."""
+    wrong: BaseException | None = None
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(_say, call, conversation)
+        try:
+            while not conversation.answer.over:
+                await conversation.step()
+                items.take()
+        except (TransportLost, RemoteProtocolError, v2.V2Error) as e:
+            wrong = e
+        nursery.cancel_scope.cancel()
+    report.received = conversation.answer.received
+    if wrong is not None:
+        try:
+            raise wrong
+        finally:
+            wrong = None
+    answer = conversation.answer
+    if answer.status != 200:
+        return report.end("refused", FAILED, f"{answer.status}: {words_of(answer.body)}")
+    if answer.error:
+        return report.end("model-error", FAILED, answer.error)
+    return report.end("complete", COMPLETE)
+
+
+async def _say(call: Call, conversation: Conversation) -> None:
+    try:
+        await conversation.begin()
+        if call.question.body is not None:
+            return
+        async with aclosing(call.pieces()) as pieces:
+            async for piece in pieces:
+                await conversation.send(piece.data, last=piece.last, text=piece.text)
+                await conversation.wait_room()
+        await conversation.end()
+    except (TransportLost, LocalProtocolError):
+        pass  # the server has ended the stream, or left: whoever receives hears why
+
+
+@final
+class _Items:
+    """Takes the messages of an answer to the report, so that none is kept."""
+
+    def __init__(self, call: Call, answer: Answer, report: Report) -> None:
+        self._call, self._answer, self._report = call, answer, report
+        self._body: bytearray | None = None
+        self._length: int | None = None
+
+    def take(self) -> None:
+        """What is new."""
+        answer, report = self._answer, self._report
+        if answer.status and report.status is None:
+            report.head(answer.status)
+            if isinstance(answer, PiecesAnswer | EventsAnswer):
+                self._length = _binary_json(answer.headers)
+                self._body = None if self._length is None else bytearray()
+        messages = answer.messages[:]
+        answer.messages.clear()
+        report.received = answer.received
+        states = answer.states[:] if isinstance(answer, EventsAnswer) else []
+        if isinstance(answer, EventsAnswer):
+            answer.states.clear()
+        for number, message in enumerate(messages):
+            self._one(message, whole=not states or states[number] is not Completion.PARTIAL)
+        if answer.over and self._body is not None and not answer.error:
+            report.tensors(v2.decode_infer_reply(((v2.IHCL, b"%d" % (self._length or 0)),), self._body))
+
+    def _one(self, message: Any, *, whole: bool) -> None:
+        match message:
+            case v2.V2Answer():
+                self._report.tensors(message)
+            case str():
+                self._report.token(message)
+            case dict():
+                self._report.document(message)
+            case _ if self._body is not None:
+                self._body += message
+            case _:
+                parted = self._call.wire is Wire.BIDI and self._call.kind is not Kind.TEXT
+                self._report.part(message, line=parted and whole)
+
+
+def _binary_json(headers: Headers) -> int | None:
+    """How long the JSON of a v2 body in binary is; None for any other body. That of a response stream's parts has a field of
+    its own."""
+    fields = dict(headers)
+    content_type = fields.get(b"x-amzn-sagemaker-content-type") or fields.get(b"content-type", b"")
+    try:
+        return invoke.json_header_size(content_type.decode("latin-1"))
+    except invoke.InvokeInputError as e:
+        raise RemoteProtocolError(str(e)) from None
+
+
+# ---- WebSocket ----
+
+
+async def _over_websocket(call: Call, report: Report, transport: Transport) -> int:
+    server = call.server
+    peer = await client.websocket(
+        transport, server.prefix + call.question.path, authority=server.authority, headers=call.question.headers
+    )
+    report.head(101)
+    socket = SocketConversation(peer)
+    silence = trio.CancelScope()
+    wrong: BaseException | None = None
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(_talk, call, socket, silence)
+        try:
+            await _listen(call, report, socket, silence)
+        except (TransportLost, RemoteProtocolError) as e:
+            wrong = e
+        nursery.cancel_scope.cancel()
+    if wrong is not None:
+        try:
+            raise wrong
+        finally:
+            wrong = None
+    if socket.code is None:
+        await _goodbye(socket)
+        if silence.cancelled_caught:
+            said = (
+                f"left after {call.quiet:g} s of silence (--quiet): the server has not closed, its answer may not be whole"
+            )
+            return report.end("timeout", CUT_OFF, said)
+        return report.end("complete", COMPLETE)
+    said = f"{socket.code}: {socket.reason}" if socket.reason else str(socket.code)
+    if socket.code == 1000:
+        return report.end("complete", COMPLETE)
+    if socket.code == 1001:
+        return report.end("cut off", CUT_OFF, f"the server closed, {said}")
+    return report.end("model-error", FAILED, f"the server closed, {said}")
+
+
+async def _listen(call: Call, report: Report, socket: SocketConversation, silence: trio.CancelScope) -> None:
+    """Receives until the server closes. A server that cannot be told the end of the input is left when it has answered
+    every text, or was silent for long enough after the last of it."""
+    answered = 0
+    with silence:
+        while (frame := await socket.receive_frame()) is not None:
+            if silence.deadline < math.inf:
+                silence.deadline = trio.current_time() + call.quiet
+            report.received += len(frame.data)
+            if frame.data or call.kind is not Kind.TEXT:
+                report.part(bytes(frame.data), line=frame.fin and call.kind is not Kind.TEXT)
+                continue
+            # an empty frame closes the answer of a model of text
+            answered += 1
+            if answered == call.texts and not socket.can_end:
+                return
+
+
+async def _talk(call: Call, socket: SocketConversation, silence: trio.CancelScope) -> None:
+    begun = False
+    try:
+        async with aclosing(call.pieces()) as pieces:
+            async for piece in pieces:
+                opcode = Opcode.CONTINUATION if begun else Opcode.TEXT if piece.text else Opcode.BINARY
+                await socket.send_frame(opcode, piece.data, fin=piece.last)
+                begun = not piece.last
+        if socket.can_end:
+            await socket.end()
+            return
+    except (TransportLost, LocalProtocolError):
+        return  # whoever receives hears why
+    silence.deadline = trio.current_time() + call.quiet
+
+
+async def _goodbye(socket: SocketConversation) -> None:
+    with trio.move_on_after(_GOODBYE):
+        try:
+            await socket.close()
+            while await socket.receive_frame() is not None:
+                pass
+        except (TransportLost, RemoteProtocolError, LocalProtocolError):
+            pass

@@ -1,0 +1,114 @@
+"""What is wrong with a configuration before it is served: its values, the files that they name, and the models."""
+
+from __future__ import annotations
+
+import dataclasses
+import os
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+from gateway.config import Config
+from gateway.config.agreement import has_plane
+from gateway.config.fields import SETTINGS, ConfigError, Problem
+from gateway.config.load import Resolved
+from gateway.config.text import dotted
+
+
+def problems_of(resolve: Callable[[], Resolved], *, models: bool) -> tuple[Problem, ...]:
+    """All that is wrong with what `resolve` gives, as far as it can be told without serving: of values alone while one of
+    them is wrong; then the files that are named, and where `models` is true whether each model's factory can be imported
+    and what it gives be served. That runs the code of those modules."""
+    try:
+        resolved = resolve()
+    except ConfigError as error:
+        return error.problems
+    config = resolved.config
+    found = [
+        problem for check in (_certificates, _credentials, _tokens, _report, _folder) for problem in _raised(check, config)
+    ]
+    if models:
+        found += _models(config)
+    return tuple(_placed(problem, resolved) for problem in found)
+
+
+def _placed(problem: Problem, resolved: Resolved) -> Problem:
+    """With its key, which a text begins with where it is of a setting, and the place that set it."""
+    said = problem.text.partition(":")[0]
+    key = problem.key or (said if tuple(said.split(".")) in SETTINGS else "")
+    return dataclasses.replace(problem, key=key, where=problem.where or resolved.sources.get(key, ""))
+
+
+def _raised(check: Callable[[Config], object], config: Config) -> Iterator[Problem]:
+    try:
+        check(config)
+    except ConfigError as error:
+        yield from error.problems
+
+
+def _certificates(config: Config) -> None:
+    from gateway.net.tls_context import server_context
+
+    if config.tls.cert:
+        server_context(config.tls)
+
+
+def _credentials(config: Config) -> None:
+    from gateway.dialects.aws.signatures import Signatures
+
+    Signatures(config.sagemaker.sigv4)
+
+
+def _folder(config: Config) -> None:
+    from gateway.catalog.served_folder import folder_settings
+
+    list(folder_settings(config))
+
+
+def _tokens(config: Config) -> None:
+    if has_plane(config.operator) and config.operator.token_file:
+        from gateway.operator.access import Tokens
+
+        Tokens(config.operator)
+
+
+def _report(config: Config) -> None:
+    file = Path(config.drain.report)
+    if config.drain.report and (file.is_dir() or not os.access(file.parent, os.W_OK | os.X_OK)):
+        why = "is a folder" if file.is_dir() else f"cannot be written: {file.parent} is no folder that it can be made in"
+        raise ConfigError(f"drain.report: {file} {why}")
+
+
+def _models(config: Config) -> Iterator[Problem]:
+    from gateway.catalog.factories import load_spec
+    from gateway.cli.serve import make_gateway
+
+    broken = False
+    for name, model in config.models.items():
+        try:
+            load_spec(name, model)
+        except Exception as error:  # the import runs the user's own code, which may raise anything
+            broken = True
+            key = dotted(("models", name, "factory"))
+            yield dataclasses.replace(_told(name, error), key=key, got=model.factory)
+    if not broken:
+        yield from _raised(make_gateway, config)
+
+
+def _told(name: str, error: Exception) -> Problem:
+    if isinstance(error, ConfigError):
+        return error.problems[0]
+    return Problem(text=reason_of(name, error))
+
+
+def reason_of(name: str, error: Exception) -> str:
+    """Why a model cannot be loaded, in one line."""
+    text = (str(error).splitlines() or ["no reason given"])[0][:200]
+    if isinstance(error, ConfigError):
+        return text
+    return f"{dotted(('models', name))} cannot be loaded: {type(error).__name__}: {text}"
+
+
+def as_json(problems: tuple[Problem, ...]) -> dict[str, Any]:
+    """For a program: whether all is well, and each problem with what is known of it."""
+    return {"ok": not problems, "problems": [dataclasses.asdict(problem) for problem in problems]}

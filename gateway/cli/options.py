@@ -1,0 +1,139 @@
+"""The options of the command line that say a configuration: before a command, or behind one that has a configuration."""
+
+from __future__ import annotations
+
+import functools
+import os
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any, TypeVar, final
+
+import click
+
+from gateway.config.load import SETTINGS, Resolved, Unit, dotted, resolve
+from gateway.config.show import written
+
+F = TypeVar("F", bound=Callable[..., Any])
+
+
+@final
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Flag:
+    """A flag that is short for `--set KEY=VALUE`."""
+
+    name: str
+    key: str
+    metavar: str
+    help: str
+
+    @property
+    def parameter(self) -> str:
+        return self.name[2:].replace("-", "_")
+
+
+_FLAGS = (
+    _Flag(
+        name="--host",
+        key="listen.host",
+        metavar="HOST",
+        help="Address to listen on; :: for every one, unix:/PATH for a socket.",
+    ),
+    _Flag(name="--port", key="listen.port", metavar="PORT", help="Port in clear; 0 for a free one, -1 for none."),
+    _Flag(name="--tls-port", key="listen.tls_port", metavar="PORT", help="Port for TLS, opened where TLS is on."),
+    _Flag(name="--tls-cert", key="tls.cert", metavar="FILE", help="PEM certificate chain: turns TLS on."),
+    _Flag(name="--tls-key", key="tls.key", metavar="FILE", help="PEM private key of the certificate."),
+    _Flag(name="--tls-dev", key="tls.dev", metavar="", help="TLS with a certificate made for localhost."),
+    _Flag(name="--log-level", key="log.level", metavar="LEVEL", help="Least severity that is logged"),
+    _Flag(name="--log-format", key="log.format", metavar="FORMAT", help="Form of the log"),
+)
+NAMES = frozenset({"--config", "--model", "--set", *(flag.name for flag in _FLAGS)})
+"""The names of all of them."""
+
+
+@final
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Given:
+    """What these options said."""
+
+    file: Path | None = None
+    overrides: Mapping[str, str]
+    flags: Mapping[str, str]
+    """The option behind each override."""
+
+    @classmethod
+    def of(cls, file: Path | None, models: tuple[str, ...], settings: tuple[str, ...], flags: Mapping[str, Any]) -> Given:
+        """Of the values of the options, as click has them. click.UsageError for one that says nothing, or that another
+        has said."""
+        pairs: list[tuple[str, str, str]] = []
+        for flag in _FLAGS:
+            value = flags[flag.parameter]
+            if value not in (None, False):
+                pairs.append((flag.key, "true" if value is True else value, flag.name))
+        for text in models:
+            name, found, factory = text.partition("=")
+            if not (name and found):
+                raise click.UsageError(f"--model takes NAME=MODULE:ATTR, such as chat=app:generate, not {text[:100]!r}")
+            pairs.append((dotted(("models", name, "factory")), factory, f"--model {name}"))
+        for text in settings:
+            key, found, value = text.partition("=")
+            if not found:
+                raise click.UsageError(f"--set takes SECTION.KEY=VALUE, such as limits.body=64MiB, not {text[:100]!r}")
+            pairs.append((key.strip(), value.strip(), f"--set {key.strip()}"))
+        given = cls(file=file, overrides={}, flags={})
+        for key, value, source in pairs:
+            given = given.joined(cls(overrides={key: value}, flags={key: source}))
+        return given
+
+    def joined(self, other: Given) -> Given:
+        """Both together. click.UsageError for what both say."""
+        if self.file is not None and other.file is not None:
+            raise click.UsageError(f"--config is given twice: {self.file} and {other.file}")
+        for key in other.overrides:
+            if key in self.overrides:
+                raise click.UsageError(f"{key} is set twice: by {self.flags[key]} and by {other.flags[key]}")
+        return replace(
+            self,
+            file=self.file or other.file,
+            overrides={**self.overrides, **other.overrides},
+            flags={**self.flags, **other.flags},
+        )
+
+    @property
+    def anything(self) -> bool:
+        """Whether any of them was given."""
+        return bool(self.overrides or self.file)
+
+    def resolve(self) -> Resolved:
+        """The configuration, with the environment's part in it."""
+        return resolve(file=self.file, environ=os.environ, overrides=self.overrides, flags=self.flags)
+
+
+def options(function: F) -> F:
+    """Adds the options to a command, which gets `file`, `models`, `settings`, and each flag by its name."""
+    model, each = "Serve a model; may be repeated.", "Any setting; may be repeated."
+    function = click.option("--set", "settings", multiple=True, metavar="SECTION.KEY=VALUE", help=each)(function)
+    function = click.option("--model", "models", multiple=True, metavar="NAME=MODULE:ATTR", help=model)(function)
+    for flag in reversed(_FLAGS):
+        setting = SETTINGS[tuple(flag.key.split("."))]
+        if setting.unit is Unit.FLAG:
+            function = click.option(flag.name, is_flag=True, help=flag.help)(function)
+            continue
+        text = f"{flag.help}: {', '.join(setting.choices)}." if setting.choices else flag.help
+        default = f"  [default: {str(written(setting.unit, setting.default)).strip(chr(34)) or 'none'}]"
+        function = click.option(flag.name, metavar=flag.metavar, help=text + default)(function)
+    file = click.Path(path_type=Path)
+    return click.option("--config", "file", type=file, metavar="FILE", help="TOML file with settings.")(function)
+
+
+def configured(function: Callable[..., Any]) -> Callable[..., Any]:
+    """A command that takes the options as well: it is called with what they say together with those before it."""
+
+    @options
+    @click.pass_obj
+    @functools.wraps(function)
+    def command(before: Given, /, file: Any, models: Any, settings: Any, **others: Any) -> Any:
+        flags = {flag.parameter: others.pop(flag.parameter) for flag in _FLAGS}
+        return function(before.joined(Given.of(file, models, settings, flags)), **others)
+
+    return command

@@ -1,0 +1,185 @@
+"""The standalone server: a gateway with logs, signals and exit codes."""
+
+from __future__ import annotations
+
+import gc
+import logging
+import os
+import signal
+from collections.abc import Callable, Sequence
+from contextlib import nullcontext
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import trio
+
+from gateway.catalog import folder as model_folder
+from gateway.catalog.factories import library_specs
+from gateway.catalog.repository import share_one_arena
+from gateway.catalog.served_folder import read_served_folder, served_folder
+from gateway.config import Config
+from gateway.config.agreement import in_clear
+from gateway.config.load import ConfigError
+from gateway.errors import GatewayError, ModelGivenUp
+from gateway.gateway import Gateway
+from gateway.net.tls_reload import tell_broken
+from gateway.serving.drain import DrainReport
+from gateway.telemetry.logging_setup import configure, flush, speaking_for_python
+from gateway.telemetry.span_export import exporting
+from models.errors import contain_interrupts
+from models.spec import ModelSpec
+
+log = logging.getLogger("gateway")
+
+_CUT = 3  # the exit code; 2 is a command line that cannot be
+_SIGNALS = (signal.SIGTERM, signal.SIGINT)
+_TERMINAL = "/dev/tty"
+
+
+def run(config: Config, models: Sequence[Any] = (), *, listening: Callable[[Gateway], None] | None = None) -> int:
+    """Serves the configured models and these until SIGTERM or SIGINT has drained it; 0 then, 3 where a stream was cut at the
+    deadline of the drain, 1 where it could not start, or not go on without a model that was given up (the log says why).
+    `listening` is called once the ports are open, before any model is ready. SIGHUP reloads the certificate; when the
+    terminal is gone that it was started from it drains, unless it was to be ignored, as nohup has it. It is meant for a
+    process that ends with it: those signals are ignored afterwards."""
+    configure(config.log)
+    with speaking_for_python():
+        code = _run(config, models, listening)
+    flush()
+    return code
+
+
+def _run(config: Config, models: Sequence[Any], listening: Callable[[Gateway], None] | None) -> int:
+    if config.sagemaker.multi_model or any(endpoint.models for endpoint in config.endpoints.values()):
+        share_one_arena()  # or not all of an unloaded model's memory goes back to the system
+    code, early = 1, list[int]()
+    for number in _SIGNALS:
+        signal.signal(number, lambda number, _: early.append(number))
+    ignored = signal.signal(signal.SIGHUP, lambda *_: None) == signal.SIG_IGN
+    tied = not ignored and _has_terminal()
+    try:
+        with exporting(config.tracing) if config.tracing.enabled else nullcontext():
+            code = trio.run(_serve, config, models, listening, early, tied)
+    except* (OSError, ModelGivenUp) as group:
+        for error in group.exceptions:
+            log.error("cannot serve", extra={"reason": str(error)})
+    finally:
+        # nothing is left that a signal could hurry: an impatient second one must not make a killed end of a clean one
+        for number in (*_SIGNALS, signal.SIGHUP):
+            signal.signal(number, signal.SIG_IGN)
+    return code
+
+
+def _has_terminal() -> bool:
+    """Whether the process has a terminal that it is controlled by."""
+    try:
+        os.close(os.open(_TERMINAL, os.O_RDWR | os.O_NOCTTY | os.O_CLOEXEC))
+    except OSError:
+        return False
+    return True
+
+
+async def _serve(
+    config: Config,
+    models: Sequence[Any],
+    listening: Callable[[Gateway], None] | None,
+    early: Sequence[int],
+    tied: bool,
+) -> int:
+    contain_interrupts()  # Ctrl-C is a signal, and those have a task
+    gateway = make_gateway(config, models)
+    # signals first: one that comes while models load must not be lost
+    with (
+        trio.open_signal_receiver(*_SIGNALS) as signals,
+        trio.open_signal_receiver(signal.SIGHUP) as hangups,
+    ):
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(_obey, signals, gateway)
+            nursery.start_soon(_reload, hangups, gateway, tied)
+            if early:
+                gateway.begin_drain()
+            if listening is not None:
+                nursery.start_soon(_announce, gateway, listening)
+            await nursery.start(gateway.serve)
+            if not gateway.draining:
+                log.info("serving", extra={"at": gateway.addresses, "models": sorted(gateway.supervisor.workers)})
+            # what is here now stays: the collector need not look at all of it again and again
+            gc.collect()
+            gc.freeze()
+            await gateway.stopped()
+            nursery.cancel_scope.cancel()
+    return _tell(gateway.drain_report, config.drain.report)
+
+
+def _tell(report: DrainReport | None, file: str) -> int:
+    """Logs what became of every stream, and writes it where the configuration says; the exit code that it means."""
+    if report is None:
+        return 0
+    log.info("drain report", extra=msgspec.to_builtins(report))
+    if file:
+        try:
+            Path(file).write_bytes(report.to_json() + b"\n")
+        except OSError as e:
+            log.error("the drain report cannot be written", extra={"reason": str(e), "setting": "drain.report"})
+    return _CUT if report.cut else 0
+
+
+async def _announce(gateway: Gateway, listening: Callable[[Gateway], None]) -> None:
+    await gateway.listening()
+    listening(gateway)
+
+
+def make_gateway(config: Config, models: Sequence[Any] = ()) -> Gateway:
+    """A gateway of the configured models and these, the one of a folder too; of the library's where there is none and none
+    is to come."""
+    if not config.sagemaker.sigv4.credentials:
+        log.info("signatures are not looked at: everyone may call", extra={"setting": "sagemaker.sigv4.credentials"})
+    if config.tls.client_ca and (settings := in_clear(config)):
+        hint = "-1 opens no port, and +tls is a socket with TLS" if "listen.host" in settings else "-1 opens none"
+        log.warning("in clear nobody is asked for a certificate", extra={"settings": settings, "hint": hint})
+    if path := served_folder(config, alone=not models):
+        return Gateway(config, [*models, _model_of(config, path)])
+    if config.models or models or config.sagemaker.multi_model:
+        return Gateway(config, models)
+    log.info("no model is configured: serving the library models", extra={"hint": "--model NAME=module:attribute"})
+    if not config.bidi.default_model:
+        config = replace(config, bidi=replace(config.bidi, default_model="echo"))
+    return Gateway(config, library_specs())
+
+
+def _model_of(config: Config, path: str) -> ModelSpec:
+    """The model of the folder at a path. ConfigError for one that cannot be served."""
+    folder = read_served_folder(config, path)
+    try:
+        return model_folder.make_spec(folder, config.repository.model_name, "everywire_model")
+    except GatewayError as e:
+        raise ConfigError(e.message) from None
+
+
+async def _reload(hangups: object, gateway: Gateway, tied: bool) -> None:
+    """SIGHUP asks for the certificate to be read again; from a terminal that has closed it means the end."""
+    async for _ in hangups:  # type: ignore[attr-defined]
+        if tied and not _has_terminal():
+            log.info("the terminal is gone")
+            gateway.begin_drain()
+        elif gateway.certificate is None:
+            log.info("signal", extra={"signal": "SIGHUP", "hint": "it reloads the certificate, and TLS is not served"})
+        else:
+            log.info("signal", extra={"signal": "SIGHUP"})
+            try:
+                await gateway.reload_certificate()
+            except Exception as error:  # whatever a file holds, the server goes on
+                tell_broken(error)
+
+
+async def _obey(signals: object, gateway: Gateway) -> None:
+    first = True
+    async for number in signals:  # type: ignore[attr-defined]
+        log.info("signal", extra={"signal": signal.Signals(number).name})
+        if first:
+            first = False
+            gateway.begin_drain()
+        else:
+            gateway.hurry()

@@ -1,0 +1,28 @@
+"""The few threads in which codecs work through what the loop would feel."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TypeVar
+
+from gateway.errors import GatewayError
+from models.blocking import codec_threads, in_thread
+from protocols.aws.bidi_head import BidiInputError
+from protocols.aws.sigv4 import SigV4Error
+from protocols.errors import RemoteProtocolError
+from protocols.lmi.errors import LMIError
+from protocols.openai.errors import OpenAIError
+from protocols.strict_json import JSONError
+from protocols.v2.tensors import V2Error
+
+T = TypeVar("T")
+
+_REFUSALS = (GatewayError, RemoteProtocolError, V2Error, JSONError, LMIError, OpenAIError, SigV4Error, BidiInputError)
+
+
+async def beside(call: Callable[[], T]) -> T:
+    """Runs a pure and bounded step in one of the threads for those: see `codec_threads`.
+
+    An exception that it raises keeps none of the step's objects alive. A bug's traceback comes along as text, for the log.
+    """
+    return await in_thread(call, limiter=codec_threads(), expected=_REFUSALS)

@@ -1,0 +1,497 @@
+"""Loads the configuration: defaults, then a TOML file, the environment and flags, each value with its source."""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import difflib
+import math
+import re
+import tomllib
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any, final
+
+import msgspec
+
+from gateway.addresses import is_network
+from gateway.config.agreement import contradictions, open_ports
+from gateway.config.environment import container_defaults, option_defaults, unserved_options, wrong_ports
+from gateway.config.fields import NAMES, OPEN, SECTIONS, SETTINGS, ConfigError, Problem, Setting, Unit, spelt, template
+from gateway.config.text import Key, dotted, parse_duration, parse_size, plain, show, toml_value, without_secrets
+from gateway.config.tree import Config, ModelConfig, TensorConfig
+
+# A statement is read again with each line that it goes on for; one that is longer is not worth that.
+_LONGEST = 200
+
+
+def lines_of(text: str) -> dict[Key, int]:
+    """The line, counted from 1, on which each key and each table of a document comes first. The document is TOML. Behind a
+    value of more than 200 lines nothing is told."""
+    found: dict[Key, int] = {}
+    table: Key = ()
+    statement: list[str] = []
+    first = 1
+    for number, line in enumerate(text.split("\n"), 1):
+        if not statement:
+            first = number
+        statement.append(line)
+        try:
+            said = tomllib.loads("\n".join(statement) + "\n")
+        except tomllib.TOMLDecodeError:  # it goes on in the next line
+            if len(statement) > _LONGEST:
+                break
+            continue
+        if statement[0].lstrip().startswith("["):
+            *_, table = _keys(said, ())
+            found.setdefault(table, first)
+        else:
+            for path in _keys(said, table):
+                found.setdefault(path, first)
+        statement = []
+    return found
+
+
+def _keys(value: dict[str, Any], prefix: Key) -> Iterator[Key]:
+    for name, inner in value.items():
+        path = (*prefix, name)
+        yield path
+        if isinstance(inner, dict):
+            yield from _keys(inner, path)
+
+
+__all__ = [
+    "PREFIX", "SETTINGS", "ConfigError", "Problem", "Resolved", "Setting", "Unit",
+    "dotted", "load", "model_values", "parse_duration", "parse_size", "resolve", "spelt",
+]  # fmt: skip
+
+PREFIX = "EVERYWIRE_"
+
+
+@final
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Resolved:
+    """A configuration, and where each value that is not a default was set, by the setting's dotted key."""
+
+    config: Config
+    sources: Mapping[str, str]
+
+
+def load(*, file: Path | None, environ: Mapping[str, str], overrides: Mapping[str, Any]) -> Config:
+    """The configuration: defaults, then `file` (TOML), then `environ` (`EVERYWIRE_SECTION__KEY`), then `overrides`
+    (dotted keys, as in `models."my.model".capacity`).
+
+    Text from the environment or an override is read as its setting's type. What none of these sets, the variables of a
+    SageMaker container may set, and those of LMI's, OPTION_*. Raises ConfigError for a file that cannot be read, a key that
+    is no setting, a value of the wrong type or out of its range, and values that contradict one another.
+    """
+    return resolve(file=file, environ=environ, overrides=overrides).config
+
+
+def resolve(
+    *,
+    file: Path | None,
+    environ: Mapping[str, str],
+    overrides: Mapping[str, Any],
+    flags: Mapping[str, str] | None = None,
+) -> Resolved:
+    """As `load`, and tells the sources too. `flags` names the flag behind an override, `--set KEY` where it does not.
+
+    Every value is looked at before ConfigError is raised, which then has all problems; what is missing is looked for
+    outside of what is wrong, and contradictions where nothing else is.
+    """
+    values = _Values()
+    if file is not None:
+        with values.kept():
+            values.read(file)
+    for name in sorted(environ):
+        if name.startswith(PREFIX) and not _service_link(name, environ[name]):
+            with values.kept():
+                values.put(_environment_path(name), environ[name], name, text=True)
+    for key, value in overrides.items():
+        source = (flags or {}).get(key, f"--set {key}")
+        with values.kept():
+            values.put(_override_path(key, source), value, source, text=isinstance(value, str))
+    values.wrong.extend(unserved_options(environ))
+    for path, value, name in (*container_defaults(environ), *option_defaults(environ)):
+        if path not in values:
+            with values.kept():
+                values.put(path, value, name, text=True)
+    values.wrong.extend(values.missing())
+    if values.wrong:
+        raise ConfigError(*values.wrong)
+    resolved = values.resolved()
+    disagreement = [
+        *contradictions(resolved.config, values.where),
+        *wrong_ports(environ, open_ports(resolved.config), values.where),
+    ]
+    if disagreement:
+        raise ConfigError(*(replace(p, where=p.where or values.source(p.key)) for p in disagreement))
+    return resolved
+
+
+def model_values(table: Mapping[str, Any], source: str) -> dict[str, Any]:
+    """What a table says of a model, in the keys of a section `[models.NAME]`: fields of a ModelConfig, each checked as it is
+    there. ConfigError names `source` and the key."""
+    tree: dict[str, Any] = {"factory": ""}
+    for path, value in _leaves(table, ("models", "NAME")):
+        key, shape = path[2:], template(path)
+        if shape in SETTINGS:
+            _branch(tree, key[:-1])[key[-1]] = _convert(SETTINGS[shape], key, value, source, text=False)
+        elif shape[:-1] in OPEN:
+            _branch(tree, key[:-1])[key[-1]] = value
+        elif shape not in SECTIONS:
+            names = [other[: len(path)] for other in SETTINGS if other[: len(path) - 1] == shape[:-1]]
+            known = {dotted(other[2:]): None for other in names}
+            near = difflib.get_close_matches(dotted(key).lower(), known, 1)
+            hint = f"did you mean {near[0]}?" if near else f"there are: {', '.join(known)}"
+            raise ConfigError(f"{plain(source)}: {show(dotted(key), quoted=False)} is not a key of it; {hint}")
+        elif value != {}:
+            raise ConfigError(f"{plain(source)}: {dotted(key)} must be a table, not {show(value)}")
+    config = msgspec.convert(tree, ModelConfig)
+    return {name: getattr(config, name) for name in table}
+
+
+@final
+class _Values:
+    """The values set so far: a later one replaces an earlier one, an option of a model joins the others."""
+
+    def __init__(self) -> None:
+        self._set: dict[Key, tuple[Any, str]] = {}
+        self._names: dict[Key, str] = {}
+        self._broken: list[Key] = []
+        self.wrong: list[Problem] = []
+
+    def __contains__(self, path: Key) -> bool:
+        return path in self._set or path in self._broken
+
+    @contextlib.contextmanager
+    def kept(self) -> Iterator[None]:
+        """Keeps what is wrong inside, so that the rest is looked at too."""
+        try:
+            yield
+        except ConfigError as error:
+            self.wrong.extend(error.problems)
+
+    def read(self, file: Path) -> None:
+        """Puts what a TOML file says."""
+        table, lines = _read(file)
+        for path, value in _leaves(table, ()):
+            source = f"{file}:{lines[path]}" if path in lines else str(file)
+            with self.kept():
+                self.put(path, value, source, text=False)
+
+    def put(self, path: Key, value: Any, source: str, *, text: bool) -> None:
+        self._broken.append(path)
+        shape = template(path)
+        self._name(path, shape, source)
+        if shape in SECTIONS:
+            self._put_section(path, value, source)
+        elif shape in OPEN:
+            for name, option in _convert(SETTINGS[shape], path, value, source, text=text).items():
+                self._set[(*path, name)] = option, source
+        elif shape in SETTINGS:
+            self._set[path] = _convert(SETTINGS[shape], path, value, source, text=text), source
+        elif shape[:-1] in OPEN:
+            self._set[path] = toml_value(_utf8(value, path, source)) if text else value, source
+        else:
+            raise ConfigError(_unknown(path, shape, source))
+        self._broken.pop()
+
+    def _name(self, path: Key, shape: Key, source: str) -> None:
+        """Keeps the names that the operator chose, each with where it came first: a section may hold no value."""
+        for n, name in enumerate(path):
+            names = NAMES.get(shape[:n])
+            if names is None:
+                continue
+            if not re.fullmatch(names.pattern, name):
+                raise ConfigError(
+                    Problem(
+                        text=f"{plain(source)}: {show(name)} cannot be the name of {names.of}: {names.wanted}",
+                        where=source,
+                        key=dotted(path[: n + 1]),
+                        expected=names.wanted,
+                        got=show(name),
+                    )
+                )
+            self._names.setdefault(path[: n + 1], source)
+
+    def _put_section(self, path: Key, value: Any, source: str) -> None:
+        if value != {}:
+            key, got, inside = dotted(path), show(without_secrets(path, value)), _inside(path)
+            text = f"{plain(source)}: {key} is a section, and cannot be {got}: set {inside} and so on"
+            raise ConfigError(Problem(text=text, where=source, key=key, expected="a section", got=got, suggestion=inside))
+
+    def where(self, key: str) -> str:
+        """A key with the source that set it, where one did."""
+        source = self.source(key)
+        return f"{key} ({plain(source)})" if source else key
+
+    def source(self, key: str) -> str:
+        """The source that set a key, or named a section first; empty where none did."""
+        sources = {dotted(path): source for path, source in self._names.items()} | self._sources()
+        return sources.get(key, "")
+
+    def _sources(self) -> dict[str, str]:
+        return {dotted(path): source for path, (_, source) in self._set.items()}
+
+    def missing(self) -> Iterator[Problem]:
+        """What must be set in a section that somebody named, and is not; not of one with something wrong inside."""
+        for path, source in self._names.items():
+            if any(broken[: len(path)] == path for broken in self._broken):
+                continue
+            for setting in SETTINGS.values():
+                if setting.required and setting.path[:-1] == template(path) and (*path, setting.path[-1]) not in self._set:
+                    yield self._missing(path, setting, source)
+
+    def _missing(self, path: Key, setting: Setting, source: str) -> Problem:
+        """The environment is often written in capitals, which makes a new name of a known one."""
+        name = setting.path[-1]
+        known = {
+            _chosen(other): other
+            for other in self._names
+            if template(other) == setting.path[:-1] and (*other, name) in self._set
+        }
+        near = [dotted(known[chosen]) for chosen in difflib.get_close_matches(_chosen(path), known, 1)]
+        hint = f": did you mean {near[0]}?" if near else ""
+        text = f"{plain(source)}: {dotted(path)} has no {name}, which must be {setting.expected}{hint}"
+        key = dotted((*path, name))
+        return Problem(text=text, where=source, key=key, expected=setting.expected, suggestion="".join(near))
+
+    def resolved(self) -> Resolved:
+        """The configuration. Nothing is wrong and nothing missing."""
+        tree: dict[str, Any] = {}
+        for path in self._names:
+            _branch(tree, path)
+        for path, (value, _) in self._set.items():
+            _branch(tree, path[:-1])[path[-1]] = value
+        return Resolved(config=msgspec.convert(tree, Config), sources=self._sources())
+
+
+def _branch(tree: dict[str, Any], path: Key) -> dict[str, Any]:
+    for part in path:
+        tree = tree.setdefault(part, {})
+    return tree
+
+
+def _chosen(path: Key) -> str:
+    return ".".join(part for part, shape in zip(path, template(path), strict=True) if shape == "*").lower()
+
+
+def _inside(path: Key) -> str:
+    shape = template(path)
+    first = next(setting.path for setting in SETTINGS.values() if setting.path[: len(path)] == shape)
+    return spelt((*path, *first[len(path) :]))
+
+
+def _unknown(path: Key, shape: Key, source: str) -> Problem:
+    # A name that the operator chose is right by definition; only what is around it can be misspelt.
+    known = [
+        tuple(path[n] if part == "*" and key[: n + 1] == shape[: n + 1] else part for n, part in enumerate(key))
+        for key in SETTINGS
+    ]
+    near = _nearest(path, known)
+    hint = f": did you mean {spelt(near)}?" if near else "; `everywire config` prints all there are"
+    key = show(dotted(path), quoted=False)
+    text = f"{plain(source)}: {key} is not a setting{hint}"
+    return Problem(text=text, where=source, key=key, expected="a setting", suggestion=spelt(near) if near else "")
+
+
+def _nearest(path: Key, known: list[Key]) -> Key | None:
+    """The setting that was meant: misspelt in its section, else in a misspelt section, else the one of another section whose
+    words it has, in whatever order and however they are joined: `tls.port` is `listen.tls_port`."""
+    siblings = {key[-1]: key for key in known if key[:-1] == path[:-1]}
+    if near := difflib.get_close_matches(path[-1], siblings, 1):
+        return siblings[near[0]]
+    everywhere = {} if siblings else {dotted(key): key for key in known}
+    if near := difflib.get_close_matches(dotted(path), everywhere, 1, 0.75):
+        return everywhere[near[0]]
+    return _of_words(path, known) or next((key for key in known if key[-1] == path[-1]), None)
+
+
+def _of_words(path: Key, known: list[Key]) -> Key | None:
+    """The setting that has all these words and the fewest others; else one whose words are all among these, and most of them
+    in the last part of the path."""
+    said = _words(path)
+    among = [(len(_words(key)), n, key) for n, key in enumerate(known) if said <= _words(key)]
+    if among:
+        return min(among)[2]
+    last = _words(path[-1:])
+    within = [(-len(_words(key) & last), n, key) for n, key in enumerate(known) if _words(key) <= said]
+    return min(within)[2] if within else None
+
+
+def _words(path: Key) -> set[str]:
+    return set(re.split(r"[._-]", ".".join(path).lower()))
+
+
+# ---- sources ----
+
+
+def _read(file: Path) -> tuple[dict[str, Any], Mapping[Key, int]]:
+    """What a file says, and the lines that say it."""
+    try:
+        text = file.read_text(encoding="utf-8")
+        return tomllib.loads(text), lines_of(text)
+    except OSError as error:
+        why = f"cannot be read: {error.strerror}"
+    except UnicodeDecodeError as error:
+        why = f"is not UTF-8 text (at byte {error.start})"
+    except (tomllib.TOMLDecodeError, RecursionError) as error:
+        why = f"is not TOML: {error}"
+    raise ConfigError(Problem(text=f"{plain(str(file))}: {why}", where=str(file)))
+
+
+def _leaves(table: Mapping[str, Any], prefix: Key) -> Iterator[tuple[Key, Any]]:
+    """Each value with its path; the tables inside a model's options are values."""
+    for name, value in table.items():
+        path = (*prefix, name)
+        if isinstance(value, dict) and value and template(path)[:-1] not in OPEN:
+            yield from _leaves(value, path)
+        else:
+            yield path, value
+
+
+def _environment_path(name: str) -> Key:
+    """EVERYWIRE_LIMITS__HEAD is limits.head. Names, as of models and their options, are taken as they are written."""
+    first, *rest = name.removeprefix(PREFIX).split("__")
+    if not rest:
+        spellings = {f"{PREFIX}{'__'.join(path).upper()}" for path in SETTINGS}
+        near = [known for known in sorted(spellings) if known.replace("__", "_") == name.upper()]
+        if not near and (first.lower(),) not in SECTIONS:
+            meant = _of_words((first,), [path for path in SETTINGS if "*" not in path])
+            near = [f"{PREFIX}{'__'.join(meant).upper()}"] if meant else []
+        hint = f"did you mean {near[0]}?" if near else f"settings are named {PREFIX}SECTION__KEY"
+        text = f"{plain(name)} is not a setting: {hint}"
+        raise ConfigError(Problem(text=text, where=name, expected="a setting", suggestion="".join(near[:1])))
+    path: Key = (first.lower(),)
+    for part in rest:
+        shape = template(path)
+        chosen = shape in NAMES or any(shape[:n] in OPEN for n in range(len(shape) + 1))
+        path = (*path, part if chosen else part.lower())
+    return path
+
+
+def _service_link(name: str, value: str) -> bool:
+    """Whether Kubernetes set this: a Service named everywire puts EVERYWIRE_PORT=tcp://... and the like into each pod."""
+    return "__" not in name and bool(
+        re.search(r"_SERVICE_HOST$|_SERVICE_PORT(_[A-Z0-9_]+)?$|_PORT_[0-9]+_(TCP|UDP|SCTP)(_(PROTO|PORT|ADDR))?$", name)
+        or (name.endswith("_PORT") and re.match(r"(tcp|udp|sctp)://", value))
+    )
+
+
+def _override_path(key: str, source: str) -> Key:
+    node: Any
+    try:
+        node = tomllib.loads(f"{key} = 0")
+    except (tomllib.TOMLDecodeError, RecursionError):
+        node = {}
+    path: list[str] = []
+    while isinstance(node, dict) and len(node) == 1:
+        ((name, node),) = node.items()
+        path.append(name)
+    if isinstance(node, dict):
+        text = f"{plain(source)}: {show(key)} is not a key such as limits.head"
+        raise ConfigError(Problem(text=text, where=source, expected="a key such as limits.head", got=show(key)))
+    return tuple(path)
+
+
+# ---- values ----
+
+
+def _convert(setting: Setting, path: Key, value: Any, source: str, *, text: bool) -> Any:
+    why = ""
+    try:
+        converted = _typed(setting, _utf8(value, path, source) if isinstance(value, str) else value, text=text)
+    except (ValueError, OverflowError, msgspec.ValidationError) as error:
+        converted = None
+        why = f": {error}" if setting.unit is Unit.TENSORS else ""
+    if converted is None or not _in_range(setting, converted):
+        key, got = dotted(path), f"{show(without_secrets(path, value))}{why}"
+        near = difflib.get_close_matches(value.lower(), setting.choices, 1) if isinstance(value, str) else []
+        hint = f": did you mean {near[0]}?" if near else ""
+        line = f"{plain(source)}: {key} must be {setting.expected}, not {got}{hint}"
+        problem = Problem(text=line, where=source, key=key, expected=setting.expected, got=got, suggestion="".join(near))
+        raise ConfigError(problem)
+    return converted
+
+
+def _typed(setting: Setting, value: Any, *, text: bool) -> Any:
+    match setting.unit:
+        case Unit.BYTES:
+            return parse_size(value) if isinstance(value, str) else msgspec.convert(value, int)
+        case Unit.SECONDS:
+            # float() first: msgspec 0.20 breaks on an integer that no float can hold.
+            number = float(value) if type(value) is int else value
+            return parse_duration(value) if isinstance(value, str) else msgspec.convert(number, float)
+        case Unit.COUNT:
+            return msgspec.convert(value, int, strict=not text)
+        case Unit.NUMBER:
+            return msgspec.convert(float(value) if type(value) is int else value, float, strict=not text)
+        case Unit.FLAG:
+            return msgspec.convert(value, bool, strict=not text)
+        case Unit.PATHS:
+            return msgspec.convert(_paths(value) if isinstance(value, str) and text else value, tuple[str, ...])
+        case Unit.TEXTS | Unit.NETWORKS:
+            return msgspec.convert(toml_value(value) if text else value, tuple[str, ...])
+        case Unit.ADDRESSES:
+            # an address may look like TOML's: 1.5 is none of its numbers here
+            listed = toml_value(value) if text and value.lstrip().startswith("[") else value
+            return msgspec.convert(listed, str | tuple[str, ...])
+        case Unit.COUNTS:
+            return msgspec.convert(toml_value(value) if text else value, tuple[int, ...])
+        case Unit.TENSORS:
+            return _tensors(toml_value(value) if text else value)
+        case Unit.TABLE:
+            return msgspec.convert(toml_value(value) if text else value, dict[str, Any])
+        case Unit.TEXT | Unit.CHOICE:
+            return msgspec.convert(value, str)
+
+
+def _paths(text: str) -> Any:
+    """A TOML array, or as in PATH."""
+    if text.lstrip().startswith("["):
+        return toml_value(text)
+    return text.split(":") if text else []
+
+
+def _tensors(tables: Any) -> Any:
+    """The tables as they are, if each has the members of a tensor; what those mean is the model's to judge."""
+    msgspec.convert(tables, list[TensorConfig])
+    known = [field.name for field in dataclasses.fields(TensorConfig)]
+    if unknown := [name for table in tables for name in table if name not in known]:
+        raise msgspec.ValidationError(f"a tensor has {', '.join(known)}; not {show(unknown[0])}")
+    return tables
+
+
+def _in_range(setting: Setting, value: Any) -> bool:
+    match setting.unit:
+        case Unit.COUNT | Unit.NUMBER | Unit.BYTES | Unit.SECONDS:
+            if setting.above and value <= setting.low:
+                return False
+            return bool(setting.low <= value <= setting.high and math.isfinite(value))
+        case Unit.COUNTS:
+            return all(setting.low <= item <= setting.high for item in value)
+        case Unit.CHOICE:
+            return value in setting.choices
+        case Unit.TEXT:
+            return not setting.pattern or re.fullmatch(setting.pattern, value) is not None
+        case Unit.ADDRESSES:
+            places = (value,) if isinstance(value, str) else value
+            return 0 < len(places) == len(set(places)) and all(re.fullmatch(setting.pattern, place) for place in places)
+        case Unit.NETWORKS:
+            return all(map(is_network, value))
+        case Unit.PATHS:
+            return all(path and "\0" not in path for path in value)
+        case _:
+            return True
+
+
+def _utf8(value: str, path: Key, source: str) -> str:
+    # The environment and the command line hand over bytes that are not UTF-8 as lone surrogates.
+    if not value.isascii() and any("\ud800" <= character <= "\udfff" for character in value):
+        key, got = dotted(path), show(without_secrets(path, value))
+        why = f"{plain(source)}: {key} must be UTF-8 text, not {got}"
+        raise ConfigError(Problem(text=why, where=source, key=key, expected="UTF-8 text", got=got))
+    return value

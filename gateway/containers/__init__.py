@@ -1,0 +1,1 @@
+"""A user's model container, shown as a model. May import client, catalog, core, net and telemetry."""

@@ -1,0 +1,378 @@
+"""The wire client of the bridge: how a model container is found, dialled, asked over HTTP and upgraded to a WebSocket."""
+
+from __future__ import annotations
+
+import math
+import os
+import re
+import secrets
+import socket
+import ssl
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
+from contextlib import asynccontextmanager, suppress
+from dataclasses import dataclass, fields
+from pathlib import Path
+from typing import Any, TypeAlias, final
+from urllib.parse import urlsplit
+
+import trio
+
+from gateway import client
+from gateway.client import Peer
+from gateway.config.load import ConfigError, parse_duration, parse_size
+from gateway.config.text import text_without_secrets
+from gateway.errors import BadRequest, TransportLost
+from gateway.net.tls_context import client_context
+from gateway.net.tls_transport import TLSTransport
+from gateway.net.transport import SocketTransport, Transport
+from gateway.telemetry.trace_fields import trace_fields
+from models.errors import ModelError
+from protocols.errors import LocalProtocolError, RemoteProtocolError
+from protocols.events import Buffer, Data, End, Headers, Request, Response
+from protocols.http1.connection import HTTP1Connection
+from protocols.roles import Role
+from protocols.websocket.connection import WebSocketConnection, WebSocketLimits
+from protocols.websocket.handshake import check_response, end_of_input, offered_end_of_input, request_headers
+
+Allocate: TypeAlias = Callable[[int], memoryview | None]
+"""Gives the memory of one large frame, or None where there is none."""
+
+Dial: TypeAlias = Callable[[], Awaitable[Transport]]
+"""Opens a connection to the container. Raises OSError or TransportLost; a cancelled one leaves nothing open."""
+
+AS_IT_IS = (b"accept-encoding", b"identity")
+"""Asked of every answer whose content somebody reads: what it is encoded with would be lost on its way to the client."""
+
+DEFAULT_PATH = "invocations-bidirectional-stream"
+"""Where a container takes its WebSocket unless the URL or the request says otherwise (container contract, GA)."""
+
+BAD_GATEWAY, GATEWAY_TIMEOUT = 502, 504
+"""What stands for the container's own status where it gave none."""
+
+_KIB = 1024
+_DEFAULT_PORT = {False: 8080, True: 443}  # the container contract's, and that of a front with TLS
+_SCHEMES = {"ws": False, "http": False, "wss": True, "https": True}
+# what ends a request target or would be taken for something else in it
+_NOT_IN_PATH = re.compile(r"[^!-~]|[?#]")
+# the rest of a refusal: its text is a kindness, nobody should wait long for it
+_TEXT_SECONDS = 2.0
+
+
+@final
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ContainerLimits:
+    """What the bridge to one container allows: bytes and seconds where nothing else is said."""
+
+    part: int = 16 * _KIB * _KIB
+    """The payload of one frame from the container; a larger one ends its session."""
+    read_ahead: int = 256 * _KIB
+    """Frames that are read from the container ahead of a slow client, for each session. The one that passes the bound
+    is whole: a session holds at most `read_ahead`, one frame of `part` bytes, and 128 KiB of what one receive brought.
+    All of it counts as `limits.total_bytes` of the gateway. What an invocation holds is one receive, 64 KiB."""
+    unsent: int = 128 * _KIB
+    """What the kernel takes ahead of what the container takes (TCP_NOTSENT_LOWAT); 0: the system's."""
+    error_text: int = 4 * _KIB
+    """How much of the container's own words a refusal passes on."""
+    connect_timeout: float = 10.0
+    """From the first packet to the answer to the handshake. The contract gives the container 250 ms."""
+    half_close_quiet: float = math.inf
+    """For a container that neither names an end of input nor closes its sessions itself. Once the client's input has ended,
+    Close is sent when the container has sent no frame for this long. Most WebSocket libraries answer a Close by
+    themselves and then drop what the container is still at, so this is a guess: it must be longer than any answer takes.
+    0 sends Close behind the last part, for a container that answers what came before a Close first. Infinite, the
+    default, never guesses: the session lasts until the container closes, or until its own time is over."""
+    half_close_timeout: float = 60.0
+    """How long the container may send no frame after our Close before it says its own."""
+    ping_interval: float = 60.0
+    """Between Pings; 0: none."""
+    pings_unanswered: int = 5
+    """Pings in a row without a byte from the container that end its session."""
+    invocation_timeout: float = 60.0
+    """Until the head of the answer to /invocations, and then between two pieces of it."""
+    model_load_timeout: float = 480.0
+    """For one load of a multi-model container's model: POST /models, and unloading others where it has no memory."""
+    model_unload_timeout: float = 360.0
+    """For one DELETE /models/{name} of it, which ends what the model is at."""
+    health_timeout: float = 2.0
+    """For one GET /ping."""
+    health_interval: float = 10.0
+    """Between two of them while the model is ready; 0: none."""
+    health_failures: int = 6
+    """So many in a row, without a byte from the container on any session, and it counts as gone."""
+    healthy_within: float = 480.0
+    """From the start of loading to the first 200."""
+
+
+_MAY_BE_ZERO = {"unsent", "half_close_quiet", "ping_interval", "health_interval"}
+
+
+def container_limits(given: Mapping[str, Any]) -> ContainerLimits:
+    """The limits of these names, as an operator writes them: a number, or text such as "500ms" or "64 KiB". Raises
+    ConfigError for a name or a value that is none."""
+    kinds = {field.name: type(field.default) for field in fields(ContainerLimits)}
+    found: dict[str, Any] = {}
+    for name, value in given.items():
+        if name not in kinds:
+            raise ConfigError(f"{name[:100]!r} is no limit of a container; there are: {', '.join(kinds)}")
+        try:
+            found[name] = _limit(kinds[name], value, low=0 if name in _MAY_BE_ZERO else 1)
+        except (ValueError, OverflowError):
+            wanted = "a duration, such as 500ms or 30" if kinds[name] is float else "a whole number, such as 5 or 64KiB"
+            raise ConfigError(f"{name} must be {wanted}, not {str(value)[:100]!r}") from None
+    return ContainerLimits(**found)
+
+
+def _limit(kind: type[Any], value: Any, *, low: int) -> Any:
+    """ValueError for what is no such number. A duration that must not be 0 may be as short as it likes."""
+    if isinstance(value, bool) or not isinstance(value, str | int | float):
+        raise ValueError
+    if kind is float:
+        seconds = parse_duration(value) if isinstance(value, str) else float(value)
+        if not math.isfinite(seconds) or seconds < 0 or (low and not seconds):
+            raise ValueError
+        return seconds
+    number = parse_size(value) if isinstance(value, str) else value
+    if not isinstance(number, int) or number < low:
+        raise ValueError
+    return number
+
+
+@final
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ContainerAddress:
+    """Where a container is: one address for its WebSocket and its HTTP."""
+
+    host: str
+    port: int
+    tls: bool
+    path: str
+    """Of the WebSocket, without the leading slash, where the request names none."""
+
+    @property
+    def authority(self) -> str:
+        host = f"[{self.host}]" if ":" in self.host else self.host
+        return f"{host}:{self.port}"
+
+
+def container_address(url: str) -> ContainerAddress:
+    """Reads `ws://host:port/path`; http:// means the same, and wss:// and https:// the same with TLS. Without a port it
+    is 8080, or 443 with TLS; without a path the contract's. Raises ValueError for anything else."""
+    shown = repr(text_without_secrets(url)[:200])
+    try:
+        parts = urlsplit(url)
+        port = parts.port
+    except ValueError as e:
+        raise ValueError(f"container URL: {text_without_secrets(str(e))}, in {shown}") from None
+    if parts.scheme not in _SCHEMES or not parts.hostname:
+        raise ValueError(f"container URL: expected ws://host:port, or wss, http or https, got {shown}")
+    if parts.username is not None or parts.query or parts.fragment:
+        raise ValueError(f"container URL: expected no user, query or fragment, got {shown}")
+    path = parts.path.removeprefix("/")
+    if _NOT_IN_PATH.search(path):
+        raise ValueError(f"container URL: expected a path of visible ASCII, got {path[:200]!r}")
+    tls = _SCHEMES[parts.scheme]
+    return ContainerAddress(host=parts.hostname, port=port or _DEFAULT_PORT[tls], tls=tls, path=path or DEFAULT_PATH)
+
+
+def dialler(address: ContainerAddress, limits: ContainerLimits, *, ca: str = "") -> Dial:
+    """Connections over TCP, with TLS where the address has it: the server's name is checked against the system's CAs, or
+    against the file `ca` alone. Raises ConfigError where that file cannot be used, or is not needed."""
+    context: ssl.SSLContext | None = None
+    if ca and not address.tls:
+        raise ConfigError("a CA is for wss:// and https://: this container is called in clear")
+    if address.tls:
+        context = client_context(Path(ca), alpn=["http/1.1"]) if ca else ssl.create_default_context()
+
+    async def dial() -> Transport:
+        stream = await trio.open_tcp_stream(address.host, address.port)
+        transport = _own(stream, limits.unsent)
+        if context is None:
+            return transport
+        try:
+            secure = TLSTransport(transport, context, server_side=False, hostname=address.host)
+            await secure.handshake()
+        except BaseException:
+            transport.close()
+            raise
+        return secure
+
+    return dial
+
+
+def _own(stream: trio.SocketStream, unsent: int) -> SocketTransport:
+    """A transport over the stdlib socket below trio's: ours wait with trio.lowlevel themselves."""
+    its = stream.socket
+    sock = socket.socket(its.family, its.type, its.proto, its.detach())
+    try:
+        return SocketTransport(sock, unsent=unsent)
+    except BaseException:  # a connection that is reset already may refuse its options
+        sock.close()
+        raise
+
+
+@final
+class Within:
+    """A time allowed from now on, and the words that name it and its limit."""
+
+    def __init__(self, seconds: float, setting: str) -> None:
+        self.deadline = trio.current_time() + seconds
+        self.words = f"within {seconds:g} s ({setting})"
+
+
+@final
+class NoAnswer(Exception):
+    """The container gave no answer that is one: `status` stands for its own, `message` is for the client to see."""
+
+    def __init__(self, message: str, *, status: int = BAD_GATEWAY) -> None:
+        super().__init__(message)
+        self.message, self.status = message, status
+
+
+@final
+class Container:
+    """One model container as a client sees it."""
+
+    def __init__(self, address: ContainerAddress, limits: ContainerLimits, dial: Dial) -> None:
+        self.address, self.limits = address, limits
+        self._dial = dial
+        self._authority = address.authority.encode()
+        self._websocket_limits = WebSocketLimits(part=limits.part)
+        self.heard = False
+        """A session has received something; whoever watches the container's health sets it back."""
+        self.scratch = memoryview(bytearray(64 * _KIB))
+        """What sessions receive into; nobody waits while it holds anything."""
+
+    @asynccontextmanager
+    async def connect(self, within: Within) -> AsyncIterator[Transport]:
+        """A connection, closed at the end of the block. NoAnswer if there is none in time."""
+        transport: Transport | None = None
+        with trio.move_on_at(within.deadline):
+            try:
+                transport = await self._dial()
+            except (OSError, TransportLost) as e:
+                raise NoAnswer(f"cannot connect to the container at {self.address.authority}: {_reason(e)}") from e
+        if transport is None:
+            raise NoAnswer(f"the container did not accept a connection {within.words}", status=GATEWAY_TIMEOUT)
+        try:
+            yield transport
+        finally:
+            transport.close()
+
+    async def ask(
+        self, peer: Peer, method: bytes, target: bytes, headers: Headers, within: Within, body: Buffer | None = None
+    ) -> Response:
+        """One request, in the trace of the current exchange, and the head of its final answer. NoAnswer if there is none in
+        time, BadRequest for a target or a header that cannot be written."""
+        length = None if body is None else memoryview(body).nbytes
+        request = Request(
+            stream=1,
+            method=method,
+            target=target,
+            authority=self._authority,
+            headers=[*headers, *trace_fields()],
+            content_length=length,
+        )
+        try:
+            peer.machine.send(request)
+        except LocalProtocolError as e:
+            raise BadRequest(f"cannot ask the container: {e}") from None
+        if body is not None and length:
+            peer.machine.send(Data(stream=1, buffers=(body,)))
+        peer.machine.send(End(stream=1))
+        with trio.move_on_at(within.deadline):
+            try:
+                while True:
+                    event = await peer.next_event()
+                    if isinstance(event, Response) and (event.status >= 200 or event.status == 101):
+                        return event
+            except (TransportLost, RemoteProtocolError) as e:
+                asked = f"{method.decode()} {target.partition(b'?')[0][:100].decode('latin-1')}"
+                raise NoAnswer(f"the container gave no answer to {asked}: {_reason(e)}") from e
+        raise NoAnswer(f"the container did not answer {within.words}", status=GATEWAY_TIMEOUT)
+
+    async def ping(self) -> str:
+        """Why GET /ping was not answered with 200; empty when it was."""
+        within = Within(self.limits.health_timeout, "health_timeout")
+        try:
+            async with self.connect(within) as transport:
+                answer = await self.ask(client.http1(transport), b"GET", b"/ping", [(b"connection", b"close")], within)
+        except NoAnswer as e:
+            return e.message
+        return "" if answer.status == 200 else f"the container answered {answer.status} to GET /ping"
+
+    async def upgrade(
+        self, transport: Transport, target: bytes, headers: Headers, within: Within, allocate: Allocate
+    ) -> tuple[WebSocketConnection, Response, bytes | None]:
+        """The WebSocket that the connection becomes, the answer that said so, and the text that the container takes for
+        the end of the input, where it names one (`protocols.websocket.handshake.END_OF_INPUT`). Large frames land in
+        what `allocate` gives. NoAnswer where there was no answer, ModelError with the container's status and text where
+        it refused."""
+        peer, key = client.http1(transport), secrets.token_bytes(16)
+        offered = offered_end_of_input(secrets.token_bytes(16))
+        answer = await self.ask(peer, b"GET", target, [*headers, offered, *request_headers(key)], within)
+        if answer.status != 101:
+            raise await self.refusal(peer, answer, code="HandshakeFailed")
+        try:
+            check_response(key, answer)
+            end = end_of_input(answer.headers)
+        except RemoteProtocolError as e:
+            raise NoAnswer(f"the container broke the WebSocket handshake: {e}") from e
+        machine = WebSocketConnection(
+            Role.CLIENT, self._websocket_limits, mask=lambda: secrets.token_bytes(4), allocate=allocate
+        )
+        assert isinstance(peer.machine, HTTP1Connection)
+        machine.receive_data(peer.machine.switch())
+        return machine, answer, end
+
+    async def refusal(self, peer: Peer, answer: Response, *, code: str) -> ModelError:
+        """What the container said instead, in its own words where it has an error status and any that can be read."""
+        limit, text = self.limits.error_text, bytearray()
+        if 400 <= answer.status <= 599 and not content_coding(answer):
+            with trio.move_on_after(_TEXT_SECONDS), suppress(TransportLost, RemoteProtocolError):
+                while len(text) < limit and (piece := await next_piece(peer)) is not None:
+                    text += piece
+        return refused(answer.status, text[:limit].decode(errors="replace"), code=code)
+
+
+def refused(status: int, said: str, *, code: str, asked: str = "") -> ModelError:
+    """The error for an answer that is none: with the container's own status where that is an error's, and its own words
+    where it has any."""
+    error = 400 <= status <= 599
+    message = said if said and error else f"the container answered {status}{asked and f' to {asked}'}"
+    return ModelError(message, code=code, status=status if error else BAD_GATEWAY)
+
+
+def content_coding(answer: Response) -> str:
+    """How the answer's content is encoded (RFC 9110 section 8.4); empty where it is as it is."""
+    values = [value for name, value in answer.headers if name == b"content-encoding"]
+    codings = b",".join(values).decode("latin-1").lower().split(",")
+    return ", ".join(coding for c in codings if (coding := c.strip()) not in ("", "identity"))
+
+
+async def next_piece(peer: Peer) -> Buffer | None:
+    """The next piece of the answer under way, None at its end. Raises TransportLost or RemoteProtocolError where it is
+    cut off."""
+    event = await peer.next_event()
+    if isinstance(event, Data):
+        peer.credit(event)
+        return event.buffers[0]
+    return None
+
+
+def text_headers(headers: Sequence[tuple[str, str]]) -> list[tuple[bytes, bytes]]:
+    """As an HTTP/1.1 machine takes them. Raises BadRequest for what no HTTP/1.1 header can hold."""
+    try:
+        return [(name.encode("ascii"), value.encode("latin-1")) for name, value in headers]
+    except UnicodeEncodeError as e:
+        raise BadRequest(f"a header for the container: expected latin-1, got {e.object[:100]!r}") from None
+
+
+def _reason(error: Exception) -> str:
+    """In few words: trio's error names the address, as ours does; the system's behind it says why."""
+    if not isinstance(error, OSError):
+        return str(error)
+    cause: BaseException = error.__cause__ or error
+    if isinstance(cause, BaseExceptionGroup):  # of the addresses that a name has
+        cause = cause.exceptions[0]
+    number = getattr(cause, "errno", None) or 0
+    return os.strerror(number) if number > 0 else str(cause)  # those of name look-ups are negative

@@ -1,0 +1,596 @@
+"""One connection: its reader, its writer, its exchanges, and the edge that no exception crosses."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any, Protocol, final
+
+from gateway.core.credentials import Door
+from gateway.core.exchange import LAST_WORD, Exchange, Wire
+from gateway.errors import Drained, Ending, SlowReader, TransportLost
+from gateway.net.certificate import read_client
+from gateway.net.tls_transport import TLSTransport
+from gateway.untrusted_text import unquoted
+from protocols.errors import RemoteProtocolError
+from protocols.events import Buffer, Headers, Request, Sent
+
+if TYPE_CHECKING:
+    from gateway.config import Config, LimitsConfig
+    from gateway.core.memory import BodyPool
+    from gateway.net.proxies import TrustedProxies
+    from gateway.net.transport import Transport
+    from gateway.wires.asgi import ASGICall
+    from models.session import ClientCertificate
+    from protocols.buffers import ByteBudget
+    from protocols.date_field import DateField
+
+log = logging.getLogger("gateway.connection")
+
+_NOTHING: list[Buffer] = []  # which nobody changes
+_READS = 4  # receives before others get their turn
+_WRITE_AT_MOST = 1024 * 1024
+# After our last byte an unread upload must be swallowed for a moment: closing over unread bytes makes the kernel
+# send RST, which can destroy the answer before the client reads it (RFC 9112 section 9.6).
+_LINGER_SECONDS = 1.0  # and up to one more, until the coarse timer sees it
+# More than a client sends beyond a limit by mistake: one that is cut off while it writes never reads why (over TLS,
+# botocore and others do not even try). It costs time alone, which is bounded.
+_LINGER_BYTES = 64 * 1024 * 1024
+
+
+class ConnectionWire(Wire, Protocol):
+    """A machine with its driver's rules; what a connection needs beyond what its exchanges need."""
+
+    def receive_buffer(self, scratch: memoryview) -> memoryview | None:
+        """Where the next bytes go: `scratch`, for `receive_data`; a place of their own, for `buffer_updated`; None while
+        none are taken."""
+        ...
+
+    def buffer_updated(self, n: int) -> bool:
+        """Whether it is worth a `pump` already: not for each piece of a large body that lands where it will stay."""
+        ...
+
+    def receive_data(self, data: memoryview) -> bool:
+        """The same: not where these bytes were all of a request, which is handed on already."""
+        ...
+
+    def receive_eof(self) -> None: ...
+    def pump(self, at_most: int) -> bool:
+        """Takes events from the machine and hands them on; True when it has no more. Raises RemoteProtocolError."""
+        ...
+
+    def protocol_error(self, error: RemoteProtocolError) -> None:
+        """Says goodbye as the wire does; the connection closes when that is written."""
+        ...
+
+    def data_to_send(self, at_most: int) -> list[Buffer]: ...
+    def data_sent(self) -> Sent | None:
+        """What `data_to_send` gave has left, or else the connection's `answer`. None where its exchange was told so."""
+        ...
+
+    def held(self) -> tuple[int, int]:
+        """Bytes that were received and no exchange has taken, and bytes that wait to be written."""
+        ...
+
+    @property
+    def over(self) -> bool:
+        """Nothing will be written any more: the connection may close once its output is out."""
+        ...
+
+    def tick(self, now: float) -> None: ...
+    def drain(self) -> None: ...
+    def close(self) -> None:
+        """The transport is gone and no exchange runs any more: what the machine still holds of the budget goes back."""
+        ...
+
+
+class Server(Protocol):
+    """What a connection needs from the server it belongs to."""
+
+    config: Config
+    limits: LimitsConfig
+    budget: ByteBudget
+    pool: BodyPool
+    scratch: memoryview
+    proxies: TrustedProxies | None
+    draining: bool
+    date: DateField
+    """The Date field of its answers."""
+    door: Door
+    """Decides which fields of a request its models see."""
+
+    def clock(self) -> float: ...
+    def new_id(self) -> str: ...
+    def turn_soon(self, connection: Connection) -> None:
+        """Calls the connection's `turn` when others had theirs."""
+        ...
+
+    def run_exchange(self, exchange: Exchange) -> None: ...
+    def exchange_opened(self, exchange: Exchange) -> None: ...
+    def exchange_closed(self, exchange: Exchange) -> None: ...
+    def connection_closed(self, connection: Connection | ASGICall) -> None: ...
+
+
+class Watch(Protocol):
+    """Who tells a connection that its transport is `readable` or `writable` again."""
+
+    edges: bool
+    """Whether it tells without being asked."""
+
+    def dry(self) -> None:
+        """There is nothing more to receive."""
+        ...
+
+    def full(self) -> None:
+        """It takes no more bytes."""
+        ...
+
+    def over(self) -> None:
+        """There is nothing more to tell. Called before the transport is closed."""
+        ...
+
+
+@final
+class Connection:
+    """Drives one wire over one transport, without a task of its own.
+
+    It is told when the transport is readable or writable, and has a `turn` when it asked for one; what it does then
+    never waits. Each exchange has a task, which waits for nobody here but its own input and room. The connection is
+    over when the wire says so, when the transport fails, or when the server says so; its exchanges then have their
+    endings, and when the last has returned, everything they held is given back.
+    """
+
+    __slots__ = (  # a dict of more than 30 names has no place in CPython's inline caches
+        "_blocked_since",
+        "_certificate",
+        "_closed",
+        "_dirty",
+        "_ending",
+        "_fields",
+        "_headers",
+        "_hung_up",
+        "_linger_until",
+        "_lost",
+        "_ready",
+        "_rest",
+        "_soon",
+        "_swallowed",
+        "_watch",
+        "answer",
+        "behind",
+        "blocked",
+        "budget",
+        "clock",
+        "eof",
+        "exchanges",
+        "last_received",
+        "last_sent",
+        "limits",
+        "peer",
+        "pool",
+        "proxies",
+        "reading_paused",
+        "requests",
+        "server",
+        "transport",
+        "wire",
+    )  # fmt: skip
+
+    def __init__(
+        self,
+        server: Server,
+        transport: Transport,
+        make_wire: Callable[[Connection], ConnectionWire],
+        watch: Watch,
+        proxies: TrustedProxies | None = None,
+    ) -> None:
+        """`proxies` may name clients in requests; None where the peer is none of them."""
+        self.server, self.transport = server, transport
+        self.limits, self.budget, self.pool, self.clock = server.limits, server.budget, server.pool, server.clock
+        self.peer, self.proxies = transport.peer, proxies
+        self.exchanges: dict[int, Exchange] = {}
+        self._headers: Headers = ()
+        self._fields: dict[bytes, bytes] = {}
+        self.eof = False
+        self.last_received = self.last_sent = self.clock()
+        self.requests = 0
+        self._watch, self._soon = watch, server.turn_soon
+        self._ready = True  # worth a try to receive
+        self._hung_up = False
+        self.behind = False
+        """True while it has received more than it may hand on at once: its turns begin the rest, bit by bit."""
+        self.reading_paused = self._dirty = False
+        self._ending = False  # being told what has left: whether the wire is over is looked at after that
+        self.answer: bytes | None = None
+        """What a wire had to send, where that was all when it was said: it leaves without `data_to_send`."""
+        self._rest = _NOTHING  # what the transport did not take
+        self.blocked = False
+        self._blocked_since: float | None = None
+        self._linger_until: float | None = None
+        self._swallowed = 0
+        self._lost: Ending | None = None
+        self._closed = False
+        self._certificate: ClientCertificate | None = None
+        self.wire = make_wire(self)
+
+    @property
+    def door(self) -> Door:
+        """Decides which fields of a request models see."""
+        return self.server.door
+
+    @property
+    def client_certificate(self) -> ClientCertificate | None:
+        """What the client has shown of itself, where TLS has verified it."""
+        transport = self.transport
+        if self._certificate is None and isinstance(transport, TLSTransport) and (der := transport.peer_certificate()):
+            self._certificate = read_client(der)
+        return self._certificate
+
+    # -- life ------------------------------------------------------------------------------------------------------
+
+    def begin(self, received: bytes = b"") -> None:
+        """Serves from now on; `received` was read from the transport already."""
+        self._contain(self._begin, received)
+
+    def _begin(self, received: bytes) -> None:
+        if received:
+            self.wire.receive_data(memoryview(received))
+            self.pump()
+        self._read()
+
+    def readable(self, hung_up: bool = False) -> None:
+        """The transport has something to receive; `hung_up` where its end or an error may be behind it."""
+        if not self.eof and self._lost is None:
+            self._ready = True
+            if hung_up:
+                self._hung_up = True
+            try:
+                self._read()
+            except Exception as e:
+                self.failed(e)
+
+    def writable(self) -> None:
+        """The transport takes bytes again."""
+        if self.blocked:
+            self._contain(self._write_rest)
+
+    def turn(self) -> None:
+        """What was put off: events, bytes to receive, bytes to write."""
+        self._dirty = False
+        if self._lost is None:
+            try:
+                if self.behind:
+                    self._catch_up()
+                if self._ready or self._linger_until is not None:
+                    self._read()
+                if not self.blocked:
+                    self._write()
+            except Exception as e:
+                self.failed(e)
+
+    def _contain(self, act: Callable[..., None], *arguments: Any) -> None:
+        """The server's tasks come in here: what goes wrong ends this connection and not them."""
+        if self._lost is not None:
+            return
+        try:
+            act(*arguments)
+        except Exception as e:
+            self.failed(e)
+
+    def failed(self, error: Exception) -> None:
+        """The connection ends with what went wrong in it."""
+        ending = Ending.LOST
+        if isinstance(error, TransportLost):
+            log.debug("transport lost", extra={"peer": self.peer, "reason": str(error)})
+            if error.left or self.eof:
+                ending = Ending.CANCELLED
+        else:
+            log.error("connection failed", extra={"peer": self.peer}, exc_info=error)
+        self.lost(ending)
+
+    def lost(self, ending: Ending | None = None) -> None:
+        """The transport is gone, or given up: every exchange ends, then the connection."""
+        if self._lost is not None:
+            return
+        self._lost = ending or (Ending.CANCELLED if self.eof else Ending.LOST)
+        self._rest = _NOTHING
+        for act in (self._watch.over, self.transport.close):
+            self._attempt(act)
+        for exchange in list(self.exchanges.values()):
+            self._attempt(exchange.cut, self._lost)
+        self._close_if_over()
+
+    def _close_if_over(self) -> None:
+        """The last exchange has returned: the machine gives back what it holds."""
+        if self._lost is not None and not self.exchanges and not self._closed:
+            self._closed = True
+            self._attempt(self.wire.close)
+            self.server.connection_closed(self)
+
+    def _attempt(self, act: Callable[..., None], *arguments: Any) -> None:
+        try:
+            act(*arguments)
+        except Exception:
+            log.exception("connection failed", extra={"peer": self.peer})
+
+    # -- reading ---------------------------------------------------------------------------------------------------
+
+    def _read(self) -> None:
+        if self._linger_until is not None:
+            self._linger()
+            return
+        transport, wire, scratch = self.transport, self.wire, self.server.scratch
+        for _ in range(_READS):
+            buffer = None if self.behind else wire.receive_buffer(scratch)
+            if buffer is None:
+                self.reading_paused = True
+                return
+            self.reading_paused = False
+            n = transport.try_receive_into(buffer)
+            if n is None:
+                self._dry()
+                return
+            self.last_received = self.clock()
+            if n == 0:
+                self.eof, self._ready = True, False
+                wire.receive_eof()
+            else:
+                if n < len(buffer) and transport.short_is_dry and not self._hung_up:
+                    self._ready = False
+                    if not self._watch.edges:
+                        self._watch.dry()
+                if not (wire.receive_data(scratch[:n]) if buffer is scratch else wire.buffer_updated(n)):
+                    if not self._ready:
+                        return
+                    continue
+            del buffer  # a body must not live longer than its exchange
+            if not self._pump_some():
+                self.pump_soon()
+            if not self._ready or self._lost is not None or self._linger_until is not None:
+                return
+            wire = self.wire
+        self.turn_soon()
+
+    def _dry(self) -> None:
+        self._ready = False
+        if not self._watch.edges:
+            self._watch.dry()
+
+    def pump(self) -> None:
+        """Hands on what the machine has: `limits.checkpoint_events` at once, the rest when others had their turn."""
+        if not self.behind and not self._pump_some():
+            self.pump_soon()
+
+    def pump_soon(self) -> None:
+        """The same, in this connection's next turn."""
+        self.behind = True
+        self.turn_soon()
+
+    def _catch_up(self) -> None:
+        if self._pump_some():
+            self.behind = False
+            self.read_more()
+        else:
+            self.turn_soon()
+
+    def _pump_some(self) -> bool:
+        if self._lost is not None:
+            return True
+        try:
+            done = self.wire.pump(self.limits.checkpoint_events)
+        except RemoteProtocolError as e:
+            reason = unquoted(str(e))[:300]
+            log.info("protocol error", extra={"peer": self.peer, "wire": self.wire.name, "reason": reason})
+            self.wire.protocol_error(e)
+            self.output_ready()
+            return True
+        return done
+
+    def read_more(self) -> None:
+        """Something was consumed: a reader that had stopped looks again."""
+        if self.reading_paused:
+            self.turn_soon()
+
+    # -- writing ---------------------------------------------------------------------------------------------------
+
+    def turn_soon(self) -> None:
+        """This connection has its turn when others had theirs."""
+        if not self._dirty and self._lost is None:
+            self._dirty = True
+            self._soon(self)
+
+    def output_ready(self) -> None:
+        """The machine may have bytes, or be over: looked at in this connection's next turn, and what became ready until
+        then leaves together."""
+        if not self._dirty and not self.blocked and self._lost is None:
+            self._dirty = True
+            self._soon(self)
+
+    def _write(self) -> None:
+        wire, answer, n = self.wire, self.answer, None
+        if answer is not None:
+            self.answer = None
+            n = self.transport.try_send((answer,))
+        if answer is not None and n == len(answer) and not self.transport.pending:
+            self.last_sent = self.clock()
+            size = n
+        else:
+            buffers = wire.data_to_send(_WRITE_AT_MOST)
+            size = len(buffers[0]) if len(buffers) == 1 else sum(map(len, buffers))
+            if size and not self._send(buffers, size, n):
+                self.blocked, self._blocked_since = True, self.clock()
+                self._watch.full()
+                return
+        # also when there was nothing: an end without bytes of its own, such as a declared length that is met, shows here
+        self._ending = True
+        sent = wire.data_sent()
+        if sent is not None:
+            self._sent(sent)
+        self._ending = False
+        if size >= _WRITE_AT_MOST:
+            self.output_ready()
+        elif self.wire.over and self._lost is None and self._linger_until is None:
+            self._begin_linger()
+
+    def _send(self, buffers: list[Buffer], size: int, n: int | None = None) -> bool:
+        """Sends what the machine gave, of which n bytes have left already; False if the transport is full, and keeps what
+        it did not take."""
+        transport = self.transport
+        if n is None:
+            n = transport.try_send(buffers)
+        while True:
+            if n == size:
+                self.last_sent = self.clock()
+                self._rest = _NOTHING
+                return not transport.pending
+            if not n:
+                self._rest = buffers
+                return False
+            self.last_sent = self.clock()
+            size -= n
+            buffers = _after(buffers, n)
+            n = transport.try_send(buffers)
+
+    def _write_rest(self) -> None:
+        """The transport was full, and may have room again."""
+        if self.transport.pending:
+            self.transport.try_send(())
+        before = self.last_sent
+        if (self._rest and not self._send(self._rest, sum(map(len, self._rest)))) or self.transport.pending:
+            if self.last_sent != before:
+                self._blocked_since = self.last_sent
+            self._watch.full()
+            return
+        self._blocked_since, self.blocked = None, False
+        sent = self.wire.data_sent()
+        if sent is not None:
+            self._sent(sent)
+        self.output_ready()
+
+    def _sent(self, sent: Sent) -> None:
+        exchanges = self.exchanges
+        ended = sent.ended
+        if sent.room != ended:  # of an answer that left whole nobody waits for room
+            for stream in sent.room:
+                exchange = exchanges.get(stream)
+                if exchange is not None:
+                    exchange.room_changed()
+        for stream in ended:
+            exchange = exchanges.get(stream)
+            if exchange is not None:
+                exchange.ended()
+
+    # -- the end ---------------------------------------------------------------------------------------------------
+
+    def _begin_linger(self) -> None:
+        """Everything is written. What the client still sends is swallowed for a moment."""
+        if self.eof:
+            self.lost(Ending.CANCELLED)
+            return
+        self._linger_until = self.clock() + _LINGER_SECONDS
+        self.reading_paused = False
+        self.transport.send_eof()
+        self._linger()
+
+    def _linger(self) -> None:
+        for _ in range(_READS):  # in turns, as whatever else is received: there may be much of it
+            n = self.transport.try_receive_into(self.server.scratch)
+            if n is None:
+                self._dry()
+                return
+            self._swallowed += n
+            if not n or self._swallowed >= _LINGER_BYTES:
+                self.lost()
+                return
+        self.turn_soon()
+
+    # -- exchanges -------------------------------------------------------------------------------------------------
+
+    def open_exchange(
+        self, request: Request, like: Exchange | None = None, stream: int = 0, body: bytes | None = None
+    ) -> Exchange:
+        """A request head has arrived: its exchange starts in a task of its own. `like` is one with the same head, perhaps
+        the very same object; then `stream` says which this one is. `body` is all of its body, where that is here."""
+        self.requests += 1
+        server = self.server
+        exchange = Exchange(self, self.wire, request, server.new_id(), self.last_received, like, stream, body)
+        self.exchanges[exchange.stream] = exchange
+        server.exchange_opened(exchange)
+        server.run_exchange(exchange)
+        return exchange
+
+    def fields(self, headers: Headers) -> dict[bytes, bytes]:
+        """The first field of each name; made once for a client that repeats itself."""
+        if headers is not self._headers:
+            # in this order the first one of a name is the one that stays
+            self._headers, self._fields = headers, dict(reversed(headers))
+        return self._fields
+
+    def exchange_closed(self, exchange: Exchange) -> None:
+        """The exchange has its ending and its task is done."""
+        del self.exchanges[exchange.stream]
+        self.server.exchange_closed(exchange)
+        if self._lost is not None:
+            self._close_if_over()
+        elif not (self._dirty or self._ending) and self.wire.over:
+            self.output_ready()
+
+    # -- time ------------------------------------------------------------------------------------------------------
+
+    def tick(self, now: float) -> None:
+        """The server's coarse timer looks at the stamps: stalls, silence, hang-ups, and the wire's own times."""
+        self._contain(self._look_at_stamps, now)
+
+    def drain(self) -> None:
+        """Says goodbye: no new requests, live exchanges go on."""
+        self._contain(self.wire.drain)
+        self.output_ready()
+
+    def _look_at_stamps(self, now: float) -> None:
+        stall = self.limits.write_stall
+        if stall and self._blocked_since is not None and now - self._blocked_since > stall:
+            self._stalled(stall, now - self._blocked_since)
+        elif self._linger_until is not None:
+            if now >= self._linger_until:
+                self.lost()
+        else:
+            if self.reading_paused and self.exchanges and self.transport.hung_up():
+                self._left_unread()
+            if self._lost is None:
+                self.wire.tick(now)
+
+    def _stalled(self, stall: float, waited: float) -> None:
+        """The peer takes nothing: what runs for it stops, and says so behind what is queued. The connection ends a moment
+        later, where the peer has not taken that either."""
+        running = [e for e in self.exchanges.values() if e.interruption is None and e.finishing is None]
+        told = any(e.interruption is not None for e in self.exchanges.values())
+        if running or not told:
+            log.info("write stalled", extra={"peer": self.peer, "seconds": stall, "setting": "limits.write_stall"})
+        for exchange in running:
+            exchange.interrupt(SlowReader(stall))
+        if waited > stall + LAST_WORD or not (running or told):
+            self.lost(Ending.LOST)
+
+    def _left_unread(self) -> None:
+        """The client is gone, and nobody reads as far as its leaving; an answer that is whole still goes out."""
+        unfinished = [exchange for exchange in self.exchanges.values() if exchange.finishing is None]
+        if len(unfinished) == len(self.exchanges):
+            self.lost(Ending.CANCELLED)
+            return
+        for exchange in unfinished:
+            exchange.cut(Ending.CANCELLED)
+
+    def drain_now(self) -> None:
+        """The drain deadline has passed: what still runs gets its ending."""
+        for exchange in list(self.exchanges.values()):
+            exchange.interrupt(Drained("the server is shutting down and its drain deadline (drain.timeout) has passed"))
+
+
+def _after(buffers: list[Buffer], n: int) -> list[Buffer]:
+    """What is left of the buffers once their first n bytes are gone."""
+    for i, buffer in enumerate(buffers):
+        size = len(buffer)
+        if n < size:
+            return [memoryview(buffer)[n:], *buffers[i + 1 :]]
+        n -= size
+    return []

@@ -1,0 +1,1109 @@
+"""One request and its answer, whatever the wire: bytes with credit, reserve then commit, and exactly one ending."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Coroutine, Sequence
+from functools import partial
+from typing import TYPE_CHECKING, Any, Protocol, final
+
+import msgspec
+import trio
+
+from gateway.codecs.threads import beside
+from gateway.core.memory import GrowingBody
+from gateway.core.waits import INPUT, ROOM, Waits
+from gateway.errors import (
+    BadRequest,
+    DeadlineExceeded,
+    Ending,
+    GatewayError,
+    Overloaded,
+    Refusal,
+    SlowUpload,
+    TooLarge,
+    UnsupportedEncoding,
+)
+from models.blocking import detached, throw
+from protocols.content_coding import Coding, Inflater, parse_content_encoding
+from protocols.errors import RemoteProtocolError
+from protocols.events import Buffer, Frame, Headers, Opcode, Request
+from protocols.http1.output import PIECE_SIZES
+
+if TYPE_CHECKING:
+    from gateway.config import LimitsConfig
+    from gateway.core.credentials import Door
+    from gateway.core.memory import BodyPool
+    from gateway.net.proxies import TrustedProxies
+    from models.session import ClientCertificate
+    from protocols.buffers import ByteBudget
+
+# A model that never waits still meets cancellation and lets others run after 32 messages sent or 64 received, or after
+# `limits.checkpoint_bytes`.
+_RECEIVED = 64
+_SENT = 2  # of what is left of a turn, for each message sent: what is sent is counted by it
+_TURN = 34 * _SENT  # one message that has waited for room, then 32 that need not
+_BETWEEN = frozenset((_TURN - _SENT, *range(2 * _SENT, _TURN, 2 * _SENT)))  # what is left where the clock is not asked
+# ... or after this many seconds of messages: a model whose steps are slow must not take 32 of them in one turn.
+_TURN_SECONDS = 0.001
+_PAST = float("-inf")  # when a turn has ended that is over
+_ALL = -(1 << 62)  # where its bytes began: there are no more of them
+_LONG = 4096  # bytes: of shorter messages those of a turn are few, whatever their number
+# A body of known length is paid for as it arrives, in steps of this many bytes.
+_BODY_STEP = 1024 * 1024
+# A body is inflated in steps: a few short ones here, which is all that most bodies need, then long ones in a thread.
+_SHORT_STEP, _SHORT_STEPS = 64 * 1024, 4
+# What a piece that waits costs beside its bytes, for its objects and its place: without it, empty frames would be free.
+_PIECE = 128
+_SMALL = 512
+# Where the wire is not asked for its room again, each message counts for as much more: its framing at most.
+_FRAMING = 20
+_FOREVER = float("inf")
+_NOTHING: list[Buffer | Frame] = []  # which nobody changes
+# nginx, and the proxies that have its manners, collect an answer before they pass it on, unless it says this
+_UNBUFFERED = (b"x-accel-buffering", b"no")
+NO_PIECES: list[bytes] = []  # likewise
+LAST_WORD = 5.0
+"""Seconds that a client has, after `limits.write_stall`, to read again and hear why its answer ends: what
+`websocket.close_timeout` gives a Close. Meanwhile its model has stopped, and only what is queued is held."""
+
+
+class Wire(Protocol):
+    """What an exchange asks of its connection. Every call is synchronous and commits; none may fail for a peer's
+    reason: when the peer is gone they do nothing, and the exchange has been told."""
+
+    name: str
+    windowed: bool
+    """Whether the wire has a receive window per stream, paid from the budget by its machine."""
+    exclusive: bool
+    """Whether its room shrinks by what the exchange itself pushes alone, each message with at most `_FRAMING` bytes more."""
+    pieces: list[bytes]
+    """What `push_piece` has begun to put together, the exchange's own, and the connection knows that there is some:
+    while this list is not empty, others of `PIECE_SIZES` may be appended instead. Empty where a wire does not do so."""
+
+    def credit(self, exchange: Exchange, n: int) -> None: ...
+    def proceed(self, exchange: Exchange) -> None: ...
+    def room(self, exchange: Exchange) -> int: ...
+    def empty(self, exchange: Exchange) -> bool: ...
+    def start(self, exchange: Exchange, status: int, headers: Headers) -> None: ...
+    def push(self, exchange: Exchange, buffers: Sequence[Buffer]) -> None: ...
+    def push_piece(self, exchange: Exchange, piece: bytes) -> None:
+        """`push` of one buffer, for those that are many and short."""
+        ...
+
+    def push_frame(self, exchange: Exchange, opcode: Opcode, fin: bool, buffers: Sequence[Buffer]) -> None: ...
+    def finish(self, exchange: Exchange, code: int, reason: str) -> None: ...
+    def respond(
+        self, exchange: Exchange, status: int, headers: Headers, length: int, fresh: Headers, buffers: Sequence[Buffer]
+    ) -> None:
+        """`start`, `push` if there are buffers, and `finish`. The head says `headers`, a content-length of `length` and
+        `fresh`, which has what else differs with each answer: a tuple of `headers` may be kept in the form that goes out."""
+        ...
+
+    def reset(self, exchange: Exchange) -> None: ...
+    def land(self, exchange: Exchange, buffer: memoryview) -> bool: ...
+    def release(self, exchange: Exchange) -> None: ...
+
+
+class Owner(Protocol):
+    """Who keeps count of exchanges."""
+
+    peer: str
+    proxies: TrustedProxies | None
+    """Proxies that may name clients in requests; None: no field is believed."""
+
+    limits: LimitsConfig
+    budget: ByteBudget
+    pool: BodyPool
+    last_sent: float
+    """When bytes were last taken by the transport, on Trio's clock."""
+
+    @property
+    def door(self) -> Door:
+        """Decides which fields of a request models see."""
+        ...
+
+    @property
+    def client_certificate(self) -> ClientCertificate | None:
+        """What the client has shown of itself, verified."""
+        ...
+
+    def clock(self) -> float: ...
+    def fields(self, headers: Headers) -> dict[bytes, bytes]:
+        """The first field of each name."""
+        ...
+
+    def exchange_closed(self, exchange: Exchange) -> None: ...
+    def failed(self, error: Exception) -> None:
+        """What went wrong outside of the exchange's own work: the connection ends with it."""
+        ...
+
+
+@final
+class _Gathering:
+    """A whole body on its way into one buffer."""
+
+    __slots__ = ("error", "filled", "growing", "landed", "limit", "setting", "sink")
+
+    def __init__(self, limit: int, setting: str, sink: memoryview | None) -> None:
+        """`sink` is its buffer where its length is known."""
+        self.limit, self.setting, self.sink = limit, setting, sink
+        self.growing = bytearray()  # the buffer where it is not
+        self.filled = 0
+        self.landed = False  # the wire itself receives into the sink
+        self.error: GatewayError | None = None
+
+    def take_error(self) -> GatewayError:
+        """The error, to be raised, which is forgotten here: its traceback will know the gathering task and the body."""
+        error, self.error = self.error, None
+        assert error is not None
+        return error
+
+
+@final
+class Exchange:
+    """A request, its body as it arrives, and the answer as it leaves.
+
+    Inbound: `receive` takes a piece and gives its credit back; a cancelled `receive` has taken nothing.
+    Outbound: `await wait_room(n)` first, then `start`, `push` and `finish`, which are synchronous and cannot be
+    cancelled between each other. `finish` names the ending the last byte stands for; the ending is decided when that
+    byte is with the kernel, or earlier by whatever cuts the exchange off. The first decision stays.
+
+    A cancel scope surrounds the work, from `begin` to `leave`. It is cancelled when the client is gone (`gone`: nothing
+    can be said to it any more) and when the exchange is interrupted (deadline, drain, a lost worker: an ending must
+    still be said).
+    """
+
+    __slots__ = (
+        "_assembly",
+        "_cancelled",
+        "_cancelled_at",
+        "_ceiling",
+        "_charged",
+        "_consumed",
+        "_gathering",
+        "_held",
+        "_inbox",
+        "_items",
+        "_made",
+        "_objects",
+        "_outbox",
+        "_reader",
+        "_received",
+        "_reserved",
+        "_returned",
+        "_scope",
+        "_turn_bytes",
+        "_turn_ends",
+        "_turn_left",
+        "_until",
+        "_writer",
+        "allowed",
+        "allowed_by",
+        "arrived_at",
+        "awaited",
+        "began_at",
+        "bytes_in",
+        "bytes_out",
+        "copied",
+        "deadline",
+        "dialect",
+        "ending",
+        "fail",
+        "fields",
+        "finishing",
+        "first_at",
+        "gone",
+        "id",
+        "incident",
+        "input_ended",
+        "interruption",
+        "left_at",
+        "model",
+        "moved_at",
+        "owner",
+        "parts_in",
+        "priority",
+        "reply",
+        "request",
+        "route",
+        "sent_at",
+        "silence",
+        "started_at",
+        "status",
+        "stopped_by",
+        "stream",
+        "waits",
+        "wire",
+        "words",
+    )  # fmt: skip
+
+    fields: dict[bytes, bytes]
+    """The first field of each (lower-case) name."""
+    route: tuple[Callable[..., Coroutine[Any, Any, None]], dict[str, Any]] | None
+    """Who answers it, and with what arguments."""
+    began_at: float
+    """When its work began, on Trio's clock, like all of these; not set before."""
+    left_at: float
+    """When its task was done with it; not set before."""
+    first_at: float | None
+    """When the first bytes of its body had left; None before, and where all of the answer left at once."""
+    waits: Waits | None
+    """What it has waited for; None where it has not."""
+    stopped_by: str
+    """`gateway` where it has stopped the model before that had returned, as the text had all that was asked for; not set
+    otherwise."""
+    parts_in: int
+    """Messages that were taken out of its body, where its dialect counts them; not set otherwise."""
+    awaited: Callable[[], str]
+    """Says for whom its model waits, for an error that its time is over; not set where the model has not said."""
+
+    def __init__(
+        self,
+        owner: Owner,
+        wire: Wire,
+        request: Request,
+        id: str,
+        now: float,
+        like: Exchange | None = None,
+        stream: int = 0,
+        body: bytes | None = None,
+    ) -> None:
+        """`like` is one whose request had the same head: what was found out from that is not looked for again. `body` is all
+        of its body where that came with the head, on a wire without windows that wants no credit for it: as with `feed` and
+        `feed_end`."""
+        self.owner = owner
+        self.wire = wire
+        self.request = request
+        self.id = id
+        self.stream = stream or request.stream
+        if like is not None and like.request is request:  # one whose body was inflated has another request since
+            self.fields = like.fields
+            self.route = like.route
+        else:
+            self.fields = owner.fields(request.headers)
+            self.route = None
+        self._scope: trio.CancelScope | None = None
+        self._cancelled = False
+        self.ending: Ending | None = None
+        self.finishing: Ending | None = None
+        self.interruption: GatewayError | None = None
+        self.status = 0
+        self.allowed = self.deadline = _FOREVER
+        """Seconds, and the moment on Trio's clock; infinite where there is none."""
+        self.allowed_by = ""
+        self._ceiling: tuple[float, float, str] | None = None  # the earliest deadline, the seconds and the name of its limit
+        self.words: Callable[[Exchange, GatewayError], None] | None = None
+        """How the dialect that has taken it says an error before the head; it commits and finishes the exchange."""
+        self.fail: Callable[[GatewayError], None] | None = None
+        """The same, for what is under way: it comes before `words`."""
+        self.model = self.dialect = self.incident = ""
+        self.silence: tuple[float, str] | None = None
+        self.reply: dict[str, str] | None = None
+        """Header fields that the model wants in the head of its answer, by lower-case name."""
+        self.bytes_in = self.bytes_out = 0
+        self.priority = 0
+        """The level at which it waits for a slot, where the request says so: `gateway.workers.queue`."""
+        self.copied = 0
+        """Bytes of the body that were copied or inflated, each time they were, on their way into the one buffer that
+        `receive_body` or `whole_body` has given; what lands there costs nothing."""
+        self.started_at = self.arrived_at = self.moved_at = self.sent_at = now
+        self.first_at = self.waits = None
+        self._inbox = self._outbox = _NOTHING  # what has come; the same, the next one last: what the work takes from
+        self._held = 0  # what the inbox costs, paid from the budget on wires without windows
+        self.input_ended = False
+        """Whether the body has arrived to its end."""
+        self.gone = self._returned = self._consumed = False
+        self._reader: trio.lowlevel.Task | None = None  # waits for input
+        self._writer: trio.lowlevel.Task | None = None  # waits for room
+        self._gathering: _Gathering | None = None
+        self._reserved = 0  # the whole body, paid from the budget
+        self._charged = 0  # a message larger than the send buffer, likewise
+        self._assembly = 0  # a message under way in a decoder, likewise
+        self._made = 0  # the part of `_objects` for objects made of its own JSON, or to be made for its answer
+        self._objects = 0  # objects made of its bytes one by one, likewise
+        self._turn_left = self._items = _TURN  # their difference is what was sent, each message as `_SENT`
+        self._turn_bytes = self._received = 0
+        self._until = 0  # below so many `bytes_out` there is room, and no checkpoint due for them
+        if body is not None:
+            self._consumed = self.input_ended = True
+            if body:
+                self.bytes_in = n = len(body)
+                cost = n + _PIECE
+                if owner.budget.try_reserve(cost):
+                    self._held = cost
+                    self._inbox = [body]
+                else:
+                    self.interrupt(no_bytes(owner.budget, cost))
+
+    # -- what the request says -----------------------------------------------------------------------------------
+
+    @property
+    def path(self) -> bytes:
+        """Of the target, as it was sent; looked for where a route is new, not for each request."""
+        return self.request.target.partition(b"?")[0]
+
+    @property
+    def query(self) -> bytes:
+        """What is behind the target's first question mark."""
+        return self.request.target.partition(b"?")[2]
+
+    def header(self, name: bytes) -> bytes | None:
+        """The first field of that (lower-case) name."""
+        return self.fields.get(name)
+
+    def header_values(self, name: bytes) -> list[bytes]:
+        """All fields of that (lower-case) name."""
+        first = self.header(name)
+        if first is None:
+            return []
+        if len(self.fields) == len(self.request.headers):
+            return [first]
+        return [value for key, value in self.request.headers if key == name]
+
+    @property
+    def waits_for(self) -> str:
+        """What its own task waits for on the wire: `end` where all is said, and the client has yet to take the last of it;
+        `room` where the client does not read, `input` where it does not send; empty where it is none of these."""
+        if self.finishing is not None:
+            return "end"
+        if self._writer is not None:
+            return "room"
+        return "" if self._reader is None else "input"
+
+    # -- inbound: called by the wire -------------------------------------------------------------------------------
+
+    def feed(self, item: Buffer | Frame, n: int, now: float) -> None:
+        """A piece of the body, n bytes that the wire wants credit for."""
+        self.bytes_in += n
+        self.arrived_at = now
+        if self._returned:
+            self.wire.credit(self, n)
+        elif self._gathering is not None:
+            assert not isinstance(item, Frame)
+            self._collect(self._gathering, item, n)
+        else:
+            if self.wire.windowed:
+                # the window bounds bytes alone: small pieces are put together, or each would hold thirty times its size
+                last = self._inbox[-1] if n < _SMALL and self._inbox else None
+                if last is not None:
+                    assert not isinstance(last, Frame)
+                    assert not isinstance(item, Frame)
+                    if len(last) < _SMALL:
+                        self._inbox[-1] = whole = b"".join((last, item))
+                        self.copied += len(whole)
+                        return
+            else:
+                cost = n + _PIECE
+                if not self.owner.budget.try_reserve(cost):
+                    self.wire.credit(self, n)
+                    self.interrupt(no_bytes(self.owner.budget, cost))
+                    return
+                self._held += cost
+            if self._inbox is _NOTHING:
+                self._inbox = [item]
+            else:
+                self._inbox.append(item)
+            if self._reader is not None:
+                self._wake_reader(now)
+
+    def _credit(self, n: int) -> None:
+        if not self._consumed:
+            self.wire.credit(self, n)
+
+    @property
+    def waiting(self) -> int:
+        """What the pieces that nobody has taken yet cost beside their bytes."""
+        return _PIECE * (len(self._inbox) + len(self._outbox))
+
+    def feed_end(self) -> None:
+        """The body is complete."""
+        self.input_ended = True
+        if self._reader is not None:
+            self._wake_reader(self.owner.clock())
+
+    def room_changed(self) -> None:
+        """Bytes of this exchange have left."""
+        self.sent_at = self.owner.last_sent
+        if self.first_at is None and self.bytes_out:
+            self.first_at = self.sent_at
+        if self._charged and self.wire.empty(self):
+            self.owner.budget.release(self._charged)
+            self._charged = 0
+        writer = self._writer
+        if writer is not None:
+            self._writer = None
+            self._waited(ROOM, self.sent_at)
+            trio.lowlevel.reschedule(writer)
+
+    def ended(self) -> None:
+        """The last byte of our ending is with the kernel."""
+        self._settle(self.finishing or Ending.COMPLETE)
+
+    def cut(self, ending: Ending) -> None:
+        """The client is gone, or the connection: nothing more can be said. Cancels the model at once."""
+        self.gone = True
+        self._settle(ending)
+        self._cancel()
+
+    def limit_time(self, seconds: float, setting: str) -> None:
+        """The exchange ends with DeadlineExceeded, which names the setting, that many seconds from now; what was said before
+        holds no longer, apart from `limit_call`."""
+        until = trio.current_time() + seconds
+        if self._ceiling is not None and self._ceiling[0] <= until:
+            until, seconds, setting = self._ceiling
+        self.deadline, self.allowed, self.allowed_by = until, seconds, setting
+        if self._scope is not None:
+            self._scope.deadline = until
+
+    def limit_call(self, seconds: float, name: str) -> None:
+        """The same, whatever limits are said later: the earliest deadline holds. `name` says whose limit it is."""
+        until = trio.current_time() + seconds
+        if self._ceiling is None or until < self._ceiling[0]:
+            self._ceiling = until, seconds, name
+            if until < self.deadline:
+                self.limit_time(seconds, name)
+
+    def interrupt(self, error: GatewayError) -> None:
+        """Stops the work; the error becomes the exchange's honest ending. The first interruption stays."""
+        if self.interruption is None and self.finishing is None and self.ending is None:
+            self.interruption = error
+            self._cancel()
+
+    def _cancel(self) -> None:
+        if not self._cancelled:
+            self._cancelled, self._cancelled_at = True, self.owner.clock()
+        self._spend_turn()
+        if self._scope is not None:
+            self._scope.cancel()
+
+    # -- the scope around its work ---------------------------------------------------------------------------------
+
+    def begin(self, scope: trio.CancelScope) -> None:
+        """Its work begins, inside this scope, which nobody else cancels."""
+        self._scope = scope
+        self.began_at = self.owner.clock()
+        self._turn_ends = self.began_at + _TURN_SECONDS
+        if self.deadline < _FOREVER:
+            scope.deadline = self.deadline
+        if self._cancelled:
+            scope.cancel()
+
+    @property
+    def cancelled_at(self) -> float | None:
+        """When the work was told to stop, or its time was over, on Trio's clock; None: neither was so."""
+        if self._cancelled:
+            return self._cancelled_at
+        return self.deadline if self.deadline <= self.owner.clock() else None
+
+    def leave(self) -> bool:
+        """Its work is over: the scope is somebody else's. True where it was cancelled: the work was told to stop, or its
+        time is over."""
+        scope, self._scope = self._scope, None
+        if scope is None:
+            return False
+        if self.deadline < _FOREVER:
+            over = scope.cancel_called  # which looks at the clock too
+            scope.deadline = _FOREVER
+            return over
+        return self._cancelled
+
+    # -- inbound: called by the exchange's own task ----------------------------------------------------------------
+
+    async def receive(self) -> Buffer | Frame | None:
+        """The next piece of the body, None at its end (again and again). Its credit goes back to the peer with the
+        return: call this when the consumer wants bytes, not before."""
+        if self.request.expects_continue and not self.bytes_in and not self.status:
+            self.wire.proceed(self)
+        if self._turn_over():
+            await self._yield()
+        while not (outbox := self._outbox):
+            if self._inbox:
+                self._outbox, self._inbox = self._inbox, _NOTHING
+                self._outbox.reverse()
+            elif self.input_ended:
+                self._received -= 1
+                return None
+            elif self._returned:
+                self._received -= 1
+                raise trio.ClosedResourceError("the exchange has ended")
+            else:
+                assert self._reader is None, "one task waits for input"
+                self._reader = trio.lowlevel.current_task()
+                self.parks_for(INPUT)
+                await trio.lowlevel.wait_task_rescheduled(self._reader_cancelled)
+                self._begin_turn()
+        item = outbox.pop()
+        n = len(item.data) if type(item) is Frame else len(item)
+        self._turn_bytes -= n
+        wire = self.wire
+        if not wire.windowed:
+            cost = n + _PIECE
+            self._held -= cost
+            self.owner.budget.release(cost)
+        if not self._consumed:
+            wire.credit(self, n)
+        return item
+
+    async def _wait_input(self) -> None:
+        assert self._reader is None, "one task waits for input"
+        self._reader = trio.lowlevel.current_task()
+        self.parks_for(INPUT)
+        await trio.lowlevel.wait_task_rescheduled(self._reader_cancelled)
+        self._begin_turn()
+
+    def _wake_reader(self, now: float) -> None:
+        """The wait is over since then, whenever its task has its turn."""
+        reader, self._reader = self._reader, None
+        assert reader is not None
+        self._waited(INPUT, now)
+        trio.lowlevel.reschedule(reader)
+
+    def _reader_cancelled(self, _: object) -> trio.lowlevel.Abort:
+        self._reader = None
+        self._received -= 1
+        self.has_waited(INPUT)
+        return trio.lowlevel.Abort.SUCCEEDED
+
+    def _writer_cancelled(self, _: object) -> trio.lowlevel.Abort:
+        self._writer = None
+        self.has_waited(ROOM)
+        return trio.lowlevel.Abort.SUCCEEDED
+
+    # -- where its time goes: asked where a task parks, never on its way -------------------------------------------------
+
+    def parks_for(self, what: int) -> None:
+        """A task of its own waits from now on for one of `gateway.core.waits`'s things."""
+        waits = self.waits
+        if waits is None:
+            waits = self.waits = Waits()
+        waits.begin(what, self.owner.clock())
+
+    def has_waited(self, what: int) -> None:
+        """It has it, or waits no longer."""
+        self._waited(what, self.owner.clock())
+
+    def _waited(self, what: int, now: float) -> None:
+        # who still waits when the exchange's own task is done keeps nobody waiting
+        if self.waits is not None and not self._returned:
+            self.waits.over(what, now)
+
+    @property
+    def items_out(self) -> int:
+        """Messages of the model's that have had room: tokens, parts, responses. Of an answer that is one document, what it
+        was made of; 0 for one of a unary call."""
+        return (self._items - self._turn_left) // _SENT
+
+    @property
+    def frames_in(self) -> int:
+        """Of a WebSocket: frames that were taken."""
+        return self._received
+
+    async def receive_body(self, limit: int, *, setting: str, as_sent: bool = False) -> memoryview:
+        """The whole body in one buffer: its memory is reserved before it is taken and its credit returned as the
+        bytes land there. Of one with a content coding, the content: both within the limit, both paid for while both are
+        there; the request then says nothing of the coding any more. `as_sent`: such a body is refused, as where its very
+        bytes are signed.
+
+        Raises TooLarge before reading where Content-Length says so, at the limit otherwise, Overloaded where the byte
+        budget has no room, UnsupportedEncoding before reading for a coding that is unknown, and BadRequest for data that
+        are damaged. One call for an exchange, instead of `receive`.
+        """
+        whole = self.whole_body(limit)
+        if whole is not None:
+            return memoryview(whole)
+        codings = self._codings(as_sent)
+        if self._cancelled:
+            await trio.lowlevel.checkpoint()
+        length = self.request.content_length
+        if length is not None:
+            if length > limit:
+                raise _too_large(length, limit, setting)
+            if length:
+                # what is only announced holds no more than a step of the budget, and no memory that was not there
+                self._reserve(min(length, _BODY_STEP))
+                gathering = _Gathering(limit, setting, self.owner.pool.take(length, self.started_at))
+            else:
+                gathering = _Gathering(limit, setting, memoryview(b""))
+        else:
+            gathering = _Gathering(limit, setting, None)
+        self._gathering = gathering
+        waiting, self._inbox = self._inbox, _NOTHING
+        for item in waiting:
+            assert not isinstance(item, Frame)
+            if not self.wire.windowed:
+                self._held -= len(item) + _PIECE
+                self.owner.budget.release(len(item) + _PIECE)
+            self._collect(gathering, item, len(item))
+        sink = gathering.sink
+        if sink is not None and gathering.filled < len(sink):
+            gathering.landed = self.wire.land(self, sink[gathering.filled :])
+        if self.request.expects_continue and not self.bytes_in and not self.status:
+            self.wire.proceed(self)
+        while not self.input_ended and gathering.error is None:
+            await self._wait_input()
+        if gathering.error is not None:
+            self._gathering = None
+            throw(gathering.take_error())
+        body = sink if sink is not None else memoryview(gathering.growing)
+        self._gathering = None
+        return await self._inflated(body, codings, limit, setting) if codings else body
+
+    def _codings(self, as_sent: bool) -> tuple[Coding, ...]:
+        try:
+            codings = parse_content_encoding(self.header_values(b"content-encoding"))
+        except RemoteProtocolError as e:
+            if not as_sent:
+                raise UnsupportedEncoding(str(e)) from None
+        else:
+            if not (as_sent and codings):
+                return codings
+        encoding = self.header(b"content-encoding") or b""
+        raise UnsupportedEncoding(
+            f"content-encoding {encoding[:40].decode('latin-1')!r} is not accepted: send the body as it is",
+            accepted=b"identity",
+        )
+
+    async def _inflated(self, body: memoryview, codings: tuple[Coding, ...], limit: int, setting: str) -> memoryview:
+        """The content of a body that is all here. Each step is paid for before it is made, and the body until the last."""
+        inflater, out, sent, steps = Inflater(codings, limit=limit), GrowingBody(limit), self._reserved, 0
+        inflater.feed(body)
+        try:
+            while not inflater.hungry:
+                steps += 1
+                short = steps <= _SHORT_STEPS
+                step = min(_SHORT_STEP if short else _BODY_STEP, max(limit - out.size, 1))
+                self._reserve(step)
+                if short:
+                    _inflate(inflater, out, step)
+                else:
+                    await beside(partial(_inflate, inflater, out, step))
+                self._unreserve(self._reserved - sent - out.size)
+            inflater.finish()
+        except BaseException as e:
+            out.clear()  # the error knows it, by its traceback, until it is said
+            if isinstance(e, RemoteProtocolError):
+                raise TooLarge(f"{e} ({setting})") if e.status == 413 else BadRequest(str(e)) from None
+            raise
+        self._unreserve(sent)
+        self.copied += out.size
+        # who reads the request from now on sees a body that is what it was made of
+        gone = (b"content-encoding", b"content-length")
+        self.request = msgspec.structs.replace(
+            self.request, headers=[field for field in self.request.headers if field[0] not in gone]
+        )
+        self.fields = self.owner.fields(self.request.headers)
+        return out.view()
+
+    def whole_body(self, limit: int) -> Buffer | None:
+        """What `receive_body` returns a view of, if all of it is here already, in one piece, within the limit and without a
+        content coding. What paid for it in the inbox pays for it from now on."""
+        inbox = self._inbox
+        if self._consumed and inbox and not self._cancelled and b"content-encoding" not in self.fields:
+            (body,) = inbox  # it came with the head, and is of the length that says
+            assert type(body) is bytes
+            n = len(body)
+            if n > limit:
+                return None
+            self._reserved, self._held, self._inbox = self._held, 0, _NOTHING
+            self.copied += n
+            return body
+        if len(inbox) != 1 or not self.input_ended or self._cancelled or self._outbox:
+            return None
+        whole = inbox[0]
+        if type(whole) is Frame:
+            return None
+        n = len(whole)
+        if n > limit or n != self.request.content_length or b"content-encoding" in self.fields:
+            return None
+        if self.wire.windowed:
+            self._reserve(n)
+        self._credit(n)
+        self._reserved += self._held  # which is nothing on a wire with windows
+        self._held = 0
+        self._inbox = _NOTHING
+        self.copied += n
+        return whole
+
+    def _collect(self, gathering: _Gathering, item: Buffer, n: int) -> None:
+        sink = gathering.sink
+        if gathering.error is not None:
+            pass
+        elif sink is not None:
+            filled = gathering.filled
+            if not gathering.landed:
+                sink[filled : filled + n] = item
+                self.copied += 2 * n  # out of what the wire received into, and from there
+            gathering.filled = filled = filled + n
+            missing = filled - self._reserved
+            if missing > 0:
+                step = max(missing, min(_BODY_STEP, len(sink) - self._reserved))
+                if self.owner.budget.try_reserve(step):
+                    self._reserved += step
+                else:
+                    self._refuse_body(gathering, no_bytes(self.owner.budget, step))
+        else:
+            growing = gathering.growing
+            if len(growing) + n > gathering.limit:
+                self._refuse_body(gathering, _too_large(len(growing) + n, gathering.limit, gathering.setting))
+            elif not self.owner.budget.try_reserve(n):
+                self._refuse_body(gathering, no_bytes(self.owner.budget, n))
+            else:
+                self._reserved += n
+                growing += item
+                self.copied += 2 * n
+        self._credit(n)
+
+    def _refuse_body(self, gathering: _Gathering, error: GatewayError) -> None:
+        gathering.error = error
+        if self._reader is not None:
+            self._wake_reader(self.arrived_at)
+
+    def limit_silence(self, seconds: float, setting: str) -> None:
+        """The exchange ends with DeadlineExceeded, which names the setting, when neither side has moved a byte for that
+        many seconds, to within the coarse timer's second."""
+        self.silence = seconds, setting
+
+    def check_stamps(self, now: float) -> None:
+        """What the coarse timer asks: interrupts a session that is silent for longer than it may, a whole body that fell
+        silent, and one that stays slower than `limits.body_rate`. Parts of a stream may be as slow as they like."""
+        if self.silence is not None:
+            seconds, setting = self.silence
+            if now - max(self.arrived_at, self.sent_at) > seconds:
+                self.interrupt(self._too_late(f"no part in either direction for {seconds:g} s ({setting})"))
+        if self.input_ended or self._returned or self._gathering is None:
+            return
+        limits, waited, lasted = self.owner.limits, now - self.arrived_at, now - self.started_at
+        if waited > limits.body_silence:
+            self.interrupt(SlowUpload(f"no byte of the body for {waited:.0f} s (limits.body_silence)"))
+        elif lasted > limits.body_silence and self.bytes_in < limits.body_rate * lasted:
+            self.interrupt(
+                SlowUpload(f"{self.bytes_in} bytes of the body in {lasted:.0f} s: less than limits.body_rate allows")
+            )
+
+    @property
+    def held(self) -> int:
+        """Bytes of the budget that this exchange holds."""
+        return self._held + self._reserved + self._charged + self._assembly + self._objects
+
+    @property
+    def held_in_memory(self) -> tuple[int, int, int]:
+        """Bytes of `held` by use: its whole body and objects made of it, a message that is being put together, and one on
+        its way that is larger than the queue."""
+        return self._reserved + self._objects, self._assembly, self._charged
+
+    def _reserve(self, n: int) -> None:
+        if not self.owner.budget.try_reserve(n):
+            raise no_bytes(self.owner.budget, n)
+        self._reserved += n
+
+    def _unreserve(self, n: int) -> None:
+        self.owner.budget.release(n)
+        self._reserved -= n
+
+    # -- outbound --------------------------------------------------------------------------------------------------
+
+    async def wait_room(self, n: int = 1) -> None:
+        """Returns when n bytes may be pushed: they fit, or the queue is empty and takes one large message whole. An empty
+        message waits too where there is no room at all: its framing is not empty.
+        Changes nothing; what is pushed next cannot be cancelled. One task at a time."""
+        if (n > _LONG and self._turn_ended(n)) or not self.try_room(n or 1):
+            await self._wait_room(n or 1)
+
+    def try_room(self, n: int) -> bool:
+        """Whether n bytes may be pushed at once: `wait_room` would return without a wait, and need not be asked. Where it is
+        false, `wait_room` is to be asked. n is at least 1."""
+        self._turn_left = left = self._turn_left - _SENT
+        # most messages: at the clock for every second one
+        if self.bytes_out + n < self._until and (left in _BETWEEN or (left and self.owner.clock() <= self._turn_ends)):
+            return True
+        if left in _BETWEEN or not self._turn_ended(n):
+            room = self.wire.room(self)
+            if n <= room and self.finishing is None:
+                if self.status and self.wire.exclusive:
+                    sent = self.bytes_out  # what a turn's pieces have of framing is left out of the room
+                    self._until = min(
+                        sent + room - _TURN // _SENT * _FRAMING, self._turn_bytes + self.owner.limits.checkpoint_bytes
+                    )
+                return True
+        self._turn_left += _SENT  # it was not let in: it counts when it is
+        return False
+
+    async def _wait_room(self, n: int) -> None:
+        if self._turn_ends == _PAST:
+            await self._yield()
+        while n > (room := self.wire.room(self)) and not self.wire.empty(self):
+            assert self._writer is None, "one task waits for room"
+            self._writer = trio.lowlevel.current_task()
+            self.parks_for(ROOM)
+            await trio.lowlevel.wait_task_rescheduled(self._writer_cancelled)
+            self._begin_turn()
+        if self.gone or self.finishing is not None:
+            if self.finishing is None:
+                await trio.lowlevel.checkpoint()  # our own cancellation, unless the model has shielded itself from it
+            raise trio.ClosedResourceError("the exchange has ended" if self.finishing is not None else "the client is gone")
+        if n > room:
+            if not self.owner.budget.try_reserve(n):
+                raise no_bytes(self.owner.budget, n)
+            self._charged += n
+        self._turn_left -= _SENT
+
+    async def turn(self) -> None:
+        """A checkpoint where one is due: a model that never waits still meets its cancellation and lets others run, at
+        the price of a checkpoint for so many messages or bytes."""
+        if self._turn_over():
+            await self._yield()
+
+    def _turn_over(self) -> bool:
+        """Whether a checkpoint is due before one more is received."""
+        self._received = n = self._received + 1
+        if n & 3 and self.bytes_out - self._turn_bytes < self.owner.limits.checkpoint_bytes:
+            return False
+        return not n % _RECEIVED or self._turn_ended(0)
+
+    def _turn_ended(self, n: int) -> bool:
+        """Whether a checkpoint is due before n bytes more; then it stays due."""
+        if (
+            self._turn_left
+            and self.owner.clock() <= self._turn_ends
+            and self.bytes_out + n - self._turn_bytes < self.owner.limits.checkpoint_bytes
+        ):
+            return False
+        self._turn_ends, self._until = _PAST, 0
+        return True
+
+    def _begin_turn(self) -> None:
+        self._items += _TURN - self._turn_left
+        self._turn_left = _TURN
+        self._turn_bytes = self.bytes_out
+        self._until = 0
+        self._turn_ends = self.owner.clock() + _TURN_SECONDS
+        if self._cancelled:
+            self._spend_turn()  # a cancellation that came does not come back by itself
+
+    def _spend_turn(self) -> None:
+        """A checkpoint is due before whatever comes next."""
+        self._items += _SENT - self._turn_left
+        self._turn_left = _SENT
+        self._turn_bytes, self._turn_ends = _ALL, _PAST
+        self._until = 0
+
+    async def _yield(self) -> None:
+        await trio.lowlevel.checkpoint()
+        self._begin_turn()
+
+    def start(self, status: int, headers: Headers) -> None:
+        """Queues the head. `x-request-id` is added; to the head of a stream also that proxies should not hold it back."""
+        if not self._open():
+            return
+        self.status = status
+        streams = () if status < 200 or status == 204 else (_UNBUFFERED,)
+        self.wire.start(self, status, [*headers, *streams, (b"x-request-id", self.id.encode())])
+
+    def push(self, *buffers: Buffer) -> None:
+        """Queues one piece of the body: by reference, so its memory must not change until it is written."""
+        if self._open():
+            self.bytes_out += len(buffers[0]) if len(buffers) == 1 else sum(map(len, buffers))
+            self._until -= _FRAMING
+            self.wire.push(self, buffers)
+
+    def push_piece(self, piece: bytes) -> None:
+        """`push` of one buffer, for those that are many and short. Only right after `try_room` or `wait_room`."""
+        size, pieces = len(piece), self.wire.pieces
+        self.bytes_out += size
+        if pieces and size in PIECE_SIZES:
+            pieces.append(piece)
+        else:
+            self.wire.push_piece(self, piece)
+
+    def push_frame(self, opcode: Opcode, fin: bool, *buffers: Buffer) -> None:
+        """Queues one WebSocket frame."""
+        if self._open():
+            self.bytes_out += len(buffers[0]) if len(buffers) == 1 else sum(map(len, buffers))
+            self.wire.push_frame(self, opcode, fin, buffers)
+
+    def finish(self, ending: Ending = Ending.COMPLETE, *, code: int = 1000, reason: str = "") -> None:
+        """Queues the end of the answer (`code` and `reason` are a WebSocket's). Input that was not read is dropped."""
+        if not self._open():
+            return
+        self.finishing, self._until = ending, 0  # the wire may write the end at once
+        try:
+            self.wire.finish(self, code, reason)
+        except BaseException:
+            self.finishing = None
+            raise
+
+    def respond(self, status: int, headers: Headers, *buffers: Buffer, ending: Ending = Ending.COMPLETE) -> None:
+        """A whole answer of known length."""
+        self.answer(status, headers, buffers, ending)
+
+    def answer(self, status: int, headers: Headers, buffers: Sequence[Buffer], ending: Ending = Ending.COMPLETE) -> None:
+        """The same, for those who have a sequence."""
+        if (self.finishing is not None or self.gone) and not self._open():
+            return
+        length = len(buffers[0]) if len(buffers) == 1 else sum(map(len, buffers))
+        self.status = status
+        self.finishing = ending  # the wire may write it at once
+        if not length or self.request.method == b"HEAD":
+            buffers = ()
+        else:
+            self.bytes_out += length
+        try:
+            self.wire.respond(self, status, headers, length, ((b"x-request-id", self.id.encode()),), buffers)
+        except BaseException:
+            self.finishing = None
+            raise
+
+    def take(self, dialect: str, refuse: Callable[[Exchange, GatewayError], None]) -> None:
+        """A dialect has it, which says in its own words what goes wrong before the head."""
+        self.dialect, self.words, self.fail = dialect, refuse, None
+
+    def say(self, error: GatewayError) -> None:
+        """Says an error as its dialect does, and finishes the exchange: it is its one ending."""
+        if self.fail is not None:
+            self.fail(error)
+        elif self.words is not None:
+            self.words(self, error)
+        else:
+            self.refuse(error)
+
+    def refuse(self, error: GatewayError) -> None:
+        """The plain answer to an error, for exchanges that no dialect has taken."""
+        headers = [(b"content-type", b"application/json"), *error.headers, *error.retry]
+        self.respond(error.status, headers, msgspec.json.encode({"error": error.message}), ending=error.ending)
+
+    def assembling(self, n: int) -> None:
+        """A message of n bytes is being put together from pieces: its memory is reserved once, before it is taken.
+        Overloaded where the budget has no room."""
+        if n > self._assembly:
+            extra = n - self._assembly
+            if not self.owner.budget.try_reserve(extra):
+                raise no_bytes(self.owner.budget, extra)
+            self._assembly = n
+
+    def assembled(self) -> None:
+        """That message was taken."""
+        if self._assembly:
+            self.owner.budget.release(self._assembly)
+            self._assembly = 0
+
+    def making(self, n: int) -> None:
+        """Objects that take n bytes are made of the request's text, or for its answer: they count until its end, or until
+        another number is said. Overloaded where the budget has no room."""
+        extra = n - self._made
+        if extra > 0 and not self.owner.budget.try_reserve(extra):
+            raise no_bytes(self.owner.budget, extra)
+        if extra < 0:
+            self.owner.budget.release(-extra)
+        self._objects += extra
+        self._made = n
+
+    def reserve_objects(self, n: int) -> Callable[[], None]:
+        """Counts n bytes of objects that are made of what this exchange has received, until what this returns is called: a
+        thread that is at work with them may outlive the exchange. Overloaded where the budget has no room."""
+        budget, left = self.owner.budget, n
+        if not budget.try_reserve(n):
+            raise no_bytes(budget, n)
+        self._objects += n
+
+        def give_back() -> None:
+            nonlocal left
+            budget.release(left)
+            self._objects -= left
+            left = 0
+
+        return give_back
+
+    def abort(self, ending: Ending) -> None:
+        """Ends the exchange where no honest in-band ending is possible any more: RST_STREAM, or the connection's end."""
+        if self.ending is None and self.finishing is None:
+            self.finishing, self._until = ending, 0
+            self.wire.reset(self)
+
+    def _open(self) -> bool:
+        """False once the client is gone: what is said to nobody is no error, and cancellation is under way."""
+        if self.finishing is not None:
+            raise trio.ClosedResourceError("the exchange has ended")
+        return not self.gone
+
+    # -- the end ---------------------------------------------------------------------------------------------------
+
+    @property
+    def interruption_or_deadline(self) -> GatewayError:
+        return self.interruption or self._too_late(f"the session's {self.allowed:g} s are over ({self.allowed_by})")
+
+    def _too_late(self, message: str) -> DeadlineExceeded:
+        awaited: Callable[[], str] | None = getattr(self, "awaited", None)
+        return DeadlineExceeded(message if awaited is None else f"{message}: {awaited()}")
+
+    def returned(self) -> None:
+        """The exchange's task is done with it: unread input is credited and dropped, what was held is given back."""
+        if self._returned:
+            return
+        self._returned = True
+        self.left_at = self.owner.clock()
+        try:
+            if self._outbox or self._inbox or self._assembly:
+                self._give_back()
+            self._gathering = None
+            self.wire.release(self)
+        finally:
+            if self.ending is not None:
+                self._close()
+
+    def _give_back(self) -> None:
+        unread = 0
+        for item in (*self._outbox, *self._inbox):
+            unread += len(item.data) if isinstance(item, Frame) else len(item)
+        self._outbox = self._inbox = _NOTHING
+        if self._held:
+            self.owner.budget.release(self._held)
+            self._held = 0
+        if self._assembly:
+            self.assembled()
+        if unread:
+            self._credit(unread)
+
+    def _settle(self, ending: Ending) -> None:
+        if self.ending is None:
+            self.ending = ending
+            if self._charged:
+                self.owner.budget.release(self._charged)
+                self._charged = 0
+            if self._returned:
+                self._close()
+            else:  # what its task does from now on is no part of it
+                if self.waits is None:
+                    self.waits = Waits()
+                self.waits.end(self.owner.clock())
+
+    def _close(self) -> None:
+        """It has its ending, and its task is done with it."""
+        self.fail = None  # it knows the exchange: a cycle would keep both until the collector comes by
+        if self.interruption is not None:
+            detached(self.interruption)  # if it was raised in the exchange's own task, its frames know the exchange
+        owner = self.owner
+        if self._made:
+            self.making(0)
+        if reserved := self._reserved:
+            # the body's memory counts until the answer, which may be views of it, is written
+            self._reserved = 0
+            owner.budget.release(reserved)
+        owner.exchange_closed(self)
+
+
+def _inflate(inflater: Inflater, out: GrowingBody, at_most: int) -> None:
+    made = bytearray()
+    inflater.inflate_into(made, at_most)
+    out.append(made)
+
+
+def _too_large(n: int, limit: int, setting: str) -> TooLarge:
+    return TooLarge(f"the body of {n} bytes is over the limit of {limit} bytes ({setting})")
+
+
+def no_bytes(budget: ByteBudget, n: int) -> Overloaded:
+    """What a session is told for which the budget has no n bytes more."""
+    return Overloaded(
+        f"no memory for {n} bytes: {budget.used} of {budget.limit} bytes are in use (limits.total_bytes); try again later",
+        refusal=Refusal.MEMORY,
+    )

@@ -1,0 +1,317 @@
+"""The tasks that exchanges run in: kept and used again, and one of them leads."""
+
+from __future__ import annotations
+
+import contextvars
+import logging
+import math
+import types
+from collections import deque
+from collections.abc import Callable, Coroutine, Generator
+from typing import Any, TypeVar, final
+
+import trio
+
+from gateway.core.exchange import Exchange
+from gateway.errors import GatewayError
+from gateway.net.readiness import Readiness
+
+log = logging.getLogger("gateway")
+
+T = TypeVar("T")
+
+_IDLE = 256  # tasks that wait for work; more than that end
+_DOUBT = 64  # exchanges, at most, that get tasks of their own after the leader's have waited
+_BATCH = 32  # owners that the leader tells before what begins thereby runs, and what they have to write is written
+_TURN = 0.005  # seconds that the leader tells owners before other tasks have their turn
+_NOW = math.inf  # other tasks have just had it
+
+
+@final
+class _Place:
+    """One task, the exchange it has, and the scope around its work."""
+
+    __slots__ = ("cancel_status", "context", "exchange", "leads", "scope", "since", "spoilt", "task")
+
+    def __init__(self, exchange: Exchange | None) -> None:
+        self.exchange = exchange
+        self.leads = exchange is None
+        self.since = _NOW
+        self.spoilt = False
+        self.task = trio.lowlevel.current_task()
+        self.context = self.task.context.copy()
+        self.scope: trio.CancelScope
+
+    def entered(self) -> None:
+        """The scope is the innermost one of the task."""
+        self.cancel_status = self.task._cancel_status
+
+    def tidy(self) -> None:
+        """Makes it the innermost one again: a model has left one of its own open, as an async generator does that is
+        given up inside of a timeout. It would cancel whatever comes next in this task, and Trio makes whoever leaves an
+        outer scope first, which is us, pay for it. The task is not used again: that generator may still be closed one
+        day, and change it."""
+        task = self.task
+        log.warning("a model has left a cancel scope or a nursery open")
+        for nursery in task.child_nurseries:
+            nursery.cancel_scope.cancel()
+        task._child_nurseries.clear()
+        task._activate_cancel_status(self.cancel_status)
+        self.spoilt = True
+
+
+@final
+class ExchangeTasks:
+    """Runs each exchange in a task that it has for itself, with a cancel scope and context variables of its own.
+
+    Starting a task, and even waking one, costs as much as all of a small request's parsing. So the task that finds out
+    what is ready, the leader, runs what begins thereby itself. As soon as an exchange waits for anything, another task
+    leads and this one is the exchange's alone: nobody who reads ever waits for a model.
+
+    `work` does what the exchange asks for; `blame` makes of what that raises, if it does, the error that is to be said;
+    `conclude` says it, and that it was interrupted instead where its scope was cancelled; `write` writes what they have put
+    off and, if it is told so, lets connections begin more of what they have received: True if more is put off by then.
+    These three contain every exception.
+
+    Nobody has the leader to himself: what a connection has received begins in rounds, a bounded number each, and every round
+    asks for news of all the others, also while there is enough to do without.
+    """
+
+    def __init__(
+        self,
+        work: Callable[[Exchange], Coroutine[Any, Any, None]],
+        blame: Callable[[Exchange, Exception], GatewayError],
+        conclude: Callable[[Exchange, GatewayError | None], None],
+        write: Callable[[bool], bool],
+    ) -> None:
+        self._work, self._blame, self._conclude, self._write = work, blame, conclude, write
+        self.leading = False
+        """Whether the leader is at work: it writes what is put off before it waits."""
+        self._idle: list[_Place] = []
+        self._places: dict[trio.lowlevel.Task, _Place] = {}
+        self._nursery: trio.Nursery
+        self._readiness: Readiness | None = None
+        self._telling = False
+        self._begun: deque[Exchange] = deque()
+        self._doubt = self._doubted = 0
+
+    @property
+    def idle(self) -> int:
+        """Tasks that wait for an exchange."""
+        return len(self._idle)
+
+    def exchange_of(self, task: trio.lowlevel.Task) -> Exchange | None:
+        """The one that runs in this task; None for tasks of others. May be called in any thread."""
+        place = self._places.get(task)
+        return None if place is None else place.exchange
+
+    def begin(self, nursery: trio.Nursery, readiness: Readiness | None) -> None:
+        """Tasks live in this nursery; one of them leads, where there is something to be told."""
+        self._nursery, self._readiness = nursery, readiness
+        self._context = contextvars.copy_context()
+        if readiness is not None:
+            nursery.start_soon(self._run, None)
+
+    def start(self, exchange: Exchange) -> None:
+        """The exchange runs when it is its turn."""
+        if self._telling:
+            self._begun.append(exchange)
+        else:
+            self._give(exchange)
+
+    def _give(self, exchange: Exchange | None) -> None:
+        """To another task, as its work; None: to lead."""
+        if self._idle:
+            place = self._idle.pop()
+            place.exchange, place.leads = exchange, exchange is None
+            trio.lowlevel.reschedule(place.task)
+        else:
+            # in our context: the task stays, and whoever calls here may be a connection of an embedder's
+            self._context.run(self._nursery.start_soon, self._run, exchange)
+
+    async def _run(self, exchange: Exchange | None) -> None:
+        place = _Place(exchange)
+        del exchange  # which this task outlives
+        self._places[place.task] = place
+        try:
+            while True:
+                # a scope is used until it is cancelled: entering one is not cheap either
+                with trio.CancelScope() as place.scope:
+                    place.entered()
+                    if not await self._serve(place):
+                        return
+                assert place.exchange is not None
+                self._done(place, place.exchange.interruption_or_deadline)
+                if place.spoilt:
+                    return
+        except BaseException:  # the server ends
+            if place.exchange is not None:
+                place.exchange.leave()
+                self._returned(place.exchange)
+            while self._begun:
+                self._returned(self._begun.popleft())
+            raise
+        finally:
+            del self._places[place.task]
+
+    async def _serve(self, place: _Place) -> bool:
+        """Leads, and runs one exchange after another. True when the scope of one was cancelled, False when this task is
+        not needed."""
+        while True:
+            exchange = place.exchange
+            if exchange is not None:
+                exchange.begin(place.scope)
+                error = None
+                try:
+                    await self._work(exchange)
+                except Exception as e:
+                    error = self._blame(exchange, e)
+                finally:
+                    if place.task._cancel_status is not place.cancel_status:
+                        self._tidy(place)
+                if exchange.leave():
+                    error = None  # it knows this frame: a cycle would keep the exchange's memory
+                    return True
+                self._done(place, error)
+                error = exchange = None  # the one knows this frame, and the task outlives the other
+            # only who was woken for it: after an exchange that has waited, its context variables are still about
+            if place.leads and self._readiness is not None and await self._lead(place, self._readiness):
+                return True
+            if place.spoilt or len(self._idle) >= _IDLE:
+                return False
+            await self._wait(place)
+
+    async def _lead(self, place: _Place, readiness: Readiness) -> bool:
+        """Tells who is ready, until one of the exchanges that begin thereby has waited and is over. True when its
+        scope was cancelled, whoever leads by then."""
+        now = trio.lowlevel.current_clock().current_time
+        task, begun, work_of = place.task, self._begun, self._work
+        exchange: Exchange | None = None
+        began = min(place.since, now())
+        place.since = _NOW
+        if now() - began > _TURN:
+            await trio.lowlevel.checkpoint()
+            began = now()
+        while place.leads:
+            if begun:
+                exchange = begun.popleft()
+                if self._doubted:
+                    self._doubted -= 1
+                    self._give(exchange)
+                    continue
+                place.exchange = exchange
+                exchange.begin(place.scope)
+                error = None
+                before, task.context = task.context, place.context.copy()  # with variables of its own
+                try:
+                    work = work_of(exchange)
+                    trap = task.context.run(work.send, None)
+                except StopIteration:  # it did not wait, as most do not: nothing was made to await it
+                    task.context = before
+                except Exception as e:
+                    task.context = before
+                    error = self._blame(exchange, e)
+                else:
+                    self._follow(place)
+                    try:
+                        await _resumed(work, trap)
+                    except Exception as e:
+                        error = self._blame(exchange, e)
+                finally:
+                    if task._cancel_status is not place.cancel_status:
+                        self._tidy(place)
+                if exchange.leave():
+                    error = None  # it knows this frame: a cycle would keep the exchange's memory
+                    if place.leads:  # it was cancelled and has not waited: the turn of the others is as due as before
+                        place.since = began
+                    return True
+                if error is None and exchange.finishing is not None:  # as most: this is `_done`, without a call
+                    place.exchange = None
+                    try:
+                        exchange.returned()
+                    except Exception as e:
+                        exchange.owner.failed(e)
+                else:
+                    self._done(place, error)
+                    error = None  # it knows this frame: a cycle would keep the exchange's memory
+                if place.leads:
+                    self._doubt = 0
+                    if exchange.left_at - began > _TURN:
+                        self._write(False)  # the answers; who would begin more waits until these are through
+                        await trio.lowlevel.checkpoint()
+                        began = now()
+                continue
+            self._telling = True  # exchanges that begin meanwhile are this task's
+            try:
+                # answers that leave one after the other wake a client once
+                busy = self._write(True)
+                if busy or begun:  # it will not wait for news
+                    readiness.look()
+                if readiness.tell(_BATCH):
+                    busy = True
+            finally:
+                self._telling = False
+            if busy or begun:
+                if now() - began > _TURN:
+                    await trio.lowlevel.checkpoint()
+                    began = now()
+            else:
+                self.leading = False
+                exchange = None  # the last one: it may be long until the next
+                await readiness.wait()
+                self.leading = True
+                began = now()
+        return False
+
+    def _follow(self, place: _Place) -> None:
+        """The leader's exchange waits: another task leads. What begins next will probably wait as well, and each time
+        the others had to wait for their new leader: so it gets tasks of its own, the more the more often that is so."""
+        place.leads = False
+        self._doubt = self._doubted = min(2 * self._doubt + 1, _DOUBT)
+        self._give(None)
+
+    def _tidy(self, place: _Place) -> None:
+        place.tidy()
+        if place.leads:
+            self._follow(place)
+
+    def _done(self, place: _Place, error: GatewayError | None) -> None:
+        """Its exchange has left."""
+        exchange, place.exchange = place.exchange, None
+        assert exchange is not None
+        if exchange.finishing is None:  # else there is nothing to be said
+            self._conclude(exchange, error)
+        self._returned(exchange)
+
+    def _returned(self, exchange: Exchange) -> None:
+        try:
+            exchange.returned()
+        except Exception as e:
+            exchange.owner.failed(e)
+
+    async def _wait(self, place: _Place) -> None:
+        def abort(_: object) -> trio.lowlevel.Abort:
+            self._idle.remove(place)
+            return trio.lowlevel.Abort.SUCCEEDED
+
+        place.task.context = place.context.copy()  # from the next step on: what one model has set is not another's
+        self._idle.append(place)
+        await trio.lowlevel.wait_task_rescheduled(abort)
+
+
+@types.coroutine
+def _resumed(work: Coroutine[Any, Any, T], trap: Any) -> Generator[Any, Any, T]:
+    """Awaits what has begun to wait, for this."""
+    step: Callable[[Any], Any]
+    value: Any
+    while True:
+        try:
+            value, step = (yield trap), work.send
+        except BaseException as e:
+            value, step = e, work.throw
+        try:
+            trap = step(value)
+        except StopIteration as end:
+            return end.value  # type: ignore[no-any-return]
+        finally:
+            value = None  # an outcome that was raised knows this frame: a cycle would keep the model's memory

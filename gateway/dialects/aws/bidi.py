@@ -1,0 +1,444 @@
+"""SageMaker bidirectional streaming: the event stream over HTTP/2, and the container's WebSocket."""
+
+from __future__ import annotations
+
+import secrets
+from collections.abc import Callable
+from functools import partial
+from typing import final
+
+import trio
+
+from gateway.config import Config
+from gateway.core.exchange import Exchange
+from gateway.dialects.aws.endpoints import Endpoints
+from gateway.dialects.aws.error_origin import Blame, blame
+from gateway.dialects.aws.signatures import Signatures, refusal
+from gateway.dialects.base import NO_PARAMETERS, Models, beside, octets, reply_of, session_of, single_fields
+from gateway.dialects.text.lmi import read_prompt
+from gateway.dialects.text.requests import within_ceiling
+from gateway.errors import (
+    BadRequest,
+    DeadlineExceeded,
+    Drained,
+    Ending,
+    Forbidden,
+    GatewayError,
+    Overloaded,
+    SlowReader,
+    TooLarge,
+    Unavailable,
+)
+from gateway.workers.worker import Worker
+from models.messages import Family, Part, PartKind, Prompt
+from models.session import Channel
+from protocols.aws import bidi, eventstream
+from protocols.aws.bidi import Form
+from protocols.buffers import ByteBudget
+from protocols.errors import RemoteProtocolError
+from protocols.events import Buffer, Frame, Headers, Opcode
+from protocols.websocket import handshake as websocket_handshake
+
+_DATA_TYPE = {PartKind.UTF8: bidi.DataType.UTF8, PartKind.BINARY: bidi.DataType.BINARY}
+_KIND = {v: k for k, v in _DATA_TYPE.items()}
+_OPCODE = {PartKind.UTF8: Opcode.TEXT, PartKind.BINARY: Opcode.BINARY}
+# named once: a member costs three look-ups where it is used, and more than those before Python 3.12
+_PARTIAL, _COMPLETE = bidi.Completion.PARTIAL, bidi.Completion.COMPLETE
+_UTF8, _BINARY = PartKind.UTF8, PartKind.BINARY
+_TEXT, _CONTINUATION = Opcode.TEXT, Opcode.CONTINUATION
+# RFC 6455 section 7.4.1 and the IANA registry
+_GOING_AWAY, _INVALID, _POLICY, _TOO_BIG, _INTERNAL, _TRY_AGAIN = 1001, 1007, 1008, 1009, 1011, 1013
+_SMALL = 64 * 1024
+_LONG = 2 * 1024 * 1024  # bytes of a message that are a millisecond's work or two: checksums, a digest, base64
+_OBJECT = 256  # what the JSON of a part has beside its bytes, and more
+_PADDING = "abcdefghijklmnopqrstuvwxyzABCDEF" * 128
+
+
+@final
+class BidiDialect:
+    """Serves models of parts to the AWS SDK and to whatever speaks to a container."""
+
+    def __init__(self, models: Models, endpoints: Endpoints, signatures: Signatures) -> None:
+        self._models, self._endpoints, self._signatures = models, endpoints, signatures
+
+    async def event_stream(self, exchange: Exchange, endpoint: str) -> None:
+        """POST /endpoints/{endpoint}/invocations-bidirectional-stream over HTTP/2, GA form and both readings of the seed's
+        JSON form."""
+        exchange.take("bidi", refuse)
+        if exchange.wire.name != "http/2":
+            raise BadRequest("bidirectional streaming needs HTTP/2: connect with ALPN h2, or by prior knowledge in clear")
+        asked, worker, channel = self._asked(exchange, endpoint)
+        self._limit_wait(exchange)
+        with await worker.slot(exchange):
+            exchange.fail = channel.fail
+            self._limit(exchange, worker)
+            if channel.form is None:
+                await channel.choose_form()
+            if not worker.spec.accepts:
+                # the head goes out at once: clients wait for it before their first part
+                channel.accept()
+            parameters = {"invocation_path": asked.invocation_path} if asked.invocation_path else NO_PARAMETERS
+            session = session_of(
+                exchange,
+                worker,
+                channel,
+                query=asked.query_string or "",
+                path=asked.invocation_path or "",
+                parameters=parameters,
+            )
+            del asked  # it would be kept for as long as the session lasts
+            await worker.call(session, exchange, Family.PARTS, self._read_prompt(worker))
+        channel.accept()
+        exchange.finish()
+
+    def _asked(self, exchange: Exchange, endpoint: str) -> tuple[bidi.BidiRequest, Worker, _EventStreamChannel]:
+        """Whom the request asks, and in which form; BadRequest for what it says wrong. Not in `event_stream`, which would
+        keep all of this for as long as the session lasts."""
+        claim = self._signatures.claim(exchange, streaming=True)
+        headers = single_fields(exchange)
+        try:
+            asked = bidi.validate_request(endpoint, headers)
+            form = bidi.form_of(headers.get("content-type", ""))
+        except bidi.BidiInputError as e:
+            raise BadRequest(str(e)) from None
+        if claim is not None and form is Form.LITERAL:
+            raise unsigned_form()
+        worker, variant = self._endpoints.choose(asked.endpoint, asked.target_variant)
+        self._models.check_family(worker, Family.PARTS, "bidi")
+        exchange.model = worker.name
+        verify = self._signatures.events(claim)
+        return asked, worker, _EventStreamChannel(exchange, self._models.config, form, variant, verify)
+
+    async def container(self, exchange: Exchange, name: str = "") -> None:
+        """The container's WebSocket: a frame for each part, byte for byte."""
+        exchange.dialect = "websocket"
+        models = self._models
+        if name:
+            worker = models.named(name, Family.PARTS, "bidi")
+        else:
+            worker = models.unnamed(models.config.bidi.default_model, Family.PARTS, "bidi")
+        exchange.model = worker.name
+        try:
+            headers = websocket_handshake.accept_headers(exchange.request)
+            end = websocket_handshake.end_of_input(exchange.request.headers)
+        except RemoteProtocolError as e:
+            exchange.respond(e.status, websocket_handshake.refusal_headers(e), str(e).encode(), ending=Ending.REFUSED)
+            return
+        self._limit_wait(exchange)
+        with await worker.slot(exchange):
+            channel = _FrameChannel(exchange, headers, end)
+            del headers  # it would be kept for as long as the session lasts
+            exchange.fail = channel.fail
+            self._limit(exchange, worker)
+            if not worker.spec.accepts:
+                channel.accept()
+            parameters = {"invocation_path": exchange.path[1:].decode("latin-1")}
+            session = session_of(exchange, worker, channel, parameters=parameters)
+            await worker.call(session, exchange, Family.PARTS, self._read_prompt(worker))
+        channel.accept()
+        exchange.finish()
+
+    def _read_prompt(self, worker: Worker) -> Callable[[bytes], Prompt] | None:
+        """The function that makes prompts of parts; None where the model takes no text."""
+        if worker.spec.family is not Family.TEXT:
+            return None
+        return partial(read_prompt, within=partial(within_ceiling, worker, self._models.config.limits))
+
+    def _limit_wait(self, exchange: Exchange) -> None:
+        """Nobody waits for a slot longer than a session may last: clients have no limit of their own before the head."""
+        exchange.limit_time(self._models.config.bidi.session_timeout, "bidi.session_timeout")
+
+    def _limit(self, exchange: Exchange, worker: Worker) -> None:
+        config = self._models.config.bidi
+        if not worker.spec.timeout:
+            exchange.limit_time(config.session_timeout, "bidi.session_timeout")
+        if config.idle_timeout:
+            exchange.limit_silence(config.idle_timeout, "bidi.idle_timeout")
+
+
+@final
+class _EventStreamChannel:
+    """Parts from the request's body, parts to the response's, in the form that was asked for."""
+
+    complete = False  # its model says by its return that there is no more
+
+    __slots__ = ("_assembling", "_decoder", "_ended", "_exchange", "_limits", "_padding", "_variant", "_verify", "form")
+
+    def __init__(
+        self, exchange: Exchange, config: Config, form: Form | None, variant: str, verify: bidi.Verify | None
+    ) -> None:
+        self._exchange, self._limits, self._variant, self._verify = exchange, config.limits, variant, verify
+        self._padding = config.bidi.padding
+        self.form = form
+        self._decoder: bidi.PartDecoder | bidi.LiteralDecoder | None = None
+        self._ended = self._assembling = False
+        exchange.parts_in = 0
+        if form is not None:
+            self._decode()
+
+    async def choose_form(self) -> None:
+        """For a request without a content type: its first byte tells."""
+        data = await self._exchange.receive()
+        assert not isinstance(data, Frame)
+        self.form = bidi.sniff_form(data or b"")
+        if self._verify is not None and self.form is not Form.EVENT_STREAM:
+            raise unsigned_form()
+        decoder = self._decode()
+        if data is None:
+            self._ended = True
+            decoder.receive_eof()
+        else:
+            decoder.receive_data(data)
+
+    def _decode(self) -> bidi.PartDecoder | bidi.LiteralDecoder:
+        limits = self._limits
+        if self.form is Form.LITERAL:
+            self._decoder = bidi.LiteralDecoder(limits.part)
+        else:
+            self._decoder = bidi.PartDecoder(
+                limits.part, max_headers=limits.event_headers, max_fields=limits.event_fields, verify=self._verify
+            )
+        return self._decoder
+
+    @property
+    def reply(self) -> dict[str, str]:
+        return reply_of(self._exchange)
+
+    @property
+    def budget(self) -> ByteBudget:
+        """For a model that itself holds bytes of the session."""
+        return self._exchange.owner.budget
+
+    def awaits(self, whom: Callable[[], str]) -> None:
+        """For a model that waits for somebody else: the error says so where the session's time is over meanwhile."""
+        self._exchange.awaited = whom
+
+    def accept(self) -> None:
+        exchange, form = self._exchange, self.form
+        if not exchange.status:
+            exchange.start(
+                200,
+                [
+                    (b"content-type", (form or Form.EVENT_STREAM).content_type.encode()),
+                    (bidi.INVOKED_PRODUCTION_VARIANT, self._variant.encode()),
+                    (bidi.REQUEST_ID, exchange.id.encode()),
+                ],
+            )
+
+    async def receive(self) -> Part:
+        decoder, exchange = self._decoder, self._exchange
+        assert decoder is not None, "the form is chosen before the model is called"
+        if decoder.buffered:
+            await exchange.turn()  # a piece may hold thousands of small parts
+        try:
+            while True:
+                # a large message, whole now, is taken apart beside the loop; nothing else touches the decoder meanwhile
+                part = await beside(decoder.next_part) if decoder.work > _LONG else decoder.next_part()
+                if isinstance(part, bidi.PayloadPart):
+                    exchange.parts_in += 1
+                    if self._assembling:
+                        exchange.assembled()
+                        self._assembling = False
+                    return Part(data=part.data, kind=_KIND[part.data_type], last=part.completion is _COMPLETE)
+                if self._ended:
+                    raise trio.EndOfChannel
+                if decoder.need > _SMALL:
+                    self._assembling = True
+                    exchange.assembling(decoder.need)
+                data = await exchange.receive()
+                if data is None:
+                    self._ended = True
+                    decoder.receive_eof()
+                else:
+                    assert not isinstance(data, Frame)
+                    decoder.receive_data(data)
+        except RemoteProtocolError as e:
+            raise self._broken(BadRequest(f"bad event stream: {e}")) from None
+        except Forbidden as e:
+            raise self._broken(e) from None
+
+    def _broken(self, error: GatewayError) -> GatewayError:
+        """How the session ends is not for its model to choose: one that goes on after this is cancelled."""
+        self._exchange.interrupt(error)
+        return error
+
+    async def send(self, message: Part, /) -> None:
+        data = getattr(message, "data", None)
+        if type(data) is not bytes:
+            data = _octets(message)
+        size = len(data)
+        if self._padding or self._decoder is None or self._decoder.form is not Form.EVENT_STREAM:
+            await self._send_otherwise(message, data)
+            return
+        if size > eventstream.MAX_PAYLOAD:
+            raise _too_large(size, eventstream.MAX_PAYLOAD)
+        buffers = bidi.encode_part(data, _DATA_TYPE[message.kind], _COMPLETE if message.last else _PARTIAL)
+        exchange = self._exchange
+        await exchange.wait_room(size)
+        if not exchange.status:
+            self.accept()
+        exchange.push(*buffers)
+
+    async def _send_otherwise(self, message: Part, data: Buffer) -> None:
+        """With padding, or in one of the JSON forms."""
+        form = Form.EVENT_STREAM if self._decoder is None else self._decoder.form
+        padding = _PADDING[: secrets.randbelow(self._padding + 1)] if self._padding else ""
+        size, at_most = len(data), eventstream.MAX_PAYLOAD
+        if form is Form.JSON_EVENTS:  # there the payload is all of the object
+            at_most = (at_most - _OBJECT - self._padding) // 4 * 3
+        if size > at_most:
+            raise _too_large(size, at_most)
+        if form is not Form.EVENT_STREAM:
+            size = size * 4 // 3 + _OBJECT
+        await self._exchange.wait_room(size + len(padding))
+        self.accept()
+        completion = _COMPLETE if message.last else _PARTIAL
+        self._exchange.push(*bidi.ENCODERS[form].part(data, _DATA_TYPE[message.kind], completion, padding))
+
+    def fail(self, error: GatewayError) -> None:
+        """Before the head an HTTP status. In the stream an exception event, then a whole end: a bare reset reads as a
+        clean end in the SDK."""
+        if not self._exchange.status:
+            refuse(self._exchange, error)
+            return
+        form = Form.EVENT_STREAM if self._decoder is None else self._decoder.form
+        encoder = bidi.ENCODERS[form]
+        if blame(error) is Blame.MODEL:
+            event = encoder.model_stream_error(error.message, error.code)
+        elif isinstance(error, Forbidden) and form is not Form.LITERAL:
+            event = bidi.encode_error(error.code, error.message)
+        else:
+            event = encoder.internal_stream_failure(error.message)
+        self._exchange.push(*event)
+        self._exchange.finish(error.ending)
+
+
+def unsigned_form() -> BadRequest:
+    """What a request in the literal JSON form is told where signatures are verified."""
+    return BadRequest(f"content-type must be {bidi.CONTENT_TYPE} where signatures are verified: it is events that they sign")
+
+
+def _too_large(size: int, at_most: int) -> ValueError:
+    return ValueError(f"a part holds at most {at_most} bytes, this one has {size}: send it in fragments")
+
+
+def _octets(message: Part) -> Buffer:
+    """The bytes of what a model sends, if it sends the right thing."""
+    if not isinstance(message, Part):
+        raise TypeError(f"a call of parts is answered with Part, not {type(message).__name__}")
+    return octets(message.data)
+
+
+_ERRORS = {
+    Blame.CALLER: bidi.ErrorType.INPUT_VALIDATION_ERROR,
+    Blame.LOADING: bidi.ErrorType.SERVICE_UNAVAILABLE_ERROR,
+    Blame.BUSY: bidi.ErrorType.SERVICE_UNAVAILABLE_ERROR,
+    Blame.PLATFORM: bidi.ErrorType.INTERNAL_SERVER_ERROR,
+}
+
+
+def refuse(exchange: Exchange, error: GatewayError) -> None:
+    """Says an error that comes before the head by the shapes of the operation."""
+    # whose time is over here has waited for a slot, and its model was not called
+    whose = Blame.BUSY if isinstance(error, DeadlineExceeded) else blame(error)
+    if isinstance(error, Forbidden):
+        status, headers, body = refusal(error)
+    elif whose is Blame.MODEL:
+        status, headers, body = bidi.error_body(
+            bidi.ErrorType.MODEL_ERROR,
+            error.message,
+            code=error.code,
+            original_status=error.status,
+            original_message=error.message,
+        )
+    else:
+        status, headers, body = bidi.error_body(_ERRORS[whose], error.message)
+    named = [*headers, *error.retry, (bidi.REQUEST_ID, exchange.id.encode())]
+    exchange.respond(status, [h for h in named if h[0] != b"content-length"], body, ending=error.ending)
+
+
+@final
+class _FrameChannel(Channel[Part, Part]):
+    """A frame for each part and a part for each frame: opcode and FIN carry kind and last, continuations have no kind.
+
+    If the client has offered a text for the end of its input, a message of that text is the end, and no part.
+    """
+
+    complete = False  # its model says by its return that there is no more
+
+    def __init__(self, exchange: Exchange, handshake: Headers, end: bytes | None) -> None:
+        self._exchange, self._end = exchange, end
+        self._handshake: Headers = handshake if end is None else (*handshake, (websocket_handshake.END_OF_INPUT, end))
+        self._kind = _BINARY
+        self._continuing = self._ended = False
+
+    async def receive(self) -> Part:
+        if self._ended:
+            await self._exchange.turn()
+            raise trio.EndOfChannel
+        frame = await self._exchange.receive()
+        if frame is None:
+            raise trio.EndOfChannel
+        assert isinstance(frame, Frame)
+        if frame.opcode is not _CONTINUATION:
+            self._kind = _UTF8 if frame.opcode is _TEXT else _BINARY
+            if self._end is not None and self._kind is _UTF8 and frame.fin and frame.data == self._end:
+                self._ended = True
+                raise trio.EndOfChannel
+        return Part(data=frame.data, kind=self._kind, last=frame.fin)
+
+    @property
+    def reply(self) -> dict[str, str]:
+        return reply_of(self._exchange)
+
+    @property
+    def budget(self) -> ByteBudget:
+        """For a model that itself holds bytes of the session."""
+        return self._exchange.owner.budget
+
+    def awaits(self, whom: Callable[[], str]) -> None:
+        """For a model that waits for somebody else: the error says so where the session's time is over meanwhile."""
+        self._exchange.awaited = whom
+
+    def accept(self) -> None:
+        if not self._exchange.status:
+            self._exchange.start(101, self._handshake)
+            self._handshake = ()  # nobody needs it for the rest of the session
+
+    async def send(self, message: Part, /) -> None:
+        exchange, data = self._exchange, getattr(message, "data", None)  # a call less for what nearly all send
+        if type(data) is not bytes:
+            data = _octets(message)
+        await exchange.wait_room(len(data))
+        if not exchange.status:
+            self.accept()
+        opcode = _CONTINUATION if self._continuing else _OPCODE[message.kind]
+        exchange.push_frame(opcode, message.last, data)
+        self._continuing = not message.last
+
+    def fail(self, error: GatewayError) -> None:
+        """Before the handshake's answer an HTTP status; then a Close."""
+        if self._exchange.status:
+            close(self._exchange, error)
+        else:
+            self._exchange.refuse(error)
+
+
+def close(exchange: Exchange, error: GatewayError) -> None:
+    """Ends a WebSocket with a Close whose code says whose fault it was and whose reason is the message, cut to what a
+    Close holds."""
+    match error:
+        case Drained():
+            code = _GOING_AWAY
+        case Overloaded() | Unavailable():
+            code = _TRY_AGAIN
+        case BadRequest():
+            code = _INVALID
+        case TooLarge():
+            code = _TOO_BIG
+        case SlowReader():
+            code = _POLICY
+        case _:
+            code = _INTERNAL
+    reason = error.message.encode()[:123].decode(errors="ignore")  # RFC 6455 section 5.5: 125 bytes with the code
+    exchange.finish(error.ending, code=code, reason=reason)

@@ -1,0 +1,208 @@
+"""SageMaker's container, unary: /invocations and /models/{name}/invoke, for every family of model."""
+
+from __future__ import annotations
+
+from typing import Any, final
+from urllib.parse import parse_qs
+
+import trio
+
+from gateway.core.exchange import Exchange
+from gateway.dialects.base import (
+    JSON,
+    Models,
+    Wrapping,
+    octets,
+    refusal_headers,
+    reply_headers,
+    reply_of,
+    reply_value,
+    session_of,
+    text_header,
+)
+from gateway.dialects.text.lmi import LMIDialect
+from gateway.dialects.text.lmi_errors import refuse_as_lmi
+from gateway.dialects.v2.infer import InferDialect
+from gateway.dialects.v2.requests import refuse as refuse_as_v2
+from gateway.errors import Ending, GatewayError
+from gateway.workers.worker import Worker
+from models.messages import Family, Part, PartKind
+from models.session import Channel
+from protocols import v2
+from protocols.aws import invoke as sagemaker
+from protocols.aws import multi_model
+from protocols.buffers import ByteBudget
+
+
+@final
+class ContainerDialect:
+    """Answers what the platform asks of a container; and, for the platform's own routes, gives the answer to what wraps
+    it.
+
+    A model of text takes LMI's schema, a model of tensors a v2 body (JSON, or binary with the length of its JSON in the
+    content type or in `Inference-Header-Content-Length`), a model of parts the body as it is: one part, whose kind is
+    UTF8 where the content type is text or JSON.
+    """
+
+    def __init__(self, models: Models, lmi: LMIDialect, v2: InferDialect) -> None:
+        self._models, self._lmi, self._v2 = models, lmi, v2
+
+    async def invocations(self, exchange: Exchange) -> None:
+        """POST /invocations: the model is `?model_name=`, the default, or the only one that fits."""
+        exchange.take("container", refuse_as_lmi)
+        name = _query_value(exchange.query, b"model_name")
+        if name:
+            worker = self._models.invoked(name)
+        elif _is_binary(exchange):
+            worker = self._models.unnamed(self._models.config.sagemaker.default_model, Family.TENSOR, "sagemaker")
+        else:
+            worker = self._models.of_invocations()
+        await self._invoke(exchange, worker)
+
+    async def invoke(self, exchange: Exchange, name: str) -> None:
+        """POST /models/{name}/invoke. The path alone says which model: X-Amzn-SageMaker-Target-Model is for the model to
+        read, and for the log of whoever wants it there."""
+        exchange.take("container", refuse_as_mme)
+        await self._invoke(exchange, self._models.invoked(name))
+
+    async def _invoke(self, exchange: Exchange, worker: Worker) -> None:
+        exchange.model = worker.name
+        limits = self._models.config.limits
+        match worker.spec.family:
+            case Family.TEXT:
+                self._lmi.take(exchange, worker)
+                limit, setting = min(limits.json, limits.body), "limits.json"
+            case Family.TENSOR:
+                exchange.take("v2", refuse_as_v2)
+                limit, setting = limits.body, "limits.body"
+            case Family.PARTS:
+                exchange.take("container", refuse_as_mme)
+                limit, setting = limits.body, "limits.body"
+        worker.check_ready(room=not exchange.input_ended)  # a body that is here may tell other words
+        body = await exchange.receive_body(limit, setting=setting)
+        await self.answer(exchange, worker, body)
+
+    async def answer(self, exchange: Exchange, worker: Worker, body: memoryview, wrapping: Wrapping | None = None) -> None:
+        """Calls the model with the body of a request, whatever its route. `wrapping` takes the answer in place of the
+        exchange, and then says the errors too."""
+        match worker.spec.family:
+            case Family.TEXT:
+                await self._lmi.generate(exchange, worker, body, wrapping)
+            case Family.TENSOR:
+                await self._tensors(exchange, worker, body, wrapping)
+            case Family.PARTS:
+                await self._parts(exchange, worker, body, wrapping)
+
+    async def _tensors(self, exchange: Exchange, worker: Worker, body: memoryview, wrapping: Wrapping | None) -> None:
+        try:
+            length = _json_length(exchange, len(body))
+        except v2.V2Error as e:
+            (wrapping or exchange).respond(e.status, [JSON], e.error_body(), ending=Ending.REFUSED)
+            return
+        await self._v2.answer(exchange, worker, body, length, wrapping, form=_triton_form)
+
+    async def _parts(self, exchange: Exchange, worker: Worker, body: memoryview, wrapping: Wrapping | None) -> None:
+        channel = _BodyChannel(exchange, body, wrapping or exchange)
+        if wrapping is None:
+            exchange.fail = channel.fail
+        with await worker.slot(exchange):
+            session = session_of(exchange, worker, channel, parameters={"unary": True})
+            await worker.call(session, exchange, Family.PARTS)
+        channel.finish()
+
+
+def refuse_as_mme(exchange: Exchange, error: GatewayError) -> None:
+    """Says an error that comes before the head in the words of the multi-model container API."""
+    exchange.respond(
+        error.status, refusal_headers(error), multi_model.error_body_of(error.status, error.message), ending=error.ending
+    )
+
+
+def _is_binary(exchange: Exchange) -> bool:
+    kind = text_header(exchange, b"content-type").partition(";")[0].strip().lower()
+    return kind == sagemaker.BINARY_JSON or exchange.header(v2.IHCL) is not None
+
+
+def _json_length(exchange: Exchange, size: int) -> int | None:
+    """The length of the JSON before binary tensors; V2Error where two fields disagree, or one is not a length."""
+    lengths = exchange.header_values(v2.IHCL)
+    length = v2.parse_header_length(lengths) if lengths else None
+    try:
+        said = sagemaker.json_header_size(text_header(exchange, b"content-type"), size)
+    except sagemaker.InvokeInputError as e:
+        raise v2.V2Error(str(e)) from None
+    if length is not None and said is not None and length != said:
+        raise v2.V2Error(f"json-header-size is {said} and Inference-Header-Content-Length is {length}")
+    return length if said is None else said
+
+
+def _triton_form(headers: Any) -> Any:
+    """The head of a v2 reply as SageMaker's clients of Triton read it: the length of the JSON is in the content type."""
+    length = next((value for name, value in headers if name == v2.IHCL), None)
+    if length is None:
+        return headers
+    return ((b"content-type", sagemaker.binary_json_content_type(int(length)).encode()),)
+
+
+@final
+class _BodyChannel(Channel[Part, Part]):
+    """The body is the one part in; the bytes of the parts out are the answer's body."""
+
+    complete = False  # its model says by its return that there is no more
+
+    def __init__(self, exchange: Exchange, body: memoryview, answer: Exchange | Wrapping) -> None:
+        self._exchange, self._answer = exchange, answer
+        self._body: memoryview | None = body
+        self.exhausted = False
+
+    @property
+    def reply(self) -> dict[str, str]:
+        return reply_of(self._exchange)
+
+    @property
+    def budget(self) -> ByteBudget:
+        """For a model that itself holds bytes of the session."""
+        return self._exchange.owner.budget
+
+    async def receive(self) -> Part:
+        body, self._body = self._body, None
+        if body is None:
+            await self._exchange.turn()
+            raise trio.EndOfChannel
+        self.exhausted = True
+        kind = text_header(self._exchange, b"content-type").lower()
+        text = kind.startswith(("text/", "application/json"))
+        return Part(data=body, kind=PartKind.UTF8 if text else PartKind.BINARY)
+
+    async def send(self, message: Part, /) -> None:
+        if not isinstance(message, Part):
+            raise TypeError(f"a call of parts is answered with Part, not {type(message).__name__}")
+        data = octets(message.data)
+        await self._answer.wait_room(len(data))
+        self.accept(message.kind)
+        if len(data):
+            self._answer.push(data)
+
+    def accept(self, kind: PartKind = PartKind.BINARY) -> None:
+        exchange = self._exchange
+        if not exchange.status:
+            default = "text/plain; charset=utf-8" if kind is PartKind.UTF8 else "application/octet-stream"
+            content_type = (b"content-type", reply_value(exchange, "content-type", default).encode())
+            self._answer.start(200, [content_type, *reply_headers(exchange)])
+
+    def finish(self) -> None:
+        """The model has returned."""
+        if self._exchange.finishing is None:
+            self.accept()
+            self._answer.finish()
+
+    def fail(self, error: GatewayError) -> None:
+        """Before the head an HTTP status; afterwards only the connection can say that the body is not whole."""
+        if self._exchange.status:
+            self._exchange.abort(error.ending)
+        else:
+            refuse_as_mme(self._exchange, error)
+
+
+def _query_value(query: bytes, name: bytes) -> str:
+    return parse_qs(query.decode("latin-1")).get(name.decode(), [""])[0] if name in query else ""

@@ -1,0 +1,214 @@
+"""SageMaker's platform side, unary: InvokeEndpoint and InvokeEndpointWithResponseStream for every family of model."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import partial
+from typing import final
+
+from gateway.core.exchange import Exchange
+from gateway.dialects.aws.container import ContainerDialect
+from gateway.dialects.aws.endpoints import Endpoints
+from gateway.dialects.aws.error_origin import Blame, blame
+from gateway.dialects.aws.signatures import Signatures, refusal
+from gateway.dialects.base import Models, single_fields
+from gateway.errors import BadRequest, Ending, Forbidden, GatewayError, ModelFailed, ModelNotReady
+from gateway.workers.worker import State
+from protocols.aws import bidi
+from protocols.aws import invoke as sagemaker
+from protocols.aws.invoke import ErrorType, Operation
+from protocols.events import Buffer, Headers
+
+# What an event adds to the bytes of its part, roughly: prelude, header fields and checksum.
+_EVENT = 128
+
+
+@final
+class SageMakerDialect:
+    """Serves boto3, the AWS CLI and whatever else calls SageMaker's runtime."""
+
+    def __init__(self, models: Models, endpoints: Endpoints, container: ContainerDialect, signatures: Signatures) -> None:
+        self._endpoints, self._container, self._signatures = endpoints, container, signatures
+        config = models.config.sagemaker
+        self._body = config.body
+        self._timeouts = {
+            Operation.INVOKE_ENDPOINT: (config.invoke_timeout, "sagemaker.invoke_timeout"),
+            Operation.INVOKE_ENDPOINT_WITH_RESPONSE_STREAM: (config.stream_timeout, "sagemaker.stream_timeout"),
+        }
+
+    async def invoke(self, exchange: Exchange, endpoint: str) -> None:
+        """POST /endpoints/{endpoint}/invocations."""
+        await self._invoke(exchange, Operation.INVOKE_ENDPOINT, endpoint)
+
+    async def invoke_with_response_stream(self, exchange: Exchange, endpoint: str) -> None:
+        """POST /endpoints/{endpoint}/invocations-response-stream."""
+        await self._invoke(exchange, Operation.INVOKE_ENDPOINT_WITH_RESPONSE_STREAM, endpoint)
+
+    async def _invoke(self, exchange: Exchange, operation: Operation, endpoint: str) -> None:
+        exchange.take("sagemaker", refuse)
+        claim = self._signatures.claim(exchange)
+        headers = single_fields(exchange)
+        try:
+            asked = sagemaker.read_request(operation, endpoint, headers)
+        except sagemaker.InvokeInputError as e:
+            raise BadRequest(str(e)) from None
+        async with self._endpoints.chosen(asked.endpoint, asked.target_variant, asked.target_model) as (worker, variant):
+            exchange.model = worker.name
+            if worker.state is State.LOADING:
+                raise ModelNotReady(f"the model of endpoint {asked.endpoint!r} is loading; try again")
+            worker.check_ready()
+            limit, setting = self._timeouts[operation]
+            if limit:
+                exchange.limit_call(limit, setting)
+            body = await exchange.receive_body(self._body, setting="sagemaker.body", as_sent=True)
+            await self._signatures.check_body(claim, body)
+            if operation is Operation.INVOKE_ENDPOINT:
+                wrapped: _Invoked | _Streamed = _Invoked(exchange, variant)
+            else:
+                wrapped = _Streamed(exchange, variant)
+            exchange.fail = wrapped.fail
+            await self._container.answer(exchange, worker, body, wrapped)
+
+
+_ERRORS = {
+    Blame.CALLER: ErrorType.VALIDATION_ERROR,
+    Blame.LOADING: ErrorType.MODEL_NOT_READY,
+    Blame.BUSY: ErrorType.SERVICE_UNAVAILABLE,
+    Blame.PLATFORM: ErrorType.INTERNAL_FAILURE,
+}
+
+
+def refuse(exchange: Exchange, error: GatewayError) -> None:
+    """Says an error that comes before the head by the shapes of the operations."""
+    whose = blame(error)
+    if isinstance(error, Forbidden):
+        _respond(exchange, *refusal(error), error.ending)
+    elif whose is Blame.MODEL:
+        _model_error(exchange, error.status, error.message, error.ending)
+    else:
+        status, headers, body = sagemaker.error_response(_ERRORS[whose], error.message)
+        _respond(exchange, status, [*headers, *error.retry], body, error.ending)
+
+
+def _model_error(exchange: Exchange, status: int, text: str, ending: Ending) -> None:
+    message = (
+        f"Received {'client' if status < 500 else 'server'} error ({status}) from {exchange.model or 'the model'} "
+        f"with message {text!r}"
+    )
+    answer = sagemaker.error_response(
+        ErrorType.MODEL_ERROR, message, original_status=status, original_message=text, log_stream_arn=""
+    )
+    _respond(exchange, *answer, ending)
+
+
+def _respond(exchange: Exchange, status: int, headers: Headers, body: bytes, ending: Ending) -> None:
+    named = [h for h in headers if h[0] != b"content-length"]
+    named.append((bidi.REQUEST_ID, exchange.id.encode()))
+    exchange.respond(status, named, body, ending=ending)
+
+
+class _Wrapped:
+    """A container's answer on its way to the platform's caller: its head and its errors are the platform's."""
+
+    operation: Operation
+
+    def __init__(self, exchange: Exchange, variant: str) -> None:
+        self._exchange, self._variant = exchange, variant
+
+    def _head(self, headers: Headers) -> Headers:
+        exchange = self._exchange
+        own = next((v.decode("latin-1") for k, v in headers if k == b"content-type"), "")
+        reply = (exchange.reply or {}) | {sagemaker.CONTENT_TYPE: own}
+        try:
+            return sagemaker.response_headers(
+                self.operation, reply, content_type=own, variant=self._variant, request_id=exchange.id
+            )
+        except sagemaker.ReplyError as e:
+            raise ModelFailed(str(e), code="BadReply", status=500) from None
+
+    def finish(self, ending: Ending = Ending.COMPLETE) -> None:
+        self._exchange.finish(ending)
+
+
+@final
+class _Invoked(_Wrapped):
+    """InvokeEndpoint: the body as it is."""
+
+    operation = Operation.INVOKE_ENDPOINT
+
+    def __init__(self, exchange: Exchange, variant: str) -> None:
+        super().__init__(exchange, variant)
+        self.wait_room, self.push = exchange.wait_room, exchange.push
+
+    def start(self, status: int, headers: Headers) -> None:
+        self._exchange.start(status, self._head(headers))
+
+    def respond(self, status: int, headers: Headers, *buffers: Buffer, ending: Ending = Ending.COMPLETE) -> None:
+        if status >= 400:
+            _model_error(self._exchange, status, _text(buffers), ending)
+        else:
+            self._exchange.respond(status, self._head(headers), *buffers, ending=ending)
+
+    def in_band(self, says: Callable[[GatewayError], bytes]) -> None:
+        # kept by the exchange, whose end lets go of it: the dialect knows this one
+        self._exchange.fail = partial(self.fail, says=says)
+
+    def fail(self, error: GatewayError, says: Callable[[GatewayError], bytes] | None = None) -> None:
+        """In mid-body the dialect's own words, where it has some; else the body is cut off, and looks it."""
+        exchange = self._exchange
+        if not exchange.status:
+            refuse(exchange, error)
+        elif says is None:
+            exchange.abort(error.ending)
+        else:
+            exchange.push(says(error))
+            exchange.finish(error.ending)
+
+
+@final
+class _Streamed(_Wrapped):
+    """InvokeEndpointWithResponseStream: each piece of the body is a PayloadPart, as it comes."""
+
+    operation = Operation.INVOKE_ENDPOINT_WITH_RESPONSE_STREAM
+
+    async def wait_room(self, n: int = 1) -> None:
+        await self._exchange.wait_room(n + _EVENT)
+
+    def start(self, status: int, headers: Headers) -> None:
+        self._exchange.start(200, self._head(headers))
+
+    def push(self, *buffers: Buffer) -> None:
+        for buffer in buffers:
+            if type(buffer) is bytes and 0 < len(buffer) <= sagemaker.PART_SIZE:
+                self._exchange.push(*sagemaker.encode_payload_part(buffer))
+            else:
+                for piece in sagemaker.split_body(buffer):
+                    self._exchange.push(*sagemaker.encode_payload_part(piece))
+
+    def respond(self, status: int, headers: Headers, *buffers: Buffer, ending: Ending = Ending.COMPLETE) -> None:
+        if status >= 400:
+            _model_error(self._exchange, status, _text(buffers), ending)
+        else:
+            self.start(status, headers)
+            self.push(*buffers)
+            self.finish(ending)
+
+    def in_band(self, says: Callable[[GatewayError], bytes]) -> None:
+        """The stream has its own words."""
+
+    def fail(self, error: GatewayError) -> None:
+        """In the stream an exception event, then a whole end of the body."""
+        exchange = self._exchange
+        if not exchange.status:
+            refuse(exchange, error)
+            return
+        if blame(error) is Blame.MODEL:
+            event = sagemaker.encode_model_stream_error(error.message, error.code)
+        else:
+            event = sagemaker.encode_internal_stream_failure(error.message)
+        exchange.push(*event)
+        exchange.finish(error.ending)
+
+
+def _text(buffers: tuple[Buffer, ...]) -> str:
+    return b"".join(buffers)[:65536].decode("utf-8", "replace")

@@ -1,0 +1,58 @@
+"""SageMaker's multi-model container API: load, list, get and unload at /models."""
+
+from __future__ import annotations
+
+from typing import final
+from urllib.parse import parse_qs
+
+from gateway.catalog.repository import Repository
+from gateway.core.exchange import Exchange
+from gateway.dialects.aws.container import refuse_as_mme
+from gateway.errors import BadRequest
+from protocols.aws import multi_model
+
+_JSON = (b"content-type", multi_model.CONTENT_TYPE)
+_LARGEST = 64 * 1024
+
+
+@final
+class MMEDialect:
+    """Answers the platform that decides which models a container holds."""
+
+    def __init__(self, repository: Repository) -> None:
+        self._repository = repository
+
+    async def load(self, exchange: Exchange) -> None:
+        """POST /models: answered when the model answers. The platform that leaves gives the load up."""
+        self._take(exchange)
+        body = await exchange.receive_body(_LARGEST, setting="64 KiB, fixed")
+        try:
+            wanted = multi_model.parse_load(body)
+        except multi_model.MMEError as e:
+            raise BadRequest(e.message) from None
+        exchange.model = wanted.name
+        await self._repository.load(wanted.name, wanted.url)
+        exchange.respond(200, [_JSON], multi_model.loaded_body(wanted.name))
+
+    async def list(self, exchange: Exchange) -> None:
+        """GET /models."""
+        self._take(exchange)
+        query = parse_qs(exchange.query.decode("latin-1"))
+        page = multi_model.parse_page(query.get("limit", [""])[0], query.get("next_page_token", [""])[0])
+        models = [(model.name, model.url) for model in self._repository.list()]
+        exchange.respond(200, [_JSON], multi_model.page_body(models, page))
+
+    async def get(self, exchange: Exchange, name: str) -> None:
+        """GET /models/{name}."""
+        self._take(exchange)
+        model = self._repository.get(name)
+        exchange.respond(200, [_JSON], multi_model.model_body(model.name, model.url))
+
+    async def unload(self, exchange: Exchange, name: str) -> None:
+        """DELETE /models/{name}: answered when nothing of the model is left, also where the platform has left by then."""
+        self._take(exchange)
+        await self._repository.unload(name)
+        exchange.respond(200, [_JSON], multi_model.unloaded_body(name))
+
+    def _take(self, exchange: Exchange) -> None:
+        exchange.take("mme", refuse_as_mme)

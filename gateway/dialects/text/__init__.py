@@ -1,0 +1,1 @@
+"""Text generation: LMI's schema in all its forms, and OpenAI's."""

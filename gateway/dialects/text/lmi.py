@@ -1,0 +1,286 @@
+"""LMI text generation at /invocations and /predictions/{model}: the rolling batch, TGI's form, and the way to all others."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import partial
+from typing import Any, final
+
+from gateway.config import LMIConfig
+from gateway.core.exchange import Exchange
+from gateway.dialects.base import JSON, Models, Wrapping, codec, reply_headers, session_of, text_header
+from gateway.dialects.text.lmi_dynamic_batch import DynamicDialect
+from gateway.dialects.text.lmi_errors import kind_of, refuse_as_lmi, refuse_as_tgi
+from gateway.dialects.text.lmi_formatters import FormattedAnswer, document_of, formatter_of, read_input
+from gateway.dialects.text.openai import OpenAIDialect
+from gateway.dialects.text.requests import (
+    LINE,
+    OnePrompt,
+    TextCalls,
+    check_supported,
+    prompt_of,
+    rule_of,
+    table_of,
+    within_ceiling,
+)
+from gateway.errors import (
+    Ending,
+    GatewayError,
+    ModelFailed,
+)
+from gateway.workers.worker import Worker
+from models.errors import ModelError
+from models.formatters import TextInput
+from models.messages import Family, Finish, FinishReason, Prompt, Token
+from models.session import Session
+from protocols import lmi
+
+_CHAT_FORMATTERS = ("json_chat", "jsonlines_chat")
+
+
+@final
+class LMIDialect:
+    """Serves text generation as LMI does."""
+
+    def __init__(self, models: Models, calls: TextCalls, openai: OpenAIDialect) -> None:
+        self._models, self._calls, self._openai = models, calls, openai
+        self._dynamic = DynamicDialect(calls)
+
+    async def predictions(self, exchange: Exchange, name: str) -> None:
+        """POST /predictions/{name}."""
+        exchange.take("lmi", refuse_as_lmi)
+        limits = self._models.config.limits
+        worker = self._models.named(name, Family.TEXT, "lmi")
+        exchange.model = worker.name
+        self.take(exchange, worker)
+        worker.check_ready(room=not exchange.input_ended)  # a body that is here tells the words
+        body = await exchange.receive_body(min(limits.json, limits.body), setting="limits.json")
+        await self.generate(exchange, worker, body)
+
+    def take(self, exchange: Exchange, worker: Worker) -> None:
+        """What goes wrong before the answer is said in the words of the model's form."""
+        exchange.take("lmi", refuse_as_tgi if self._calls.options(worker).tgi_compat else refuse_as_lmi)
+
+    async def generate(self, exchange: Exchange, worker: Worker, body: memoryview, wrapping: Wrapping | None = None) -> None:
+        """Answers a request of the schema, whatever its route. `wrapping` takes the answer in place of the exchange,
+        and then says the errors too."""
+        limits, options = self._models.config.limits, self._calls.options(worker)
+        answer = exchange if wrapping is None else wrapping
+        asked: TextInput | None = None
+        try:
+            if worker.spec.input_formatter is not None:
+                asked = await read_input(exchange, worker, body)
+                document = document_of(asked)
+            else:
+                document = await codec(
+                    len(body),
+                    lambda: lmi.read_document(
+                        body, text_header(exchange, b"content-type"), json_limit=limits.json, depth=limits.json_depth
+                    ),
+                )
+                if lmi.is_chat(document):
+                    await self._openai.chat(exchange, worker, document, len(body), options, wrapping)
+                    return
+                if options.rolling_batch == "disable":
+                    await self._dynamic.generate(exchange, worker, document, len(body), options, wrapping)
+                    return
+            request = await codec(len(body), partial(_parse, document, options))
+            check_supported(worker, request, options)
+            request = within_ceiling(worker, limits, request)
+        except lmi.LMIError as e:
+            dynamic = options.rolling_batch == "disable" and asked is None
+            body_of = lmi.dynamic_error_body(e.message, e.status) if dynamic else e.body(tgi=options.tgi_compat)
+            answer.respond(e.status, [JSON, *lmi.response_headers()], body_of, ending=Ending.REFUSED)
+            return
+        if (formatter := formatter_of(worker, asked)) is not None:
+            if asked is None:
+                asked = TextInput(request.inputs, document.get("parameters"), stream=request.stream)
+            await FormattedAnswer(exchange, worker, request, asked, formatter, answer, options).run()
+            return
+        channel = _TextChannel(exchange, request, answer, worker, options.max_text)
+        if wrapping is None:
+            exchange.fail = channel.fail
+        else:
+            wrapping.in_band(channel.error_line)
+        with await worker.slot(exchange):
+            session = session_of(exchange, worker, channel)
+            channel.asks = session if request.tgi else None
+            await worker.call(session, exchange, Family.TEXT)
+        channel.finish()
+
+
+def _parse(document: dict[str, Any], options: LMIConfig) -> lmi.TextRequest:
+    name = options.output_formatter
+    configured = lmi.Formatter(name) if name and name not in _CHAT_FORMATTERS else None
+    return lmi.parse_document(
+        document, configured=configured, tgi=options.tgi_compat, table=table_of(options), rule=rule_of(options)
+    )
+
+
+def read_prompt(data: bytes, within: Callable[[lmi.TextRequest], lmi.TextRequest] | None = None) -> Prompt:
+    """A prompt as a part carries it: an LMI request object, or the plain text itself. Its answer is one text. `within` is
+    `within_ceiling` of a model."""
+    try:
+        kind = "application/json" if data.lstrip()[:1] == b"{" else "text/plain"
+        request = lmi.parse_request(data, kind)
+        lmi.check_one_sequence(request.parameters, request.given, "here, where an answer is one text")
+        if within is not None:
+            request = within(request)
+        return prompt_of(request.inputs, request.parameters)
+    except lmi.LMIError as e:
+        raise ModelError(e.message, code="BadPrompt", status=400) from None
+
+
+@final
+class _TextChannel(OnePrompt):
+    """One prompt in; tokens out, each its own line or event, the first one carrying the head."""
+
+    def __init__(
+        self,
+        exchange: Exchange,
+        request: lmi.TextRequest,
+        answer: Exchange | Wrapping,
+        worker: Worker,
+        max_text: int,
+    ) -> None:
+        super().__init__(exchange, worker, prompt_of(request.inputs, request.parameters))
+        self._request, self._answer = request, answer
+        self.asks: Session[Any, Any] | None = None
+        """Who is asked, until it is known, how many tokens the prompt has: where the answer says it."""
+        self._encoder = lmi.TextEncoder(request, max_text=max_text)
+        self._reason = self._rest = ""
+        # True during a stream of LMI lines with tokens alone, the most frequent kind. `text` need not judge its tokens: the
+        # encoder counts them too, and no stop sequence is looked for.
+        self._plain = False
+
+    def try_send(self, message: object, /) -> bool:
+        """Sends a plain token that need not wait. False, and nothing is sent, where it must, or is another message."""
+        if type(message) is not Token or not self._plain or message.finish is not None:
+            return False
+        if message.special or message.prefill or message.sequence or (message.data and self.text.decodes):
+            return False
+        exchange, text = self._exchange, message.text
+        if not exchange.try_room(len(text) + LINE):
+            return False
+        try:
+            line = self._encoder.plain_token(message.id, text, message.log_prob)
+        except lmi.LMIError as e:
+            raise _too_long(e) from None
+        exchange.push_piece(line)
+        if self._encoder.finished:
+            self._end()
+            self.text.stop()
+        return True
+
+    async def send(self, message: Token | Finish, /) -> None:
+        if self.try_send(message):
+            return
+        text = self.text
+        if not text.passes(message):
+            await text.drop()
+            return
+        if type(message) is Finish:
+            await self._exchange.turn()
+        else:
+            await self._answer.wait_room(self._size(message))
+        if self._plain:
+            text.went_by(self._encoder.generated_tokens)
+        message = text.take(message)
+        try:
+            if type(message) is Finish:
+                self._finished(message)
+            elif message.prefill:
+                self._encoder.prefill(message.id, message.text, message.log_prob)
+            else:
+                self._plain = self._plain and not text.judges
+                self._put(message)
+        except lmi.LMIError as e:
+            raise _too_long(e) from None
+        text.sent()
+
+    def _put(self, token: Token) -> None:
+        encoder = self._encoder
+        if self.asks is not None:
+            self._count_prompt(self.asks, token)
+        reason = None if token.finish is None else token.finish.value
+        line = encoder.token(token.id, token.text, token.log_prob, token.special, reason, token.top, token.sequence)
+        if self._plain:
+            self._exchange.push_piece(line)
+        elif line:
+            if not self._exchange.status:
+                self._start()
+            self._answer.push(line)
+        if encoder.finished:
+            self._end()
+
+    def _size(self, token: Token) -> int:
+        """About the bytes that it makes now."""
+        if not self._encoder.streaming:
+            return 0
+        return self.text.held(token.sequence) + len(token.text) + len(token.data) + LINE * (1 + len(token.top))
+
+    def _end(self) -> None:
+        """The last token is sent."""
+        self._plain = False
+        if self._encoder.streaming:
+            self._answer.finish()
+
+    def _count_prompt(self, session: Session[Any, Any], message: Token | Finish) -> None:
+        if message.prompt_tokens is not None:
+            session.prompt_tokens = message.prompt_tokens
+        if session.prompt_tokens is not None:
+            self._encoder.prompt_tokens, self.asks = session.prompt_tokens, None
+
+    def _finished(self, message: Finish) -> None:
+        if self.asks is not None:
+            self._count_prompt(self.asks, message)
+        self._plain = False
+        reason, rest = message.reason.value, self.text.rest(message.sequence)
+        if message.sequence:
+            self._encoder.rest(rest, message.sequence)
+            self._encoder.finish(reason, message.sequence)
+        else:
+            self._reason, self._rest = reason, rest
+
+    def _start(self) -> None:
+        content_type = (b"content-type", self._encoder.content_type.encode())
+        self._answer.start(200, [content_type, *lmi.response_headers(), *reply_headers(self._exchange)])
+        self._plain = self._encoder.plain and not self.text.judges and self._answer is self._exchange
+
+    def finish(self) -> None:
+        """The model has returned: the document, or the last line where it is not out yet."""
+        exchange, answer, encoder = self._exchange, self._answer, self._encoder
+        if exchange.finishing is not None:
+            return
+        try:
+            for sequence, text in self.text.rests():
+                encoder.rest(text, sequence)
+            encoder.rest(self._rest)
+        except lmi.LMIError as e:
+            raise _too_long(e) from None
+        line = encoder.finish(self._reason or FinishReason.EOS_TOKEN.value)
+        if encoder.streaming:
+            if not exchange.status:
+                self._start()
+            answer.push(line)
+            answer.finish()
+        else:
+            answer.respond(200, [JSON, *lmi.response_headers(), *reply_headers(exchange)], line)
+
+    def fail(self, error: GatewayError) -> None:
+        """Before the head: an HTTP status. In mid-stream: the schema's last line, then a whole end of the body."""
+        if self._exchange.status:
+            self._exchange.push(self.error_line(error))
+            self._exchange.finish(error.ending)
+        elif self._request.tgi:
+            refuse_as_tgi(self._exchange, error)
+        else:
+            refuse_as_lmi(self._exchange, error)
+
+    def error_line(self, error: GatewayError) -> bytes:
+        """The last line of a stream that failed."""
+        return self._encoder.error(error.message, kind=kind_of(error))
+
+
+def _too_long(error: lmi.LMIError) -> ModelFailed:
+    return ModelFailed(error.message, code="TooLong", status=error.status)

@@ -1,0 +1,225 @@
+"""LMI's dynamic batch: several prompts in one request, generated side by side, one text for each in the answer."""
+
+from __future__ import annotations
+
+from functools import partial
+from typing import Any, final
+
+import trio
+
+from gateway.config import LMIConfig
+from gateway.core.exchange import Exchange
+from gateway.dialects.base import JSON, Wrapping, codec, reply_headers, session_of
+from gateway.dialects.text.lmi_errors import refuse_as_dynamic
+from gateway.dialects.text.requests import (
+    LINE,
+    OnePrompt,
+    TextCalls,
+    check_supported,
+    prompt_of,
+    rule_of,
+    table_of,
+    within_ceiling,
+)
+from gateway.doorbell import Doorbell
+from gateway.errors import Ending, GatewayError, ModelFailed
+from gateway.workers.worker import Worker
+from models.messages import Family, Finish, Prompt, Token
+from protocols import lmi
+
+_PATIENCE = 2  # checkpoints in which the other prompts may bring a token for a line that has begun
+
+
+@final
+class DynamicDialect:
+    """Serves the schema of `option.rolling_batch=disable`."""
+
+    def __init__(self, calls: TextCalls) -> None:
+        self._calls = calls
+
+    async def generate(
+        self,
+        exchange: Exchange,
+        worker: Worker,
+        document: dict[str, Any],
+        size: int,
+        options: LMIConfig,
+        wrapping: Wrapping | None,
+    ) -> None:
+        """Answers the request that a document is, which came as `size` bytes. The prompts are generated at once,
+        within one slot."""
+        answer = exchange if wrapping is None else wrapping
+        try:
+            read = partial(
+                lmi.parse_dynamic_document,
+                document,
+                streaming=options.enable_streaming,
+                max_prompts=options.max_prompts,
+                table=table_of(options),
+                rule=rule_of(options),
+            )
+            request = await codec(size, read)
+            check_supported(worker, request, options)
+            request = within_ceiling(worker, self._calls.models.config.limits, request)
+        except lmi.LMIError as e:
+            body = lmi.dynamic_error_body(e.message, e.status)
+            answer.respond(e.status, [JSON, *lmi.response_headers()], body, ending=Ending.REFUSED)
+            return
+        batch = _Batch(exchange, request, answer, options)
+        if wrapping is None:
+            exchange.fail = batch.fail
+        else:
+            wrapping.in_band(batch.error_line)
+        with await worker.slot(exchange):
+            await batch.run(worker)
+        batch.finish()
+
+
+@final
+class _Batch:
+    """The prompts of one request, and the answer that they share."""
+
+    def __init__(
+        self, exchange: Exchange, request: lmi.DynamicRequest, answer: Exchange | Wrapping, options: LMIConfig
+    ) -> None:
+        self.exchange, self.request, self.answer = exchange, request, answer
+        self.encoder = lmi.DynamicEncoder(request, streaming=options.enable_streaming, max_text=options.max_text)
+        self._sending = trio.Lock()  # one of them waits for room at a time
+        self._begun = Doorbell()
+        self._lines = 0
+
+    async def run(self, worker: Worker) -> None:
+        """Runs the model for each prompt. The first failure is the answer's, and stops the others."""
+        exchange = self.exchange
+        try:
+            async with trio.open_nursery() as around:
+                if self.encoder.streaming and len(self.request.inputs) > 1:
+                    around.start_soon(self._complete_lines)
+                async with trio.open_nursery() as nursery:
+                    for place, text in enumerate(self.request.inputs):
+                        channel = _PromptChannel(self, worker, place, prompt_of(text, self.request.parameters))
+                        session = session_of(exchange, worker, channel)
+                        nursery.start_soon(partial(self._run_one, channel, worker.call, session, exchange, Family.TEXT))
+                around.cancel_scope.cancel()
+        except BaseExceptionGroup as group:
+            raise _the_one(group) from None
+
+    async def _run_one(self, channel: _PromptChannel, call: Any, *arguments: Any) -> None:
+        await call(*arguments)
+        await channel.end()
+
+    async def put(self, make: Any, *arguments: Any, size: int = 0) -> bool:
+        """Sends what the encoder makes, once there is room for so much. False where it makes nothing."""
+        streaming = self.encoder.streaming
+        async with self._sending:
+            await self.answer.wait_room(size + LINE if streaming else 0)
+            try:
+                line = make(*arguments)
+            except lmi.LMIError as e:
+                raise ModelFailed(e.message, code="TooLong", status=e.status) from None
+            if line:
+                self._lines += 1
+                self._start()
+                self.answer.push(line)
+            return bool(line)
+
+    def begun(self) -> None:
+        """There is a token on a line that others are still to complete."""
+        self._begun.ring()
+
+    async def _complete_lines(self) -> None:
+        """Sends the tokens of a line whose other prompts have none ready, so that nobody waits for the slowest: who has one
+        is before this in the queue for the lock."""
+        while True:
+            await self._begun.wait()
+            line = self._lines
+            for _ in range(_PATIENCE):
+                await trio.lowlevel.checkpoint()
+            await self.put(self._rest_of, line)
+
+    def _rest_of(self, line: int) -> bytes:
+        if line == self._lines:
+            return self.encoder.flush()
+        self._begun.ring()  # there may be another by now
+        return b""
+
+    def _start(self) -> None:
+        if not self.exchange.status:
+            head = [(b"content-type", self.encoder.content_type.encode()), *lmi.response_headers()]
+            self.answer.start(200, [*head, *reply_headers(self.exchange)])
+
+    def finish(self) -> None:
+        """Every prompt has its end."""
+        if self.exchange.finishing is not None:
+            return
+        rest = self.encoder.finish()
+        if self.encoder.streaming:
+            self._start()
+            if rest:
+                self.answer.push(rest)
+            self.answer.finish()
+        else:
+            self.answer.respond(200, [JSON, *lmi.response_headers(), *reply_headers(self.exchange)], rest)
+
+    def fail(self, error: GatewayError) -> None:
+        """Before the head an HTTP status; in mid-stream a last line, then a whole end of the body."""
+        if self.exchange.status:
+            self.exchange.push(self.error_line(error))
+            self.exchange.finish(error.ending)
+        else:
+            refuse_as_dynamic(self.exchange, error)
+
+    def error_line(self, error: GatewayError) -> bytes:
+        """The last line of a stream that failed."""
+        return self.encoder.error(error.message)
+
+
+@final
+class _PromptChannel(OnePrompt):
+    """One of the prompts in; its tokens out, to where those of the others go."""
+
+    def __init__(self, batch: _Batch, worker: Worker, place: int, prompt: Prompt) -> None:
+        super().__init__(batch.exchange, worker, prompt)
+        self._batch, self._place = batch, place
+
+    async def receive(self) -> Prompt:
+        await trio.lowlevel.checkpoint()  # of each, not a turn of them all: prompts in step share their lines
+        return self.take()
+
+    async def send(self, message: Token | Finish, /) -> None:
+        text, batch = self.text, self._batch
+        if not text.passes(message):
+            await text.drop()
+        elif type(message) is Finish or message.prefill:  # there is no place for prompts' tokens
+            await trio.lowlevel.checkpoint()
+            text.take(message)
+        else:
+            size = text.held(0) + len(message.text) + len(message.data)
+            if not await batch.put(self._line_of, message, size=size):
+                batch.begun()
+            text.sent()
+
+    def _line_of(self, token: Token) -> bytes:
+        taken = self.text.take(token)
+        assert type(taken) is Token
+        return self._batch.encoder.token(self._place, taken.text, taken.finish is not None)
+
+    async def end(self) -> None:
+        """The model has returned, or was stopped."""
+        await self._batch.put(self._last_line)
+
+    def _last_line(self) -> bytes:
+        return self._batch.encoder.end(self._place, self.text.rest(0))
+
+
+def _the_one(group: BaseExceptionGroup[BaseException]) -> BaseException:
+    """What a batch ends of: its cancellation, whatever its prompts raised on their way out, else the first failure."""
+    cancelled, failed = group.split(trio.Cancelled)
+    if not isinstance(failed, ExceptionGroup | None):
+        return group
+    if cancelled is not None or failed is None:
+        return cancelled or group
+    error: BaseException = failed
+    while isinstance(error, BaseExceptionGroup):
+        error = error.exceptions[0]
+    return error

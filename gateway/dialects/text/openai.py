@@ -1,0 +1,439 @@
+"""OpenAI's API on text models: chat completions, completions, and the list of models."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Awaitable, Callable
+from functools import partial
+from typing import Any, final
+
+from gateway.config import LimitsConfig, LMIConfig
+from gateway.core.exchange import Exchange
+from gateway.dialects.base import JSON, Wrapping, codec, refusal_headers, reply_headers, session_of
+from gateway.dialects.text.requests import (
+    LINE,
+    Asked,
+    OnePrompt,
+    TextCalls,
+    chat_prompt,
+    count_tokens,
+    not_supported,
+    prompt_of,
+    unsupported,
+    within_ceiling,
+)
+from gateway.errors import (
+    BadRequest,
+    Ending,
+    GatewayError,
+    ModelCrashed,
+    ModelFailed,
+    NoSuchPath,
+    NotFound,
+    Overloaded,
+)
+from gateway.version import version
+from gateway.workers.worker import Worker
+from models.chat import ChatMessage
+from models.convert import convertible
+from models.messages import Family, Finish, Prompt, Token
+from models.session import Session
+from protocols import lmi, openai
+
+_ANY = ("", "tgi", "dummy")
+"""What a request calls its model that means whichever there is: clients that must name one say this (text-generation,
+huggingface_hub)."""
+_PROMPTS_NOT_COUNTED = (b"x-everywire-usage", b"completion-only")
+_FORMS = {form.value: form for form in openai.ChatForm if form is not openai.ChatForm.OPENAI}
+
+
+@final
+class OpenAIDialect:
+    """Serves OpenAI's clients."""
+
+    def __init__(self, calls: TextCalls) -> None:
+        self._calls, self._models = calls, calls.models
+        self._since = int(time.time())
+        self._fingerprint = f"everywire-{version()}"
+
+    # -- routes ------------------------------------------------------------------------------------------------------
+
+    async def chat_completions(self, exchange: Exchange) -> None:
+        """POST /v1/chat/completions."""
+        exchange.take("openai", refuse)
+        document, size = await self._document(exchange)
+        try:
+            worker = self._worker(exchange, document)
+        except openai.OpenAIError as e:
+            _refuse_request(exchange, e)
+            return
+        await self.chat(exchange, worker, document, size, self._calls.options(worker))
+
+    async def completions(self, exchange: Exchange) -> None:
+        """POST /v1/completions."""
+        exchange.take("openai", refuse)
+        document, size = await self._document(exchange)
+        try:
+            worker = self._worker(exchange, document)
+            options = self._calls.options(worker)
+            read = partial(openai.parse_completion, document, max_tokens=self._models.config.openai.max_tokens)
+            request = await codec(size, read)
+            _check_supported(worker, request, options)
+            request = _within_ceiling(worker, self._models.config.limits, request)
+        except openai.OpenAIError as e:
+            _refuse_request(exchange, e)
+            return
+        encoder = openai.CompletionEncoder(
+            request,
+            id=f"cmpl-{exchange.id}",
+            created=int(time.time()),
+            model=request.model or worker.name,
+            max_text=options.max_text,
+        )
+        prompts = [prompt_of(text, request.parameters) for text in request.prompts]
+        await _Answer(exchange, encoder, exchange, request).run(worker, prompts, request.n)
+
+    async def models(self, exchange: Exchange) -> None:
+        """GET /v1/models: those that can answer here."""
+        exchange.take("openai", refuse)
+        speakers = [w.name for w in self._models.workers.values() if convertible(w.spec.family, Family.TEXT)]
+        exchange.respond(200, [JSON], openai.models_body([(name, self._since) for name in sorted(speakers)]))
+
+    async def model(self, exchange: Exchange, name: str) -> None:
+        """GET /v1/models/{name}."""
+        exchange.take("openai", refuse)
+        worker = self._models.named(name, Family.TEXT, "openai")
+        exchange.respond(200, [JSON], openai.model_body(worker.name, created=self._since))
+
+    # -- a chat, at these routes and at LMI's ------------------------------------------------------------------------
+
+    async def chat(
+        self,
+        exchange: Exchange,
+        worker: Worker,
+        document: dict[str, Any],
+        size: int,
+        options: LMIConfig,
+        wrapping: Wrapping | None = None,
+    ) -> None:
+        """Answers a request that has `messages`, which came as `size` bytes. `wrapping` takes the answer in place of the
+        exchange, and then says the errors too."""
+        if wrapping is None and exchange.dialect != "openai":
+            exchange.words = refuse
+        answer = exchange if wrapping is None else wrapping
+        try:
+            # at OpenAI's own routes its own clients ask
+            form = openai.ChatForm.OPENAI if exchange.dialect == "openai" else _form_of(options)
+            usual = form is openai.ChatForm.OPENAI
+            most = self._models.config.openai.max_tokens if usual else lmi.Parameters().max_new_tokens
+            request, messages = await codec(size, partial(_read_chat, document, most))
+            _check_supported(worker, request, options)
+            request = _within_ceiling(worker, self._models.config.limits, request)
+        except openai.OpenAIError as e:
+            _refuse_request(answer, e)
+            return
+        encoder = openai.ChatEncoder(
+            request,
+            id=f"chatcmpl-{exchange.id}",
+            created=int(time.time()),
+            model=request.model or worker.name,
+            form=form,
+            fingerprint=self._fingerprint,
+            max_text=options.max_text,
+        )
+        shown = _Answer(exchange, encoder, answer, request)
+        prompt = prompt_of(await chat_prompt(exchange, worker, messages, size), request.parameters)
+        await shown.run(worker, [prompt], request.n)
+
+    async def _document(self, exchange: Exchange) -> tuple[dict[str, Any], int]:
+        """The request's document, and how many bytes it was."""
+        limits = self._models.config.limits
+        body = await exchange.receive_body(min(limits.json, limits.body), setting="limits.json")
+        try:
+            document = await codec(
+                len(body),
+                lambda: lmi.read_document(body, "application/json", json_limit=limits.json, depth=limits.json_depth),
+            )
+            return document, len(body)
+        except lmi.LMIError as e:
+            raise BadRequest(e.message) from None
+
+    def _worker(self, exchange: Exchange, document: dict[str, Any]) -> Worker:
+        """The model that the request means. OpenAIError, which names the member, where it is none that could answer."""
+        name = openai.model_of(document)
+        try:
+            if name in self._models.workers:
+                worker = self._models.named(name, Family.TEXT, "openai")
+            elif name in _ANY:
+                worker = self._models.unnamed(self._models.config.openai.default_model, Family.TEXT, "openai")
+            else:
+                raise NotFound(f"no model {name[:100]!r}; GET /v1/models lists those that there are")
+        except BadRequest as e:
+            raise openai.OpenAIError(e.message, param="model") from None
+        exchange.model = worker.name
+        worker.check_ready()
+        return worker
+
+
+@final
+class _Answer:
+    """One request's choices, and how they leave."""
+
+    def __init__(
+        self,
+        exchange: Exchange,
+        encoder: openai.ChatEncoder | openai.CompletionEncoder,
+        answer: Exchange | Wrapping,
+        request: openai.ChatRequest | openai.CompletionRequest,
+    ) -> None:
+        self.exchange, self.encoder, self.answer = exchange, encoder, answer
+        self._given = request.given
+        self._counts: list[int | None] = []
+        """The number of tokens of each prompt that was begun; None: unknown."""
+        self._asking: _ChoicesChannel | None = None
+        self._text_member = "messages" if isinstance(request, openai.ChatRequest) else "prompt"
+        self.echo = isinstance(request, openai.CompletionRequest) and request.echo
+        if isinstance(answer, Exchange):
+            exchange.fail = self._fail
+        else:
+            answer.in_band(self._error_event)
+
+    async def run(self, worker: Worker, prompts: list[Prompt], n: int) -> None:
+        """Runs the model for one prompt after another, within one slot, and ends the answer."""
+        exchange, tells = self.exchange, self.encoder.tells_usage
+        with await worker.slot(exchange):
+            for place, prompt in enumerate(prompts):
+                self._counts.append(None)
+                self._asking = channel = _ChoicesChannel(self, worker, prompt, place, n)
+                channel.session = session_of(exchange, worker, channel)
+                channel.counter = partial(count_tokens, exchange, worker, prompt.text) if tells else None
+                try:
+                    await worker.call(channel.session, exchange, Family.TEXT)
+                    await channel.count()
+                    self.reckon()
+                finally:
+                    self._asking = channel.session = None  # they know each other: a cycle would keep the request
+                channel.end()
+        self._finish()
+
+    def reckon(self) -> None:
+        """The usage says what is known by now of the prompts' tokens."""
+        if (channel := self._asking) is not None:
+            self._counts[-1] = channel.prompt_tokens
+        known = [count for count in self._counts if count is not None]
+        # unknown unless the count of each prompt is known
+        self.encoder.prompt_tokens = sum(known) if len(known) == len(self._counts) else 0
+
+    async def room(self, size: int, others: int) -> None:
+        """Waits until a chunk with so much text, and with so many tokens beside its own, may leave."""
+        await self.answer.wait_room(size + 2 * LINE * (1 + others) if self.encoder.streaming else 0)
+
+    def put(self, chunk: bytes) -> None:
+        """Sends what there is room for."""
+        if chunk:
+            self._start()
+            self.answer.push(chunk)
+
+    def _start(self) -> None:
+        if not self.exchange.status:
+            head = [(b"content-type", self.encoder.content_type.encode()), (b"cache-control", b"no-cache")]
+            self.answer.start(200, [*head, *self._more_fields()])
+
+    def _more_fields(self) -> list[tuple[bytes, bytes]]:
+        """More fields of the head; one says if the usage leaves the prompts out."""
+        fields = reply_headers(self.exchange)
+        if self.encoder.tells_usage:
+            self.reckon()
+            if None in self._counts:
+                fields.append(_PROMPTS_NOT_COUNTED)
+        return fields
+
+    def _finish(self) -> None:
+        if self.exchange.finishing is not None:
+            return
+        encoder = self.encoder
+        try:
+            rest = encoder.end() if encoder.streaming else encoder.document()
+        except openai.OpenAIError as e:
+            raise _too_long(e) from None
+        if not encoder.streaming:
+            self.answer.respond(200, [JSON, *self._more_fields()], rest)
+            return
+        self._start()
+        if rest:
+            self.answer.push(rest)
+        self.answer.finish()
+
+    def _fail(self, error: GatewayError) -> None:
+        """Before the head an HTTP status; in mid-stream an event that clients raise, then a whole end of the body."""
+        if self.exchange.status:
+            self.exchange.push(self._error_event(error))
+            self.exchange.finish(error.ending)
+        else:
+            _refuse(self.exchange, error, self._error_of(error))
+
+    def _error_event(self, error: GatewayError) -> bytes:
+        return self.encoder.error(self._error_of(error))
+
+    def _error_of(self, error: GatewayError) -> openai.OpenAIError:
+        """The error in OpenAI's words, with the member of the request that the model blames."""
+        said = _error_of(error)
+        if isinstance(error, ModelFailed) and error.request_to_blame:
+            named = self._given.get(error.message.partition(":")[0])
+            said.param = self._text_member if error.too_long else named
+        return said
+
+
+@final
+class _ChoicesChannel(OnePrompt):
+    """One prompt in; the tokens of its choices out."""
+
+    def __init__(self, answer: _Answer, worker: Worker, prompt: Prompt, place: int, n: int) -> None:
+        super().__init__(answer.exchange, worker, prompt)
+        self._answer, self._place, self._n = answer, place, n
+        self.session: Session[Any, Any] | None = None
+        """Who knows how many tokens the prompt has, where a token says it."""
+        self.counter: Callable[[], Awaitable[int | None]] | None = None
+        """Counts the prompt's tokens; None: the answer does not tell them."""
+        self._prefilled = 0
+        self._counted: int | None = None
+        self._begun = [False] * n
+
+    async def send(self, message: Token | Finish, /) -> None:
+        answer, encoder, text = self._answer, self._answer.encoder, self.text
+        passes = text.passes(message)
+        if message.prompt_tokens is not None:
+            self._count_prompt(message.prompt_tokens)
+        if not passes:
+            await text.drop()
+            return
+        if self.counter is not None and encoder.streaming:
+            await self._count_before(message)
+        sequence = message.sequence
+        size = self._echoed(sequence) + text.held(sequence)
+        if type(message) is Token:
+            await answer.room(size + len(message.text) + len(message.data), len(message.top))
+        else:
+            await answer.room(size, 0)
+        said, message = message, text.take(message)
+        choice = self._place * self._n + sequence
+        try:
+            if type(message) is Finish:
+                rest = encoder.rest(text.rest(sequence), choice)
+                answer.put(rest + encoder.finish(message.reason.value, choice))
+                return
+            if message.prefill:
+                self._prefilled += 1
+                encoder.prefill(message.id, message.text, message.log_prob, self._place)
+                return
+            self._begun[sequence] = True
+            reason = None if message.finish is None else message.finish.value
+            # a token of no text that shows what others have held back has no bytes, which are not those of its text now
+            unchanged = type(said) is Token and message.text == said.text
+            chunk = encoder.token(
+                message.id,
+                message.text,
+                message.log_prob,
+                message.special,
+                reason,
+                message.top,
+                choice,
+                message.data or (None if unchanged else b""),
+            )
+        except openai.OpenAIError as e:
+            raise _too_long(e) from None
+        answer.put(chunk)
+        text.sent()
+
+    @property
+    def prompt_tokens(self) -> int | None:
+        """The number of the prompt's tokens: the model's own, else as many as it has reported, else its `count_tokens`."""
+        said = None if self.session is None else self.session.prompt_tokens
+        return said if said is not None else self._prefilled or self._counted
+
+    async def count(self) -> None:
+        """Counts the prompt's tokens if the answer is to tell them and the model has not said them."""
+        if (counter := self.counter) is not None:
+            self.counter = None
+            if self.prompt_tokens is None:
+                self._counted = await counter()
+
+    async def _count_before(self, message: Token | Finish) -> None:
+        """The first chunk of a stream leaves with its head, which says whether the prompt is counted."""
+        if message.prompt_tokens is None and not (isinstance(message, Token) and message.prefill):
+            await self.count()
+            self._answer.reckon()
+
+    def _count_prompt(self, count: int) -> None:
+        assert self.session is not None
+        self.session.prompt_tokens = count
+        self._answer.reckon()
+
+    def _echoed(self, sequence: int) -> int:
+        """Characters of the prompt that the first chunk of a choice has before its own."""
+        return len(self._prompt.text) if self._answer.echo and not self._begun[sequence] else 0
+
+    def end(self) -> None:
+        """The model has returned, or was stopped."""
+        answer = self._answer
+        try:
+            for sequence, text in self.text.rests():
+                answer.put(answer.encoder.rest(text, self._place * self._n + sequence))
+        except openai.OpenAIError as e:
+            raise _too_long(e) from None
+
+
+def refuse(exchange: Exchange, error: GatewayError) -> None:
+    """Says an error that comes before the head in OpenAI's words. No room is 429, which its clients try again."""
+    _refuse(exchange, error, _error_of(error))
+
+
+def _refuse(exchange: Exchange, error: GatewayError, said: openai.OpenAIError) -> None:
+    exchange.respond(said.status, refusal_headers(error), said.body(), ending=error.ending)
+
+
+def _error_of(error: GatewayError) -> openai.OpenAIError:
+    match error:
+        case NoSuchPath():
+            return openai.OpenAIError(error.message, 404, "not_found_error", code="unknown_url")
+        case ModelFailed() if error.request_to_blame:
+            return openai.OpenAIError(error.message, code="context_length_exceeded" if error.too_long else None)
+        case Overloaded():
+            return openai.OpenAIError.of_status(429, error.message)
+        case ModelCrashed():
+            return openai.OpenAIError.of_status(500, error.message)
+        case _:
+            return openai.OpenAIError.of_status(error.status, error.message)
+
+
+def _too_long(error: openai.OpenAIError) -> ModelFailed:
+    return ModelFailed(error.message, code="TooLong", status=500)
+
+
+def _read_chat(document: dict[str, Any], max_tokens: int) -> tuple[openai.ChatRequest, list[ChatMessage]]:
+    """The request, and its messages as the model's template is given them."""
+    request = openai.parse_chat(document, max_tokens=max_tokens)
+    return request, [ChatMessage(role=m.role, content=m.content, name=m.name) for m in request.messages]
+
+
+def _check_supported(worker: Worker, request: openai.ChatRequest | openai.CompletionRequest, options: LMIConfig) -> None:
+    """OpenAIError, which names the member, for a parameter that the model says it does not support."""
+    if name := unsupported(worker, request.parameters, request.given, options):
+        raise openai.OpenAIError(f"{name}: {not_supported(worker)}", param=name)
+
+
+def _within_ceiling(worker: Worker, limits: LimitsConfig, request: Asked) -> Asked:
+    """The request, whose number of tokens is within the ceiling. OpenAIError, which names the member, where it asks for
+    more."""
+    try:
+        return within_ceiling(worker, limits, request)
+    except lmi.LMIError as e:
+        raise openai.OpenAIError(e.message.removeprefix("parameters."), param=request.given["max_new_tokens"]) from None
+
+
+def _refuse_request(answer: Exchange | Wrapping, error: openai.OpenAIError) -> None:
+    answer.respond(error.status, [JSON], error.body(), ending=Ending.REFUSED)
+
+
+def _form_of(options: LMIConfig) -> openai.ChatForm:
+    return _FORMS.get(options.output_formatter, openai.ChatForm.OPENAI)

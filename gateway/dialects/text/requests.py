@@ -1,0 +1,188 @@
+"""What every call of a text model needs, whatever the schema: how it is served, its prompt, and what it can act on."""
+
+from __future__ import annotations
+
+import logging
+import operator
+from collections.abc import Callable, Collection, Mapping, Sequence
+from functools import partial
+from typing import Any, NoReturn, TypeVar, final
+from uuid import uuid4
+
+import msgspec
+import trio
+
+from gateway.config import LimitsConfig, LMIConfig
+from gateway.config.properties import text_options
+from gateway.core.exchange import Exchange
+from gateway.dialects.base import LONG, Models, reply_of
+from gateway.errors import GatewayError, ModelCrashed, ModelFailed
+from gateway.workers.worker import Worker
+from models.chat import ChatMessage, plain_template
+from models.continuations import Continuations
+from models.errors import ModelError, is_failure
+from models.messages import GenerationParameters, Prompt
+from protocols import lmi, openai
+
+log = logging.getLogger("gateway.dialects")
+
+Asked = TypeVar("Asked", lmi.TextRequest, lmi.DynamicRequest, openai.ChatRequest, openai.CompletionRequest)
+
+LINE = 96
+"""An estimate of a token's line beside its text: keys, numbers and framing."""
+# Parameters that the gateway acts on itself, for every model.
+_OF_THE_ANSWER = frozenset(("details", "include_stop_str_in_output", "max_new_tokens", "return_full_text", "stop_sequences"))
+_TABLES = {"auto": lmi.Table.VLLM, "disable": lmi.Table.VLLM} | {table.value: table for table in lmi.Table}
+
+
+@final
+class TextCalls:
+    """How text models are asked."""
+
+    def __init__(self, models: Models) -> None:
+        self.models = models
+
+    def options(self, worker: Worker) -> LMIConfig:
+        """The server's section `lmi`, and over it what the model's own serving.properties says."""
+        config = self.models.config.lmi
+        return text_options(config, worker.spec.options) if worker.spec.options else config
+
+
+def table_of(options: LMIConfig) -> lmi.Table:
+    """Whose table of parameters holds."""
+    return _TABLES[options.rolling_batch]
+
+
+def rule_of(options: LMIConfig) -> lmi.SamplingRule:
+    """What decides between greedy decoding and sampling."""
+    return lmi.SamplingRule(options.do_sample)
+
+
+def within_ceiling(worker: Worker, limits: LimitsConfig, request: Asked) -> Asked:
+    """The request, whose number of tokens is within the ceiling. LMIError, which names the parameter as the request has
+    it, where that asks for more; where it does not ask, the default is lowered to the ceiling."""
+    most, setting = limits.max_new_tokens, "limits.max_new_tokens"
+    own = worker.spec.max_new_tokens
+    if own and (not most or own < most):
+        most, setting = own, f"the max_new_tokens of model {worker.name!r}"
+    parameters = request.parameters
+    if not most or parameters.max_new_tokens <= most:
+        return request
+    if name := request.given.get("max_new_tokens"):
+        wanted = f"expected at most {most} ({setting}), got {parameters.max_new_tokens}"
+        raise lmi.LMIError(f"parameters.{name}: {wanted}", stage="parameters")
+    return msgspec.structs.replace(request, parameters=msgspec.structs.replace(parameters, max_new_tokens=most))
+
+
+def check_supported(worker: Worker, request: lmi.TextRequest | lmi.DynamicRequest, options: LMIConfig) -> None:
+    """LMIError for a parameter that the model says it does not support, where `lmi.unsupported` has it refused."""
+    if name := unsupported(worker, request.parameters, request.given, options):
+        raise lmi.LMIError(f"parameters.{name}: {not_supported(worker)}", stage="parameters")
+
+
+def unsupported(worker: Worker, parameters: lmi.Parameters, given: Mapping[str, str], options: LMIConfig) -> str:
+    """The parameter that is to be refused, since the model says that it does not support it: by the name that the request
+    has for it, cut where long. Empty where there is none."""
+    if options.unsupported == "ignore":
+        return ""
+    supported = worker.said("parameters")
+    if not isinstance(supported, Collection):  # a module of torch has a method of that name
+        return ""
+    refused = (given.keys() | parameters.extra.keys()) - _OF_THE_ANSWER - frozenset(supported)
+    return given.get(first := min(refused), first)[:60] if refused else ""
+
+
+def not_supported(worker: Worker) -> str:
+    """Why it is refused."""
+    return f"model {worker.name!r} does not support it (lmi.unsupported)"
+
+
+async def chat_prompt(exchange: Exchange, worker: Worker, messages: Sequence[ChatMessage], size: int) -> str:
+    """The conversation, of a request of so many bytes, as the model's prompt: in a thread where the loop would feel it.
+    ModelFailed, ModelCrashed where its own template cannot make it."""
+    template: Callable[[Sequence[ChatMessage]], Any] = worker.said("chat_template") or plain_template
+    try:
+        if size <= LONG:
+            prompt = template(messages)
+        else:
+            prompt = await worker.aside(partial(template, messages))
+    except BaseException as e:
+        raised(exchange, worker, "chat template", e)
+    if not isinstance(prompt, str):
+        raise ModelFailed(f"the chat template returned {type(prompt).__name__}, not str", code="BadTemplate", status=500)
+    return prompt
+
+
+async def count_tokens(exchange: Exchange, worker: Worker, text: str) -> int | None:
+    """The number of a prompt's tokens by the model's own `count_tokens`, which runs in a thread; None if it has none.
+    ModelFailed, ModelCrashed if that fails."""
+    count: Callable[[str], Any] | None = worker.said("count_tokens")
+    if count is None:
+        return None
+    try:
+        return _number_of(await worker.aside(partial(count, text)))
+    except BaseException as e:
+        raised(exchange, worker, "count_tokens", e)
+
+
+def _number_of(found: Any) -> int:
+    """A count as an int: any integer, numpy's too, as `Session.prompt_tokens` takes it."""
+    try:
+        count = operator.index(found)
+    except TypeError:
+        count = -1
+    if count < 0:
+        raise ModelFailed(f"count_tokens returned {str(found)[:40]!r}, not a number of tokens", code="BadCount", status=500)
+    return count
+
+
+def raised(exchange: Exchange, worker: Worker, what: str, error: BaseException) -> NoReturn:
+    """What a function of the model's author raised, as what a model raises is told: ModelFailed for its ModelError, else
+    ModelCrashed, SystemExit too, which would end the server."""
+    if isinstance(error, GatewayError) or not is_failure(error):
+        try:
+            raise error
+        finally:
+            del error  # it knows this frame: a cycle would keep the exchange's memory
+    if isinstance(error, ModelError):
+        raise ModelFailed(error.message, code=error.code, status=error.status) from error
+    exchange.incident = uuid4().hex[:12]
+    log.error(
+        f"{what} raised",
+        extra={"model": worker.name, "id": exchange.id, "incident": exchange.incident},
+        exc_info=error,
+    )
+    raise ModelCrashed(f"the {what} failed; incident {exchange.incident} in the server's log") from error
+
+
+def prompt_of(text: str, parameters: lmi.Parameters) -> Prompt:
+    """The model's view of a request."""
+    return Prompt(text=text, parameters=GenerationParameters(**msgspec.structs.asdict(parameters)))
+
+
+class OnePrompt:
+    """The part that the channels of all schemas share: one prompt in, and the judge of the answer to it."""
+
+    def __init__(self, exchange: Exchange, worker: Worker, prompt: Prompt) -> None:
+        self._exchange, self._prompt = exchange, prompt
+        self.text = Continuations(prompt.parameters, own_stops=worker.own_stops)
+        self.exhausted = False
+
+    @property
+    def reply(self) -> dict[str, str]:
+        return reply_of(self._exchange)
+
+    @property
+    def complete(self) -> bool:
+        return self.text.complete
+
+    async def receive(self) -> Prompt:
+        await self._exchange.turn()
+        return self.take()
+
+    def take(self) -> Prompt:
+        """The prompt, once; then trio.EndOfChannel."""
+        if self.exhausted:
+            raise trio.EndOfChannel
+        self.exhausted = True
+        return self._prompt

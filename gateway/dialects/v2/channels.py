@@ -1,0 +1,249 @@
+"""What a model of tensors stands on: requests from somewhere, one response or a stream of them to somewhere else."""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable, Sequence
+from functools import partial
+from time import perf_counter_ns
+from typing import Any, Protocol, final
+
+import trio
+
+from gateway.core.exchange import Exchange
+from gateway.dialects.base import beside, reply_headers, reply_of
+from gateway.dialects.v2.requests import V2Calls, error_of, outputs_of, refuse, request_of
+from gateway.errors import GatewayError, ModelFailed
+from gateway.workers.worker import Worker
+from models.messages import Family, InferRequest, InferResponse
+from models.session import Session
+from protocols import v2
+from protocols.events import Buffer
+from protocols.jsonlines import unbroken
+
+_LONG = 2 * 1024 * 1024  # bytes whose copying the loop would feel
+_JOINED = 64 * 1024  # bytes of a text that are copied to leave in one buffer
+
+
+class Source(Protocol):
+    """Where a call's requests come from."""
+
+    @property
+    def exhausted(self) -> bool: ...
+    async def receive(self) -> Any: ...
+
+
+@final
+class WholeRequest:
+    """One request, all of it here."""
+
+    __slots__ = ("_exchange", "_request", "exhausted")
+
+    def __init__(self, exchange: Exchange, request: v2.V2Request) -> None:
+        self._exchange = exchange
+        self._request: v2.V2Request | None = request
+        self.exhausted = False
+
+    async def receive(self) -> InferRequest:
+        request, self._request = self._request, None
+        if request is None:
+            await self._exchange.turn()
+            raise trio.EndOfChannel
+        self.exhausted = True
+        return request_of(request)
+
+
+class _Requests:
+    """Requests in, from wherever they come."""
+
+    @property
+    def complete(self) -> bool:
+        return False  # a model of tensors says by its return that there is no more
+
+    __slots__ = ("_exchange", "_source", "_worker")
+
+    def __init__(self, exchange: Exchange, worker: Worker, source: Source) -> None:
+        self._exchange, self._worker, self._source = exchange, worker, source
+
+    @property
+    def exhausted(self) -> bool:
+        return self._source.exhausted
+
+    @property
+    def reply(self) -> dict[str, str]:
+        return reply_of(self._exchange)
+
+    async def receive(self) -> Any:
+        return await self._source.receive()
+
+
+@final
+class OneResponse(_Requests):
+    """Requests in; one response out, which is kept."""
+
+    __slots__ = ("_given",)
+
+    def __init__(self, exchange: Exchange, worker: Worker, source: Source) -> None:
+        super().__init__(exchange, worker, source)
+        self._given: list[InferResponse] = []
+
+    async def send(self, message: InferResponse, /) -> None:
+        check_response(message)
+        outputs_of(message)  # what is wrong with them is its model's to hear, not of whoever writes them
+        self._given.append(message)
+        if len(self._given) > 1:
+            self.response()
+
+    def response(self) -> InferResponse:
+        """The one that was given; ModelFailed if there is none, or were others."""
+        given = self._given
+        if not given:
+            raise no_answer(self._worker)
+        if len(given) > 1:
+            del given[2:]
+            raise too_many(self._worker)
+        return given[0]
+
+
+def no_answer(worker: Worker) -> ModelFailed:
+    """What a call ends with whose model gave no response."""
+    return ModelFailed(f"model {worker.name!r} returned without an answer", code="NoAnswer", status=500)
+
+
+def too_many(worker: Worker) -> ModelFailed:
+    """What a call of one response ends with whose model gave another."""
+    return ModelFailed(
+        f"model {worker.name!r} gave more than one response: ask for them at /infer_stream, or at /generate_stream",
+        code="TooManyResponses",
+        status=500,
+    )
+
+
+def check_response(message: object) -> None:
+    """TypeError for what is no answer of a model of tensors; `outputs_of` looks at what is in one."""
+    if not isinstance(message, InferResponse):
+        raise TypeError(f"an infer call is answered with InferResponse, not {type(message).__name__}")
+
+
+async def replied(
+    calls: V2Calls, exchange: Exchange, worker: Worker, request: v2.V2Request, response: InferResponse
+) -> list[Buffer]:
+    """The JSON of a response, and its binary data. A model's own memory only where it is read-only. What can be written
+    is copied, as a model that goes on may use it for its next response before this one has left."""
+    check_response(response)
+    try:
+        reply = await calls.write(exchange, worker, response, request)
+    except v2.V2Error as e:
+        raise error_of(e) from None
+    text, *data = reply.buffers
+    if any(type(piece) is memoryview and not piece.readonly for piece in data):
+        if sum(map(len, data)) > _LONG:
+            data = await beside(partial(_fixed, data))
+        else:
+            data = _fixed(data)
+    return [text, *data]
+
+
+def _fixed(data: Sequence[Buffer]) -> list[Buffer]:
+    return [bytes(piece) if type(piece) is memoryview and not piece.readonly else piece for piece in data]
+
+
+@final
+class Form:
+    """How responses stand in the body."""
+
+    __slots__ = ("content_type", "wrap")
+
+    def __init__(self, content_type: str, wrap: Callable[[Buffer, Sequence[Buffer]], Sequence[Buffer]]) -> None:
+        self.content_type, self.wrap = content_type.encode(), wrap
+
+
+def _event(text: Buffer, data: Sequence[Buffer] = ()) -> Sequence[Buffer]:
+    """JSON as we write it has no line ends, so that it is one line of an event: nor those of Unicode here."""
+    assert not data
+    if type(text) is bytes:
+        text = unbroken(text)
+    event = (b"data: ", text, b"\n\n")
+    return (b"".join(event),) if len(text) <= _JOINED else event
+
+
+EVENTS = Form(f"{v2.EVENTS}; charset=utf-8", _event)
+FRAMES = Form(v2.FRAMES, v2.encode_frame)
+
+
+class Responses(_Requests):
+    """Requests in; responses out, each its own event or frame, the first one carrying the head."""
+
+    __slots__ = ("_form", "_sent", "_since")
+
+    def __init__(self, exchange: Exchange, worker: Worker, source: Source, form: Form) -> None:
+        super().__init__(exchange, worker, source)
+        self._form = form
+        self._sent = 0
+        self._since = perf_counter_ns()  # when the last response was on its way
+
+    def put(self, buffers: Sequence[Buffer], made: int) -> None:
+        """Sends a response for which there is room, and which its model made then, on `perf_counter_ns`."""
+        exchange = self._exchange
+        if not exchange.status:
+            self._start()
+        exchange.push(*buffers)
+        now = perf_counter_ns()
+        self._worker.statistics.response(self._sent, made - self._since, now - made)
+        self._sent, self._since = self._sent + 1, now
+
+    def _start(self) -> None:
+        exchange = self._exchange
+        # a cache has no use for a stream, and a proxy that keeps it would hold it back
+        fixed = ((b"content-type", self._form.content_type), (b"cache-control", b"no-cache"))
+        exchange.start(200, [*fixed, *reply_headers(exchange)])
+
+    async def call(self, session: Session[Any, Any], family: Family) -> None:
+        """Calls the model, inside its slot. What goes wrong from here on is said in the stream."""
+        exchange, worker = self._exchange, self._worker
+        exchange.fail = self.fail
+        try:
+            await worker.call(session, exchange, family)
+        except trio.Cancelled:
+            if exchange.gone:
+                worker.statistics.no_response(self._sent, perf_counter_ns() - self._since, cancelled=True)
+            raise
+
+    def finish(self) -> None:
+        """The model has returned."""
+        if not self._exchange.status:
+            self._start()
+        self._exchange.finish()
+
+    def fail(self, error: GatewayError) -> None:
+        """Before the head an HTTP status; then a last event or frame that says the error, and a whole end of the body."""
+        exchange = self._exchange
+        self._worker.statistics.no_response(self._sent, perf_counter_ns() - self._since, cancelled=False)
+        if exchange.status:
+            exchange.push(*self._form.wrap(v2.failure_body(error.message), ()))
+            exchange.finish(error.ending)
+        else:
+            refuse(exchange, error)
+
+
+@final
+class StreamChannel(Responses):
+    """Requests in; responses out. `encode` makes the event or frame of a message, and of nothing else."""
+
+    __slots__ = ("_encode",)
+
+    def __init__(
+        self,
+        exchange: Exchange,
+        worker: Worker,
+        source: Source,
+        form: Form,
+        encode: Callable[[Any], Awaitable[Sequence[Buffer]]],
+    ) -> None:
+        super().__init__(exchange, worker, source, form)
+        self._encode = encode
+
+    async def send(self, message: Any, /) -> None:
+        made = perf_counter_ns()
+        buffers = await self._encode(message)
+        await self._exchange.wait_room(sum(map(len, buffers)))
+        self.put(buffers, made)

@@ -1,0 +1,242 @@
+"""v2's generate and generate_stream: JSON objects whose members are tensors by name, or a text and its continuation."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
+from time import perf_counter_ns
+from typing import Any, final
+
+import msgspec
+
+from gateway.config import LimitsConfig
+from gateway.core.exchange import Exchange
+from gateway.dialects.base import NO_PARAMETERS, codec, reply_headers, session_of
+from gateway.dialects.compression import compressed
+from gateway.dialects.text.requests import OnePrompt, prompt_of, within_ceiling
+from gateway.dialects.v2.channels import EVENTS, OneResponse, Responses, StreamChannel, WholeRequest, check_response
+from gateway.dialects.v2.requests import JSON, V2Calls, error_of, outputs_of, schedule, slot_within, weight_of, writing
+from gateway.errors import ModelFailed
+from gateway.workers.worker import Slot, Worker
+from models.continuations import Continuations
+from models.messages import Family, Finish, InferResponse, Prompt, Token, utf8
+from protocols import lmi, v2
+from protocols.events import Buffer
+from protocols.v2 import generate as v2_generate
+from protocols.v2.body import read_string
+
+_MOST = 16 * 1024 * 1024  # bytes of a text that is kept until it is whole
+_EVENT = 128  # about what an event has beside its text
+
+
+@final
+class GenerateDialect:
+    """Answers requests of Triton's generate extension: models of tensors by their inputs' names, models of text, and what
+    converts to them, by `text_input`."""
+
+    def __init__(self, calls: V2Calls) -> None:
+        self._calls = calls
+
+    async def generate(self, exchange: Exchange, name: str, version: str = "") -> None:
+        """POST /v2/models/{name}[/versions/{version}]/generate: exactly one response."""
+        await self._answer(exchange, name, version, streams=False)
+
+    async def generate_stream(self, exchange: Exchange, name: str, version: str = "") -> None:
+        """POST /v2/models/{name}[/versions/{version}]/generate_stream: a server-sent event for each response, and for each
+        token of a text. The status is that of the first."""
+        await self._answer(exchange, name, version, streams=True)
+
+    async def _answer(self, exchange: Exchange, name: str, version: str, *, streams: bool) -> None:
+        calls = self._calls
+        worker = calls.worker(exchange, name, version)
+        tensors = worker.spec.family is Family.TENSOR
+        if not tensors:
+            calls.models.check_family(worker, Family.TEXT, "generate")
+        worker.check_ready()
+        body = await exchange.receive_body(min(calls.bounds.json, calls.body), setting="limits.json")
+        arrived = perf_counter_ns()
+        try:
+            if tensors:
+                read = partial(v2_generate.read_generate, body, calls.codec_of(worker).signature, calls.bounds)
+                request = await calls.parsed(exchange, body, len(body), read, named=False)
+                await self._tensors(exchange, worker, request, arrived, streams=streams)
+            else:
+                read_text = partial(_read_text, body, calls.bounds, worker, calls.models.config.limits)
+                asked = await codec(len(body), read_text)
+                await self._text(exchange, worker, asked, streams=streams)
+        except v2.V2Error as e:
+            raise error_of(e) from None
+
+    async def _tensors(
+        self, exchange: Exchange, worker: Worker, request: v2.V2Request, arrived: int, *, streams: bool
+    ) -> None:
+        within, source = schedule(exchange, request.parameters), WholeRequest(exchange, request)
+        if streams:
+            channel = StreamChannel(exchange, worker, source, EVENTS, partial(_event, exchange, worker, request))
+            slot = await slot_within(exchange, worker, within, request, arrived)
+            await _stream(exchange, worker, channel, slot, Family.TENSOR, request.parameters)
+            return
+        one = OneResponse(exchange, worker, source)
+        with await slot_within(exchange, worker, within, request, arrived):
+            await worker.call(session_of(exchange, worker, one, parameters=request.parameters), exchange, Family.TENSOR)
+            text = await _rendered(exchange, worker, request, one.response())
+        await self._respond(exchange, text)
+
+    async def _text(self, exchange: Exchange, worker: Worker, asked: _TextAsked, *, streams: bool) -> None:
+        within, reply = schedule(exchange, asked.given), partial(_text_reply, worker, asked)
+        if streams:
+            channel = _TextEvents(exchange, worker, asked.prompt, reply)
+            slot = await slot_within(exchange, worker, within)
+            await _stream(exchange, worker, channel, slot, Family.TEXT, NO_PARAMETERS)
+            return
+        kept = _WholeText(exchange, worker, asked.prompt)
+        with await slot_within(exchange, worker, within):
+            await worker.call(session_of(exchange, worker, kept), exchange, Family.TEXT)
+        await self._respond(exchange, reply(kept.whole()))
+
+    async def _respond(self, exchange: Exchange, text: bytes) -> None:
+        level = self._calls.models.config.v2.compression
+        headers, buffers = await compressed(exchange, [JSON, *reply_headers(exchange)], [text], level)
+        exchange.respond(200, headers, *buffers)
+
+
+async def _stream(
+    exchange: Exchange,
+    worker: Worker,
+    channel: StreamChannel | _TextEvents,
+    slot: Slot,
+    family: Family,
+    parameters: Mapping[str, Any],
+) -> None:
+    with slot:
+        await channel.call(session_of(exchange, worker, channel, parameters=parameters), family)
+    channel.finish()
+
+
+async def _event(exchange: Exchange, worker: Worker, request: v2.V2Request, response: InferResponse) -> Sequence[Buffer]:
+    check_response(response)
+    try:
+        return EVENTS.wrap(await _rendered(exchange, worker, request, response), ())
+    except v2.V2Error as e:
+        raise error_of(e) from None
+
+
+async def _rendered(exchange: Exchange, worker: Worker, request: v2.V2Request, response: InferResponse) -> bytes:
+    outputs, _ = outputs_of(response)
+    spec, infer = worker.spec, worker.kept
+    assert isinstance(infer, v2.InferCodec)  # it has read the request
+    v2.check_outputs(outputs, infer.signature, request)
+    parameters = dict(response.parameters)
+    render = partial(v2_generate.render_generate, spec.name, spec.version, outputs, request, response.id, parameters)
+    with writing(exchange, outputs):
+        return await codec(weight_of(outputs), render)
+
+
+class _TextAsked(msgspec.Struct, frozen=True, kw_only=True):
+    """A request of a model of text."""
+
+    prompt: Prompt
+    id: str
+    given: Mapping[str, Any]
+    """Its parameters."""
+
+
+def _read_text(body: memoryview, limits: v2.V2Limits, worker: Worker, bounds: LimitsConfig) -> _TextAsked:
+    """As LMI reads its parameters, whether they stand in `parameters` or beside them. V2Error."""
+    head = v2_generate.read_object(body, limits)
+    text, id = head.get("text_input"), read_string(head, "id")
+    if type(text) is not str or not text:
+        raise v2.V2Error("text_input must be a string that is not empty")
+    given = {name: value for name, value, _ in v2_generate.members_of(head) if name != "text_input"}
+    try:
+        request = lmi.parse_document({"inputs": text, "parameters": given})
+        lmi.check_one_sequence(request.parameters, request.given, "here, where an answer is one text")
+        request = within_ceiling(worker, bounds, request)
+    except lmi.LMIError as e:
+        raise v2.V2Error(e.message) from None
+    return _TextAsked(prompt=prompt_of(request.inputs, request.parameters), id=id, given=given)
+
+
+def _text_reply(worker: Worker, asked: _TextAsked, text: str) -> bytes:
+    """The JSON of a reply with this text."""
+    spec = worker.spec
+    reply = v2_generate.GenerateReply(model_name=spec.name, model_version=spec.version, text_output=text, id=asked.id)
+    return msgspec.json.encode(reply)
+
+
+def _taken(text: Continuations, message: Token | Finish) -> str | None:
+    """The text that a message adds, which passes and has room; None where it is no token of the answer, and adds none."""
+    message = text.take(message)
+    if type(message) is Finish:
+        return text.rest(message.sequence) or None
+    return None if message.prefill else message.text
+
+
+@final
+class _WholeText(OnePrompt):
+    """One prompt in; tokens out, kept until the text is whole."""
+
+    def __init__(self, exchange: Exchange, worker: Worker, prompt: Prompt) -> None:
+        super().__init__(exchange, worker, prompt)
+        self._kept: list[bytes] = []
+        self._size = 0
+
+    async def send(self, message: Token | Finish, /) -> None:
+        text = self.text
+        if not text.passes(message):
+            await text.drop()
+            return
+        await self._exchange.turn()
+        said = _taken(text, message)
+        if said is not None:
+            self._keep(said)
+        text.sent()
+
+    def _keep(self, text: str) -> None:
+        data = utf8(text)
+        self._size += len(data)
+        if self._size > _MOST:
+            raise ModelFailed(f"the text is over the limit of {_MOST} bytes", code="TooLong", status=500)
+        self._kept.append(data)
+
+    def whole(self) -> str:
+        """All of it, once the model has returned."""
+        for _, text in self.text.rests():
+            self._keep(text)
+        return b"".join(self._kept).decode()
+
+
+@final
+class _TextEvents(Responses):
+    """One prompt in; tokens out, each its own event."""
+
+    def __init__(self, exchange: Exchange, worker: Worker, prompt: Prompt, reply: Callable[[str], bytes]) -> None:
+        source = OnePrompt(exchange, worker, prompt)
+        super().__init__(exchange, worker, source, EVENTS)
+        self._reply_with, self.text = reply, source.text
+
+    @property
+    def complete(self) -> bool:
+        return self.text.complete
+
+    async def send(self, message: Token | Finish, /) -> None:
+        made, text = perf_counter_ns(), self.text
+        if not text.passes(message):
+            await text.drop()
+            return
+        size = _EVENT + text.held(message.sequence)
+        if type(message) is Token:
+            size += len(message.text) + len(message.data)
+        await self._exchange.wait_room(size)
+        said = _taken(text, message)
+        if said is not None:
+            self.put(self._event_of(said), made)
+        text.sent()
+
+    def finish(self) -> None:
+        for _, text in self.text.rests():
+            self.put(self._event_of(text), perf_counter_ns())
+        super().finish()
+
+    def _event_of(self, text: str) -> Sequence[Buffer]:
+        return EVENTS.wrap(self._reply_with(utf8(text).decode()), ())

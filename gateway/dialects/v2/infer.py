@@ -1,0 +1,184 @@
+"""The Open Inference Protocol's infer (v2): one request of tensors, one reply, as JSON or with binary tensors."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Coroutine
+from time import perf_counter_ns
+from typing import Any, final
+
+import trio
+
+from gateway.core.exchange import Exchange
+from gateway.dialects.base import Wrapping, call_of, reply_headers, reply_of
+from gateway.dialects.compression import compressed, varying
+from gateway.dialects.v2.channels import check_response, no_answer, too_many
+from gateway.dialects.v2.requests import JSON, SHORT, V2Calls, batch_of, error_of, outputs_of, request_of, schedule
+from gateway.dialects.v2.streamed_request import infer_in_pieces
+from gateway.errors import Ending
+from gateway.workers.worker import Worker
+from models.messages import Family, InferRequest, InferResponse
+from models.session import Call, Channel, Session
+from protocols import v2
+from protocols.events import Buffer, Headers
+
+_TENSOR = Family.TENSOR  # named once: a member costs three look-ups where it is used
+
+
+@final
+class InferDialect:
+    """Answers inference requests, at v2's own route and for the routes that carry v2 bodies."""
+
+    def __init__(self, calls: V2Calls) -> None:
+        self._calls = calls
+        self._level = calls.models.config.v2.compression
+
+    def infer(self, exchange: Exchange, name: str, version: str = "") -> Coroutine[Any, Any, None]:
+        """POST /v2/models/{name}[/versions/{version}]/infer."""
+        calls = self._calls
+        worker = calls.worker(exchange, name, version, infers=True)
+        # asked for here: most requests have none, and each call counts
+        header_length = calls.header_length(exchange) if v2.IHCL in exchange.fields else None
+        if worker.spec.pieces and header_length:
+            return infer_in_pieces(calls, exchange, worker, header_length)
+        body = exchange.whole_body(calls.body)
+        if body is None:
+            return self._receive_and_answer(exchange, worker, header_length)
+        return self.answer(exchange, worker, body, header_length)  # not awaited here: that would be a frame more for each
+
+    async def _receive_and_answer(self, exchange: Exchange, worker: Worker, header_length: int | None) -> None:
+        worker.check_ready()
+        body = await exchange.receive_body(self._calls.body, setting="limits.body")
+        await self.answer(exchange, worker, body, header_length)
+
+    async def answer(
+        self,
+        exchange: Exchange,
+        worker: Worker,
+        body: Buffer,
+        header_length: int | None,
+        wrapping: Wrapping | None = None,
+        *,
+        form: Callable[[Headers], Headers] | None = None,
+    ) -> None:
+        """Answers the inference request in `body`, whatever its route. `wrapping` takes the answer in place of the
+        exchange, and then says the errors too; `form` changes the head of a reply."""
+        calls = self._calls
+        infer: v2.InferCodec = worker.kept or calls.codec_of(worker)
+        arrived = perf_counter_ns()
+        try:
+            if len(body) <= SHORT:
+                request = infer.parse(body, header_length)
+            else:
+                request = await calls.read_long(exchange, infer, memoryview(body), header_length)
+            timeout = schedule(exchange, request.parameters) if request.parameters else None
+        except v2.V2Error as e:
+            _refuse(wrapping or exchange, e)
+            return
+        call = _InferCall(exchange, worker, request)
+        if timeout is not None:
+            timeout.apply(exchange)
+        slot = worker.free_slot(exchange) or await worker.slot(exchange)
+        try:
+            if timeout is not None:
+                timeout.apply(exchange)
+            call.deadline = exchange.deadline
+            await worker.call(call, exchange, _TENSOR)
+        except BaseException as e:
+            slot.leave(stopped=True)
+            slot.unanswered(e)
+            raise
+        slot.leave()
+        try:
+            response = call.response
+            if response is None:
+                raise no_answer(worker)
+            if call.more:
+                raise too_many(worker)
+            outputs, size = call.outputs, call.size
+            parameters = dict(response.parameters) if response.parameters else v2.NO_PARAMETERS
+            if size <= SHORT:
+                reply = infer.render(outputs, request, response.id, parameters)
+            else:
+                reply = await calls.write_long(exchange, infer, outputs, request, response.id, parameters)
+        except BaseException as e:
+            slot.unanswered(e)
+            if isinstance(e, v2.V2Error) and e.status >= 500:
+                raise error_of(e) from None
+            if not isinstance(e, v2.V2Error):
+                raise
+            _refuse(wrapping or exchange, e)
+            return
+        slot.answered(arrived, batch_of(worker, request) if worker.spec.max_batch_size else 1, request.copied)
+        headers = reply.form
+        if form is not None or exchange.reply is not None:
+            headers = [*(form(headers) if form else headers), *reply_headers(exchange)]
+        if wrapping is not None:
+            wrapping.respond(200, headers, *reply.buffers)
+        elif self._level and b"accept-encoding" in exchange.fields:
+            headers, buffers = await compressed(exchange, headers, reply.buffers, self._level)
+            exchange.answer(200, headers, buffers)
+        else:
+            exchange.answer(200, varying(headers) if self._level else headers, reply.buffers)
+
+
+def _refuse(answer: Exchange | Wrapping, error: v2.V2Error) -> None:
+    """Tells the client that its request cannot be met."""
+    answer.respond(error.status, [JSON], error.error_body(), ending=Ending.REFUSED)
+
+
+@final
+class _InferCall(Session[InferRequest, InferResponse]):
+    """One request in, one response out, as a session that is its own channel: neither direction ever waits, so nobody can
+    be in the middle of it. It is made for each small request."""
+
+    complete = False  # its model says by its return that there is no more
+
+    __slots__ = ("_exchange", "_request", "_worker", "exhausted", "more", "outputs", "response", "size")
+
+    def __init__(self, exchange: Exchange, worker: Worker, request: v2.V2Request) -> None:
+        self._exchange, self._worker, self._request = exchange, worker, request
+        self._call = self._reply = self._prompt_tokens = None
+        self.exhausted = self.more = False
+        self.response: InferResponse | None = None
+        self.outputs: list[v2.V2Tensor]
+        """Of the response, as the codec takes them, and their elements."""
+        self.size: int
+
+    @property
+    def channel(self) -> Channel[InferRequest, InferResponse]:  # type: ignore[override]
+        return self
+
+    @property
+    def call(self) -> Call:
+        call = self._call
+        if type(call) is not Call:
+            call = self._call = call_of(self._exchange, self._worker, parameters=self._request.parameters)
+        return call
+
+    def _shared_reply(self) -> dict[str, str]:
+        return reply_of(self._exchange)
+
+    def accept(self) -> None:
+        """The head goes out with the answer."""
+
+    async def receive(self) -> InferRequest:
+        if self.exhausted:
+            await self._exchange.turn()
+            raise trio.EndOfChannel
+        self.exhausted = True
+        return request_of(self._request)
+
+    def __anext__(self) -> Coroutine[Any, Any, InferRequest]:
+        if self.exhausted:
+            raise StopAsyncIteration
+        return self.receive()
+
+    async def send(self, message: InferResponse) -> None:
+        given: object = message
+        if type(given) is not InferResponse:
+            check_response(given)
+        if self.response is not None:
+            self.more = True
+            raise too_many(self._worker)
+        self.outputs, self.size = outputs_of(message)
+        self.response = message

@@ -1,0 +1,53 @@
+"""The Open Inference Protocol, v2: health, metadata and what there is."""
+
+from __future__ import annotations
+
+from typing import final
+
+from gateway.core.exchange import Exchange
+from gateway.dialects.health import ManagementDialect
+from gateway.dialects.v2.requests import JSON, V2Calls
+from protocols import v2
+
+
+@final
+class V2Dialect:
+    """Tells tritonclient, KServe's client, perf_analyzer and curl what they ask before they infer."""
+
+    def __init__(self, calls: V2Calls, management: ManagementDialect, *, name: str, version: str) -> None:
+        self._calls, self._management = calls, management
+        self._metadata = v2.server_metadata(name, version)
+
+    async def live(self, exchange: Exchange) -> None:
+        """GET /v2/health/live: true while the process answers."""
+        self._reply(exchange, 200, v2.live_body(True))
+
+    async def ready(self, exchange: Exchange) -> None:
+        """GET /v2/health/ready: 503, with the reasons, while a model that is required does not answer and from the first
+        moment of a drain."""
+        unready = self._management.unready
+        self._reply(exchange, 503 if unready else 200, v2.ready_body(not unready, unready))
+
+    async def server(self, exchange: Exchange) -> None:
+        """GET /v2."""
+        self._reply(exchange, 200, self._metadata)
+
+    async def model(self, exchange: Exchange, name: str, version: str = "") -> None:
+        """GET /v2/models/{name}[/versions/{version}]."""
+        worker = self._calls.worker(exchange, name, version)
+        self._reply(exchange, 200, v2.model_metadata(self._calls.codec_of(worker).signature))
+
+    async def config(self, exchange: Exchange, name: str, version: str = "") -> None:
+        """GET /v2/models/{name}[/versions/{version}]/config: what Triton's clients ask before they measure."""
+        worker = self._calls.worker(exchange, name, version)
+        self._reply(exchange, 200, v2.model_config(self._calls.codec_of(worker).signature))
+
+    async def model_ready(self, exchange: Exchange, name: str, version: str = "") -> None:
+        """GET /v2/models/{name}[/versions/{version}]/ready."""
+        worker = self._calls.worker(exchange, name, version)
+        ready = worker.ready and not self._management.draining
+        self._reply(exchange, 200 if ready else 503, v2.model_ready(worker.name, ready))
+
+    def _reply(self, exchange: Exchange, status: int, body: bytes) -> None:
+        exchange.dialect = "v2"
+        exchange.respond(status, [JSON], body)

@@ -1,0 +1,230 @@
+"""v2's extensions for whoever manages a server: statistics, the repository, the log; and no shared memory."""
+
+from __future__ import annotations
+
+import logging
+from typing import TypeVar, final
+
+import msgspec
+
+from gateway.catalog.load_unload import ModelControl
+from gateway.catalog.repository import Repository
+from gateway.core.exchange import Exchange
+from gateway.dialects.v2.requests import JSON, V2Calls, refuse
+from gateway.errors import BadRequest, NotFound
+from gateway.workers.statistics import Batches, ModelStatistics, Responses
+from gateway.workers.worker import Worker
+from protocols.v2 import repository as bodies
+from protocols.v2.tensors import V2Error
+
+_LARGEST = 64 * 1024
+_FORMAT = "ISO8601"  # in Triton's words: both of ours begin with the time in that form
+_gateway_log = logging.getLogger("gateway")
+
+Wanted = TypeVar("Wanted", bodies.ModelIndexRequest, bodies.LoadRequest, bodies.UnloadRequest, bodies.LogChange)
+
+
+@final
+class V2ControlDialect:
+    """Answers tritonclient's calls that are about models and the server, not about tensors."""
+
+    def __init__(self, calls: V2Calls, control: ModelControl, repository: Repository) -> None:
+        self._calls, self._control, self._repository = calls, control, repository
+        self._allowed = calls.models.config.v2.model_control
+
+    # -- statistics --------------------------------------------------------------------------------------------------
+
+    async def all_statistics(self, exchange: Exchange) -> None:
+        """GET /v2/models/stats."""
+        exchange.take("v2", refuse)
+        workers = sorted(self._calls.models.workers.items())
+        self._tell(exchange, *(worker for _, worker in workers))
+
+    async def statistics(self, exchange: Exchange, name: str, version: str = "") -> None:
+        """GET /v2/models/{name}[/versions/{version}]/stats."""
+        self._tell(exchange, self._calls.worker(exchange, name, version))
+
+    def _tell(self, exchange: Exchange, *workers: Worker) -> None:
+        stats = tuple([_statistics_of(worker, self._memory_of(worker)) for worker in workers])
+        _reply(exchange, bodies.StatisticsReply(model_stats=stats))
+
+    def _memory_of(self, worker: Worker) -> int:
+        try:
+            return self._repository.get(worker.name).memory
+        except NotFound:  # one of the configuration
+            return worker.spec.memory
+
+    # -- models ------------------------------------------------------------------------------------------------------
+
+    async def models(self, exchange: Exchange) -> None:
+        """GET /v2/models, KServe's list."""
+        exchange.take("v2", refuse)
+        _reply(exchange, bodies.ModelList(models=tuple(sorted(self._calls.models.workers))))
+
+    async def index(self, exchange: Exchange, repository: str = "") -> None:
+        """POST /v2/repository[/{repository}]/index. There is one repository, whatever it is called."""
+        wanted = await self._body(exchange, bodies.ModelIndexRequest, "index request")
+        found = await self._control.index(ready=wanted.ready)
+        _reply(
+            exchange,
+            [bodies.ModelIndexEntry(name=e.name, version=e.version, state=e.standing.value, reason=e.reason) for e in found],
+        )
+
+    async def load(self, exchange: Exchange, name: str, repository: str = "") -> None:
+        """POST /v2/repository[/{repository}]/models/{name}/load: answered when the model answers."""
+        self._check_allowed(exchange, name)
+        await self._body(exchange, bodies.LoadRequest, "load request")
+        await self._control.load(name)
+        _reply(exchange, bodies.LoadReply(name=name))
+
+    async def unload(self, exchange: Exchange, name: str, repository: str = "") -> None:
+        """POST /v2/repository[/{repository}]/models/{name}/unload: answered when nothing of the model is left."""
+        self._check_allowed(exchange, name)
+        await self._body(exchange, bodies.UnloadRequest, "unload request")
+        await self._control.unload(name)
+        _reply(exchange, bodies.UnloadReply(name=name))
+
+    def _check_allowed(self, exchange: Exchange, name: str = "") -> None:
+        exchange.take("v2", refuse)
+        exchange.model = name
+        if not self._allowed:
+            what = "loads and unloads no models for its clients" if name else "does not change its log for its clients"
+            raise BadRequest(f"this server {what} (v2.model_control)", status=403)
+
+    # -- the log -----------------------------------------------------------------------------------------------------
+
+    async def log_settings(self, exchange: Exchange) -> None:
+        """GET /v2/logging."""
+        exchange.take("v2", refuse)
+        _reply(exchange, _log_settings())
+
+    async def change_log(self, exchange: Exchange) -> None:
+        """POST /v2/logging: the level of this process's log."""
+        self._check_allowed(exchange)
+        change = await self._body(exchange, bodies.LogChange, "log settings")
+        for name, now in (("log_file", ""), ("log_format", _FORMAT)):
+            if getattr(change, name) not in (None, now):
+                raise BadRequest(f"log settings: {name} is {now!r}, and cannot be changed while the server runs")
+        _gateway_log.setLevel(_changed(change, _gateway_log.getEffectiveLevel()))
+        _reply(exchange, _log_settings())
+
+    # -- shared memory -----------------------------------------------------------------------------------------------
+
+    async def regions(self, exchange: Exchange, region: str = "") -> None:
+        """GET /v2/{system,cuda}sharedmemory[/region/{region}]/status: none is registered."""
+        exchange.take("v2", refuse)
+        no_regions: list[bodies.SharedMemoryRegion] = []
+        _reply(exchange, no_regions)
+
+    async def register(self, exchange: Exchange, region: str) -> None:
+        """POST /v2/{system,cuda}sharedmemory/region/{region}/register."""
+        exchange.take("v2", refuse)
+        raise BadRequest("this server has no shared memory with its clients: send tensors in the body")
+
+    async def unregister(self, exchange: Exchange, region: str = "") -> None:
+        """POST /v2/{system,cuda}sharedmemory[/region/{region}]/unregister: it is not registered now."""
+        exchange.take("v2", refuse)
+        _reply(exchange, bodies.Done())
+
+    async def _body(self, exchange: Exchange, kind: type[Wanted], what: str) -> Wanted:
+        exchange.take("v2", refuse)
+        body = await exchange.receive_body(_LARGEST, setting="64 KiB, fixed")
+        try:
+            return bodies.decode(body, kind, what)
+        except V2Error as e:
+            raise BadRequest(e.message, status=e.status) from None
+
+
+def _reply(
+    exchange: Exchange, body: msgspec.Struct | list[bodies.ModelIndexEntry] | list[bodies.SharedMemoryRegion]
+) -> None:
+    exchange.respond(200, [JSON], msgspec.json.encode(body))
+
+
+# -- the log, whose one level stands for Triton's four settings
+
+_SEVERITIES = (
+    ("log_verbose_level", logging.DEBUG),
+    ("log_info", logging.INFO),
+    ("log_warning", logging.WARNING),
+    ("log_error", logging.ERROR),
+)
+_LESS = logging.CRITICAL  # the level at which none of them is logged
+
+
+def _log_settings() -> bodies.LogSettings:
+    level = _gateway_log.getEffectiveLevel()
+    return bodies.LogSettings(
+        log_file="",
+        log_info=level <= logging.INFO,
+        log_warning=level <= logging.WARNING,
+        log_error=level <= logging.ERROR,
+        log_verbose_level=int(level <= logging.DEBUG),
+        log_format=_FORMAT,
+    )
+
+
+def _changed(change: bodies.LogChange, level: int) -> int:
+    """The level after a change. BadRequest for one that would log something and not what is more severe."""
+    above = dict(zip([level for _, level in _SEVERITIES], [*[level for _, level in _SEVERITIES[1:]], _LESS], strict=True))
+    on = [(said, name) for name, said in _SEVERITIES if getattr(change, name)]
+    off = [(above[said], name) for name, said in _SEVERITIES if getattr(change, name) in (False, 0)]
+    if on and off and min(on)[0] < max(off)[0]:
+        raise BadRequest(
+            f"log settings: {min(on)[1]} is on and {max(off)[1]} is off, but what is logged includes all that is more severe"
+        )
+    if on:
+        level = min(level, min(on)[0])
+    return max(level, max(off)[0]) if off else level
+
+
+# -- statistics, in Triton's form
+
+
+def _statistics_of(worker: Worker, memory: int) -> bodies.ModelStatistics:
+    s, none = worker.statistics, bodies.Duration(0, 0)
+    return bodies.ModelStatistics(
+        name=worker.name,
+        version=worker.spec.version,
+        last_inference=s.last_ms,
+        inference_count=s.inferences,
+        execution_count=s.executions,
+        inference_stats=bodies.InferenceStatistics(
+            success=bodies.Duration(s.succeeded, s.success_ns),
+            fail=bodies.Duration(s.failed, s.failed_ns),
+            queue=bodies.Duration(s.succeeded, s.queue),
+            compute_input=bodies.Duration(s.succeeded, s.input),
+            compute_infer=bodies.Duration(s.succeeded, s.infer),
+            compute_output=bodies.Duration(s.succeeded, s.output),
+            cache_hit=none,
+            cache_miss=none,
+            cancel=bodies.Duration(s.cancelled, s.cancelled_ns),
+        ),
+        response_stats={str(place): _responses(responses) for place, responses in sorted(s.responses.items())},
+        batch_stats=_batches(s),
+        memory_usage=(bodies.MemoryUsage(type="CPU", id=0, byte_size=memory),) if memory else (),
+        transfer=bodies.Transfer(received_bytes=s.received, copied_bytes=s.copied),
+    )
+
+
+def _batches(statistics: ModelStatistics) -> tuple[bodies.BatchStatistics, ...]:
+    def told(size: int, b: Batches) -> bodies.BatchStatistics:
+        return bodies.BatchStatistics(
+            batch_size=size,
+            compute_input=bodies.Duration(b.count, b.input),
+            compute_infer=bodies.Duration(b.count, b.infer),
+            compute_output=bodies.Duration(b.count, b.output),
+        )
+
+    return tuple([told(size, batches) for size, batches in statistics.by_size.items()])
+
+
+def _responses(r: Responses) -> bodies.ResponseStatistics:
+    return bodies.ResponseStatistics(
+        compute_infer=bodies.Duration(r.succeeded, r.infer),
+        compute_output=bodies.Duration(r.succeeded, r.output),
+        success=bodies.Duration(r.succeeded, r.infer + r.output),
+        fail=bodies.Duration(r.failed, r.failed_ns),
+        empty_response=bodies.Duration(0, 0),
+        cancel=bodies.Duration(r.cancelled, r.cancelled_ns),
+    )

@@ -1,0 +1,365 @@
+"""What every v2 call needs: the model that a route names, the codec of its calls, and errors in v2's words."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from functools import partial
+from typing import Any, final
+
+import numpy as np
+import trio
+
+from gateway.core.exchange import Exchange
+from gateway.dialects.base import JSON as JSON
+from gateway.dialects.base import LONG, Models, beside, codec, refusal_headers
+from gateway.errors import BadRequest, GatewayError, ModelFailed, NotFound
+from gateway.workers.worker import Slot, State, Worker
+from models.adapt import AT_ONCE
+from models.messages import BytesTensor, Family, InferRequest, InferResponse, Tensor
+from models.spec import Batching, ModelSpec, TensorSpec
+from protocols import v2
+
+SHORT = 16 * 1024
+"""Bytes or elements that are read or written at once, whatever they are."""
+_READY, _TENSOR = State.READY, Family.TENSOR  # named once, as they are looked up for each request
+_USUAL = (list, tuple)
+_array = np.ndarray
+_ARRAYS = (np.ndarray, np.generic)
+OBJECT = 64
+"""Bytes of memory that an element of BYTES takes beside its own."""
+_HEAVIER = SHORT // AT_ONCE  # numbers that an element of BYTES counts as, for an answer that may be written at once
+_MAY_BE_BYTES = re.compile(rb'"BYTES"|\\u')  # an escape may hide it
+_LOOKED_THROUGH = 64 * 1024  # bytes of a head in which words are looked for here
+_LOOKED_AT = (b'"BYTES"', b'"BOOL"', b"\\")  # an escape may hide either
+
+
+@final
+class V2Calls:
+    """Finds models and reads and writes their inference requests and replies."""
+
+    def __init__(self, models: Models) -> None:
+        self.models, self._workers = models, models.workers
+        limits = models.config.limits
+        self.body = limits.body
+        self.bounds = v2.V2Limits(
+            json=limits.json,
+            depth=limits.json_depth,
+            tensors=limits.tensors,
+            dims=limits.tensor_dims,
+            elements=limits.bytes_elements,
+        )
+
+    def worker(self, exchange: Exchange, name: str, version: str, *, infers: bool = False) -> Worker:
+        """The model of a route, whatever its family; the exchange is v2's from here on. NotFound. One that `infers` is ready
+        to be called as well: BadRequest for one of another family than tensors, Unavailable."""
+        exchange.take("v2", refuse)
+        worker = self._workers.get(name)
+        if worker is None:
+            raise NotFound(
+                f"unknown model {name[:100]!r}; there are: {', '.join(sorted(self.models.workers))[:1000] or 'none'}"
+            )
+        if version and version != worker.spec.version:
+            raise NotFound(f"model {name!r} has no version {version[:20]!r}, only {worker.spec.version!r}")
+        exchange.model = worker.name
+        if infers:
+            if worker.spec.family is not _TENSOR:
+                raise BadRequest(
+                    f"model {worker.name!r} speaks {worker.spec.family.value} and cannot answer with tensors: "
+                    f"ask /v2/models/{worker.name}/generate"
+                )
+            if worker.state is not _READY:
+                worker.check_ready()
+        return worker
+
+    def header_length(self, exchange: Exchange) -> int | None:
+        """Where the JSON of a body ends, as the request says it; BadRequest for what is no length."""
+        lengths = exchange.header_values(v2.IHCL)
+        if not lengths:
+            return None
+        try:
+            return v2.parse_header_length(lengths)
+        except v2.V2Error as e:
+            raise BadRequest(e.message, status=e.status) from None
+
+    def codec_of(self, worker: Worker) -> v2.InferCodec:
+        """The codec of a model's calls."""
+        infer: v2.InferCodec | None = worker.kept
+        if infer is None:
+            infer = worker.kept = v2.InferCodec(signature_of(worker.spec), version=worker.spec.version, limits=self.bounds)
+        return infer
+
+    async def read_long(
+        self, exchange: Exchange, infer: v2.InferCodec, body: memoryview, header_length: int | None
+    ) -> v2.V2Request:
+        """`infer.parse`, in a thread where the loop would feel it. V2Error; Overloaded where there is no memory for the
+        elements of BYTES that its JSON may have."""
+        return await self.parsed(
+            exchange, body[:header_length], _elements(body, header_length), partial(infer.parse, body, header_length)
+        )
+
+    async def parsed(
+        self,
+        exchange: Exchange,
+        text: memoryview,
+        size: int,
+        parse: Callable[[], v2.V2Request],
+        *,
+        named: bool = True,
+    ) -> v2.V2Request:
+        """Calls `parse` for a request whose JSON is `text`, in a thread if the loop would feel it. The objects that strings
+        become are paid for: before, as many as there may be, and then as many as there are. `named` False: they may be
+        there though no datatype says so."""
+        strings = await codec(len(text), partial(_strings_in, text, named=named)) if len(text) > SHORT else 0
+        if not strings:
+            return await codec(size, parse)
+        exchange.making(OBJECT * min(strings, self.bounds.elements) + len(text))
+        try:
+            request = await (beside(parse) if strings > AT_ONCE else codec(size, parse))
+        except BaseException:
+            exchange.making(0)
+            raise
+        made = sum(t.array.size for t in request.inputs if t.datatype == "BYTES" and type(t.array) is not v2.BytesData)
+        exchange.making(OBJECT * made + len(text) if made else 0)
+        return request
+
+    async def write_long(
+        self,
+        exchange: Exchange,
+        infer: v2.InferCodec,
+        outputs: list[v2.V2Tensor],
+        request: v2.V2Request,
+        id: str,
+        parameters: v2.Parameters,
+    ) -> v2.V2Reply:
+        """`infer.render`, in a thread where the loop would feel it. V2Error; Overloaded where there is no memory to write
+        the elements of BYTES."""
+        with writing(exchange, outputs):
+            return await codec(_written(outputs, request), partial(infer.render, outputs, request, id, parameters))
+
+    async def read(self, exchange: Exchange, worker: Worker, body: memoryview, header_length: int | None) -> v2.V2Request:
+        """The request in a whole body. V2Error; Overloaded as `read_long`."""
+        infer = self.codec_of(worker)
+        if len(body) <= SHORT:
+            return infer.parse(body, header_length)
+        return await self.read_long(exchange, infer, body, header_length)
+
+    async def write(self, exchange: Exchange, worker: Worker, response: InferResponse, request: v2.V2Request) -> v2.V2Reply:
+        """The reply to a request with what the model gave. V2Error; Overloaded as `write_long`."""
+        infer = self.codec_of(worker)
+        outputs, size = outputs_of(response)
+        parameters = dict(response.parameters) if response.parameters else v2.NO_PARAMETERS
+        if size <= SHORT:
+            return infer.render(outputs, request, response.id, parameters)
+        return await self.write_long(exchange, infer, outputs, request, response.id, parameters)
+
+
+@final
+class Timeout:
+    """What a request's parameter `timeout` allows, as Triton has it: microseconds, from when the request was read."""
+
+    __slots__ = ("seconds", "until")
+
+    NAME = "parameter timeout of the request"
+
+    def __init__(self, microseconds: int) -> None:
+        self.seconds = microseconds / 1e6
+        self.until = trio.current_time() + self.seconds
+
+    def apply(self, exchange: Exchange) -> None:
+        """The exchange ends by then with DeadlineExceeded, which names the parameter, unless it does so before. Said again
+        inside the slot, where the model's own timeout begins."""
+        if self.until < exchange.deadline:
+            exchange.limit_time(self.until - trio.current_time(), self.NAME)
+            exchange.allowed = self.seconds
+
+
+def timeout_of(parameters: Mapping[str, Any]) -> Timeout | None:
+    """What the parameter allows; None where it is absent or 0. V2Error for what is no number of microseconds."""
+    value = parameters.get("timeout")
+    if value is None:
+        return None
+    if type(value) is not int or not 0 <= value < 2**63:
+        raise v2.V2Error(f"{Timeout.NAME} must be a whole number of microseconds, 0 for none, got {str(value)[:40]!r}")
+    return Timeout(value) if value else None
+
+
+def schedule(exchange: Exchange, parameters: Mapping[str, Any]) -> Timeout | None:
+    """What the parameters of a request ask of its place and its time, as Triton has them: `timeout_of`, and `priority`,
+    which becomes the exchange's, 1 for what is first, 0 for none. V2Error for what is no such number."""
+    value = parameters.get("priority")
+    if value is not None:
+        if type(value) is not int or not 0 <= value < 2**64:
+            raise v2.V2Error(
+                f"parameter priority of the request must be a whole number, 0 for none, got {str(value)[:40]!r}"
+            )
+        exchange.priority = value or exchange.priority
+    return timeout_of(parameters)
+
+
+async def slot_within(
+    exchange: Exchange, worker: Worker, within: Timeout | None, request: v2.V2Request | None = None, arrived: int = 0
+) -> Slot:
+    """A place in the model's capacity for a request that may take so long. Where that is one of tensors, which was read from
+    `arrived` on, on `perf_counter_ns`, it is counted as such."""
+    if within is None:
+        slot = await worker.slot(exchange)
+    else:
+        within.apply(exchange)
+        slot = await worker.slot(exchange)
+        within.apply(exchange)
+    if request is not None:
+        slot.told = (arrived, batch_of(worker, request), request.copied)
+    return slot
+
+
+def batch_of(worker: Worker, request: v2.V2Request) -> int:
+    """How many inferences a request asks for."""
+    return request.inputs[0].array.shape[0] if worker.spec.max_batch_size and request.inputs else 1
+
+
+def error_of(error: v2.V2Error) -> GatewayError:
+    """What the codec found wrong, as an ending of the exchange: the client's mistake, or its model's."""
+    if error.status < 500:
+        return BadRequest(error.message, status=error.status)
+    return ModelFailed(error.message, code="BadOutput", status=error.status)
+
+
+def request_of(request: v2.V2Request) -> InferRequest:
+    """A request as its model sees it."""
+    return InferRequest(
+        inputs=tuple([
+            Tensor(name=t.name, data=array, datatype=t.datatype, parameters=t.parameters)
+            if type(array := t.array) is not v2.BytesData
+            else BytesTensor.of(t.name, array, t.parameters)
+            for t in request.inputs
+        ]),
+        id=request.id,
+        parameters=request.parameters,
+        outputs=tuple([o.name for o in request.outputs]) if request.outputs else (),
+    )  # fmt: skip
+
+
+def outputs_of(response: InferResponse) -> tuple[list[v2.V2Tensor], int]:
+    """A model's outputs as the codec takes them, and the number of their elements, of which those of BYTES count more.
+    TypeError for an output that is no tensor."""
+    if type(response.outputs) not in _USUAL and not isinstance(response.outputs, Sequence):
+        raise TypeError(f"the outputs of an InferResponse are a sequence of Tensors, not {type(response.outputs).__name__}")
+    if response.id or response.parameters:
+        _check_beside(response)
+    outputs, size = [], 0
+    for t in response.outputs:
+        data: Any
+        if type(t) is not Tensor or type(data := t.data) is not _array or type(t.name) is not str:
+            _check_output(t)
+            # what nobody has looked at leaves as the bytes that came
+            data = t.given if type(t) is BytesTensor else t.data
+        parameters = dict(t.parameters) if t.parameters else v2.NO_PARAMETERS
+        outputs.append(v2.V2Tensor(name=t.name, datatype=t.datatype, array=data, parameters=parameters))
+        size += data.size if t.datatype != "BYTES" else data.size * _HEAVIER
+    return outputs, size
+
+
+@contextmanager
+def writing(exchange: Exchange, outputs: Sequence[v2.V2Tensor]) -> Iterator[None]:
+    """Pays from the budget, in the block, for the objects that elements of BYTES in the outputs are."""
+    objects = sum(t.array.size for t in outputs if t.datatype == "BYTES" and type(t.array) is not v2.BytesData)
+    give_back = exchange.reserve_objects(OBJECT * objects) if objects > AT_ONCE else None
+    try:
+        yield
+    finally:
+        if give_back is not None:
+            give_back()
+
+
+def weight_of(outputs: Sequence[v2.V2Tensor]) -> int:
+    """The cost of writing outputs as text; one is the cost of a number."""
+    return sum(t.array.size * (OBJECT if t.datatype == "BYTES" else 1) for t in outputs)
+
+
+def _check_beside(response: InferResponse) -> None:
+    """TypeError for an id or parameters of an answer that are of another type."""
+    if not isinstance(response.id, str):
+        raise TypeError(f"the id of an InferResponse is a str, not {type(response.id).__name__}")
+    if not isinstance(response.parameters, Mapping):
+        raise TypeError(f"the parameters of an InferResponse are a mapping, not {type(response.parameters).__name__}")
+
+
+def _check_output(tensor: object) -> None:
+    if not isinstance(tensor, Tensor):
+        raise TypeError(f"an output is a Tensor, not {type(tensor).__name__}")
+    if not isinstance(tensor.name, str):
+        raise TypeError(f"the name of an output is a str, not {type(tensor.name).__name__}")
+    if type(tensor) is not BytesTensor and not isinstance(tensor.data, _ARRAYS):
+        raise TypeError(f"output {str(tensor.name)[:60]!r}: its data are a numpy array, not {type(tensor.data).__name__}")
+
+
+def refuse(exchange: Exchange, error: GatewayError) -> None:
+    """Says an error that comes before the head in v2's words."""
+    exchange.respond(error.status, refusal_headers(error), v2.V2Error(error.message).error_body(), ending=error.ending)
+
+
+def _elements(body: memoryview, header_length: int | None) -> int:
+    """How many bytes of a body may be looked at one by one: those of JSON, BYTES and BOOL, while binary numbers are views
+    of it. A raw request does not say what it is."""
+    if not header_length or header_length > _LOOKED_THROUGH:
+        return len(body)
+    head = body[:header_length].tobytes()
+    return len(body) if any(word in head for word in _LOOKED_AT) else header_length
+
+
+def _strings_in(text: memoryview, *, named: bool) -> int:
+    """The most strings that a request's JSON may have; 0 if none of its inputs can be BYTES."""
+    if named and _MAY_BE_BYTES.search(text) is None:
+        return 0
+    octets = np.frombuffer(text, np.uint8)
+    parts = range(0, len(octets), LONG)
+    return 1 + sum(int(np.count_nonzero(octets[start : start + LONG] == ord(","))) for start in parts)
+
+
+def _written(outputs: list[v2.V2Tensor], request: v2.V2Request) -> int:
+    """How many elements of the outputs are written one by one, or put in order."""
+    if any(output.classification for output in request.outputs):
+        return weight_of(outputs)
+    return weight_of([t for t in outputs if not request.wants_binary(t.name) or not _leaves_as_it_is(t.array)])
+
+
+def _leaves_as_it_is(array: Any) -> bool:
+    """Whether the binary data of an output is memory that is there."""
+    if isinstance(array, v2.BytesData):
+        return True
+    return bool(array.flags.c_contiguous and array.dtype.isnative and not array.dtype.hasobject)
+
+
+def signature_of(spec: ModelSpec) -> v2.ModelSignature:
+    """What a model declares, as the codec takes it."""
+    return v2.ModelSignature(
+        name=spec.name,
+        versions=(spec.version,),
+        platform=spec.platform,
+        inputs=_declared(spec.inputs),
+        outputs=_declared(spec.outputs),
+        max_batch_size=spec.max_batch_size,
+        decoupled=spec.decoupled,
+        dynamic_batching=_batching(spec.batching) if spec.batching is not None else None,
+    )
+
+
+def _batching(batching: Batching) -> v2.DynamicBatching:
+    levels = batching.priority_levels
+    return v2.DynamicBatching(
+        preferred_batch_size=sorted(batching.preferred),
+        max_queue_delay_microseconds=round(batching.max_delay * 1e6),
+        priority_levels=levels,
+        default_priority_level=batching.default_priority or levels,
+    )
+
+
+def _declared(tensors: tuple[TensorSpec, ...] | None) -> tuple[v2.TensorSpec, ...] | None:
+    if tensors is None:
+        return None
+    return tuple([
+        v2.TensorSpec(name=t.name, datatype=t.datatype, shape=t.shape, optional=t.optional, labels=t.labels)
+        for t in tensors
+    ])  # fmt: skip

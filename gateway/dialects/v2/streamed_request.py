@@ -1,0 +1,116 @@
+"""v2 for models that ask for pieces: binary inputs reach them while the request's body is still arriving."""
+
+from __future__ import annotations
+
+from typing import final
+
+import msgspec
+import trio
+
+from gateway.core.exchange import Exchange
+from gateway.dialects.base import beside, codec, reply_headers, session_of
+from gateway.dialects.compression import compressed
+from gateway.dialects.v2.channels import OneResponse
+from gateway.dialects.v2.requests import SHORT, V2Calls, error_of, request_of, schedule, slot_within
+from gateway.errors import GatewayError, Overloaded, UnsupportedEncoding
+from gateway.workers.worker import Worker
+from models.messages import Family, InferRequest
+from protocols import v2
+from protocols.events import Frame
+from protocols.v2.streamed_request import PieceReader, V2Piece
+
+
+async def infer_in_pieces(calls: V2Calls, exchange: Exchange, worker: Worker, header_length: int) -> None:
+    """Answers an inference request with binary inputs, for a model that asks for pieces of them."""
+    try:
+        pieces = await Pieces.begin(calls, exchange, worker, header_length)
+        within = schedule(exchange, pieces.request.parameters)
+    except v2.V2Error as e:
+        raise error_of(e) from None
+    channel = OneResponse(exchange, worker, pieces)
+    with await slot_within(exchange, worker, within):
+        session = session_of(exchange, worker, channel, parameters=pieces.request.parameters)
+        await worker.call(session, exchange, Family.TENSOR)
+        try:
+            reply = await calls.write(exchange, worker, channel.response(), pieces.request)
+        except v2.V2Error as e:
+            raise error_of(e) from None
+    head = [*reply.form, *reply_headers(exchange)]
+    headers, buffers = await compressed(exchange, head, reply.buffers, calls.models.config.v2.compression)
+    exchange.respond(200, headers, *buffers)
+
+
+@final
+class Pieces:
+    """A request whose body is read as its model receives: what the model does not ask for stays with the client."""
+
+    __slots__ = ("_exchange", "_reader", "exhausted", "request")
+
+    def __init__(self, exchange: Exchange, reader: PieceReader, request: v2.V2Request) -> None:
+        self._exchange, self._reader, self.request = exchange, reader, request
+        self.exhausted = False
+
+    @classmethod
+    async def begin(cls, calls: V2Calls, exchange: Exchange, worker: Worker, header_length: int) -> Pieces:
+        """Reads what the request's JSON says. V2Error for what is wrong with it; UnsupportedEncoding for a body with a
+        content coding, whose bytes are not the tensors'."""
+        encoding = b", ".join(exchange.header_values(b"content-encoding"))
+        if any(coding.strip(b" \t").lower() not in (b"", b"identity") for coding in encoding.split(b",")):
+            raise UnsupportedEncoding(
+                f"content-encoding {encoding[:40].decode('latin-1')!r} is not accepted by a model that takes its inputs in "
+                "pieces: send the body as it is",
+                accepted=b"identity",
+            )
+        length = exchange.request.content_length
+        reader = PieceReader(header_length, length, calls.codec_of(worker).signature, calls.bounds, largest=calls.body)
+        # who has said what is to come may be as slow with it as the model's timeout allows
+        exchange.limit_silence(calls.models.config.limits.body_silence, "limits.body_silence")
+        while not isinstance(request := await codec(header_length, reader.head), v2.V2Request):
+            await _read(exchange, reader)
+        exchange.silence = None
+        exchange.parts_in = 0
+        return cls(exchange, reader, request)
+
+    async def receive(self) -> InferRequest:
+        exchange, reader = self._exchange, self._reader
+        if self.exhausted:
+            await exchange.turn()
+            raise trio.EndOfChannel
+        exchange.assembled()  # the piece before
+        await exchange.turn()
+        try:
+            while True:
+                piece = reader.next_piece() if reader.work <= SHORT else await beside(reader.next_piece)
+                if isinstance(piece, V2Piece):
+                    self.exhausted = piece.last
+                    return self._message(piece)
+                await _read(exchange, reader)
+        except v2.V2Error as e:
+            raise self._broken(error_of(e)) from None
+        except Overloaded as e:
+            raise self._broken(e) from None
+
+    def _message(self, piece: V2Piece) -> InferRequest:
+        self._exchange.parts_in += 1
+        request = request_of(msgspec.structs.replace(self.request, inputs=piece.inputs))
+        inputs = [
+            msgspec.structs.replace(tensor, whole=whole) if whole else tensor
+            for tensor, whole in zip(request.inputs, piece.whole, strict=True)
+        ]
+        return msgspec.structs.replace(request, inputs=tuple(inputs), last=piece.last)
+
+    def _broken(self, error: GatewayError) -> GatewayError:
+        """How the call ends is not for its model to choose: one that goes on after this is cancelled."""
+        self._exchange.interrupt(error)
+        return error
+
+
+async def _read(exchange: Exchange, reader: PieceReader) -> None:
+    if reader.need:
+        exchange.assembling(reader.need)
+    data = await exchange.receive()
+    if data is None:
+        reader.receive_eof()
+    else:
+        assert not isinstance(data, Frame)
+        reader.receive_data(data)

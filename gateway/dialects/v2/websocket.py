@@ -1,0 +1,260 @@
+"""v2 over a WebSocket: each message is one inference request, and the answers come as they are sent."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from functools import partial
+from time import perf_counter_ns
+from typing import final
+
+import trio
+
+from gateway.config import BidiConfig
+from gateway.core.exchange import Exchange
+from gateway.dialects.aws.bidi import close
+from gateway.dialects.base import codec, reply_of, session_of
+from gateway.dialects.v2.channels import replied
+from gateway.dialects.v2.requests import JSON, Timeout, V2Calls, batch_of, request_of, timeout_of
+from gateway.errors import (
+    BadRequest,
+    DeadlineExceeded,
+    Ending,
+    GatewayError,
+    ModelCrashed,
+    ModelFailed,
+    ModelOutOfMemory,
+    Overloaded,
+    TooLarge,
+)
+from gateway.telemetry.observer import log_failure
+from gateway.workers.worker import Slot, Worker
+from models.messages import Family, InferRequest, InferResponse
+from models.session import Session
+from protocols import v2
+from protocols.errors import RemoteProtocolError
+from protocols.events import Buffer, Frame, Opcode
+from protocols.websocket import handshake as websocket_handshake
+
+_TEXT, _BINARY, _CONTINUATION = Opcode.TEXT, Opcode.BINARY, Opcode.CONTINUATION
+_FOREVER = float("inf")
+_OF_A_REQUEST = (ModelFailed, ModelCrashed, ModelOutOfMemory, BadRequest)
+"""What ends the request at hand and not the session."""
+
+
+@final
+class SessionDialect:
+    """Serves sessions of inference requests."""
+
+    def __init__(self, calls: V2Calls, config: BidiConfig) -> None:
+        self._calls, self._config = calls, config
+
+    async def session(self, exchange: Exchange, name: str, version: str = "") -> None:
+        """The WebSocket at /v2/models/{name}[/versions/{version}]/infer.
+
+        A text message is a request in JSON, a binary one a request as a frame; it is answered in its own form, and by a
+        frame where it asks for binary outputs. The session is one call of the model, with many requests, and over when
+        that returns. A request that is wrong, or that the model fails at, is answered with a text message, `{"error"}` and
+        its `id`; after a failure the model is called anew, for the requests that follow.
+        """
+        worker = self._calls.worker(exchange, name, version, infers=True)
+        try:
+            handshake = websocket_handshake.accept_headers(exchange.request)
+        except RemoteProtocolError as e:
+            headers = [JSON, *websocket_handshake.refusal_headers(e)]
+            exchange.respond(e.status, headers, v2.V2Error(str(e)).error_body(), ending=Ending.REFUSED)
+            return
+        config = self._config
+        # nobody waits for a slot longer than a session may last
+        exchange.limit_time(config.session_timeout, "bidi.session_timeout")
+        with await worker.slot(exchange) as slot:
+            slot.counts = False
+            if not worker.spec.timeout:
+                exchange.limit_time(config.session_timeout, "bidi.session_timeout")
+            if config.idle_timeout:
+                exchange.limit_silence(config.idle_timeout, "bidi.idle_timeout")
+            channel = _SessionChannel(self._calls, exchange, worker, slot)
+            exchange.fail = channel.fail
+            exchange.start(101, handshake)
+            while not await channel.call():
+                pass
+        exchange.finish()
+
+
+@final
+class _SessionChannel:
+    """Messages in, each of them a request; responses out, each of them a message."""
+
+    complete = False  # its model says by its return that there is no more
+
+    def __init__(self, calls: V2Calls, exchange: Exchange, worker: Worker, slot: Slot) -> None:
+        self._calls, self._exchange, self._worker, self._slot = calls, exchange, worker, slot
+        self._opcode = _TEXT  # of the message that arrives
+        self._joined: bytearray | None = None  # its frames so far, where it has several
+        self._whole: memoryview | None = None  # all of it, not read yet
+        self._refusal = b""  # what is said of it, as soon as there is room
+        self._asked: v2.V2Request | None = None  # the request at hand
+        self._framed = False  # whether that came as a frame
+        self._timeout: Timeout | None = None
+        self._speaking = trio.Lock()  # a request may be refused while the model says something
+        self._scope = trio.CancelScope()
+        self._session: Session[InferRequest, InferResponse]
+        self._since = 0
+
+    @property
+    def reply(self) -> dict[str, str]:
+        return reply_of(self._exchange)
+
+    async def call(self) -> bool:
+        """Calls the model. True when it has returned; False when it has failed at a request, which was told."""
+        exchange, worker = self._exchange, self._worker
+        self._over()
+        self._begin()
+        self._session = session_of(exchange, worker, self)
+        error: GatewayError
+        try:
+            with trio.CancelScope() as self._scope:
+                await worker.call(self._session, exchange, Family.TENSOR)
+            if not self._scope.cancelled_caught:
+                self._count()
+                return True
+            if self._timeout is None:
+                return False  # its time was over when it was answered already
+            error = DeadlineExceeded(f"the request's {self._timeout.seconds:g} s are over ({Timeout.NAME})")
+        except _OF_A_REQUEST as e:
+            error = e
+        except BaseException:
+            self._count(failed=True)
+            raise
+        finally:
+            del self._session  # they know each other: a cycle would keep the exchange's memory
+        asked = self._asked
+        self._count(failed=True)
+        try:
+            if asked is None or exchange.interruption is not None:
+                raise error  # there is no request that could be told, or it is the session's end
+            log_failure(exchange, error)  # the session goes on: nobody else will say it
+            said = v2.failure_body(error.message, asked.id)
+        finally:
+            del error  # it knows this frame: a cycle would keep the exchange's memory
+        await self._say(_TEXT, (said,))
+        return False
+
+    def _begin(self) -> None:
+        self._asked, self._framed = None, False
+
+    # -- requests --------------------------------------------------------------------------------------------------
+
+    async def receive(self) -> InferRequest:
+        exchange = self._exchange
+        self._count()
+        self._over()
+        while True:
+            if self._refusal:
+                await self._say(_TEXT, (self._refusal,))
+                self._refusal = b""
+            whole = self._whole
+            if whole is None:
+                whole = await self._message()
+            began = perf_counter_ns()
+            text, header_length = whole, None
+            try:
+                if self._opcode is _BINARY:
+                    frame = v2.split_frame(whole)
+                    text, header_length = frame.body, frame.header_length
+                request = await self._calls.read(exchange, self._worker, text, header_length)
+                timeout = timeout_of(request.parameters)
+            except v2.V2Error as e:
+                text = text[:header_length]
+                id = await codec(len(text), partial(v2.id_of, text))
+                self._refusal = v2.failure_body(e.message, id)
+                self._whole = None
+                exchange.assembled()
+                continue
+            self._whole = None
+            self._session.deadline = exchange.deadline
+            self._asked, self._framed, self._since = request, header_length is not None, began
+            if timeout is not None:
+                self._limit(timeout)
+            return request_of(request)
+
+    async def _message(self) -> memoryview:
+        """The next message, whole. Its memory is paid for until the next request is asked for; what was received of it is
+        kept where this is cancelled."""
+        exchange, limit = self._exchange, self._calls.body
+        while True:
+            frame = await exchange.receive()
+            if frame is None:
+                raise trio.EndOfChannel
+            assert isinstance(frame, Frame)
+            if frame.opcode is not _CONTINUATION:
+                self._opcode = frame.opcode
+            joined, data = self._joined, frame.data
+            size = len(data) if joined is None else len(joined) + len(data)
+            if size > limit:
+                raise self._broken(TooLarge(f"a message of {size} bytes is over the limit of {limit} bytes (limits.body)"))
+            try:
+                exchange.assembling(size)
+            except Overloaded as e:
+                raise self._broken(e) from None
+            if joined is not None:
+                joined += data
+            elif not frame.fin:
+                self._joined = bytearray(data)
+            if frame.fin:
+                self._joined = None
+                self._whole = whole = memoryview(data if joined is None else joined).toreadonly()
+                return whole
+
+    def _broken(self, error: GatewayError) -> GatewayError:
+        """How the session ends is not for its model to choose: one that goes on after this is cancelled."""
+        self._exchange.interrupt(error)
+        return error
+
+    def _limit(self, timeout: Timeout) -> None:
+        self._timeout = timeout
+        if timeout.until < self._exchange.deadline:
+            self._scope.deadline = self._session.deadline = timeout.until
+
+    def _over(self) -> None:
+        """The request at hand is over, for all that its model cares."""
+        self._timeout = None
+        self._scope.deadline = _FOREVER
+        self._exchange.making(0)
+        if self._whole is None and self._joined is None:
+            self._exchange.assembled()
+
+    def _count(self, *, failed: bool = False) -> None:
+        """What became of the request at hand."""
+        since, self._since = self._since, 0
+        if since:
+            now, statistics, queue = perf_counter_ns(), self._worker.statistics, self._slot.take_waited()
+            if failed:
+                statistics.failure(now, now - since, cancelled=self._exchange.gone)
+            else:
+                size = 1 if self._asked is None else batch_of(self._worker, self._asked)
+                statistics.success(since, since, since + queue, now, now, size)
+
+    # -- answers ---------------------------------------------------------------------------------------------------
+
+    async def send(self, message: InferResponse, /) -> None:
+        framed = self._framed
+        text, *data = await replied(self._calls, self._exchange, self._worker, self._asked or v2.V2Request(), message)
+        if framed or data:
+            await self._say(_BINARY, v2.encode_frame(text, data))
+        else:
+            await self._say(_TEXT, (text,))
+
+    async def _say(self, opcode: Opcode, buffers: Sequence[Buffer]) -> None:
+        try:
+            self._speaking.acquire_nowait()
+        except trio.WouldBlock:
+            await self._speaking.acquire()
+        try:
+            await self._exchange.wait_room(sum(map(len, buffers)))
+            self._exchange.push_frame(opcode, True, *buffers)
+        finally:
+            self._speaking.release()
+
+    def fail(self, error: GatewayError) -> None:
+        """What ends the session: a Close whose code says whose fault it was."""
+        close(self._exchange, error)

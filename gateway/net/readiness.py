@@ -1,0 +1,168 @@
+"""The read hub: which sockets are ready, learnt from one private epoll set for all of them."""
+
+from __future__ import annotations
+
+import select
+from collections import deque
+from functools import partial
+from typing import Protocol, final
+
+import trio
+
+from gateway.net.transport import Transport
+
+_EVENTS = 256  # at most, of one look
+
+
+class Watchable(Transport, Protocol):
+    """A transport with a number by which its edges are named."""
+
+    def fileno(self) -> int: ...
+
+
+class Edges(Protocol):
+    """What an epoll set does for descriptors that are registered edge-triggered."""
+
+    def register(self, descriptor: int, mask: int, /) -> None: ...
+    def unregister(self, descriptor: int, /) -> None: ...
+    def poll(self, timeout: float, at_most: int, /) -> list[tuple[int, int]]: ...
+    def close(self) -> None: ...
+    async def wait(self) -> None:
+        """Returns when `poll` may give something."""
+        ...
+
+
+class Owner(Protocol):
+    """Who is told. Neither call raises or waits."""
+
+    blocked: bool
+    """Whether it wants to know that it can send."""
+
+    def readable(self, hung_up: bool) -> None:
+        """Bytes, an end of stream or an error are there. `hung_up`: an end, an error or urgent data among them, so a
+        short receive does not mean that nothing is left."""
+        ...
+
+    def writable(self) -> None: ...
+
+
+class Readiness(Protocol):
+    """Where a leading task learns what is ready."""
+
+    async def wait(self) -> None:
+        """Returns when something may be ready."""
+        ...
+
+    def look(self) -> bool:
+        """Learns what is ready now, where nothing is left to be told. True if there is something to tell."""
+        ...
+
+    def tell(self, at_most: int) -> int:
+        """Tells so many owners at most. How many it told: 0 when nobody is left to be told."""
+        ...
+
+
+@final
+class Watched:
+    """One socket's place in a hub."""
+
+    __slots__ = ("_descriptor", "_hub")
+    edges = True
+
+    def __init__(self, hub: Hub, descriptor: int) -> None:
+        self._hub, self._descriptor = hub, descriptor
+
+    def tell(self, owner: Owner) -> None:
+        """Tells `owner` from now on; what is so already, at once. Nothing where `over` came before."""
+        if self._descriptor >= 0:
+            self._hub.add(self._descriptor, owner)
+
+    def dry(self) -> None:
+        """Edges come by themselves."""
+
+    full = dry
+
+    def over(self) -> None:
+        """To be called before the socket is closed."""
+        descriptor, self._descriptor = self._descriptor, -1
+        self._hub.remove(descriptor)
+
+
+@final
+class Hub(Readiness):
+    """Tells each socket's owner when it becomes readable or writable.
+
+    A socket is registered once, edge-triggered: its owner is told of every change, and receives, or sends, until the
+    kernel says that it would block. That saves the system call and the task switch that a wait for each read costs.
+    """
+
+    available = hasattr(select, "epoll")
+    """Elsewhere a connection waits by itself."""
+
+    def __init__(self, edges: Edges | None = None) -> None:
+        """`edges` are those of the kernel, or of memory where a test has no sockets."""
+        self._edges = _Kernel() if edges is None else edges
+        self._owners: dict[int, Owner] = {}
+        self._events: deque[tuple[int, int]] = deque()
+
+    def watch(self, descriptor: int) -> Watched:
+        """A place for a socket, whose owner is named later."""
+        return Watched(self, descriptor)
+
+    def add(self, descriptor: int, owner: Owner) -> None:
+        self._edges.register(descriptor, _WATCHED)
+        self._owners[descriptor] = owner
+
+    def remove(self, descriptor: int) -> None:
+        if self._owners.pop(descriptor, None) is not None:
+            self._edges.unregister(descriptor)
+
+    def look(self) -> bool:
+        """Whether something is ready now."""
+        if not self._events:
+            self._events.extend(self._edges.poll(0, _EVENTS))
+        return bool(self._events)
+
+    async def wait(self) -> None:
+        await self._edges.wait()
+        self.look()
+
+    def tell(self, at_most: int) -> int:
+        events, owners, told = self._events, self._owners, 0
+        while events and told < at_most:
+            told += 1
+            descriptor, mask = events.popleft()
+            # the number may be another socket's by now: its owner then looks in vain
+            owner = owners.get(descriptor)
+            if owner is None:
+                continue
+            if mask == _USUAL:
+                owner.readable(False)
+            elif mask & _RECEIVE:
+                owner.readable(mask & _BEHIND != 0)
+            if owner.blocked and mask & _SEND:
+                owner.writable()
+        return told
+
+    def close(self) -> None:
+        """Every owner is gone."""
+        self._edges.close()
+
+
+@final
+class _Kernel:
+    """One epoll set."""
+
+    def __init__(self) -> None:
+        epoll = select.epoll()
+        self.register, self.unregister, self.poll, self.close = epoll.register, epoll.unregister, epoll.poll, epoll.close
+        self.wait = partial(trio.lowlevel.wait_readable, epoll.fileno())
+
+
+if Hub.available:
+    _WATCHED = select.EPOLLIN | select.EPOLLPRI | select.EPOLLOUT | select.EPOLLRDHUP | select.EPOLLET
+    # what a short receive may have stopped before: the end, an error, and a peer's urgent data (tcp(7))
+    _BEHIND = select.EPOLLRDHUP | select.EPOLLHUP | select.EPOLLERR | select.EPOLLPRI
+    _RECEIVE = select.EPOLLIN | _BEHIND
+    _SEND = select.EPOLLOUT | select.EPOLLHUP | select.EPOLLERR
+    _USUAL = select.EPOLLIN | select.EPOLLOUT  # a request, to one who may answer: an edge tells all that is so

@@ -1,0 +1,96 @@
+"""What the head of a request asks of its place and its time: its deadline, and its priority in a queue."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Coroutine, Mapping
+from typing import Any, final
+
+from gateway.config import AdmissionConfig
+from gateway.config.text import show
+from gateway.core.exchange import Exchange
+from gateway.errors import BadRequest, DeadlineExceeded, Refusal
+from gateway.serving.router import Handler
+
+# gRPC over HTTP2, Requests: TimeoutValue is 1 to 8 digits
+_GRPC = re.compile(rb"([0-9]{1,8})([HMSmun])")
+_GRPC_SECONDS = {b"H": 3600.0, b"M": 60.0, b"S": 1.0, b"m": 1e-3, b"u": 1e-6, b"n": 1e-9}
+_NUMBER = re.compile(rb"([0-9]{1,9}(?:\.[0-9]{1,9})?)(ms|s)?")
+_PRIORITY = re.compile(rb"[0-9]{1,9}")
+
+Route = tuple[Handler, dict[str, Any]]
+
+
+@final
+class Admission:
+    """Reads the header fields that the configuration names. Requests of the same head are read once: what they ask is kept
+    with their route."""
+
+    def __init__(self, config: AdmissionConfig) -> None:
+        self._timeouts = tuple([name.lower().encode() for name in config.timeout_headers])
+        self._priority = config.priority_header.lower().encode()
+        self._names = (*self._timeouts, self._priority) if self._priority else self._timeouts
+
+    def asked(self, exchange: Exchange, route: Route) -> Route:
+        """The route of the request, with what its head asks; the same where that is nothing. BadRequest for a value that is
+        none, DeadlineExceeded for no time at all."""
+        fields = exchange.fields
+        for name in self._names:
+            if name in fields:
+                return self._read(fields, route)
+        return route
+
+    def _read(self, fields: Mapping[bytes, bytes], route: Route) -> Route:
+        allowed = [(_seconds(name, fields[name]), name) for name in self._timeouts if name in fields]
+        priority = 0
+        if self._priority and self._priority in fields:
+            value = fields[self._priority]
+            if not _PRIORITY.fullmatch(value):
+                raise BadRequest(
+                    f"{self._priority.decode()} must be a whole number, 1 for what is first, not {_shown(value)}"
+                )
+            priority = int(value)
+        handler, arguments = route
+        seconds, name = min(allowed, default=(None, b""))
+        whose = f"{name.decode()} of the request"
+        if seconds == 0:
+            raise DeadlineExceeded(f"no time is left ({whose})", refusal=Refusal.NO_TIME)
+        return Asked(handler, seconds, whose, priority), arguments
+
+
+@final
+class Asked:
+    """A handler of requests that ask for a deadline or a priority."""
+
+    __slots__ = ("_name", "_priority", "_seconds", "handler")
+
+    def __init__(self, handler: Handler, seconds: float | None, name: str, priority: int) -> None:
+        self.handler, self._seconds, self._name, self._priority = handler, seconds, name, priority
+
+    def __call__(self, exchange: Exchange, *values: Any, **arguments: Any) -> Coroutine[Any, Any, None]:
+        exchange.priority = self._priority
+        if self._seconds is not None:
+            exchange.limit_call(self._seconds, self._name)
+        return self.handler(exchange, *values, **arguments)
+
+
+def retry_estimate(queued: int, capacity: int, service: float) -> float:
+    """Seconds until a request that comes now would have a slot, from 1 to 60, where one lasts `service` on average."""
+    return min(max((queued + 1) / capacity * service, 1.0), 60.0)
+
+
+def _seconds(name: bytes, value: bytes) -> float:
+    if name == b"grpc-timeout":
+        if (grpc := _GRPC.fullmatch(value)) is not None:
+            return int(grpc[1]) * _GRPC_SECONDS[grpc[2]]
+        expected = "up to 8 digits and one of H, M, S, m, u, n"
+    elif (number := _NUMBER.fullmatch(value)) is not None:
+        scale = 1e-3 if number[2] == b"ms" or (number[2] is None and name.endswith(b"-ms")) else 1.0
+        return float(number[1]) * scale
+    else:
+        expected = "a number of milliseconds" if name.endswith(b"-ms") else 'a number of seconds, such as 1.5 or "1500ms"'
+    raise BadRequest(f"{name.decode()} must be {expected}, not {_shown(value)}")
+
+
+def _shown(value: bytes) -> str:
+    return show(value[:100].decode("latin-1"))

@@ -1,0 +1,156 @@
+"""Sets up the log of the standalone server: one line an event, as JSON or as text to read. A library never calls it."""
+
+from __future__ import annotations
+
+import faulthandler
+import json
+import logging
+import os
+import sys
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from datetime import UTC, datetime
+from typing import IO, Any, Literal, TypeAlias, final
+
+from pythonjsonlogger.core import RESERVED_ATTRS
+from pythonjsonlogger.json import JsonFormatter
+
+from gateway.config import LogConfig
+from gateway.config.text import text_without_secrets, without_secrets
+from gateway.telemetry.log_queue import QueuedHandler, descriptor_of, last_words
+from gateway.untrusted_text import escape
+
+log = logging.getLogger("gateway")
+
+Level: TypeAlias = Literal["debug", "info", "warning", "error"]
+
+_LEVELS: dict[Level, int] = {
+    "debug": logging.DEBUG,
+    "info": logging.INFO,
+    "warning": logging.WARNING,
+    "error": logging.ERROR,
+}
+_OURS = ("timestamp", "level", "logger", "event")
+_RESERVED = frozenset({*RESERVED_ATTRS, *_OURS})
+
+
+def configure(config: LogConfig, *, stream: IO[str] | None = None) -> None:
+    """Sends the log of the whole process to `stream` (standard error) in the configured format.
+
+    `level` holds for the loggers under "gateway"; those of models and libraries show warnings and errors unless their
+    own level says more. A second call replaces the first. Lines are written by a thread of their own (`log_queue`): whoever
+    logs never waits for whoever reads.
+    """
+    stream = stream or sys.stderr or open(os.devnull, "w")  # noqa: SIM115  # a process may have no standard error
+    text = config.format == "text" or (config.format == "auto" and stream.isatty())
+    handler = QueuedHandler(stream)
+    handler.setFormatter(TextFormatter() if text else JSONFormatter())
+    root = logging.getLogger()
+    for old in [other for other in root.handlers if isinstance(other, QueuedHandler)]:
+        root.removeHandler(old)
+        old.close()
+    root.addHandler(handler)
+    set_level(config.level)
+
+
+def flush() -> None:
+    """Returns when what was logged is written, a second later at the latest."""
+    for handler in logging.getLogger().handlers:
+        if isinstance(handler, QueuedHandler):
+            handler.flush()
+
+
+def set_level(level: Level) -> None:
+    """The least severity that the loggers under "gateway" log from now on."""
+    logging.getLogger("gateway").setLevel(_LEVELS[level])
+
+
+def level() -> str:
+    """The one that they log now: a Level, or another name of the logging module's, in small letters."""
+    return logging.getLevelName(logging.getLogger("gateway").getEffectiveLevel()).lower()
+
+
+@contextmanager
+def speaking_for_python() -> Iterator[None]:
+    """Inside the block, what the interpreter would write to standard error itself, and wait for who reads it there, is in
+    the log: warnings, and exceptions that nobody can catch, in a thread or as an object goes. An exception that leaves the
+    block ends the process: its traceback goes to the descriptor, within a second."""
+    raising, unraisable, threads = sys.excepthook, sys.unraisablehook, threading.excepthook
+    logging.captureWarnings(True)
+    sys.unraisablehook, threading.excepthook = _ignored, _thread_ended
+    sys.excepthook = last_words
+    if not faulthandler.is_enabled() and (descriptor := descriptor_of(sys.stderr)) is not None:
+        faulthandler.enable(descriptor)
+    yield
+    sys.excepthook, sys.unraisablehook, threading.excepthook = raising, unraisable, threads
+    logging.captureWarnings(False)
+
+
+def _ignored(found: sys.UnraisableHookArgs) -> None:
+    where = {"reason": found.err_msg or "", "object": repr(found.object)[:200]}
+    log.error("exception ignored", extra=where, exc_info=found.exc_value)
+
+
+def _thread_ended(found: threading.ExceptHookArgs) -> None:
+    if found.exc_type is not SystemExit:
+        name = "" if found.thread is None else found.thread.name
+        log.error("a thread has ended with an exception", extra={"of": name}, exc_info=found.exc_value)
+
+
+@final
+class JSONFormatter(JsonFormatter):
+    """One JSON object a line: timestamp (RFC 3339, UTC), level, logger, event, then the fields of `extra`."""
+
+    def add_fields(self, log_data: dict[str, Any], record: logging.LogRecord, message_dict: dict[str, Any]) -> None:
+        log_data["timestamp"] = timestamp(record)
+        log_data["level"] = record.levelname.lower()
+        log_data["logger"] = record.name
+        log_data["event"] = _event(record)
+        log_data.update(_extra(record))
+        # The exception and the stack, where there are some.
+        log_data.update(message_dict)
+
+    def formatException(self, ei: Any) -> str:
+        return text_without_secrets(logging.Formatter.formatException(self, ei))
+
+
+@final
+class TextFormatter(logging.Formatter):
+    """`time LEVEL logger: event key=value ...`, on one line; control characters are escaped, so that nothing a peer
+    sends can forge a line or drive a terminal. A traceback follows, indented."""
+
+    def format(self, record: logging.LogRecord) -> str:
+        head = f"{timestamp(record)} {record.levelname:<7} {record.name}: {escape(_event(record))}"
+        lines = [" ".join([head, *(f"{escape(key)}={_value(value)}" for key, value in _extra(record).items())])]
+        if record.exc_info:
+            lines += text_without_secrets(self.formatException(record.exc_info)).splitlines()
+        if record.stack_info:
+            lines += record.stack_info.splitlines()
+        return "\n    ".join([lines[0], *map(escape, lines[1:])])
+
+
+def timestamp(record: logging.LogRecord) -> str:
+    """When the record was made: RFC 3339, UTC, milliseconds."""
+    return datetime.fromtimestamp(record.created, UTC).strftime("%Y-%m-%dT%H:%M:%S.") + f"{int(record.msecs):03}Z"
+
+
+# Warnings and errors may quote a model's configuration: its exceptions do, and so do lines of libraries. Lines below a
+# warning are many, and quote nothing.
+
+
+def _event(record: logging.LogRecord) -> str:
+    said = record.getMessage()
+    return said if record.levelno < logging.WARNING else text_without_secrets(said)
+
+
+def _extra(record: logging.LogRecord) -> dict[str, Any]:
+    extra = {key: value for key, value in record.__dict__.items() if key not in _RESERVED and not key.startswith("_")}
+    return extra if record.levelno < logging.WARNING else {key: without_secrets("", value) for key, value in extra.items()}
+
+
+def _value(value: Any) -> str:
+    text = ",".join(map(str, value)) if isinstance(value, list | tuple) else str(value)
+    if text and text.isprintable() and not any(character in ' "=\\' for character in text):
+        return text
+    return escape(json.dumps(text, ensure_ascii=False))

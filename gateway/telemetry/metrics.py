@@ -1,0 +1,388 @@
+"""What a gateway counts and holds, as metrics of Prometheus: a registry of its own, and the text that a scrape gets."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence, Sized
+from typing import TYPE_CHECKING, Any, TypeAlias, final
+
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily, InfoMetricFamily
+from prometheus_client.exposition import choose_encoder
+from prometheus_client.metrics_core import Metric
+from prometheus_client.registry import Collector, CollectorRegistry
+
+from gateway.core.exchange import Exchange
+from gateway.core.waits import INPUT, PARTS, ROOM, SLOT, account_of
+from gateway.errors import Ending, Refusal
+from gateway.histogram import Histogram
+from gateway.telemetry import log_queue
+from gateway.version import version
+from gateway.wires.asgi import ASGICall
+from gateway.workers.stop_times import BOUNDS
+from gateway.workers.worker import State, Worker
+
+if TYPE_CHECKING:
+    from gateway.core.connection import Connection, ConnectionWire
+    from gateway.gateway import Gateway
+    from gateway.telemetry.observer import Observer
+
+_LONG = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 300.0, 1800.0)
+_GAPS = (0.0001, 0.00025, 0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 10.0)
+_OF_AN_EXCHANGE = ("wire", "dialect", "model")
+_WAITING = {SLOT: "slot", INPUT: "input", ROOM: "room"}
+
+_Key: TypeAlias = tuple[str, str, str]
+
+
+def exposition(registry: CollectorRegistry, accept: str = "") -> tuple[str, bytes]:
+    """The content type and the body that answer a scrape: OpenMetrics where the request's Accept field asks for it,
+    Prometheus' own text otherwise. To be called on the event loop, which owns what is counted."""
+    encode, content_type = choose_encoder(accept)
+    return content_type, encode(registry)
+
+
+@final
+class _Tally:
+    """What became of the exchanges of one wire, dialect and model."""
+
+    __slots__ = ("bytes_in", "bytes_out", "duration", "endings", "first", "gap", "items_in", "items_out", "spent")
+
+    def __init__(self) -> None:
+        self.endings = dict.fromkeys(Ending, 0)
+        self.bytes_in = self.bytes_out = self.items_in = self.items_out = 0
+        self.spent = dict.fromkeys(PARTS, 0.0)
+        self.duration, self.first, self.gap = Histogram(_LONG), Histogram(_LONG), Histogram(_GAPS)
+
+
+@final
+class Metrics(Collector):
+    """Counts each exchange of one gateway when it is over, from when this is made; all else is read at a scrape.
+
+    Labels are bounded whatever peers send: a model is named where it is configured, and the empty name stands for all
+    others and for none.
+    """
+
+    def __init__(
+        self,
+        gateway: Gateway,
+        observer: Observer,
+        connections: Collection[Connection | ASGICall],
+        arriving: Sized,
+        lag: Histogram,
+    ) -> None:
+        self._gateway, self._observer = gateway, observer
+        self._connections, self._arriving, self._lag = connections, arriving, lag
+        self._tallies: dict[_Key, _Tally] = {}
+        self._closed = gateway.exchange_closed
+        self._configured = gateway.supervisor.configured
+        self._workers: dict[Worker, str] = {}  # that may still count, by the name they have here
+        self._before: dict[str, Counter[str]] = {}  # what those counted that are no more
+        self._stopped_before: dict[str, Histogram] = {}
+        for worker in gateway.supervisor.workers.values():
+            self._notice(worker)
+        gateway.supervisor.noticed = self._notice
+        self.registry = CollectorRegistry()
+        self.registry.register(self)
+
+    # -- at the end of an exchange -----------------------------------------------------------------------------------
+
+    def exchange_closed(self, exchange: Exchange) -> None:
+        """Counts it, and hands it on."""
+        model = exchange.model
+        key = exchange.wire.name, exchange.dialect, model if model in self._configured else ""
+        tally = self._tallies.get(key)
+        if tally is None:
+            tally = self._tallies[key] = _Tally()
+        account, ending = account_of(exchange), exchange.ending
+        assert ending is not None
+        tally.endings[ending] += 1
+        tally.bytes_in += account.bytes_in
+        tally.bytes_out += account.bytes_out
+        tally.items_in += account.items_in
+        tally.items_out += account.items_out
+        spent = tally.spent
+        spent["begin"] += account.begin
+        spent["model"] += account.model
+        spent["flush"] += account.flush
+        if exchange.waits is not None:
+            spent["slot"] += account.slot
+            spent["input"] += account.input
+            spent["room"] += account.room
+        tally.duration.observe(account.wall)
+        if account.first is not None:
+            tally.first.observe(account.first)
+            if (gap := account.gap) is not None:
+                tally.gap.observe(gap)
+        self._closed(exchange)
+
+    # -- at a scrape -------------------------------------------------------------------------------------------------
+
+    def collect(self) -> Iterator[Metric]:
+        """What the registry asks for."""
+        yield InfoMetricFamily("everywire_build", "Which version this is.", {"version": version()})
+        yield from self._of_exchanges()
+        yield from self._live()
+        yield from self._memory()
+        yield from self._of_models()
+
+    def _of_exchanges(self) -> Iterator[Metric]:
+        tallies = self._tallies
+        labels = _OF_AN_EXCHANGE
+        endings = CounterMetricFamily("everywire_exchanges", "Exchanges that are over.", labels=(*labels, "ending"))
+        spent = CounterMetricFamily(
+            "everywire_exchange_spent_seconds", "Where the time of exchanges that are over went.", labels=(*labels, "part")
+        )
+        for key, tally in tallies.items():
+            for ending, n in tally.endings.items():
+                if n:
+                    endings.add_metric((*key, ending.value), n)
+            for part, seconds in tally.spent.items():
+                spent.add_metric((*key, part), seconds)
+        yield endings
+        yield spent
+        yield _counted(
+            "everywire_exchange_received_bytes",
+            "Of bodies and frames of exchanges that are over.",
+            {key: tally.bytes_in for key, tally in tallies.items()},
+        )
+        yield _counted(
+            "everywire_exchange_sent_bytes",
+            "Of bodies and frames of exchanges that are over.",
+            {key: tally.bytes_out for key, tally in tallies.items()},
+        )
+        yield _counted(
+            "everywire_exchange_received_items",
+            "Messages of clients in exchanges that are over.",
+            {key: tally.items_in for key, tally in tallies.items()},
+        )
+        yield _counted(
+            "everywire_exchange_sent_items",
+            "Messages of models in exchanges that are over.",
+            {key: tally.items_out for key, tally in tallies.items()},
+        )
+        yield _histogram(
+            "everywire_exchange_duration_seconds",
+            "From the head of a request to its ending.",
+            labels,
+            {key: tally.duration for key, tally in tallies.items()},
+        )
+        yield _histogram(
+            "everywire_exchange_first_item_seconds",
+            "From the head of a request until the first item of its answer was with the kernel.",
+            labels,
+            {key: tally.first for key, tally in tallies.items() if tally.first.count},
+        )
+        yield _histogram(
+            "everywire_exchange_item_gap_seconds",
+            "The mean time between two items of an answer: from the first item to the ending, over the items but one.",
+            labels,
+            {key: tally.gap for key, tally in tallies.items() if tally.gap.count},
+        )
+
+    def _live(self) -> Iterator[Metric]:
+        gateway, observer = self._gateway, self._observer
+        refused = CounterMetricFamily("everywire_refusals", "Requests that were not admitted.", labels=("reason",))
+        for refusal in Refusal:
+            refused.add_metric((refusal.value,), observer.refusals.get(refusal, 0))
+        yield refused
+        live: Counter[str] = Counter()
+        waiting: Counter[tuple[str, str]] = Counter()
+        for exchange in observer.live:
+            wire, waits = exchange.wire.name, exchange.waits
+            live[wire] += 1
+            if waits is not None and waits.what:
+                waiting[wire, _WAITING[waits.what]] += 1
+        yield _gauges("everywire_live_exchanges", "Exchanges that are not over.", ("wire",), _by_wire(live))
+        yield _gauges("everywire_waiting_exchanges", "Exchanges that wait now, and for what.", ("wire", "part"), waiting)
+        connections = Counter(wire.name for wire in self._wires())
+        yield _gauges("everywire_connections", "Connections that are open.", ("wire",), _by_wire(connections))
+        yield GaugeMetricFamily(
+            "everywire_arriving_connections", "Connections that have not said what they speak.", len(self._arriving)
+        )
+        yield GaugeMetricFamily("everywire_draining", "1 once the server shuts down.", int(gateway.draining))
+        yield from self._blocked()
+        yield CounterMetricFamily(
+            "everywire_log_dropped", "Records of the process's log that there was no room for.", log_queue.dropped()
+        )
+        yield _histogram(
+            "everywire_loop_lag_seconds",
+            "How late the event loop came to the one timer that it has every second.",
+            (),
+            {(): self._lag},
+        )
+
+    def _blocked(self) -> Iterator[Metric]:
+        blocks = self._gateway.blocks
+        times: dict[str, float] = {"": 0.0}
+        seconds = times.copy()
+        for model, count in list(blocks.count.items()):  # a thread counts them
+            known = model if model in self._configured else ""
+            times[known] = times.get(known, 0.0) + count
+            seconds[known] = seconds.get(known, 0.0) + blocks.seconds.get(model, 0.0)
+        for name, about, values in (
+            ("everywire_loop_blocks", "Steps that kept the event loop for longer than limits.loop_block.", times),
+            ("everywire_loop_blocked_seconds", "Seconds for which such steps kept it.", seconds),
+        ):
+            family = CounterMetricFamily(name, about, labels=("model",))
+            for model, value in values.items():
+                family.add_metric((model,), value)
+            yield family
+
+    def _memory(self) -> Iterator[Metric]:
+        gateway = self._gateway
+        held: Counter[str] = Counter(received=0, bodies=0, assembling=0, large=0, send=0)
+        for wire in self._wires():
+            received, send = wire.held()
+            held["received"] += received
+            held["send"] += send
+        for exchange in self._observer.live:
+            bodies, assembling, large = exchange.held_in_memory
+            held["bodies"] += bodies
+            held["assembling"] += assembling
+            held["large"] += large
+        yield _gauges("everywire_held_bytes", "What exchanges hold, by where it is.", ("hop",), _keyed(held))
+        yield GaugeMetricFamily("everywire_reserved_bytes", "Of the byte budget, what is in use.", gateway.budget.used)
+        yield GaugeMetricFamily("everywire_reserved_limit_bytes", "The byte budget.", gateway.budget.limit)
+        pool = gateway.pool
+        yield _gauges(
+            "everywire_body_pool_bytes",
+            "Memory for bodies that is lent, or kept warm.",
+            ("state",),
+            {("lent",): pool.lent_bytes, ("idle",): pool.idle_bytes},
+        )
+
+    def _wires(self) -> Iterator[ConnectionWire | ASGICall]:
+        for connection in self._connections:
+            yield connection if isinstance(connection, ASGICall) else connection.wire
+
+    # -- models ------------------------------------------------------------------------------------------------------
+
+    def _of_models(self) -> Iterator[Metric]:
+        self._forget()
+        by_name: dict[str, list[Worker]] = {name: [] for name in (*self._configured, *self._before)}
+        for worker, name in self._workers.items():
+            by_name.setdefault(name, []).append(worker)
+        states = GaugeMetricFamily("everywire_model_state", "Models that are in this state.", labels=("model", "state"))
+        now: dict[str, dict[str, int]] = {}
+        totals: dict[str, Counter[str]] = {}
+        stopped: dict[str, Histogram] = {}
+        for name, workers in by_name.items():
+            for state in State:
+                states.add_metric((name, state.value), sum(worker.state is state for worker in workers))
+            now[name] = {
+                "slots": sum(worker.spec.capacity for worker in workers),
+                "slots_in_use": sum(worker.slots_in_use for worker in workers),
+                "queued": sum(worker.queued for worker in workers),
+                "queued_bytes": sum(worker.queued_bytes for worker in workers),
+                "stuck": sum(worker.stuck.now for worker in workers),
+            }
+            totals[name] = sum(map(_totals_of, workers), self._before.get(name, Counter()))
+            stopped[name] = _merged([worker.stopping.times for worker in workers], self._stopped_before.get(name))
+        yield states
+        for what, about in _NOW.items():
+            yield _gauges(
+                f"everywire_model_{what}", about, ("model",), {(name,): values[what] for name, values in now.items()}
+            )
+        calls = CounterMetricFamily("everywire_model_calls", "Calls that are over.", labels=("model", "outcome"))
+        for name, total in totals.items():
+            for outcome in ("success", "failure", "cancelled"):
+                calls.add_metric((name, outcome), total[outcome])
+        yield calls
+        for what, about in _TOTALS.items():
+            family = CounterMetricFamily(f"everywire_model_{what}", about, labels=("model",))
+            for name, total in totals.items():
+                family.add_metric((name,), total[what])
+            yield family
+        yield _histogram(
+            "everywire_model_stop_seconds",
+            "From when a session was to stop until nothing of it was left.",
+            ("model",),
+            {(name,): histogram for name, histogram in stopped.items()},
+        )
+
+    def _notice(self, worker: Worker) -> None:
+        """A worker is new, or has changed."""
+        self._forget()
+        if worker not in self._workers and worker.state is not State.STOPPED:
+            self._workers[worker] = worker.name if worker.name in self._configured else ""
+
+    def _forget(self) -> None:
+        """Keeps what those counted that are over: a reload must not turn a counter back."""
+        for worker, name in list(self._workers.items()):
+            if worker.stopped.is_set() and not worker.live and not worker.slots_in_use:
+                del self._workers[worker]
+                self._before[name] = self._before.get(name, Counter()) + _totals_of(worker)
+                self._stopped_before[name] = _merged([worker.stopping.times], self._stopped_before.get(name))
+
+
+_NOW = {
+    "slots": "Sessions that may run at once.",
+    "slots_in_use": "Sessions that run, those that are stuck included.",
+    "queued": "Exchanges that wait for a slot.",
+    "queued_bytes": "What those hold.",
+    "stuck": "Sessions whose code does not come back.",
+}
+_TOTALS = {
+    "restarts": "How often the model was loaded again after it had ended or crashed.",
+    "stuck_sessions": "Sessions whose code did not come back in time.",
+    "stop_breaches": "Sessions that took longer to stop than models.NAME.stop_within.",
+    "received_bytes": "Of the bodies of tensor requests that succeeded.",
+    "copied_bytes": "Of those, what was copied or converted, each time that it was.",
+}
+
+
+def _totals_of(worker: Worker) -> Counter[str]:
+    statistics = worker.statistics
+    return Counter(
+        success=statistics.succeeded,
+        failure=statistics.failed - statistics.cancelled,
+        cancelled=statistics.cancelled,
+        restarts=max(worker.starts - 1, 0),
+        stuck_sessions=worker.stuck.total,
+        stop_breaches=worker.stopping.breaches,
+        received_bytes=statistics.received,
+        copied_bytes=statistics.copied,
+    )
+
+
+def _merged(several: Iterable[Histogram], before: Histogram | None) -> Histogram:
+    merged = Histogram(BOUNDS)
+    if before is not None:
+        merged.buckets, merged.seconds = list(before.buckets), before.seconds
+    for times in several:
+        merged.buckets = [one + other for one, other in zip(merged.buckets, times.buckets, strict=True)]
+        merged.seconds += times.seconds
+    return merged
+
+
+def _by_wire(counts: Mapping[str, int]) -> dict[tuple[str, ...], int]:
+    return {(wire,): counts.get(wire, 0) for wire in ("http/1.1", "http/2", "websocket")}
+
+
+def _keyed(counts: Mapping[str, int]) -> dict[tuple[str, ...], int]:
+    return {(name,): n for name, n in counts.items()}
+
+
+def _counted(name: str, about: str, values: Mapping[_Key, int]) -> CounterMetricFamily:
+    family = CounterMetricFamily(name, about, labels=_OF_AN_EXCHANGE)
+    for key, value in values.items():
+        family.add_metric(key, value)
+    return family
+
+
+def _gauges(name: str, about: str, labels: Sequence[str], values: Mapping[Any, float]) -> GaugeMetricFamily:
+    family = GaugeMetricFamily(name, about, labels=labels)
+    for key, value in values.items():
+        family.add_metric(key, value)
+    return family
+
+
+def _histogram(name: str, about: str, labels: Sequence[str], values: Mapping[Any, Histogram]) -> HistogramMetricFamily:
+    family = HistogramMetricFamily(name, about, labels=labels)
+    for key, histogram in values.items():
+        below, buckets = 0, list[tuple[str, float]]()
+        for bound, n in zip((*map(str, histogram.bounds), "+Inf"), histogram.buckets, strict=True):
+            below += n
+            buckets.append((bound, below))
+        family.add_metric(key, buckets, histogram.seconds)
+    return family

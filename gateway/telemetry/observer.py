@@ -1,0 +1,129 @@
+"""What an operator sees of exchanges: one structured line for each, with its one ending and where its time went."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Mapping
+from typing import Any, final
+
+from gateway.core.exchange import Exchange
+from gateway.core.waits import PARTS, account_of
+from gateway.errors import (
+    Ending,
+    GatewayError,
+    InternalFailure,
+    LoadFailed,
+    ModelCrashed,
+    ModelOutOfMemory,
+    Refusal,
+    WorkerLost,
+)
+from gateway.net.proxies import peer_of
+from gateway.untrusted_text import escape
+
+log = logging.getLogger("gateway.exchange")
+failures = logging.getLogger("gateway.worker")
+
+_METHOD, _PATH, _MODEL = 32, 200, 100  # characters of what peers choose
+_REASON = 300  # characters of a model's text, which may repeat what a client has sent
+_FAILED_DEPENDENCY = 424
+# their log line has the traceback already, under the incident that the client is told
+_EXPLAINED = (ModelCrashed, ModelOutOfMemory, InternalFailure)
+# their reason is one line of its own for all sessions that it ends
+_SHARED = (WorkerLost, LoadFailed)
+
+
+@final
+class Observer:
+    """Counts exchanges and writes their lines. Headers, bodies and query values are never in it."""
+
+    def __init__(self) -> None:
+        self.live: set[Exchange] = set()
+        self.opened = self.live.add
+        """Called once for each exchange, when it begins."""
+        self.endings: dict[Ending, int] = {}
+        self.trace_fields: Callable[[Exchange], Mapping[str, str]] | None = None
+        """What names an exchange's span, where there are spans."""
+        self.watchers: list[Callable[[Exchange], None]] = []
+        """Each is called with every exchange that has ended."""
+        self.refusals: dict[Refusal, int] = {}
+
+    def closed(self, exchange: Exchange) -> None:
+        """Called once for each exchange, when its ending is decided and its task is done."""
+        ending, endings = exchange.ending, self.endings
+        assert ending is not None
+        self.live.remove(exchange)
+        endings[ending] = endings.get(ending, 0) + 1  # a Counter's own sum costs four times that
+        if self.watchers:
+            for watcher in self.watchers:
+                watcher(exchange)
+        if log.isEnabledFor(logging.INFO):
+            fields = _line_of(exchange, ending)
+            if self.trace_fields is not None:
+                fields |= self.trace_fields(exchange)
+            log.info("exchange", extra=fields)
+
+    def refused(self, why: Refusal) -> None:
+        """Called for each request that is told so."""
+        self.refusals[why] = self.refusals.get(why, 0) + 1
+
+
+def log_failure(exchange: Exchange, error: GatewayError) -> None:
+    """Says in the log why a call has failed, where that is its model's doing and no line says it yet: called once for each
+    error that a client is told, or would be if it were still there.
+
+    The level is that of the fault: info where the model has refused the request itself (a ModelError with a status of 4xx),
+    warning where it says that it has failed (424, which ModelError has unless it is given another), error where it is
+    broken: an answer that is not what it has declared, none, or one too many.
+    """
+    if error.ending is not Ending.MODEL_ERROR or isinstance(error, _EXPLAINED):
+        return
+    if isinstance(error, _SHARED):
+        level = logging.INFO
+    elif error.status == _FAILED_DEPENDENCY:
+        level = logging.WARNING
+    else:
+        level = logging.ERROR if error.status >= 500 else logging.INFO
+    failures.log(
+        level,
+        "model failed",
+        extra={
+            "model": escape(exchange.model[:_MODEL]),
+            "id": exchange.id,
+            "dialect": exchange.dialect,
+            "status": error.status,
+            "code": escape(error.code[:_MODEL]),
+            "reason": escape(error.message[:_REASON]),
+        },
+    )
+
+
+def _line_of(exchange: Exchange, ending: Ending) -> dict[str, Any]:
+    """What peers have chosen is cut and escaped here: a handler of an embedder's may write it as it is."""
+    request, account = exchange.request, account_of(exchange)
+    ms = round(account.wall * 1000, 3)
+    parts = {f"ms_{part}": round(getattr(account, part) * 1000, 3) for part in PARTS if part != "model"}
+    fields = {
+        "id": exchange.id,
+        "wire": exchange.wire.name,
+        "dialect": exchange.dialect,
+        "model": escape(exchange.model[:_MODEL]),
+        "method": escape(request.method[:_METHOD].decode("latin-1")),
+        "path": escape(exchange.path[:_PATH].decode("latin-1")),
+        "status": exchange.status,
+        "ending": ending.value,
+        "ms": ms,
+        **parts,
+        "ms_model": max(round(ms - sum(parts.values()), 3), 0.0),
+        "ms_first": None if account.first is None else round(account.first * 1000, 3),
+        "items_in": account.items_in,
+        "items_out": account.items_out,
+        "bytes_in": account.bytes_in,
+        "bytes_out": account.bytes_out,
+        "peer": exchange.owner.peer if exchange.owner.proxies is None else peer_of(exchange),
+    }
+    if account.stopped_by:
+        fields["stopped_by"] = account.stopped_by
+    if exchange.incident:
+        fields["incident"] = exchange.incident
+    return fields

@@ -1,0 +1,434 @@
+"""One run under one seed: everything is played, and after every step of every task the invariants are looked at."""
+
+from __future__ import annotations
+
+import hashlib
+import warnings
+from collections import Counter, deque
+from dataclasses import dataclass
+from typing import Any, final
+
+import outcome
+import trio
+from trio.testing import MockClock
+
+from gateway.core.connection import Connection
+from gateway.core.exchange import Exchange
+from gateway.errors import Ending
+from gateway.gateway import Gateway
+from gateway.net.readiness import Hub
+from gateway.net.transport import MemoryTransport, memory_pair
+from gateway.testing.invariants import broken_ledgers, left_over
+from gateway.testing.log_capture import brief, errors_logged
+from gateway.testing.memory import MemoryEdges
+from gateway.testing.network import Link
+from gateway.testing.seeding import seeded
+from gateway.testing.stories.clients import Line
+from gateway.testing.stories.models import Cast, Talk, View
+from gateway.testing.stories.plan import CALM, Deceit, LinePlan, Plan, Swizzle, plan
+from gateway.wires.http2 import HTTP2Wire
+from gateway.workers.worker import State
+from protocols.http2.connection import HTTP2Connection
+
+_END = 400.0
+"""Virtual seconds after which a run hangs."""
+_SPIN = 100_000
+"""Steps of one task without any virtual time."""
+_LOOK = 8
+"""Steps between two looks at the ledgers."""
+_STILL = 1.0
+"""Virtual seconds in which a call moves that waits for nobody but the gateway."""
+_QUIET = 45.0
+"""Virtual seconds after the last client in which everything is over: the longest stall of a network, and every timeout."""
+_OUTLIVE = 1.5
+"""Virtual seconds that a session may outlive its worker: models clean up for less."""
+_GRACE = 5.0
+"""What a drain has beyond its deadline: for goodbyes, and for models that clean up."""
+_LOGGED = ("model raised", "model crashed", "model given up")
+"""Errors that the faults of models log."""
+
+
+@final
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Outcome:
+    """What a run gave. `trace` is the hash of every step and every event; two runs of a seed have the same."""
+
+    seed: int
+    problems: tuple[str, ...]
+    trace: str
+    steps: int
+    seconds: float
+    """Of the run's own clock."""
+    calls: int
+    endings: dict[str, int]
+    lines: tuple[str, ...]
+    """The trace itself, or its end."""
+
+
+def run_seed(seed: int, *, keep: int | None = 40, hub: bool = Hub.available) -> Outcome:
+    """Plays what the seed says. `keep` is how many lines of the trace are kept, None: all."""
+    return run_plan(plan(seed, hub=hub), keep=keep)
+
+
+def run_plan(chosen: Plan, *, keep: int | None = 40) -> Outcome:
+    """Plays a plan."""
+    with seeded(chosen.seed), errors_logged() as logged, warnings.catch_warnings(record=True) as warned:
+        warnings.simplefilter("always")
+        run = Simulation(chosen, keep)
+        try:
+            trio.run(run.main, clock=MockClock(autojump_threshold=0), instruments=[run])
+        except BaseException as e:
+            if isinstance(e, KeyboardInterrupt):
+                raise
+            run.report(f"8: {brief(e)} came out")
+        run.check()
+    for record in logged:
+        if record.getMessage() not in _LOGGED:
+            error = record.exc_info[1] if record.exc_info else None
+            run.report(f"8: logged: {record.getMessage()}: {brief(error) if error else ''}")
+    for warning in warned:
+        run.report(f"3: warning: {warning.message}")
+    return run.outcome()
+
+
+class _Ordered(dict[Any, None]):
+    """A set whose order is that of its history, in place of those of the gateway that are walked through."""
+
+    def add(self, item: Any) -> None:
+        self[item] = None
+
+    def discard(self, item: Any) -> None:
+        self.pop(item, None)
+
+    def remove(self, item: Any) -> None:
+        del self[item]
+
+
+@final
+class Simulation(trio.abc.Instrument):
+    """One run."""
+
+    def __init__(self, chosen: Plan, keep: int | None) -> None:
+        self.plan = chosen
+        self.problems: list[str] = []
+        self._hash, self._lines = hashlib.blake2b(digest_size=8), deque[str](maxlen=keep)
+        self.steps, self._now = 0, 0.0
+        self._spun: Counter[Any] = Counter()
+        self.cast = Cast(chosen, self.report, self.tell)
+        self.gateway = Gateway(chosen.config, self.cast.specs(), wall_clock=lambda: self._now)
+        self._edges = MemoryEdges() if chosen.hub else None
+        self.gateway.hub = Hub(self._edges) if self._edges is not None else None
+        self._order()
+        self._lines_of: dict[str, Line] = {}
+        self._ends: dict[Line, MemoryTransport] = {}
+        self._root: trio.Nursery
+        self._exchanges: dict[Exchange, list[Ending]] = {}
+        self._unnamed: list[Exchange] = []
+        self.draining_at: float | None = None
+        self._stopped_at: float | None = None
+        self._crashed: dict[str, float] = {}
+        self._bereft: list[tuple[float, str, list[Exchange]]] = []
+
+    def _order(self) -> None:
+        """The order of sets is that of addresses: no seed decides it."""
+        gateway: Any = self.gateway
+        gateway._connections, gateway._arriving, live = _Ordered(), _Ordered(), _Ordered()
+        gateway._observer.live = live
+        for worker in gateway.supervisor.workers.values():
+            worker.live, worker._waiting = _Ordered(), _Ordered()
+        self._closed = gateway.exchange_closed
+        self._opened = live.add
+        gateway.exchange_opened, gateway.exchange_closed = self._exchange_opened, self._exchange_closed
+
+    # -- the trace -----------------------------------------------------------------------------------------------------
+
+    def tell(self, text: str) -> None:
+        """One line of the trace."""
+        line = f"{self._now:10.5f} {self.steps:7d} {text}"
+        self._hash.update(line.encode())
+        self._lines.append(line)
+
+    def report(self, problem: str) -> None:
+        """An invariant does not hold; its number is first."""
+        if len(self.problems) < 10 and problem not in self.problems:
+            self.problems.append(problem)
+            self.tell(f"PROBLEM {problem}")
+
+    def outcome(self) -> Outcome:
+        endings = Counter(str(e.value) for ended in self._exchanges.values() for e in ended[:1])
+        return Outcome(
+            seed=self.plan.seed, problems=tuple(self.problems), trace=self._hash.hexdigest(), steps=self.steps,
+            seconds=round(self._now, 3), calls=len(self._exchanges), endings=dict(sorted(endings.items())),
+            lines=tuple(self._lines),
+        )  # fmt: skip
+
+    # -- exchanges -----------------------------------------------------------------------------------------------------
+
+    def _exchange_opened(self, exchange: Exchange) -> None:
+        self._opened(exchange)
+        self._exchanges[exchange] = []
+        talk = self.cast.named(exchange.query.decode())
+        if talk is None:
+            self._unnamed.append(exchange)
+            return
+        if talk.exchange is not None:
+            self.report(f"1: {talk.name}: its request arrived twice")
+        talk.exchange, talk.opened_at = exchange, self._now
+        self.tell(f"{talk.name} opens")
+
+    def _exchange_closed(self, exchange: Exchange) -> None:
+        endings = self._exchanges[exchange]
+        assert exchange.ending is not None
+        endings.append(exchange.ending)
+        talk = self.cast.named(exchange.query.decode())
+        self.tell(f"{talk.name if talk else exchange.id} ends: {exchange.ending.value}")
+        if len(endings) == 1:
+            self._closed(exchange)
+        if exchange.held:
+            self.report(f"5: {exchange.query.decode()}: closed, and holds {exchange.held} bytes")
+
+    # -- the instrument ------------------------------------------------------------------------------------------------
+
+    def before_task_step(self, task: trio.lowlevel.Task) -> None:
+        self.steps += 1
+        now = trio.current_time()
+        if now > self._now:
+            self._now = now
+            self._spun.clear()
+            self._watch(now)
+        self._hash.update(task.name.encode())
+        self._spun[task] += 1
+        if self._spun[task] == _SPIN:
+            self.report(f"11: {task.name} spins")
+            task._next_send = outcome.Error(RuntimeError("it spins"))
+
+    def after_task_step(self, task: trio.lowlevel.Task) -> None:
+        if self.steps % _LOOK == 0 and len(self.problems) < 10:
+            for broken in broken_ledgers(self.gateway):
+                self.report(f"4: {broken} after a step of {task.name}")
+
+    def _watch(self, now: float) -> None:
+        """Who waits for nobody but the gateway moves; and no session outlives its worker."""
+        self._watch_workers(now)
+        for talk in self.cast.talks.values():
+            if talk.view is not View.PENDING or talk.exchange is None or talk.left:
+                continue
+            progress = talk.progress
+            if progress != talk.moved or not self._runnable(talk):
+                talk.moved, talk.moved_at = progress, now
+            elif now - talk.moved_at > _STILL:
+                self.report(f"11: {talk.name} has not moved since {talk.moved_at:.3f}")
+                talk.moved_at = now
+
+    def _watch_workers(self, now: float) -> None:
+        for name, worker in self.gateway.supervisor.workers.items():
+            crashed = worker.crashes[-1] if worker.crashes else 0.0
+            if crashed > self._crashed.get(name, 0.0):
+                self._crashed[name] = crashed
+                self._bereft.append((now + _OUTLIVE, name, list(worker.live)))
+        while self._bereft and self._bereft[0][0] < now:
+            _, name, sessions = self._bereft.pop(0)
+            worker = self.gateway.supervisor.workers[name]
+            if left := [exchange.query.decode() for exchange in sessions if exchange in worker.live]:
+                self.report(f"7: {', '.join(left)} outlived the worker of {name}")
+
+    def _runnable(self, talk: Talk) -> bool:
+        line = self._lines_of[talk.name]
+        if not talk.plan.calm or not line.plan.calm or line.link is not None or self.draining_at is not None:
+            return False
+        worker = self.gateway.supervisor.workers.get(talk.plan.model)
+        if worker is None or not talk.plan.model.endswith(CALM):
+            return False
+        # another call of its connection that is not read may fill it: the transport has one order
+        if any(not other.plan.calm for other in line.talks):
+            return False
+        return talk.begun > 0 or (worker.state is State.READY and worker.slots_in_use < self.plan.slots)
+
+    # -- the run -------------------------------------------------------------------------------------------------------
+
+    async def main(self) -> None:
+        """Everything, then what is left."""
+        with trio.move_on_after(_END) as scope:
+            async with trio.open_nursery() as self._root:
+                await self._root.start(self._serve)
+                async with trio.open_nursery() as clients, trio.open_nursery() as chaos:
+                    for line in self.plan.lines:
+                        clients.start_soon(self._connect(line).run)
+                    chaos.start_soon(self._crash)
+                    for swizzle in self.plan.swizzles:
+                        chaos.start_soon(self._swizzle, swizzle)
+                    chaos.start_soon(self._drain)
+                self.tell("all clients are gone")
+                await self._until_quiet()
+                self._root.cancel_scope.cancel()
+        if scope.cancelled_caught:
+            pending = [talk.name for talk in self.cast.talks.values() if talk.view is View.PENDING and not talk.unopened]
+            self.report(f"11: it hangs; pending: {pending}, left: {left_over(self.gateway)}")
+
+    async def _serve(self, *, task_status: trio.TaskStatus[None]) -> None:
+        await self.gateway.serve(task_status=task_status)
+        self._stopped_at = trio.current_time()
+        self.tell("the gateway has stopped")
+
+    def _connect(self, chosen: LinePlan) -> Line:
+        link = Link(chosen.network, self.plan.capacity) if chosen.network is not None else None
+        ours, theirs = memory_pair(self.plan.capacity) if link is None else (link.client, link.server)
+        talks = [self.cast.talks[talk.name] for talk in chosen.talks]
+        line = Line(chosen, talks, ours, link, self.plan.seed, self._survived)
+        self._ends[line] = theirs
+        for talk in talks:
+            self._lines_of[talk.name] = line
+        if link is not None:
+            self._root.start_soon(link.run)
+        self._root.start_soon(self._attach, line, theirs)
+        return line
+
+    def _survived(self, line: Line, client: HTTP2Connection) -> None:
+        """The two ends of an idle connection agree on its window, all of which is there."""
+        found = [c for c in self.gateway._connections if isinstance(c, Connection) and self._serves(c, line)]
+        if not found or not isinstance(found[0].wire, HTTP2Wire) or found[0].exchanges:
+            return  # a model that cleans up has not read what it was sent
+        server = found[0].wire._machine
+        heard = all(talk.view is View.COMPLETE for talk in line.talks)  # what a client has not read it has not credited
+        for here, there, whose in ((server, client, "server"), (client, server, "client"))[: 1 + heard]:
+            windows, allowed = here.windows(), there._h2.outbound_flow_control_window
+            kept = windows.keys() - {0, *server._lingering}
+            if kept or windows[0].unread or windows[0].available != allowed:
+                self.report(f"4: {line.plan.name} at rest: the {whose}'s windows are {windows}, {allowed} may be sent")
+
+    def _serves(self, connection: Connection, line: Line) -> bool:
+        below: Any = connection.transport
+        return getattr(below, "below", below) is self._ends[line]
+
+    async def _attach(self, line: Line, theirs: MemoryTransport) -> None:
+        if self.gateway._nursery is None:
+            theirs.close()
+        elif self._edges is not None:
+            await self.gateway.serve_watchable(self._edges.watchable(theirs))
+        else:
+            await self.gateway.serve_transport(theirs)
+
+    async def _crash(self) -> None:
+        for at, model in self.plan.crashes:
+            await trio.sleep_until(at)
+            self.tell(f"{model} crashes")
+            self.cast.crashes[model].ring()
+
+    async def _swizzle(self, swizzle: Swizzle) -> None:
+        links = {line.plan.name: line.link for line in self._lines_of.values()}
+        await trio.sleep_until(swizzle.at)
+        for pause, name in swizzle.stop:
+            await trio.sleep(pause)
+            self.tell(f"{name} is clogged")
+            if (link := links[name]) is not None:
+                link.clog()
+        for pause, name in swizzle.go:
+            await trio.sleep(pause)
+            self.tell(f"{name} is let go")
+            if (link := links[name]) is not None:
+                link.unclog()
+
+    async def _drain(self) -> None:
+        if self.plan.drain_at > _END:
+            return
+        await trio.sleep_until(self.plan.drain_at)
+        self.draining_at = trio.current_time()
+        self.tell("drain")
+        self.gateway.begin_drain()
+        drain = self.plan.config.drain
+        allowed = drain.delay + drain.timeout + _GRACE + 0.1
+        with trio.move_on_after(drain.delay + drain.timeout + 0.01):
+            await self.gateway.stopped()
+        for exchange in self.gateway._observer.live:
+            if exchange.interruption is None and exchange.finishing is None and exchange.ending is None:
+                self.report(f"9: {exchange.query.decode()}: the drain's deadline is over, and nobody has told it")
+        with trio.move_on_after(_GRACE + 0.1) as scope:
+            await self.gateway.stopped()
+        if scope.cancelled_caught:
+            self.report(f"9: the drain is not over after {allowed:g} s; left: {left_over(self.gateway)}")
+
+    async def _until_quiet(self) -> None:
+        with trio.move_on_after(_QUIET):
+            while left_over(self.gateway):  # noqa: ASYNC110  # nothing tells when
+                await trio.sleep(0.05)
+        if self.gateway._nursery is not None and (left := left_over(self.gateway)):
+            names = [talk.name for talk in self.cast.talks.values() if talk.begun > talk.over]
+            self.report(f"3: {_QUIET:g} s after the last client there are {', '.join(left)}; models of {names}")
+
+    # -- afterwards ----------------------------------------------------------------------------------------------------
+
+    def check(self) -> None:
+        """What must be so when it is over. The numbers are those of the fault model."""
+        for exchange, endings in self._exchanges.items():
+            if len(endings) != 1:
+                self.report(f"2: {exchange.query.decode()} ended {len(endings)} times: {[e.value for e in endings]}")
+        for talk in self.cast.talks.values():
+            if talk.name in self._lines_of:
+                self._check(talk)
+        budget = self.gateway.budget
+        if budget.used:
+            self.report(f"5: {budget.used} bytes of the budget are in use for ever")
+        if budget.high_water > budget.limit:
+            self.report(f"5: {budget.high_water} bytes were in use, {budget.limit} are allowed")
+        report = self.gateway._report
+        drained = self.draining_at is not None and self._stopped_at is not None
+        if drained and (report is None or sum(report.endings.values()) != report.live):
+            self.report(f"9: the drain reports {report}")
+
+    def _check(self, talk: Talk) -> None:
+        line, exchange, plan_ = self._lines_of[talk.name], talk.exchange, talk.plan
+        ending = exchange.ending if exchange is not None else None
+        if talk.begun > 1 or talk.begun != talk.over:
+            self.report(f"3: {talk.name}: its model was called {talk.begun} times and ended {talk.over} times")
+        if talk.begun and self.draining_at is not None and talk.opened_at > self.draining_at:
+            self.report(f"9: {talk.name}: began {talk.opened_at:.3f}, after the drain at {self.draining_at:.3f}")
+        if talk.unopened and exchange is None:
+            if plan_.calm and line.plan.calm and not self._may_be_refused(talk, line):
+                self.report(f"7: {talk.name}: could not be asked")
+            return
+        disturbed = line.disturbed or talk.left or line.plan.cut
+        lost = exchange is None and talk.view is View.CUT and self._may_be_refused(talk, line)
+        if not lost and not _agree(ending, talk, disturbed, exchange):
+            self.report(
+                f"2: {talk.name}: the exchange's ending is {ending and ending.value}, the client's view {talk.view.value}, "
+                f"left={talk.left}, disturbed={disturbed}"
+            )
+        if ending is Ending.COMPLETE and talk.view is View.COMPLETE and talk.heard != talk.said and not talk.lies:
+            self.report(f"1: {talk.name}: complete, and the client heard {len(talk.heard)} of {len(talk.said)} bytes")
+        if ending is Ending.COMPLETE and exchange is not None and exchange.finishing is not ending:
+            self.report(f"2: {talk.name}: complete, and its answer was never whole")
+        if talk.gave_up and plan_.calm and line.plan.calm and plan_.model.endswith(CALM):
+            self.report(f"11: {talk.name}: its client gave up after {plan_.patience:g} s")
+        calm = plan_.calm and line.plan.calm and not disturbed
+        if calm and ending is not Ending.COMPLETE and not self._may_be_refused(talk, line):
+            self.report(f"7: {talk.name}: ended with {ending and ending.value}, and nothing had been done to it")
+        alone = line.link is None and line.plan.calm and all(other.plan.calm for other in line.talks)
+        if alone and not disturbed and ending is Ending.LOST and exchange is not None:
+            self.report(f"9: {talk.name}: its connection was let fall, and it would have heard an ending")
+        if plan_.deceit in (Deceit.MODEL, Deceit.BODY) and plan_.form.kind != "parts" and ending is Ending.COMPLETE:
+            self.report(f"2: {talk.name}: nonsense was answered")
+
+    def _may_be_refused(self, talk: Talk, line: Line) -> bool:
+        """Whether somebody else's doing may have ended it."""
+        if line.plan.transport == "http1" and any(t.view is not View.COMPLETE for t in line.talks[: line.talks.index(talk)]):
+            return True  # HTTP/1.1 may not survive an error
+        crashing = not talk.plan.model.endswith(CALM)
+        return crashing or self.plan.tight or self.draining_at is not None
+
+
+def _agree(ending: Ending | None, talk: Talk, disturbed: bool, exchange: Exchange | None) -> bool:
+    """Whether what the client saw is what the exchange says of its end."""
+    match talk.view:
+        case View.PENDING:
+            return talk.left
+        case View.COMPLETE:
+            if ending is Ending.COMPLETE:
+                return True
+            # it may have read all before it was known that the transport is gone
+            return disturbed and exchange is not None and exchange.finishing is Ending.COMPLETE
+        case View.ERROR:
+            return ending is not Ending.COMPLETE and (ending not in (Ending.LOST, Ending.CANCELLED) or disturbed)
+        case View.CUT:
+            if disturbed or ending in (None, Ending.LOST, Ending.CANCELLED):
+                return disturbed or ending is Ending.LOST
+            return talk.plan.form.cuts and ending is not Ending.COMPLETE

@@ -1,0 +1,89 @@
+"""What an embedder sees of the models in service: a frozen snapshot, numbered by the changes there were."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from types import MappingProxyType
+from typing import final
+
+from gateway.workers.stop_times import StopSummary
+from gateway.workers.worker import LastError, State, Worker
+
+
+@final
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ModelStatus:
+    """One model at one moment."""
+
+    name: str
+    version: str
+    state: State
+    reason: str
+    """What went wrong last, where the model is not ready for it; empty otherwise."""
+    crashes: int
+    """Within the period of its restart policy."""
+    restarts: int
+    """All of them, since it came into service."""
+    restart_at: float | None
+    """When it is loaded again, on Trio's clock, while it is RESTARTING; None otherwise."""
+    capacity: int
+    slots_in_use: int
+    queued: int
+    """Exchanges that wait for a slot."""
+    since: float | None
+    """When it came into its state, on Trio's clock; None before it runs."""
+    last_error: LastError | None
+    """The last failure that the log explains, of the model or of a session of it; it stays when the model is well again."""
+    stuck: int
+    """Sessions that do not come back."""
+    stopping: StopSummary
+    """How long sessions that were told to stop took for it."""
+
+    @property
+    def ready(self) -> bool:
+        """Whether it can be called."""
+        return self.state is State.READY
+
+
+@final
+class ModelsSnapshot(Mapping[str, ModelStatus]):
+    """The models in service by their names, at one moment. `revision` grows with each change of a model's state, and when
+    one comes or goes; what `slots_in_use` and `queued` say changes without it."""
+
+    __slots__ = ("_models", "revision")
+
+    def __init__(self, workers: Mapping[str, Worker], revision: int) -> None:
+        self._models = MappingProxyType({name: _status_of(worker) for name, worker in workers.items()})
+        self.revision = revision
+
+    def __getitem__(self, name: str) -> ModelStatus:
+        return self._models[name]
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._models)
+
+    def __len__(self) -> int:
+        return len(self._models)
+
+    def __repr__(self) -> str:
+        return f"<ModelsSnapshot {self.revision}: {', '.join(f'{m.name} {m.state.value}' for m in self.values())}>"
+
+
+def _status_of(worker: Worker) -> ModelStatus:
+    return ModelStatus(
+        name=worker.name,
+        version=worker.spec.version,
+        state=worker.state,
+        reason=worker.reason,
+        crashes=len(worker.crashes),
+        restarts=max(worker.starts - 1, 0),
+        restart_at=worker.restart_at,
+        capacity=worker.spec.capacity,
+        slots_in_use=worker.slots_in_use,
+        queued=worker.queued,
+        since=worker.since,
+        last_error=worker.last_error,
+        stuck=worker.stuck.now,
+        stopping=worker.stopping.summary,
+    )

@@ -1,0 +1,1 @@
+"""AWS: event streams, signatures, and the APIs of SageMaker's runtime and containers."""

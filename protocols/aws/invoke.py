@@ -1,0 +1,380 @@
+"""SageMaker's InvokeEndpoint and InvokeEndpointWithResponseStream: their heads, errors and response stream as bytes."""
+
+from __future__ import annotations
+
+import enum
+import re
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from typing import Final, NamedTuple, final
+
+import msgspec
+
+from protocols.aws import bidi
+from protocols.errors import ProtocolError
+from protocols.events import Buffer, Headers
+
+CONTENT_TYPE: Final = "content-type"
+CUSTOM_ATTRIBUTES: Final = "x-amzn-sagemaker-custom-attributes"
+NEW_SESSION_ID: Final = "x-amzn-sagemaker-new-session-id"
+CLOSED_SESSION_ID: Final = "x-amzn-sagemaker-closed-session-id"
+_STREAM_CONTENT_TYPE = "x-amzn-sagemaker-content-type"
+_VARIANT = bidi.INVOKED_PRODUCTION_VARIANT.decode()
+
+
+class Operation(enum.Enum):
+    """The operations by their names; they differ in headers and in the form of the answer."""
+
+    INVOKE_ENDPOINT = "InvokeEndpoint"
+    INVOKE_ENDPOINT_WITH_RESPONSE_STREAM = "InvokeEndpointWithResponseStream"
+
+
+class ErrorType(enum.StrEnum):
+    """The errors that are HTTP responses, by the name that `x-amzn-errortype` carries and that clients raise."""
+
+    VALIDATION_ERROR = "ValidationError"
+    MODEL_ERROR = "ModelError"
+    MODEL_NOT_READY = "ModelNotReadyException"
+    INTERNAL_FAILURE = "InternalFailure"
+    SERVICE_UNAVAILABLE = "ServiceUnavailable"
+    INTERNAL_DEPENDENCY = "InternalDependencyException"
+
+    @property
+    def status(self) -> int:
+        return _STATUS[self]
+
+
+_STATUS = {
+    ErrorType.VALIDATION_ERROR: 400,
+    ErrorType.MODEL_ERROR: 424,
+    ErrorType.MODEL_NOT_READY: 429,
+    ErrorType.INTERNAL_FAILURE: 500,
+    ErrorType.SERVICE_UNAVAILABLE: 503,
+    ErrorType.INTERNAL_DEPENDENCY: 530,
+}
+
+
+# ---- the request head
+
+
+@final
+class InvokeInputError(ProtocolError):
+    """The request head is not one of this operation. The text is for the client: member, rule, and what came."""
+
+    errortype: Final = ErrorType.VALIDATION_ERROR
+    status: Final = 400
+
+
+@final
+@dataclass(frozen=True, slots=True, kw_only=True)
+class InvokeRequest:
+    """What the request head asks for; None where it says nothing, and for what its operation has not.
+
+    Values are as they came. `target_model` is opaque here: it may hold slashes and dot segments.
+    """
+
+    operation: Operation
+    endpoint: str
+    content_type: str | None = None
+    accept: str | None = None
+    custom_attributes: str | None = None
+    target_model: str | None = None
+    target_variant: str | None = None
+    target_container_hostname: str | None = None
+    inference_id: str | None = None
+    enable_explanations: str | None = None
+    inference_component: str | None = None
+    session_id: str | None = None
+    """`NEW_SESSION` asks InvokeEndpoint for a new one."""
+    prefix_aware_id: str | None = None
+
+
+class _Rule(NamedTuple):
+    """A shape of the operations' model: its length, its pattern as published, and that pattern in Python's words.
+
+    Some patterns are anchored and some are not; all are meant for the whole value, hence fullmatch (`$` would admit a
+    newline at the end). Java's \\p{ASCII}, \\p{Print}, \\S and `.` are ranges of their own, none of them Python's.
+    """
+
+    longest: int
+    published: str
+    pattern: re.Pattern[str]
+    sensitive: bool = False  # AWS keeps its values out of logs, and errors are logged
+
+
+_ID = r"[a-zA-Z0-9](-*[a-zA-Z0-9])*"
+_LINE_ENDS = r"\n\r\x85\u2028\u2029"
+_ASCII = (r"\p{ASCII}*", re.compile(r"[\x00-\x7f]*"))
+_PRINT = (r"\A\S[\p{Print}]*\z", re.compile(r"[^ \t\n\x0b\f\r][ -~]*"))
+
+_NAME = _Rule(63, rf"^{_ID}", re.compile(_ID))
+_HEADER = _Rule(1024, *_ASCII)
+_ATTRIBUTES = _Rule(1024, *_ASCII, sensitive=True)
+_COMPONENT = _Rule(63, r"^[a-zA-Z0-9]([\-a-zA-Z0-9]*[a-zA-Z0-9])?$", re.compile(r"[a-zA-Z0-9]([\-a-zA-Z0-9]*[a-zA-Z0-9])?"))
+_SESSION = _Rule(256, rf"^{_ID}$", re.compile(_ID))
+_SESSION_OR_NEW = _Rule(256, rf"^(NEW_SESSION)$|^{_ID}$", re.compile(rf"NEW_SESSION|{_ID}"))
+
+_BOTH = (
+    ("content_type", "ContentType", "content-type", _HEADER),
+    ("custom_attributes", "CustomAttributes", CUSTOM_ATTRIBUTES, _ATTRIBUTES),
+    ("target_variant", "TargetVariant", "x-amzn-sagemaker-target-variant", _NAME),
+    ("target_container_hostname", "TargetContainerHostname", "x-amzn-sagemaker-target-container-hostname", _NAME),
+    ("inference_id", "InferenceId", "x-amzn-sagemaker-inference-id", _Rule(64, *_PRINT)),
+    ("inference_component", "InferenceComponentName", "x-amzn-sagemaker-inference-component", _COMPONENT),
+    ("prefix_aware_id", "PrefixAwareId", "x-amzn-sagemaker-prefix-aware-id", _Rule(64, *_PRINT)),
+)
+_MEMBERS = {
+    Operation.INVOKE_ENDPOINT: (
+        *_BOTH,
+        ("accept", "Accept", "accept", _HEADER),
+        ("target_model", "TargetModel", "x-amzn-sagemaker-target-model", _Rule(1024, *_PRINT)),
+        (
+            "enable_explanations",
+            "EnableExplanations",
+            "x-amzn-sagemaker-enable-explanations",
+            _Rule(64, ".*", re.compile(f"[^{_LINE_ENDS}]*")),
+        ),
+        ("session_id", "SessionId", "x-amzn-sagemaker-session-id", _SESSION_OR_NEW),
+    ),
+    Operation.INVOKE_ENDPOINT_WITH_RESPONSE_STREAM: (
+        *_BOTH,
+        ("accept", "Accept", "x-amzn-sagemaker-accept", _HEADER),
+        ("session_id", "SessionId", "x-amzn-sagemaker-session-id", _SESSION),
+    ),
+}
+
+
+def read_request(operation: Operation, endpoint: str, headers: Mapping[str, str]) -> InvokeRequest:
+    """Checks the endpoint name of the path and the headers (lower-case names) that the operation has against its
+    lengths and patterns. InvokeInputError for the first that does not fit.
+
+    An empty header counts as absent. One that the operation has not, such as Target-Model with a response stream, is
+    ignored as the service ignores it.
+    """
+    _check("EndpointName", endpoint, _NAME)
+    members: dict[str, str] = {}
+    for field, member, header, rule in _MEMBERS[operation]:
+        if value := headers.get(header):
+            _check(member, value, rule)
+            members[field] = value
+    return InvokeRequest(operation=operation, endpoint=endpoint, **members)
+
+
+def _check(member: str, value: str, rule: _Rule) -> None:
+    if len(value) > rule.longest:
+        raise InvokeInputError(f"{member} has at most {rule.longest} characters, got {len(value)}{_shown(value, rule)}")
+    if not rule.pattern.fullmatch(value):
+        raise InvokeInputError(f"{member} must match {rule.published} as a whole, it does not{_shown(value, rule)}")
+
+
+def _shown(value: str, rule: _Rule) -> str:
+    if rule.sensitive:
+        return ""
+    return f": {value!r}" if len(value) <= 64 else f": {value[:64]!r}..."
+
+
+# ---- the response head
+
+
+@final
+class ReplyError(ProtocolError):
+    """What a model wants in the head of its answer cannot be there. The fault is the model's."""
+
+    errortype: Final = ErrorType.MODEL_ERROR
+    status: Final = 424
+
+
+# RFC 9110 section 5.5, the ASCII part. \p{ASCII} alone would let CR and LF write further headers.
+_NO_FIELD = re.compile(r"[^\t -~]")
+_LONGEST_FIELD = 1024
+_SESSION_REPLIES = {
+    NEW_SESSION_ID: (
+        256,
+        re.compile(rf"{_ID};[ \t]Expires=[0-9]{{4}}-[0-9]{{2}}-[0-9]{{2}}T[0-9]{{2}}:[0-9]{{2}}:[0-9]{{2}}Z"),
+    ),
+    CLOSED_SESSION_ID: (256, re.compile(_ID)),
+}
+
+
+def response_headers(
+    operation: Operation, reply: Mapping[str, str], *, content_type: str, variant: str = "", request_id: str = ""
+) -> Headers:
+    """The head of a 200 response. `reply` is what the model says there, by lower-case names: of these the operation's
+    own go out (`content-type`, the custom attributes and, for InvokeEndpoint, the new and the closed session's id) and
+    others do not. `content_type` is that of the body where the model names none; with a response stream it goes into a
+    header of its own, as the HTTP one is the event stream's. Empty values are left out.
+
+    ReplyError for a value that is not ASCII without control characters, has more than 1024 characters, or is no session
+    id where it should be one.
+    """
+    own = reply.get(CONTENT_TYPE) or content_type
+    if operation is Operation.INVOKE_ENDPOINT:
+        values = {CONTENT_TYPE: own} | {name: reply.get(name, "") for name in _SESSION_REPLIES}
+    else:
+        values = {CONTENT_TYPE: bidi.CONTENT_TYPE, _STREAM_CONTENT_TYPE: own}
+    values |= {
+        CUSTOM_ATTRIBUTES: reply.get(CUSTOM_ATTRIBUTES, ""),
+        _VARIANT: variant,
+        bidi.REQUEST_ID.decode(): request_id,
+    }
+    return [(name.encode(), raw) for name, value in values.items() if (raw := _field_value(name, value))]
+
+
+def _field_value(name: str, value: object) -> bytes:
+    if not isinstance(value, str):
+        raise ReplyError(f"response header {name} is text, the model gave {type(value).__name__}")
+    value = value.strip(" \t")  # no part of a value, and malformed at its ends in HTTP/2
+    longest, pattern = _SESSION_REPLIES.get(name, (_LONGEST_FIELD, None))
+    if len(value) > longest:
+        raise ReplyError(f"response header {name} has at most {longest} characters, the model gave {len(value)}")
+    if found := _NO_FIELD.search(value):
+        came = f"U+{ord(found[0]):04X} at position {found.start()}"
+        raise ReplyError(f"response header {name} must be printable ASCII, the model gave {came}")
+    if value and pattern and not pattern.fullmatch(value):
+        raise ReplyError(f"response header {name} must match {pattern.pattern} as a whole, the model gave {value[:64]!r}")
+    return value.encode()
+
+
+# ---- errors before a stream
+
+
+class _ErrorBody(msgspec.Struct, rename="pascal", omit_defaults=True, kw_only=True):
+    """botocore reads Message in either case, the other members in this one alone."""
+
+    message: str
+    original_status_code: int | None = None
+    original_message: str | None = None
+    log_stream_arn: str | None = None
+
+
+_LONGEST_TEXT = 2048  # of the Message shape, which OriginalMessage and the stream's errors have too
+
+
+def _text(text: str) -> str:
+    """As much of `text` as the shape holds; a lone surrogate, which UTF-8 cannot carry, becomes `?`."""
+    if len(text) > _LONGEST_TEXT:
+        text = text[: _LONGEST_TEXT - 3] + "..."
+    return text.encode("utf-8", "replace").decode()
+
+
+def error_response(
+    errortype: ErrorType,
+    message: str,
+    *,
+    original_status: int | None = None,
+    original_message: str | None = None,
+    log_stream_arn: str | None = None,
+) -> tuple[int, Headers, bytes]:
+    """Status, headers and body of an error response, for errors before the 200 is sent.
+
+    `original_status`, `original_message` and `log_stream_arn` belong to MODEL_ERROR; None leaves a member out. Texts
+    end in `...` where they are longer than the 2048 characters that the members have.
+    """
+    body = msgspec.json.encode(
+        _ErrorBody(
+            message=_text(message),
+            original_status_code=original_status,
+            original_message=None if original_message is None else _text(original_message),
+            log_stream_arn=log_stream_arn,
+        )
+    )
+    headers = (
+        (b"content-type", bidi.ERROR_CONTENT_TYPE.encode()),
+        (b"content-length", str(len(body)).encode()),
+        (bidi.ERROR_TYPE, errortype.encode()),
+    )
+    return errortype.status, headers, body
+
+
+# ---- the response stream: messages as in the bidirectional operation, whose `ResponseDecoder` reads these too
+
+MODEL_INVOCATION_TIME_EXCEEDED: Final = "ModelInvocationTimeExceeded"
+"""ErrorCode of a model that did not finish its response in time."""
+STREAM_BROKEN: Final = "StreamBroken"
+"""ErrorCode of a model whose connection was reset or closed."""
+
+PART_SIZE: Final = 64 * 2**10
+"""Bytes of the parts that a body is split into. AWS names no size and botocore takes 24 MiB; at this one a part is
+checksummed while its predecessor is written, and nobody waits long for either."""
+
+
+def split_body(data: Buffer, at_most: int = PART_SIZE) -> Iterator[memoryview]:
+    """The bytes of a contiguous buffer as views of at most that many bytes; none for an empty one."""
+    view = memoryview(data)
+    if not view.nbytes:
+        return  # numpy's empty arrays cannot be cast
+    octets = view.cast("B")
+    for at in range(0, len(octets), at_most):
+        yield octets[at : at + at_most]
+
+
+def encode_payload_part(data: Buffer) -> list[Buffer]:
+    """A PayloadPart as the buffers to write. From 16 KiB on `data` goes by reference and must not change until it is
+    written. LocalProtocolError over 16 MiB."""
+    return bidi.encode_part(data, None, None)
+
+
+def encode_model_stream_error(message: str, code: str) -> list[Buffer]:
+    """The exception for what the model did after the 200. Programs read `code`: one of the two that are documented, or
+    the model's own. The end of the body must follow."""
+    return bidi.encode_model_stream_error(_text(message), code)
+
+
+def encode_internal_stream_failure(message: str) -> list[Buffer]:
+    """The exception for what the platform did: a limit, a drain, a lost worker, a bug. The end of the body must follow."""
+    return bidi.encode_internal_stream_failure(_text(message))
+
+
+# ---- v2 bodies with binary tensors: the service strips the header that says how long their JSON is
+
+BINARY_JSON: Final = "application/vnd.sagemaker-triton.binary+json"
+"""The content type of such a body, without the parameter that says where its tensors begin."""
+_HEADER_SIZE = "json-header-size"
+_MAX_HEADER_SIZE = 2**31 - 1  # Triton and its clients read it as an int32
+_TOKEN = r"[!#$%&'*+.^_`|~0-9A-Za-z-]+"
+# RFC 9110 section 5.6.6. Possessive: what a parameter has taken is never read another way.
+_PARAMETER = re.compile(rf'[ \t]*+;[ \t]*+(?:({_TOKEN})=(?:({_TOKEN})|"((?:[^"\\]|\\.)*+)"))?')
+
+
+def json_header_size(content_type: str, body_size: int | None = None) -> int | None:
+    """How many bytes of JSON stand before the tensors of a v2 body, from the parameter `json-header-size` of its
+    `application/vnd.sagemaker-triton.binary+json`; None for any other content type, which has no such parameter.
+
+    Type and parameter are read in any case, the value as a token or quoted, other parameters are ignored.
+    InvokeInputError if the parameter is missing, there twice, anything but ASCII digits, above 2**31 - 1, or more
+    than `body_size` where that is known.
+    """
+    media_type = content_type.partition(";")[0]
+    if media_type.strip(" \t").lower() != BINARY_JSON:
+        return None
+    found = [value for name, value in _parameters(content_type, len(media_type)) if name == _HEADER_SIZE]
+    if len(found) != 1:
+        came = "it is there twice" if found else "there is none"
+        raise InvokeInputError(f"ContentType {BINARY_JSON} needs one parameter {_HEADER_SIZE}, {came}")
+    value = found[0]
+    # More digits than 20 are not read: CPython does so in quadratic time, and no length has them.
+    if not (value.isascii() and value.isdecimal() and len(value) <= 20 and int(value) <= _MAX_HEADER_SIZE):
+        raise InvokeInputError(f"{_HEADER_SIZE} must be a number of bytes up to {_MAX_HEADER_SIZE}, got {value[:64]!r}")
+    size = int(value)
+    if body_size is not None and size > body_size:
+        raise InvokeInputError(f"{_HEADER_SIZE} is {size}, but the body has {body_size} bytes")
+    return size
+
+
+def _parameters(content_type: str, at: int) -> Iterator[tuple[str, str]]:
+    """The parameters from `at` on, names in lower case."""
+    end = len(content_type.rstrip(" \t"))
+    while at < end:
+        found = _PARAMETER.match(content_type, at, end)
+        if found is None or (found.end() < end and content_type[found.end()] not in "; \t"):
+            raise InvokeInputError(f"ContentType must be {BINARY_JSON};{_HEADER_SIZE}=N, got {content_type[at : at + 64]!r}")
+        name, token, quoted = found.groups()
+        if name is not None:
+            yield name.lower(), re.sub(r"\\(.)", r"\1", quoted) if token is None else token
+        at = found.end()
+
+
+def binary_json_content_type(size: int) -> str:
+    """The content type of a v2 body whose tensors begin after `size` bytes of JSON, without a space: clients cut the
+    number off behind this very text."""
+    return f"{BINARY_JSON};{_HEADER_SIZE}={size}"

@@ -1,0 +1,8 @@
+"""HTTP/1.1, either role."""
+
+from protocols.http1.connection import HTTP1Connection
+from protocols.http1.limits import HTTP1Limits
+
+__all__ = [
+    "HTTP1Connection", "HTTP1Limits",
+]  # fmt: skip

@@ -1,0 +1,168 @@
+"""The sending end of an HTTP/1.1 connection: what is joined, what goes by reference, and which answers have ended."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from itertools import chain, repeat
+
+from protocols.errors import LocalProtocolError
+from protocols.events import Buffer, Sent
+from protocols.http1.body import LARGE
+
+PIECE_SIZES = range(1, 512)
+"""What `pieces` may be long: as most tokens are. An empty chunk would be the last (RFC 9112 section 7.1)."""
+_CHUNK_LINES = [b"%x\r\n" % size for size in range(PIECE_SIZES.stop)]
+_line_of = _CHUNK_LINES.__getitem__
+
+
+class Output:
+    """What a connection has to send: buffers in the order they are written, each of one stream."""
+
+    __slots__ = ("_answer", "_answer_stream", "_buffers", "_ends", "_flight", "_sent", "pieces", "queued", "stream")
+
+    def __init__(self) -> None:
+        self._buffers: list[Buffer] = []
+        self._flight = 0  # bytes given out and not confirmed
+        self._sent = 0  # bytes the kernel has, ever
+        self._ends: list[tuple[int, int]] = []  # (where its last byte is, stream)
+        # A whole answer that was queued while nothing else was: its bytes, until they have left, and its stream. It ends
+        # before all that `_ends` tells of.
+        self._answer = self._answer_stream = 0
+        self.queued = 0
+        """Bytes given to be sent that the kernel does not have, apart from `pieces`."""
+        self.pieces: list[bytes] = []
+        """What is a chunk each behind everything else: framed together, when it is asked for or something is to follow.
+        Always this list; while it has pieces, which `send_piece` begins, others of `PIECE_SIZES` may be put in as well."""
+        self.stream = 0
+        """The stream under way, or the last one; 0 before the first."""
+
+    def _put(self, buffer: Buffer) -> None:
+        """Queues a buffer whose len() counts bytes."""
+        self._buffers.append(buffer)
+        self.queued += len(buffer)
+
+    def _frame_pieces(self) -> None:
+        """Queues the pieces, in steps that cost one of them no bytecode."""
+        pieces = self.pieces
+        chunks = zip(map(_line_of, map(len, pieces)), pieces, repeat(b"\r\n"), strict=False)
+        self._put(b"".join(chain.from_iterable(chunks)))
+        pieces.clear()
+
+    def _put_all(self, buffers: Iterable[Buffer]) -> None:
+        """Queues those that are not empty."""
+        for buffer in buffers:
+            if buffer:
+                self._put(buffer)
+
+    def _clear_output(self) -> None:
+        """Forgets everything."""
+        self._buffers.clear()
+        self.pieces.clear()
+        self._ends.clear()
+        self._flight = self._answer = self.queued = 0
+
+    def _put_behind(self, answer: bytes) -> None:
+        """Queues all of the answer of the stream under way, behind what waits to be sent."""
+        if self.pieces:
+            self._frame_pieces()
+        self._put(answer)
+        self._put_end()
+
+    def _put_end(self) -> None:
+        """Everything of the stream under way is queued."""
+        self._ends.append((self._sent + self.queued, self.stream))
+
+    def data_to_send(self, at_most: int) -> list[Buffer]:
+        """The next buffers to write, about `at_most` bytes: small ones are joined and never cut. [] when there are
+        none. What it gave must be confirmed with `data_sent` before it may be called again."""
+        if self._flight:
+            raise LocalProtocolError("data_to_send: what it gave last was not confirmed with data_sent")
+        if self.pieces:
+            self._frame_pieces()
+        queue, queued = self._buffers, self.queued
+        if queued < LARGE and queued <= at_most:  # a small answer, whole
+            self._flight = queued
+            self._buffers = []
+            return queue if len(queue) < 2 else [b"".join(queue)]
+        buffers: list[Buffer] = []
+        crumbs: list[Buffer] = []
+        left, taken = at_most, 0
+        for buffer in queue:
+            if left <= 0:
+                break
+            size = len(buffer)
+            if size < LARGE:
+                crumbs.append(buffer)
+            else:
+                _join(crumbs, buffers)
+                if size > left:
+                    view = memoryview(buffer)
+                    queue[taken] = view[left:]
+                    buffers.append(view[:left])
+                    left = 0
+                    break
+                buffers.append(buffer)
+            left -= size
+            taken += 1
+        _join(crumbs, buffers)
+        del queue[:taken]
+        self._flight = at_most - left
+        return buffers
+
+    def answer_sent(self) -> int:
+        """As `data_sent`, where what has left is the answer that `respond` returned, all of it and nothing else, and without
+        `data_to_send`: its stream. 0 where that gave something, or there was nothing: nothing is confirmed then."""
+        size = self._answer
+        if not size or self._flight:
+            return 0
+        self._answer = 0
+        self._sent += size
+        self.queued -= size
+        del self._buffers[0]
+        return self._answer_stream
+
+    def data_sent(self) -> Sent:
+        """What `data_to_send` gave is with the kernel. Call it also when that was []: an End that adds no bytes of its
+        own (declared length, or a body that ends with the connection) after all others were written shows only here."""
+        flight, ends, start = self._flight, self._ends, self._sent
+        if self._answer:
+            ends.insert(0, (start + self._answer, self._answer_stream))
+            self._answer = 0
+        self._sent = now = start + flight
+        self.queued -= flight
+        self._flight = 0
+        if not ends:
+            return Sent([self.stream], []) if flight else Sent()
+        end, stream = ends[0]
+        if flight and end == now:  # one answer, to its end
+            del ends[0]
+            return Sent([stream], [stream])
+        room, ended = [], []
+        for end, stream in ends:
+            if start < end and start < now:
+                room.append(stream)
+            if end > now:
+                break
+            ended.append(stream)
+            start = end
+        else:
+            if start < now:
+                room.append(self.stream)  # behind the last end
+        if ended:
+            del ends[: len(ended)]
+        return Sent(room, ended)
+
+
+def bytes_view(buffer: memoryview) -> memoryview:
+    """The same memory, with a len() that counts bytes. Raises LocalProtocolError where it is not contiguous."""
+    if not buffer.c_contiguous:
+        raise LocalProtocolError("buffer: expected contiguous memory")
+    if buffer.ndim == 1 and buffer.itemsize == 1:
+        return buffer
+    return buffer.cast("B") if buffer.nbytes else memoryview(b"")
+
+
+def _join(crumbs: list[Buffer], buffers: list[Buffer]) -> None:
+    if crumbs:
+        buffers.append(crumbs[0] if len(crumbs) == 1 else b"".join(crumbs))
+        crumbs.clear()

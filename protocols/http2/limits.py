@@ -1,0 +1,61 @@
+"""What one HTTP/2 connection may cost, and the counters of what costs the peer little."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import final
+
+from protocols.http2.windows import LARGEST_WINDOW
+
+
+@final
+@dataclass(frozen=True, slots=True, kw_only=True)
+class HTTP2Limits:
+    """What one connection may cost. All are bytes, but for `streams` (open at once, of the peer's), `continuations`
+    (CONTINUATION frames of a header block), `settings_entries` (of a SETTINGS frame) and `fields` (of a head).
+
+    `initial_window` and `max_window` bound what a stream may hold unread, `send_buffer` what it may queue to write,
+    `connection_send_buffer` what all may queue beyond their shares, `output` the control frames that wait before
+    `choked`, `linger` what a server drops of one request after its answer. `head` is the header list as RFC 9113
+    section 6.5.2 counts it.
+    """
+
+    streams: int = 1000
+    initial_window: int = 65_536
+    max_window: int = 262_144
+    frame_size: int = 16_384
+    continuations: int = 8
+    settings_entries: int = 32
+    head: int = 32_768
+    fields: int = 100
+    send_buffer: int = 65_536
+    connection_send_buffer: int = 262_144
+    output: int = 262_144
+    linger: int = 64 * 1024 * 1024
+
+    def __post_init__(self) -> None:
+        if not 1 <= self.initial_window <= self.max_window <= LARGEST_WINDOW:
+            raise ValueError(
+                f"initial_window {self.initial_window} and max_window {self.max_window}: 1 to 2**31 - 1, in this order"
+            )
+        if not 16_384 <= self.frame_size < 2**24:
+            raise ValueError(f"frame_size is {self.frame_size}; RFC 9113 section 4.2 allows 16384 to 16777215")
+
+
+DEFAULT_LIMITS = HTTP2Limits()
+
+
+@final
+@dataclass(slots=True)
+class FloodCounters:
+    """Frames that cost the peer little and us something, since the connection began: counted here; the policy reads them.
+
+    `resets` holds the peer's RST_STREAM frames and ours for its errors, never our NO_ERROR after a complete answer.
+    """
+
+    resets: int = 0
+    pings: int = 0
+    settings: int = 0
+    empty_data: int = 0
+    window_updates: int = 0
+    priority: int = 0

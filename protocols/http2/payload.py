@@ -1,0 +1,236 @@
+"""The payload lane: DATA and plain heads beside h2, on its own counters and states, by names that it does not promise."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable
+from functools import lru_cache
+from importlib.metadata import version
+from operator import attrgetter
+from typing import final
+
+from h2.connection import ConnectionState, H2Connection
+from h2.events import Event as LibraryEvent
+from h2.stream import H2Stream, StreamClosedBy, StreamInputs, StreamState
+from h2.windows import WindowManager
+
+from protocols.events import Headers
+from protocols.http2.frames import END_STREAM, FRAME_HEAD, Frame, Kind, head_frames, unpad, window_update
+from protocols.http2.heads import check_fields, check_status
+from protocols.http2.hpack import SENSITIVE, RememberingDecoder, StatelessEncoder, encode_field, encode_name
+from protocols.http2.library import Library, LibraryDecoder
+
+_SHORT = 32
+"""Response fields with a value up to this length are remembered with their bytes: less than the fresh identifier that
+each response carries has, and more than any value of HPACK's static table."""
+_LENGTHS = [bytes((n,)) for n in range(0x7F)]
+_visible = re.compile(rb"[!-~]+").fullmatch
+_PARTICULAR = frozenset((b"te", b"content-length"))
+"""Fields whose names restrict their values."""
+
+
+@final
+class _LaneDecoder(LibraryDecoder, RememberingDecoder):
+    """What h2 is given of a block that was remembered or read beside it."""
+
+
+@final
+class Lane(Library):
+    """A Library that takes and makes frames beside h2 wherever h2 would certainly do the same, which costs a tenth.
+
+    It reads and moves h2's windows and states themselves, and never keeps a copy of them, so that h2 goes on from the
+    right place with each frame that it is given.
+    """
+
+    encoder: StatelessEncoder
+    decoder: _LaneDecoder
+
+    def __init__(self, *, client: bool, streams: int, initial_window: int, frame_size: int, head: int) -> None:
+        super().__init__(client=client, streams=streams, initial_window=initial_window, frame_size=frame_size, head=head)
+        self._connection_window = self._inbound_flow_control_window_manager
+        self._note_settings()
+
+    def make_encoder(self) -> StatelessEncoder:
+        return StatelessEncoder()
+
+    def make_decoder(self) -> _LaneDecoder:
+        return _LaneDecoder()
+
+    def receive_data(self, data: bytes) -> list[LibraryEvent]:  # type: ignore[override]
+        """One whole frame for h2."""
+        events = super().receive_data(data)
+        if data[3] == Kind.SETTINGS:
+            self._note_settings()
+        return events
+
+    def _note_settings(self) -> None:
+        self._initial_windows = self.local_settings.initial_window_size, self.remote_settings.initial_window_size
+
+    def inbound(self, stream: H2Stream | None) -> WindowManager:
+        return self._connection_window if stream is None else stream._inbound_window_manager
+
+    def consume(self, stream: H2Stream | None, n: int) -> bool:
+        """Counts n received bytes against the connection's window and the stream's, for DATA that h2 does not see; False,
+        and nothing counted, if a window is too small. An empty frame may always come, also while a smaller
+        INITIAL_WINDOW_SIZE has made the window negative."""
+        connection = self._connection_window
+        own = connection if stream is None else stream._inbound_window_manager
+        if n > connection.current_window_size or n > own.current_window_size:
+            return not n
+        connection.current_window_size -= n
+        if own is not connection:
+            own.current_window_size -= n
+        return True
+
+    def payload(self, stream: H2Stream, frame: Frame) -> bytes | None:
+        data = unpad(frame)
+        if data is None or not self.consume(stream, len(frame.payload)):
+            return None
+        if frame.flags & END_STREAM:
+            self.end_received(stream)
+        return data
+
+    def discard(self, frame: Frame) -> int:
+        ours = frame.stream % 2 == self.config.client_side
+        highest = self.highest_outbound_stream_id if ours else self.highest_inbound_stream_id
+        idle = not 0 < frame.stream <= highest
+        if idle or unpad(frame) is None or not self.consume(None, len(frame.payload)):
+            return super().discard(frame)
+        stream = self.streams.get(frame.stream)
+        if stream is not None and not stream.closed:
+            self.reset(frame.stream, 0)
+        return 0
+
+    def end_received(self, stream: H2Stream) -> None:
+        """Moves the stream's state as END_STREAM does, for a DATA frame that h2 does not see."""
+        machine = stream.state_machine
+        if machine.state is StreamState.OPEN:
+            machine.state = StreamState.HALF_CLOSED_REMOTE
+        else:
+            machine.process_input(StreamInputs.RECV_END_STREAM)
+
+    def opens(self, stream: int) -> bool:
+        """Whether h2 would open this stream for a request in one HEADERS frame, if its head is in order."""
+        return (
+            stream > self.highest_inbound_stream_id
+            and stream % 2 == 1
+            and not self.incoming_buffer._headers_buffer
+            and self.state_machine.state is ConnectionState.SERVER_OPEN
+        )
+
+    def open_inbound(self, stream: int, *, ended: bool) -> H2Stream:
+        """Opens a stream that `opens` as h2 does for the HEADERS of a request, which it does not see."""
+        if len(self.streams) >= self.sweep_at:
+            self.sweep()
+        opened = H2Stream(stream, self.config, *self._initial_windows)
+        opened.max_outbound_frame_size = self.max_outbound_frame_size
+        machine = opened.state_machine
+        machine.state = StreamState.HALF_CLOSED_REMOTE if ended else StreamState.OPEN
+        machine.client, machine.headers_received = False, True
+        self.streams[stream] = opened
+        self.highest_inbound_stream_id = stream
+        return opened
+
+    def response(self, stream: H2Stream, status: int, headers: Headers) -> bytes:
+        block = response_block(status, headers)
+        machine = stream.state_machine
+        if status >= 200:
+            # On a stream that is open and has no final head yet, which the machine sees to, h2 would do just this.
+            machine.headers_sent = True
+        else:
+            machine.process_input(StreamInputs.SEND_INFORMATIONAL_HEADERS)
+        return head_frames(stream.stream_id, self.encoder.opening() + block, self.max_outbound_frame_size)
+
+    def sweep(self) -> None:
+        streams = self.streams
+        if len(streams) >= self.sweep_at:
+            closed = [n for n, stream in streams.items() if stream.state_machine.state is StreamState.CLOSED]
+            for number in closed:
+                self._closed_streams[number] = streams.pop(number).state_machine.stream_closed_by
+            self.sweep_at = 64 + 2 * len(streams)
+
+    def data(
+        self, stream: H2Stream, pieces: Iterable[bytes | memoryview], n: int, end: bool, out: list[bytes | memoryview]
+    ) -> None:
+        self.outbound_flow_control_window -= n
+        stream.outbound_flow_control_window -= n
+        if end:
+            self._end_sent(stream)
+        out.append(FRAME_HEAD.pack(n << 8, end, stream.stream_id))
+        out += pieces
+
+    def _end_sent(self, stream: H2Stream) -> None:
+        machine = stream.state_machine
+        if machine.state is StreamState.HALF_CLOSED_REMOTE:
+            machine.state, machine.stream_closed_by = StreamState.CLOSED, StreamClosedBy.SEND_END_STREAM
+        else:
+            machine.process_input(StreamInputs.SEND_END_STREAM)
+
+    def grant(self, increment: int, stream: H2Stream | None = None) -> bytes:
+        # Neither state changes by it where the connection is not over and the peer may send on the stream.
+        if stream is None:
+            self._connection_window.window_opened(increment)
+            return window_update(0, increment)
+        stream._inbound_window_manager.window_opened(increment)
+        return window_update(stream.stream_id, increment)
+
+
+def response_block(status: int, headers: Headers) -> bytes:
+    """The header block of a response to send, for a StatelessEncoder; LocalProtocolError for what HTTP/2 cannot carry."""
+    return _encoded_status(status) + b"".join(
+        [
+            _remembered(name, value) if len(value) <= _SHORT and name not in SENSITIVE else _encoded(name, value)
+            for name, value in headers
+        ]
+    )
+
+
+def _encoded(name: bytes, value: bytes) -> bytes:
+    n = len(value)
+    if _SHORT < n < 0x7F and _visible(value) and name not in _PARTICULAR:
+        return _literal_name(name) + _LENGTHS[n] + value
+    check_fields(((name, value),))
+    return encode_field(name, value)
+
+
+@lru_cache(maxsize=256)
+def _literal_name(name: bytes) -> bytes:
+    check_fields(((name, b""),))
+    return encode_name(name)
+
+
+@lru_cache(maxsize=64)
+def _encoded_status(status: int) -> bytes:
+    check_status(status)
+    return encode_field(b":status", b"%d" % status)
+
+
+_remembered = lru_cache(maxsize=1024)(_encoded)
+
+
+def _check_names() -> None:
+    """Without these names the windows and states would be counted wrongly."""
+    probe = H2Connection()
+    stream = H2Stream(1, probe.config, 0, 0)
+    wanted = (
+        (probe, "_inbound_flow_control_window_manager.current_window_size"),
+        (probe, "incoming_buffer._headers_buffer"),
+        (probe, "decoder.header_table._current_size"),
+        (probe, "decoder.header_table._maxsize"),
+        (probe, "state_machine.state"),
+        (probe, "_closed_streams"),
+        (stream, "_inbound_window_manager.current_window_size"),
+        (stream, "state_machine.state"),
+        (stream, "state_machine.client"),
+        (stream, "state_machine.headers_sent"),
+        (stream, "state_machine.headers_received"),
+        (stream, "state_machine.stream_closed_by"),
+    )
+    for holder, names in wanted:
+        try:
+            attrgetter(names)(holder)
+        except AttributeError:
+            raise ImportError(f"h2 {version('h2')} has no {type(holder).__name__}.{names}") from None
+
+
+_check_names()

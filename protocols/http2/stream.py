@@ -1,0 +1,76 @@
+"""What the HTTP/2 machine knows of one stream."""
+
+from __future__ import annotations
+
+from typing import final
+
+from h2.stream import H2Stream
+from h2.windows import WindowManager
+
+from protocols.events import Headers
+from protocols.http2.output import PayloadQueue
+from protocols.http2.windows import Window
+
+
+@final
+class Stream:
+    """One stream until it is closed and everything received on it is consumed."""
+
+    __slots__ = (
+        "bodyless",
+        "counted",
+        "dropped",
+        "ended",
+        "expected",
+        "finished",
+        "head_sent",
+        "id",
+        "inbound",
+        "library",
+        "lingering",
+        "looks",
+        "queue",
+        "received",
+        "receiving",
+        "reset",
+        "swallowed",
+        "swallowed_before",
+        "trailers",
+        "window",
+    )
+
+    def __init__(self, stream: int, library: H2Stream, window: Window, inbound: WindowManager) -> None:
+        self.id = stream
+        self.library = library
+        self.inbound = inbound
+        """Where plain DATA frames are counted."""
+        self.window = window
+        self.receiving = True
+        """The peer may still send on it."""
+        self.dropped = False
+        """Nobody reads it any more."""
+        self.expected: int | None = None
+        self.received = 0
+        self.bodyless = False
+        """Client: the answer has no body, whatever its head says (HEAD)."""
+        self.head_sent = False
+        self.ended = False
+        """`send` accepted our End."""
+        self.finished = False
+        """Our END_STREAM is out of the queue."""
+        self.lingering = False
+        """Server: our END_STREAM is out of the queue, the peer's has not come; it counts as over. Its payload is dropped."""
+        self.swallowed = 0
+        """Flow-controlled bytes that came while it lingered."""
+        self.swallowed_before = 0
+        """As many of them as the machine's last `tick` saw."""
+        self.looks = 0
+        """How often a `tick` has looked at it."""
+        self.reset = False
+        self.trailers: Headers = ()
+        self.queue = PayloadQueue()
+        self.counted = True
+
+    @property
+    def open(self) -> bool:
+        return not self.reset and not self.lingering and (self.receiving or not self.finished)

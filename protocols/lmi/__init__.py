@@ -1,0 +1,41 @@
+"""The LMI text-generation schema: requests in, answers out as json, jsonlines or SSE. Its public names, together."""
+
+from protocols.lmi.dynamic_batch import (
+    DynamicEncoder,
+    DynamicRequest,
+    dynamic_error_body,
+    parse_dynamic,
+    parse_dynamic_document,
+)
+from protocols.lmi.errors import ErrorType, LMIError, Stage, error_body, generation_error_body, tgi_error_body
+from protocols.lmi.parameters import Parameters, SamplingRule, Table, check_one_sequence, read_parameters
+from protocols.lmi.request import Formatter, TextRequest, is_chat, parse_document, parse_request, read_document
+from protocols.lmi.response import TextEncoder, parse_stream_line, response_headers
+
+__all__ = [
+    "DynamicEncoder",
+    "DynamicRequest",
+    "ErrorType",
+    "Formatter",
+    "LMIError",
+    "Parameters",
+    "SamplingRule",
+    "Stage",
+    "Table",
+    "TextEncoder",
+    "TextRequest",
+    "check_one_sequence",
+    "dynamic_error_body",
+    "error_body",
+    "generation_error_body",
+    "is_chat",
+    "parse_document",
+    "parse_dynamic",
+    "parse_dynamic_document",
+    "parse_request",
+    "parse_stream_line",
+    "read_document",
+    "read_parameters",
+    "response_headers",
+    "tgi_error_body",
+]

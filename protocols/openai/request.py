@@ -1,0 +1,376 @@
+"""Requests of OpenAI's API for chat completions and completions: what the document says, checked."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Container, Mapping
+from types import MappingProxyType
+from typing import Any, Literal, NoReturn, TypeAlias, TypeVar, cast, final, get_args
+
+import msgspec
+
+from protocols.lmi.errors import LMIError
+from protocols.lmi.parameters import Parameters, read_parameters, refuse
+from protocols.openai.errors import OpenAIError
+
+Role: TypeAlias = Literal["system", "developer", "user", "assistant", "tool", "function"]
+_ROLES: tuple[Role, ...] = get_args(Role)
+
+MAX_CHOICES = 128
+"""OpenAI's bound of `n`; here of all choices of an answer, those of several prompts together."""
+
+T = TypeVar("T")
+
+
+@final
+class Message(msgspec.Struct, frozen=True, kw_only=True, gc=False):
+    """One message of a conversation. `content` is its text: of several parts theirs, one after another, and empty
+    where an assistant's is null."""
+
+    role: Role
+    content: str
+    name: str = ""
+
+
+@final
+class ChatRequest(msgspec.Struct, frozen=True, kw_only=True):
+    """A conversation to continue, with `n` choices. `model` is empty where the request names none."""
+
+    messages: tuple[Message, ...]
+    model: str = ""
+    parameters: Parameters = Parameters()
+    given: Mapping[str, str] = MappingProxyType({})
+    """The parameters, by their names in `parameters`, that the request asks to be other than by default, each with the
+    member that asks; `max_new_tokens` wherever it asks for that."""
+    stream: bool = False
+    include_usage: bool = False
+    """A stream is to end with a chunk that counts the tokens."""
+    continuous_usage: bool = False
+    """Each chunk of a stream counts those up to it."""
+    logprobs: bool = False
+    top_logprobs: int = 0
+    n: int = 1
+
+
+@final
+class CompletionRequest(msgspec.Struct, frozen=True, kw_only=True):
+    """Prompts to continue, each with `n` choices: that of prompt `p` and sequence `s` has the index `p * n + s`."""
+
+    prompts: tuple[str, ...]
+    model: str = ""
+    parameters: Parameters = Parameters()
+    given: Mapping[str, str] = MappingProxyType({})
+    """The parameters, by their names in `parameters`, that the request asks to be other than by default, each with the
+    member that asks; `max_new_tokens` wherever it asks for that."""
+    stream: bool = False
+    include_usage: bool = False
+    continuous_usage: bool = False
+    echo: bool = False
+    """The text begins with the prompt."""
+    logprobs: int | None = None
+    """How many of the most probable tokens of each step are reported; 0: the chosen one alone; None: none at all."""
+    n: int = 1
+
+
+def parse_chat(document: Mapping[str, Any], *, max_tokens: int = 256) -> ChatRequest:
+    """Reads the document of a request for a chat completion; OpenAIError, of status 400, for one that cannot be served.
+
+    `max_tokens` holds where the request says neither `max_completion_tokens` nor `max_tokens`. A null member is an
+    absent one. What would change the answer and cannot be had (tools, images, JSON by schema ...) is refused by name;
+    members that are not known here reach the model, as they came, in `parameters.extra`.
+    """
+    _refuse_features(document, _CHAT_FEATURES)
+    _check_accepted(document)
+    messages = _messages(document.get("messages"))
+    streamed = _stream(document)
+    logprobs = _get(document, "logprobs", _boolean, False)
+    parameters, given = _parameters(document, _CHAT, max_tokens)
+    if parameters.top_n_tokens and not logprobs:
+        raise _error("top_logprobs", "top_logprobs: expected only where logprobs is true")
+    parameters = msgspec.structs.replace(parameters, extra=_extra(document, _CHAT_KNOWN))
+    return ChatRequest(
+        messages=messages,
+        model=model_of(document),
+        parameters=parameters,
+        given=given,
+        **streamed,
+        logprobs=logprobs,
+        top_logprobs=parameters.top_n_tokens,
+        n=parameters.n,
+    )
+
+
+def parse_completion(
+    document: Mapping[str, Any], *, max_tokens: int = 16, max_choices: int = MAX_CHOICES
+) -> CompletionRequest:
+    """Reads the document of a request for completions; OpenAIError, of status 400, for one that cannot be served.
+
+    `max_tokens` holds where the request does not say; OpenAI's own is 16. With `echo` and `logprobs` the model is asked
+    for the prompt's tokens. Null and unknown members as in `parse_chat`.
+    """
+    _refuse_features(document, _COMPLETION_FEATURES)
+    _check_accepted(document)
+    prompts = _prompts(document.get("prompt"))
+    streamed = _stream(document)
+    echo = _get(document, "echo", _boolean, False)
+    parameters, given = _parameters(document, _COMPLETION, max_tokens)
+    _check_choices(len(prompts), parameters, streamed["stream"], max_choices)
+    logprobs = None if document.get("logprobs") is None else parameters.top_n_tokens
+    if echo and logprobs is not None:
+        parameters = msgspec.structs.replace(parameters, decoder_input_details=True)
+        given["decoder_input_details"] = "echo"
+    parameters = msgspec.structs.replace(parameters, extra=_extra(document, _COMPLETION_KNOWN))
+    return CompletionRequest(
+        prompts=prompts,
+        model=model_of(document),
+        parameters=parameters,
+        given=given,
+        **streamed,
+        echo=echo,
+        logprobs=logprobs,
+        n=parameters.n,
+    )
+
+
+# --- one member
+
+
+def _get(document: Mapping[str, Any], name: str, read: Callable[[str, object], T], default: T) -> T:
+    value = document.get(name)
+    return default if value is None else read(name, value)
+
+
+def _error(param: str, message: str) -> OpenAIError:
+    return OpenAIError(message, param=param)
+
+
+def _refuse(name: str, expected: str, value: object) -> NoReturn:
+    try:
+        refuse(name, expected, value)
+    except LMIError as error:
+        raise _error(name, error.message) from None
+
+
+def _boolean(name: str, value: object) -> bool:
+    return value if isinstance(value, bool) else _refuse(name, "true or false", value)
+
+
+def _string(name: str, value: object) -> str:
+    return value if isinstance(value, str) else _refuse(name, "a string", value)
+
+
+def _object(name: str, value: object) -> dict[str, Any]:
+    return value if isinstance(value, dict) else _refuse(name, "an object", value)
+
+
+# --- the members
+
+
+def model_of(document: Mapping[str, Any]) -> str:
+    """The model that a request of either kind names; empty where it names none. OpenAIError for what is no name."""
+    return _get(document, "model", _string, "")
+
+
+def _stream(document: Mapping[str, Any]) -> dict[str, bool]:
+    """The flags for a stream, for its usage at the end, and for vLLM's usage in each chunk."""
+    stream = _get(document, "stream", _boolean, False)
+    options = _get(document, "stream_options", _object, None)
+    if options is None:
+        return {"stream": stream}
+    if not stream:  # OpenAI and vLLM refuse it too
+        raise _error("stream_options", "stream_options: expected only where stream is true")
+    asked = {
+        name: (value := options.get(name)) is not None and _boolean(f"stream_options.{name}", value)
+        for name in ("include_usage", "continuous_usage_stats", "include_obfuscation")
+    }
+    return {
+        "stream": stream,
+        "include_usage": asked["include_usage"],
+        "continuous_usage": asked["continuous_usage_stats"],
+    }
+
+
+def _messages(value: object) -> tuple[Message, ...]:
+    if not isinstance(value, list) or not value:
+        _refuse("messages", "an array of at least one message", value)
+    return tuple(_message(f"messages[{at}]", message) for at, message in enumerate(value))
+
+
+def _message(name: str, value: object) -> Message:
+    message = _object(name, value)
+    role = message.get("role")
+    if role not in _ROLES:
+        _refuse(f"{name}.role", f"one of {', '.join(_ROLES)}", role)
+    for feature in ("tool_calls", "function_call", "audio"):
+        asked = message.get(feature)
+        if asked is not None and (feature, asked) != ("tool_calls", []):
+            raise _error(f"{name}.{feature}", f"{name}.{feature}: not offered, the models here read text alone")
+    said = {
+        member: "" if (value := message.get(member)) is None else _string(f"{name}.{member}", value)
+        for member in ("name", "tool_call_id", "refusal")  # the last two are checked for their type alone
+    }
+    return Message(
+        role=cast(Role, role),
+        content=_content(f"{name}.content", message.get("content"), role == "assistant"),
+        name=said["name"],
+    )
+
+
+def _content(name: str, value: object, may_be_null: bool) -> str:
+    if isinstance(value, str):
+        return value
+    if value is None and may_be_null:
+        return ""
+    if not isinstance(value, list) or not value:
+        _refuse(name, "a string or an array of parts of type text", value)
+    return "".join([_part(f"{name}[{at}]", part) for at, part in enumerate(value)])
+
+
+def _part(name: str, value: object) -> str:
+    part = _object(name, value)
+    if part.get("type") != "text":
+        _refuse(f"{name}.type", "text, which is all that the models here read", part.get("type"))
+    return _string(f"{name}.text", part.get("text"))
+
+
+def _prompts(value: object) -> tuple[str, ...]:
+    prompts = value if isinstance(value, list) else [value]
+    if not prompts:
+        _refuse("prompt", "a non-empty string or an array of them", value)
+    for prompt in prompts:
+        if prompts is value and isinstance(prompt, int | list):
+            raise _error("prompt", "prompt: expected text, got token ids, which are not offered")
+        if not isinstance(prompt, str) or not prompt:
+            _refuse("prompt", "a non-empty string or an array of them", prompt)
+    return tuple(prompts)
+
+
+def _check_choices(prompts: int, parameters: Parameters, stream: bool, max_choices: int) -> None:
+    n, best_of = parameters.n, parameters.best_of
+    if prompts * n > max_choices:
+        raise _error("prompt", f"prompt: expected at most {max_choices} choices in all, got {prompts} prompts with n {n}")
+    if stream and best_of > n:  # OpenAI: "Results cannot be streamed."
+        raise _error("best_of", f"best_of: expected n ({n}) in a stream, which cannot wait for the best, got {best_of}")
+
+
+# --- what is not offered
+
+_AS_IF_ABSENT: Mapping[str, tuple[object, ...]] = {
+    "tools": ([],),
+    "tool_choice": ("none",),
+    "functions": ([],),
+    "function_call": ("none",),
+    "response_format": ({"type": "text"},),
+    "modalities": (["text"], []),
+    "audio": (),
+    "web_search_options": (),
+    "moderation": (),
+    "suffix": ("",),
+}
+_CHAT_FEATURES = tuple(name for name in _AS_IF_ABSENT if name != "suffix")
+_COMPLETION_FEATURES = ("suffix", "response_format")
+
+
+def _refuse_features(document: Mapping[str, Any], features: tuple[str, ...]) -> None:
+    for name in features:
+        value = document.get(name)
+        if value is not None and value not in _AS_IF_ABSENT[name]:
+            raise _error(name, f"{name}: not offered, the models here read and write text alone")
+
+
+# OpenAI's, which say nothing of what is generated or are hints: neither for the model nor a mistake.
+_ACCEPTED: Mapping[str, Callable[[str, object], object]] = {
+    **dict.fromkeys(("parallel_tool_calls", "store"), _boolean),
+    **dict.fromkeys(("metadata", "prediction", "prompt_cache_options"), _object),
+    **dict.fromkeys(
+        ("prompt_cache_key", "prompt_cache_retention", "reasoning_effort", "safety_identifier", "service_tier", "user",
+         "verbosity"), _string),
+}  # fmt: skip
+
+
+def _check_accepted(document: Mapping[str, Any]) -> None:
+    """A hint of the wrong type is none: its sender believes that it holds."""
+    for name in sorted(document.keys() & _ACCEPTED.keys()):
+        _get(document, name, _ACCEPTED[name], None)
+
+
+def _extra(document: Mapping[str, Any], known: Container[str]) -> dict[str, Any]:
+    return {name: value for name, value in document.items() if name not in known and value is not None}
+
+
+# --- the parameters of generation
+
+# OpenAI's members and vLLM's beside them, by the names of Parameters.
+_COMMON: Mapping[str, str] = {
+    "max_tokens": "max_new_tokens",
+    "temperature": "temperature",
+    "top_p": "top_p",
+    "presence_penalty": "presence_penalty",
+    "frequency_penalty": "frequency_penalty",
+    "logit_bias": "logit_bias",
+    "n": "n",
+    "seed": "seed",
+    "stop": "stop_sequences",
+    "top_k": "top_k",
+    "min_p": "min_p",
+    "repetition_penalty": "repetition_penalty",
+    "min_tokens": "min_length",
+    "ignore_eos": "ignore_eos_token",
+    "stop_token_ids": "stop_token_ids",
+    "include_stop_str_in_output": "include_stop_str_in_output",
+    "bad_words": "bad_sequences",
+    "truncate_prompt_tokens": "truncate",
+    "skip_special_tokens": "skip_special_tokens",
+    "spaces_between_special_tokens": "spaces_between_special_tokens",
+}
+_CHAT: Mapping[str, str] = {"max_completion_tokens": "max_new_tokens", **_COMMON, "top_logprobs": "top_n_tokens"}
+_COMPLETION: Mapping[str, str] = {**_COMMON, "best_of": "best_of", "logprobs": "top_n_tokens"}
+
+_SHARED = {"model", "stream", "stream_options", *_ACCEPTED}
+_CHAT_KNOWN = _SHARED.union({"messages", "logprobs"}, _CHAT, _CHAT_FEATURES)
+_COMPLETION_KNOWN = _SHARED.union({"prompt", "echo"}, _COMPLETION, _COMPLETION_FEATURES)
+
+# Where OpenAI's differ from LMI's: one choice whatever best_of says, and a text without its stop sequence.
+_DEFAULTS: Mapping[str, Any] = {"n": 1, "include_stop_str_in_output": False}
+_NEUTRAL: Mapping[str, Any] = {**msgspec.structs.asdict(Parameters()), **_DEFAULTS}
+
+
+def _parameters(document: Mapping[str, Any], table: Mapping[str, str], max_tokens: int) -> tuple[Parameters, dict[str, str]]:
+    """The parameters, and which of them are neither absent nor what they would be if they were: clients send neutral
+    values too, and who knows no penalty need not mind one of 0."""
+    names: dict[str, str] = {}
+    values: dict[str, Any] = {**_DEFAULTS, "max_new_tokens": max_tokens}
+    for name, field in table.items():
+        value = document.get(name)
+        if value is None:
+            continue
+        if field in names and values[field] != value:  # max_tokens and max_completion_tokens
+            _refuse(name, f"what {names[field]} says, or one of the two alone", value)
+        names[field], values[field] = name, value
+    _check_range(values, "temperature", 2)
+    _check_range(values, "top_p", 1)
+    # OpenAI's range of top_p has the 0: the nucleus of no mass is the most probable token.
+    greedy = values.get("top_p") == 0
+    parameters = _read({**values, "do_sample": not greedy, **({"top_p": 1} if greedy else {})}, names)
+    given = {
+        field: name
+        for field, name in names.items()
+        if field == "max_new_tokens" or getattr(parameters, field) != _NEUTRAL[field]
+    }
+    return parameters, given
+
+
+def _check_range(values: Mapping[str, Any], name: str, high: int) -> None:
+    """OpenAI's ranges where they are not LMI's."""
+    value = values.get(name, 0)
+    if isinstance(value, bool) or not isinstance(value, int | float) or not 0 <= value <= high:
+        _refuse(name, f"a number from 0 to {high}", value)
+
+
+def _read(values: Mapping[str, Any], names: Mapping[str, str]) -> Parameters:
+    """LMI's reader, whose ranges hold here too; its errors name the members of this document."""
+    try:
+        return read_parameters(values)[0]
+    except LMIError as error:
+        message = re.sub(r"parameters\.(\w+)", lambda match: names.get(match[1], match[1]), error.message)
+        raise OpenAIError(message, param=re.split(r"[.:]", message, maxsplit=1)[0]) from None

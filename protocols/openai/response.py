@@ -1,0 +1,558 @@
+"""Answers of OpenAI's API: chat completions and completions, whole or as a stream of chunks, and lists of models."""
+
+from __future__ import annotations
+
+import abc
+import codecs
+import enum
+import json
+import math
+import re
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Protocol, TypeAlias, final
+
+import msgspec
+from msgspec.json import encode
+
+from protocols.errors import LocalProtocolError
+from protocols.events import Buffer
+from protocols.jsonlines import unbroken
+from protocols.lmi.errors import error_body, json_string
+from protocols.openai.errors import OpenAIError
+from protocols.openai.request import ChatRequest, CompletionRequest
+
+MiB = 1024 * 1024
+
+_DONE = b"data: [DONE]\n\n"
+_NULL = b"null"
+_EMPTY = b'""'
+_SURROGATE = re.compile("[\ud800-\udfff]")
+_UNLIKELY = -9999.0  # what the API says for every log-probability below it: JSON has no infinity
+_REASONS = {"length": "length", "eos_token": "stop", "stop_sequence": "stop"}
+
+_Columns: TypeAlias = Sequence[bytes]
+"""What is reported of one token or several: an item for each array that the log-probabilities are spread over."""
+
+
+class Top(Protocol):
+    """One of the most probable tokens of a step."""
+
+    @property
+    def text(self) -> str: ...
+
+    @property
+    def log_prob(self) -> float | None: ...
+
+    @property
+    def data(self) -> bytes: ...
+
+
+class ChatForm(enum.Enum):
+    """What an answer to a chat looks like; the others' values are those of LMI's `option.output_formatter`."""
+
+    OPENAI = "openai"
+    """A document, or SSE where a stream is asked for."""
+    JSON_CHAT = "json_chat"
+    """LMI's document, whatever is asked for: it has no `model`, and LMI's reasons of the end."""
+    JSONLINES_CHAT = "jsonlines_chat"
+    """LMI's stream, whatever is asked for: one chunk a line, without `model`, usage and `[DONE]`. The reason of the end,
+    which is LMI's too, is in the chunk of the last token where the token says that it is the last."""
+
+
+@final
+class _Notation(msgspec.Struct, frozen=True):
+    """JSON as OpenAI writes it, or with the spaces of Python's, which LMI's formatters send."""
+
+    spaced: bool
+
+    def spell(self, structure: bytes) -> bytes:
+        """JSON without strings that hold a comma or a colon, written without spaces."""
+        return structure.replace(b",", b", ").replace(b":", b": ") if self.spaced else structure
+
+    def dump(self, value: object) -> bytes:
+        return unbroken(json.dumps(value, ensure_ascii=False).encode() if self.spaced else encode(value))
+
+
+@final
+class _Choice:
+    """One of the texts of an answer, on its way."""
+
+    __slots__ = ("begun", "columns", "in_bytes", "index", "lead", "length", "reason", "role", "text", "tokens", "unfinished")
+
+    def __init__(self, index: int, columns: int) -> None:
+        self.index = index
+        self.begun = False
+        self.lead = b""  # what stands before the text in a chunk of it alone
+        self.role = b""  # what the next chunk says beside its text
+        self.reason = ""
+        self.tokens = 0
+        self.length = 0  # characters of the tokens' text
+        self.unfinished = b""  # the first bytes of its next character
+        self.in_bytes = False  # one of them has said what its bytes are
+        self.text = bytearray()  # escaped, so that the end has nothing left to encode
+        self.columns = [bytearray() for _ in range(columns)]
+
+    def advance(self, data: bytes) -> int:
+        """The number of characters that these bytes finish."""
+        data = self.unfinished + data
+        text, used = codecs.utf_8_decode(data, "replace", False)
+        self.unfinished = data[used:]
+        return len(text)
+
+
+class _Encoder(abc.ABC):
+    """Choices that begin, grow and finish, their tokens counted: what the answers of both APIs share.
+
+    A chunk and a choice of a document are alike: `_around` are the bytes before the index, before what the choice says
+    (`_said` and its text), before its log-probabilities, before its reason, and after that.
+    """
+
+    _log_prob_arrays: tuple[bytes, ...]
+    _said: bytes
+    _around: tuple[bytes, bytes, bytes, bytes, bytes]
+    _closing: tuple[bytes, ...]
+    """What the chunk of a reason says beside it."""
+
+    def __init__(
+        self,
+        request: ChatRequest | CompletionRequest,
+        head: Mapping[str, object],
+        *,
+        choices: int,
+        log_probs: bool,
+        streaming: bool,
+        lmi: bool,
+        prompt_tokens: int | None,
+        max_text: int,
+    ) -> None:
+        self.streaming = streaming
+        """Whether `token` gives bytes, so that the head must be sent before the generation is complete."""
+        self.prompt_tokens = prompt_tokens
+        """The tokens of all prompts; None: those given to `prefill` are counted, and 0 is said where none were. May be set
+        until the end."""
+        self._request = request
+        self._lmi = lmi
+        self.continuous = streaming and not lmi and request.continuous_usage
+        """True if each chunk counts the tokens up to it."""
+        self._notation = _Notation(lmi)
+        self._head = self._notation.dump(head)[:-1]
+        self._choices = [_Choice(index, len(self._log_prob_arrays)) for index in range(choices)]
+        self._unfinished = choices
+        self._log_probs = log_probs
+        self._prefilled = 0
+        self._max = max_text
+        self._held = 0
+        self._ended = False
+
+    @property
+    def finished(self) -> bool:
+        """Every choice that was asked for is complete: no token may follow. The answer still needs its end."""
+        return self._ended or not self._unfinished
+
+    @property
+    def tells_usage(self) -> bool:
+        """True if the answer counts tokens anywhere: a document always does, a stream if asked to."""
+        return not self.streaming or self.continuous or (self._request.include_usage and not self._lmi)
+
+    @property
+    def generated_tokens(self) -> int:
+        """Those of all choices, special ones included."""
+        return sum([choice.tokens for choice in self._choices])
+
+    @property
+    def content_type(self) -> str:
+        if not self.streaming:
+            return "application/json"
+        return "application/jsonlines" if self._lmi else "text/event-stream"
+
+    def prefill(self, id: int, text: str, log_prob: float | None, prompt: int = 0) -> None:
+        """A token of a prompt, in order, before the first generated one. OpenAIError above `max_text`."""
+        self._prefilled += 1
+
+    def token(
+        self,
+        id: int,
+        text: str,
+        log_prob: float | None,
+        special: bool = False,
+        finish: str | None = None,
+        top: Sequence[Top] = (),
+        sequence: int = 0,
+        data: bytes | None = None,
+    ) -> bytes:
+        """One generated token: its chunk, or nothing for a document. A special token without text is
+        counted and not reported; a token that has neither text nor a report has no chunk.
+
+        `finish` ("length", "eos_token", "stop_sequence") says that it is the last of its choice, `sequence`, and why.
+        `top` are the most probable tokens of its step, the best first. `data` are the token's own bytes, where they are not
+        `text` in UTF-8, empty where all of its text is that of others: log-probabilities report them. OpenAIError above
+        `max_text`, and the token counts for nothing: send `error` then. A token after the last, or of a choice that nobody
+        asked for, is the caller's mistake, LocalProtocolError.
+        """
+        choice = self._choice(sequence)
+        if choice.reason or self._ended:
+            raise LocalProtocolError(f"a token after the last of sequence {sequence}")
+        quoted = json_string(text) if text else _EMPTY
+        started = b"" if choice.begun else self._begin(choice)
+        columns: _Columns = ()
+        choice.in_bytes = choice.in_bytes or bool(data)
+        if self._log_probs and (text or not special):
+            if data is not None:
+                own, shown = data, data.decode(errors="replace")
+            elif special and choice.in_bytes:  # it shows what others, who have said what their bytes are, were reported with
+                own, shown = b"", ""
+            else:
+                own, shown = _clean(text).encode(), text
+            if own or not special:
+                columns = self._report(shown, own, log_prob, top, choice.length)
+                choice.length += choice.advance(own)
+        if not self.streaming:
+            self._keep(choice, quoted[1:-1], columns)
+        choice.tokens += 1
+        if finish is not None:
+            return started + self._close(choice, finish, quoted, columns)
+        if not self.streaming or (quoted == _EMPTY and not columns):
+            return started
+        return started + self._write(choice, quoted, columns)
+
+    def rest(self, text: str, sequence: int = 0) -> bytes:
+        """Text of a choice that belongs to no token, since it was held back until the end was known: its chunk, or nothing
+        for a document. Nothing for an empty one. OpenAIError above `max_text`."""
+        choice = self._choice(sequence)
+        if not text or choice.reason or self._ended:
+            return b""
+        quoted = json_string(text)
+        started = b"" if choice.begun else self._begin(choice)
+        choice.length += len(text)
+        if self.streaming:
+            return started + self._write(choice, quoted, ())
+        self._keep(choice, quoted[1:-1], ())
+        return started
+
+    def finish(self, reason: str, sequence: int = 0) -> bytes:
+        """A choice is complete: the chunk that says why, or nothing for a document. What was said first stands."""
+        choice = self._choice(sequence)
+        if choice.reason or self._ended:
+            return b""
+        started = b"" if choice.begun else self._begin(choice)
+        return started + self._close(choice, reason)
+
+    def end(self) -> bytes:
+        """Ends a stream: the reasons of choices that are not finished yet ("length" for one of `max_new_tokens` tokens,
+        else the end of the sequence), the usage if asked for, `[DONE]`. Nothing where the stream has ended.
+
+        The first choice of each prompt is always there; others, of a model that makes fewer than asked for, are not.
+        """
+        if not self.streaming:
+            raise LocalProtocolError("an answer that is no stream ends by its document")
+        if self._ended:
+            return b""
+        reasons = self._finish_all()
+        usage = self._usage() if self._request.include_usage and not self._lmi else b""
+        self._ended = True  # not before: of an end that cannot be made `error` is still to tell
+        if self._lmi:
+            return reasons
+        chunk = b'data: %b,"choices":[],"usage":%b}\n\n' % (self._head, usage) if usage else b""
+        return b"".join((reasons, chunk, _DONE))
+
+    def document(self) -> bytes:
+        """The whole answer where no stream was asked for, its choices finished as by `end`. Nothing where the answer has
+        ended."""
+        if self.streaming:
+            raise LocalProtocolError("a stream ends by its end")
+        if self._ended:
+            return b""
+        self._finish_all()
+        self._ended = True
+        spell = self._notation.spell
+        pieces: list[Buffer] = [self._head, spell(b',"choices":[')]
+        for choice in self._choices:
+            if choice.begun:
+                columns = choice.columns if self._log_probs else ()
+                text = (self._said, b'"', choice.text, b'"')
+                pieces += (*self._pieces(choice, text, columns, choice.reason), spell(b","))
+        pieces[-1] = spell(b'],"usage":')  # the last comma's place
+        return b"".join((*pieces, self._usage(), b"}"))
+
+    def error(self, error: str | OpenAIError, status: int | None = None) -> bytes:
+        """Ends an answer that failed: the event or line of a stream, after which no `[DONE]` may come, or the body of an
+        answer with `status`: 500, of LMI's forms 424, unless given. An OpenAIError is said as it is, a text as
+        `OpenAIError.of_status` says it. Nothing where the answer has ended."""
+        if self._ended:
+            return b""
+        self._ended = True
+        if self._lmi:
+            message, status = (error, status or 424) if isinstance(error, str) else (error.message, error.status)
+            body = error_body(message, status)
+            return body + b"\n" if self.streaming else body
+        body = (OpenAIError.of_status(status or 500, error) if isinstance(error, str) else error).body()
+        return b"data: %b\n\n" % body if self.streaming else body
+
+    @abc.abstractmethod
+    def _begin(self, choice: _Choice) -> bytes:
+        """The first of a choice: the chunk before that of its first token, if it has one."""
+
+    @abc.abstractmethod
+    def _report(self, text: str, data: bytes, log_prob: float | None, top: Sequence[Top], offset: int) -> _Columns:
+        """The log-probabilities of a token, which stands at a character of the text. `data` are its bytes, where they are
+        not that text's."""
+
+    def _surround(self, before: bytes, to_said: bytes, to_log_probs: bytes, to_reason: bytes, after: bytes) -> None:
+        if self.streaming:
+            event, end = (b"", b"\n") if self._lmi else (b"data: ", b"\n\n")
+            # "All other chunks will also include a usage field, but with a null value."
+            usage = b',"usage":null' if self._request.include_usage and not (self._lmi or self.continuous) else b""
+            before = event + self._head + self._notation.spell(b',"choices":[') + before
+            if not self.continuous:  # else what follows differs from chunk to chunk
+                after = b"%b]%b}%b" % (after, usage, end)
+        self._around = before, to_said, to_log_probs, to_reason, after
+        self._trail = to_log_probs + _NULL + to_reason + _NULL + after
+        for choice in self._choices:
+            choice.lead = b"%b%d%b%b" % (before, choice.index, to_said, self._said)
+
+    def _choice(self, sequence: int) -> _Choice:
+        if not 0 <= sequence < len(self._choices):
+            raise LocalProtocolError(f"sequence {sequence} of an answer with {len(self._choices)} choices")
+        return self._choices[sequence]
+
+    def _keep(self, choice: _Choice, text: bytes, columns: _Columns) -> None:
+        self._hold(len(text) + sum(map(len, columns)) + len(columns))
+        choice.text += text
+        self._append(choice.columns, columns)
+
+    def _hold(self, size: int) -> None:
+        if self._held + size > self._max:
+            raise OpenAIError(
+                f"answer: its text and details are at most {self._max} bytes (max_text), the next token would exceed them",
+                500,
+                "server_error",
+                code="answer_too_long",
+            )
+        self._held += size
+
+    def _close(self, choice: _Choice, reason: str, quoted: bytes = _EMPTY, columns: _Columns = ()) -> bytes:
+        choice.reason = reason if self._lmi else _REASONS.get(reason, reason)
+        self._unfinished -= 1
+        if not self.streaming:
+            return b""
+        if self._lmi:
+            return self._write(choice, quoted, columns, choice.reason)
+        last = b"" if quoted == _EMPTY and not columns else self._write(choice, quoted, columns)
+        return last + b"".join(self._pieces(choice, self._closing, (), choice.reason))
+
+    def _finish_all(self) -> bytes:
+        n, limit = self._request.n, self._request.parameters.max_new_tokens
+        return b"".join(
+            [
+                self.finish("length" if choice.tokens == limit else "eos_token", choice.index)
+                for choice in self._choices
+                if choice.begun or choice.index % n == 0
+            ]
+        )
+
+    def _write(self, choice: _Choice, quoted: bytes, columns: _Columns, reason: str = "") -> bytes:
+        role, choice.role = choice.role, b""
+        if not columns and not reason and not self.continuous:
+            return b"".join((choice.lead, quoted, role, self._trail))
+        return b"".join(self._pieces(choice, (self._said, quoted, role), columns, reason))
+
+    def _pieces(
+        self, choice: _Choice, said: Sequence[Buffer], columns: Sequence[Buffer], reason: str = ""
+    ) -> tuple[Buffer, ...]:
+        before, to_said, to_log_probs, to_reason, after = self._around
+        report = self._log_probs_of(columns) if columns else _NULL
+        why = json_string(reason) if reason else _NULL
+        if self.continuous:
+            after = b'%b],"usage":%b}\n\n' % (after, self._usage())
+        return before, b"%d" % choice.index, to_said, *said, to_log_probs, report, to_reason, why, after
+
+    def _append(self, columns: Sequence[bytearray], items: _Columns) -> None:
+        for column, item in zip(columns, items, strict=False):
+            if column:
+                column += self._notation.spell(b",")
+            column += item
+
+    def _log_probs_of(self, columns: Sequence[Buffer]) -> bytes:
+        spell = self._notation.spell
+        arrays = [
+            b"".join((spell(b'"%b":' % name), b"[", items, b"]"))
+            for name, items in zip(self._log_prob_arrays, columns, strict=True)
+        ]
+        return b"{%b}" % spell(b",").join(arrays)
+
+    def _usage(self) -> bytes:
+        # An object with numbers always: clients add it up, and several raise at a null. 0 says that nobody counted.
+        prompts = self._prefilled if self.prompt_tokens is None else self.prompt_tokens
+        made = self.generated_tokens
+        return self._notation.dump({"prompt_tokens": prompts, "completion_tokens": made, "total_tokens": prompts + made})
+
+
+@final
+class ChatEncoder(_Encoder):
+    """The bytes of one answer to a chat: `prefill` and `token` for each token, `finish` for choices whose last token did
+    not say that it was, then `end` of a stream or `document`; or `error` where it fails.
+
+    `id`, `created` (seconds since 1970) and `model` are what the answer says of itself, `prompt_tokens` how many tokens
+    the prompt has, where it is known by now. `fingerprint` names what serves the model: text-generation refuses an answer
+    without one. A stream's first chunk of each choice has the role, its last the reason.
+    What a document keeps (texts, log-probabilities) is bounded by `max_text` bytes as they will be written; a stream
+    keeps nothing.
+    """
+
+    _log_prob_arrays = (b"content",)
+    _closing = ()
+
+    def __init__(
+        self,
+        request: ChatRequest,
+        *,
+        id: str,
+        created: int,
+        model: str,
+        form: ChatForm = ChatForm.OPENAI,
+        fingerprint: str = "",
+        prompt_tokens: int | None = None,
+        max_text: int = 16 * MiB,
+    ) -> None:
+        lmi = form is not ChatForm.OPENAI
+        streaming = form is ChatForm.JSONLINES_CHAT if lmi else request.stream
+        head: dict[str, object] = {
+            "id": id,
+            "object": "chat.completion.chunk" if streaming else "chat.completion",
+            "created": created,
+        }
+        named = {"model": _clean(model)} | ({"system_fingerprint": fingerprint} if fingerprint else {})
+        super().__init__(
+            request,
+            head if lmi else {**head, **named},
+            choices=request.n,
+            log_probs=request.logprobs,
+            streaming=streaming,
+            lmi=lmi,
+            prompt_tokens=prompt_tokens,
+            max_text=max_text,
+        )
+        self._top = request.top_logprobs
+        spell = self._notation.spell
+        self._said = spell(b'"content":' if streaming else b'"role":"assistant","content":')
+        to_said = spell(b',"delta":{' if streaming else b',"message":{')
+        between = spell(b'},"logprobs":'), spell(b',"finish_reason":')
+        self._surround(spell(b'{"index":'), to_said, *between, b"}")
+
+    def _begin(self, choice: _Choice) -> bytes:
+        choice.begun = True
+        if not self.streaming:
+            return b""
+        if self._lmi:  # beside the text of the first token
+            choice.role = b', "role": "assistant"'
+            return b""
+        return b"".join(self._pieces(choice, (b'"role":"assistant","content":""',), ()))
+
+    def _report(self, text: str, data: bytes, log_prob: float | None, top: Sequence[Top], offset: int) -> _Columns:
+        most = [_token(other.text, other.data, other.log_prob) for other in top[: self._top]]
+        return (self._notation.dump({**_token(text, data, log_prob), "top_logprobs": most}),)
+
+
+@final
+class CompletionEncoder(_Encoder):
+    """The bytes of one answer to prompts, as `ChatEncoder`'s. The `sequence` of a token is the index of its choice,
+    which for sequence `s` of prompt `p` is `p * n + s`.
+
+    With `echo` each choice begins with its prompt, in a chunk of its own, and with `logprobs` too it reports the prompt's
+    tokens, which `prefill` has brought; they are bounded by `max_text` together with what a document keeps.
+    """
+
+    _log_prob_arrays = (b"text_offset", b"token_logprobs", b"tokens", b"top_logprobs")
+    _said = b'"text":'
+    _closing = (b'"text":""',)
+
+    def __init__(
+        self,
+        request: CompletionRequest,
+        *,
+        id: str,
+        created: int,
+        model: str,
+        prompt_tokens: int | None = None,
+        max_text: int = 16 * MiB,
+    ) -> None:
+        super().__init__(
+            request,
+            {"id": id, "object": "text_completion", "created": created, "model": _clean(model)},
+            choices=len(request.prompts) * request.n,
+            log_probs=request.logprobs is not None,
+            streaming=request.stream,
+            lmi=False,
+            prompt_tokens=prompt_tokens,
+            max_text=max_text,
+        )
+        self._prompts = request.prompts if request.echo else ()
+        self._n = request.n
+        self._top = request.logprobs or 0
+        arrays = range(len(self._log_prob_arrays))
+        self._prompt_columns = [[bytearray() for _ in arrays] for _ in self._prompts if self._log_probs]
+        self._prompt_lengths = [0] * len(self._prompt_columns)
+        self._surround(b'{"index":', b",", b',"logprobs":', b',"finish_reason":', b"}")
+
+    def prefill(self, id: int, text: str, log_prob: float | None, prompt: int = 0) -> None:
+        if self._prompt_columns:
+            columns = self._report(text, b"", log_prob, (), self._prompt_lengths[prompt])
+            self._hold(sum(map(len, columns)) + len(columns))
+            self._append(self._prompt_columns[prompt], columns)
+            self._prompt_lengths[prompt] += len(text)
+        super().prefill(id, text, log_prob, prompt)
+
+    def _begin(self, choice: _Choice) -> bytes:
+        out = b""
+        if self._prompts:
+            number = choice.index // self._n
+            prompt = json_string(self._prompts[number])
+            columns = self._prompt_columns[number] if self._log_probs else ()
+            if self.streaming:
+                out = b"".join(self._pieces(choice, (self._said, prompt), columns))
+            else:
+                self._keep(choice, prompt[1:-1], [bytes(column) for column in columns])
+            choice.length = len(self._prompts[number])
+        choice.begun = True
+        return out
+
+    def _report(self, text: str, data: bytes, log_prob: float | None, top: Sequence[Top], offset: int) -> _Columns:
+        number, token = _number(log_prob), _clean(text)
+        most: dict[str, float | None] = {}
+        for other in top[: self._top]:
+            most.setdefault(_clean(other.text), _number(other.log_prob))
+        # "The API will always return the logprob of the sampled token"; the first of a prompt has none.
+        most.setdefault(token, number)
+        tops = unbroken(encode(most)) if top or number is not None else _NULL
+        return b"%d" % offset, encode(number), json_string(token), tops
+
+
+def _token(text: str, data: bytes, log_prob: float | None) -> dict[str, object]:
+    """`bytes` is null where nobody says what the token's are, and it has no text."""
+    token = _clean(text)
+    return {"token": token, "logprob": _number(log_prob), "bytes": list(data or token.encode()) or None}
+
+
+def _number(log_prob: float | None) -> float | None:
+    if log_prob is None or math.isnan(log_prob) or log_prob == math.inf:
+        return None
+    return max(float(log_prob), _UNLIKELY)
+
+
+def _clean(text: str) -> str:
+    """Without lone surrogates, which UTF-8 cannot carry."""
+    return _SURROGATE.sub("\ufffd", text)
+
+
+def model_body(name: str, *, created: int, owned_by: str = "everywire") -> bytes:
+    """The body of `GET /v1/models/{model}`; `created` are seconds since 1970."""
+    return encode(_model(name, created, owned_by))
+
+
+def models_body(models: Iterable[tuple[str, int]], *, owned_by: str = "everywire") -> bytes:
+    """The body of `GET /v1/models`, of names and when each was created."""
+    return encode({"object": "list", "data": [_model(name, created, owned_by) for name, created in models]})
+
+
+def _model(name: str, created: int, owned_by: str) -> dict[str, object]:
+    return {"id": _clean(name), "object": "model", "created": created, "owned_by": owned_by}

@@ -1,0 +1,76 @@
+"""The Open Inference Protocol (v2, also KServe's and Triton's) over HTTP: everything a server or client of it calls."""
+
+from __future__ import annotations
+
+from protocols.v2.body import IHCL, V2Limits, parse_header_length
+from protocols.v2.codec import InferCodec
+from protocols.v2.frames import (
+    EVENTS,
+    FRAMES,
+    FrameDecoder,
+    V2Frame,
+    decode_streamed_reply,
+    encode_frame,
+    encode_infer_frame,
+    failure_body,
+    id_of,
+    prefers_frames,
+    split_frame,
+)
+from protocols.v2.metadata import (
+    EXTENSIONS,
+    ModelSignature,
+    TensorSpec,
+    live_body,
+    model_config,
+    model_metadata,
+    model_ready,
+    ready_body,
+    server_metadata,
+)
+from protocols.v2.request import RequestedOutput, V2Request, encode_infer_request, parse_infer
+from protocols.v2.response import V2Answer, V2Reply, check_outputs, decode_infer_reply, render_infer
+from protocols.v2.schema import DynamicBatching
+from protocols.v2.tensors import NO_PARAMETERS, BytesData, Parameters, V2Error, V2Tensor
+
+__all__ = [
+    "EVENTS",
+    "EXTENSIONS",
+    "FRAMES",
+    "IHCL",
+    "NO_PARAMETERS",
+    "BytesData",
+    "DynamicBatching",
+    "FrameDecoder",
+    "InferCodec",
+    "ModelSignature",
+    "Parameters",
+    "RequestedOutput",
+    "TensorSpec",
+    "V2Answer",
+    "V2Error",
+    "V2Frame",
+    "V2Limits",
+    "V2Reply",
+    "V2Request",
+    "V2Tensor",
+    "check_outputs",
+    "decode_infer_reply",
+    "decode_streamed_reply",
+    "encode_frame",
+    "encode_infer_frame",
+    "encode_infer_request",
+    "failure_body",
+    "id_of",
+    "live_body",
+    "model_config",
+    "model_metadata",
+    "model_ready",
+    "parse_header_length",
+    "parse_infer",
+    "prefers_frames",
+    "ready_body",
+    "render_infer",
+    "server_metadata",
+    "split_frame",
+]

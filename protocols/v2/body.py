@@ -1,0 +1,290 @@
+"""The body that v2 requests and replies share: one JSON object, then the binary data of the tensors it describes."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import lru_cache
+from typing import Any, final
+
+import msgspec
+import numpy as np
+
+from protocols import strict_json
+from protocols.events import Buffer, Headers
+from protocols.v2.tensors import (
+    DATATYPES,
+    MAX_DIMS,
+    NO_PARAMETERS,
+    Array,
+    BytesData,
+    V2Error,
+    V2Tensor,
+    check_shape,
+    decode_binary,
+    encode_binary,
+    from_json,
+    show,
+    show_shape,
+    to_json,
+)
+
+IHCL = b"inference-header-content-length"
+JSON_FORM: Headers = ((b"content-type", b"application/json"),)
+_OCTETS = (b"content-type", b"application/octet-stream")
+_MAX_HEADER_LENGTH = 2**31 - 1  # Triton and its clients read it as an int32
+
+# Extensions of Triton that do not exist here. To ignore one would answer something else than what was asked.
+UNSUPPORTED = frozenset(("shared_memory_region", "shared_memory_byte_size", "shared_memory_offset"))
+
+
+@final
+@dataclass(frozen=True, slots=True, kw_only=True)
+class V2Limits:
+    """What one body may ask for: `json` bytes of JSON, nested to `depth`; `tensors` inputs, and as many outputs, of
+    `dims` dimensions each; `elements` of BYTES in all inputs together, each of which becomes an object."""
+
+    json: int = 64 * 1024 * 1024
+    depth: int = 64
+    tensors: int = 256
+    dims: int = MAX_DIMS
+    elements: int = 1_000_000
+
+    def check_elements(self, name: str, shape: tuple[int, ...], before: int) -> int:
+        """The number of BYTES elements with those of this input, going by its shape, and those `before` it. V2Error if there
+        are more than allowed."""
+        count = before + math.prod(shape)
+        if count > self.elements:
+            others = f", and those before it {before}" if before else ""
+            raise V2Error(
+                f"input {show(name)}: BYTES {show_shape(shape)} has {show(math.prod(shape))} elements{others}: the inputs "
+                f"of a request have at most {self.elements} of BYTES (limits.bytes_elements)"
+            )
+        return count
+
+
+DEFAULT_LIMITS = V2Limits()
+
+
+def parse_header_length(values: Sequence[bytes]) -> int | None:
+    """The value of `Inference-Header-Content-Length` from all fields of that name; None where there is none.
+
+    The field alone says how a body is read, whatever its content type: absent, it is all JSON; N above 0, it is N
+    bytes of JSON and then tensors; 0, it is the bytes of the only input. V2Error for anything but ASCII digits, for a
+    value above 2**31 - 1 and for fields that differ. (Triton's older readers took `abc` for 0 and `106xyz` for 106.)
+    """
+    if len(values) == 1:
+        return _header_length(values[0])
+    lengths = {_header_length(value) for value in values}
+    if len(lengths) > 1:
+        raise V2Error("Inference-Header-Content-Length is given twice with different values")
+    return lengths.pop() if lengths else None
+
+
+@lru_cache(maxsize=128)
+def _header_length(value: bytes) -> int:
+    # More digits than 20 are not read: CPython does so in quadratic time, and no length has them.
+    if not value.isdigit() or len(value) > 20 or int(value) > _MAX_HEADER_LENGTH:
+        got = show(value[:100].decode("latin-1"))
+        raise V2Error(f"Inference-Header-Content-Length must be a number of bytes up to {_MAX_HEADER_LENGTH}, got {got}")
+    return int(value)
+
+
+def split_body(body: Buffer, header_length: int | None, limits: V2Limits, what: str) -> tuple[dict[str, Any], memoryview]:
+    """The JSON object of a body, and the bytes that follow it. `what` names the body in errors."""
+    view = memoryview(body)
+    size = view.nbytes if header_length is None else header_length
+    if size > view.nbytes:
+        raise V2Error(f"Inference-Header-Content-Length is {size}, but the body has {view.nbytes} bytes")
+    if size > limits.json:
+        raise V2Error(f"the JSON of {what} is at most {limits.json} bytes (limits.json), got {size}", status=413)
+    data = body if size == view.nbytes else view[:size]
+    try:
+        head = strict_json.loads(data, depth=limits.depth, what=what, allow_nonfinite=True, duplicates=False)
+    except strict_json.JSONError as error:
+        missing = header_length is None and b"binary_data_size" in bytes(data)
+        hint = "; it seems to have binary data, but Inference-Header-Content-Length is missing" if missing else ""
+        raise V2Error(error.message + hint) from None
+    if type(head) is not dict:
+        raise V2Error(f"{what} must be a JSON object, got {show(head)}")
+    return head, view[size:]
+
+
+def read_string(head: dict[str, Any], member: str) -> str:
+    """A string member that may be absent: then, and where it is null, empty. pydantic writes null for what is not set,
+    so null is absence for every optional member here."""
+    value = head.get(member)
+    if value is None:
+        return ""
+    if type(value) is not str:
+        raise V2Error(f"{member} must be a string, got {show(value)}")
+    return value
+
+
+def read_parameters(owner: dict[str, Any], kind: str, name: str = "") -> dict[str, Any]:
+    """The parameters of the body (`kind` alone) or of a tensor, as a dict that belongs to the caller."""
+    parameters = owner.get("parameters")
+    if parameters is None:
+        return {}
+    if type(parameters) is not dict:
+        raise V2Error(f"parameters of {_what(kind, name)} must be an object, got {show(parameters)}")
+    for key, value in parameters.items():
+        if type(value) not in (str, int, float, bool) or (type(value) is float and not math.isfinite(value)):
+            raise V2Error(
+                f"parameter {show(key)} of {_what(kind, name)} must be a string, number or boolean, got {show(value)}"
+            )
+    if name and not UNSUPPORTED.isdisjoint(parameters):
+        key = min(UNSUPPORTED.intersection(parameters))
+        raise V2Error(f"{_what(kind, name)} has the parameter {key}, of an extension that is not implemented")
+    return parameters
+
+
+def _what(kind: str, name: str) -> str:
+    return f"{kind} {show(name)}" if name else kind
+
+
+def take_flag(parameters: dict[str, Any], key: str, kind: str, name: str = "") -> bool | None:
+    """Takes a boolean out of the parameters, because it is about the transfer and not for the model; None if absent."""
+    value = parameters.pop(key, None)
+    if value is not None and type(value) is not bool:
+        raise V2Error(f"{key} of {_what(kind, name)} must be true or false, got {show(value)}")
+    return value
+
+
+def read_entries(head: dict[str, Any], member: str, limits: V2Limits, *, optional: bool = False) -> list[dict[str, Any]]:
+    """The objects of `inputs` or `outputs`, each with a name that no other has."""
+    entries = head.get(member)
+    if entries is None and optional:
+        return []
+    if type(entries) is not list:
+        raise V2Error(f"{member} must be an array, got {show(entries) if member in head else 'nothing'}")
+    if len(entries) > limits.tensors:
+        raise V2Error(f"{member} has at most {limits.tensors} entries (limits.tensors), got {len(entries)}")
+    names = set()
+    for index, entry in enumerate(entries):
+        name = entry.get("name") if type(entry) is dict else None
+        if type(name) is not str or not name:
+            raise V2Error(f"{member}[{index}] must be an object with a name, got {show(entry)}")
+        if name in names:
+            raise V2Error(f"{member} has {show(name)} twice")
+        names.add(name)
+    return entries
+
+
+def read_tensors(
+    entries: Iterable[dict[str, Any]], rest: memoryview, header_length: int | None, limits: V2Limits, kind: str
+) -> tuple[V2Tensor, ...]:
+    """The tensors that `entries` describe, from their `data` or, in that order, from `rest`, which they must use up."""
+
+    def decode(datatype: str, shape: tuple[int, ...], at: int, size: int, name: str) -> Array | BytesData:
+        return decode_binary(datatype, shape, rest[at : at + size], name)
+
+    return describe_tensors(entries, rest.nbytes, header_length, limits, kind, decode)
+
+
+def describe_tensors(
+    entries: Iterable[dict[str, Any]],
+    given: int | None,
+    header_length: int | None,
+    limits: V2Limits,
+    kind: str,
+    decode: Callable[[str, tuple[int, ...], int, int, str], Array | BytesData],
+) -> tuple[V2Tensor, ...]:
+    """The tensors that `entries` describe, whose binary data are the `given` bytes behind the JSON; None where nobody has
+    said how many. `decode` makes the array of datatype, shape, the place of its bytes, their number, and name."""
+    tensors = []
+    at = elements = 0
+    for entry in entries:
+        name, datatype = entry["name"], entry.get("datatype")
+        if type(datatype) is not str or datatype not in DATATYPES:
+            raise V2Error(f"{_what(kind, name)}: datatype must be one of {', '.join(DATATYPES)}, got {show(datatype)}")
+        shape = check_shape(entry.get("shape"), name, dims=limits.dims)
+        if datatype == "BYTES" and kind == "input":
+            elements = limits.check_elements(name, shape, elements)
+        parameters = read_parameters(entry, kind, name)
+        data, size = entry.get("data"), parameters.pop("binary_data_size", None)
+        if (data is None) == (size is None):
+            missing = "neither data nor" if size is None else "both data and"
+            raise V2Error(f"{_what(kind, name)} has {missing} binary_data_size")
+        array: Array | BytesData
+        if size is None:
+            array = from_json(datatype, shape, data, name)
+        else:
+            _check_size(datatype, shape, size, kind, name)
+            if size and header_length is None:
+                raise V2Error(f"{_what(kind, name)} is binary, but Inference-Header-Content-Length is missing")
+            if given is not None and size > given - at:
+                left = given - at
+                raise V2Error(f"{_what(kind, name)} has {size} bytes of binary data, but only {left} are left in the body")
+            array = decode(datatype, shape, at, size, name)
+            at += size
+        tensors.append(V2Tensor(name=name, datatype=datatype, array=array, parameters=parameters or NO_PARAMETERS))
+    if given is not None and at != given:
+        raise V2Error(f"the {kind}s take {at} bytes of binary data, but {given} follow the JSON")
+    return tuple(tensors)
+
+
+def _check_size(datatype: str, shape: tuple[int, ...], size: object, kind: str, name: str) -> None:
+    """A size that contradicts its own shape is named before one that contradicts the body: it is the nearer cause."""
+    if type(size) is not int or not 0 <= size < 2**63:
+        raise V2Error(f"{_what(kind, name)}: binary_data_size must be a number of bytes, got {show(size)}")
+    expected = math.prod(shape) * DATATYPES[datatype].itemsize
+    if datatype != "BYTES" and size != expected:
+        takes = f"{datatype} {show_shape(shape)} takes {show(expected)} bytes"
+        raise V2Error(f"{_what(kind, name)}: {takes}, got binary_data_size {size}")
+
+
+def write_tensor(tensor: V2Tensor, *, binary: bool) -> tuple[dict[str, Any], list[Buffer]]:
+    """The JSON object of a tensor, and its binary data, which is empty for one that is written as JSON."""
+    if type(tensor.name) is not str or not tensor.name:
+        raise V2Error(f"a tensor has a name, which is a string, got {show(tensor.name)}", status=500)
+    entry: dict[str, Any] = {"name": tensor.name, "datatype": tensor.datatype, "shape": tensor.array.shape}
+    buffers: list[Buffer] = []
+    parameters = tensor.parameters
+    try:
+        if binary:
+            buffers = encode_binary(tensor.array, tensor.datatype)
+            parameters = {**parameters, "binary_data_size": sum(map(len, buffers))}
+        else:
+            entry["data"] = msgspec.Raw(to_json(tensor.array, tensor.datatype))
+    except V2Error as error:
+        raise V2Error(f"tensor {show(tensor.name)}: {error.message}", status=error.status) from None
+    if parameters:
+        entry["parameters"] = parameters
+    return entry, buffers
+
+
+def join_body(head: dict[str, Any], buffers: list[Buffer]) -> tuple[Headers, list[Buffer]]:
+    """The form (see `form_of`) and the buffers of a body."""
+    text = write_head(head)
+    return form_of(len(text), buffers), [text, *buffers]
+
+
+def write_head(head: dict[str, Any]) -> bytes:
+    """The JSON of an object in which nothing but a parameter can be what JSON has no words for: V2Error, status 500."""
+    try:
+        return msgspec.json.encode(head, enc_hook=_encode_other)
+    except (TypeError, ValueError, OverflowError) as error:  # UnicodeEncodeError is a ValueError
+        raise V2Error(f"a parameter is not what JSON can express: {show(str(error))}", status=500) from None
+
+
+def form_of(header_length: int, buffers: Sequence[Buffer]) -> Headers:
+    """The head fields that say how a body is read: so many bytes of JSON, and `buffers` of binary data. Without a
+    binary byte it is plain JSON and says so, as Triton's is."""
+    return (_OCTETS, (IHCL, b"%d" % header_length)) if buffers else JSON_FORM
+
+
+def with_length(form: Headers, buffers: Sequence[Buffer]) -> list[tuple[bytes, bytes]]:
+    """The form and the length of a body: all head fields that it needs."""
+    return [*form, (b"content-length", b"%d" % sum(map(len, buffers)))]
+
+
+def _encode_other(value: object) -> Any:
+    match value:
+        case np.generic():
+            return value.item()
+        case Mapping():
+            return dict(value)
+        case _:
+            raise TypeError(f"{type(value).__name__} is neither string, number nor boolean")

@@ -1,0 +1,259 @@
+"""The JSON bodies of v2's extensions that manage a server: statistics, repository, logging, shared memory."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any, Literal, TypeVar, final
+
+import msgspec
+
+from protocols import strict_json
+from protocols.events import Buffer
+from protocols.v2.tensors import V2Error
+
+_DEPTH = 64  # of any body here; none has use for more than two levels
+_SHOWN = 100
+
+Body = TypeVar("Body", bound="ModelIndexRequest | LoadRequest | UnloadRequest | LogChange")
+
+_Count = Annotated[int, msgspec.Meta(ge=0)]
+
+# -- statistics
+
+
+@final
+class Duration(msgspec.Struct, frozen=True):
+    """How often something happened, and how many nanoseconds it took in all."""
+
+    count: _Count
+    ns: _Count
+
+
+@final
+class InferenceStatistics(msgspec.Struct, frozen=True, kw_only=True):
+    """What became of a model's calls, on every wire. Each is counted once, at its end, as a success or as a failure. The
+    time of a success is that of its queue, compute_input, compute_infer and compute_output."""
+
+    success: Duration
+    fail: Duration
+    queue: Duration
+    """Waiting for one of the model's slots, of calls that succeeded."""
+    compute_input: Duration
+    """Reading the tensors of a request."""
+    compute_infer: Duration
+    """The model itself, with what it waits for: a session of parts lasts as long as its client wants."""
+    compute_output: Duration
+    """Writing the tensors of a reply."""
+    cache_hit: Duration
+    """There is no response cache: 0."""
+    cache_miss: Duration
+    cancel: Duration
+    """Those of `fail` whose client left before the answer was complete. Triton has no such member here."""
+
+
+@final
+class ResponseStatistics(msgspec.Struct, frozen=True, kw_only=True):
+    """What became of the nth responses of calls that may have many."""
+
+    compute_infer: Duration
+    compute_output: Duration
+    success: Duration
+    fail: Duration
+    empty_response: Duration
+    cancel: Duration
+
+
+@final
+class BatchStatistics(msgspec.Struct, frozen=True, kw_only=True):
+    """The executions of one batch size."""
+
+    batch_size: _Count
+    compute_input: Duration
+    compute_infer: Duration
+    compute_output: Duration
+
+
+@final
+class MemoryUsage(msgspec.Struct, frozen=True, kw_only=True):
+    """Memory that a model was loaded into."""
+
+    type: Literal["CPU"]
+    id: int
+    byte_size: _Count
+
+
+@final
+class Transfer(msgspec.Struct, frozen=True, kw_only=True):
+    """Bytes of the bodies of inference requests, and bytes that were copied or converted in user space, each time that one
+    was, until the model had its arrays. Triton has no such member."""
+
+    received_bytes: _Count
+    copied_bytes: _Count
+
+
+@final
+class ModelStatistics(msgspec.Struct, frozen=True, kw_only=True):
+    """The calls of one model since it was loaded."""
+
+    name: str
+    version: str
+    last_inference: _Count
+    """The end of the last call, in milliseconds since 1970; 0 where there was none."""
+    inference_count: _Count
+    """Inferences of calls that succeeded: each item of a batch is one."""
+    execution_count: _Count
+    """Calls of the model that succeeded."""
+    inference_stats: InferenceStatistics
+    response_stats: dict[str, ResponseStatistics]
+    """By the place of a response in its call, from 0 to 127."""
+    batch_stats: tuple[BatchStatistics, ...]
+    memory_usage: tuple[MemoryUsage, ...]
+    """What is reserved for a model that was loaded from a folder."""
+    transfer: Transfer
+
+
+@final
+class StatisticsReply(msgspec.Struct, frozen=True, kw_only=True):
+    """The statistics of the models that were asked for."""
+
+    model_stats: tuple[ModelStatistics, ...]
+
+
+# -- models
+
+
+@final
+class ModelList(msgspec.Struct, frozen=True, kw_only=True):
+    """The names of the models in service."""
+
+    models: tuple[str, ...]
+
+
+@final
+class ModelIndexRequest(msgspec.Struct, frozen=True, kw_only=True):
+    """Which models an index is to have."""
+
+    ready: bool = False
+    """Only those that answer."""
+
+
+@final
+class ModelIndexEntry(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """A model that is there, or that could be loaded."""
+
+    name: str
+    state: Literal["READY", "LOADING", "UNLOADING", "UNAVAILABLE"]
+    reason: str
+    version: str = ""
+    """Absent where only loading the model would tell."""
+
+
+@final
+class LoadParameters(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """There are none: a model is loaded as its folder or the configuration says."""
+
+
+@final
+class LoadRequest(msgspec.Struct, frozen=True, kw_only=True):
+    """How to load a model."""
+
+    parameters: LoadParameters = LoadParameters()
+
+
+@final
+class UnloadParameters(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """`unload_dependents` is accepted: no model depends on another."""
+
+    unload_dependents: bool = False
+
+
+@final
+class UnloadRequest(msgspec.Struct, frozen=True, kw_only=True):
+    """How to unload a model."""
+
+    parameters: UnloadParameters = UnloadParameters()
+
+
+@final
+class LoadReply(msgspec.Struct, frozen=True, kw_only=True):
+    """The model answers."""
+
+    name: str
+    load: Literal[True] = True
+
+
+@final
+class UnloadReply(msgspec.Struct, frozen=True, kw_only=True):
+    """Nothing of the model is left, if there was one."""
+
+    name: str
+    unload: Literal[True] = True
+
+
+# -- the log
+
+
+@final
+class LogSettings(msgspec.Struct, frozen=True, kw_only=True):
+    """What the server logs. Each severity includes those above it."""
+
+    log_file: str
+    log_info: bool
+    log_warning: bool
+    log_error: bool
+    log_verbose_level: _Count
+    log_format: str
+
+
+@final
+class LogChange(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """What is to change; null and absent members do not. What is switched on takes what is more severe with it, what is
+    switched off what is less. The file and the format are those that the server was started with."""
+
+    log_file: str | None = None
+    log_info: bool | None = None
+    log_warning: bool | None = None
+    log_error: bool | None = None
+    log_verbose_level: _Count | None = None
+    log_format: str | None = None
+
+
+# -- shared memory
+
+
+@final
+class SharedMemoryRegion(msgspec.Struct, frozen=True, kw_only=True):
+    """A registered region of shared memory: there is none."""
+
+    name: str
+
+
+@final
+class Done(msgspec.Struct, frozen=True):
+    """It was done, and there is nothing to say about it."""
+
+
+def decode(body: Buffer, kind: type[Body], what: str) -> Body:
+    """The request in a body; an empty one is one without members. V2Error, which begins with `what`, for anything else."""
+    if not len(body):
+        return kind()
+    try:
+        value = strict_json.loads(body, depth=_DEPTH, what=what, duplicates=False)
+    except strict_json.JSONError as e:
+        raise V2Error(e.message) from None
+    if kind is LoadRequest:
+        _refuse_overrides(value, what)
+    try:
+        return msgspec.convert(value, kind)
+    except msgspec.ValidationError as e:
+        raise V2Error(f"{what}: {str(e)[: 2 * _SHOWN]}") from None
+
+
+def _refuse_overrides(value: Any, what: str) -> None:
+    """Triton's names for what takes the place of a model's own files."""
+    parameters = value.get("parameters") if isinstance(value, dict) else None
+    for name in parameters if isinstance(parameters, dict) else ():
+        if name == "config" or name.startswith("file:"):
+            raise V2Error(
+                f"{what}: parameter {name[:_SHOWN]!r} is not accepted: a model is loaded as its folder or the configuration "
+                "says"
+            )

@@ -1,0 +1,239 @@
+"""Inference requests (v2) of the shape that clients send, decoded into their types at once; the others are left."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from typing import Final, TypeAlias
+
+import msgspec
+
+from protocols import strict_json
+from protocols.v2.body import DEFAULT_LIMITS, UNSUPPORTED, V2Limits
+from protocols.v2.metadata import ModelSignature
+from protocols.v2.numbers import read_numbers
+from protocols.v2.request import RequestedOutput, V2Request, check_inputs, check_output
+from protocols.v2.tensors import (
+    DATATYPES,
+    NO_PARAMETERS,
+    Array,
+    BytesData,
+    V2Error,
+    V2Tensor,
+    bytes_apart,
+    decode_binary,
+    from_json,
+)
+
+_Scalars: TypeAlias = dict[str, str | int | float | bool]
+Numbers: TypeAlias = list[int | float | list[int | float]]
+
+LARGE: Final = 2048
+"""Bytes of JSON from which on the numbers of its inputs are read apart from it."""
+
+_DEPTH = 5  # of what is read here: the request, its inputs, one of them, its data and a row of that
+_LARGEST_HEAD = 4096  # bytes beside the numbers that may all be floats of which the decoder takes 8 us each
+_MARK = b"0e-00"  # with a number after it, what stands in a head for the data that were taken out of it
+_TO_DATA = re.compile(rb"[ \t\n\r]*:[ \t\n\r]*(?=\[)")
+
+
+class _Input(msgspec.Struct, forbid_unknown_fields=True, gc=False):
+    name: str
+    datatype: str
+    shape: tuple[int, ...]
+    data: Numbers | None = None
+    parameters: _Scalars | None = None
+
+
+class _MarkedInput(msgspec.Struct, forbid_unknown_fields=True, gc=False):
+    name: str
+    datatype: str
+    shape: tuple[int, ...]
+    data: msgspec.Raw = None  # type: ignore[assignment]  # Raw can be in no union, and defaults are not checked
+    parameters: _Scalars | None = None
+
+
+class _Output(msgspec.Struct, forbid_unknown_fields=True, gc=False):
+    name: str
+    parameters: _Scalars | None = None
+
+
+class _Head(msgspec.Struct, forbid_unknown_fields=True, gc=False):
+    inputs: list[_Input]
+    outputs: list[_Output] | None = None
+    parameters: _Scalars | None = None
+    id: str | None = None
+    model_name: str | None = None  # KServe's client sends it; it means nothing
+
+
+class _MarkedHead(_Head, forbid_unknown_fields=True, gc=False):
+    inputs: list[_MarkedInput]  # type: ignore[assignment]
+
+
+_decode = msgspec.json.Decoder(_Head).decode
+_decode_marked = msgspec.json.Decoder(_MarkedHead).decode
+
+
+def read_typed(
+    text: bytes, rest: memoryview | None, signature: ModelSignature, limits: V2Limits = DEFAULT_LIMITS
+) -> V2Request | None:
+    """What `parse_infer` makes of a body of that JSON text, within `limits.json`, and the bytes after it; `rest` None
+    is a body without Inference-Header-Content-Length. None where the answer may be an error or takes another reader:
+    members that are not known, null, text as data, a byte order mark."""
+    if limits.depth < _DEPTH:
+        return None
+    apart = None
+    try:
+        if len(text) < LARGE:
+            head, beside = _decode(text), text
+        else:
+            apart = _Apart(text, limits)
+            head, beside = _decode_marked(apart.beside), apart.beside
+        members = _count_members(head)  # before some are taken out
+        read = _read_inputs(head.inputs, rest, limits, apart, len(text))
+        outputs = _read_outputs(head.outputs, limits, signature) if head.outputs else ()
+        if read is None or outputs is None or not strict_json.is_plain(beside, members):
+            return None
+        inputs, copied = read
+        check_inputs(inputs, signature)
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError, V2Error):
+        return None
+    parameters, binary_default = head.parameters, False
+    if parameters:
+        flag = parameters.pop("binary_data_output", False)
+        if type(flag) is not bool or any(key.startswith("triton_") for key in parameters):
+            return None
+        binary_default = flag
+    return V2Request(
+        id=head.id or "",
+        parameters=parameters or NO_PARAMETERS,
+        inputs=inputs,
+        outputs=outputs,
+        binary_default=binary_default,
+        copied=copied,
+    )
+
+
+class _Apart:
+    """A text taken apart: `beside` is it with a mark in place of each `data` that may be an array of numbers.
+
+    What stands around a JSON value does not depend on it. So where `beside` is a request and the marks are the values
+    of its inputs' `data`, and what was taken out is good, the text is that request with these data. A mark stands for
+    nothing else: it is not in the text. V2Error where the text is to be read otherwise.
+    """
+
+    __slots__ = ("_deepest", "_next", "_places", "_text", "beside")
+
+    def __init__(self, text: bytes, limits: V2Limits) -> None:
+        self._text, self._deepest, self._next = text, limits.depth - _DEPTH + 2, 0
+        self._places: list[tuple[int, int]] = []
+        pieces, at, key = [], 0, text.find(b'"data"')
+        while key >= 0:
+            start = key + len(b'"data"')
+            if colon := _TO_DATA.match(text, start):
+                start = colon.end()
+                end = _end_of_numbers(text, start)
+                if not end or len(self._places) == limits.tensors:
+                    raise V2Error("data is no array of numbers")
+                pieces.append(text[at:start])
+                self._places.append((start, end))
+                at = start = end
+            key = text.find(b'"data"', start)
+        pieces.append(text[at:])
+        size = sum(map(len, pieces))
+        if size > _LARGEST_HEAD or any(_MARK in piece for piece in pieces):
+            raise V2Error("there is more than numbers")
+        self.beside = b"".join([b"%b%b%d" % (piece, _MARK, n) for n, piece in enumerate(pieces[:-1])] + pieces[-1:])
+
+    def read(self, mark: Numbers | msgspec.Raw, datatype: str, shape: tuple[int, ...]) -> Array | None:
+        """The array of the next data, for which `mark` stands; None where it is to be read otherwise."""
+        index = self._next
+        if type(mark) is not msgspec.Raw or bytes(mark) != b"%b%d" % (_MARK, index) or len(shape) > self._deepest:
+            return None
+        self._next += 1
+        return read_numbers(self._text, *self._places[index], datatype, shape)
+
+    @property
+    def done(self) -> bool:
+        """Whether all that was taken out has been read."""
+        return self._next == len(self._places)
+
+
+def _end_of_numbers(text: bytes, start: int) -> int:
+    """Where an array that begins at `start` ends if it is one of numbers, which have neither quote nor brace; or 0."""
+    stop = text.find(b'"', start)
+    if stop < 0:
+        stop = len(text)
+    brace = text.find(b"}", start, stop)
+    return text.rfind(b"]", start, stop if brace < 0 else brace) + 1
+
+
+def _count_members(head: _Head | _MarkedHead) -> int:
+    """The members of all objects, where none was there twice. A null counts as none: then the text has more."""
+    count = 1 + (head.id is not None) + (head.model_name is not None)
+    if head.parameters is not None:
+        count += 1 + len(head.parameters)
+    for tensor in head.inputs:
+        count += 3 if tensor.data is None else 4
+        if tensor.parameters is not None:
+            count += 1 + len(tensor.parameters)
+    if head.outputs is not None:
+        count += 1
+        for output in head.outputs:
+            count += 1 if output.parameters is None else 2 + len(output.parameters)
+    return count
+
+
+def _read_inputs(
+    entries: Sequence[_Input | _MarkedInput], rest: memoryview | None, limits: V2Limits, apart: _Apart | None, length: int
+) -> tuple[tuple[V2Tensor, ...], int] | None:
+    """The inputs, and the bytes that were copied or converted for them; `length` are those of the text."""
+    tensors, names, at, read, copied = [], set(), 0, 0, 0
+    given = 0 if rest is None else rest.nbytes
+    elements = 0
+    for entry in entries:
+        name, datatype, shape, parameters = entry.name, entry.datatype, entry.shape, entry.parameters
+        if not name or datatype not in DATATYPES or len(shape) > limits.dims or (shape and min(shape) < 0):
+            return None
+        if datatype == "BYTES":
+            elements = limits.check_elements(name, shape, elements)
+        size = parameters.pop("binary_data_size", None) if parameters else None
+        if parameters and not UNSUPPORTED.isdisjoint(parameters):
+            return None
+        data = entry.data
+        array: Array | BytesData | None
+        if size is None and data is not None:
+            array = apart.read(data, datatype, shape) if apart else from_json(datatype, shape, data, name, numbers=True)
+            if array is None:
+                return None
+            read = length
+        elif rest is not None and type(size) is int and 0 <= size <= given - at and data is None:
+            view = rest[at : at + size]
+            array = decode_binary(datatype, shape, view, name)
+            at += size
+            if datatype == "BOOL":
+                copied += bytes_apart(array, view)
+        else:
+            return None
+        tensors.append(V2Tensor(name=name, datatype=datatype, array=array, parameters=parameters or NO_PARAMETERS))
+        names.add(name)
+    if at != given or not len(names) == len(tensors) <= limits.tensors or (apart and not apart.done):
+        return None
+    return tuple(tensors), copied + read
+
+
+def _read_outputs(entries: list[_Output], limits: V2Limits, signature: ModelSignature) -> tuple[RequestedOutput, ...] | None:
+    outputs, names = [], set()
+    for entry in entries:
+        name, binary = entry.name, None
+        check_output(name, signature)
+        if entry.parameters:
+            if len(entry.parameters) > 1:
+                return None
+            flag = entry.parameters.get("binary_data")
+            if type(flag) is not bool:
+                return None
+            binary = flag
+        outputs.append(RequestedOutput(name=name, binary=binary))
+        names.add(name)
+    return tuple(outputs) if "" not in names and len(names) == len(outputs) <= limits.tensors else None

@@ -1,0 +1,7 @@
+"""WebSocket, either role."""
+
+from protocols.websocket.connection import WebSocketConnection, WebSocketLimits
+
+__all__ = [
+    "WebSocketConnection", "WebSocketLimits",
+]  # fmt: skip

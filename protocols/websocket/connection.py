@@ -1,0 +1,634 @@
+"""The WebSocket machine: data frames byte for byte, everything else by wsproto (RFC 6455)."""
+
+from __future__ import annotations
+
+from codecs import IncrementalDecoder, getincrementaldecoder
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from itertools import chain
+from typing import Literal, TypeAlias, assert_never, final
+
+from wsproto.frame_protocol import LOCAL_ONLY_CLOSE_REASONS, CloseReason
+
+from protocols.errors import LocalProtocolError, RemoteProtocolError
+from protocols.events import (
+    NEED_DATA,
+    Buffer,
+    Close,
+    ConnectionEnd,
+    Frame,
+    FrameEvent,
+    Opcode,
+    Ping,
+    Pong,
+    Sent,
+    Signal,
+)
+from protocols.roles import Role
+from protocols.websocket.frames import (
+    CONTINUING,
+    FIN,
+    MASKED,
+    OPENING,
+    Landing,
+    Lane,
+    Run,
+    flat,
+    mask,
+    read_clear,
+    read_header,
+    read_masked,
+    unmask,
+    write_header,
+)
+from protocols.websocket.library import CONTROL, Control, ControlFrame, Library, Violation
+
+STREAM: Literal[1] = 1
+"""The stream id in `Sent`: a WebSocket connection is one stream."""
+
+LARGE = 65536
+"""Frames with a payload of this many bytes or more are received into memory of their own."""
+
+# Below this a copy costs less than one more buffer in the list that the kernel is given.
+_BY_REFERENCE = 4096
+
+_CONTINUATION = Opcode.CONTINUATION
+_OPCODES = (Opcode.CONTINUATION, Opcode.TEXT, Opcode.BINARY)
+_END = ConnectionEnd()
+
+Received: TypeAlias = FrameEvent | ConnectionEnd | Signal
+
+
+@final
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WebSocketLimits:
+    """What one connection may cost, in bytes where nothing else is said. None means no limit."""
+
+    part: int = 16 * 1024 * 1024
+    """The payload of one frame received."""
+
+    message: int | None = None
+    """The sum over the fragments of one message received. Nothing holds them together here, so it is off by default."""
+
+    fragments: int | None = None
+    """Frames in one message received."""
+
+    check_utf8: bool = False
+    """Whether text messages received must be UTF-8; the check sees messages, not frames, and changes no byte."""
+
+    send_buffer: int = 65536
+    """What `room` starts from."""
+
+    pings_burst: int = 20
+    """Pings that the peer may send at once. The machine has no clock and only counts them (`pings_received`)."""
+
+    pings_rate: float = 5.0
+    """Pings a second that the peer may send, see `pings_burst`."""
+
+
+_DEFAULT_LIMITS = WebSocketLimits()
+
+
+@final
+class WebSocketConnection:
+    """One end of an open WebSocket, after the handshake and without extensions.
+
+    Feed it with `receive_data` (or `get_buffer` and `buffer_updated`) and `receive_eof`, pull with `next_event`; give
+    out what `data_to_send` holds and say `data_sent`. Frames are neither merged nor split nor looked into: each data
+    frame on the wire is one Frame, and control frames between the fragments of a message come in their place.
+
+    Pings are answered and Close is echoed by the machine; both are reported too. When the peer breaks the protocol,
+    `next_event` raises RemoteProtocolError with the close code as `wire_code`, then and at each later call; the Close
+    that says so is in the output, unless ours was there before.
+
+    `mask` gives four unpredictable bytes for each frame that a client sends (RFC 6455 section 5.3); the client role
+    demands it. `allocate` is asked once for the memory of each frame of LARGE bytes or more, after the limits; where it
+    gives None, the connection ends with code 1013.
+
+    `lane` False sends data frames, too, through wsproto (`Library`): the same events, errors and bytes for many times
+    the cost; payloads are then queued by copy. So it is also where wsproto is not as the lane needs it, which importing
+    `protocols.websocket.library` warns of.
+    """
+
+    __slots__ = (
+        "_allocate",
+        "_at",
+        "_control",
+        "_decoder",
+        "_eof",
+        "_error",
+        "_fragments",
+        "_given",
+        "_inbox",
+        "_landing",
+        "_large",
+        "_legal",
+        "_library",
+        "_mask",
+        "_masked",
+        "_message_bytes",
+        "_most",
+        "_outbox",
+        "_pong",
+        "_queued",
+        "_read",
+        "_ready",
+        "_rest",
+        "_sending_message",
+        "_sends_plain",
+        "_straight",
+        "close_code",
+        "close_received",
+        "close_sent",
+        "limits",
+        "pings_received",
+        "role",
+        "unconsumed",
+    )
+
+    def __init__(
+        self,
+        role: Role,
+        limits: WebSocketLimits = _DEFAULT_LIMITS,
+        *,
+        mask: Callable[[], bytes] | None = None,
+        allocate: Callable[[int], bytearray | memoryview | None] = bytearray,
+        lane: bool = True,
+    ) -> None:
+        if role is Role.CLIENT and mask is None:
+            raise LocalProtocolError("mask: the client role needs a source of masking keys")
+        self.role = role
+        self.limits = limits
+        self.close_code: int | None = None
+        """The connection's close code as RFC 6455 section 7.1.5 has it: the one received, 1005 for a Close without one,
+        1006 when the end came without a Close or by a violation; None before all this."""
+        self.close_sent = False
+        """Our Close is queued; no further frame can be."""
+        self.close_received = False
+        self.pings_received = 0
+        self.unconsumed = 0
+        """Payload bytes given out in Frames and not yet credited."""
+
+        self._masked = role is Role.SERVER
+        self._mask = mask if role is Role.CLIENT else None
+        self._allocate = allocate
+        library = None if lane and role in CONTROL else Library(role)
+        self._library = library
+        self._control: Control | Library = CONTROL[role] if library is None else library
+        self._error: RemoteProtocolError | None = None
+        self._eof = False
+
+        # bytes as long as one read holds whole frames, a bytearray once another had to be added.
+        self._inbox: bytes | bytearray = b""
+        self._at = 0
+        self._ready: Run = []
+        """Frames decoded ahead, as many as came together; their bytes are unread until they are given out."""
+        self._read = read_masked if role is Role.SERVER else read_clear
+        self._legal = OPENING
+        plain = library is None and not limits.check_utf8 and limits.message is limits.fragments is None
+        self._most = min(limits.part, LARGE - 1) if plain else -1
+        self._straight = plain
+        """Data frames of at most `_most` bytes need no look at anything but the inbox."""
+        self._landing: Landing | None = None
+        self._fragments = 0
+        self._message_bytes = 0
+        self._decoder: IncrementalDecoder | None = None
+
+        # Frames in pieces, of which no byte has been given out; then the pieces, last one first, of one that has begun.
+        self._outbox: list[tuple[Buffer, ...]] = []
+        self._rest: list[Buffer] = []
+        self._large = False
+        self._pong: bytes | None = None
+        self._queued = 0
+        self._given = 0
+        self._sending_message = False
+        self._sends_plain = library is None and self._mask is None
+
+    # Receiving
+
+    def receive_data(self, data: Buffer) -> None:
+        """Stores what was read. Bytes after the peer's Close or violation are dropped: nobody will look at them."""
+        inbox = self._inbox
+        if self._straight and not inbox:
+            self._inbox = bytes(data)
+            return
+        if self._eof:
+            raise LocalProtocolError("receive_data after receive_eof")
+        if self.close_received or self._error is not None:
+            return
+        if not isinstance(inbox, bytearray):
+            self._inbox = inbox = bytearray(inbox)
+        if self._at:
+            del inbox[: self._at]
+            self._at = 0
+        inbox += data
+
+    def close(self) -> None:
+        """The transport is gone: gives up what is held for it, in both directions, the memory of a frame under way
+        included."""
+        self.receive_eof()
+        self._landing = None
+        self._consume(len(self._inbox))
+        self._ready.clear()
+        self._outbox.clear()
+        self._rest.clear()
+
+    def receive_eof(self) -> None:
+        """The peer closed its side of the transport. What came before is still to be pulled."""
+        self._eof = True
+        self._straight = False
+
+    def get_buffer(self) -> memoryview | None:
+        """Where the next bytes from the transport belong, when they are the rest of a large frame and of nothing else;
+        then they need no `receive_data`. None at all other times."""
+        if self._landing is None or not self._landing.missing or self.unread or self._eof:
+            return None
+        return self._landing.rest
+
+    def buffer_updated(self, n: int) -> None:
+        """The first n bytes of what `get_buffer` gave are filled."""
+        if self._landing is None or self.get_buffer() is None or not 0 <= n <= self._landing.missing:
+            raise LocalProtocolError(f"buffer_updated: {n} bytes that get_buffer did not offer")
+        self._landing.advance(n)
+
+    @property
+    def unread(self) -> int:
+        """Bytes received that wait for `next_event`. A large frame under way is not among them: its memory was
+        accounted for by `allocate`, and it must be read to its end before it can be given out. Smaller frames are:
+        a bound on `unread` below LARGE and a header would never let one of them complete."""
+        return len(self._inbox) - self._at
+
+    def next_event(self) -> Received:
+        """The next Frame, Ping, Pong or Close; NEED_DATA; or, when the transport has ended, ConnectionEnd again and
+        again. After Close only these two come. Raises RemoteProtocolError, again and again, once the peer has
+        broken the protocol or a limit."""
+        if self._ready:
+            return self._next_ready()
+        if self._straight:
+            if not self._inbox:
+                return NEED_DATA
+            found = self._read(self._inbox, self._at, self._legal, self._most)
+            if type(found) is Frame:
+                self._inbox, self._at = b"", 0
+                self._legal = OPENING if found.fin else CONTINUING
+                self.unconsumed += len(found.data)
+                return found
+            if found:
+                self._legal = OPENING if found[0][0].fin else CONTINUING
+                self._ready = found
+                return self._next_ready()
+        return self._next_unusual()
+
+    def _next_ready(self) -> Frame:
+        frame, size = self._ready.pop()
+        self._at = at = self._at + size
+        if at == len(self._inbox):
+            self._inbox, self._at = b"", 0
+        self.unconsumed += len(frame.data)
+        return frame
+
+    def _next_unusual(self) -> Received:
+        if self._error is not None:
+            raise self._error.again()
+        try:
+            event = self._next_frame() if self._landing is None else self._land(self._landing)
+        except Violation as violation:
+            self._error = self._broken(violation)
+        else:
+            if event is NEED_DATA and self._eof:
+                if self.close_code is None:
+                    self.close_code = CloseReason.ABNORMAL_CLOSURE.value
+                return _END
+            return event
+        raise self._error.again()
+
+    def _next_frame(self) -> Received:
+        inbox, at, library = self._inbox, self._at, self._library
+        header = read_header(inbox, at, self._masked) if library is None else library.read_header(inbox, at)
+        if header is Lane.MORE:
+            return NEED_DATA
+        if header is Lane.OTHER:
+            return self._next_control()
+        length, start = header
+        first = inbox[at]
+        opcode, fin = _OPCODES[first & 3], first >= FIN
+        self._check(opcode, fin, length)
+        if length >= LARGE:
+            return self._start_landing(opcode, fin, length, start)
+        end = start + length
+        if end > len(inbox):
+            return NEED_DATA
+        if library is not None:
+            payload = library.payload(inbox, at, end)
+        elif self._masked:
+            payload = unmask(inbox, start, end)
+        else:
+            payload = bytes(inbox[start:end])
+        self._consume(end)
+        return self._frame(opcode, fin, payload)
+
+    def _check(self, opcode: Opcode, fin: bool, length: int) -> None:
+        limits = self.limits
+        due = self._legal is CONTINUING
+        in_turn = (opcode is _CONTINUATION) is due if self._library is None else self._library.in_turn(opcode, fin)
+        if not in_turn:
+            expected = "a continuation" if due else "a new message"
+            raise Violation(CloseReason.PROTOCOL_ERROR, f"expected {expected}, got a frame with opcode {opcode:d}")
+        if length > limits.part:
+            reason = f"a frame of {length} bytes exceeds the limit part, {limits.part}"
+        elif limits.message is not None and self._message_bytes + length > limits.message:
+            reason = f"the message exceeds the limit message, {limits.message} bytes"
+        elif limits.fragments is not None and self._fragments >= limits.fragments:
+            reason = f"the message exceeds the limit fragments, {limits.fragments}"
+        else:
+            return
+        raise Violation(CloseReason.MESSAGE_TOO_BIG, reason)
+
+    def _start_landing(self, opcode: Opcode, fin: bool, length: int, start: int) -> Received:
+        memory = self._allocate(length)
+        if memory is None:
+            raise Violation(CloseReason.TRY_AGAIN_LATER, f"no memory is free for a frame of {length} bytes")
+        header = self._inbox[self._at : start]
+        if self._library is not None:
+            landing = self._library.landing(opcode, fin, header, memory)
+        else:
+            landing = Landing(opcode, fin, bytes(header[-4:]) if self._masked else None, memory)
+        self._landing, self._straight = landing, False
+        self._consume(start)
+        return self._land(landing)
+
+    def _land(self, landing: Landing) -> Received:
+        n = min(self.unread, landing.missing)
+        if n:
+            with memoryview(self._inbox) as inbox:
+                landing.rest[:n] = inbox[self._at : self._at + n]
+            self._consume(self._at + n)
+            landing.advance(n)
+        if landing.missing:
+            return NEED_DATA
+        self._landing, self._straight = None, self._most >= 0 and not self._eof
+        return self._frame(landing.opcode, landing.fin, landing.buffer)
+
+    def _frame(self, opcode: Opcode, fin: bool, payload: bytes | bytearray | memoryview) -> Frame:
+        if not self._is_text(opcode, fin, payload):
+            raise Violation(CloseReason.INVALID_FRAME_PAYLOAD_DATA, "a text message is not UTF-8")
+        if fin:
+            self._legal = OPENING
+            self._fragments = self._message_bytes = 0
+        else:
+            self._legal = CONTINUING
+            self._fragments += 1
+            self._message_bytes += len(payload)
+        self.unconsumed += len(payload)
+        return Frame(opcode=opcode, fin=fin, data=payload)
+
+    def _is_text(self, opcode: Opcode, fin: bool, payload: bytes | bytearray | memoryview) -> bool:
+        """False for what should be UTF-8 and is not, if anyone asks."""
+        check = self.limits.check_utf8
+        if self._library is not None:
+            return self._library.complete(fin, bytes(payload) if check else b"")
+        if check and opcode is Opcode.TEXT:
+            self._decoder = getincrementaldecoder("utf-8")()
+        if self._decoder is None:
+            return True
+        try:
+            for at in range(0, len(payload), LARGE):  # in pieces: the text that is made of each is not kept
+                self._decoder.decode(payload[at : at + LARGE])
+            if fin:
+                self._decoder.decode(b"", True)
+        except UnicodeDecodeError:
+            return False
+        if fin:
+            self._decoder = None
+        return True
+
+    def _consume(self, end: int) -> None:
+        if end == len(self._inbox):
+            self._inbox, end = b"", 0
+        self._at = end
+
+    def _next_control(self) -> Received:
+        """A control frame or, of a malformed header, more than wsproto needs to refuse it."""
+        inbox, at = self._inbox, self._at
+        end = at + 2 + (4 if inbox[at + 1] & MASKED else 0) + (inbox[at + 1] & 0x7F)
+        event = self._control.read(bytes(inbox[at:end]))
+        match event:
+            case None:
+                return NEED_DATA
+            case Close(code=code):
+                self.close_received, self._straight = True, False
+                self.close_code = CloseReason.NO_STATUS_RCVD.value if code is None else code
+                end = len(inbox)
+                if not self.close_sent:
+                    self._queue_close(event)
+            case Ping(data=data):
+                self.pings_received += 1
+                if not self.close_sent:
+                    self._answer(Pong(data=data))
+        self._consume(end)
+        return event
+
+    def _broken(self, violation: Violation) -> RemoteProtocolError:
+        if not self.close_sent:
+            self._queue_close(Close(code=violation.code, reason=violation.reason))
+        self.close_code = CloseReason.ABNORMAL_CLOSURE.value
+        self._landing, self._straight = None, False
+        self._consume(len(self._inbox))
+        return RemoteProtocolError(f"WebSocket: {violation.reason}", wire_code=int(violation.code))
+
+    def credit(self, n: int) -> None:
+        """The consumer took n payload bytes. WebSocket has no window, so this only moves `unconsumed`: whoever reads
+        the transport stops while that and `unread` are large."""
+        if not 0 <= n <= self.unconsumed:
+            raise LocalProtocolError(f"credit: {n} bytes, of {self.unconsumed} given out")
+        self.unconsumed -= n
+
+    # Sending
+
+    @property
+    def is_open(self) -> bool:
+        """Whether frames can be sent: no Close was queued or received, and the transport has not ended."""
+        return not (self.close_sent or self.close_received or self._eof)
+
+    @property
+    def closed(self) -> bool:
+        """Whether both Closes have gone, each its way; then the server closes the transport (section 7.1.1)."""
+        return self.close_sent and self.close_received
+
+    def send(self, event: Frame | Close | Ping) -> None:
+        """Queues one frame. Raises LocalProtocolError, and queues nothing, where the connection is closing, a
+        continuation is due or is not, a Ping is longer than 125 bytes, or a close code may not be sent.
+
+        The data of a Frame must not change until it is written (`send_frame`). A Close is the last frame; a reason
+        longer than 123 bytes of UTF-8 is cut at a character.
+        """
+        match event:
+            case Frame(opcode=opcode, fin=fin, data=data):
+                self.send_frame(opcode, fin, (data,))
+            case Ping(data=data):
+                self._demand_open("Ping")
+                if len(data) > 125:
+                    raise LocalProtocolError(f"Ping: expected at most 125 bytes, got {len(data)}")
+                self._push(self._controlled(event))
+            case Close():
+                self._demand_open("Close")
+                self._queue_close(_own_close(event))
+            case _:
+                assert_never(event)
+
+    def send_frame(self, opcode: Opcode, fin: bool, buffers: Sequence[Buffer]) -> None:
+        """Queues `buffers`, in order, as one data frame. Raises as `send` does.
+
+        A server's payload of 4 KiB or more is queued by reference: its memory must not change until it is written. A
+        client's is copied as it is masked.
+        """
+        if self.close_sent or self._eof:
+            self._demand_open("Frame")
+        if (opcode is _CONTINUATION) is not self._sending_message:
+            due = "is due" if self._sending_message else "is not due"
+            raise LocalProtocolError(f"a continuation {due}, cannot send a frame with opcode {opcode:d}")
+        self._sending_message = not fin
+        first = opcode | FIN if fin else opcode
+        if len(buffers) == 1 and type(data := buffers[0]) is bytes and data and self._sends_plain:
+            head = write_header(first, len(data), 0)
+            self._outbox.append((head, data))
+            self._queued += len(head) + len(data)
+            if len(data) >= _BY_REFERENCE:
+                self._large = True
+            return
+        parts = [part for buffer in buffers if len(part := flat(buffer))]
+        length = sum(map(len, parts))
+        if self._library is not None:
+            self._push(self._with_own_key(self._library.write_frame(opcode, fin, b"".join(parts))))
+        elif self._mask is not None:
+            key = self._mask()
+            self._push(write_header(first, length, MASKED) + key, mask(b"".join(parts), key))
+        elif length < _BY_REFERENCE:
+            self._push(write_header(first, length, 0), *map(bytes, parts))
+        else:
+            self._push(write_header(first, length, 0), *parts)
+
+    def room(self) -> int:
+        """Bytes that may still be queued: the limit send_buffer less what is queued or given out and not yet written,
+        and never below 0. Nothing is refused for lack of room; to wait for it is the caller's part."""
+        room = self.limits.send_buffer - self._queued
+        return room if room > 0 else 0
+
+    def data_to_send(self, at_most: int = 65536) -> list[Buffer]:
+        """At most `at_most` bytes to write, in order; empty when nothing waits. Small buffers come as one.
+
+        They stay queued until `data_sent`, which must come before the next call. A Pong goes ahead of every frame of
+        which no byte has been given out.
+        """
+        if self._given:
+            raise LocalProtocolError("data_to_send before data_sent for the buffers given out last")
+        outbox = self._outbox
+        if self._rest or self._pong is not None or self._queued > at_most:
+            return _together(self._cut(at_most))
+        if not outbox:
+            return []
+        self._given = self._queued
+        pieces = outbox[0] if len(outbox) == 1 else chain.from_iterable(outbox)
+        buffers: list[Buffer] = _together(pieces) if self._large else [b"".join(pieces)]
+        outbox.clear()
+        self._large = False
+        return buffers
+
+    def _cut(self, at_most: int) -> list[Buffer]:
+        """The pieces of what goes first, the last one cut so that they are `at_most` bytes."""
+        pieces: list[Buffer] = []
+        rest, begun = self._rest, 0
+        while (left := at_most - self._given) > 0:
+            if not rest:
+                if self._pong is not None:
+                    rest.append(self._pong)
+                    self._pong = None
+                elif begun < len(self._outbox):
+                    rest.extend(reversed(self._outbox[begun]))
+                    begun += 1
+                else:
+                    break
+            piece = rest.pop()
+            if len(piece) > left:
+                view = memoryview(piece)
+                rest.append(view[left:])
+                piece = view[:left]
+            self._given += len(piece)
+            pieces.append(piece)
+        del self._outbox[:begun]
+        return pieces
+
+    def data_sent(self) -> Sent:
+        """What `data_to_send` gave out last is with the kernel. `ended` names the stream when our Close was its end."""
+        if not self._given:
+            return Sent()
+        self._queued -= self._given
+        self._given = 0
+        ended = self.close_sent and not self._queued
+        return Sent(room=[STREAM], ended=[STREAM] if ended else [])
+
+    def _demand_open(self, what: str) -> None:
+        if not self.is_open:
+            why = "our Close is queued" if self.close_sent else "the transport has ended"
+            raise LocalProtocolError(f"cannot send a {what}: {why}")
+
+    def _push(self, *pieces: Buffer) -> None:
+        # An empty piece could be left over alone, and be given out as if it were something.
+        self._outbox.append(tuple(filter(len, pieces)))
+        self._queued += sum(map(len, pieces))
+        self._large = self._large or max(map(len, pieces)) >= _BY_REFERENCE
+
+    def _answer(self, pong: Pong) -> None:
+        """One Pong, for the latest Ping, is enough where several wait (RFC 6455 section 5.5.3): pings cannot make the
+        output grow."""
+        if self._pong is not None:
+            self._queued -= len(self._pong)
+        self._pong = self._controlled(pong)
+        self._queued += len(self._pong)
+
+    def _queue_close(self, event: Close) -> None:
+        self._push(self._controlled(event))
+        self.close_sent = True
+
+    def _controlled(self, event: ControlFrame) -> bytes:
+        return self._with_own_key(self._control.write(event))
+
+    def _with_own_key(self, frame: bytes) -> bytes:
+        """A frame of wsproto's, which draws a masking key itself: all randomness here comes from the caller."""
+        if self._mask is None:
+            return frame
+        start = {126: 8, 127: 14}.get(frame[1] & 0x7F, 6)
+        key = self._mask()
+        return frame[: start - 4] + key + mask(mask(frame[start:], frame[start - 4 : start]), key)
+
+
+def _together(pieces: Iterable[Buffer]) -> list[Buffer]:
+    """The pieces in order, small neighbours as one."""
+    out: list[Buffer] = []
+    small: list[Buffer] = []
+    for piece in pieces:
+        if len(piece) < _BY_REFERENCE:
+            small.append(piece)
+            continue
+        if small:
+            out.append(b"".join(small))
+            small.clear()
+        out.append(piece)
+    if small:
+        out.append(b"".join(small))
+    return out
+
+
+def _own_close(event: Close) -> Close:
+    """Checked here, as wsproto would quietly send 1000 for a code that may not be sent."""
+    if event.code is None:
+        if event.reason:
+            raise LocalProtocolError("Close: a reason needs a code")
+        return event
+    if not 3000 <= event.code <= 4999 and event.code not in _PROTOCOL_CODES:
+        raise LocalProtocolError(f"Close: code {event.code} may not be sent (RFC 6455 section 7.4)")
+    # A lone surrogate, as in the text of an exception about file names, has no UTF-8.
+    return Close(code=event.code, reason=event.reason.encode("utf-8", "replace").decode())
+
+
+_PROTOCOL_CODES = frozenset(CloseReason) - frozenset(LOCAL_ONLY_CLOSE_REASONS)

@@ -1,0 +1,255 @@
+"""The wsproto library as our WebSocket machine uses it: control frames beside our data lane, or everything without it."""
+
+from __future__ import annotations
+
+import warnings
+from typing import TypeAlias, final
+
+from wsproto import connection, events, frame_protocol
+
+from protocols.events import Close, Opcode, Ping, Pong
+from protocols.roles import Role
+from protocols.websocket.frames import Landing, Lane
+
+ControlFrame: TypeAlias = Ping | Pong | Close
+
+# The first two bytes, a length of eight, a masking key.
+_LONGEST_HEADER = 14
+
+
+class Violation(Exception):
+    """The peer broke a rule of RFC 6455 or a limit: the close code and the words that say so."""
+
+    def __init__(self, code: int, reason: str) -> None:
+        super().__init__(reason)
+        self.code = code
+        self.reason = reason
+
+
+@final
+class Control:
+    """Control frames by wsproto's connection, of its documented API alone.
+
+    A control frame depends on none before it but for what the machine knows itself (whether our Close is out, and
+    whether the peer's has come). So each has a connection of its own, that is gone with it: an idle WebSocket holds
+    nothing of wsproto's, and one object serves all.
+    """
+
+    __slots__ = ("_type",)
+
+    def __init__(self, role: Role) -> None:
+        server = role is Role.SERVER
+        self._type = connection.ConnectionType.SERVER if server else connection.ConnectionType.CLIENT
+
+    def read(self, data: bytes) -> ControlFrame | None:
+        """The control frame that `data` is, or None if it is only the beginning of one. Raises Violation as soon as it
+        is certain, also for a data frame whose header is wrong."""
+        reader = connection.Connection(self._type)
+        reader.receive_data(data)
+        for event in reader.events():
+            match event:
+                case events.Ping(payload=payload):
+                    return Ping(data=bytes(payload))
+                case events.Pong(payload=payload):
+                    return Pong(data=bytes(payload))
+                case events.CloseConnection(code=code, reason=reason):
+                    # A violation looks the same, but leaves the state as it was.
+                    if reader.state is connection.ConnectionState.OPEN:
+                        raise Violation(int(code), reason or "")
+                    return _close(code, reason or "")
+        return None
+
+    def write(self, event: ControlFrame) -> bytes:
+        """The frame; a client's has a masking key of wsproto's."""
+        match event:
+            case Ping(data=data):
+                theirs: events.Event = events.Ping(payload=bytes(data))
+            case Pong(data=data):
+                theirs = events.Pong(payload=bytes(data))
+            case Close(code=code, reason=reason):
+                no_code = frame_protocol.CloseReason.NO_STATUS_RCVD
+                theirs = events.CloseConnection(code=no_code if code is None else code, reason=reason or None)
+        return bytes(connection.Connection(self._type).send(theirs))
+
+
+@final
+class Library:
+    """One WebSocket by wsproto's frame objects alone: the lane that the machine's own is measured by.
+
+    wsproto's connection and its messages would not be exact: they move bytes from one text fragment to the next where a
+    character is split, and refuse text that is not UTF-8 whether that is asked for or not. Its FrameDecoder gives frames
+    as they are. Its MessageDecoder then says whether a frame is in turn, and whether text is UTF-8; it sees the payload
+    only for that, and what it makes of it is dropped. Data is sent as binary and the opcode of text put in afterwards:
+    wsproto takes text as str, which cannot hold half a character. Control frames are FrameProtocol's, in both directions.
+    """
+
+    __slots__ = ("_begun", "_client", "_frames", "_messages")
+
+    def __init__(self, role: Role) -> None:
+        self._client = role is Role.CLIENT
+        self._frames = frame_protocol.FrameProtocol(self._client, [])
+        self._messages = frame_protocol.MessageDecoder()
+        self._begun = False
+
+    # Data frames received
+
+    def read_header(self, buffer: bytes | bytearray, at: int) -> tuple[int, int] | Lane:
+        """As the lane's `read_header`, but Lane.OTHER is a control frame and means that it is there whole. Raises
+        Violation."""
+        decoder = self._decoder(buffer, at, at + _LONGEST_HEADER)
+        have = len(decoder.buffer)
+        try:
+            decoder.parse_header()
+        except frame_protocol.ParseFailed as error:
+            raise Violation(error.code, str(error)) from None
+        if decoder.header is None:
+            return Lane.MORE
+        length, start = decoder.header.payload_len, at + have - len(decoder.buffer)
+        if not decoder.header.opcode.iscontrol():
+            return length, start
+        return Lane.OTHER if start + length <= len(buffer) else Lane.MORE
+
+    def in_turn(self, opcode: Opcode, fin: bool) -> bool:
+        """Whether that frame, whose header has come, is one that may come now. The same frame may be asked about again
+        until it is `complete`."""
+        if not self._begun:
+            try:
+                self._message(opcode, b"", False, fin)
+            except frame_protocol.ParseFailed:
+                return False
+            self._begun = True
+        return True
+
+    def payload(self, buffer: bytes | bytearray, at: int, end: int) -> bytes:
+        """Of the whole data frame buffer[at:end]."""
+        frame = self._decoder(buffer, at, end).process_buffer()
+        assert frame is not None
+        assert isinstance(frame.payload, bytes)
+        return frame.payload
+
+    def landing(self, opcode: Opcode, fin: bool, header: bytes | bytearray, memory: bytearray | memoryview) -> Landing:
+        """Where the payload of a large frame is received."""
+        decoder = self._decoder(header, 0, len(header))
+        decoder.parse_header()
+        return LibraryLanding(opcode, fin, decoder, memory)
+
+    def complete(self, fin: bool, text: bytes) -> bool:
+        """The frame that was `in_turn` is here whole. Whether its message, if that is text, is still UTF-8; `text` is
+        its payload, or empty where nobody asks."""
+        self._begun = False
+        try:
+            self._message(Opcode.CONTINUATION, text, True, fin)
+        except frame_protocol.ParseFailed:
+            return False
+        return True
+
+    def _decoder(self, buffer: bytes | bytearray, at: int, end: int) -> frame_protocol.FrameDecoder:
+        decoder = frame_protocol.FrameDecoder(self._client)
+        decoder.receive_bytes(bytes(buffer[at:end]))
+        return decoder
+
+    def _message(self, opcode: Opcode, payload: bytes, whole: bool, fin: bool) -> None:
+        self._messages.process_frame(frame_protocol.Frame(frame_protocol.Opcode(opcode), payload, whole, fin))
+
+    # Everything else
+
+    def read(self, data: bytes) -> ControlFrame | None:
+        """As `Control.read`, of whole frames alone."""
+        self._frames.receive_bytes(data)
+        try:
+            frame = next(self._frames.received_frames())
+        except frame_protocol.ParseFailed as error:
+            raise Violation(error.code, str(error)) from None
+        match frame.opcode, frame.payload:
+            case frame_protocol.Opcode.PING, bytes(payload):
+                return Ping(data=payload)
+            case frame_protocol.Opcode.PONG, bytes(payload):
+                return Pong(data=payload)
+            case _, (int(code), str(reason)):
+                return _close(code, reason)
+        raise AssertionError(f"a control frame, not {frame.opcode!r}")
+
+    def write(self, event: ControlFrame) -> bytes:
+        """The frame; a client's has a masking key of wsproto's."""
+        match event:
+            case Ping(data=data):
+                return bytes(self._frames.ping(bytes(data)))
+            case Pong(data=data):
+                return bytes(self._frames.pong(bytes(data)))
+            case Close(code=code, reason=reason):
+                return bytes(self._frames.close(code, reason or None))
+
+    def write_frame(self, opcode: Opcode, fin: bool, payload: bytes) -> bytes:
+        """The data frame; a client's has a masking key of wsproto's."""
+        frame = self._frames.send_data(payload, fin)
+        if opcode is Opcode.TEXT:
+            frame[0] += Opcode.TEXT - Opcode.BINARY
+        return bytes(frame)
+
+
+@final
+class LibraryLanding(Landing):
+    """A large frame under way that wsproto unmasks, piece by piece as it comes."""
+
+    __slots__ = ("_decoder",)
+
+    def __init__(
+        self, opcode: Opcode, fin: bool, decoder: frame_protocol.FrameDecoder, buffer: bytearray | memoryview
+    ) -> None:
+        super().__init__(opcode, fin, None, buffer)
+        self._decoder = decoder
+
+    def advance(self, n: int) -> None:
+        piece = self.rest[:n]
+        self._decoder.receive_bytes(bytes(piece))
+        while len(piece) and (frame := self._decoder.process_buffer()) is not None:
+            assert isinstance(frame.payload, bytes)
+            piece[: len(frame.payload)] = frame.payload
+            piece = piece[len(frame.payload) :]
+        super().advance(n)
+
+
+def _close(code: int, reason: str) -> Close:
+    no_code = code == frame_protocol.CloseReason.NO_STATUS_RCVD
+    return Close(code=None if no_code else int(code), reason=reason)
+
+
+def keeps_to_itself() -> bool:
+    """Whether wsproto's connection is what `Control` takes it for: complete after one control frame, whatever came
+    before, with a violation that can be told from a Close. Tried on the examples of RFC 6455 section 5.7 and on Closes."""
+    try:
+        for role, key in ((Role.SERVER, b"\x37\xfa\x21\x3d"), (Role.CLIENT, b"")):
+            control, flag = Control(role), 0x80 if key else 0
+            hello = b"\x7f\x9f\x4d\x51\x58" if key else b"Hello"
+            close = bytes((0x88, flag | 2)) + key + (b"\x34\x12" if key else b"\x03\xe8")
+            pong = bytes((0x8A, flag | 5)) + key + hello
+            if control.read(pong[:-1]) is not None or control.read(pong) != Pong(data=b"Hello"):
+                return False
+            if control.read(close) != Close(code=1000) or control.read(bytes((0x88, flag)) + key) != Close(code=None):
+                return False
+            written = control.write(Ping(data=b"Hello"))
+            if written[:2] != bytes((0x89, 5 | flag ^ 0x80)) or len(written) != (7 if key else 11):
+                return False
+            try:
+                control.read(bytes((0x88, flag | 1)) + key + b"?")
+            except Violation as violation:
+                if violation.code != frame_protocol.CloseReason.PROTOCOL_ERROR:
+                    return False
+            else:
+                return False
+    except (AttributeError, TypeError, ValueError, Violation):
+        return False
+    return True
+
+
+CONTROL: dict[Role, Control] = {}
+"""Both roles' control frames; empty where wsproto is not as the lane needs it."""
+
+if keeps_to_itself():
+    CONTROL.update({role: Control(role) for role in Role})
+else:
+    warnings.warn(
+        "wsproto's connection is not what the data lane needs: every frame goes through wsproto, which is slow",
+        RuntimeWarning,
+        stacklevel=2,
+    )
