@@ -12,7 +12,6 @@ import ssl
 import time
 from collections.abc import Awaitable, Callable, Coroutine, Iterable, Iterator
 from contextlib import AbstractAsyncContextManager, contextmanager, nullcontext
-from dataclasses import dataclass, field
 from email.utils import formatdate
 from typing import TYPE_CHECKING, Any, NoReturn, final
 from uuid import uuid4
@@ -41,9 +40,9 @@ from gateway.dialects.aws.invoke import SageMakerDialect
 from gateway.dialects.aws.invoke import refuse as refuse_as_platform
 from gateway.dialects.aws.multi_model import MMEDialect
 from gateway.dialects.aws.signatures import Signatures
-from gateway.dialects.base import Models
 from gateway.dialects.health import ManagementDialect
 from gateway.dialects.index import IndexDialect
+from gateway.dialects.model_choice import Models
 from gateway.dialects.text.lmi import LMIDialect
 from gateway.dialects.text.lmi_errors import refuse_as_lmi
 from gateway.dialects.text.openai import OpenAIDialect
@@ -83,7 +82,7 @@ from gateway.serving.admission import Admission, Asked, Route
 from gateway.serving.drain import DrainReport, report_of
 from gateway.serving.router import Handler, Router, Words
 from gateway.telemetry.loop_watch import Blocks, LoopWatch
-from gateway.telemetry.observer import Observer, log_failure
+from gateway.telemetry.observer import Counts, Observer, log_failure
 from gateway.version import version
 from gateway.wires.asgi import ASGICall, Receive, Scope, Send, refuse_asgi
 from gateway.wires.detect import sniff
@@ -110,18 +109,6 @@ _TURN = 0.005  # seconds of connections' turns before tasks have theirs
 _LOOK = 32  # turns between two looks at the clock
 # What an interrupted exchange has for its goodbye, and a cancelled model for its clean-up, before the server stops.
 _GRACE = 5.0
-
-
-@final
-@dataclass(slots=True)
-class Counts:
-    """Exchanges by their one ending, and what is live; read at any time."""
-
-    connections: int = 0
-    exchanges: int = 0
-    endings: dict[str, int] = field(default_factory=dict)
-    bytes_reserved: int = 0
-    slots_in_use: int = 0
 
 
 @final

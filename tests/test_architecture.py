@@ -81,6 +81,144 @@ def test_the_rule_can_fail() -> None:
     assert violations("models", {"protocols.v2", "trio"}) == ["protocols"]
 
 
+GROUND = {"errors", "doorbell", "histogram", "untrusted_text", "addresses", "version"}
+_WORK = {"config", "net", "codecs", "core", "workers", "catalog"}
+_DIALECTS = {"dialects", "codecs", "config", "core", "workers", "catalog"}
+_SERVED = {
+    *_WORK,
+    "client",
+    "wires",
+    "serving",
+    "telemetry",
+    "hypercorn",
+    "dialects",
+    "dialects.text",
+    "dialects.v2",
+    "dialects.aws",
+}
+# The rooms of the gateway from the ground up, and what the modules of each may import beside the ground: nothing above.
+ROOMS = {
+    "config": set(),
+    "net": {"config"},
+    "codecs": set(),
+    "core": {"config", "net", "codecs"},
+    "client": {"net"},
+    "wires": {"core", "net", "config"},
+    "workers": {"config", "core"},
+    "hypercorn": {"wires"},
+    "catalog": {"config", "codecs", "workers"},
+    "serving": {"core", "wires", "net", "config", "workers"},
+    "telemetry": {"config", "core", "wires", "workers"},
+    "dialects": _DIALECTS - {"dialects"},
+    "dialects.text": _DIALECTS,
+    "dialects.v2": {*_DIALECTS, "dialects.text", "telemetry"},
+    "dialects.aws": {*_DIALECTS, "dialects.text", "dialects.v2"},
+    "containers": {"client", "catalog", "core", "net", "telemetry", "config"},
+    "operator": {"hypercorn", "telemetry", "workers", "catalog", "serving", "core", "net", "config"},
+    "gateway": {*_SERVED, "containers", "operator"},
+    "asgi": {"gateway", "wires"},
+    "testing": {*_SERVED, "gateway"} - {"hypercorn"},
+    "cli": {*_SERVED, "gateway", "asgi", "testing", "containers", "operator"},
+    "__main__": {"cli"},
+}  # fmt: skip
+MODULES = {".".join(p.relative_to(ROOT).with_suffix("").parts).removesuffix(".__init__"): p for p in FILES}
+
+
+def room_of(module: str) -> str:
+    _, *parts = module.split(".")
+    return ".".join(parts[: 2 if parts[:2] in (["dialects", "text"], ["dialects", "v2"], ["dialects", "aws"]) else 1])
+
+
+def arrows(path: Path) -> set[str]:
+    """The modules of ours that a file imports, wherever in it, and for types alone too."""
+    found: set[str] = set()
+    for node in ast.walk(ast.parse(path.read_text())):
+        if isinstance(node, ast.Import):
+            found |= {alias.name for alias in node.names}
+        elif isinstance(node, ast.ImportFrom) and node.module:
+            inner = {f"{node.module}.{alias.name}" for alias in node.names}
+            found |= inner & MODULES.keys() or {node.module}
+    return found & MODULES.keys()
+
+
+ARROWS = {module: arrows(path) - {module} for module, path in MODULES.items()}
+
+
+def above(room: str, targets: set[str]) -> set[str]:
+    """What of the rooms that a module imports it may not."""
+    return targets - GROUND - {room} - ROOMS.get(room, set())
+
+
+@pytest.mark.parametrize("module", [module for module in MODULES if module.startswith("gateway.")])
+def test_a_module_of_the_gateway_imports_only_the_rooms_below_its_own(module: str) -> None:
+    targets = {room_of(target) for target in ARROWS[module] if target.startswith("gateway.")}
+    assert above(room_of(module), targets) == set()
+
+
+def test_the_rule_about_rooms_can_fail() -> None:
+    assert above("core", {"wires", "net", "core", "errors"}) == {"wires"}
+    assert above("errors", {"errors", "config"}) == {"config"}
+    assert above("new", {"net"}) == {"net"}
+
+
+def test_each_room_is_there_and_imports_none_above_it() -> None:
+    below: set[str] = set()
+    for room, may in ROOMS.items():
+        assert may <= below, room
+        below.add(room)
+    there = {room_of(module) for module in MODULES if module.startswith("gateway.")}
+    assert there == ROOMS.keys() | GROUND
+
+
+def circles(graph: dict[str, set[str]]) -> list[str]:
+    """The modules that are left when those are gone that import none of the others, again and again."""
+    left = {module: set(targets) for module, targets in graph.items()}
+    while free := [module for module, targets in left.items() if not targets & left.keys()]:
+        for module in free:
+            del left[module]
+    return sorted(left)
+
+
+def test_no_module_imports_itself_by_way_of_others() -> None:
+    # a package that hands names on imports them when it is asked
+    faces = {"gateway", "gateway.testing", "models", "protocols"}
+    assert circles({module: targets - faces for module, targets in ARROWS.items() if module not in faces}) == []
+
+
+def test_the_rule_about_circles_can_fail() -> None:
+    assert circles({"a": {"b"}, "b": {"c"}, "c": {"b"}, "d": set()}) == ["a", "b", "c"]
+
+
+@pytest.mark.parametrize("folder", sorted({path.parent for path in FILES}), ids=lambda p: str(p.relative_to(ROOT)))
+def test_no_folder_has_more_than_fifteen_modules(folder: Path) -> None:
+    assert len(list(folder.glob("*.py"))) <= 15
+
+
+MOST_LINES = 450
+# Classes that are longer, and may only become shorter.
+LONG = {
+    "gateway/catalog/repository.py: Repository": 480,
+    "gateway/core/connection.py: Connection": 455,
+    "gateway/core/exchange.py: Exchange": 930,
+    "gateway/gateway.py: Gateway": 795,
+    "gateway/workers/worker.py: Worker": 660,
+    "protocols/http1/connection.py: HTTP1Connection": 655,
+    "protocols/http2/connection.py: HTTP2Connection": 995,
+    "protocols/websocket/connection.py: WebSocketConnection": 510,
+}
+
+
+def test_no_class_is_long() -> None:
+    lines = {
+        f"{path.relative_to(ROOT)}: {node.name}": (node.end_lineno or 0) - node.lineno + 1
+        for path in FILES
+        for node in ast.walk(ast.parse(path.read_text()))
+        if isinstance(node, ast.ClassDef)
+    }
+    assert {name: n for name, n in lines.items() if n > LONG.get(name, MOST_LINES)} == {}
+    assert [name for name, most in LONG.items() if not MOST_LINES < lines[name] > most - 20] == []
+
+
 @pytest.mark.parametrize("path", FILES, ids=lambda p: str(p.relative_to(ROOT)))
 def test_every_file_states_its_purpose_in_its_first_line(path: Path) -> None:
     assert path.read_text().startswith('"""')

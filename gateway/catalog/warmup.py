@@ -6,9 +6,8 @@ from collections.abc import Sequence
 from functools import partial
 from typing import Any
 
-from gateway.dialects.text.lmi import read_prompt
-from gateway.dialects.v2.channels import check_response
-from gateway.dialects.v2.requests import outputs_of, request_of, signature_of
+from gateway.codecs.prompts import read_prompt
+from gateway.codecs.tensors import check_response, outputs_of, request_of, signature_of
 from models.errors import ModelError
 from models.messages import Family, Finish, InferRequest, Part, PartKind, Token
 from models.spec import Check, ModelSpec

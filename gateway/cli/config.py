@@ -82,7 +82,7 @@ def _said_by_the_model(config: Config) -> list[tuple[Key, Any, str]]:
     and the rest is shown all the same: it may be there where this is to be served."""
     if not config.repository.model and not MODEL_FOLDER.is_dir():
         return []
-    from gateway.cli.main import check_directory
+    from gateway.cli.shadowing import check_directory
 
     check_directory()
     from gateway.catalog.served_folder import folder_settings
@@ -113,7 +113,7 @@ Exit status: 0 it can be served; 2 something is wrong.
 def check(given: Given, imports: bool, as_json: bool) -> None:
     """Look at the whole configuration, and at the certificates and keys that it names, without serving. Each thing that is
     wrong has a line: where it is, what is expected, what came, and what was probably meant."""
-    from gateway.cli.main import check_directory
+    from gateway.cli.shadowing import check_directory
 
     check_directory()
     problems = problems_of(given.resolve, models=imports)

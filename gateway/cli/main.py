@@ -4,11 +4,9 @@ from __future__ import annotations
 
 import io
 import logging
-import os
 import sys
 from collections.abc import Callable
 from functools import partial
-from importlib.machinery import PathFinder
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn, TypeVar, final
 
@@ -19,6 +17,7 @@ from gateway.cli.config import config
 from gateway.cli.config_check import reason_of
 from gateway.cli.models import COMMANDS, EXIT_STATUS
 from gateway.cli.options import NAMES, Given, configured, options
+from gateway.cli.shadowing import check_directory
 from gateway.config import TLSConfig
 from gateway.config.load import PREFIX, ConfigError, parse_duration
 from gateway.telemetry import logging_setup
@@ -31,7 +30,6 @@ if TYPE_CHECKING:
 F = TypeVar("F", bound=Callable[..., Any])
 _log = logging.getLogger("gateway.cli")
 
-PACKAGES = ("gateway", "models", "protocols")
 _WIRES = ("lmi", "openai", "v2", "generate", "invoke", "stream", "bidi", "websocket", "container")
 """As `gateway.cli.call.plan.Wire` has them, which is imported too late for a choice."""
 
@@ -559,34 +557,6 @@ def _announce_certificate(tls: TLSConfig) -> None:
     made = development_certificate(tls)
     extra = {"SSL_CERT_FILE": str(made.ca.absolute()), "expires": made.expires.isoformat()}
     _log.info("TLS has a development certificate: clients trust it by SSL_CERT_FILE", extra=extra)
-
-
-def check_directory() -> None:
-    """ConfigError where the working directory holds Python code under a name of ours."""
-    message = check_shadowing(Path.cwd(), Path(__file__).resolve().parents[2])
-    if message:
-        raise ConfigError(message)
-
-
-def check_shadowing(cwd: Path, package_dir: Path) -> str | None:
-    """What to rename where Python code in `cwd` has the name of one of our packages, which live in `package_dir`: one of
-    the two would be imported in place of the other. None where nothing is in the way; a folder without Python code,
-    such as one of weights, is not."""
-    if cwd.resolve() == package_dir.resolve():
-        return None
-    for name in PACKAGES:
-        spec = PathFinder.find_spec(name, [str(cwd)])
-        if spec is None:
-            continue
-        file = cwd / f"{name}.py"
-        if spec.origin is None and not any((cwd / name).glob("*.py")):
-            continue
-        theirs = file if spec.origin == str(file) else cwd / name
-        return (
-            f"{theirs}{'' if theirs == file else os.sep} and everywire's own package {name!r} have the same name, so that "
-            "one would be imported in place of the other: rename yours, or start in another directory"
-        )
-    return None
 
 
 def main() -> None:

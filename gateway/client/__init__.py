@@ -1,4 +1,7 @@
-"""A small client over the same machines and transports: connections, the dialects' requests, and answers as they arrive."""
+"""A small client over the same machines and transports: connections, the dialects' requests, and answers as they arrive.
+
+May import net.
+"""
 
 from gateway.client.answers import Answer, BrokenOff, CallFailed, Refused
 from gateway.client.connection import Machine, Peer, UpgradeRefused, connect, dial, http1, http2, post, websocket

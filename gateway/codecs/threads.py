@@ -26,3 +26,18 @@ async def beside(call: Callable[[], T]) -> T:
     An exception that it raises keeps none of the step's objects alive. A bug's traceback comes along as text, for the log.
     """
     return await in_thread(call, limiter=codec_threads(), expected=_REFUSALS)
+
+
+LONG = 256 * 1024
+"""Above this many bytes or numbers a codec takes longer than others should wait for their turn."""
+
+
+async def codec(size: int, call: Callable[[], T]) -> T:
+    """Runs a pure codec step over `size` bytes or elements: here if it is short, in a thread if the loop would feel it.
+
+    A thread is waited for also when the exchange is cancelled: until it returns it holds the body, and so must the byte
+    budget. The limits on JSON and bodies bound the step; the wire's ending does not wait for it.
+    """
+    if size <= LONG:
+        return call()
+    return await beside(call)

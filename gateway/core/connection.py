@@ -20,7 +20,6 @@ if TYPE_CHECKING:
     from gateway.core.memory import BodyPool
     from gateway.net.proxies import TrustedProxies
     from gateway.net.transport import Transport
-    from gateway.wires.asgi import ASGICall
     from models.session import ClientCertificate
     from protocols.buffers import ByteBudget
     from protocols.date_field import DateField
@@ -108,7 +107,9 @@ class Server(Protocol):
     def run_exchange(self, exchange: Exchange) -> None: ...
     def exchange_opened(self, exchange: Exchange) -> None: ...
     def exchange_closed(self, exchange: Exchange) -> None: ...
-    def connection_closed(self, connection: Connection | ASGICall) -> None: ...
+    def connection_closed(self, connection: Any) -> None:
+        """A connection is over, or a call of an ASGI server."""
+        ...
 
 
 class Watch(Protocol):

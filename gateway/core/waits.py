@@ -4,21 +4,13 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, final
 
-import msgspec
-
-from gateway.errors import Ending
-
 if TYPE_CHECKING:
-    from gateway.core.exchange import Exchange
+    pass
 
 SLOT, INPUT, ROOM = 1, 2, 4
 """What an exchange's tasks wait for: a slot of the model, the client to send, the client to read."""
-PARTS = ("begin", "slot", "input", "room", "flush", "model")
-"""Of an Account: together they are its wall time."""
 
 _OVER = 8
-_NONE = [0.0] * (ROOM + 1)
-_UNSAID = (Ending.CANCELLED, Ending.LOST)
 
 
 @final
@@ -81,83 +73,3 @@ class Waits:
         if what and spent > 0:
             self._since = now
             self.seconds[self.what] += spent
-
-
-@final
-class Account(msgspec.Struct, frozen=True, kw_only=True):
-    """What one exchange was, once it is over. Times are seconds; `begin`, `slot`, `input`, `room`, `model` and `flush` are
-    together `wall`."""
-
-    wall: float
-    """From the receipt of its head to its ending."""
-    begin: float
-    """From its head to the begin of its work: behind the requests before it on its connection, or for its turn on the event
-    loop."""
-    slot: float
-    """In the model's queue, for a slot."""
-    input: float
-    """For the client to send, with nothing left to write that it does not take."""
-    room: float
-    """For the client to read: what it has not taken fills its queue."""
-    model: float
-    """All that is in no other part: the model, what reads its input and writes its output, and the event loop's delay."""
-    flush: float
-    """From the end of its work until the last byte of its answer was with the kernel."""
-    first: float | None
-    """From its head until the first item had left; None where none has."""
-    items_in: int
-    """Messages of the client's that were taken: frames of a WebSocket, parts of an event stream, else the body as one."""
-    items_out: int
-    """Messages of the model's that had room in the answer: tokens, parts, responses; 1 for a whole answer of one message."""
-    bytes_in: int
-    bytes_out: int
-    stopped_by: str = ""
-    """`gateway` where it has stopped the model, as a text had its number of tokens or a stop sequence; empty where the
-    model has returned by itself, or its client left."""
-
-    @property
-    def gap(self) -> float | None:
-        """The mean time between two items: from when the first had left to the ending, over the items but one. None where
-        there were not two."""
-        return None if self.first is None or self.items_out < 2 else (self.wall - self.first) / (self.items_out - 1)
-
-
-def account_of(exchange: Exchange) -> Account:
-    """The account of an exchange that has its ending and whose task is done with it."""
-    ending, waits, began = exchange.ending, exchange.waits, exchange.started_at
-    ended = None if waits is None else waits.ended_at
-    flush = 0.0
-    if ended is None:
-        ended = exchange.owner.clock()
-        flush = ended - exchange.left_at
-        if waits is not None:
-            waits.stop(exchange.left_at)
-    wall = ended - began
-    # where the server has ended, or the client left, before its turn came, there was no more of it
-    begin = min(getattr(exchange, "began_at", ended), ended) - began
-    seconds = _NONE if waits is None else waits.seconds
-    slot, input, room = seconds[SLOT], seconds[INPUT], seconds[ROOM]
-    items_out, first_at = exchange.items_out, exchange.first_at
-    if not items_out and exchange.bytes_out and ending is Ending.COMPLETE and exchange.status < 400:
-        items_out = 1
-    if first_at is None and exchange.bytes_out and ending not in _UNSAID:
-        first_at = ended  # it left whole
-    if exchange.wire.name == "websocket":
-        items_in = exchange.frames_in
-    else:
-        items_in = getattr(exchange, "parts_in", 1 if exchange.bytes_in else 0)
-    return Account(
-        wall=wall,
-        begin=begin,
-        slot=slot,
-        input=input,
-        room=room,
-        model=max(wall - begin - slot - input - room - flush, 0.0),
-        flush=flush,
-        first=None if first_at is None or not items_out else min(first_at, ended) - began,
-        items_in=items_in,
-        items_out=items_out,
-        bytes_in=exchange.bytes_in,
-        bytes_out=exchange.bytes_out,
-        stopped_by=getattr(exchange, "stopped_by", ""),
-    )

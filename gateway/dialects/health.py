@@ -7,7 +7,7 @@ from typing import final
 import msgspec
 
 from gateway.core.exchange import Exchange
-from gateway.dialects.base import Models
+from gateway.dialects.model_choice import Models
 from gateway.workers.supervisor import Supervisor
 from gateway.workers.worker import State
 

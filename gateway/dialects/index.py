@@ -9,7 +9,8 @@ from urllib.parse import quote
 import msgspec
 
 from gateway.core.exchange import Exchange
-from gateway.dialects.base import JSON, Models
+from gateway.dialects.answers import JSON
+from gateway.dialects.model_choice import Models
 from models.messages import Family
 from protocols.v2.frames import media_weights
 

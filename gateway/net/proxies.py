@@ -12,11 +12,10 @@ from gateway.net.transport import Transport
 from gateway.untrusted_text import unquoted
 from protocols.errors import RemoteProtocolError
 from protocols.events import Signal
-from protocols.forwarded import client_of
 from protocols.proxy import ProxyHeader, ProxyReceiver
 
 if TYPE_CHECKING:
-    from gateway.core.exchange import Exchange
+    pass
 
 
 @final
@@ -76,13 +75,3 @@ def _next(receiver: ProxyReceiver) -> ProxyHeader | Signal:
         return receiver.next_event()
     except RemoteProtocolError as e:
         raise TransportLost(f"malformed PROXY header: {unquoted(str(e))[:300]}") from None
-
-
-def peer_of(exchange: Exchange) -> str:
-    """The client of a request, for the log: the one that a trusted proxy names in a field, else the connection's."""
-    owner = exchange.owner
-    if owner.proxies is None:
-        return owner.peer
-    fields = exchange.header_values
-    node = client_of(fields(b"forwarded"), fields(b"x-forwarded-for"), owner.proxies.trusts)
-    return owner.peer if node is None else written_ip(str(node.address), node.port)

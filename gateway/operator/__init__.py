@@ -1,1 +1,4 @@
-"""The operator plane: what manages a gateway and watches it, over HTTP, on a port that no client of a model needs."""
+"""The operator plane: what manages a gateway and watches it, over HTTP, on a port that no client of a model needs.
+
+May import hypercorn, telemetry, workers, catalog, serving, core, net and config.
+"""

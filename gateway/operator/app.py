@@ -18,10 +18,10 @@ from starlette.routing import Route
 
 from gateway.config.text import show, text_without_secrets
 from gateway.errors import BadRequest, GatewayError, LoadFailed, NotFound, Overloaded, TooLarge
-from gateway.gateway import Gateway
 from gateway.operator.access import Access, Endpoint, address_of
 from gateway.operator.console import console_response
 from gateway.operator.events import EventStream
+from gateway.operator.operated import Operated
 from gateway.operator.operations import (
     OPEN,
     OPERATIONS,
@@ -60,7 +60,7 @@ _HEADERS = {"x-content-type-options": "nosniff", "cache-control": "no-store"}
 Wanted = TypeVar("Wanted", bound=msgspec.Struct)
 
 
-def operator_app(gateway: Gateway, access: Access | None = None) -> Starlette:
+def operator_app(gateway: Operated, access: Access | None = None) -> Starlette:
     """The application, for any ASGI server that runs on Trio, and to be mounted below a path of another one.
 
     `access` are its rules, those of `gateway.config.operator` unless given: ConfigError where they cannot be. The gateway's
@@ -74,7 +74,7 @@ def operator_app(gateway: Gateway, access: Access | None = None) -> Starlette:
 
 @final
 class _Routes:
-    def __init__(self, gateway: Gateway, access: Access) -> None:
+    def __init__(self, gateway: Operated, access: Access) -> None:
         self._gateway, self._access = gateway, access
         self._registry = gateway.registry  # from now on exchanges are counted
         self._readers = trio.Semaphore(_READERS)

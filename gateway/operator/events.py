@@ -12,7 +12,7 @@ from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
 from gateway.core.exchange import Exchange
-from gateway.gateway import Gateway
+from gateway.operator.operated import Operated
 from gateway.operator.views import StreamView, view_of_model, view_of_stream, waits_for
 from gateway.workers.snapshot import ModelStatus
 from protocols.sse import encode_event
@@ -32,7 +32,7 @@ class Watch:
     grows with the time that its reader does not read.
     """
 
-    def __init__(self, gateway: Gateway) -> None:
+    def __init__(self, gateway: Operated) -> None:
         self._gateway = gateway
         self._known: dict[str, tuple[object, ...]] = {}
         self._ended: deque[StreamView] = deque()
@@ -97,7 +97,7 @@ class EventStream(Response):
 
     media_type = "text/event-stream"
 
-    def __init__(self, gateway: Gateway, interval: float, readers: trio.Semaphore, headers: dict[str, str]) -> None:
+    def __init__(self, gateway: Operated, interval: float, readers: trio.Semaphore, headers: dict[str, str]) -> None:
         """`readers` has a place for it now."""
         super().__init__(headers={"x-accel-buffering": "no", **headers})  # or a proxy collects what it should pass on
         del self.headers["content-length"]

@@ -18,11 +18,11 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from gateway.addresses import UNIX, written_ip
 from gateway.doorbell import Doorbell
-from gateway.gateway import Gateway
 from gateway.hypercorn import Connection
 from gateway.net.listeners import Listener, Port, Rules, open_listeners
 from gateway.operator.access import Access
 from gateway.operator.app import operator_app
+from gateway.operator.operated import Operated
 
 log = logging.getLogger("gateway.operator")
 
@@ -34,7 +34,7 @@ _PIECE = 32 * 1024  # bytes of a body, of which a client has to take some within
 
 
 @asynccontextmanager
-async def operating(gateway: Gateway) -> AsyncIterator[None]:
+async def operating(gateway: Operated) -> AsyncIterator[None]:
     """Offers `operator_app` at `operator.host` and `operator.port` for the length of the block, and 2 seconds beyond its end
     where answers are under way. ConfigError at its start for tokens that cannot be; else nothing of it is raised: where it
     cannot listen it tries again, and says so in the log."""
@@ -84,7 +84,7 @@ class _Plane:
     again, connections are counted, and a reader that has stopped is left at the end by closing its socket.
     """
 
-    def __init__(self, gateway: Gateway) -> None:
+    def __init__(self, gateway: Operated) -> None:
         self._gateway = gateway
         access = Access(gateway.config.operator)
         self._demands_token = access.demands_token

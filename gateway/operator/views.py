@@ -9,8 +9,8 @@ import trio
 from msgspec import UNSET, UnsetType
 
 from gateway.core.exchange import Exchange
-from gateway.gateway import Gateway
-from gateway.net.proxies import peer_of
+from gateway.operator.operated import Operated
+from gateway.telemetry.observer import peer_of
 from gateway.workers.snapshot import ModelStatus
 from gateway.workers.stop_times import StopSummary
 
@@ -44,7 +44,7 @@ class ModelView(msgspec.Struct, kw_only=True, frozen=True):
     stopping: StopSummary | UnsetType = UNSET
 
 
-async def models_of(gateway: Gateway) -> list[ModelView]:
+async def models_of(gateway: Operated) -> list[ModelView]:
     """Every model there is, by name: in service, configured, or a folder of the repository."""
     indexed = await gateway.control.index()
     return [

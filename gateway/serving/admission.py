@@ -74,11 +74,6 @@ class Asked:
         return self.handler(exchange, *values, **arguments)
 
 
-def retry_estimate(queued: int, capacity: int, service: float) -> float:
-    """Seconds until a request that comes now would have a slot, from 1 to 60, where one lasts `service` on average."""
-    return min(max((queued + 1) / capacity * service, 1.0), 60.0)
-
-
 def _seconds(name: bytes, value: bytes) -> float:
     if name == b"grpc-timeout":
         if (grpc := _GRPC.fullmatch(value)) is not None:

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence, Sized
-from typing import TYPE_CHECKING, Any, TypeAlias, final
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence, Sized
+from typing import TYPE_CHECKING, Any, Protocol, TypeAlias, final
 
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily, InfoMetricFamily
 from prometheus_client.exposition import choose_encoder
@@ -12,10 +12,11 @@ from prometheus_client.metrics_core import Metric
 from prometheus_client.registry import Collector, CollectorRegistry
 
 from gateway.core.exchange import Exchange
-from gateway.core.waits import INPUT, PARTS, ROOM, SLOT, account_of
+from gateway.core.waits import INPUT, ROOM, SLOT
 from gateway.errors import Ending, Refusal
 from gateway.histogram import Histogram
 from gateway.telemetry import log_queue
+from gateway.telemetry.account import PARTS, account_of
 from gateway.version import version
 from gateway.wires.asgi import ASGICall
 from gateway.workers.stop_times import BOUNDS
@@ -23,8 +24,11 @@ from gateway.workers.worker import State, Worker
 
 if TYPE_CHECKING:
     from gateway.core.connection import Connection, ConnectionWire
-    from gateway.gateway import Gateway
+    from gateway.core.memory import BodyPool
+    from gateway.telemetry.loop_watch import Blocks
     from gateway.telemetry.observer import Observer
+    from gateway.workers.supervisor import Supervisor
+    from protocols.buffers import ByteBudget
 
 _LONG = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 300.0, 1800.0)
 _GAPS = (0.0001, 0.00025, 0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 10.0)
@@ -54,6 +58,17 @@ class _Tally:
         self.duration, self.first, self.gap = Histogram(_LONG), Histogram(_LONG), Histogram(_GAPS)
 
 
+class Measured(Protocol):
+    """What is counted and read of a gateway."""
+
+    supervisor: Supervisor
+    budget: ByteBudget
+    pool: BodyPool
+    blocks: Blocks
+    draining: bool
+    exchange_closed: Callable[[Exchange], None]
+
+
 @final
 class Metrics(Collector):
     """Counts each exchange of one gateway when it is over, from when this is made; all else is read at a scrape.
@@ -64,7 +79,7 @@ class Metrics(Collector):
 
     def __init__(
         self,
-        gateway: Gateway,
+        gateway: Measured,
         observer: Observer,
         connections: Collection[Connection | ASGICall],
         arriving: Sized,

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
 from typing import Any, final
 
+from gateway.addresses import written_ip
 from gateway.core.exchange import Exchange
-from gateway.core.waits import PARTS, account_of
 from gateway.errors import (
     Ending,
     GatewayError,
@@ -18,8 +19,9 @@ from gateway.errors import (
     Refusal,
     WorkerLost,
 )
-from gateway.net.proxies import peer_of
+from gateway.telemetry.account import PARTS, account_of
 from gateway.untrusted_text import escape
+from protocols.forwarded import client_of
 
 log = logging.getLogger("gateway.exchange")
 failures = logging.getLogger("gateway.worker")
@@ -127,3 +129,25 @@ def _line_of(exchange: Exchange, ending: Ending) -> dict[str, Any]:
     if exchange.incident:
         fields["incident"] = exchange.incident
     return fields
+
+
+def peer_of(exchange: Exchange) -> str:
+    """The client of a request, for the log: the one that a trusted proxy names in a field, else the connection's."""
+    owner = exchange.owner
+    if owner.proxies is None:
+        return owner.peer
+    fields = exchange.header_values
+    node = client_of(fields(b"forwarded"), fields(b"x-forwarded-for"), owner.proxies.trusts)
+    return owner.peer if node is None else written_ip(str(node.address), node.port)
+
+
+@final
+@dataclass(slots=True)
+class Counts:
+    """Exchanges by their one ending, and what is live; read at any time."""
+
+    connections: int = 0
+    exchanges: int = 0
+    endings: dict[str, int] = field(default_factory=dict)
+    bytes_reserved: int = 0
+    slots_in_use: int = 0

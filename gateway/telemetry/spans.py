@@ -20,7 +20,7 @@ from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapProp
 from gateway.addresses import UNIX, ip_address, split_port
 from gateway.core.exchange import Exchange
 from gateway.errors import Ending
-from gateway.net.proxies import peer_of
+from gateway.telemetry.observer import peer_of
 from gateway.telemetry.trace_fields import made_by
 from gateway.version import version
 from gateway.wires.asgi import ASGICall

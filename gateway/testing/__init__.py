@@ -1,4 +1,7 @@
-"""A gateway in memory, for users' tests and ours: real machines, real dialects, no socket, a clock that may be mocked."""
+"""A gateway in memory, for users' tests and ours: real machines, real dialects, no socket, a clock that may be mocked.
+
+May import whatever a gateway is made of, but neither cli nor operator.
+"""
 
 import importlib
 from typing import TYPE_CHECKING

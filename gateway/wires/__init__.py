@@ -1,1 +1,1 @@
-"""Transport drivers: a machine and a socket become exchanges."""
+"""Transport drivers: a machine and a socket become exchanges. May import core, net and config."""

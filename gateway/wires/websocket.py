@@ -17,8 +17,7 @@ from protocols.roles import Role
 from protocols.websocket.connection import WebSocketConnection, WebSocketLimits
 
 if TYPE_CHECKING:
-    from gateway.core.connection import Connection
-    from gateway.wires.http1 import HTTP1Wire
+    from gateway.core.connection import Connection, ConnectionWire
     from protocols.http1.connection import HTTP1Connection
 
 log = logging.getLogger("gateway.connection")
@@ -43,10 +42,10 @@ class WebSocketWire:
     windowed, exclusive = False, False
     pieces = NO_PIECES
 
-    def __init__(self, connection: Connection, before: HTTP1Wire, exchange: Exchange, machine: HTTP1Connection) -> None:
+    def __init__(self, connection: Connection, before: ConnectionWire, exchange: Exchange, machine: HTTP1Connection) -> None:
         self._connection, self._exchange = connection, exchange
         self._config = connection.server.config.websocket
-        self._before: HTTP1Wire | None = before  # until its 101 is written
+        self._before: ConnectionWire | None = before  # until its 101 is written
         self._large = 0  # of the one large frame under way, paid from the budget
         self._machine = WebSocketConnection(
             Role.SERVER,

@@ -16,7 +16,7 @@ from gateway.workers.worker import State, Worker
 from models.spec import Check, ModelSpec
 
 if TYPE_CHECKING:
-    from gateway.telemetry.spans import Spans
+    from gateway.workers.caller import CallSpans
 
 
 @final
@@ -60,7 +60,7 @@ class Supervisor:
         *,
         escalated: Callable[[str, str], None] | None = None,
         chance: Callable[[], float] = random.random,
-        spans: Spans | None = None,
+        spans: CallSpans | None = None,
         check: Callable[[ModelSpec], Check] | None = None,
     ) -> None:
         self.workers: dict[str, Worker] = {}

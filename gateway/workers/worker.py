@@ -34,7 +34,6 @@ from gateway.errors import (
     Unavailable,
     WorkerLost,
 )
-from gateway.serving.admission import retry_estimate
 from gateway.workers.queue import SlotQueue, level_of
 from gateway.workers.restart_policy import decide, within_period
 from gateway.workers.statistics import ModelStatistics
@@ -49,7 +48,7 @@ from models.session import Session
 from models.spec import Check, Model, ModelSpec, Restart, WarmupFailed, warm_up
 
 if TYPE_CHECKING:
-    from gateway.telemetry.spans import Spans
+    from gateway.workers.caller import CallSpans
 
 log = logging.getLogger("gateway.worker")
 
@@ -343,7 +342,7 @@ class Worker:
         lasting: bool = True,
         changed: Callable[[Worker], None] | None = None,
         chance: Callable[[], float] = random.random,
-        spans: Spans | None = None,
+        spans: CallSpans | None = None,
         check: Callable[[ModelSpec], Check] | None = None,
     ) -> None:
         self._check = check
@@ -964,3 +963,8 @@ def _one_of(error: BaseException) -> BaseException:
     while isinstance(error, BaseExceptionGroup) and len(error.exceptions) == 1:
         error = error.exceptions[0]
     return error
+
+
+def retry_estimate(queued: int, capacity: int, service: float) -> float:
+    """Seconds until a request that comes now would have a slot, from 1 to 60, where one lasts `service` on average."""
+    return min(max((queued + 1) / capacity * service, 1.0), 60.0)

@@ -25,12 +25,12 @@ import trio.testing
 from gateway.config import TLSConfig
 from gateway.core.connection import Connection
 from gateway.core.exchange import Exchange
-from gateway.core.waits import PARTS, Account, account_of
 from gateway.errors import DeadlineExceeded, Ending, TransportLost
 from gateway.gateway import Gateway
 from gateway.net.readiness import Hub
 from gateway.net.tls_context import client_context, development_certificate, server_context
 from gateway.net.transport import MemoryTransport, memory_pair
+from gateway.telemetry.account import PARTS, Account, account_of
 from gateway.telemetry.observer import Observer
 from gateway.testing import MemoryEdges, seeded
 from gateway.testing.log_capture import brief, errors_logged

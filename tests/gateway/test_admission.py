@@ -12,7 +12,7 @@ from trio.testing import MockClock
 from gateway import client
 from gateway.config import AdmissionConfig, Config, SageMakerConfig
 from gateway.errors import DeadlineExceeded
-from gateway.serving.admission import retry_estimate
+from gateway.workers.worker import retry_estimate
 from models.session import Session
 from models.spec import ModelSpec
 from tests.gateway.promises import WIRE, WIRES, House, Probe, answering, at_once, counting, raw, serving, silent

@@ -21,7 +21,8 @@ import pytest
 from click.testing import CliRunner, Result
 
 from gateway.cli import main
-from gateway.cli.main import check_shadowing, program
+from gateway.cli.main import program
+from gateway.cli.shadowing import check_shadowing
 from gateway.config import Config, ModelConfig
 from gateway.config.load import PREFIX, SETTINGS, ConfigError
 from gateway.net.listeners import CannotListen, Port, Rules, open_listeners

@@ -294,7 +294,7 @@ async def test_a_malformed_head_is_answered_and_ends_its_stream_alone(autojump_c
         stream = line.next_stream()
         with pytest.MonkeyPatch.context() as patch:
             fields = [(b":method", b"GET"), (b":scheme", b"http"), (b":path", b"/"), (b":path", b"/")]
-            patch.setattr("protocols.http2.request_fields", lambda *_: fields)
+            patch.setattr("protocols.http2.connection.request_fields", lambda *_: fields)
             await line.send(raw(stream, b"GET", "/"))
         status, _, body = await line.peer.read_answer(stream)
         assert (status, b"error" in body) == (400, True)

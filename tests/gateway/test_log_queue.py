@@ -219,7 +219,7 @@ def serving(code: str = "pass") -> Iterator[tuple[subprocess.Popen[bytes], int, 
     fcntl.fcntl(writing, SETPIPE_SZ, SMALL)
     port = free_port()
     process = subprocess.Popen(
-        [sys.executable, "-c", f"import gateway.telemetry.log_queue\ngateway.log_queue.RECORDS = 256\n{code}\nfrom gateway.cli import program\nprogram(prog_name='everywire')",
+        [sys.executable, "-c", f"import gateway.telemetry.log_queue\ngateway.telemetry.log_queue.RECORDS = 256\n{code}\nfrom gateway.cli.main import program\nprogram(prog_name='everywire')",
          "--port", str(port), "--log-format", "json", "--model", "identity=models.library.tensors:identity"],
         cwd=ROOT, stdin=subprocess.DEVNULL, stderr=writing,
     )  # fmt: skip

@@ -1,1 +1,1 @@
-"""SageMaker: its runtime's routes, its containers' routes, its signatures. May import the text dialects and v2's."""
+"""SageMaker: routes of its runtime and its containers, its signatures. May import what dialects may, and text and v2."""

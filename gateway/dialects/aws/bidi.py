@@ -9,25 +9,23 @@ from typing import final
 
 import trio
 
+from gateway.codecs.prompts import read_prompt
+from gateway.codecs.threads import beside
 from gateway.config import Config
 from gateway.core.exchange import Exchange
+from gateway.dialects.answers import close, octets, reply_of
 from gateway.dialects.aws.endpoints import Endpoints
 from gateway.dialects.aws.error_origin import Blame, blame
 from gateway.dialects.aws.signatures import Signatures, refusal
-from gateway.dialects.base import NO_PARAMETERS, Models, beside, octets, reply_of, session_of, single_fields
-from gateway.dialects.text.lmi import read_prompt
+from gateway.dialects.call import NO_PARAMETERS, session_of, single_fields
+from gateway.dialects.model_choice import Models
 from gateway.dialects.text.requests import within_ceiling
 from gateway.errors import (
     BadRequest,
     DeadlineExceeded,
-    Drained,
     Ending,
     Forbidden,
     GatewayError,
-    Overloaded,
-    SlowReader,
-    TooLarge,
-    Unavailable,
 )
 from gateway.workers.worker import Worker
 from models.messages import Family, Part, PartKind, Prompt
@@ -46,8 +44,6 @@ _OPCODE = {PartKind.UTF8: Opcode.TEXT, PartKind.BINARY: Opcode.BINARY}
 _PARTIAL, _COMPLETE = bidi.Completion.PARTIAL, bidi.Completion.COMPLETE
 _UTF8, _BINARY = PartKind.UTF8, PartKind.BINARY
 _TEXT, _CONTINUATION = Opcode.TEXT, Opcode.CONTINUATION
-# RFC 6455 section 7.4.1 and the IANA registry
-_GOING_AWAY, _INVALID, _POLICY, _TOO_BIG, _INTERNAL, _TRY_AGAIN = 1001, 1007, 1008, 1009, 1011, 1013
 _SMALL = 64 * 1024
 _LONG = 2 * 1024 * 1024  # bytes of a message that are a millisecond's work or two: checksums, a digest, base64
 _OBJECT = 256  # what the JSON of a part has beside its bytes, and more
@@ -422,23 +418,3 @@ class _FrameChannel(Channel[Part, Part]):
             close(self._exchange, error)
         else:
             self._exchange.refuse(error)
-
-
-def close(exchange: Exchange, error: GatewayError) -> None:
-    """Ends a WebSocket with a Close whose code says whose fault it was and whose reason is the message, cut to what a
-    Close holds."""
-    match error:
-        case Drained():
-            code = _GOING_AWAY
-        case Overloaded() | Unavailable():
-            code = _TRY_AGAIN
-        case BadRequest():
-            code = _INVALID
-        case TooLarge():
-            code = _TOO_BIG
-        case SlowReader():
-            code = _POLICY
-        case _:
-            code = _INTERNAL
-    reason = error.message.encode()[:123].decode(errors="ignore")  # RFC 6455 section 5.5: 125 bytes with the code
-    exchange.finish(error.ending, code=code, reason=reason)

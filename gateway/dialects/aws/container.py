@@ -8,18 +8,9 @@ from urllib.parse import parse_qs
 import trio
 
 from gateway.core.exchange import Exchange
-from gateway.dialects.base import (
-    JSON,
-    Models,
-    Wrapping,
-    octets,
-    refusal_headers,
-    reply_headers,
-    reply_of,
-    reply_value,
-    session_of,
-    text_header,
-)
+from gateway.dialects.answers import JSON, Wrapping, octets, refusal_headers, reply_headers, reply_of, reply_value
+from gateway.dialects.call import session_of, text_header
+from gateway.dialects.model_choice import Models
 from gateway.dialects.text.lmi import LMIDialect
 from gateway.dialects.text.lmi_errors import refuse_as_lmi
 from gateway.dialects.v2.infer import InferDialect

@@ -12,7 +12,7 @@ from gateway.catalog.repository import Repository
 from gateway.catalog.target_model import model_name, model_url
 from gateway.config import Config, EndpointConfig, VariantConfig
 from gateway.config.load import ConfigError
-from gateway.dialects.base import Models
+from gateway.dialects.model_choice import Models
 from gateway.errors import BadRequest, NotFound
 from gateway.workers.worker import Worker
 from protocols.aws import bidi

@@ -11,7 +11,8 @@ from gateway.dialects.aws.container import ContainerDialect
 from gateway.dialects.aws.endpoints import Endpoints
 from gateway.dialects.aws.error_origin import Blame, blame
 from gateway.dialects.aws.signatures import Signatures, refusal
-from gateway.dialects.base import Models, single_fields
+from gateway.dialects.call import single_fields
+from gateway.dialects.model_choice import Models
 from gateway.errors import BadRequest, Ending, Forbidden, GatewayError, ModelFailed, ModelNotReady
 from gateway.workers.worker import State
 from protocols.aws import bidi

@@ -11,10 +11,10 @@ from functools import partial
 from pathlib import Path
 from typing import final
 
+from gateway.codecs.threads import beside
 from gateway.config import SigV4Config
 from gateway.config.load import ConfigError
 from gateway.core.exchange import Exchange
-from gateway.dialects.base import beside
 from gateway.errors import Forbidden
 from protocols.aws import bidi
 from protocols.aws.sigv4 import Payload, SigV4Error, VerifiedHead, Verifier

@@ -1,1 +1,1 @@
-"""Text generation: LMI's schema in all its forms, and OpenAI's."""
+"""Text generation: LMI's schema in all its forms, and OpenAI's. May import what dialects may."""

@@ -2,36 +2,29 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from functools import partial
 from typing import Any, final
 
+from gateway.codecs.prompts import prompt_of
+from gateway.codecs.threads import codec
 from gateway.config import LMIConfig
 from gateway.core.exchange import Exchange
-from gateway.dialects.base import JSON, Models, Wrapping, codec, reply_headers, session_of, text_header
+from gateway.dialects.answers import JSON, Wrapping, reply_headers
+from gateway.dialects.call import session_of, text_header
+from gateway.dialects.model_choice import Models
 from gateway.dialects.text.lmi_dynamic_batch import DynamicDialect
 from gateway.dialects.text.lmi_errors import kind_of, refuse_as_lmi, refuse_as_tgi
 from gateway.dialects.text.lmi_formatters import FormattedAnswer, document_of, formatter_of, read_input
 from gateway.dialects.text.openai import OpenAIDialect
-from gateway.dialects.text.requests import (
-    LINE,
-    OnePrompt,
-    TextCalls,
-    check_supported,
-    prompt_of,
-    rule_of,
-    table_of,
-    within_ceiling,
-)
+from gateway.dialects.text.requests import LINE, OnePrompt, TextCalls, check_supported, rule_of, table_of, within_ceiling
 from gateway.errors import (
     Ending,
     GatewayError,
     ModelFailed,
 )
 from gateway.workers.worker import Worker
-from models.errors import ModelError
 from models.formatters import TextInput
-from models.messages import Family, Finish, FinishReason, Prompt, Token
+from models.messages import Family, Finish, FinishReason, Token
 from models.session import Session
 from protocols import lmi
 
@@ -115,20 +108,6 @@ def _parse(document: dict[str, Any], options: LMIConfig) -> lmi.TextRequest:
     return lmi.parse_document(
         document, configured=configured, tgi=options.tgi_compat, table=table_of(options), rule=rule_of(options)
     )
-
-
-def read_prompt(data: bytes, within: Callable[[lmi.TextRequest], lmi.TextRequest] | None = None) -> Prompt:
-    """A prompt as a part carries it: an LMI request object, or the plain text itself. Its answer is one text. `within` is
-    `within_ceiling` of a model."""
-    try:
-        kind = "application/json" if data.lstrip()[:1] == b"{" else "text/plain"
-        request = lmi.parse_request(data, kind)
-        lmi.check_one_sequence(request.parameters, request.given, "here, where an answer is one text")
-        if within is not None:
-            request = within(request)
-        return prompt_of(request.inputs, request.parameters)
-    except lmi.LMIError as e:
-        raise ModelError(e.message, code="BadPrompt", status=400) from None
 
 
 @final

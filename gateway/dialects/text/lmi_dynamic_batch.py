@@ -7,20 +7,14 @@ from typing import Any, final
 
 import trio
 
+from gateway.codecs.prompts import prompt_of
+from gateway.codecs.threads import codec
 from gateway.config import LMIConfig
 from gateway.core.exchange import Exchange
-from gateway.dialects.base import JSON, Wrapping, codec, reply_headers, session_of
+from gateway.dialects.answers import JSON, Wrapping, reply_headers
+from gateway.dialects.call import session_of
 from gateway.dialects.text.lmi_errors import refuse_as_dynamic
-from gateway.dialects.text.requests import (
-    LINE,
-    OnePrompt,
-    TextCalls,
-    check_supported,
-    prompt_of,
-    rule_of,
-    table_of,
-    within_ceiling,
-)
+from gateway.dialects.text.requests import LINE, OnePrompt, TextCalls, check_supported, rule_of, table_of, within_ceiling
 from gateway.doorbell import Doorbell
 from gateway.errors import Ending, GatewayError, ModelFailed
 from gateway.workers.worker import Worker

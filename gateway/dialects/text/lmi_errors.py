@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from gateway.core.exchange import Exchange
-from gateway.dialects.base import refusal_headers
+from gateway.dialects.answers import refusal_headers
 from gateway.errors import (
     DeadlineExceeded,
     Drained,

@@ -6,11 +6,13 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any, TypeVar, final
 
+from gateway.codecs.prompts import prompt_of
 from gateway.config import LMIConfig
 from gateway.core.exchange import Exchange
-from gateway.dialects.base import Wrapping, reply_headers, reply_value, session_of
+from gateway.dialects.answers import Wrapping, reply_headers, reply_value
+from gateway.dialects.call import session_of
 from gateway.dialects.text.lmi_errors import refuse_as_lmi
-from gateway.dialects.text.requests import LINE, OnePrompt, prompt_of, raised
+from gateway.dialects.text.requests import LINE, OnePrompt, raised
 from gateway.errors import GatewayError, ModelFailed
 from gateway.workers.worker import Worker
 from models.formatters import Input, OutputFormatter, TextGenerationOutput, TextInput, TextSequence

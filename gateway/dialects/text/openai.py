@@ -7,9 +7,12 @@ from collections.abc import Awaitable, Callable
 from functools import partial
 from typing import Any, final
 
+from gateway.codecs.prompts import prompt_of
+from gateway.codecs.threads import codec
 from gateway.config import LimitsConfig, LMIConfig
 from gateway.core.exchange import Exchange
-from gateway.dialects.base import JSON, Wrapping, codec, refusal_headers, reply_headers, session_of
+from gateway.dialects.answers import JSON, Wrapping, refusal_headers, reply_headers
+from gateway.dialects.call import session_of
 from gateway.dialects.text.requests import (
     LINE,
     Asked,
@@ -18,7 +21,6 @@ from gateway.dialects.text.requests import (
     chat_prompt,
     count_tokens,
     not_supported,
-    prompt_of,
     unsupported,
     within_ceiling,
 )

@@ -12,16 +12,18 @@ from uuid import uuid4
 import msgspec
 import trio
 
+from gateway.codecs.threads import LONG
 from gateway.config import LimitsConfig, LMIConfig
 from gateway.config.properties import text_options
 from gateway.core.exchange import Exchange
-from gateway.dialects.base import LONG, Models, reply_of
+from gateway.dialects.answers import reply_of
+from gateway.dialects.model_choice import Models
 from gateway.errors import GatewayError, ModelCrashed, ModelFailed
 from gateway.workers.worker import Worker
 from models.chat import ChatMessage, plain_template
 from models.continuations import Continuations
 from models.errors import ModelError, is_failure
-from models.messages import GenerationParameters, Prompt
+from models.messages import Prompt
 from protocols import lmi, openai
 
 log = logging.getLogger("gateway.dialects")
@@ -153,11 +155,6 @@ def raised(exchange: Exchange, worker: Worker, what: str, error: BaseException) 
         exc_info=error,
     )
     raise ModelCrashed(f"the {what} failed; incident {exchange.incident} in the server's log") from error
-
-
-def prompt_of(text: str, parameters: lmi.Parameters) -> Prompt:
-    """The model's view of a request."""
-    return Prompt(text=text, parameters=GenerationParameters(**msgspec.structs.asdict(parameters)))
 
 
 class OnePrompt:

@@ -1,1 +1,1 @@
-"""The Open Inference Protocol, v2, with Triton's extensions. May import the text dialects."""
+"""The Open Inference Protocol, v2, with Triton's extensions. May import what dialects may, text and telemetry."""

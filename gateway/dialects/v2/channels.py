@@ -9,9 +9,11 @@ from typing import Any, Protocol, final
 
 import trio
 
+from gateway.codecs.tensors import check_response, outputs_of, request_of
+from gateway.codecs.threads import beside
 from gateway.core.exchange import Exchange
-from gateway.dialects.base import beside, reply_headers, reply_of
-from gateway.dialects.v2.requests import V2Calls, error_of, outputs_of, refuse, request_of
+from gateway.dialects.answers import reply_headers, reply_of
+from gateway.dialects.v2.requests import V2Calls, error_of, refuse
 from gateway.errors import GatewayError, ModelFailed
 from gateway.workers.worker import Worker
 from models.messages import Family, InferRequest, InferResponse
@@ -116,12 +118,6 @@ def too_many(worker: Worker) -> ModelFailed:
         code="TooManyResponses",
         status=500,
     )
-
-
-def check_response(message: object) -> None:
-    """TypeError for what is no answer of a model of tensors; `outputs_of` looks at what is in one."""
-    if not isinstance(message, InferResponse):
-        raise TypeError(f"an infer call is answered with InferResponse, not {type(message).__name__}")
 
 
 async def replied(

@@ -9,13 +9,17 @@ from typing import Any, final
 
 import msgspec
 
+from gateway.codecs.prompts import prompt_of
+from gateway.codecs.tensors import check_response, outputs_of
+from gateway.codecs.threads import codec
 from gateway.config import LimitsConfig
 from gateway.core.exchange import Exchange
-from gateway.dialects.base import NO_PARAMETERS, codec, reply_headers, session_of
+from gateway.dialects.answers import reply_headers
+from gateway.dialects.call import NO_PARAMETERS, session_of
 from gateway.dialects.compression import compressed
-from gateway.dialects.text.requests import OnePrompt, prompt_of, within_ceiling
-from gateway.dialects.v2.channels import EVENTS, OneResponse, Responses, StreamChannel, WholeRequest, check_response
-from gateway.dialects.v2.requests import JSON, V2Calls, error_of, outputs_of, schedule, slot_within, weight_of, writing
+from gateway.dialects.text.requests import OnePrompt, within_ceiling
+from gateway.dialects.v2.channels import EVENTS, OneResponse, Responses, StreamChannel, WholeRequest
+from gateway.dialects.v2.requests import JSON, V2Calls, error_of, schedule, slot_within, weight_of, writing
 from gateway.errors import ModelFailed
 from gateway.workers.worker import Slot, Worker
 from models.continuations import Continuations

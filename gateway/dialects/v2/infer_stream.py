@@ -8,7 +8,7 @@ from time import perf_counter_ns
 from typing import final
 
 from gateway.core.exchange import Exchange
-from gateway.dialects.base import session_of
+from gateway.dialects.call import session_of
 from gateway.dialects.v2.channels import EVENTS, FRAMES, Form, Source, StreamChannel, WholeRequest, replied
 from gateway.dialects.v2.requests import V2Calls, error_of, schedule, slot_within
 from gateway.dialects.v2.streamed_request import Pieces

@@ -11,25 +11,21 @@ from typing import Any, final
 import numpy as np
 import trio
 
+from gateway.codecs.tensors import SHORT, outputs_of, signature_of
+from gateway.codecs.threads import LONG, beside, codec
 from gateway.core.exchange import Exchange
-from gateway.dialects.base import JSON as JSON
-from gateway.dialects.base import LONG, Models, beside, codec, refusal_headers
+from gateway.dialects.answers import JSON as JSON
+from gateway.dialects.answers import refusal_headers
+from gateway.dialects.model_choice import Models
 from gateway.errors import BadRequest, GatewayError, ModelFailed, NotFound
 from gateway.workers.worker import Slot, State, Worker
 from models.adapt import AT_ONCE
-from models.messages import BytesTensor, Family, InferRequest, InferResponse, Tensor
-from models.spec import Batching, ModelSpec, TensorSpec
+from models.messages import Family, InferResponse
 from protocols import v2
 
-SHORT = 16 * 1024
-"""Bytes or elements that are read or written at once, whatever they are."""
 _READY, _TENSOR = State.READY, Family.TENSOR  # named once, as they are looked up for each request
-_USUAL = (list, tuple)
-_array = np.ndarray
-_ARRAYS = (np.ndarray, np.generic)
 OBJECT = 64
 """Bytes of memory that an element of BYTES takes beside its own."""
-_HEAVIER = SHORT // AT_ONCE  # numbers that an element of BYTES counts as, for an answer that may be written at once
 _MAY_BE_BYTES = re.compile(rb'"BYTES"|\\u')  # an escape may hide it
 _LOOKED_THROUGH = 64 * 1024  # bytes of a head in which words are looked for here
 _LOOKED_AT = (b'"BYTES"', b'"BOOL"', b"\\")  # an escape may hide either
@@ -226,41 +222,6 @@ def error_of(error: v2.V2Error) -> GatewayError:
     return ModelFailed(error.message, code="BadOutput", status=error.status)
 
 
-def request_of(request: v2.V2Request) -> InferRequest:
-    """A request as its model sees it."""
-    return InferRequest(
-        inputs=tuple([
-            Tensor(name=t.name, data=array, datatype=t.datatype, parameters=t.parameters)
-            if type(array := t.array) is not v2.BytesData
-            else BytesTensor.of(t.name, array, t.parameters)
-            for t in request.inputs
-        ]),
-        id=request.id,
-        parameters=request.parameters,
-        outputs=tuple([o.name for o in request.outputs]) if request.outputs else (),
-    )  # fmt: skip
-
-
-def outputs_of(response: InferResponse) -> tuple[list[v2.V2Tensor], int]:
-    """A model's outputs as the codec takes them, and the number of their elements, of which those of BYTES count more.
-    TypeError for an output that is no tensor."""
-    if type(response.outputs) not in _USUAL and not isinstance(response.outputs, Sequence):
-        raise TypeError(f"the outputs of an InferResponse are a sequence of Tensors, not {type(response.outputs).__name__}")
-    if response.id or response.parameters:
-        _check_beside(response)
-    outputs, size = [], 0
-    for t in response.outputs:
-        data: Any
-        if type(t) is not Tensor or type(data := t.data) is not _array or type(t.name) is not str:
-            _check_output(t)
-            # what nobody has looked at leaves as the bytes that came
-            data = t.given if type(t) is BytesTensor else t.data
-        parameters = dict(t.parameters) if t.parameters else v2.NO_PARAMETERS
-        outputs.append(v2.V2Tensor(name=t.name, datatype=t.datatype, array=data, parameters=parameters))
-        size += data.size if t.datatype != "BYTES" else data.size * _HEAVIER
-    return outputs, size
-
-
 @contextmanager
 def writing(exchange: Exchange, outputs: Sequence[v2.V2Tensor]) -> Iterator[None]:
     """Pays from the budget, in the block, for the objects that elements of BYTES in the outputs are."""
@@ -276,23 +237,6 @@ def writing(exchange: Exchange, outputs: Sequence[v2.V2Tensor]) -> Iterator[None
 def weight_of(outputs: Sequence[v2.V2Tensor]) -> int:
     """The cost of writing outputs as text; one is the cost of a number."""
     return sum(t.array.size * (OBJECT if t.datatype == "BYTES" else 1) for t in outputs)
-
-
-def _check_beside(response: InferResponse) -> None:
-    """TypeError for an id or parameters of an answer that are of another type."""
-    if not isinstance(response.id, str):
-        raise TypeError(f"the id of an InferResponse is a str, not {type(response.id).__name__}")
-    if not isinstance(response.parameters, Mapping):
-        raise TypeError(f"the parameters of an InferResponse are a mapping, not {type(response.parameters).__name__}")
-
-
-def _check_output(tensor: object) -> None:
-    if not isinstance(tensor, Tensor):
-        raise TypeError(f"an output is a Tensor, not {type(tensor).__name__}")
-    if not isinstance(tensor.name, str):
-        raise TypeError(f"the name of an output is a str, not {type(tensor.name).__name__}")
-    if type(tensor) is not BytesTensor and not isinstance(tensor.data, _ARRAYS):
-        raise TypeError(f"output {str(tensor.name)[:60]!r}: its data are a numpy array, not {type(tensor.data).__name__}")
 
 
 def refuse(exchange: Exchange, error: GatewayError) -> None:
@@ -330,36 +274,3 @@ def _leaves_as_it_is(array: Any) -> bool:
     if isinstance(array, v2.BytesData):
         return True
     return bool(array.flags.c_contiguous and array.dtype.isnative and not array.dtype.hasobject)
-
-
-def signature_of(spec: ModelSpec) -> v2.ModelSignature:
-    """What a model declares, as the codec takes it."""
-    return v2.ModelSignature(
-        name=spec.name,
-        versions=(spec.version,),
-        platform=spec.platform,
-        inputs=_declared(spec.inputs),
-        outputs=_declared(spec.outputs),
-        max_batch_size=spec.max_batch_size,
-        decoupled=spec.decoupled,
-        dynamic_batching=_batching(spec.batching) if spec.batching is not None else None,
-    )
-
-
-def _batching(batching: Batching) -> v2.DynamicBatching:
-    levels = batching.priority_levels
-    return v2.DynamicBatching(
-        preferred_batch_size=sorted(batching.preferred),
-        max_queue_delay_microseconds=round(batching.max_delay * 1e6),
-        priority_levels=levels,
-        default_priority_level=batching.default_priority or levels,
-    )
-
-
-def _declared(tensors: tuple[TensorSpec, ...] | None) -> tuple[v2.TensorSpec, ...] | None:
-    if tensors is None:
-        return None
-    return tuple([
-        v2.TensorSpec(name=t.name, datatype=t.datatype, shape=t.shape, optional=t.optional, labels=t.labels)
-        for t in tensors
-    ])  # fmt: skip

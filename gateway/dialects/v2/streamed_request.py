@@ -7,11 +7,14 @@ from typing import final
 import msgspec
 import trio
 
+from gateway.codecs.tensors import SHORT, request_of
+from gateway.codecs.threads import beside, codec
 from gateway.core.exchange import Exchange
-from gateway.dialects.base import beside, codec, reply_headers, session_of
+from gateway.dialects.answers import reply_headers
+from gateway.dialects.call import session_of
 from gateway.dialects.compression import compressed
 from gateway.dialects.v2.channels import OneResponse
-from gateway.dialects.v2.requests import SHORT, V2Calls, error_of, request_of, schedule, slot_within
+from gateway.dialects.v2.requests import V2Calls, error_of, schedule, slot_within
 from gateway.errors import GatewayError, Overloaded, UnsupportedEncoding
 from gateway.workers.worker import Worker
 from models.messages import Family, InferRequest

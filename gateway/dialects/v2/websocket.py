@@ -9,12 +9,14 @@ from typing import final
 
 import trio
 
+from gateway.codecs.tensors import request_of
+from gateway.codecs.threads import codec
 from gateway.config import BidiConfig
 from gateway.core.exchange import Exchange
-from gateway.dialects.aws.bidi import close
-from gateway.dialects.base import codec, reply_of, session_of
+from gateway.dialects.answers import close, reply_of
+from gateway.dialects.call import session_of
 from gateway.dialects.v2.channels import replied
-from gateway.dialects.v2.requests import JSON, Timeout, V2Calls, batch_of, request_of, timeout_of
+from gateway.dialects.v2.requests import JSON, Timeout, V2Calls, batch_of, timeout_of
 from gateway.errors import (
     BadRequest,
     DeadlineExceeded,

@@ -1,0 +1,44 @@
+"""Refuses to start where Python code in the working directory has the name of one of our packages."""
+
+from __future__ import annotations
+
+import os
+from importlib.machinery import PathFinder
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from gateway.config.load import ConfigError
+
+if TYPE_CHECKING:
+    pass
+
+
+PACKAGES = ("gateway", "models", "protocols")
+
+
+def check_directory() -> None:
+    """ConfigError where the working directory holds Python code under a name of ours."""
+    message = check_shadowing(Path.cwd(), Path(__file__).resolve().parents[2])
+    if message:
+        raise ConfigError(message)
+
+
+def check_shadowing(cwd: Path, package_dir: Path) -> str | None:
+    """What to rename where Python code in `cwd` has the name of one of our packages, which live in `package_dir`: one of
+    the two would be imported in place of the other. None where nothing is in the way; a folder without Python code,
+    such as one of weights, is not."""
+    if cwd.resolve() == package_dir.resolve():
+        return None
+    for name in PACKAGES:
+        spec = PathFinder.find_spec(name, [str(cwd)])
+        if spec is None:
+            continue
+        file = cwd / f"{name}.py"
+        if spec.origin is None and not any((cwd / name).glob("*.py")):
+            continue
+        theirs = file if spec.origin == str(file) else cwd / name
+        return (
+            f"{theirs}{'' if theirs == file else os.sep} and everywire's own package {name!r} have the same name, so that "
+            "one would be imported in place of the other: rename yours, or start in another directory"
+        )
+    return None

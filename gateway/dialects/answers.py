@@ -1,0 +1,111 @@
+"""Answers: their heads, refusals before them, and what a model puts into them."""
+
+from __future__ import annotations
+
+import logging
+import re
+from collections.abc import Callable
+from typing import Protocol
+
+from gateway.core.exchange import Exchange
+from gateway.errors import (
+    BadRequest,
+    Drained,
+    Ending,
+    GatewayError,
+    Overloaded,
+    SlowReader,
+    TooLarge,
+    Unavailable,
+)
+from protocols.aws import invoke
+from protocols.events import Buffer, Headers
+
+log = logging.getLogger("gateway.dialects")
+
+# RFC 6455 section 7.4.1 and the IANA registry
+_GOING_AWAY, _INVALID, _POLICY, _TOO_BIG, _INTERNAL, _TRY_AGAIN = 1001, 1007, 1008, 1009, 1011, 1013
+
+
+def reply_of(exchange: Exchange) -> dict[str, str]:
+    """What a channel on this exchange offers as its `reply`."""
+    if exchange.reply is None:
+        exchange.reply = {}
+    return exchange.reply
+
+
+_FIELD_VALUE = re.compile(r"[\t -~]*")
+_FIELD_LENGTH = 1024
+
+
+def reply_value(exchange: Exchange, name: str, default: str = "") -> str:
+    """What the model has set for a field of the head; the default where it has not, or not to what a field can carry."""
+    value = default if exchange.reply is None else exchange.reply.get(name, default)
+    if isinstance(value, str) and len(value) <= _FIELD_LENGTH and _FIELD_VALUE.fullmatch(value):
+        return value.strip()
+    log.warning("a model's header field was left out", extra={"id": exchange.id, "model": exchange.model, "field": name})
+    return default
+
+
+# what a model's head may say beside its content type, under the same names towards the platform and from it
+_PASSED = (invoke.CUSTOM_ATTRIBUTES, invoke.NEW_SESSION_ID, invoke.CLOSED_SESSION_ID)
+
+
+def reply_headers(exchange: Exchange) -> list[tuple[bytes, bytes]]:
+    """The fields that the model has put into its reply, beside the content type."""
+    if not exchange.reply:
+        return []
+    return [(name.encode(), value.encode()) for name in _PASSED if (value := reply_value(exchange, name))]
+
+
+JSON = (b"content-type", b"application/json")
+
+
+def refusal_headers(error: GatewayError) -> Headers:
+    """The fields of an error that is said before the head, in JSON: its own, and when to try again where that may help."""
+    return (JSON, *error.headers, *error.retry)
+
+
+class Wrapping(Protocol):
+    """What a dialect answers instead of the exchange where its answer is put into another's form."""
+
+    def in_band(self, says: Callable[[GatewayError], bytes]) -> None:
+        """From now on the dialect can say an error in the middle of its body: so."""
+        ...
+
+    async def wait_room(self, n: int = 1) -> None: ...
+    def start(self, status: int, headers: Headers) -> None: ...
+    def push(self, *buffers: Buffer) -> None: ...
+    def finish(self, ending: Ending = Ending.COMPLETE) -> None: ...
+    def respond(self, status: int, headers: Headers, *buffers: Buffer, ending: Ending = Ending.COMPLETE) -> None: ...
+
+
+def octets(data: Buffer) -> Buffer:
+    """The bytes of a buffer of any format and shape: itself where it is bytes already, and a copy only where they do not
+    lie one after the other."""
+    if type(data) is bytes:
+        return data
+    view = memoryview(data)
+    if not view.c_contiguous:
+        return view.tobytes()
+    return view.cast("B") if view.nbytes else b""
+
+
+def close(exchange: Exchange, error: GatewayError) -> None:
+    """Ends a WebSocket with a Close whose code says whose fault it was and whose reason is the message, cut to what a
+    Close holds."""
+    match error:
+        case Drained():
+            code = _GOING_AWAY
+        case Overloaded() | Unavailable():
+            code = _TRY_AGAIN
+        case BadRequest():
+            code = _INVALID
+        case TooLarge():
+            code = _TOO_BIG
+        case SlowReader():
+            code = _POLICY
+        case _:
+            code = _INTERNAL
+    reason = error.message.encode()[:123].decode(errors="ignore")  # RFC 6455 section 5.5: 125 bytes with the code
+    exchange.finish(error.ending, code=code, reason=reason)

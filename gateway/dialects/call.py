@@ -1,0 +1,104 @@
+"""A call as its model sees it: its session, and what is known of its request."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from functools import partial
+from types import MappingProxyType
+from typing import Any, final
+
+from gateway.core.credentials import Door
+from gateway.core.exchange import Exchange
+from gateway.errors import BadRequest
+from gateway.workers.worker import Worker
+from models.session import Call, Channel, Session
+from protocols.events import Headers
+
+NO_PARAMETERS: Mapping[str, Any] = MappingProxyType({})
+
+
+def session_of(
+    exchange: Exchange,
+    worker: Worker,
+    channel: Channel[Any, Any],
+    *,
+    query: str | None = None,
+    path: str = "",
+    parameters: Mapping[str, Any] = NO_PARAMETERS,
+) -> Session[Any, Any]:
+    """The session a model is called with, inside its slot: the channel, the call's metadata and its deadline. `query` and
+    `path` are the request's own where the dialect has no others."""
+    session = Session(channel, partial(call_of, exchange, worker, query, path, parameters))
+    session.deadline = exchange.deadline
+    return session
+
+
+def call_of(
+    exchange: Exchange,
+    worker: Worker,
+    query: str | None = None,
+    path: str = "",
+    parameters: Mapping[str, Any] = NO_PARAMETERS,
+) -> Call:
+    """The call as a session's model sees it: without credentials, unless `access.pass_credentials` is set."""
+    door = exchange.owner.door
+    return Call(
+        id=exchange.id,
+        model=worker.name,
+        version=worker.spec.version,
+        dialect=exchange.dialect,
+        path=path or exchange.path.decode("latin-1"),
+        query=door.query(exchange.query.decode("latin-1") if query is None else query),
+        headers=_Fields(exchange.request.headers, door),
+        parameters=parameters,
+        client_certificate=exchange.owner.client_certificate,
+    )
+
+
+@final
+class _Fields(Mapping[str, str]):
+    """A request's fields as its models are shown them, decoded when somebody looks."""
+
+    __slots__ = ("_decoded", "_door", "_raw")
+
+    def __init__(self, raw: Headers, door: Door) -> None:
+        self._raw, self._door = raw, door
+        self._decoded: dict[str, str] | None = None
+
+    def _text(self) -> dict[str, str]:
+        if self._decoded is None:
+            self._decoded = self._door.fields(self._raw)
+        return self._decoded
+
+    def __getitem__(self, name: str) -> str:
+        return self._text()[name]
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._text())
+
+    def __len__(self) -> int:
+        return len(self._text())
+
+    def __repr__(self) -> str:
+        return repr(self._text())
+
+
+# What must not be there twice: two who read the head would take it for two requests.
+_SINGLE = (b"x-amzn-sagemaker-", b"content-type", b"accept")
+
+
+def single_fields(exchange: Exchange) -> dict[str, str]:
+    """The request's fields by lower-case name. BadRequest where one that SageMaker's operations read is there twice."""
+    fields: dict[str, str] = {}
+    for raw, value in exchange.request.headers:
+        name = raw.decode("latin-1")
+        if name in fields and raw.startswith(_SINGLE):
+            raise BadRequest(f"header {name[:100]} is there twice")
+        fields[name] = value.decode("latin-1")
+    return fields
+
+
+def text_header(exchange: Exchange, name: bytes) -> str:
+    """A header's value, empty where it is absent."""
+    value = exchange.header(name)
+    return "" if value is None else value.decode("latin-1")

@@ -1,0 +1,87 @@
+"""Which model answers: the models in service, by name, and the rule where a request names none."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import final
+
+from gateway.config import Config
+from gateway.config.load import ConfigError
+from gateway.errors import BadRequest, GatewayError, NotFound
+from gateway.workers.worker import Worker
+from models.convert import convertible
+from models.messages import Family
+
+
+@final
+class Models:
+    """The models in service, by name; and the rule that picks one where a route names none."""
+
+    def __init__(self, config: Config, workers: Mapping[str, Worker]) -> None:
+        self.config, self.workers = config, workers
+
+    def check_defaults(self) -> None:
+        """ConfigError for a default model that is not there or cannot answer its dialect: a mistake of the operator's,
+        found before any client does."""
+        for setting, name, family in (
+            ("lmi.default_model", self.config.lmi.default_model, Family.TEXT),
+            ("openai.default_model", self.config.openai.default_model, Family.TEXT),
+            ("bidi.default_model", self.config.bidi.default_model, Family.PARTS),
+        ):
+            if name:
+                try:
+                    self.named(name, family, setting.partition(".")[0])
+                except GatewayError as e:
+                    raise ConfigError(f"{setting}: {e.message}") from None
+        name = self.config.sagemaker.default_model
+        if name and name not in self.workers:
+            raise ConfigError(f"sagemaker.default_model: {self._unknown(name)}")
+
+    def _unknown(self, name: str) -> str:
+        return f"no model {name[:100]!r}; there are: {', '.join(sorted(self.workers))[:1000] or 'none'}"
+
+    def invoked(self, name: str) -> Worker:
+        """The model of a route that takes every family in its own form. NotFound if there is none."""
+        worker = self.workers.get(name)
+        if worker is None:
+            raise NotFound(self._unknown(name))
+        return worker
+
+    def of_invocations(self) -> Worker:
+        """The model of /invocations where the request does not say: a default, the only one, or the only one of text."""
+        name = self.config.sagemaker.default_model or self.config.lmi.default_model
+        if name:
+            return self.invoked(name)
+        if len(self.workers) == 1:
+            return next(iter(self.workers.values()))
+        return self.unnamed("", Family.TEXT, "sagemaker")
+
+    def named(self, name: str, family: Family, dialect: str) -> Worker:
+        """The model a request names. NotFound if there is none, BadRequest if it cannot answer this dialect."""
+        worker = self.workers.get(name)
+        if worker is None:
+            raise NotFound(self._unknown(name))
+        self.check_family(worker, family, dialect)
+        return worker
+
+    def check_family(self, worker: Worker, family: Family, dialect: str) -> None:
+        """BadRequest for a model that cannot answer a dialect of that family."""
+        if not convertible(worker.spec.family, family):
+            raise BadRequest(
+                f"model {worker.name!r} speaks {worker.spec.family.value} and cannot answer {dialect}, "
+                f"which speaks {family.value}"
+            )
+
+    def unnamed(self, default: str, family: Family, dialect: str) -> Worker:
+        """The model for a request that names none: the dialect's default, else the only one that fits."""
+        if default:
+            return self.named(default, family, dialect)
+        speakers = [w for w in self.workers.values() if w.spec.family is family]
+        fitting = speakers or [w for w in self.workers.values() if convertible(w.spec.family, family)]
+        if len(fitting) == 1:
+            return fitting[0]
+        names = ", ".join(sorted(w.name for w in fitting))
+        raise BadRequest(
+            f"the request names no model and {len(fitting)} could answer: {names or 'none'}; "
+            f"name one in the request or set {dialect}.default_model"
+        )

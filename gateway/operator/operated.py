@@ -1,0 +1,46 @@
+"""What the operator plane asks of the gateway that it manages: `Gateway` is one."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from contextlib import AbstractContextManager
+from typing import TYPE_CHECKING, Protocol
+
+if TYPE_CHECKING:
+    from prometheus_client import CollectorRegistry
+
+    from gateway.catalog.load_unload import ModelControl
+    from gateway.config import Config, LimitsConfig
+    from gateway.core.exchange import Exchange
+    from gateway.serving.drain import DrainReport
+    from gateway.telemetry.observer import Counts
+    from gateway.workers.snapshot import ModelsSnapshot, ModelStatus
+    from gateway.workers.supervisor import Supervisor
+
+
+class Operated(Protocol):
+    """A gateway as the plane sees it."""
+
+    config: Config
+    limits: LimitsConfig
+    supervisor: Supervisor
+    control: ModelControl
+    operator_port: int
+    """Where the plane listens; the plane says it."""
+    draining: bool
+
+    @property
+    def models(self) -> ModelsSnapshot: ...
+    @property
+    def live(self) -> list[Exchange]: ...
+    @property
+    def unready(self) -> tuple[str, ...]: ...
+    @property
+    def registry(self) -> CollectorRegistry: ...
+    @property
+    def drain_report(self) -> DrainReport | None: ...
+    def counts(self) -> Counts: ...
+    def watched(self, ended: Callable[[Exchange], None]) -> AbstractContextManager[None]: ...
+    def begin_drain(self, timeout: float | None = None) -> None: ...
+    async def reported(self) -> DrainReport: ...
+    async def reload(self, name: str, *, patience: float | None = None) -> ModelStatus: ...
