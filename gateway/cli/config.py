@@ -11,6 +11,7 @@ import click
 from gateway.cli.config_check import as_json as problems_as_json
 from gateway.cli.config_check import problems_of
 from gateway.cli.options import Given, configured, options
+from gateway.cli.shadowing import check_directory
 from gateway.config import Config
 from gateway.config.environment import MODEL_FOLDER
 from gateway.config.fields import FolderMissing
@@ -82,8 +83,6 @@ def _said_by_the_model(config: Config) -> list[tuple[Key, Any, str]]:
     and the rest is shown all the same: it may be there where this is to be served."""
     if not config.repository.model and not MODEL_FOLDER.is_dir():
         return []
-    from gateway.cli.shadowing import check_directory
-
     check_directory()
     from gateway.catalog.served_folder import folder_settings
 
@@ -113,8 +112,6 @@ Exit status: 0 it can be served; 2 something is wrong.
 def check(given: Given, imports: bool, as_json: bool) -> None:
     """Look at the whole configuration, and at the certificates and keys that it names, without serving. Each thing that is
     wrong has a line: where it is, what is expected, what came, and what was probably meant."""
-    from gateway.cli.shadowing import check_directory
-
     check_directory()
     problems = problems_of(given.resolve, models=imports)
     if as_json:

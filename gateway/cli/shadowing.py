@@ -5,13 +5,8 @@ from __future__ import annotations
 import os
 from importlib.machinery import PathFinder
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from gateway.config.load import ConfigError
-
-if TYPE_CHECKING:
-    pass
-
 
 PACKAGES = ("gateway", "models", "protocols")
 

@@ -22,7 +22,7 @@ from click.testing import CliRunner, Result
 
 from gateway.cli import main
 from gateway.cli.main import program
-from gateway.cli.shadowing import check_shadowing
+from gateway.cli.shadowing import PACKAGES, check_shadowing
 from gateway.config import Config, ModelConfig
 from gateway.config.load import PREFIX, SETTINGS, ConfigError
 from gateway.net.listeners import CannotListen, Port, Rules, open_listeners
@@ -619,7 +619,7 @@ def test_demo_refuses_the_flags_that_it_would_not_use() -> None:
 
 
 def packages(directory: Path) -> Path:
-    for name in main.PACKAGES:
+    for name in PACKAGES:
         (directory / name).mkdir(parents=True)
         (directory / name / "__init__.py").touch()
     return directory
