@@ -30,8 +30,8 @@ from gateway.core.connection import Connection, ConnectionWire
 from gateway.core.credentials import Door
 from gateway.core.exchange import Exchange
 from gateway.core.memory import BodyPool
-from gateway.core.runner import ExchangeTasks
-from gateway.core.waiting import Waiting
+from gateway.core.runner import Runner
+from gateway.core.waiting import WaitedTransport
 from gateway.dialects.aws.bidi import BidiDialect
 from gateway.dialects.aws.bidi import refuse as refuse_as_bidi
 from gateway.dialects.aws.container import ContainerDialect, refuse_as_mme
@@ -42,7 +42,7 @@ from gateway.dialects.aws.multi_model import MMEDialect
 from gateway.dialects.aws.signatures import Signatures
 from gateway.dialects.health import ManagementDialect
 from gateway.dialects.index import IndexDialect
-from gateway.dialects.model_choice import Models
+from gateway.dialects.model_choice import ModelChoice
 from gateway.dialects.text.lmi import LMIDialect
 from gateway.dialects.text.lmi_errors import refuse_as_lmi
 from gateway.dialects.text.openai import OpenAIDialect
@@ -74,11 +74,11 @@ from gateway.histogram import Histogram
 from gateway.net.certificate import Certificate
 from gateway.net.listeners import Listener, Port, Rules, open_listeners
 from gateway.net.proxies import TrustedProxies
-from gateway.net.readiness import Hub, Watchable
+from gateway.net.readiness import Poller, Watchable
 from gateway.net.tls_reload import ServedCertificate
 from gateway.net.tls_transport import TLSTransport
 from gateway.net.transport import SocketTransport, StreamTransport, Transport
-from gateway.serving.admission import Admission, Asked, Route
+from gateway.serving.admission import Admission, AdmittedHandler, Route
 from gateway.serving.drain import DrainReport, report_of
 from gateway.serving.router import Handler, Router, Words
 from gateway.telemetry.loop_watch import Blocks, LoopWatch
@@ -105,7 +105,7 @@ log = logging.getLogger("gateway")
 
 _TICK = 1.0
 _LAGS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5)
-_TURN = 0.005  # seconds of connections' turns before tasks have theirs
+_TURN_SECONDS = 0.005  # seconds of connections' turns before tasks have theirs
 _LOOK = 32  # turns between two looks at the clock
 # What an interrupted exchange has for its goodbye, and a cancelled model for its clean-up, before the server stops.
 _GRACE = 5.0
@@ -183,7 +183,7 @@ class Gateway:
         self._drain_timeout, self._patience = self.config.drain.timeout, trio.CancelScope()
         self._due: list[Connection] = []
         self._turn_bell = Doorbell()
-        self.hub: Hub | None = None
+        self.hub: Poller | None = None
         """Who tells connections what is ready; made by `serve` where it listens and nobody has chosen one before."""
         # what each exchange goes through is theirs, without a call of ours between
         work: Handler = self._work
@@ -192,7 +192,7 @@ class Gateway:
         if spans is not None:
             self._observer.trace_fields = spans.fields
             work, self.exchange_opened, self.exchange_closed = spans.around(work, self.exchange_opened, self.exchange_closed)
-        self._tasks = ExchangeTasks(work, self._blame, self._conclude, self._write)
+        self._tasks = Runner(work, self._blame, self._conclude, self._write)
         self.run_exchange = self._tasks.start
         # letters and digits alone: a head takes them without a look
         self.new_id = map(f"{secrets.token_hex(4)}%d".__mod__, itertools.count(1)).__next__
@@ -208,7 +208,7 @@ class Gateway:
         self._listening, self._reported, self._over = trio.Event(), trio.Event(), trio.Event()
         self._nursery: trio.Nursery | None = None
         self._tls: ServedCertificate | None = None
-        served = Models(self.config, self.supervisor.workers)
+        served = ModelChoice(self.config, self.supervisor.workers)
         served.check_defaults()
         endpoints = Endpoints(self.config, served, self.repository)
         endpoints.check()
@@ -231,7 +231,7 @@ class Gateway:
             raise ConfigError(f"tracing.enabled is true and {e.name} is not installed: pip install 'everywire[otel]'") from e
         return Spans(provider or get_tracer_provider(), lambda exchange: self._router.path_of(exchange))
 
-    def _route(self, models: Models, endpoints: Endpoints) -> None:
+    def _route(self, models: ModelChoice, endpoints: Endpoints) -> None:
         self._management = management = ManagementDialect(models, self.supervisor)
         texts = TextCalls(models)
         openai = OpenAIDialect(texts)
@@ -328,7 +328,7 @@ class Gateway:
             route = exchange.route = self._route_of(exchange)
         handler, arguments = route
         if self.draining or self.budget.used > self._refuse_above:
-            self._turn_away(exchange, handler.handler if isinstance(handler, Asked) else handler)
+            self._turn_away(exchange, handler.handler if isinstance(handler, AdmittedHandler) else handler)
         if len(arguments) == 1:  # as most paths have: a call by name costs as much as ten of these
             (value,) = arguments.values()
             return handler(exchange, value)
@@ -346,7 +346,7 @@ class Gateway:
         """What goes wrong before the handler is asked is said in its words."""
         words = self._words.get(handler) or self._router.words_under(exchange.path)
         if words is not None:
-            exchange.take("", words)
+            exchange.claim("", words)
 
     def _blame(self, exchange: Exchange, error: Exception) -> GatewayError:
         """Whatever goes wrong becomes its one honest ending."""
@@ -365,7 +365,7 @@ class Gateway:
         if error is not None and error.refusal is not None:
             self._observer.refused(error.refusal)
         try:
-            exchange.say(error or InternalFailure("the exchange ended without an answer"))
+            exchange.answer_error(error or InternalFailure("the exchange ended without an answer"))
         except Exception:
             log.exception("an error could not be said", extra={"id": exchange.id})
             exchange.abort(Ending.MODEL_ERROR)
@@ -426,8 +426,8 @@ class Gateway:
                 if tls is not None and any(shown for _, shown in listeners):
                     connections.start_soon(tls.watch)
                 connections.start_soon(self._turns)
-                if self.hub is None and Hub.available and listeners:
-                    self.hub = Hub()
+                if self.hub is None and Poller.available and listeners:
+                    self.hub = Poller()
                 self._tasks.begin(connections, self.hub)
                 nursery.start_soon(self._load, nursery, task_status)  # a drain does not wait for it
                 await self._stop.wait()
@@ -559,7 +559,7 @@ class Gateway:
             if arrived is None or self._nursery is None:
                 return
             transport, make_wire, received, proxies = arrived
-            watch = Waiting(transport)
+            watch = WaitedTransport(transport)
             connection = Connection(self, transport, make_wire, watch, proxies)
             self._connections.add(connection)
             connection.begin(received)
@@ -647,7 +647,7 @@ class Gateway:
                 late.append(connection)
             else:
                 connection.turn()
-                if not number % _LOOK and self.clock() - began > _TURN:
+                if not number % _LOOK and self.clock() - began > _TURN_SECONDS:
                     break
         if late and begin:
             late = self._catch_up(late)
@@ -661,7 +661,7 @@ class Gateway:
         began = self.clock()
         for number, connection in enumerate(late, 1):
             connection.turn()
-            if self.clock() - began > _TURN:
+            if self.clock() - began > _TURN_SECONDS:
                 return late[number:]
         return []
 

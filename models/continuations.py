@@ -151,7 +151,7 @@ Message = TypeVar("Message", bound=Token | Finish)
 Held: TypeAlias = tuple[Stops | None, bytes]
 """The state of a sequence's text: how far its stop sequences have come, and the bytes of an unfinished character."""
 
-_TURN = 16
+_DROPPED_AT_ONCE = 16
 """Messages of a model that never waits, before others have their turn."""
 
 
@@ -235,7 +235,7 @@ class Continuations:
             if not sequence.met or sequence.made > self._most:
                 self.complete = self._refuses = True
                 self._refused += 1
-                if self._refused > _TURN:
+                if self._refused > _DROPPED_AT_ONCE:
                     self.stop()
         return False
 
@@ -272,7 +272,7 @@ class Continuations:
         so; then comes a checkpoint, at which one that was stopped is cancelled. If other sequences may still begin, and
         only a model that knows of several would begin them, it learns by trio.ClosedResourceError that this one is over."""
         self._dropped += 1
-        if not self._dropped % _TURN:
+        if not self._dropped % _DROPPED_AT_ONCE:
             await trio.lowlevel.checkpoint()
         if self._refuses:
             self._refuses = False

@@ -121,14 +121,14 @@ class _Entry(StepHolder):
         """True if the load's worker has logged its error already."""
         self.reserved: int | None = None
         self.measured = 0
-        self.tangled = True
+        self.has_cycles = True
         """Whether what it was made of may hold itself, so that only the garbage collector finds it: functions and the
         module that they are of do. What the library loads does not, unless it fails."""
         self.evicts = False
         """Whether somebody wants it so much that others may go for it."""
         self.patience = 0.0
         """Seconds that calls of the version before have to end."""
-        self.goes_for: _Entry | None = None
+        self.evicted_for: _Entry | None = None
         """Whose place this one's is to be."""
         self.waiters, self.users = 0, _Users()
         self.load_scope, self.step = trio.CancelScope(), _Step.READ
@@ -512,7 +512,7 @@ class Repository:
             self._reserve(entry, spec.memory)
         entry.load_scope.deadline = float("inf")  # the worker has the model's own
         await self._start(entry, folder, spec)
-        entry.tangled = not folder.config.factory
+        entry.has_cycles = not folder.config.factory
         if not spec.memory and moment == self._comings_and_goings:
             entry.measured = self._resident() - before
         if entry.before is not None:
@@ -613,12 +613,14 @@ class Repository:
             other for other in (*self._entries.values(), *self._all.difference(self._entries.values())) if other is not entry
         ]
         leaving = [other for other in others if other.state is _State.LEAVING and not other.stuck]
-        free = [other for other in leaving if other.goes_for in (None, entry) or other.goes_for.state is not _State.LOADING]
-        if all(other.goes_for is not entry for other in free):
+        free = [
+            other for other in leaving if other.evicted_for in (None, entry) or other.evicted_for.state is not _State.LOADING
+        ]
+        if all(other.evicted_for is not entry for other in free):
             victim = next((other for other in others if other.idle), None)
             if victim is not None:
                 log.info("model evicted", extra={"model": victim.name, "by": entry.name})
-                victim.goes_for = entry
+                victim.evicted_for = entry
                 self._retire(victim)
                 free.append(victim)
         return free or leaving
@@ -627,7 +629,7 @@ class Repository:
         """Leaves nothing of a model but its name; True when its memory is back, False when a thread of it keeps that for
         longer than `patience`. It can be called again, also where it was cancelled."""
         worker = entry.worker
-        tangled = entry.tangled or (worker is not None and bool(worker.crashes))
+        has_cycles = entry.has_cycles or (worker is not None and bool(worker.crashes))
         if worker is not None and not worker.stopped.is_set():  # else others of its name may serve, or end in peace
             self._supervisor.retire(worker)
             await worker.stopped.wait()
@@ -640,7 +642,7 @@ class Repository:
         worker = entry.worker = None
         forget(entry.module, entry.folder)
         if entry.reserved is not None:
-            await in_thread(partial(_give_back, tangled), limiter=self._collecting)
+            await in_thread(partial(_give_back, has_cycles), limiter=self._collecting)
             entry.reserved = None
         return True
 
@@ -672,10 +674,10 @@ def share_one_arena() -> None:
         mallopt(_M_ARENA_MAX, 1)
 
 
-def _give_back(tangled: bool) -> None:
+def _give_back(has_cycles: bool) -> None:
     """Gives back what is left of a model: cycles to Python's allocator, and free memory to the system where libc can. The
     collector stops all threads while it looks through everything there is, so it looks only where it has to."""
-    if tangled:
+    if has_cycles:
         gc.collect()
     trim = getattr(ctypes.CDLL(None), "malloc_trim", None)
     if trim is not None:

@@ -10,7 +10,7 @@ import click
 
 from gateway.cli.config_check import as_json as problems_as_json
 from gateway.cli.config_check import problems_of
-from gateway.cli.options import Given, configured, options
+from gateway.cli.options import CommandLine, configured, options
 from gateway.cli.shadowing import check_directory
 from gateway.config import Config
 from gateway.config.environment import MODEL_FOLDER
@@ -42,7 +42,7 @@ def config(context: click.Context, /, file: Any, models: Any, settings: Any, **f
 
     Without a command of its own it is `config show`.
     """
-    context.obj = context.obj.joined(Given.of(file, models, settings, flags))
+    context.obj = context.obj.joined(CommandLine.of(file, models, settings, flags))
     if context.invoked_subcommand is None:
         context.invoke(show)
 
@@ -61,7 +61,7 @@ Examples:
 @click.option("--changed", is_flag=True, help="Only what somebody has set.")
 @click.option("--show-secrets", is_flag=True, help="On a terminal: show api_key, passwords in URLs and such, too.")
 @click.option("--json", "as_json", is_flag=True, help="One object: each setting with its value and its source.")
-def show(given: Given, changed: bool = False, show_secrets: bool = False, as_json: bool = False) -> None:
+def show(given: CommandLine, changed: bool = False, show_secrets: bool = False, as_json: bool = False) -> None:
     """Print every setting as TOML, and behind each that is not a default where it was set: a file and its line, a variable
     of the environment, or a flag. What is printed is a configuration file again."""
     if show_secrets and not sys.stdout.isatty():
@@ -109,7 +109,7 @@ Exit status: 0 it can be served; 2 something is wrong.
 @configured
 @click.option("--import", "imports", is_flag=True, help="Import the models' code too, and see whether it can be served.")
 @click.option("--json", "as_json", is_flag=True, help="One object: ok, and problems.")
-def check(given: Given, imports: bool, as_json: bool) -> None:
+def check(given: CommandLine, imports: bool, as_json: bool) -> None:
     """Look at the whole configuration, and at the certificates and keys that it names, without serving. Each thing that is
     wrong has a line: where it is, what is expected, what came, and what was probably meant."""
     check_directory()

@@ -16,7 +16,7 @@ from gateway.addresses import reached_at
 from gateway.cli.config import config
 from gateway.cli.config_check import reason_of
 from gateway.cli.models import COMMANDS, EXIT_STATUS
-from gateway.cli.options import NAMES, Given, configured, options
+from gateway.cli.options import NAMES, CommandLine, configured, options
 from gateway.cli.shadowing import check_directory
 from gateway.config import TLSConfig
 from gateway.config.load import PREFIX, ConfigError, parse_duration
@@ -124,7 +124,7 @@ def program(
     Without a command it serves. Without a model of yours it serves those of its library: echo, identity, add_sub, lm and
     speech.
     """
-    context.obj = given = Given.of(file, models, settings, flags)
+    context.obj = given = CommandLine.of(file, models, settings, flags)
     if context.invoked_subcommand is None:
         _serve(context, given)
 
@@ -146,7 +146,7 @@ without a model; 2 wrong command line or configuration; 3 a stream was cut at th
 """,
 )
 @configured
-def serve(given: Given) -> None:
+def serve(given: CommandLine) -> None:
     """Serve until SIGTERM or SIGINT, then drain. The same as no command."""
     _serve(click.get_current_context(), given)
 
@@ -166,7 +166,7 @@ Exit status: 0 every step worked; 1 one did not.
 @click.option("--once", is_flag=True, help="Exit after the tour instead of serving on.")
 @click.option("--port", type=click.IntRange(0, 65535), default=0, show_default="a free one", help="Port to listen on.")
 @click.pass_obj
-def demo(given: Given, once: bool, port: int) -> None:
+def demo(given: CommandLine, once: bool, port: int) -> None:
     """Start a gateway with the library models and call each of them over every wire."""
     if given.anything:
         raise click.UsageError("demo takes only its own options, after its name: see `everywire demo --help`")
@@ -192,7 +192,7 @@ Examples:
 @click.option("--json", "as_json", is_flag=True, help="One JSON object a line.")
 @click.option("--twice", is_flag=True, help="Play each seed twice and demand the same trace.")
 @click.pass_obj
-def simulate(given: Given, seeds: str, trace: Path | None, as_json: bool, twice: bool) -> None:
+def simulate(given: CommandLine, seeds: str, trace: Path | None, as_json: bool, twice: bool) -> None:
     """Play whole gateways in memory: clients on every wire, models and a network, all with faults, which a seed decides.
 
     At every step the promises are checked: messages in order and none lost, one ending for each exchange, nothing held
@@ -290,7 +290,7 @@ Exit status: 0 complete; 1 refused, or the model failed; 2 wrong command line;
 @click.option("--key", type=click.Path(path_type=Path), metavar="FILE", help="Its private key.  [default: in --cert]")
 @click.pass_obj
 def call(
-    given: Given,
+    given: CommandLine,
     /,
     model: str,
     inputs: tuple[str, ...],
@@ -305,12 +305,11 @@ def call(
     Several texts are several messages of one session, over bidi and websocket.
     """
     check_directory()
-    from gateway.cli.call.plan import Given as Asked
-    from gateway.cli.call.plan import plan
+    from gateway.cli.call.plan import CallOptions, plan
     from gateway.cli.call.report import Report
     from gateway.cli.call.run import run as make
 
-    asked = Asked(model=model, url=url or _own_url(given), texts=(*inputs, *texts), **options)
+    asked = CallOptions(model=model, url=url or _own_url(given), texts=(*inputs, *texts), **options)
     chosen = plan(asked, sys.stdin.buffer if sys.stdin is not None else io.BytesIO())
     report = Report(
         lambda text: click.echo(text, nl=False),
@@ -321,7 +320,7 @@ def call(
     click.get_current_context().exit(make(chosen, report))
 
 
-def _own_url(given: Given) -> str:
+def _own_url(given: CommandLine) -> str:
     """Where a server with this configuration listens."""
     listen = given.resolve().config.listen
     if url := reached_at(listen.host, listen.port):
@@ -359,7 +358,7 @@ for _managing in COMMANDS:
     models.add_command(_managing)
 
 
-def _list_configured(given: Given) -> None:
+def _list_configured(given: CommandLine) -> None:
     from gateway.catalog.factories import library_specs, load_spec
     from gateway.catalog.folder import make_spec
     from gateway.catalog.served_folder import read_served_folder, served_folder
@@ -499,7 +498,7 @@ def emulate_sagemaker(
     TLS has a certificate made for localhost, as the AWS SDK speaks HTTP/2 over TLS alone.
     """
     check_directory()
-    given: Given = context.obj
+    given: CommandLine = context.obj
     resolved = given.resolve()
     pairs: dict[str, Any] = {**_limit_pairs(limits)}
     if half_close_quiet is not None:
@@ -539,7 +538,7 @@ def _limit_pairs(limits: tuple[str, ...]) -> dict[str, str]:
     return pairs
 
 
-def _serve(context: click.Context, given: Given) -> NoReturn:
+def _serve(context: click.Context, given: CommandLine) -> NoReturn:
     check_directory()
     chosen = given.resolve().config
     if chosen.tls.dev:

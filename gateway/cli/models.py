@@ -11,7 +11,7 @@ from urllib.parse import quote
 import click
 
 from gateway.addresses import reached_at
-from gateway.cli.options import Given
+from gateway.cli.options import CommandLine
 from gateway.config import OperatorConfig
 from gateway.config.agreement import has_plane
 from gateway.untrusted_text import escape
@@ -64,7 +64,7 @@ def _command(name: str, short: str, *examples: str) -> Callable[[F], click.Comma
 @click.argument("names", nargs=-1, metavar="[NAME]...")
 @_asking
 @click.pass_obj
-def list_models(given: Given, /, names: tuple[str, ...], as_json: bool, **where: Any) -> NoReturn:
+def list_models(given: CommandLine, /, names: tuple[str, ...], as_json: bool, **where: Any) -> NoReturn:
     """List the models of a running server: those in service, those that are configured, and folders of its repository."""
 
     def asked(plane: PlaneClient) -> int:
@@ -90,7 +90,7 @@ _NAMES = click.argument("names", nargs=-1, required=True, metavar="NAME...")
 @_NAMES
 @_asking
 @click.pass_obj
-def load(given: Given, /, names: tuple[str, ...], as_json: bool, **where: Any) -> NoReturn:
+def load(given: CommandLine, /, names: tuple[str, ...], as_json: bool, **where: Any) -> NoReturn:
     """Load models of the configuration, or folders of the repository, one after the other. Returns when they answer calls;
     one that does already is left as it is."""
     _change(given, where, "load", names, as_json, {})
@@ -105,7 +105,7 @@ def load(given: Given, /, names: tuple[str, ...], as_json: bool, **where: Any) -
 @_NAMES
 @_asking
 @click.pass_obj
-def unload(given: Given, /, names: tuple[str, ...], as_json: bool, **where: Any) -> NoReturn:
+def unload(given: CommandLine, /, names: tuple[str, ...], as_json: bool, **where: Any) -> NoReturn:
     """Take models out of service, one after the other. Returns when nothing of them is left: calls that run have
     `repository.unload_timeout` for that."""
     _change(given, where, "unload", names, as_json, {})
@@ -126,7 +126,7 @@ def unload(given: Given, /, names: tuple[str, ...], as_json: bool, **where: Any)
 )
 @_asking
 @click.pass_obj
-def reload(given: Given, /, names: tuple[str, ...], as_json: bool, patience: float | None, **where: Any) -> NoReturn:
+def reload(given: CommandLine, /, names: tuple[str, ...], as_json: bool, patience: float | None, **where: Any) -> NoReturn:
     """Load models anew, one after the other: each answers all the while, and where the new version cannot be loaded the old
     one serves on. Code is read again where the model is a folder of the repository; other code when a server starts."""
     _change(given, where, "reload", names, as_json, {"patience": patience})
@@ -150,7 +150,7 @@ def reload(given: Given, /, names: tuple[str, ...], as_json: bool, patience: flo
 )
 @_asking
 @click.pass_obj
-def live(given: Given, /, follow: bool, interval: float, as_json: bool, **where: Any) -> NoReturn:
+def live(given: CommandLine, /, follow: bool, interval: float, as_json: bool, **where: Any) -> NoReturn:
     """List what is live on a running server, the oldest first, and what each stream waits for: a slot, the model, input of
     its client, room (its client does not read) or the end (its client has yet to take it)."""
 
@@ -190,7 +190,7 @@ def live(given: Given, /, follow: bool, interval: float, as_json: bool, **where:
 @click.option("--no-wait", is_flag=True, help="Return when it has begun, without the report.")
 @_asking
 @click.pass_obj
-def drain(given: Given, /, timeout: float | None, no_wait: bool, as_json: bool, **where: Any) -> NoReturn:
+def drain(given: CommandLine, /, timeout: float | None, no_wait: bool, as_json: bool, **where: Any) -> NoReturn:
     """Drain a running server as SIGTERM does, and say what became of what was live. The process ends then. While it drains a
     second call can shorten the time that is left."""
 
@@ -214,7 +214,7 @@ COMMANDS = (list_models, load, unload, reload, live, drain)
 # ---- asking ----
 
 
-def _ask(given: Given, where: Mapping[str, Any], asked: Callable[[PlaneClient], int]) -> NoReturn:
+def _ask(given: CommandLine, where: Mapping[str, Any], asked: Callable[[PlaneClient], int]) -> NoReturn:
     """Asks the plane, and ends the program with the status that comes of it."""
     from gateway.operator.client import PlaneClient, Refused, Unreachable
 
@@ -238,7 +238,7 @@ def _ask(given: Given, where: Mapping[str, Any], asked: Callable[[PlaneClient], 
 
 
 def _change(
-    given: Given, where: Mapping[str, Any], what: str, names: Iterable[str], as_json: bool, body: Mapping[str, Any]
+    given: CommandLine, where: Mapping[str, Any], what: str, names: Iterable[str], as_json: bool, body: Mapping[str, Any]
 ) -> NoReturn:
     """Does it to each model, one after the other, and goes on where one cannot be."""
 

@@ -53,7 +53,7 @@ NAMES = frozenset({"--config", "--model", "--set", *(flag.name for flag in _FLAG
 
 @final
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Given:
+class CommandLine:
     """What these options said."""
 
     file: Path | None = None
@@ -62,7 +62,9 @@ class Given:
     """The option behind each override."""
 
     @classmethod
-    def of(cls, file: Path | None, models: tuple[str, ...], settings: tuple[str, ...], flags: Mapping[str, Any]) -> Given:
+    def of(
+        cls, file: Path | None, models: tuple[str, ...], settings: tuple[str, ...], flags: Mapping[str, Any]
+    ) -> CommandLine:
         """Of the values of the options, as click has them. click.UsageError for one that says nothing, or that another
         has said."""
         pairs: list[tuple[str, str, str]] = []
@@ -85,7 +87,7 @@ class Given:
             given = given.joined(cls(overrides={key: value}, flags={key: source}))
         return given
 
-    def joined(self, other: Given) -> Given:
+    def joined(self, other: CommandLine) -> CommandLine:
         """Both together. click.UsageError for what both say."""
         if self.file is not None and other.file is not None:
             raise click.UsageError(f"--config is given twice: {self.file} and {other.file}")
@@ -132,8 +134,8 @@ def configured(function: Callable[..., Any]) -> Callable[..., Any]:
     @options
     @click.pass_obj
     @functools.wraps(function)
-    def command(before: Given, /, file: Any, models: Any, settings: Any, **others: Any) -> Any:
+    def command(before: CommandLine, /, file: Any, models: Any, settings: Any, **others: Any) -> Any:
         flags = {flag.parameter: others.pop(flag.parameter) for flag in _FLAGS}
-        return function(before.joined(Given.of(file, models, settings, flags)), **others)
+        return function(before.joined(CommandLine.of(file, models, settings, flags)), **others)
 
     return command

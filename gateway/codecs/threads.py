@@ -20,7 +20,7 @@ T = TypeVar("T")
 _REFUSALS = (GatewayError, RemoteProtocolError, V2Error, JSONError, LMIError, OpenAIError, SigV4Error, BidiInputError)
 
 
-async def beside(call: Callable[[], T]) -> T:
+async def run_in_codec_thread(call: Callable[[], T]) -> T:
     """Runs a pure and bounded step in one of the threads for those: see `codec_threads`.
 
     An exception that it raises keeps none of the step's objects alive. A bug's traceback comes along as text, for the log.
@@ -40,4 +40,4 @@ async def codec(size: int, call: Callable[[], T]) -> T:
     """
     if size <= LONG:
         return call()
-    return await beside(call)
+    return await run_in_codec_thread(call)

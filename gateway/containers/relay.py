@@ -35,7 +35,7 @@ _TEXT, _CONTINUATION = Opcode.TEXT, Opcode.CONTINUATION
 # A held frame costs its bytes and about this much for the objects: without it, empty frames would be free.
 _FRAME = 128
 # Before others get their turn: so many frames, or a fourth of it of full receives.
-_TURN, _RECEIVED = 64, 16
+_FRAMES_AT_ONCE, _RECEIVED = 64, 16
 _WRITE_AT_MOST = 65536
 _NO_BOUND = 2**63
 # Seconds of waiting for a container that cannot be told that the input has ended, until the log names it.
@@ -202,7 +202,7 @@ class Relay:
     async def _read_frames(self) -> None:
         machine, turn = self._machine, 0
         while True:
-            if turn >= _TURN:
+            if turn >= _FRAMES_AT_ONCE:
                 await trio.lowlevel.checkpoint()
                 turn = 0
             while self._held >= self._limits.read_ahead:

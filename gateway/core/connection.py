@@ -112,21 +112,21 @@ class Server(Protocol):
         ...
 
 
-class Watch(Protocol):
+class Readiness(Protocol):
     """Who tells a connection that its transport is `readable` or `writable` again."""
 
     edges: bool
     """Whether it tells without being asked."""
 
-    def dry(self) -> None:
+    def want_readable(self) -> None:
         """There is nothing more to receive."""
         ...
 
-    def full(self) -> None:
+    def want_writable(self) -> None:
         """It takes no more bytes."""
         ...
 
-    def over(self) -> None:
+    def forget(self) -> None:
         """There is nothing more to tell. Called before the transport is closed."""
         ...
 
@@ -182,7 +182,7 @@ class Connection:
         server: Server,
         transport: Transport,
         make_wire: Callable[[Connection], ConnectionWire],
-        watch: Watch,
+        watch: Readiness,
         proxies: TrustedProxies | None = None,
     ) -> None:
         """`proxies` may name clients in requests; None where the peer is none of them."""
@@ -295,10 +295,10 @@ class Connection:
             return
         self._lost = ending or (Ending.CANCELLED if self.eof else Ending.LOST)
         self._rest = _NOTHING
-        for act in (self._watch.over, self.transport.close):
+        for act in (self._watch.forget, self.transport.close):
             self._attempt(act)
         for exchange in list(self.exchanges.values()):
-            self._attempt(exchange.cut, self._lost)
+            self._attempt(exchange.peer_gone, self._lost)
         self._close_if_over()
 
     def _close_if_over(self) -> None:
@@ -339,7 +339,7 @@ class Connection:
                 if n < len(buffer) and transport.short_is_dry and not self._hung_up:
                     self._ready = False
                     if not self._watch.edges:
-                        self._watch.dry()
+                        self._watch.want_readable()
                 if not (wire.receive_data(scratch[:n]) if buffer is scratch else wire.buffer_updated(n)):
                     if not self._ready:
                         return
@@ -355,7 +355,7 @@ class Connection:
     def _dry(self) -> None:
         self._ready = False
         if not self._watch.edges:
-            self._watch.dry()
+            self._watch.want_readable()
 
     def pump(self) -> None:
         """Hands on what the machine has: `limits.checkpoint_events` at once, the rest when others had their turn."""
@@ -420,7 +420,7 @@ class Connection:
             size = len(buffers[0]) if len(buffers) == 1 else sum(map(len, buffers))
             if size and not self._send(buffers, size, n):
                 self.blocked, self._blocked_since = True, self.clock()
-                self._watch.full()
+                self._watch.want_writable()
                 return
         # also when there was nothing: an end without bytes of its own, such as a declared length that is met, shows here
         self._ending = True
@@ -460,7 +460,7 @@ class Connection:
         if (self._rest and not self._send(self._rest, sum(map(len, self._rest)))) or self.transport.pending:
             if self.last_sent != before:
                 self._blocked_since = self.last_sent
-            self._watch.full()
+            self._watch.want_writable()
             return
         self._blocked_since, self.blocked = None, False
         sent = self.wire.data_sent()
@@ -479,7 +479,7 @@ class Connection:
         for stream in ended:
             exchange = exchanges.get(stream)
             if exchange is not None:
-                exchange.ended()
+                exchange.answer_written()
 
     # -- the end ---------------------------------------------------------------------------------------------------
 
@@ -579,7 +579,7 @@ class Connection:
             self.lost(Ending.CANCELLED)
             return
         for exchange in unfinished:
-            exchange.cut(Ending.CANCELLED)
+            exchange.peer_gone(Ending.CANCELLED)
 
     def drain_now(self) -> None:
         """The drain deadline has passed: what still runs gets its ending."""

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, Protocol, final
 import msgspec
 import trio
 
-from gateway.codecs.threads import beside
+from gateway.codecs.threads import run_in_codec_thread
 from gateway.core.memory import GrowingBody
 from gateway.core.waits import INPUT, ROOM, Waits
 from gateway.errors import (
@@ -41,8 +41,10 @@ if TYPE_CHECKING:
 # `limits.checkpoint_bytes`.
 _RECEIVED = 64
 _SENT = 2  # of what is left of a turn, for each message sent: what is sent is counted by it
-_TURN = 34 * _SENT  # one message that has waited for room, then 32 that need not
-_BETWEEN = frozenset((_TURN - _SENT, *range(2 * _SENT, _TURN, 2 * _SENT)))  # what is left where the clock is not asked
+_TURN_UNITS = 34 * _SENT  # one message that has waited for room, then 32 that need not
+_BETWEEN = frozenset(
+    (_TURN_UNITS - _SENT, *range(2 * _SENT, _TURN_UNITS, 2 * _SENT))
+)  # what is left where the clock is not asked
 # ... or after this many seconds of messages: a model whose steps are slow must not take 32 of them in one turn.
 _TURN_SECONDS = 0.001
 _PAST = float("-inf")  # when a turn has ended that is over
@@ -168,9 +170,9 @@ class Exchange:
     cancelled between each other. `finish` names the ending the last byte stands for; the ending is decided when that
     byte is with the kernel, or earlier by whatever cuts the exchange off. The first decision stays.
 
-    A cancel scope surrounds the work, from `begin` to `leave`. It is cancelled when the client is gone (`gone`: nothing
-    can be said to it any more) and when the exchange is interrupted (deadline, drain, a lost worker: an ending must
-    still be said).
+    A cancel scope surrounds the work, from `begin` to `leave_scope`. It is cancelled when the client is gone (`gone`:
+    nothing can be said to it any more) and when the exchange is interrupted (deadline, drain, a lost worker: an ending
+    must still be said).
     """
 
     __slots__ = (
@@ -321,7 +323,7 @@ class Exchange:
         self._assembly = 0  # a message under way in a decoder, likewise
         self._made = 0  # the part of `_objects` for objects made of its own JSON, or to be made for its answer
         self._objects = 0  # objects made of its bytes one by one, likewise
-        self._turn_left = self._items = _TURN  # their difference is what was sent, each message as `_SENT`
+        self._turn_left = self._items = _TURN_UNITS  # their difference is what was sent, each message as `_SENT`
         self._turn_bytes = self._received = 0
         self._until = 0  # below so many `bytes_out` there is room, and no checkpoint due for them
         if body is not None:
@@ -435,11 +437,11 @@ class Exchange:
             self._waited(ROOM, self.sent_at)
             trio.lowlevel.reschedule(writer)
 
-    def ended(self) -> None:
+    def answer_written(self) -> None:
         """The last byte of our ending is with the kernel."""
         self._settle(self.finishing or Ending.COMPLETE)
 
-    def cut(self, ending: Ending) -> None:
+    def peer_gone(self, ending: Ending) -> None:
         """The client is gone, or the connection: nothing more can be said. Cancels the model at once."""
         self.gone = True
         self._settle(ending)
@@ -495,7 +497,7 @@ class Exchange:
             return self._cancelled_at
         return self.deadline if self.deadline <= self.owner.clock() else None
 
-    def leave(self) -> bool:
+    def leave_scope(self) -> bool:
         """Its work is over: the scope is somebody else's. True where it was cancelled: the work was told to stop, or its
         time is over."""
         scope, self._scope = self._scope, None
@@ -676,7 +678,7 @@ class Exchange:
                 if short:
                     _inflate(inflater, out, step)
                 else:
-                    await beside(partial(_inflate, inflater, out, step))
+                    await run_in_codec_thread(partial(_inflate, inflater, out, step))
                 self._unreserve(self._reserved - sent - out.size)
             inflater.finish()
         except BaseException as e:
@@ -822,7 +824,7 @@ class Exchange:
                 if self.status and self.wire.exclusive:
                     sent = self.bytes_out  # what a turn's pieces have of framing is left out of the room
                     self._until = min(
-                        sent + room - _TURN // _SENT * _FRAMING, self._turn_bytes + self.owner.limits.checkpoint_bytes
+                        sent + room - _TURN_UNITS // _SENT * _FRAMING, self._turn_bytes + self.owner.limits.checkpoint_bytes
                     )
                 return True
         self._turn_left += _SENT  # it was not let in: it counts when it is
@@ -872,8 +874,8 @@ class Exchange:
         return True
 
     def _begin_turn(self) -> None:
-        self._items += _TURN - self._turn_left
-        self._turn_left = _TURN
+        self._items += _TURN_UNITS - self._turn_left
+        self._turn_left = _TURN_UNITS
         self._turn_bytes = self.bytes_out
         self._until = 0
         self._turn_ends = self.owner.clock() + _TURN_SECONDS
@@ -953,20 +955,20 @@ class Exchange:
             self.finishing = None
             raise
 
-    def take(self, dialect: str, refuse: Callable[[Exchange, GatewayError], None]) -> None:
+    def claim(self, dialect: str, refuse: Callable[[Exchange, GatewayError], None]) -> None:
         """A dialect has it, which says in its own words what goes wrong before the head."""
         self.dialect, self.words, self.fail = dialect, refuse, None
 
-    def say(self, error: GatewayError) -> None:
+    def answer_error(self, error: GatewayError) -> None:
         """Says an error as its dialect does, and finishes the exchange: it is its one ending."""
         if self.fail is not None:
             self.fail(error)
         elif self.words is not None:
             self.words(self, error)
         else:
-            self.refuse(error)
+            self.answer_plain_error(error)
 
-    def refuse(self, error: GatewayError) -> None:
+    def answer_plain_error(self, error: GatewayError) -> None:
         """The plain answer to an error, for exchanges that no dialect has taken."""
         headers = [(b"content-type", b"application/json"), *error.headers, *error.retry]
         self.respond(error.status, headers, msgspec.json.encode({"error": error.message}), ending=error.ending)
@@ -1035,7 +1037,7 @@ class Exchange:
         awaited: Callable[[], str] | None = getattr(self, "awaited", None)
         return DeadlineExceeded(message if awaited is None else f"{message}: {awaited()}")
 
-    def returned(self) -> None:
+    def work_done(self) -> None:
         """The exchange's task is done with it: unread input is credited and dropped, what was held is given back."""
         if self._returned:
             return

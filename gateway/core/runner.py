@@ -14,21 +14,21 @@ import trio
 
 from gateway.core.exchange import Exchange
 from gateway.errors import GatewayError
-from gateway.net.readiness import Readiness
+from gateway.net.readiness import ReadinessSource
 
 log = logging.getLogger("gateway")
 
 T = TypeVar("T")
 
-_IDLE = 256  # tasks that wait for work; more than that end
-_DOUBT = 64  # exchanges, at most, that get tasks of their own after the leader's have waited
-_BATCH = 32  # owners that the leader tells before what begins thereby runs, and what they have to write is written
-_TURN = 0.005  # seconds that the leader tells owners before other tasks have their turn
+_MOST_IDLE = 256  # tasks that wait for work; more than that end
+_MOST_HANDED_OUT = 64  # exchanges, at most, that get tasks of their own after the leader's have waited
+_OWNERS_AT_ONCE = 32  # owners that the leader tells before what begins thereby runs, and what they have to write is written
+_TURN_SECONDS = 0.005  # seconds that the leader tells owners before other tasks have their turn
 _NOW = math.inf  # other tasks have just had it
 
 
 @final
-class _Place:
+class RunnerTask:
     """One task, the exchange it has, and the scope around its work."""
 
     __slots__ = ("cancel_status", "context", "exchange", "leads", "scope", "since", "spoilt", "task")
@@ -61,7 +61,7 @@ class _Place:
 
 
 @final
-class ExchangeTasks:
+class Runner:
     """Runs each exchange in a task that it has for itself, with a cancel scope and context variables of its own.
 
     Starting a task, and even waking one, costs as much as all of a small request's parsing. So the task that finds out
@@ -87,13 +87,13 @@ class ExchangeTasks:
         self._work, self._blame, self._conclude, self._write = work, blame, conclude, write
         self.leading = False
         """Whether the leader is at work: it writes what is put off before it waits."""
-        self._idle: list[_Place] = []
-        self._places: dict[trio.lowlevel.Task, _Place] = {}
+        self._idle: list[RunnerTask] = []
+        self._places: dict[trio.lowlevel.Task, RunnerTask] = {}
         self._nursery: trio.Nursery
-        self._readiness: Readiness | None = None
+        self._readiness: ReadinessSource | None = None
         self._telling = False
         self._begun: deque[Exchange] = deque()
-        self._doubt = self._doubted = 0
+        self._handed_out = self._own_tasks_left = 0
 
     @property
     def idle(self) -> int:
@@ -105,7 +105,7 @@ class ExchangeTasks:
         place = self._places.get(task)
         return None if place is None else place.exchange
 
-    def begin(self, nursery: trio.Nursery, readiness: Readiness | None) -> None:
+    def begin(self, nursery: trio.Nursery, readiness: ReadinessSource | None) -> None:
         """Tasks live in this nursery; one of them leads, where there is something to be told."""
         self._nursery, self._readiness = nursery, readiness
         self._context = contextvars.copy_context()
@@ -130,7 +130,7 @@ class ExchangeTasks:
             self._context.run(self._nursery.start_soon, self._run, exchange)
 
     async def _run(self, exchange: Exchange | None) -> None:
-        place = _Place(exchange)
+        place = RunnerTask(exchange)
         del exchange  # which this task outlives
         self._places[place.task] = place
         try:
@@ -146,7 +146,7 @@ class ExchangeTasks:
                     return
         except BaseException:  # the server ends
             if place.exchange is not None:
-                place.exchange.leave()
+                place.exchange.leave_scope()
                 self._returned(place.exchange)
             while self._begun:
                 self._returned(self._begun.popleft())
@@ -154,7 +154,7 @@ class ExchangeTasks:
         finally:
             del self._places[place.task]
 
-    async def _serve(self, place: _Place) -> bool:
+    async def _serve(self, place: RunnerTask) -> bool:
         """Leads, and runs one exchange after another. True when the scope of one was cancelled, False when this task is
         not needed."""
         while True:
@@ -169,19 +169,19 @@ class ExchangeTasks:
                 finally:
                     if place.task._cancel_status is not place.cancel_status:
                         self._tidy(place)
-                if exchange.leave():
+                if exchange.leave_scope():
                     error = None  # it knows this frame: a cycle would keep the exchange's memory
                     return True
                 self._done(place, error)
                 error = exchange = None  # the one knows this frame, and the task outlives the other
             # only who was woken for it: after an exchange that has waited, its context variables are still about
-            if place.leads and self._readiness is not None and await self._lead(place, self._readiness):
+            if place.leads and self._readiness is not None and await self._run_leader(place, self._readiness):
                 return True
-            if place.spoilt or len(self._idle) >= _IDLE:
+            if place.spoilt or len(self._idle) >= _MOST_IDLE:
                 return False
             await self._wait(place)
 
-    async def _lead(self, place: _Place, readiness: Readiness) -> bool:
+    async def _run_leader(self, place: RunnerTask, readiness: ReadinessSource) -> bool:
         """Tells who is ready, until one of the exchanges that begin thereby has waited and is over. True when its
         scope was cancelled, whoever leads by then."""
         now = trio.lowlevel.current_clock().current_time
@@ -189,14 +189,14 @@ class ExchangeTasks:
         exchange: Exchange | None = None
         began = min(place.since, now())
         place.since = _NOW
-        if now() - began > _TURN:
+        if now() - began > _TURN_SECONDS:
             await trio.lowlevel.checkpoint()
             began = now()
         while place.leads:
             if begun:
                 exchange = begun.popleft()
-                if self._doubted:
-                    self._doubted -= 1
+                if self._own_tasks_left:
+                    self._own_tasks_left -= 1
                     self._give(exchange)
                     continue
                 place.exchange = exchange
@@ -212,7 +212,7 @@ class ExchangeTasks:
                     task.context = before
                     error = self._blame(exchange, e)
                 else:
-                    self._follow(place)
+                    self._promote_follower(place)
                     try:
                         await _resumed(work, trap)
                     except Exception as e:
@@ -220,7 +220,7 @@ class ExchangeTasks:
                 finally:
                     if task._cancel_status is not place.cancel_status:
                         self._tidy(place)
-                if exchange.leave():
+                if exchange.leave_scope():
                     error = None  # it knows this frame: a cycle would keep the exchange's memory
                     if place.leads:  # it was cancelled and has not waited: the turn of the others is as due as before
                         place.since = began
@@ -228,15 +228,15 @@ class ExchangeTasks:
                 if error is None and exchange.finishing is not None:  # as most: this is `_done`, without a call
                     place.exchange = None
                     try:
-                        exchange.returned()
+                        exchange.work_done()
                     except Exception as e:
                         exchange.owner.failed(e)
                 else:
                     self._done(place, error)
                     error = None  # it knows this frame: a cycle would keep the exchange's memory
                 if place.leads:
-                    self._doubt = 0
-                    if exchange.left_at - began > _TURN:
+                    self._handed_out = 0
+                    if exchange.left_at - began > _TURN_SECONDS:
                         self._write(False)  # the answers; who would begin more waits until these are through
                         await trio.lowlevel.checkpoint()
                         began = now()
@@ -247,12 +247,12 @@ class ExchangeTasks:
                 busy = self._write(True)
                 if busy or begun:  # it will not wait for news
                     readiness.look()
-                if readiness.tell(_BATCH):
+                if readiness.tell(_OWNERS_AT_ONCE):
                     busy = True
             finally:
                 self._telling = False
             if busy or begun:
-                if now() - began > _TURN:
+                if now() - began > _TURN_SECONDS:
                     await trio.lowlevel.checkpoint()
                     began = now()
             else:
@@ -263,19 +263,19 @@ class ExchangeTasks:
                 began = now()
         return False
 
-    def _follow(self, place: _Place) -> None:
+    def _promote_follower(self, place: RunnerTask) -> None:
         """The leader's exchange waits: another task leads. What begins next will probably wait as well, and each time
         the others had to wait for their new leader: so it gets tasks of its own, the more the more often that is so."""
         place.leads = False
-        self._doubt = self._doubted = min(2 * self._doubt + 1, _DOUBT)
+        self._handed_out = self._own_tasks_left = min(2 * self._handed_out + 1, _MOST_HANDED_OUT)
         self._give(None)
 
-    def _tidy(self, place: _Place) -> None:
+    def _tidy(self, place: RunnerTask) -> None:
         place.tidy()
         if place.leads:
-            self._follow(place)
+            self._promote_follower(place)
 
-    def _done(self, place: _Place, error: GatewayError | None) -> None:
+    def _done(self, place: RunnerTask, error: GatewayError | None) -> None:
         """Its exchange has left."""
         exchange, place.exchange = place.exchange, None
         assert exchange is not None
@@ -285,11 +285,11 @@ class ExchangeTasks:
 
     def _returned(self, exchange: Exchange) -> None:
         try:
-            exchange.returned()
+            exchange.work_done()
         except Exception as e:
             exchange.owner.failed(e)
 
-    async def _wait(self, place: _Place) -> None:
+    async def _wait(self, place: RunnerTask) -> None:
         def abort(_: object) -> trio.lowlevel.Abort:
             self._idle.remove(place)
             return trio.lowlevel.Abort.SUCCEEDED

@@ -7,13 +7,13 @@ from typing import final
 
 import trio
 
-from gateway.core.connection import Connection, Watch
+from gateway.core.connection import Connection, Readiness
 from gateway.doorbell import Doorbell
 from gateway.net.transport import Transport
 
 
 @final
-class Waiting(Watch):
+class WaitedTransport(Readiness):
     """Waits for what the connection asks for: bytes when its transport is dry, room when it is full."""
 
     edges = False
@@ -22,13 +22,13 @@ class Waiting(Watch):
         self._transport = transport
         self._dry, self._full, self._over = Doorbell(), Doorbell(), trio.Event()
 
-    def dry(self) -> None:
+    def want_readable(self) -> None:
         self._dry.ring()
 
-    def full(self) -> None:
+    def want_writable(self) -> None:
         self._full.ring()
 
-    def over(self) -> None:
+    def forget(self) -> None:
         self._over.set()
 
     async def run(self, connection: Connection) -> None:

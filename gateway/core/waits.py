@@ -2,10 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, final
-
-if TYPE_CHECKING:
-    pass
+from typing import final
 
 SLOT, INPUT, ROOM = 1, 2, 4
 """What an exchange's tasks wait for: a slot of the model, the client to send, the client to read."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from functools import partial
 
-from gateway.codecs.threads import beside
+from gateway.codecs.threads import run_in_codec_thread
 from gateway.core.exchange import Exchange
 from gateway.errors import Overloaded
 from protocols.content_coding import STEP, choose_coding, deflate_steps
@@ -53,7 +53,9 @@ async def compressed(
     steps = deflate_steps(coding, buffers, level)
     coded: list[bytes] = []
     read = made = 0
-    while (more := next(steps, None) if size <= _SHORT else await beside(partial(next, steps, None))) is not None:
+    while (
+        more := next(steps, None) if size <= _SHORT else await run_in_codec_thread(partial(next, steps, None))
+    ) is not None:
         coded += more
         read, made = min(read + STEP, size), made + sum(map(len, more))
         if made > read - read // 8:

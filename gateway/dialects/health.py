@@ -7,7 +7,7 @@ from typing import final
 import msgspec
 
 from gateway.core.exchange import Exchange
-from gateway.dialects.model_choice import Models
+from gateway.dialects.model_choice import ModelChoice
 from gateway.workers.supervisor import Supervisor
 from gateway.workers.worker import State
 
@@ -25,7 +25,7 @@ class ManagementDialect:
     """Health in LMI's words: 200 when requests are taken; 503, with the reasons, while a model that is required does not
     answer, and from the first moment of a drain."""
 
-    def __init__(self, models: Models, supervisor: Supervisor) -> None:
+    def __init__(self, models: ModelChoice, supervisor: Supervisor) -> None:
         self._models, self._supervisor = models, supervisor
         self.draining = False
 

@@ -10,7 +10,7 @@ import msgspec
 
 from gateway.core.exchange import Exchange
 from gateway.dialects.answers import JSON
-from gateway.dialects.model_choice import Models
+from gateway.dialects.model_choice import ModelChoice
 from models.messages import Family
 from protocols.v2.frames import media_weights
 
@@ -39,7 +39,7 @@ class IndexDialect:
     """Answers 200 whenever anything is answered: an object with `name`, `docs`, `models` and three paths to `try`, or the
     same as a page where the request's Accept asks for HTML, as browsers do."""
 
-    def __init__(self, models: Models) -> None:
+    def __init__(self, models: ModelChoice) -> None:
         self._models = models
 
     async def index(self, exchange: Exchange) -> None:

@@ -14,7 +14,7 @@ from models.messages import Family
 
 
 @final
-class Models:
+class ModelChoice:
     """The models in service, by name; and the rule that picks one where a route names none."""
 
     def __init__(self, config: Config, workers: Mapping[str, Worker]) -> None:

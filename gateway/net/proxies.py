@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import ipaddress
 from collections.abc import Iterable
-from typing import TYPE_CHECKING, final
+from typing import final
 
 from gateway.addresses import TRUSTED_UNIX, UNIX, IPAddress, ip_address, split_port, written, written_ip
 from gateway.errors import TransportLost
@@ -13,9 +13,6 @@ from gateway.untrusted_text import unquoted
 from protocols.errors import RemoteProtocolError
 from protocols.events import Signal
 from protocols.proxy import ProxyHeader, ProxyReceiver
-
-if TYPE_CHECKING:
-    pass
 
 
 @final

@@ -46,7 +46,7 @@ class Owner(Protocol):
     def writable(self) -> None: ...
 
 
-class Readiness(Protocol):
+class ReadinessSource(Protocol):
     """Where a leading task learns what is ready."""
 
     async def wait(self) -> None:
@@ -63,33 +63,33 @@ class Readiness(Protocol):
 
 
 @final
-class Watched:
+class PolledTransport:
     """One socket's place in a hub."""
 
     __slots__ = ("_descriptor", "_hub")
     edges = True
 
-    def __init__(self, hub: Hub, descriptor: int) -> None:
+    def __init__(self, hub: Poller, descriptor: int) -> None:
         self._hub, self._descriptor = hub, descriptor
 
     def tell(self, owner: Owner) -> None:
-        """Tells `owner` from now on; what is so already, at once. Nothing where `over` came before."""
+        """Tells `owner` from now on; what is so already, at once. Nothing where `forget` came before."""
         if self._descriptor >= 0:
             self._hub.add(self._descriptor, owner)
 
-    def dry(self) -> None:
+    def want_readable(self) -> None:
         """Edges come by themselves."""
 
-    full = dry
+    want_writable = want_readable
 
-    def over(self) -> None:
+    def forget(self) -> None:
         """To be called before the socket is closed."""
         descriptor, self._descriptor = self._descriptor, -1
         self._hub.remove(descriptor)
 
 
 @final
-class Hub(Readiness):
+class Poller(ReadinessSource):
     """Tells each socket's owner when it becomes readable or writable.
 
     A socket is registered once, edge-triggered: its owner is told of every change, and receives, or sends, until the
@@ -105,9 +105,9 @@ class Hub(Readiness):
         self._owners: dict[int, Owner] = {}
         self._events: deque[tuple[int, int]] = deque()
 
-    def watch(self, descriptor: int) -> Watched:
+    def watch(self, descriptor: int) -> PolledTransport:
         """A place for a socket, whose owner is named later."""
-        return Watched(self, descriptor)
+        return PolledTransport(self, descriptor)
 
     def add(self, descriptor: int, owner: Owner) -> None:
         self._edges.register(descriptor, _WATCHED)
@@ -159,7 +159,7 @@ class _Kernel:
         self.wait = partial(trio.lowlevel.wait_readable, epoll.fileno())
 
 
-if Hub.available:
+if Poller.available:
     _WATCHED = select.EPOLLIN | select.EPOLLPRI | select.EPOLLOUT | select.EPOLLRDHUP | select.EPOLLET
     # what a short receive may have stopped before: the end, an error, and a peer's urgent data (tcp(7))
     _BEHIND = select.EPOLLRDHUP | select.EPOLLHUP | select.EPOLLERR | select.EPOLLPRI

@@ -53,7 +53,7 @@ _PATIENCE = 10.0  # seconds for it
 _LISTED = 1000  # streams, where a request does not say
 _READERS = 8  # of the event stream, at once
 _SLOWEST, _FASTEST = 60.0, 0.1  # seconds between two looks for it
-_TURN = 256  # streams that are looked at before others have their turn
+_EXCHANGES_AT_ONCE = 256  # streams that are looked at before others have their turn
 # A browser is to run nothing of what comes from here, and to keep none of it.
 _HEADERS = {"x-content-type-options": "nosniff", "cache-control": "no-store"}
 
@@ -195,7 +195,7 @@ class _Routes:
         views = []
         for number, exchange in enumerate(live[:limit], 1):
             views.append(view_of_stream(exchange, now, waits_for(exchange, queued)))
-            if number % _TURN == 0:
+            if number % _EXCHANGES_AT_ONCE == 0:
                 await trio.lowlevel.checkpoint()
         counts = gateway.counts()
         return _answer(

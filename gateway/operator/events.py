@@ -20,7 +20,7 @@ from protocols.sse import encode_event
 KEPT = 1000
 """Exchanges that have ended between two looks and are told; of more only their number is."""
 _PIECE = 32 * 1024  # bytes that are written at once
-_TURN = 256  # exchanges that are looked at before others have their turn
+_EXCHANGES_AT_ONCE = 256  # exchanges that are looked at before others have their turn
 _QUIET = 15.0  # seconds without news after which a stream says that it is there
 
 
@@ -61,7 +61,7 @@ class Watch:
             events += _event("closed", view)
         for number, event in enumerate(self._live(), 1):
             events += event
-            if number % _TURN == 0:
+            if number % _EXCHANGES_AT_ONCE == 0:
                 await trio.lowlevel.checkpoint()
         return events
 

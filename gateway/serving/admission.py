@@ -55,11 +55,11 @@ class Admission:
         whose = f"{name.decode()} of the request"
         if seconds == 0:
             raise DeadlineExceeded(f"no time is left ({whose})", refusal=Refusal.NO_TIME)
-        return Asked(handler, seconds, whose, priority), arguments
+        return AdmittedHandler(handler, seconds, whose, priority), arguments
 
 
 @final
-class Asked:
+class AdmittedHandler:
     """A handler of requests that ask for a deadline or a priority."""
 
     __slots__ = ("_name", "_priority", "_seconds", "handler")

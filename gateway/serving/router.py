@@ -88,7 +88,7 @@ class Router:
             return self._find(exchange)
         except GatewayError:
             if (words := self.words_under(exchange.path)) is not None:
-                exchange.take("", words)
+                exchange.claim("", words)
             raise
 
     def _find(self, exchange: Exchange) -> tuple[Handler, dict[str, Any]]:
@@ -109,7 +109,7 @@ class Router:
         if _UPGRADE in route.methods and len(route.methods) == 1:
             raise UpgradeRequired("this path is a WebSocket: connect with ws:// or wss://")
         for words in filter(None, map(self.words.get, route.methods.values())):
-            exchange.take("", words)
+            exchange.claim("", words)
         raise MethodNotAllowed(f"{method.decode('latin-1')[:20]} is not allowed here, only {allow}", allow=allow)
 
     def path_of(self, exchange: Exchange) -> str:

@@ -31,10 +31,10 @@ def working_tasks(gateway: Gateway) -> list[trio.lowlevel.Task]:
         return []
     tasks = [task for task in gateway._nursery.child_tasks if not task.name.endswith(_OWN)]
     idle = {place.task for place in gateway._tasks._idle}
-    running = [task for task in tasks if task.name.endswith("ExchangeTasks._run") and task not in idle]
+    running = [task for task in tasks if task.name.endswith("Runner._run") and task not in idle]
     if gateway.hub is not None and running and not gateway.counts().exchanges:
         running.pop()  # one leads
-    others = [task for task in tasks if not task.name.endswith("ExchangeTasks._run")]
+    others = [task for task in tasks if not task.name.endswith("Runner._run")]
     return others + running
 
 

@@ -18,7 +18,7 @@ from gateway.client.conversations import Client, SocketConversation
 from gateway.config import Config
 from gateway.doorbell import Doorbell
 from gateway.gateway import Gateway
-from gateway.net.readiness import Hub
+from gateway.net.readiness import Poller
 from gateway.net.transport import MemoryTransport, memory_pair
 from gateway.testing.invariants import left_over
 from gateway.testing.network import Link, NetworkProfile
@@ -32,7 +32,7 @@ if TYPE_CHECKING:
 class MemoryEdges:
     """What an epoll set is to sockets, for memory transports: a gateway's hub over them leads as it does in production.
 
-        gateway.net.readiness = Hub(edges := MemoryEdges())
+        gateway.hub = Poller(edges := MemoryEdges())
         nursery.start_soon(gateway.serve_watchable, edges.watchable(transport))
 
     Edges come in the order in which they happened, so that a seeded scheduler makes a run repeatable. As in the kernel,
@@ -232,7 +232,7 @@ async def memory_gateway(
     config: Config | None = None,
     *,
     capacity: int = 65536,
-    hub: bool = Hub.available,
+    hub: bool = Poller.available,
     check: bool = False,
     tracer_provider: TracerProvider | None = None,
     wall_clock: Callable[[], float] = time.time,
@@ -248,7 +248,7 @@ async def memory_gateway(
     gateway = Gateway(config, models, tracer_provider=tracer_provider, wall_clock=wall_clock)
     edges = MemoryEdges() if hub else None
     if edges is not None:
-        gateway.hub = Hub(edges)
+        gateway.hub = Poller(edges)
     failure: Exception | None = None
     async with trio.open_nursery() as nursery:
         await nursery.start(gateway.serve)

@@ -112,7 +112,7 @@ class ASGICall:
             self._over = True
             self._queue.clear()
             if self.exchange.ending is None:  # else its answer is whole, and its model may still tidy up
-                self.exchange.cut(ending)
+                self.exchange.peer_gone(ending)
             self._scope.cancel()
 
     def failed(self, error: Exception) -> None:
@@ -223,7 +223,7 @@ class ASGICall:
             self._blocked_since, self.last_sent = None, self.clock()
             self._queued -= size
             if exchange.finishing is not None and not self._queue:
-                exchange.ended()
+                exchange.answer_written()
             elif size:
                 exchange.room_changed()
 

@@ -150,7 +150,7 @@ class HTTP1Wire:
         exchanges = [e for e in self._connection.exchanges.values() if e.ending is None]
         unfinished = [e for e in exchanges if e.finishing is None]
         for exchange in unfinished:
-            exchange.cut(Ending.CANCELLED)
+            exchange.peer_gone(Ending.CANCELLED)
         if unfinished and unfinished == exchanges:
             self._connection.lost(Ending.CANCELLED)
 
@@ -161,7 +161,7 @@ class HTTP1Wire:
             self._leave()
         elif current is not None and current.ending is None and current.finishing is None:
             if current.status:
-                current.cut(Ending.REFUSED)
+                current.peer_gone(Ending.REFUSED)
             else:
                 current.interrupt(BadRequest(str(error), status=error.status))
         else:
@@ -187,7 +187,7 @@ class HTTP1Wire:
                 if machine.queued or machine.pieces:
                     connection.output_ready()  # what came behind it meanwhile
                 if current is not None and current.stream == stream:
-                    current.ended()
+                    current.answer_written()
                     return None
                 sent = Sent([stream], [stream])
             if current is not None and current.stream not in sent.ended:

@@ -117,7 +117,7 @@ class HTTP2Wire:
             elif type(event) is Reset:
                 exchange = exchanges.get(event.stream)
                 if exchange is not None:
-                    exchange.cut(Ending.CANCELLED)
+                    exchange.peer_gone(Ending.CANCELLED)
             elif type(event) is Refused:
                 self._refuse(event)
             elif type(event) is ConnectionEnd:
@@ -145,7 +145,7 @@ class HTTP2Wire:
             self._connection.lost(Ending.CANCELLED)
 
     def _cut(self, exchange: Exchange, ending: Ending) -> None:
-        exchange.cut(ending)
+        exchange.peer_gone(ending)
         if self._machine.is_open(exchange.stream):
             self._machine.send(Reset(stream=exchange.stream, code=_CANCEL))
             self._connection.output_ready()
@@ -153,7 +153,7 @@ class HTTP2Wire:
     def protocol_error(self, error: RemoteProtocolError) -> None:
         self._failed = True
         for exchange in list(self._connection.exchanges.values()):
-            exchange.cut(Ending.CANCELLED if self._connection.eof else Ending.REFUSED)
+            exchange.peer_gone(Ending.CANCELLED if self._connection.eof else Ending.REFUSED)
 
     # -- sending ---------------------------------------------------------------------------------------------------
 

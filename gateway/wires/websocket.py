@@ -113,7 +113,7 @@ class WebSocketWire:
                 match event:
                     case Close():
                         if exchange.finishing is None:
-                            exchange.cut(Ending.CANCELLED)
+                            exchange.peer_gone(Ending.CANCELLED)
                     case ConnectionEnd():
                         self._gone = True
                         if exchange.finishing is None:
@@ -127,7 +127,7 @@ class WebSocketWire:
 
     def protocol_error(self, error: RemoteProtocolError) -> None:
         self._failed = True
-        self._exchange.cut(Ending.CANCELLED if self._connection.eof else Ending.REFUSED)
+        self._exchange.peer_gone(Ending.CANCELLED if self._connection.eof else Ending.REFUSED)
 
     # -- sending ---------------------------------------------------------------------------------------------------
 

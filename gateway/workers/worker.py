@@ -315,7 +315,6 @@ class Worker:
         "crashes",
         "failure",
         "given_up",
-        "kept",
         "last_error",
         "lasting",
         "live",
@@ -333,6 +332,7 @@ class Worker:
         "stuck",
         "successor",
         "task",
+        "tensor_codec",
     )  # fmt: skip
 
     def __init__(
@@ -381,7 +381,7 @@ class Worker:
         """Where those are bounded, what the bodies of the sessions that run hold."""
         self._body_bytes = 0
         """All of these, and those of sessions that are just let in."""
-        self.kept: Any = None
+        self.tensor_codec: Any = None
         """What v2 has made for this worker's calls: it lasts as long."""
         self._threads = trio.CapacityLimiter(_THREADS)
         self.live: set[Exchange] = set()
@@ -913,7 +913,7 @@ class Worker:
         self.last_error = LastError(error=said, incident=uuid4().hex[:12], at=trio.current_time())
         return self.last_error
 
-    async def aside(self, call: Callable[[], T]) -> T:
+    async def run_author_code(self, call: Callable[[], T]) -> T:
         """Runs a function of the model's author that belongs to no session, in one of a few threads that are for those: one
         that hangs keeps nobody waiting but them. DeadlineExceeded where it takes longer than a session may. Where the
         exchange is cancelled it is left to itself."""

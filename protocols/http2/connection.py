@@ -72,7 +72,7 @@ from protocols.http2.heads import (
     request_fields,
     trailer_fields,
 )
-from protocols.http2.library import REMEMBERED, Library
+from protocols.http2.library import REMEMBERED, LibraryPath
 from protocols.http2.limits import DEFAULT_LIMITS, FloodCounters, HTTP2Limits
 from protocols.http2.output import ControlQueue, gathered
 from protocols.http2.stream import Stream
@@ -80,12 +80,12 @@ from protocols.http2.windows import Ledger, ReceiveWindows, Window
 from protocols.roles import Role
 
 try:
-    from protocols.http2.payload import Lane
+    from protocols.http2.payload import PayloadPath
 except ImportError as missing:
-    _LANE: type[Lane] | None = None
+    _LANE: type[PayloadPath] | None = None
     warnings.warn(f"HTTP/2 goes through h2's own objects, which costs several times as much: {missing}", RuntimeWarning, 2)
 else:
-    _LANE = Lane
+    _LANE = PayloadPath
 
 __all__ = ["LARGEST_DATA", "SHARE", "FloodCounters", "HTTP2Connection", "HTTP2Limits"]
 
@@ -152,7 +152,7 @@ class HTTP2Connection:
         self.scheme = scheme
         self.counters = FloodCounters()
         self._client = role is Role.CLIENT
-        way = _LANE if lane and _LANE is not None else Library
+        way = _LANE if lane and _LANE is not None else LibraryPath
         self._h2 = way(
             client=self._client,
             streams=limits.streams,

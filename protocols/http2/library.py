@@ -67,7 +67,7 @@ class _LibraryEncoder(Encoder):
             Encoder.header_table_size.__set__(self, value)  # type: ignore[attr-defined]
 
 
-class Library(H2Connection):
+class LibraryPath(H2Connection):
     """An H2Connection that is started, with its first SETTINGS in `opening` (the preface before them for a client).
 
     Heads are not validated inside h2, where a malformed one would end the connection, but by the same functions of h2

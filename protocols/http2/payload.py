@@ -18,7 +18,7 @@ from protocols.events import Headers
 from protocols.http2.frames import END_STREAM, FRAME_HEAD, Frame, Kind, head_frames, unpad, window_update
 from protocols.http2.heads import check_fields, check_status
 from protocols.http2.hpack import SENSITIVE, RememberingDecoder, StatelessEncoder, encode_field, encode_name
-from protocols.http2.library import Library, LibraryDecoder
+from protocols.http2.library import LibraryDecoder, LibraryPath
 
 _SHORT = 32
 """Response fields with a value up to this length are remembered with their bytes: less than the fresh identifier that
@@ -35,8 +35,8 @@ class _LaneDecoder(LibraryDecoder, RememberingDecoder):
 
 
 @final
-class Lane(Library):
-    """A Library that takes and makes frames beside h2 wherever h2 would certainly do the same, which costs a tenth.
+class PayloadPath(LibraryPath):
+    """A library path that takes and makes frames beside h2 wherever h2 would certainly do the same, which costs a tenth.
 
     It reads and moves h2's windows and states themselves, and never keeps a copy of them, so that h2 goes on from the
     right place with each frame that it is given.

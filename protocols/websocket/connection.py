@@ -41,7 +41,7 @@ from protocols.websocket.frames import (
     unmask,
     write_header,
 )
-from protocols.websocket.library import CONTROL, Control, ControlFrame, Library, Violation
+from protocols.websocket.library import CONTROL, Control, ControlFrame, LibraryPath, Violation
 
 STREAM: Literal[1] = 1
 """The stream id in `Sent`: a WebSocket connection is one stream."""
@@ -105,7 +105,7 @@ class WebSocketConnection:
     demands it. `allocate` is asked once for the memory of each frame of LARGE bytes or more, after the limits; where it
     gives None, the connection ends with code 1013.
 
-    `lane` False sends data frames, too, through wsproto (`Library`): the same events, errors and bytes for many times
+    `lane` False sends data frames, too, through wsproto (`LibraryPath`): the same events, errors and bytes for many times
     the cost; payloads are then queued by copy. So it is also where wsproto is not as the lane needs it, which importing
     `protocols.websocket.library` warns of.
     """
@@ -172,9 +172,9 @@ class WebSocketConnection:
         self._masked = role is Role.SERVER
         self._mask = mask if role is Role.CLIENT else None
         self._allocate = allocate
-        library = None if lane and role in CONTROL else Library(role)
+        library = None if lane and role in CONTROL else LibraryPath(role)
         self._library = library
-        self._control: Control | Library = CONTROL[role] if library is None else library
+        self._control: Control | LibraryPath = CONTROL[role] if library is None else library
         self._error: RemoteProtocolError | None = None
         self._eof = False
 

@@ -73,7 +73,7 @@ class Control:
 
 
 @final
-class Library:
+class LibraryPath:
     """One WebSocket by wsproto's frame objects alone: the lane that the machine's own is measured by.
 
     wsproto's connection and its messages would not be exact: they move bytes from one text fragment to the next where a

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from gateway.cli.options import Given
+from gateway.cli.options import CommandLine
 from gateway.config import Config
 from gateway.config.text import parse_duration
 from tests.deploy.platforms import ROOT
@@ -41,7 +41,7 @@ def test_the_service_asks_for_the_socket_by_its_name() -> None:
     command = shlex.split(SERVICE["ExecStart"])
     host = command[command.index("--host") + 1]
     assert host == f"systemd:{SOCKET['FileDescriptorName']}"
-    assert Given.of(None, (), (), {**dict.fromkeys(FLAGS), "host": host}).resolve().config.listen.host == host
+    assert CommandLine.of(None, (), (), {**dict.fromkeys(FLAGS), "host": host}).resolve().config.listen.host == host
     assert command[1:3] == ["-m", "gateway"]
     assert SOCKET.get("Accept", "no") == "no"
 

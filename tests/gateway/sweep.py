@@ -27,7 +27,7 @@ from gateway.core.connection import Connection
 from gateway.core.exchange import Exchange
 from gateway.errors import DeadlineExceeded, Ending, TransportLost
 from gateway.gateway import Gateway
-from gateway.net.readiness import Hub
+from gateway.net.readiness import Poller
 from gateway.net.tls_context import client_context, development_certificate, server_context
 from gateway.net.transport import MemoryTransport, memory_pair
 from gateway.telemetry.account import PARTS, Account, account_of
@@ -46,7 +46,7 @@ from tests.gateway.sweep_v2 import V2
 
 SCENARIOS: dict[str, Scenario] = {**ONE_OF_EACH, **V2, **SAGEMAKER, **TEXT, **BATCHED}
 
-DRIVERS = ways.DRIVERS if Hub.available else ways.DRIVERS[1:]
+DRIVERS = ways.DRIVERS if Poller.available else ways.DRIVERS[1:]
 """Those that the system has."""
 _END = 30.0
 """Virtual seconds after which a run counts as hanging."""
@@ -220,7 +220,7 @@ class Run(trio.abc.Instrument):
         self.gateway = Gateway(scenario.config, serve(self.stage, scenario))
         self.stage.repository = self.gateway.repository
         self.edges = MemoryEdges() if driver == "leader" else None
-        self.gateway.hub = self.edges and Hub(self.edges)
+        self.gateway.hub = self.edges and Poller(self.edges)
         self.budget = self.gateway.budget = Budget(self.gateway.budget.limit, self._fire)  # type: ignore[assignment]
         self.recorder = Recorder(self.gateway._observer)
         self.gateway._observer = self.recorder  # type: ignore[assignment]
@@ -280,7 +280,7 @@ class Run(trio.abc.Instrument):
     def task_spawned(self, task: trio.lowlevel.Task) -> None:
         self.tasks.add(task)
         parent = task.parent_nursery and task.parent_nursery.parent_task
-        if self._owning or parent in self.own or task.name.endswith(("Gateway._turns", "ExchangeTasks._run")):
+        if self._owning or parent in self.own or task.name.endswith(("Gateway._turns", "Runner._run")):
             self.own.add(task)
 
     def task_exited(self, task: trio.lowlevel.Task) -> None:
@@ -431,7 +431,7 @@ class Run(trio.abc.Instrument):
         loaded, were = ([t for t in tasks if t.name.endswith(_LOADED)] for tasks in (self.tasks, before))
         if len(loaded) > len(were):
             left += loaded
-        running = [t for t in self.tasks - idle if t.name.endswith("ExchangeTasks._run")]
+        running = [t for t in self.tasks - idle if t.name.endswith("Runner._run")]
         if self.edges is not None and len(running) == 1 and running[0] in left:
             left.remove(running[0])
         return left

@@ -25,7 +25,7 @@ from cryptography.hazmat.primitives import serialization
 from trio.testing import MockClock
 
 from gateway import client
-from gateway.cli.call.plan import Given, Wire, plan
+from gateway.cli.call.plan import CallOptions, Wire, plan
 from gateway.cli.call.report import Report
 from gateway.cli.call.run import perform
 from gateway.cli.main import _WIRES, program
@@ -99,7 +99,7 @@ async def made(model: str, *texts: str, url: str = "http://here", stdin: bytes =
     reporting = {name: options.pop(name) for name in ("as_json", "out") if name in options}
     printed: list[str] = []
     errors: list[str] = []
-    call = plan(Given(model=model, url=url, texts=texts, **options), io.BytesIO(stdin))
+    call = plan(CallOptions(model=model, url=url, texts=texts, **options), io.BytesIO(stdin))
     code = await perform(call, Report(printed.append, errors.append, **reporting))
     return Called(code, "".join(printed), errors)
 
@@ -416,7 +416,7 @@ async def test_a_file_is_not_read_ahead_of_a_model_that_does_not_take_it(monkeyp
 
     async with memory_gateway([spec_of(deaf, "deaf")]) as served:
         lead(monkeypatch, served.connect)
-        call = plan(Given(model="deaf", url="http://here", file="-", timeout=1.0), Endless())
+        call = plan(CallOptions(model="deaf", url="http://here", file="-", timeout=1.0), Endless())
         assert await perform(call, Report(lambda text: None, lambda line: None)) == 3
     assert 0 < read < 4_000_000
 
@@ -664,7 +664,7 @@ def test_a_certificate_that_cannot_be_shown_is_one_line(tmp_path: Path) -> None:
         ({"cert": pair.cert, "url": "http://localhost"}, "--cert is for an https:// URL"),
     ):
         with pytest.raises(click.UsageError) as caught:
-            plan(Given(model="m", texts=("x",), **({"url": "https://localhost"} | options)), io.BytesIO())
+            plan(CallOptions(model="m", texts=("x",), **({"url": "https://localhost"} | options)), io.BytesIO())
         assert message in caught.value.format_message()
 
 

@@ -14,7 +14,7 @@ from gateway.containers.connection import Container, Within
 from gateway.containers.relay import Relay
 from gateway.core.connection import Connection
 from gateway.core.exchange import Exchange
-from gateway.core.runner import ExchangeTasks
+from gateway.core.runner import Runner
 from gateway.dialects.aws.bidi import _EventStreamChannel
 from gateway.dialects.aws.invoke import _Streamed
 from gateway.dialects.text.lmi import _TextChannel
@@ -204,29 +204,29 @@ def slot_kept_when_cancelled(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def two_endings(monkeypatch: pytest.MonkeyPatch) -> None:
-    real = Exchange.ended
+    real = Exchange.answer_written
 
     def ended(exchange: Exchange) -> None:
         real(exchange)
         if exchange._returned:
             exchange._close()
 
-    monkeypatch.setattr(Exchange, "ended", ended)
+    monkeypatch.setattr(Exchange, "answer_written", ended)
 
 
 def dishonest_ending(monkeypatch: pytest.MonkeyPatch) -> None:
-    real = Exchange.cut
-    monkeypatch.setattr(Exchange, "cut", lambda exchange, ending: real(exchange, Ending.COMPLETE))
+    real = Exchange.peer_gone
+    monkeypatch.setattr(Exchange, "peer_gone", lambda exchange, ending: real(exchange, Ending.COMPLETE))
 
 
 def one_reset_for_all(monkeypatch: pytest.MonkeyPatch) -> None:
-    real = Exchange.cut
+    real = Exchange.peer_gone
 
     def cut(exchange: Exchange, ending: Ending) -> None:
         for other in exchange.owner.exchanges.values():  # type: ignore[attr-defined]
             real(other, ending)
 
-    monkeypatch.setattr(Exchange, "cut", cut)
+    monkeypatch.setattr(Exchange, "peer_gone", cut)
 
 
 def deaf_reader(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -239,21 +239,21 @@ def deaf_reader(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def scope_of_another(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(Exchange, "leave", lambda exchange: None)
+    monkeypatch.setattr(Exchange, "leave_scope", lambda exchange: None)
 
 
 def leadership_kept(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(ExchangeTasks, "_follow", lambda tasks, place: None)
+    monkeypatch.setattr(Runner, "_promote_follower", lambda tasks, place: None)
 
 
 def turns_of_the_leader_forgotten(monkeypatch: pytest.MonkeyPatch) -> None:
-    real = ExchangeTasks.begin
+    real = Runner.begin
 
-    def begin(tasks: ExchangeTasks, *arguments: Any) -> None:
+    def begin(tasks: Runner, *arguments: Any) -> None:
         tasks._write = lambda begin: False
         real(tasks, *arguments)
 
-    monkeypatch.setattr(ExchangeTasks, "begin", begin)
+    monkeypatch.setattr(Runner, "begin", begin)
 
 
 def end_behind_a_short_read_missed(monkeypatch: pytest.MonkeyPatch) -> None:

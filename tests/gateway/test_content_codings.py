@@ -87,13 +87,13 @@ def steps(monkeypatch: pytest.MonkeyPatch) -> list[Callable[[], Awaitable[None]]
     """What is to happen before each of the next steps in a thread."""
     before: list[Callable[[], Awaitable[None]]] = []
 
-    async def beside(call: Callable[[], Any]) -> Any:
+    async def run_in_codec_thread(call: Callable[[], Any]) -> Any:
         if before:
             await before.pop(0)()
-        return await threads.beside(call)
+        return await threads.run_in_codec_thread(call)
 
-    monkeypatch.setattr("gateway.core.exchange.beside", beside)
-    monkeypatch.setattr("gateway.dialects.compression.beside", beside)
+    monkeypatch.setattr("gateway.core.exchange.run_in_codec_thread", run_in_codec_thread)
+    monkeypatch.setattr("gateway.dialects.compression.run_in_codec_thread", run_in_codec_thread)
     return before
 
 

@@ -13,7 +13,7 @@ import trio
 
 from gateway.config import Config, DrainConfig, LimitsConfig, ListenConfig
 from gateway.gateway import Gateway
-from gateway.net.readiness import Hub
+from gateway.net.readiness import Poller
 from gateway.serving.drain import DrainReport
 from gateway.testing import MemoryEdges, MemoryGateway
 from models.adapt import spec_of
@@ -442,7 +442,7 @@ async def test_a_gateway_that_is_cancelled_ends_everything_at_once(wire: str, dr
     probe = Probe(silent)
     gateway = Gateway(configured(wire, Config(listen=ListenConfig(port=-1))), [probe.spec(wire)])
     edges = MemoryEdges() if driver == "leader" else None
-    gateway.hub = edges and Hub(edges)
+    gateway.hub = edges and Poller(edges)
     before = await tasks()
     async with trio.open_nursery() as nursery, trio.open_nursery() as connections:
         await nursery.start(gateway.serve)

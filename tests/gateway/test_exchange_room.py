@@ -116,7 +116,7 @@ async def test_nothing_more_is_let_in_at_once_after_the_end(end: str) -> None:
         case "abort":
             exchange.abort(Ending.LOST)
         case _:
-            exchange.cut(Ending.CANCELLED)
+            exchange.peer_gone(Ending.CANCELLED)
     assert not exchange.try_room(1)
 
 

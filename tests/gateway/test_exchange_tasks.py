@@ -17,7 +17,7 @@ from trio.testing import MockClock, wait_all_tasks_blocked
 
 from gateway.core import runner
 from gateway.core.exchange import Exchange
-from gateway.core.runner import ExchangeTasks
+from gateway.core.runner import Runner
 from gateway.errors import Ending, GatewayError, ModelCrashed
 from protocols.buffers import ByteBudget
 from protocols.events import Request
@@ -66,7 +66,7 @@ class House:
     def __init__(self, *, led: bool = True) -> None:
         self.readiness = Readiness()
         self.led = led
-        self.tasks = ExchangeTasks(self.work, self.blame, self.conclude, self.write)
+        self.tasks = Runner(self.work, self.blame, self.conclude, self.write)
         self.scripts: dict[int, Script] = {}
         self.log: list[str] = []
         self.ends: dict[str, GatewayError | None] = {}
@@ -329,7 +329,7 @@ async def test_an_exchange_that_is_cut_ends_and_the_next_ones_run_undisturbed(le
     async with house(led=led) as made:
         for _ in range(3):
             (exchange,) = await made.run(forever)
-            exchange.cut(Ending.CANCELLED)
+            exchange.peer_gone(Ending.CANCELLED)
             await wait_all_tasks_blocked()
             assert exchange.id in made.closed
             await made.run(briefly, at_once)
@@ -339,7 +339,7 @@ async def test_an_exchange_that_is_cut_ends_and_the_next_ones_run_undisturbed(le
 async def test_an_exchange_that_is_cut_in_its_last_step_takes_its_scope_with_it(led: bool, wait: Any) -> None:
     async def cut_at_the_end(exchange: Exchange) -> None:
         await wait()
-        exchange.cut(Ending.CANCELLED)
+        exchange.peer_gone(Ending.CANCELLED)
 
     async def undisturbed(_: Exchange) -> None:
         await trio.lowlevel.checkpoint()
@@ -355,7 +355,7 @@ async def test_an_exchange_that_is_cut_in_its_last_step_takes_its_scope_with_it(
 async def test_an_exchange_that_is_cut_after_its_work_cancels_nobody(led: bool) -> None:
     async with house(led=led) as made:
         (exchange,) = await made.run(briefly)
-        exchange.cut(Ending.CANCELLED)
+        exchange.peer_gone(Ending.CANCELLED)
         await made.run(briefly)
         assert made.ends == {"1": None, "2": None}
         assert "1" in made.closed
@@ -371,7 +371,7 @@ async def test_an_exchange_that_is_cut_before_it_begins_is_cancelled_where_it_fi
 
     async with house(led=led) as made:
         exchange = made.make(wait)
-        exchange.cut(Ending.CANCELLED)
+        exchange.peer_gone(Ending.CANCELLED)
         made.tell(lambda: made.tasks.start(exchange)) if led else made.tasks.start(exchange)
         await wait_all_tasks_blocked()
         assert (log, made.closed) == (["began"], {"1"})
@@ -443,7 +443,7 @@ async def test_a_scope_that_a_model_leaves_open_harms_nobody_else(
         if end == "waits":
             await trio.lowlevel.checkpoint()
         if end == "is cut":
-            exchange.cut(Ending.CANCELLED)
+            exchange.peer_gone(Ending.CANCELLED)
             await trio.lowlevel.checkpoint()
         if end == "raises":
             raise ValueError
@@ -486,7 +486,7 @@ async def test_what_a_cancelled_model_held_is_free_without_the_collector(led: bo
         async with house(led=led) as made:
             for _ in range(2):
                 (exchange,) = await made.run(hold)
-                exchange.cut(Ending.CANCELLED)
+                exchange.peer_gone(Ending.CANCELLED)
                 del exchange
                 await wait_all_tasks_blocked()
             assert [ref() for ref in alive] == [None, None]
@@ -682,7 +682,7 @@ async def test_tasks_are_used_again() -> None:
 
 
 async def test_no_more_tasks_stay_idle_than_allowed(led: bool, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(runner, "_IDLE", 3)
+    monkeypatch.setattr(runner, "_MOST_IDLE", 3)
     go = trio.Event()
     async with house(led=led) as made:
         await made.run(*[lambda _: go.wait()] * 10)

@@ -19,10 +19,10 @@ from trio.testing import wait_all_tasks_blocked
 from gateway import client
 from gateway.config import Config, LimitsConfig, ListenConfig, TLSConfig
 from gateway.core.connection import Connection
-from gateway.core.runner import ExchangeTasks
+from gateway.core.runner import Runner
 from gateway.errors import Ending, GatewayError, TransportLost
 from gateway.gateway import Gateway
-from gateway.net.readiness import Hub
+from gateway.net.readiness import Poller
 from gateway.net.tls_context import client_context, development_certificate, server_context
 from gateway.net.tls_transport import TLSTransport
 from gateway.net.transport import SocketTransport, Transport
@@ -31,7 +31,7 @@ from models.messages import Prompt
 from protocols.errors import RemoteProtocolError
 from protocols.events import Buffer, Sent
 
-pytestmark = pytest.mark.skipif(not Hub.available, reason="needs epoll")
+pytestmark = pytest.mark.skipif(not Poller.available, reason="needs epoll")
 
 KiB, MiB = 1024, 1024 * 1024
 
@@ -90,7 +90,7 @@ class Wire:
 class Server:
     """A leader and the turns of its connections, without exchanges."""
 
-    def __init__(self, hub: Hub) -> None:
+    def __init__(self, hub: Poller) -> None:
         self.hub = hub
         self.limits, self.config, self.budget = LimitsConfig(), Config(), None
         self.pool, self.draining = None, False
@@ -98,7 +98,7 @@ class Server:
         self.clock = trio.lowlevel.current_clock().current_time
         self.due: list[Connection] = []
         self.connections: set[Connection] = set()
-        self.tasks = ExchangeTasks(self.work, lambda _, e: GatewayError(str(e)), lambda *_: None, self.write)
+        self.tasks = Runner(self.work, lambda _, e: GatewayError(str(e)), lambda *_: None, self.write)
 
     async def work(self, exchange: Any) -> None: ...
 
@@ -127,7 +127,7 @@ class Server:
 
 @asynccontextmanager
 async def serving() -> AsyncIterator[Server]:
-    hub = Hub()
+    hub = Poller()
     server = Server(hub)
     try:
         async with trio.open_nursery() as nursery:
@@ -342,7 +342,7 @@ async def test_a_peer_that_resets_while_the_socket_is_full_ends_the_connection()
 
 async def test_a_stale_event_harms_nobody_who_has_its_number_now(pair: Any) -> None:
     ours, theirs = pair
-    hub = Hub()
+    hub = Poller()
     server = Server(hub)
     old = served(server, ours)
     theirs.sendall(b"for the old one")
@@ -377,7 +377,7 @@ async def test_a_stale_event_harms_nobody_who_has_its_number_now(pair: Any) -> N
 
 async def test_a_stale_event_of_a_number_that_nobody_has_is_dropped(pair: Any) -> None:
     ours, theirs = pair
-    hub = Hub()
+    hub = Poller()
     old = served(Server(hub), ours)
     theirs.sendall(b"x")
     assert hub.look()
@@ -390,11 +390,11 @@ async def test_a_stale_event_of_a_number_that_nobody_has_is_dropped(pair: Any) -
 
 async def test_a_place_that_is_over_tells_nobody_however_often_it_is_said(pair: Any) -> None:
     ours, _ = pair
-    hub = Hub()
+    hub = Poller()
     watched = hub.watch(ours.fileno())
-    watched.over()
+    watched.forget()
     watched.tell(SimpleNamespace(readable=pytest.fail, writable=pytest.fail))
-    watched.over()
+    watched.forget()
     assert not hub.look()
     hub.close()
 
@@ -411,11 +411,11 @@ async def test_two_places_over_in_any_order_leave_the_other_alone(pair: Any) -> 
 
 def test_a_socket_that_cannot_be_registered_leaves_no_owner(tmp_path: Any) -> None:
     with open(tmp_path / "file", "wb") as file:  # epoll takes no regular files
-        hub = Hub()
+        hub = Poller()
         watched = hub.watch(file.fileno())
         with pytest.raises(OSError):
             watched.tell(SimpleNamespace())
-        watched.over()
+        watched.forget()
         hub.close()
 
 
@@ -444,7 +444,7 @@ async def test_three_hundred_sockets_that_are_ready_at_once_are_all_told_and_oth
 
 async def test_a_cancelled_wait_loses_no_event(pair: Any) -> None:
     ours, theirs = pair
-    hub = Hub()
+    hub = Poller()
     server = Server(hub)
     wire = served(server, ours)
     while hub.look() and hub.tell(1):
@@ -773,7 +773,7 @@ async def test_a_socket_that_the_hub_cannot_take_ends_alone(monkeypatch: pytest.
 
     async with gateway(quick) as made:
         with monkeypatch.context() as patch:
-            patch.setattr(Hub, "add", add)
+            patch.setattr(Poller, "add", add)
             with patience():
                 async with client.connect("127.0.0.1", made.port) as transport:
                     peer = client.http1(transport)

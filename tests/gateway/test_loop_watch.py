@@ -88,7 +88,7 @@ async def blocks_later(prompt: Prompt) -> AsyncIterator[str]:
     yield "two"
 
 
-async def beside(prompt: Prompt) -> str:
+async def run_in_codec_thread(prompt: Prompt) -> str:
     """Blocks in a task of its own."""
     async with trio.open_nursery() as nursery:
         nursery.start_soon(waits, prompt)
@@ -100,7 +100,7 @@ async def quick(prompt: Prompt) -> str:
 
 
 @pytest.mark.parametrize(
-    ("model", "function"), [(waits, "waits"), (counts, "counts"), (blocks_later, "waits"), (beside, "waits")]
+    ("model", "function"), [(waits, "waits"), (counts, "counts"), (blocks_later, "waits"), (run_in_codec_thread, "waits")]
 )
 @pytest.mark.parametrize("hub", [True, False], ids=["leader", "waiting"])
 async def test_a_model_that_blocks_is_named_while_it_lasts(model: Any, function: str, hub: bool) -> None:

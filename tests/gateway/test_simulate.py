@@ -20,7 +20,7 @@ from gateway.core import connection
 from gateway.core.connection import Connection
 from gateway.core.exchange import Exchange
 from gateway.errors import Ending
-from gateway.net.readiness import Hub
+from gateway.net.readiness import Poller
 from gateway.testing.stories.plan import Form, plan
 from gateway.testing.stories.run import run_seed
 from gateway.wires.http2 import HTTP2Wire
@@ -50,7 +50,7 @@ def test_the_sample_has_every_form_and_fault_and_drains() -> None:
     assert any(each.swizzles for each in plans)
     assert any(each.crashes for each in plans)
     assert any(line.cut for each in plans for line in each.lines)
-    assert {each.hub for each in plans} == ({True, False} if Hub.available else {False})
+    assert {each.hub for each in plans} == ({True, False} if Poller.available else {False})
 
 
 def test_the_same_seed_has_the_same_trace_and_another_has_another() -> None:
@@ -112,7 +112,7 @@ def _lost_terminal(patch: pytest.MonkeyPatch) -> None:
 
 
 def _unsettled_end(patch: pytest.MonkeyPatch) -> None:
-    patch.setattr(Exchange, "ended", _without_every(7, Exchange.ended))
+    patch.setattr(Exchange, "answer_written", _without_every(7, Exchange.answer_written))
 
 
 def _two_terminals(patch: pytest.MonkeyPatch) -> None:
@@ -170,7 +170,7 @@ def _client_left_unseen(patch: pytest.MonkeyPatch) -> None:
         self.gone = True
         self._settle(ending)
 
-    patch.setattr(Exchange, "cut", cut)
+    patch.setattr(Exchange, "peer_gone", cut)
 
 
 def _no_backpressure(patch: pytest.MonkeyPatch) -> None:

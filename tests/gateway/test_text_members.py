@@ -111,7 +111,7 @@ STREAM_OPTIONS: Mapping[str, frozenset[str]] = dict.fromkeys(
 Put = Callable[[Document, str, Any], Document]
 
 
-def beside(document: Document, name: str, value: Any) -> Document:
+def run_in_codec_thread(document: Document, name: str, value: Any) -> Document:
     return {**document, name: value}
 
 
@@ -136,7 +136,7 @@ class Place:
     path: str
     document: Document
     members: Mapping[str, frozenset[str]]
-    put: Put = beside
+    put: Put = run_in_codec_thread
     called: str = ""
     """The text before the name of a member in an error."""
     configured: Mapping[str, Any] = field(default_factory=dict)

@@ -72,7 +72,7 @@ def loaded_by(loader: Loader, name: str = "m", **options: Any) -> ModelSpec:
 
 
 @asynccontextmanager
-async def beside(house: House, *calls: Callable[[], Any]) -> AsyncIterator[list[Answer]]:
+async def run_in_codec_thread(house: House, *calls: Callable[[], Any]) -> AsyncIterator[list[Answer]]:
     """Calls that are under way while the block runs; their answers, in the order in which they came."""
     answers: list[Answer] = []
 
@@ -164,7 +164,7 @@ async def test_sessions_have_their_time_and_then_their_ending(autojump_clock: An
     async with serving(probe.spec("bidi"), config=config) as house:
         call = await house.call("container-http1", "m")
         await house.still()
-        async with beside(house, lambda: unload(house, "m"), lambda: unload(house, "m")) as answers:
+        async with run_in_codec_thread(house, lambda: unload(house, "m"), lambda: unload(house, "m")) as answers:
             assert await index(house) == {"m": ("UNLOADING", "")}
             status, body = await load(house, "m")
             assert (status, "still being unloaded" in body["error"]) == (409, True)
@@ -330,7 +330,7 @@ async def test_a_drain_takes_what_is_on_its_way_with_it(autojump_clock: Any) -> 
         call = await house.call("container-http1", "m")
         await house.still()
         loader.before = trio.sleep_forever
-        async with beside(house, lambda: unload(house, "m"), lambda: load(house, "n")) as answers:
+        async with run_in_codec_thread(house, lambda: unload(house, "m"), lambda: load(house, "n")) as answers:
             report = await house.gateway.drain()
         assert not report.clean
         assert [status for status, _ in answers] == [503, 503]
@@ -435,7 +435,7 @@ async def test_a_model_that_was_loaded_while_its_folder_was_looked_for_stays_as_
 
     async with serving(config=rooted(root)) as house:
         monkeypatch.setattr(load_unload, "_find", slow)
-        async with beside(house, partial(load, house, "a")) as answers:
+        async with run_in_codec_thread(house, partial(load, house, "a")) as answers:
             await trio.to_thread.run_sync(looking.wait)
             monkeypatch.setattr(load_unload, "_find", find)
             assert (await load(house, "a"))[0] == 200

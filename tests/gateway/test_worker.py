@@ -84,7 +84,7 @@ class Caller:
 
     def leave(self) -> None:
         """The client is gone."""
-        self.exchange.cut(Ending.CANCELLED)
+        self.exchange.peer_gone(Ending.CANCELLED)
 
 
 async def echo(session: Parts) -> None:

@@ -31,7 +31,7 @@ import trio
 from gateway.client import Peer
 from gateway.config import Config
 from gateway.errors import TransportLost
-from gateway.net.readiness import Hub
+from gateway.net.readiness import Poller
 from gateway.testing import MemoryGateway, memory_gateway
 from protocols.events import Data, End, Request
 from protocols.http1.connection import HTTP1Connection
@@ -234,7 +234,7 @@ def _events(stream: int, sending: Sending) -> Sequence[Any]:
 
 
 @asynccontextmanager
-async def memory_server(served: Sequence[Model], *, hub: bool = Hub.available) -> AsyncIterator[MemoryServer]:
+async def memory_server(served: Sequence[Model], *, hub: bool = Poller.available) -> AsyncIterator[MemoryServer]:
     """A gateway in memory with these models."""
     limits = replace(Config().limits, requests_per_connection=10**9)
     errors = _Errors()

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from gateway.core.connection import Connection
-from gateway.net.readiness import Hub
+from gateway.net.readiness import Poller
 from gateway.net.tls_transport import TLSTransport
 from gateway.net.transport import MemoryTransport, StreamTransport
 from protocols.http2 import connection as http2
@@ -16,7 +16,7 @@ DRIVERS = ("leader", "waiting")
 LANES = ("payload", "library")
 """The payload lanes of HTTP/2 and WebSocket; everything through h2 and wsproto."""
 
-driver = DRIVERS[0] if Hub.available else DRIVERS[1]
+driver = DRIVERS[0] if Poller.available else DRIVERS[1]
 """Of the promises' gateways."""
 lane = LANES[0]
 """Of all machines, the clients' included."""

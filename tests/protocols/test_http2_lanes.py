@@ -13,7 +13,7 @@ from protocols.errors import LocalProtocolError
 from protocols.events import Data, End, Request, Response
 from protocols.http2 import connection, payload
 from protocols.http2.connection import HTTP2Connection
-from protocols.http2.payload import Lane
+from protocols.http2.payload import PayloadPath
 from protocols.roles import Role
 from tests.protocols.http2_helpers import GET, POST, ByHand, Pair, data, output
 from tests.protocols.http2_lanes import STRIDED, compare, sequences
@@ -24,8 +24,8 @@ test_both_lanes_do_the_same_with_the_same_bytes = settings(
 
 
 def test_the_lane_is_taken_unless_it_is_declined() -> None:
-    assert isinstance(HTTP2Connection(Role.SERVER)._h2, Lane)
-    assert not isinstance(HTTP2Connection(Role.SERVER, lane=False)._h2, Lane)
+    assert isinstance(HTTP2Connection(Role.SERVER)._h2, PayloadPath)
+    assert not isinstance(HTTP2Connection(Role.SERVER, lane=False)._h2, PayloadPath)
 
 
 def test_a_client_and_a_server_without_the_lane_understand_each_other(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -122,7 +122,7 @@ class Call:
 
 @final
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Given:
+class CallOptions:
     """The options, as they were written."""
 
     model: str
@@ -143,7 +143,7 @@ class Given:
     key: Path | None = None
 
 
-def plan(given: Given, stdin: BinaryIO) -> Call:
+def plan(given: CallOptions, stdin: BinaryIO) -> Call:
     """The call. UsageError for what is wrong about it, and ConfigError for a CA that is none; nothing is connected."""
     kind = _kind_of(given)
     wire = Wire(given.wire) if given.wire else _DEFAULT[kind]
@@ -182,7 +182,7 @@ def plan(given: Given, stdin: BinaryIO) -> Call:
     )
 
 
-def _kind_of(given: Given) -> Kind:
+def _kind_of(given: CallOptions) -> Kind:
     there = {
         Kind.TEXT: bool(given.texts),
         Kind.FILE: given.file is not None,
@@ -201,7 +201,7 @@ def _kind_of(given: Given) -> Kind:
 
 
 def _question(
-    given: Given, wire: Wire, kind: Kind, texts: Sequence[str], params: dict[str, Any], stdin: BinaryIO
+    given: CallOptions, wire: Wire, kind: Kind, texts: Sequence[str], params: dict[str, Any], stdin: BinaryIO
 ) -> Question:
     model = quote(given.model, safe="")
     text = texts[0] if texts else ""
@@ -235,7 +235,7 @@ def _question(
 
 
 def _body(
-    given: Given, kind: Kind, text: str, params: dict[str, Any], stdin: BinaryIO, *, stream: bool
+    given: CallOptions, kind: Kind, text: str, params: dict[str, Any], stdin: BinaryIO, *, stream: bool
 ) -> tuple[bytes, str]:
     """A body with its content type, for the routes that take a body of any kind."""
     if kind is Kind.TEXT:
@@ -259,7 +259,7 @@ def _no_params(params: Mapping[str, Any], kind: Kind) -> None:
 
 
 def _pieces(
-    given: Given, kind: Kind, texts: Sequence[str], params: dict[str, Any], stdin: BinaryIO
+    given: CallOptions, kind: Kind, texts: Sequence[str], params: dict[str, Any], stdin: BinaryIO
 ) -> Callable[[], AsyncGenerator[Piece, None]]:
     if kind is Kind.TEXT:
         said = [json.dumps({"inputs": text, "parameters": params}) for text in texts] if params else texts
@@ -330,7 +330,7 @@ def _read_text(stdin: BinaryIO) -> str:
         raise click.UsageError(f"stdin is not UTF-8 at byte {e.start}: send bytes with --file -") from None
 
 
-def _tensors(given: Given) -> dict[str, npt.NDArray[Any]]:
+def _tensors(given: CallOptions) -> dict[str, npt.NDArray[Any]]:
     arrays: dict[str, npt.NDArray[Any]] = {}
     for text in given.tensors:
         name, path = _pair("--tensor", text, "=", "INPUT0=input0.npy")
@@ -400,7 +400,7 @@ def _overridden(headers: Headers, extra: Headers) -> Headers:
 # ---- where ----
 
 
-def _server(given: Given, *, http2: bool) -> Server:
+def _server(given: CallOptions, *, http2: bool) -> Server:
     at = given.url if given.url.startswith(UNIX) else ""
     try:
         url = urlsplit("http://localhost" if at else given.url)

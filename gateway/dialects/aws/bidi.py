@@ -10,15 +10,15 @@ from typing import final
 import trio
 
 from gateway.codecs.prompts import read_prompt
-from gateway.codecs.threads import beside
+from gateway.codecs.threads import run_in_codec_thread
 from gateway.config import Config
 from gateway.core.exchange import Exchange
 from gateway.dialects.answers import close, octets, reply_of
 from gateway.dialects.aws.endpoints import Endpoints
-from gateway.dialects.aws.error_origin import Blame, blame
+from gateway.dialects.aws.error_origin import ErrorOrigin, blame
 from gateway.dialects.aws.signatures import Signatures, refusal
 from gateway.dialects.call import NO_PARAMETERS, session_of, single_fields
-from gateway.dialects.model_choice import Models
+from gateway.dialects.model_choice import ModelChoice
 from gateway.dialects.text.requests import within_ceiling
 from gateway.errors import (
     BadRequest,
@@ -54,13 +54,13 @@ _PADDING = "abcdefghijklmnopqrstuvwxyzABCDEF" * 128
 class BidiDialect:
     """Serves models of parts to the AWS SDK and to whatever speaks to a container."""
 
-    def __init__(self, models: Models, endpoints: Endpoints, signatures: Signatures) -> None:
+    def __init__(self, models: ModelChoice, endpoints: Endpoints, signatures: Signatures) -> None:
         self._models, self._endpoints, self._signatures = models, endpoints, signatures
 
     async def event_stream(self, exchange: Exchange, endpoint: str) -> None:
         """POST /endpoints/{endpoint}/invocations-bidirectional-stream over HTTP/2, GA form and both readings of the seed's
         JSON form."""
-        exchange.take("bidi", refuse)
+        exchange.claim("bidi", refuse)
         if exchange.wire.name != "http/2":
             raise BadRequest("bidirectional streaming needs HTTP/2: connect with ALPN h2, or by prior knowledge in clear")
         asked, worker, channel = self._asked(exchange, endpoint)
@@ -229,7 +229,7 @@ class _EventStreamChannel:
         try:
             while True:
                 # a large message, whole now, is taken apart beside the loop; nothing else touches the decoder meanwhile
-                part = await beside(decoder.next_part) if decoder.work > _LONG else decoder.next_part()
+                part = await run_in_codec_thread(decoder.next_part) if decoder.work > _LONG else decoder.next_part()
                 if isinstance(part, bidi.PayloadPart):
                     exchange.parts_in += 1
                     if self._assembling:
@@ -299,7 +299,7 @@ class _EventStreamChannel:
             return
         form = Form.EVENT_STREAM if self._decoder is None else self._decoder.form
         encoder = bidi.ENCODERS[form]
-        if blame(error) is Blame.MODEL:
+        if blame(error) is ErrorOrigin.MODEL:
             event = encoder.model_stream_error(error.message, error.code)
         elif isinstance(error, Forbidden) and form is not Form.LITERAL:
             event = bidi.encode_error(error.code, error.message)
@@ -326,20 +326,20 @@ def _octets(message: Part) -> Buffer:
 
 
 _ERRORS = {
-    Blame.CALLER: bidi.ErrorType.INPUT_VALIDATION_ERROR,
-    Blame.LOADING: bidi.ErrorType.SERVICE_UNAVAILABLE_ERROR,
-    Blame.BUSY: bidi.ErrorType.SERVICE_UNAVAILABLE_ERROR,
-    Blame.PLATFORM: bidi.ErrorType.INTERNAL_SERVER_ERROR,
+    ErrorOrigin.CALLER: bidi.ErrorType.INPUT_VALIDATION_ERROR,
+    ErrorOrigin.LOADING: bidi.ErrorType.SERVICE_UNAVAILABLE_ERROR,
+    ErrorOrigin.BUSY: bidi.ErrorType.SERVICE_UNAVAILABLE_ERROR,
+    ErrorOrigin.PLATFORM: bidi.ErrorType.INTERNAL_SERVER_ERROR,
 }
 
 
 def refuse(exchange: Exchange, error: GatewayError) -> None:
     """Says an error that comes before the head by the shapes of the operation."""
     # whose time is over here has waited for a slot, and its model was not called
-    whose = Blame.BUSY if isinstance(error, DeadlineExceeded) else blame(error)
+    whose = ErrorOrigin.BUSY if isinstance(error, DeadlineExceeded) else blame(error)
     if isinstance(error, Forbidden):
         status, headers, body = refusal(error)
-    elif whose is Blame.MODEL:
+    elif whose is ErrorOrigin.MODEL:
         status, headers, body = bidi.error_body(
             bidi.ErrorType.MODEL_ERROR,
             error.message,
@@ -417,4 +417,4 @@ class _FrameChannel(Channel[Part, Part]):
         if self._exchange.status:
             close(self._exchange, error)
         else:
-            self._exchange.refuse(error)
+            self._exchange.answer_plain_error(error)

@@ -10,7 +10,7 @@ import trio
 from gateway.core.exchange import Exchange
 from gateway.dialects.answers import JSON, Wrapping, octets, refusal_headers, reply_headers, reply_of, reply_value
 from gateway.dialects.call import session_of, text_header
-from gateway.dialects.model_choice import Models
+from gateway.dialects.model_choice import ModelChoice
 from gateway.dialects.text.lmi import LMIDialect
 from gateway.dialects.text.lmi_errors import refuse_as_lmi
 from gateway.dialects.v2.infer import InferDialect
@@ -35,12 +35,12 @@ class ContainerDialect:
     UTF8 where the content type is text or JSON.
     """
 
-    def __init__(self, models: Models, lmi: LMIDialect, v2: InferDialect) -> None:
+    def __init__(self, models: ModelChoice, lmi: LMIDialect, v2: InferDialect) -> None:
         self._models, self._lmi, self._v2 = models, lmi, v2
 
     async def invocations(self, exchange: Exchange) -> None:
         """POST /invocations: the model is `?model_name=`, the default, or the only one that fits."""
-        exchange.take("container", refuse_as_lmi)
+        exchange.claim("container", refuse_as_lmi)
         name = _query_value(exchange.query, b"model_name")
         if name:
             worker = self._models.invoked(name)
@@ -53,7 +53,7 @@ class ContainerDialect:
     async def invoke(self, exchange: Exchange, name: str) -> None:
         """POST /models/{name}/invoke. The path alone says which model: X-Amzn-SageMaker-Target-Model is for the model to
         read, and for the log of whoever wants it there."""
-        exchange.take("container", refuse_as_mme)
+        exchange.claim("container", refuse_as_mme)
         await self._invoke(exchange, self._models.invoked(name))
 
     async def _invoke(self, exchange: Exchange, worker: Worker) -> None:
@@ -64,10 +64,10 @@ class ContainerDialect:
                 self._lmi.take(exchange, worker)
                 limit, setting = min(limits.json, limits.body), "limits.json"
             case Family.TENSOR:
-                exchange.take("v2", refuse_as_v2)
+                exchange.claim("v2", refuse_as_v2)
                 limit, setting = limits.body, "limits.body"
             case Family.PARTS:
-                exchange.take("container", refuse_as_mme)
+                exchange.claim("container", refuse_as_mme)
                 limit, setting = limits.body, "limits.body"
         worker.check_ready(room=not exchange.input_ended)  # a body that is here may tell other words
         body = await exchange.receive_body(limit, setting=setting)

@@ -12,7 +12,7 @@ from gateway.catalog.repository import Repository
 from gateway.catalog.target_model import model_name, model_url
 from gateway.config import Config, EndpointConfig, VariantConfig
 from gateway.config.load import ConfigError
-from gateway.dialects.model_choice import Models
+from gateway.dialects.model_choice import ModelChoice
 from gateway.errors import BadRequest, NotFound
 from gateway.workers.worker import Worker
 from protocols.aws import bidi
@@ -26,7 +26,7 @@ _ENDPOINT = re.compile(r"[a-zA-Z0-9](-*[a-zA-Z0-9])*")
 class Endpoints:
     """The configured endpoints; and every model as an endpoint by its own name, where none is configured so."""
 
-    def __init__(self, config: Config, models: Models, repository: Repository) -> None:
+    def __init__(self, config: Config, models: ModelChoice, repository: Repository) -> None:
         self._models, self._repository = models, repository
         self._default_variant = config.sagemaker.variant
         try:

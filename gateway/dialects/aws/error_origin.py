@@ -30,7 +30,7 @@ from gateway.errors import (
 )
 
 
-class Blame(enum.Enum):
+class ErrorOrigin(enum.Enum):
     """Each operation has its own names for these."""
 
     CALLER = enum.auto()
@@ -47,22 +47,22 @@ class Blame(enum.Enum):
     """A bug of ours."""
 
 
-def blame(error: GatewayError) -> Blame:
+def blame(error: GatewayError) -> ErrorOrigin:
     """Who is to blame for it."""
     match error:
         case ModelFailed() | ModelCrashed() | ModelOutOfMemory() | DeadlineExceeded():
-            return Blame.MODEL
+            return ErrorOrigin.MODEL
         case InsufficientStorage() | LoadFailed() | BadModel():
-            return Blame.MODEL
+            return ErrorOrigin.MODEL
         case BadRequest() | NotFound() | NoSuchPath() | MethodNotAllowed():
-            return Blame.CALLER
+            return ErrorOrigin.CALLER
         case TooLarge() | UnsupportedEncoding() | SlowUpload() | SlowReader():
-            return Blame.CALLER
+            return ErrorOrigin.CALLER
         case Forbidden():
-            return Blame.SIGNATURE
+            return ErrorOrigin.SIGNATURE
         case ModelNotReady():
-            return Blame.LOADING
+            return ErrorOrigin.LOADING
         case Overloaded() | Unavailable() | Drained() | WorkerLost():
-            return Blame.BUSY
+            return ErrorOrigin.BUSY
         case _:
-            return Blame.PLATFORM
+            return ErrorOrigin.PLATFORM

@@ -9,10 +9,10 @@ from typing import final
 from gateway.core.exchange import Exchange
 from gateway.dialects.aws.container import ContainerDialect
 from gateway.dialects.aws.endpoints import Endpoints
-from gateway.dialects.aws.error_origin import Blame, blame
+from gateway.dialects.aws.error_origin import ErrorOrigin, blame
 from gateway.dialects.aws.signatures import Signatures, refusal
 from gateway.dialects.call import single_fields
-from gateway.dialects.model_choice import Models
+from gateway.dialects.model_choice import ModelChoice
 from gateway.errors import BadRequest, Ending, Forbidden, GatewayError, ModelFailed, ModelNotReady
 from gateway.workers.worker import State
 from protocols.aws import bidi
@@ -28,7 +28,9 @@ _EVENT = 128
 class SageMakerDialect:
     """Serves boto3, the AWS CLI and whatever else calls SageMaker's runtime."""
 
-    def __init__(self, models: Models, endpoints: Endpoints, container: ContainerDialect, signatures: Signatures) -> None:
+    def __init__(
+        self, models: ModelChoice, endpoints: Endpoints, container: ContainerDialect, signatures: Signatures
+    ) -> None:
         self._endpoints, self._container, self._signatures = endpoints, container, signatures
         config = models.config.sagemaker
         self._body = config.body
@@ -46,7 +48,7 @@ class SageMakerDialect:
         await self._invoke(exchange, Operation.INVOKE_ENDPOINT_WITH_RESPONSE_STREAM, endpoint)
 
     async def _invoke(self, exchange: Exchange, operation: Operation, endpoint: str) -> None:
-        exchange.take("sagemaker", refuse)
+        exchange.claim("sagemaker", refuse)
         claim = self._signatures.claim(exchange)
         headers = single_fields(exchange)
         try:
@@ -72,10 +74,10 @@ class SageMakerDialect:
 
 
 _ERRORS = {
-    Blame.CALLER: ErrorType.VALIDATION_ERROR,
-    Blame.LOADING: ErrorType.MODEL_NOT_READY,
-    Blame.BUSY: ErrorType.SERVICE_UNAVAILABLE,
-    Blame.PLATFORM: ErrorType.INTERNAL_FAILURE,
+    ErrorOrigin.CALLER: ErrorType.VALIDATION_ERROR,
+    ErrorOrigin.LOADING: ErrorType.MODEL_NOT_READY,
+    ErrorOrigin.BUSY: ErrorType.SERVICE_UNAVAILABLE,
+    ErrorOrigin.PLATFORM: ErrorType.INTERNAL_FAILURE,
 }
 
 
@@ -84,7 +86,7 @@ def refuse(exchange: Exchange, error: GatewayError) -> None:
     whose = blame(error)
     if isinstance(error, Forbidden):
         _respond(exchange, *refusal(error), error.ending)
-    elif whose is Blame.MODEL:
+    elif whose is ErrorOrigin.MODEL:
         _model_error(exchange, error.status, error.message, error.ending)
     else:
         status, headers, body = sagemaker.error_response(_ERRORS[whose], error.message)
@@ -203,7 +205,7 @@ class _Streamed(_Wrapped):
         if not exchange.status:
             refuse(exchange, error)
             return
-        if blame(error) is Blame.MODEL:
+        if blame(error) is ErrorOrigin.MODEL:
             event = sagemaker.encode_model_stream_error(error.message, error.code)
         else:
             event = sagemaker.encode_internal_stream_failure(error.message)

@@ -55,4 +55,4 @@ class MMEDialect:
         exchange.respond(200, [_JSON], multi_model.unloaded_body(name))
 
     def _take(self, exchange: Exchange) -> None:
-        exchange.take("mme", refuse_as_mme)
+        exchange.claim("mme", refuse_as_mme)

@@ -11,7 +11,7 @@ from functools import partial
 from pathlib import Path
 from typing import final
 
-from gateway.codecs.threads import beside
+from gateway.codecs.threads import run_in_codec_thread
 from gateway.config import SigV4Config
 from gateway.config.load import ConfigError
 from gateway.core.exchange import Exchange
@@ -58,7 +58,7 @@ class Signatures:
         """Verifies a whole body against what `claim` gave."""
         if claim is None or claim.payload is not Payload.HASH:
             return
-        digest = _digest(body) if len(body) < _LONG else await beside(partial(_digest, body))
+        digest = _digest(body) if len(body) < _LONG else await run_in_codec_thread(partial(_digest, body))
         try:
             claim.verify_body(digest)
         except SigV4Error as e:

@@ -11,7 +11,7 @@ from gateway.config import LMIConfig
 from gateway.core.exchange import Exchange
 from gateway.dialects.answers import JSON, Wrapping, reply_headers
 from gateway.dialects.call import session_of, text_header
-from gateway.dialects.model_choice import Models
+from gateway.dialects.model_choice import ModelChoice
 from gateway.dialects.text.lmi_dynamic_batch import DynamicDialect
 from gateway.dialects.text.lmi_errors import kind_of, refuse_as_lmi, refuse_as_tgi
 from gateway.dialects.text.lmi_formatters import FormattedAnswer, document_of, formatter_of, read_input
@@ -35,13 +35,13 @@ _CHAT_FORMATTERS = ("json_chat", "jsonlines_chat")
 class LMIDialect:
     """Serves text generation as LMI does."""
 
-    def __init__(self, models: Models, calls: TextCalls, openai: OpenAIDialect) -> None:
+    def __init__(self, models: ModelChoice, calls: TextCalls, openai: OpenAIDialect) -> None:
         self._models, self._calls, self._openai = models, calls, openai
         self._dynamic = DynamicDialect(calls)
 
     async def predictions(self, exchange: Exchange, name: str) -> None:
         """POST /predictions/{name}."""
-        exchange.take("lmi", refuse_as_lmi)
+        exchange.claim("lmi", refuse_as_lmi)
         limits = self._models.config.limits
         worker = self._models.named(name, Family.TEXT, "lmi")
         exchange.model = worker.name
@@ -52,7 +52,7 @@ class LMIDialect:
 
     def take(self, exchange: Exchange, worker: Worker) -> None:
         """What goes wrong before the answer is said in the words of the model's form."""
-        exchange.take("lmi", refuse_as_tgi if self._calls.options(worker).tgi_compat else refuse_as_lmi)
+        exchange.claim("lmi", refuse_as_tgi if self._calls.options(worker).tgi_compat else refuse_as_lmi)
 
     async def generate(self, exchange: Exchange, worker: Worker, body: memoryview, wrapping: Wrapping | None = None) -> None:
         """Answers a request of the schema, whatever its route. `wrapping` takes the answer in place of the exchange,

@@ -36,7 +36,7 @@ async def read_input(exchange: Exchange, worker: Worker, body: memoryview) -> Te
 
     exchange.making(len(body))  # it is copied there
     try:
-        found = await worker.aside(read)
+        found = await worker.run_author_code(read)
     except BaseException as e:
         raised(exchange, worker, "input formatter", e)
     if not isinstance(found, TextInput):

@@ -62,7 +62,7 @@ class OpenAIDialect:
 
     async def chat_completions(self, exchange: Exchange) -> None:
         """POST /v1/chat/completions."""
-        exchange.take("openai", refuse)
+        exchange.claim("openai", refuse)
         document, size = await self._document(exchange)
         try:
             worker = self._worker(exchange, document)
@@ -73,7 +73,7 @@ class OpenAIDialect:
 
     async def completions(self, exchange: Exchange) -> None:
         """POST /v1/completions."""
-        exchange.take("openai", refuse)
+        exchange.claim("openai", refuse)
         document, size = await self._document(exchange)
         try:
             worker = self._worker(exchange, document)
@@ -97,13 +97,13 @@ class OpenAIDialect:
 
     async def models(self, exchange: Exchange) -> None:
         """GET /v1/models: those that can answer here."""
-        exchange.take("openai", refuse)
+        exchange.claim("openai", refuse)
         speakers = [w.name for w in self._models.workers.values() if convertible(w.spec.family, Family.TEXT)]
         exchange.respond(200, [JSON], openai.models_body([(name, self._since) for name in sorted(speakers)]))
 
     async def model(self, exchange: Exchange, name: str) -> None:
         """GET /v1/models/{name}."""
-        exchange.take("openai", refuse)
+        exchange.claim("openai", refuse)
         worker = self._models.named(name, Family.TEXT, "openai")
         exchange.respond(200, [JSON], openai.model_body(worker.name, created=self._since))
 

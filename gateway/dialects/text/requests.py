@@ -17,7 +17,7 @@ from gateway.config import LimitsConfig, LMIConfig
 from gateway.config.properties import text_options
 from gateway.core.exchange import Exchange
 from gateway.dialects.answers import reply_of
-from gateway.dialects.model_choice import Models
+from gateway.dialects.model_choice import ModelChoice
 from gateway.errors import GatewayError, ModelCrashed, ModelFailed
 from gateway.workers.worker import Worker
 from models.chat import ChatMessage, plain_template
@@ -41,7 +41,7 @@ _TABLES = {"auto": lmi.Table.VLLM, "disable": lmi.Table.VLLM} | {table.value: ta
 class TextCalls:
     """How text models are asked."""
 
-    def __init__(self, models: Models) -> None:
+    def __init__(self, models: ModelChoice) -> None:
         self.models = models
 
     def options(self, worker: Worker) -> LMIConfig:
@@ -107,7 +107,7 @@ async def chat_prompt(exchange: Exchange, worker: Worker, messages: Sequence[Cha
         if size <= LONG:
             prompt = template(messages)
         else:
-            prompt = await worker.aside(partial(template, messages))
+            prompt = await worker.run_author_code(partial(template, messages))
     except BaseException as e:
         raised(exchange, worker, "chat template", e)
     if not isinstance(prompt, str):
@@ -122,7 +122,7 @@ async def count_tokens(exchange: Exchange, worker: Worker, text: str) -> int | N
     if count is None:
         return None
     try:
-        return _number_of(await worker.aside(partial(count, text)))
+        return _number_of(await worker.run_author_code(partial(count, text)))
     except BaseException as e:
         raised(exchange, worker, "count_tokens", e)
 

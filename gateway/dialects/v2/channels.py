@@ -10,7 +10,7 @@ from typing import Any, Protocol, final
 import trio
 
 from gateway.codecs.tensors import check_response, outputs_of, request_of
-from gateway.codecs.threads import beside
+from gateway.codecs.threads import run_in_codec_thread
 from gateway.core.exchange import Exchange
 from gateway.dialects.answers import reply_headers, reply_of
 from gateway.dialects.v2.requests import V2Calls, error_of, refuse
@@ -133,7 +133,7 @@ async def replied(
     text, *data = reply.buffers
     if any(type(piece) is memoryview and not piece.readonly for piece in data):
         if sum(map(len, data)) > _LONG:
-            data = await beside(partial(_fixed, data))
+            data = await run_in_codec_thread(partial(_fixed, data))
         else:
             data = _fixed(data)
     return [text, *data]

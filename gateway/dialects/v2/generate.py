@@ -127,7 +127,7 @@ async def _event(exchange: Exchange, worker: Worker, request: v2.V2Request, resp
 
 async def _rendered(exchange: Exchange, worker: Worker, request: v2.V2Request, response: InferResponse) -> bytes:
     outputs, _ = outputs_of(response)
-    spec, infer = worker.spec, worker.kept
+    spec, infer = worker.spec, worker.tensor_codec
     assert isinstance(infer, v2.InferCodec)  # it has read the request
     v2.check_outputs(outputs, infer.signature, request)
     parameters = dict(response.parameters)

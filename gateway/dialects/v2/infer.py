@@ -65,7 +65,7 @@ class InferDialect:
         """Answers the inference request in `body`, whatever its route. `wrapping` takes the answer in place of the
         exchange, and then says the errors too; `form` changes the head of a reply."""
         calls = self._calls
-        infer: v2.InferCodec = worker.kept or calls.codec_of(worker)
+        infer: v2.InferCodec = worker.tensor_codec or calls.codec_of(worker)
         arrived = perf_counter_ns()
         try:
             if len(body) <= SHORT:

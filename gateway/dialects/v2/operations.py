@@ -337,7 +337,7 @@ class OpenAPIDialect:
 
     async def openapi(self, exchange: Exchange) -> None:
         """GET /v2/openapi.json; made when it is first asked for."""
-        exchange.take("v2", refuse)
+        exchange.claim("v2", refuse)
         if not self._written:
             self._written = msgspec.json.encode(document(self._version))
         exchange.respond(200, [JSON], self._written)

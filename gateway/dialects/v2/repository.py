@@ -36,7 +36,7 @@ class V2ControlDialect:
 
     async def all_statistics(self, exchange: Exchange) -> None:
         """GET /v2/models/stats."""
-        exchange.take("v2", refuse)
+        exchange.claim("v2", refuse)
         workers = sorted(self._calls.models.workers.items())
         self._tell(exchange, *(worker for _, worker in workers))
 
@@ -58,7 +58,7 @@ class V2ControlDialect:
 
     async def models(self, exchange: Exchange) -> None:
         """GET /v2/models, KServe's list."""
-        exchange.take("v2", refuse)
+        exchange.claim("v2", refuse)
         _reply(exchange, bodies.ModelList(models=tuple(sorted(self._calls.models.workers))))
 
     async def index(self, exchange: Exchange, repository: str = "") -> None:
@@ -85,7 +85,7 @@ class V2ControlDialect:
         _reply(exchange, bodies.UnloadReply(name=name))
 
     def _check_allowed(self, exchange: Exchange, name: str = "") -> None:
-        exchange.take("v2", refuse)
+        exchange.claim("v2", refuse)
         exchange.model = name
         if not self._allowed:
             what = "loads and unloads no models for its clients" if name else "does not change its log for its clients"
@@ -95,7 +95,7 @@ class V2ControlDialect:
 
     async def log_settings(self, exchange: Exchange) -> None:
         """GET /v2/logging."""
-        exchange.take("v2", refuse)
+        exchange.claim("v2", refuse)
         _reply(exchange, _log_settings())
 
     async def change_log(self, exchange: Exchange) -> None:
@@ -112,22 +112,22 @@ class V2ControlDialect:
 
     async def regions(self, exchange: Exchange, region: str = "") -> None:
         """GET /v2/{system,cuda}sharedmemory[/region/{region}]/status: none is registered."""
-        exchange.take("v2", refuse)
+        exchange.claim("v2", refuse)
         no_regions: list[bodies.SharedMemoryRegion] = []
         _reply(exchange, no_regions)
 
     async def register(self, exchange: Exchange, region: str) -> None:
         """POST /v2/{system,cuda}sharedmemory/region/{region}/register."""
-        exchange.take("v2", refuse)
+        exchange.claim("v2", refuse)
         raise BadRequest("this server has no shared memory with its clients: send tensors in the body")
 
     async def unregister(self, exchange: Exchange, region: str = "") -> None:
         """POST /v2/{system,cuda}sharedmemory[/region/{region}]/unregister: it is not registered now."""
-        exchange.take("v2", refuse)
+        exchange.claim("v2", refuse)
         _reply(exchange, bodies.Done())
 
     async def _body(self, exchange: Exchange, kind: type[Wanted], what: str) -> Wanted:
-        exchange.take("v2", refuse)
+        exchange.claim("v2", refuse)
         body = await exchange.receive_body(_LARGEST, setting="64 KiB, fixed")
         try:
             return bodies.decode(body, kind, what)

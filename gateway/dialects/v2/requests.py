@@ -12,11 +12,11 @@ import numpy as np
 import trio
 
 from gateway.codecs.tensors import SHORT, outputs_of, signature_of
-from gateway.codecs.threads import LONG, beside, codec
+from gateway.codecs.threads import LONG, codec, run_in_codec_thread
 from gateway.core.exchange import Exchange
 from gateway.dialects.answers import JSON as JSON
 from gateway.dialects.answers import refusal_headers
-from gateway.dialects.model_choice import Models
+from gateway.dialects.model_choice import ModelChoice
 from gateway.errors import BadRequest, GatewayError, ModelFailed, NotFound
 from gateway.workers.worker import Slot, State, Worker
 from models.adapt import AT_ONCE
@@ -35,7 +35,7 @@ _LOOKED_AT = (b'"BYTES"', b'"BOOL"', b"\\")  # an escape may hide either
 class V2Calls:
     """Finds models and reads and writes their inference requests and replies."""
 
-    def __init__(self, models: Models) -> None:
+    def __init__(self, models: ModelChoice) -> None:
         self.models, self._workers = models, models.workers
         limits = models.config.limits
         self.body = limits.body
@@ -50,7 +50,7 @@ class V2Calls:
     def worker(self, exchange: Exchange, name: str, version: str, *, infers: bool = False) -> Worker:
         """The model of a route, whatever its family; the exchange is v2's from here on. NotFound. One that `infers` is ready
         to be called as well: BadRequest for one of another family than tensors, Unavailable."""
-        exchange.take("v2", refuse)
+        exchange.claim("v2", refuse)
         worker = self._workers.get(name)
         if worker is None:
             raise NotFound(
@@ -81,9 +81,11 @@ class V2Calls:
 
     def codec_of(self, worker: Worker) -> v2.InferCodec:
         """The codec of a model's calls."""
-        infer: v2.InferCodec | None = worker.kept
+        infer: v2.InferCodec | None = worker.tensor_codec
         if infer is None:
-            infer = worker.kept = v2.InferCodec(signature_of(worker.spec), version=worker.spec.version, limits=self.bounds)
+            infer = worker.tensor_codec = v2.InferCodec(
+                signature_of(worker.spec), version=worker.spec.version, limits=self.bounds
+            )
         return infer
 
     async def read_long(
@@ -112,7 +114,7 @@ class V2Calls:
             return await codec(size, parse)
         exchange.making(OBJECT * min(strings, self.bounds.elements) + len(text))
         try:
-            request = await (beside(parse) if strings > AT_ONCE else codec(size, parse))
+            request = await (run_in_codec_thread(parse) if strings > AT_ONCE else codec(size, parse))
         except BaseException:
             exchange.making(0)
             raise

@@ -8,7 +8,7 @@ import msgspec
 import trio
 
 from gateway.codecs.tensors import SHORT, request_of
-from gateway.codecs.threads import beside, codec
+from gateway.codecs.threads import codec, run_in_codec_thread
 from gateway.core.exchange import Exchange
 from gateway.dialects.answers import reply_headers
 from gateway.dialects.call import session_of
@@ -83,7 +83,7 @@ class Pieces:
         await exchange.turn()
         try:
             while True:
-                piece = reader.next_piece() if reader.work <= SHORT else await beside(reader.next_piece)
+                piece = reader.next_piece() if reader.work <= SHORT else await run_in_codec_thread(reader.next_piece)
                 if isinstance(piece, V2Piece):
                     self.exhausted = piece.last
                     return self._message(piece)

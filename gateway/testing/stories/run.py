@@ -16,7 +16,7 @@ from gateway.core.connection import Connection
 from gateway.core.exchange import Exchange
 from gateway.errors import Ending
 from gateway.gateway import Gateway
-from gateway.net.readiness import Hub
+from gateway.net.readiness import Poller
 from gateway.net.transport import MemoryTransport, memory_pair
 from gateway.testing.invariants import broken_ledgers, left_over
 from gateway.testing.log_capture import brief, errors_logged
@@ -65,7 +65,7 @@ class Outcome:
     """The trace itself, or its end."""
 
 
-def run_seed(seed: int, *, keep: int | None = 40, hub: bool = Hub.available) -> Outcome:
+def run_seed(seed: int, *, keep: int | None = 40, hub: bool = Poller.available) -> Outcome:
     """Plays what the seed says. `keep` is how many lines of the trace are kept, None: all."""
     return run_plan(plan(seed, hub=hub), keep=keep)
 
@@ -117,7 +117,7 @@ class Simulation(trio.abc.Instrument):
         self.cast = Cast(chosen, self.report, self.tell)
         self.gateway = Gateway(chosen.config, self.cast.specs(), wall_clock=lambda: self._now)
         self._edges = MemoryEdges() if chosen.hub else None
-        self.gateway.hub = Hub(self._edges) if self._edges is not None else None
+        self.gateway.hub = Poller(self._edges) if self._edges is not None else None
         self._order()
         self._lines_of: dict[str, Line] = {}
         self._ends: dict[Line, MemoryTransport] = {}
