@@ -1,9 +1,14 @@
-"""Settings of the whole suite: which driver and which lane the gateway's promises are tested with, that no example of
-hypothesis is late, and that Ctrl-C reaches the programs that tests start."""
+"""Settings of the whole suite: what of it runs by default, in how many processes, which driver and which lane the gateway's
+promises are tested with, that no example of hypothesis is late, and that Ctrl-C reaches the programs that tests start."""
 
 from __future__ import annotations
 
+import gc
+import os
 import signal
+import sys
+from collections.abc import Generator
+from typing import Any
 
 import pytest
 from hypothesis import HealthCheck, settings
@@ -17,15 +22,100 @@ settings.load_profile("any machine")
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:  # as a shell's background jobs have it, and whatever they start
     signal.signal(signal.SIGINT, signal.default_int_handler)
 
+LEFT_OUT = ("pages", "programs", "sweep", "soak")
+"""Markers of what `pytest` leaves out by itself, unless it is marked `by_default` too. pyproject.toml says what each means."""
+STARTS_PROCESSES = ("pages", "programs")
+"""Markers of the tests that may start a process."""
+MOST_WORKERS = 8
+"""Processes that tests run in by themselves: each imports and collects everything, and beyond so many that is what they do."""
+
 
 def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--driver", choices=ways.DRIVERS, default=ways.driver, help="who tells connections what is ready")
     parser.addoption("--lane", choices=ways.LANES, default=ways.lane, help="how HTTP/2 and WebSocket machines work")
+    parser.addoption(
+        "--all", action="store_const", const="all", dest="part", help=f"run the tests marked {', '.join(LEFT_OUT)} as well"
+    )
+    parser.addoption("--rest", action="store_const", const="rest", dest="part", help="run what is left out without --all")
 
 
 def pytest_configure(config: pytest.Config) -> None:
     ways.take(config.getoption("--driver"), config.getoption("--lane"))
+    if config.option.part is None:  # workers are told what was decided here
+        options = config.option
+        named = config.args_source is config.ArgsSource.ARGS or options.keyword or options.markexpr
+        options.part = "all" if named else "default"
 
 
-def pytest_report_header(config: pytest.Config) -> str:
-    return f"gateway: driver {ways.driver}, lane {ways.lane}"
+def pytest_report_header(config: pytest.Config) -> list[str]:
+    lines = [f"gateway: driver {ways.driver}, lane {ways.lane}"]
+    if config.option.part == "default":
+        lines.append(f"left out: the tests marked {', '.join(LEFT_OUT)}; all of them: pytest --all")
+    return lines
+
+
+def left_out(item: pytest.Item) -> bool:
+    """Whether it runs only where somebody asks for it."""
+    return any(item.get_closest_marker(name) for name in LEFT_OUT) and not item.get_closest_marker("by_default")
+
+
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    if config.option.part == "all":
+        return
+    rest = config.option.part == "rest"
+    config.hook.pytest_deselected(items=[item for item in items if left_out(item) is not rest])
+    items[:] = [item for item in items if left_out(item) is rest]
+
+
+def pytest_collection(session: pytest.Session) -> None:
+    gc.disable()  # what is collected stays, and so there is no garbage to be found in it
+
+
+def pytest_collection_finish(session: pytest.Session) -> None:
+    gc.freeze()  # twenty thousand tests are here now: tests that ask the collector need not wait until it has seen each
+    gc.enable()
+
+
+# -- processes -----------------------------------------------------------------------------------------------------
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_xdist_auto_num_workers(config: pytest.Config) -> Generator[None, int, int]:
+    workers = yield
+    one_by_one = config.args_source is config.ArgsSource.ARGS and all("::" in named for named in config.args)
+    if one_by_one or config.option.capture == "no":  # somebody looks into a few tests, and workers have no terminal
+        return 0
+    usable = len(os.sched_getaffinity(0)) if sys.platform == "linux" else workers
+    return min(workers, usable, MOST_WORKERS)
+
+
+_STARTING = {
+    "subprocess.Popen",
+    "os.fork",
+    "os.forkpty",
+    "os.posix_spawn",
+    "os.system",
+    "os.spawn",
+    "os.startfile",
+    "pty.spawn",
+}
+_running: pytest.Item | None = None
+
+
+def _audit(event: str, arguments: tuple[Any, ...]) -> None:
+    """Fails the test that starts a process and does not say so: it would run by default."""
+    if event in _STARTING and _running is not None and not any(map(_running.get_closest_marker, STARTS_PROCESSES)):
+        pytest.fail(f"{_running.nodeid} starts a process ({event}) and is marked neither {' nor '.join(STARTS_PROCESSES)}")
+
+
+sys.addaudithook(_audit)
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_protocol(item: pytest.Item) -> Generator[None, object, object]:
+    global _running
+    _running = item
+    try:
+        return (yield)
+    finally:
+        _running = None

@@ -5,6 +5,8 @@ import importlib
 import pkgutil
 import subprocess
 import sys
+from collections.abc import Set
+from functools import cache
 from pathlib import Path
 
 import pytest
@@ -44,18 +46,24 @@ FORBIDDEN_STDLIB = {
 FILES = sorted(p for package in PACKAGES for p in (ROOT / package).rglob("*.py"))
 
 
-def imported(path: Path) -> set[str]:
+@cache
+def parsed(path: Path) -> ast.Module:
+    return ast.parse(path.read_text())
+
+
+@cache
+def imported(path: Path) -> frozenset[str]:
     names: set[str] = set()
-    for node in ast.walk(ast.parse(path.read_text())):
+    for node in ast.walk(parsed(path)):
         if isinstance(node, ast.Import):
             names |= {alias.name for alias in node.names}
         elif isinstance(node, ast.ImportFrom):
             assert node.level == 0, f"{path}: relative import"
             names.add(node.module or "")
-    return names
+    return frozenset(names)
 
 
-def violations(package: str, names: set[str]) -> list[str]:
+def violations(package: str, names: Set[str]) -> list[str]:
     roots = {name.partition(".")[0] for name in names} - {package}
     return sorted(
         root
@@ -239,7 +247,7 @@ def test_opentelemetry_is_only_known_where_spans_are_made() -> None:
     """And there by its API alone; its SDK is for the standalone server. Others import nothing of it before they trace."""
 
     def used(path: Path, name: str) -> bool:
-        for node in ast.parse(path.read_text()).body:  # not under TYPE_CHECKING, nor in a function
+        for node in parsed(path).body:  # not under TYPE_CHECKING, nor in a function
             modules = [node.module or ""] if isinstance(node, ast.ImportFrom) else []
             modules += [alias.name for alias in node.names] if isinstance(node, ast.Import) else []
             if any(module.startswith(name) for module in modules):
@@ -257,7 +265,7 @@ def test_threads_are_called_where_what_they_raise_is_let_go_of() -> None:
     for name, allowed in callers.items():
         found = set()
         for path in FILES:
-            for node in ast.walk(ast.parse(path.read_text())):
+            for node in ast.walk(parsed(path)):
                 whose = ast.unparse(node.value).rpartition(".")[2] if isinstance(node, ast.Attribute) else ""
                 if isinstance(node, ast.Attribute) and node.attr == name and whose in ("to_thread", "lowlevel"):
                     found.add(str(path.relative_to(ROOT)))
@@ -315,7 +323,7 @@ def kept_and_raised(tree: ast.AST) -> list[tuple[int, str]]:
 
 @pytest.mark.parametrize("path", FILES, ids=lambda p: str(p.relative_to(ROOT)))
 def test_no_exception_is_raised_that_something_goes_on_to_know(path: Path) -> None:
-    assert kept_and_raised(ast.parse(path.read_text())) == []
+    assert kept_and_raised(parsed(path)) == []
 
 
 @pytest.mark.parametrize(

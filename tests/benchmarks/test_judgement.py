@@ -121,6 +121,7 @@ def test_a_name_that_is_none_is_answered_with_those_there_are(command: str, know
     assert known in asked.output
 
 
+@pytest.mark.programs
 def test_a_server_that_does_not_come_up_fails_with_its_log() -> None:
     broken = Program(name="broken", what="", arguments=("benchmarks.floors.no_such_floor", "{port}"))
     with pytest.raises(ServerError, match=r"broken ended with status 1(.|\n)*no_such_floor"), started(broken):

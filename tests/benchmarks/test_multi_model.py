@@ -11,6 +11,7 @@ PLAN = Plan(models=24, fit=10, size=1024 * KiB, workers=8, calls=400, warm_up=20
 TIGHT = Plan(models=24, fit=3, size=256 * KiB, workers=8, calls=200, warm_up=100)
 
 
+@pytest.mark.programs
 @pytest.mark.parametrize(("side", "plan"), [("container", PLAN), ("platform", PLAN), ("container", TIGHT)])
 def test_models_come_and_go_under_concurrent_calls(tmp_path: Path, side: str, plan: Plan) -> None:
     make_models(tmp_path, plan)

@@ -22,6 +22,7 @@ def test_unit_costs_are_printed_and_written(tmp_path: Path) -> None:
     assert unit["microseconds"]["TextEncoder"] > 0
 
 
+@pytest.mark.programs
 def test_a_server_and_its_floor_are_measured_side_by_side() -> None:
     workload = WORKLOADS["tokens-64"]
     ours, floor = compare(workload, seconds=0.3, rounds=1, programs=(servers.EVERYWIRE, servers.HTTP1))
@@ -30,6 +31,7 @@ def test_a_server_and_its_floor_are_measured_side_by_side() -> None:
     assert ours.ratio is not None
 
 
+@pytest.mark.programs
 @pytest.mark.parametrize("load", ["resets", "pipelined", "messages"])
 def test_what_a_client_waits_beside_another_is_measured(load: str) -> None:
     kept, fresh = neighbours.measure(load, seconds=0.3)

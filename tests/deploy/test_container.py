@@ -49,6 +49,7 @@ def test_signals_reach_the_gateway_and_not_a_shell() -> None:
     assert not IMAGE.all("SHELL")
 
 
+@pytest.mark.programs
 def test_it_listens_where_the_platforms_call_and_ends_before_it_is_killed() -> None:
     assert any(f"mkdir -p {MODEL_FOLDER} " in rest for rest in IMAGE.all("RUN"))
     assert not IMAGE.all("ENV"), "what is set here would override a file of the operator"
@@ -74,6 +75,7 @@ def test_the_build_sees_what_the_wheel_is_made_of() -> None:
     assert "deploy" not in target["packages"]
 
 
+@pytest.mark.programs
 def test_a_container_of_sagemaker_answers_and_finishes_what_it_has_begun(tmp_path: Path) -> None:
     folder, work, go = tmp_path / "model", tmp_path / "work", tmp_path / "go"
     folder.mkdir()
@@ -111,6 +113,7 @@ def test_a_container_of_sagemaker_answers_and_finishes_what_it_has_begun(tmp_pat
         assert container.ended() == 0
 
 
+@pytest.mark.programs
 def test_without_a_model_it_says_so_and_ends(tmp_path: Path) -> None:
     environ = {f"EVERYWIRE_REPOSITORY__{key}": str(tmp_path) for key in ("ROOTS", "MODEL")}
     with Container(IMAGE.command(["serve"]), tmp_path, environ, port=0) as container:

@@ -101,6 +101,7 @@ def grace() -> int:
     return int(manifest("inference-service")["spec"]["predictor"]["terminationGracePeriodSeconds"])
 
 
+@pytest.mark.programs
 def test_a_pod_has_drained_before_it_is_killed() -> None:
     assert sum(times().values()) < grace()
 
@@ -110,6 +111,7 @@ def test_a_model_may_take_as_long_to_load_as_the_gateway_lets_it() -> None:
     assert probe["periodSeconds"] * probe["failureThreshold"] > LOAD_TIMEOUT
 
 
+@pytest.mark.pages
 def test_the_page_has_the_times_of_the_manifests() -> None:
     page = (ROOT / PAGE).read_text(encoding="utf-8")
     rows = dict(re.findall(r"^\| `([\w.]+)` \| ([^|]*) \|", page, re.MULTILINE))
@@ -128,11 +130,13 @@ def command(*, on: str) -> list[str]:
     return [arg.replace("/mnt/models", on) for arg in Image(DEPLOY / "Dockerfile").command(container()["args"])]
 
 
+@pytest.mark.programs
 def test_the_model_is_where_kserve_puts_it() -> None:
     repository = in_force(command(on="/mnt/models"), environ())["repository"]
     assert (repository["model"], repository["roots"], repository["model_name"]) == ("/mnt/models", ["/mnt/models"], NAME)
 
 
+@pytest.mark.programs
 def test_a_service_allows_code_as_the_page_says() -> None:
     (said,) = [yaml.safe_load(block.text) for block in blocks(PAGE) if block.text.lstrip().startswith("args:")]
     service = manifest("inference-service")
@@ -141,6 +145,7 @@ def test_a_service_allows_code_as_the_page_says() -> None:
     assert in_force([*command(on="/mnt/models"), *said["args"]], environ())["repository"]["code"] == ["/mnt/models"]
 
 
+@pytest.mark.programs
 def test_the_port_that_is_probed_is_the_one_that_is_served() -> None:
     listen = in_force(command(on="/mnt/models"), environ())["listen"]
     assert (listen["host"], listen["port"]) == ("0.0.0.0", 8080)
@@ -148,6 +153,7 @@ def test_the_port_that_is_probed_is_the_one_that_is_served() -> None:
     assert probed == [port["containerPort"] for port in container()["ports"]] * 3 == [8080] * 3
 
 
+@pytest.mark.programs
 def test_a_pod_of_kserve_answers_by_the_services_name(tmp_path: Path) -> None:
     folder, work = tmp_path / NAME, tmp_path / "work"
     folder.mkdir()

@@ -110,6 +110,7 @@ def periods() -> int:
     return int(container()["startupProbe"]["failureThreshold"]) + 1
 
 
+@pytest.mark.programs
 @pytest.mark.parametrize(
     ("code", "event", "why"),
     [(BROKEN, "model given up", "was given up"), (SLOW, "reading weights", "is loading")],
@@ -132,6 +133,7 @@ def test_a_model_that_does_not_load_is_never_rolled_out(tmp_path: Path, code: st
         assert sums(old.process) == {"OUTPUT0": [6, 9], "OUTPUT1": [4, 5]}
 
 
+@pytest.mark.programs
 def test_one_that_loads_takes_the_place_of_the_old_one(tmp_path: Path) -> None:
     with ExitStack() as stack:
         old = stack.enter_context(pod(tmp_path / "old", GOOD))

@@ -63,6 +63,7 @@ def test_it_may_have_as_many_clients_as_the_gateway_takes() -> None:
     assert int(SOCKET["Backlog"]) == Config().listen.backlog
 
 
+@pytest.mark.programs
 def test_systemd_takes_the_units(tmp_path: Path) -> None:
     tool = shutil.which("systemd-analyze")
     if tool is None:

@@ -18,6 +18,7 @@ def reader(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Reader]:
         yield reader
 
 
+@pytest.mark.pages
 @pytest.mark.parametrize("section", SECTIONS)
 def test_the_section_works_as_it_is_written(section: str, reader: Reader) -> None:
     followed = [block for block in PAGE if block.section == section]

@@ -245,12 +245,14 @@ def test_a_command_goes_on_where_a_quote_is_open() -> None:
     assert list(commands(session)) == [("echo 'one\ntwo'", "one\ntwo\n"), ("echo \\\n  three", "three\n")]
 
 
+@pytest.mark.pages
 @pytest.mark.parametrize("session", ["$ echo one\ntwo\n", "$ echo one\n", "$ false\n", "$ printf 'a\\nb'\na ... c\n"])
 def test_a_reader_complains_of_output_that_is_not_the_pages(session: str, tmp_path: Path) -> None:
     with Reader(tmp_path) as reader, pytest.raises(AssertionError, match="line 1"):
         reader.follow(console(session))
 
 
+@pytest.mark.pages
 def test_a_reader_takes_what_the_page_says(tmp_path: Path) -> None:
     with Reader(tmp_path) as reader:
         reader.follow(console("$ echo one two three\none ... three\n$ true\n$ echo localhost:8080\nlocalhost:8080\n"))

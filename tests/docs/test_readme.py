@@ -26,6 +26,7 @@ def test_the_programs_are_short(file: str, at_most: int) -> None:
     assert 0 < len(code_lines(FILES[file])) <= at_most
 
 
+@pytest.mark.pages
 def test_the_model_is_served_and_embedded_as_it_is_written(tmp_path: Path) -> None:
     skip_or_fail(lacking(PAGE))
     with Reader(tmp_path) as reader:

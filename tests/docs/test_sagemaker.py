@@ -9,6 +9,7 @@ from tests.docs.pages import Reader, blocks, lacking, skip_or_fail
 PAGE = blocks("docs/howto/sagemaker.md")
 
 
+@pytest.mark.pages
 @pytest.mark.parametrize("section", dict.fromkeys(block.section for block in PAGE))
 def test_the_task_is_done_as_it_is_written(section: str, tmp_path: Path) -> None:
     followed = [block for block in PAGE if block.section == section]

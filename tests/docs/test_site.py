@@ -84,10 +84,12 @@ def is_elsewhere(address: str) -> bool:
     return re.match(r"(?!data:)(?:[\w+.-]+:|//)", address) is not None
 
 
+@pytest.mark.pages
 def test_the_site_is_built_and_begins_with_the_index(site: Path) -> None:
     assert "Your first model" in (site / "index.html").read_text(encoding="utf-8")
 
 
+@pytest.mark.pages
 def test_nothing_is_fetched_from_another_host(site: Path) -> None:
     files = [*site.rglob("*.html"), *site.rglob("*.css"), *site.rglob("*.svg")]
     assert len(files) > 40
@@ -97,6 +99,7 @@ def test_nothing_is_fetched_from_another_host(site: Path) -> None:
         assert not re.search(r"(?:import|fetch|importScripts|src\s*=)\s*\(?\s*['\"](?:https?:)?//", text), script
 
 
+@pytest.mark.pages
 def test_every_page_is_in_the_navigation_of_every_page(site: Path) -> None:
     pages = sorted(p.relative_to(ROOT / "docs").with_suffix(".html") for p in (ROOT / "docs").rglob("*.md"))
     assert len(pages) > 30
@@ -105,6 +108,7 @@ def test_every_page_is_in_the_navigation_of_every_page(site: Path) -> None:
     assert [str(page) for page in pages if page.name != "README.html" and f'href="{page}"' not in navigation] == []
 
 
+@pytest.mark.pages
 def test_the_reference_has_every_module_that_it_lists(site: Path) -> None:
     for page in (ROOT / "docs" / "reference").glob("api-*.md"):
         built = (site / "reference" / page.name).with_suffix(".html").read_text(encoding="utf-8")

@@ -13,9 +13,9 @@ import tempfile
 import time
 import warnings
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field, replace
-from itertools import product
+from itertools import count, product
 from typing import Any, final
 
 import outcome
@@ -792,22 +792,20 @@ def sweep(
     seed: int,
     *,
     driver: str,
-    start: int = 1,
-    stride: int = 1,
+    steps: Iterable[int] | None = None,
     every_task: bool = False,
     most: int = 5,
 ) -> Swept:
-    """Interrupts the scenario at the steps start, start + stride ... until it ends before that step, or until there are
+    """Interrupts the scenario at these steps, or at every one, until it ends before the next of them, or until there are
     `most` failures. Steps are those of the victim's connection, or of every task."""
-    swept, step = Swept(), start
-    while len(swept.failures) < most:
+    swept = Swept()
+    for step in steps or count(1):
         result = run_once(scenario, target, seed, step, driver=driver, every_task=every_task)
         swept.runs += 1
         if result.problems:
             swept.failures.append((step, result.problems))
-        if not result.fired:
+        if not result.fired or len(swept.failures) == most:
             break
-        step += stride
     return swept
 
 
@@ -843,7 +841,9 @@ def _command() -> int:
                 result = run_once(scenario, target, seed, options.step, driver=driver, every_task=options.every_task)
                 swept = Swept(1, [(options.step, result.problems)] if result.problems else [])
             else:
-                swept = sweep(scenario, target, seed, driver=driver, stride=options.stride, every_task=options.every_task)
+                swept = sweep(
+                    scenario, target, seed, driver=driver, steps=count(1, options.stride), every_task=options.every_task
+                )
             runs += swept.runs
             failed += len(swept.failures)
             for step, problems in swept.failures:

@@ -579,6 +579,7 @@ async def listening(config: Config, *specs: Any) -> AsyncIterator[Gateway]:
             nursery.cancel_scope.cancel()
 
 
+@pytest.mark.programs
 @pytest.mark.parametrize(("out", "status"), [("nowhere/out", 2), ("out", 0)])
 async def test_a_file_that_cannot_be_written_is_named(out: str, status: int, tmp_path: Path) -> None:
     async with listening(Config(listen=ListenConfig(port=0)), spec_of(words, "words")) as gateway:
@@ -600,6 +601,7 @@ async def test_a_file_that_cannot_be_written_is_named(out: str, status: int, tmp
     assert done.stderr.decode() == (f"Error: {tmp_path / out}: No such file or directory\n" if status else "")
 
 
+@pytest.mark.programs
 async def test_who_prints_to_nobody_leaves(tmp_path: Path) -> None:
     hot = spec_of(endless_words, "hot")
     async with listening(Config(listen=ListenConfig(port=0)), hot) as gateway:
@@ -668,6 +670,7 @@ def test_a_certificate_that_cannot_be_shown_is_one_line(tmp_path: Path) -> None:
         assert message in caught.value.format_message()
 
 
+@pytest.mark.programs
 @pytest.mark.parametrize("wire", ["lmi", "bidi", "websocket"])
 async def test_ctrl_c_cancels_the_model(wire: str) -> None:
     over = trio.Event()

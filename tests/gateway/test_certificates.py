@@ -155,6 +155,7 @@ def test_a_write_that_fails_leaves_the_old_file_and_no_other(tmp_path: Path, mon
     assert contents(tmp_path) == before
 
 
+@pytest.mark.programs
 def test_two_processes_at_once_end_with_the_same_certificate(tmp_path: Path) -> None:
     program = (
         "import sys; from datetime import datetime, UTC; from pathlib import Path; from gateway.net.development_certificate import ensure\n"

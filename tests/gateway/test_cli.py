@@ -339,6 +339,7 @@ def test_config_shows_what_was_changed_alone_and_masks_secrets() -> None:
     assert "--show-secrets is for a terminal alone" in kept.output
 
 
+@pytest.mark.programs
 def test_secrets_are_shown_on_a_terminal_alone(tmp_path: Path) -> None:
     ours, theirs = os.openpty()
     environ = {"EVERYWIRE_MODELS__m__OPTIONS__api_key": "sk-1", "EVERYWIRE_MODELS__m__FACTORY": "a:b"}
@@ -672,6 +673,7 @@ def test_a_shadow_stops_the_start(served: Served, tmp_path: Path, command: list[
 # ---- as a process ----
 
 
+@pytest.mark.programs
 def test_a_folder_that_python_would_import_in_place_of_ours_is_named_without_a_traceback(tmp_path: Path) -> None:
     (tmp_path / "models").mkdir()
     (tmp_path / "models" / "__init__.py").write_text("raise RuntimeError('mine')")

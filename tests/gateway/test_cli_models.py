@@ -132,6 +132,7 @@ def held(server: Server) -> Iterator[None]:
         yield
 
 
+@pytest.mark.programs
 def test_models_are_listed_for_people_and_for_programs(running: Server) -> None:
     shown = run("list", "--url", running.url)
     assert shown.exit_code == 0
@@ -142,6 +143,7 @@ def test_models_are_listed_for_people_and_for_programs(running: Server) -> None:
     assert [model["name"] for model in lines(run("list", "weights", "--url", running.url, "--json"))] == ["weights"]
 
 
+@pytest.mark.programs
 def test_models_are_unloaded_loaded_and_reloaded(running: Server) -> None:
     for command, said in (("unload", "unloaded"), ("load", "ready"), ("reload", "ready")):
         result = run(command, "weights", "--url", running.url)
@@ -149,6 +151,7 @@ def test_models_are_unloaded_loaded_and_reloaded(running: Server) -> None:
     assert lines(run("reload", "weights", "--patience", "0.5", "--json", "--url", running.url))[0]["state"] == "ready"
 
 
+@pytest.mark.programs
 def test_what_fails_is_said_on_stderr_and_the_others_are_done(running: Server) -> None:
     (running.folder / "broken").touch()
     try:
@@ -162,6 +165,7 @@ def test_what_fails_is_said_on_stderr_and_the_others_are_done(running: Server) -
     assert second == "Error: no model 'none' is in service"
 
 
+@pytest.mark.programs
 def test_live_streams_say_what_they_wait_for(running: Server) -> None:
     with held(running):
         (stream,) = lines(run("live", "--json", "--url", running.url))
@@ -170,6 +174,7 @@ def test_live_streams_say_what_they_wait_for(running: Server) -> None:
         assert (head.split()[:2], row.split()[1:5]) == (["ID", "MODEL"], ["hold", "http/1.1", "lmi", "model"])
 
 
+@pytest.mark.programs
 @pytest.mark.parametrize("token", ["", "not-the-token-at-all"])
 def test_without_the_token_it_is_refused(running: Server, token: str) -> None:
     result = run("list", "--url", running.url, token=token)
@@ -177,6 +182,7 @@ def test_without_the_token_it_is_refused(running: Server, token: str) -> None:
     assert "send `Authorization: Bearer TOKEN`" in result.stderr
 
 
+@pytest.mark.programs
 def test_the_token_may_come_from_a_file(running: Server, tmp_path: Path) -> None:
     (tmp_path / "tokens").write_text(f"# ours\n\n{TOKEN}\nanother-that-is-not-used\n")
     assert run("list", "--url", running.url, "--token-file", "tokens", token="").exit_code == 0
@@ -224,6 +230,7 @@ def test_a_command_line_that_cannot_be_says_why(arguments: list[str], said: str)
     assert said in line
 
 
+@pytest.mark.programs
 def test_a_drain_is_told_from_its_begin_to_its_report(tmp_path: Path) -> None:
     with server(tmp_path / "server") as one, held(one):
         follow = subprocess.Popen(
@@ -245,12 +252,14 @@ def test_a_drain_is_told_from_its_begin_to_its_report(tmp_path: Path) -> None:
     assert [kind for kind in kinds if kind != "models"] == ["opened", "closed", "drained", "cut"]
 
 
+@pytest.mark.programs
 def test_a_drain_that_cuts_nothing_is_done_and_need_not_be_waited_for(tmp_path: Path) -> None:
     with server(tmp_path / "server") as one:
         assert lines(run("drain", "--no-wait", "--json", "--url", one.url)) == [{"draining": True, "report": None}]
         assert one.process.wait(120) == 0
 
 
+@pytest.mark.programs
 def test_ctrl_c_leaves_without_a_traceback(running: Server, tmp_path: Path) -> None:
     follow = subprocess.Popen(
         [sys.executable, "-m", "gateway", "models", "live", "--follow", "--json", "--url", running.url],
@@ -277,6 +286,7 @@ def test_without_a_command_it_lists_what_this_configuration_would_serve() -> Non
     assert result.stdout.split()[:4] == ["NAME", "FAMILY", "CAPACITY", "FROM"]
 
 
+@pytest.mark.programs
 def test_a_proxy_of_the_environment_is_not_asked(running: Server, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("http_proxy", "http://127.0.0.1:1")
     assert PlaneClient(running.url, TOKEN).ask("GET", "/log") == {"level": "info"}

@@ -393,6 +393,7 @@ async def test_in_a_task_of_trios_it_says_which_client_to_use() -> None:
         client.call(lmi("x"))
 
 
+@pytest.mark.programs
 def test_a_program_that_forgets_everything_ends(served: Served) -> None:
     program = f"""if True:
         from gateway.client import lmi

@@ -128,6 +128,7 @@ def started(*flags: str) -> subprocess.Popen[str]:
     )  # fmt: skip
 
 
+@pytest.mark.programs
 def test_as_a_process_it_tells_its_ports_while_it_waits_for_the_container_and_ends_at_ctrl_c() -> None:
     with started("--port", "0", "--tls-port", "0") as process:
         try:
@@ -144,6 +145,7 @@ def test_as_a_process_it_tells_its_ports_while_it_waits_for_the_container_and_en
     assert '"event": "serving"' not in log
 
 
+@pytest.mark.programs
 @pytest.mark.parametrize("flag", ["--port", "--tls-port"])
 def test_a_port_that_is_taken_is_told_with_the_flag_that_sets_another_and_nothing_is_advised(flag: str) -> None:
     with socket.create_server(("127.0.0.1", 0)) as taken:

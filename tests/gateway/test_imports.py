@@ -23,6 +23,7 @@ print("all", end="")
 """
 
 
+@pytest.mark.programs
 @pytest.mark.parametrize("package", ["protocols", "models", "gateway", "benchmarks"])
 def test_an_import_starts_nothing(package: str) -> None:
     names = [package, *(m.name for m in pkgutil.walk_packages([str(ROOT / package)], f"{package}."))]

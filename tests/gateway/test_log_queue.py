@@ -159,6 +159,7 @@ def test_a_reader_that_is_gone_costs_lines_and_nothing_else() -> None:
         assert log_queue.dropped() >= before + 1
 
 
+@pytest.mark.programs
 def test_a_forked_child_writes_its_lines_itself() -> None:
     with pipe() as (source, sink), logger(sink) as log:
         with warnings.catch_warnings():
@@ -198,6 +199,7 @@ def test_what_python_would_write_itself_is_in_the_log(caplog: pytest.LogCaptureF
     assert careless == []
 
 
+@pytest.mark.programs
 def test_a_process_without_standard_error_logs_to_nobody() -> None:
     code = (
         "import logging, sys\nfrom gateway.config import LogConfig\nfrom gateway.telemetry.logging_setup import configure, flush\n"
@@ -255,6 +257,7 @@ def ask(port: int, times: int) -> None:
                 answers.read(length)
 
 
+@pytest.mark.programs
 def test_a_server_whose_log_nobody_reads_answers_drains_and_ends() -> None:
     with serving() as (process, port, _):
         ask(port, 1000)
@@ -262,6 +265,7 @@ def test_a_server_whose_log_nobody_reads_answers_drains_and_ends() -> None:
         assert process.wait(PATIENCE) == 0
 
 
+@pytest.mark.programs
 def test_a_reader_that_comes_back_learns_how_many_lines_it_has_missed() -> None:
     with serving() as (process, port, log):
         ask(port, 1000)
@@ -281,6 +285,7 @@ def test_a_reader_that_comes_back_learns_how_many_lines_it_has_missed() -> None:
     assert told[-4:] == ["signal", "draining", "drained", "drain report"]
 
 
+@pytest.mark.programs
 def test_a_server_that_crashes_ends_though_nobody_reads_its_last_words() -> None:
     code = (
         "def tick(self, now): raise AssertionError('the last words')\n"

@@ -412,6 +412,7 @@ except BaseException as e:
 """
 
 
+@pytest.mark.programs
 @pytest.mark.parametrize("where", ["nowhere", "waits", "spins"])
 def test_ctrl_c_ends_the_program_of_an_embedder_wherever_it_meets_it(where: str) -> None:
     port = free_port()
@@ -452,6 +453,7 @@ sys.exit(run(Config(listen=ListenConfig(port=int(sys.argv[1]))), [spec_of(leaves
 """
 
 
+@pytest.mark.programs
 def test_a_server_that_is_a_program_goes_on_when_a_model_raises_keyboard_interrupt() -> None:
     port = free_port()
     with subprocess.Popen(

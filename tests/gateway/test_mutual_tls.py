@@ -194,6 +194,7 @@ async def test_a_client_in_clear_is_told_apart_in_the_log(
     assert reasons(caplog) == ["TLS handshake failed: HTTP_REQUEST: the client speaks HTTP in clear to the port of TLS"]
 
 
+@pytest.mark.programs
 async def test_curl_shows_its_certificate(ca: Authority, server: Pair, batch: Pair) -> None:
     curl = shutil.which("curl")
     if curl is None:

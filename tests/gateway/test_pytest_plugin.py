@@ -13,6 +13,8 @@ import pytest
 
 ROOT = Path(__file__).parents[2]
 
+pytestmark = pytest.mark.programs
+
 STORY = """
 import pytest, trio
 

@@ -53,7 +53,7 @@ def uncollected() -> Iterator[Callable[[], list[str]]]:
     knows the frames it came through, and each piece of memory of more than 64 KiB."""
     logging.disable(logging.CRITICAL)  # pytest keeps what is logged, tracebacks and all
     gc.collect()
-    gc.freeze()  # objects that are here already are none of this test's
+    gc.freeze()  # objects that are here already are none of this test's, and stay so: they are pytest's
     gc.disable()
     gc.set_debug(gc.DEBUG_SAVEALL)
 
@@ -65,7 +65,6 @@ def uncollected() -> Iterator[Callable[[], list[str]]]:
     yield found
     gc.set_debug(0)
     gc.garbage.clear()
-    gc.unfreeze()
     gc.enable()
     logging.disable(logging.NOTSET)
 
@@ -98,6 +97,7 @@ async def test_no_exception_of_a_refusal_keeps_memory(
     assert not found, found
 
 
+@pytest.mark.programs
 @pytest.mark.parametrize(
     "what",
     [

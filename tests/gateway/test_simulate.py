@@ -77,6 +77,7 @@ def test_the_time_of_day_decides_nothing(monkeypatch: pytest.MonkeyPatch) -> Non
     assert dates() == dates() != []
 
 
+@pytest.mark.programs
 def test_the_order_of_hashes_and_addresses_decides_nothing() -> None:
     def traces(hashes: str, ballast: int) -> list[str]:
         program = f"""

@@ -68,6 +68,7 @@ def spans_of(output: str) -> list[dict[str, Any]]:
     return found
 
 
+@pytest.mark.programs
 def test_the_server_and_its_models_export_by_one_provider() -> None:
     ran = serve()
     assert ran.returncode == 0, ran.stderr
@@ -78,6 +79,7 @@ def test_the_server_and_its_models_export_by_one_provider() -> None:
     assert spans["own"]["resource"]["attributes"]["service.name"] == "configured"
 
 
+@pytest.mark.programs
 def test_the_variables_come_before_the_configuration() -> None:
     ran = serve("otlp", OTEL_TRACES_EXPORTER="console", OTEL_SERVICE_NAME="said", OTEL_TRACES_SAMPLER="always_on")
     assert ran.returncode == 0, ran.stderr

@@ -26,6 +26,10 @@ def pytest_configure(config: pytest.Config) -> None:
         servers.by[:] = servers.HYPERCORN
 
 
+def pytest_itemcollected(item: pytest.Item) -> None:
+    item.add_marker("programs")  # every test here is about one beside this process
+
+
 def absent(client: str) -> None:
     """Skips the test that needs this client, or fails it where the environment was made for the client."""
     if client in os.environ.get("EVERYWIRE_REQUIRE", "").split(","):

@@ -76,6 +76,7 @@ def invoke(aws: str, tmp_path: Path) -> Invoke:
     return invoke
 
 
+@pytest.mark.by_default
 def test_an_answer_lands_in_the_file_and_its_head_is_printed(runtime: Runtime, invoke: Invoke) -> None:
     head = {"content-type": "image/x-portable", "x-amzn-sagemaker-custom-attributes": "spent=3"}
     ran = invoke(runtime, "replying", json.dumps(head).encode(), "--content-type", "application/json", scheme="https")

@@ -22,6 +22,7 @@ pytestmark = QUIET
 LARGEST = 16_777_111
 
 
+@pytest.mark.by_default
 def test_a_duplex_echo_of_a_thousand_parts_keeps_order_and_bytes(service: Server) -> None:
     parts = [hashlib.sha256(str(i).encode()).digest() * (1 + i % 40) for i in range(1000)]
 

@@ -82,6 +82,7 @@ def refused(client: Any, name: str, **call: Any) -> dict[str, Any]:
 # ---- every family of model
 
 
+@pytest.mark.by_default
 @pytest.mark.parametrize("scheme", ["http", "https"])
 def test_a_text_model_answers_in_the_schema_of_lmi(runtime: Runtime, connect: Connect, scheme: str) -> None:
     client = connect(runtime, scheme)

@@ -13,6 +13,7 @@ def run(curl: str, *arguments: str) -> str:
     return subprocess.run([curl, "-sS", "--max-time", "120", *arguments], capture_output=True, text=True, check=True).stdout
 
 
+@pytest.mark.by_default
 @pytest.mark.parametrize("form", ["jsonlines", "sse"])
 def test_tokens_arrive_one_by_one_from_a_model_that_pauses(text_server: Server, curl: str, form: str) -> None:
     name, tokens = f"one by one as {form}", 8

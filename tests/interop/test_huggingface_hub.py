@@ -170,6 +170,7 @@ def test_the_librarys_model_stops_where_it_is_told(talk: Talk) -> None:
 # ---- chat
 
 
+@pytest.mark.by_default
 def test_a_chat(talk: Talk) -> None:
     answer = chat(talk, "counted", max_tokens=3)
     (choice,) = answer.choices

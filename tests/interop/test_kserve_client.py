@@ -65,6 +65,7 @@ def wanted(needs: Callable[[str, str], Any]) -> Callable[..., list[Any]]:
     return lambda **binary: [requested(name=name, parameters={"binary_data": form}) for name, form in binary.items()]
 
 
+@pytest.mark.by_default
 def test_the_extensions_first_example(kserve: Any, talk: Talk, v2_server: Server, wanted: Callable[..., list[Any]]) -> None:
     # as published but for RequestedOutput(binary_data=) and requested_outputs=, which the released class does not have
     request = kserve.InferRequest(

@@ -100,6 +100,7 @@ def chat_endpoint(chats: Any, endpoint: Endpoint, needs: Callable[[str, str], An
     return make
 
 
+@pytest.mark.by_default
 def test_a_whole_answer(endpoint: Endpoint) -> None:
     assert endpoint("counted", False, max_new_tokens=3).invoke("hello") == " 0 1 2"
 

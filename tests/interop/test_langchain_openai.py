@@ -76,6 +76,7 @@ def test_prompts_of_a_batch_end_each_at_its_own_place(model: Any) -> None:
     assert [text_of(answer) for answer in answers] == ["ONE T", "SIX S"]
 
 
+@pytest.mark.by_default
 def test_a_chat_says_why_it_has_ended(langchain: Any, text_server: Server) -> None:
     chat = langchain.ChatOpenAI(model="shout", base_url=f"{text_server.url}/v1", api_key="any", max_retries=0)
     for asked, reason in (({"stop": ["E FO"]}, "stop"), ({"max_tokens": 2}, "length"), ({}, "stop")):

@@ -90,6 +90,7 @@ ASK = pytest.mark.parametrize("ask", [chat, complete])
 # ---- chat
 
 
+@pytest.mark.by_default
 def test_a_chat(talk: Talk) -> None:
     answer = chat(talk, "counted", max_tokens=3)
     (choice,) = answer.choices

@@ -52,6 +52,7 @@ def texts(lines: Any) -> list[str]:
     return [json.loads(line)["token"]["text"] for line in lines]
 
 
+@pytest.mark.by_default
 def test_each_line_is_a_token(iterators: Any, client: Any) -> None:
     lines = within_patience(lambda: list(iterators.LineIterator(invoke(client, "counted", "hello", max_new_tokens=3))))
     assert texts(lines) == [" 0", " 1", " 2"]

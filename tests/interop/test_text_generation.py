@@ -80,6 +80,7 @@ METHODS = pytest.mark.parametrize("method", [generate, stream])
 # ---- generation
 
 
+@pytest.mark.by_default
 def test_an_answer_has_all_the_details_that_the_client_demands(talk: Talk) -> None:
     answer = generate(talk, "counted", "a b", max_new_tokens=2)
     assert answer.generated_text == " 0 1"

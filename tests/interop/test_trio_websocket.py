@@ -7,6 +7,7 @@ import trio_websocket
 from tests.interop.servers import Server
 
 
+@pytest.mark.by_default
 async def test_messages_come_back_in_order_and_unchanged(server: Server) -> None:
     url = f"ws://{server.host}:{server.port}/invocations-bidirectional-stream"
     messages: list[str | bytes] = ["hello", "zwölf ✓", b"\x00\xff" * 1000, b"", "x" * 100_000]

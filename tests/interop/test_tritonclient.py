@@ -22,6 +22,7 @@ def tensor(triton: Any, name: str, array: np.ndarray, datatype: str, *, binary: 
     return t
 
 
+@pytest.mark.by_default
 def test_add_sub_with_binary_tensors(server: Server, triton: Any) -> None:
     a, b = np.arange(16, dtype=np.int32).reshape(1, 16), np.full((1, 16), 3, np.int32)
     with triton.InferenceServerClient(f"{server.host}:{server.port}") as client:

@@ -54,6 +54,7 @@ assert b"".join(machine.data_to_send()) == bytes.fromhex("8a0548656c6c6f" "88020
 """
 
 
+@pytest.mark.programs
 @pytest.mark.parametrize(
     "change",
     [
