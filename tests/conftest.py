@@ -4,6 +4,7 @@ promises are tested with, that no example of hypothesis is late, and that Ctrl-C
 from __future__ import annotations
 
 import gc
+import logging
 import os
 import signal
 import sys
@@ -72,7 +73,7 @@ def pytest_collection(session: pytest.Session) -> None:
 
 
 def pytest_collection_finish(session: pytest.Session) -> None:
-    gc.freeze()  # twenty thousand tests are here now: tests that ask the collector need not wait until it has seen each
+    gc.freeze()  # twenty thousand tests are here now: those that ask the collector need not wait until it has seen each
     gc.enable()
 
 
@@ -112,10 +113,15 @@ sys.addaudithook(_audit)
 
 
 @pytest.hookimpl(wrapper=True)
-def pytest_runtest_protocol(item: pytest.Item) -> Generator[None, object, object]:
+def pytest_runtest_protocol(item: pytest.Item, nextitem: pytest.Item | None) -> Generator[None, object, object]:
     global _running
     _running = item
     try:
         return (yield)
     finally:
         _running = None
+        if (log := logging.getLogger("gateway")).level:  # an operation of a gateway may set it, and it is the process's
+            log.setLevel(logging.NOTSET)
+        if nextitem is None or nextitem.path != item.path:
+            gc.collect()
+            gc.freeze()  # what pytest keeps of the tests that ran

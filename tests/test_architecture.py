@@ -359,6 +359,7 @@ def test_a_package_hands_on_what_its_modules_have(package: str) -> None:
         face.nothing  # noqa: B018
 
 
+@pytest.mark.programs
 @pytest.mark.parametrize("package", ["gateway", "gateway.testing", "models", "protocols"])
 def test_a_package_imports_nothing_before_it_is_asked(package: str) -> None:
     """A program that loads us as a plugin, or asks for our version, does not wait for all of us."""

@@ -25,7 +25,7 @@ class _Kept(logging.Handler):
 def errors_logged() -> Iterator[list[logging.LogRecord]]:
     """The errors that the gateway logs inside, which go nowhere else; afterwards its logger is as it was."""
     kept, logger = _Kept(), logging.getLogger("gateway")
-    before = logger.level, logger.propagate
+    level, propagate = logger.level, logger.propagate
     logger.setLevel(logging.ERROR)
     logger.propagate = False
     logger.addHandler(kept)
@@ -33,7 +33,8 @@ def errors_logged() -> Iterator[list[logging.LogRecord]]:
         yield kept.records
     finally:
         logger.removeHandler(kept)
-        logger.level, logger.propagate = before
+        logger.setLevel(level)  # not by the attribute: loggers below remember what they asked of it
+        logger.propagate = propagate
 
 
 def brief(error: BaseException) -> str:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import json
+import logging
 import os
 import subprocess
 import sys
@@ -21,6 +22,7 @@ from gateway.core.connection import Connection
 from gateway.core.exchange import Exchange
 from gateway.errors import Ending
 from gateway.net.readiness import Poller
+from gateway.testing.log_capture import errors_logged
 from gateway.testing.stories.plan import Form, plan
 from gateway.testing.stories.run import run_seed
 from gateway.wires.http2 import HTTP2Wire
@@ -265,3 +267,13 @@ def test_the_command_speaks_json(command: Callable[..., Result]) -> None:
 def test_the_command_takes_a_range(command: Callable[..., Result], seeds: str) -> None:
     result = command(f"--seeds={seeds}")
     assert (result.exit_code, "--seeds takes A..B, such as 0..99" in result.output) == (2, True)
+
+
+def test_after_a_run_the_gateway_logs_as_before(caplog: pytest.LogCaptureFixture) -> None:
+    log = logging.getLogger("gateway.worker")
+    with errors_logged() as logged:
+        log.warning("within")
+        log.error("within")
+    log.warning("after")
+    assert [record.levelname for record in logged] == ["ERROR"]
+    assert [record.getMessage() for record in caplog.records] == ["after"]
