@@ -40,6 +40,8 @@ FOLLOWED = {
     "docs/howto/deploy.md": "tests/deploy/test_manifests.py",
     "docs/howto/sagemaker.md": "tests/docs/test_sagemaker.py",
 }
+# for who changes the project: nobody types what they say without a checkout
+OF_THE_PROJECT = ["CHANGELOG.md", "CONTRIBUTING.md"]
 PAGES = ["README.md", *sorted(str(p.relative_to(ROOT)) for p in (ROOT / "docs").rglob("*.md"))]
 
 

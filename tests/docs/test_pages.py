@@ -22,6 +22,7 @@ from gateway.testing import memory_gateway
 from protocols.aws import invoke, multi_model, sigv4
 from tests.docs.pages import (
     FOLLOWED,
+    OF_THE_PROJECT,
     PAGES,
     ROOT,
     Block,
@@ -108,7 +109,7 @@ README_COMMANDS = ["    pip install . && python -m gateway demo\n    pip install
 """In CI both are run as they stand here."""
 
 
-@pytest.mark.parametrize("page", PAGES)
+@pytest.mark.parametrize("page", PAGES + OF_THE_PROJECT)
 def test_every_link_leads_to_a_place_in_a_page(page: str) -> None:
     text = (ROOT / page).read_text(encoding="utf-8")
     text = re.sub(r"^```[^`]*(?:`(?!``)[^`]*)*```$|`[^`\n]*`", "", text, flags=re.MULTILINE)  # code has no links
@@ -128,13 +129,21 @@ def anchors(file: Path) -> list[str]:
     return [re.sub(r"[^\w -]", "", heading.lower()).replace(" ", "-") for heading in headings]
 
 
-@pytest.mark.parametrize("page", PAGES)
+@pytest.mark.parametrize("page", PAGES + OF_THE_PROJECT)
 def test_every_file_of_ours_that_is_named_exists(page: str) -> None:
     text = (ROOT / page).read_text(encoding="utf-8")
     for name in re.findall(
         r"`((?:tests|gateway|models|protocols|docs|deploy|scripts|benchmarks|examples)/[\w/.-]+\.\w+)`", text
     ):
         assert (ROOT / name).exists(), f"{page}: {name}"
+
+
+def test_where_a_thing_belongs_is_a_place_that_exists() -> None:
+    """CONTRIBUTING's table names folders, and files without their folder behind one with it."""
+    rows = re.findall(r"^\| [^|]+ \| (.*) \|$", (ROOT / "CONTRIBUTING.md").read_text(encoding="utf-8"), re.MULTILINE)
+    for row in rows:
+        for name in re.findall(r"`((?:tests|gateway|models|protocols|docs|scripts)/[\w/]*/?)`", row):
+            assert (ROOT / name).is_dir(), name
 
 
 def test_the_index_names_every_page() -> None:
