@@ -10,6 +10,7 @@ from __future__ import annotations
 import sys
 from collections.abc import Awaitable, Callable
 from contextlib import AsyncExitStack
+from itertools import pairwise
 from pathlib import Path
 from types import FrameType
 from typing import Any, final
@@ -60,7 +61,7 @@ class Trip:
 
     def told(self) -> dict[str, int]:
         rooms = [_room(module) for module in self.modules]
-        changes = [sum(a != b for a, b in zip(them, them[1:], strict=False)) for them in (self.modules, rooms)]
+        changes = [sum(a != b for a, b in pairwise(them)) for them in (self.modules, rooms)]
         return {
             "calls": len(self.modules),
             "modules": len(set(self.modules)),
