@@ -227,6 +227,31 @@ def test_no_class_is_long() -> None:
     assert [name for name, most in LONG.items() if not MOST_LINES < lines[name] > most - 20] == []
 
 
+@pytest.mark.parametrize("package", PACKAGES)
+def test_a_public_class_name_is_there_once_in_a_package(package: str) -> None:
+    homes: dict[str, list[str]] = {}
+    for path in FILES:
+        name = str(path.relative_to(ROOT))
+        if name.startswith(package):
+            for node in ast.parse(path.read_text()).body:
+                if isinstance(node, ast.ClassDef) and not node.name.startswith("_"):
+                    homes.setdefault(node.name, []).append(name)
+    assert {name: where for name, where in homes.items() if len(where) > 1 and name not in TWICE} == {}
+
+
+# What users call them; whoever imports both of a name says which by another one.
+TWICE = {"Client", "Connection"} | {
+    "Owner",
+    "Frame",
+    "Operation",
+    "ErrorType",
+    "Message",
+    "LoadRequest",
+    "LibraryPath",
+    "RequestedOutput",
+}
+
+
 @pytest.mark.parametrize("path", FILES, ids=lambda p: str(p.relative_to(ROOT)))
 def test_every_file_states_its_purpose_in_its_first_line(path: Path) -> None:
     assert path.read_text().startswith('"""')

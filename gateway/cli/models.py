@@ -216,7 +216,7 @@ COMMANDS = (list_models, load, unload, reload, live, drain)
 
 def _ask(given: CommandLine, where: Mapping[str, Any], asked: Callable[[PlaneClient], int]) -> NoReturn:
     """Asks the plane, and ends the program with the status that comes of it."""
-    from gateway.operator.client import PlaneClient, Refused, Unreachable
+    from gateway.operator.client import PlaneClient, PlaneRefused, Unreachable
 
     chosen = given.resolve().config.operator
     url = where["url"] or _own_url(chosen)
@@ -226,7 +226,7 @@ def _ask(given: CommandLine, where: Mapping[str, Any], asked: Callable[[PlaneCli
         raise click.UsageError(f"--url: {e}") from None
     try:
         status = asked(plane)
-    except Refused as e:
+    except PlaneRefused as e:
         _complain(str(e))
         status = FAILED
     except Unreachable as e:
@@ -243,13 +243,13 @@ def _change(
     """Does it to each model, one after the other, and goes on where one cannot be."""
 
     def asked(plane: PlaneClient) -> int:
-        from gateway.operator.client import Refused
+        from gateway.operator.client import PlaneRefused
 
         status = DONE
         for name in names:
             try:
                 model = plane.ask("POST", f"/models/{quote(name)}/{what}", body)
-            except Refused as e:
+            except PlaneRefused as e:
                 _complain(str(e))
                 status = FAILED
             else:

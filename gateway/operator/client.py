@@ -22,7 +22,7 @@ class Unreachable(Exception):
     """Nobody answers there, or not as an operator plane does. The text is for the operator."""
 
 
-class Refused(Exception):
+class PlaneRefused(Exception):
     """The plane said no, or could not. The text is its own."""
 
 
@@ -107,4 +107,4 @@ class PlaneClient:
             return said
         if not (isinstance(said, dict) and isinstance(said.get("error"), str)):
             raise Unreachable(f"{self._url} is no operator plane: it answered {status}")
-        raise Refused(said["error"])
+        raise PlaneRefused(said["error"])

@@ -25,7 +25,7 @@ _QUIET = 15.0  # seconds without news after which a stream says that it is there
 
 
 @final
-class Watch:
+class StreamWatch:
     """What one reader has been told, and what it is to be told next.
 
     It keeps a few figures of each exchange that is live, and what has ended since the last look, `KEPT` at most. Nothing
@@ -116,7 +116,7 @@ class EventStream(Response):
             self._readers.release()
 
     async def _tell(self, send: Send) -> None:
-        watch, told = Watch(self._gateway), trio.current_time()
+        watch, told = StreamWatch(self._gateway), trio.current_time()
         with self._gateway.watched(watch.ended):
             report = None
             while report is None:

@@ -481,7 +481,7 @@ class _Continuation:
         loaded, parameters = self._loaded, self.parameters
         choose = _Chooser(loaded, parameters, self._ids, None if _is_greedy(parameters) else self._random)
         data_of = partial(loaded.data_of, skip_special=parameters.skip_special_tokens)
-        text = TextStream(loaded.decoder(parameters), self._ids)
+        text = Detokenizer(loaded.decoder(parameters), self._ids)
         stops = Stops(parameters.stop_sequences, included=parameters.include_stop_str_in_output)
         count = max(parameters.top_n_tokens, parameters.logprobs or 0)
         for number in range(1, self._most + 1):
@@ -521,7 +521,7 @@ class _Continuation:
 
 
 def _top_tokens(
-    loaded: _Loaded, text: TextStream, log_probs: Tensor, count: int, data_of: Callable[[int], bytes]
+    loaded: _Loaded, text: Detokenizer, log_probs: Tensor, count: int, data_of: Callable[[int], bytes]
 ) -> tuple[TopToken, ...]:
     return tuple(
         [
@@ -544,7 +544,7 @@ class _PromptReport:
     def __init__(self, loaded: _Loaded, parameters: GenerationParameters) -> None:
         self._loaded = loaded
         self._count = parameters.prompt_logprobs or 0
-        self._text = TextStream(loaded.decoder(parameters), ())
+        self._text = Detokenizer(loaded.decoder(parameters), ())
         self.after: Tensor = None
         """The logits after the last token; None before the first, which nothing predicts."""
 
@@ -641,7 +641,7 @@ def _bad_ids(loaded: _Loaded, texts: Collection[str]) -> list[list[int]]:
 
 
 @final
-class TextStream:
+class Detokenizer:
     """Decodes token by token, and holds back the bytes of an unfinished character. The texts together are that of the
     whole output as it follows the prompt `before`.
 

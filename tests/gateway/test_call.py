@@ -25,7 +25,7 @@ from cryptography.hazmat.primitives import serialization
 from trio.testing import MockClock
 
 from gateway import client
-from gateway.cli.call.plan import CallOptions, Wire, plan
+from gateway.cli.call.plan import CallOptions, CallWire, plan
 from gateway.cli.call.report import Report
 from gateway.cli.call.run import perform
 from gateway.cli.main import _WIRES, program
@@ -512,7 +512,7 @@ def test_help_teaches_by_example() -> None:
 
 
 def test_the_wires_of_the_command_are_those_of_the_plan() -> None:
-    assert [wire.value for wire in Wire] == list(_WIRES)
+    assert [wire.value for wire in CallWire] == list(_WIRES)
 
 
 def test_an_error_is_said_without_its_wrapping() -> None:

@@ -22,7 +22,7 @@ from gateway.dialects.text.lmi import _TextChannel
 from gateway.dialects.text.lmi_dynamic_batch import _Batch, _PromptChannel
 from gateway.dialects.text.lmi_formatters import FormattedAnswer
 from gateway.dialects.text.openai import _Answer
-from gateway.dialects.v2.channels import Responses
+from gateway.dialects.v2.channels import StreamedResponses
 from gateway.errors import Ending, GatewayError
 from gateway.net.transport import Transport
 from gateway.wires.http2 import HTTP2Wire
@@ -345,10 +345,10 @@ def slot_kept_by_a_second_prompt(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def last_event_without_its_cause(monkeypatch: pytest.MonkeyPatch) -> None:
-    def fail(channel: Responses, error: GatewayError) -> None:
+    def fail(channel: StreamedResponses, error: GatewayError) -> None:
         channel._exchange.finish(error.ending)
 
-    monkeypatch.setattr(Responses, "fail", fail)
+    monkeypatch.setattr(StreamedResponses, "fail", fail)
 
 
 def prompt_that_cannot_be_stopped(monkeypatch: pytest.MonkeyPatch) -> None:

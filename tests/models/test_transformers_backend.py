@@ -17,7 +17,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from models.adapt import made_family, partial_loader, spec_of
-from models.backends.transformers import TextStream, Transformers, load, token_bytes
+from models.backends.transformers import Detokenizer, Transformers, load, token_bytes
 from models.blocking import Step, StepHolder, reset_step_holder, set_step_holder
 from models.chat import ChatMessage, plain_template
 from models.errors import ContextLengthExceeded, ModelError
@@ -655,7 +655,7 @@ def test_any_tokens_are_told_as_the_text_of_all_of_them(words: Any, data: st.Dat
     ids = data.draw(st.lists(st.integers(0, len(words) - 1), max_size=24))
     before = words.encode(data.draw(st.sampled_from(["", "the", "é", "the server 😀"])))
     decode = decoder(words)
-    stream = TextStream(decode, before)
+    stream = Detokenizer(decode, before)
     told = "".join(stream.feed(token) for token in ids) + stream.rest()
     assert decode(before) + told == decode([*before, *ids])
 
@@ -663,7 +663,7 @@ def test_any_tokens_are_told_as_the_text_of_all_of_them(words: Any, data: st.Dat
 @settings(max_examples=100)
 @given(st.text(max_size=12))
 def test_a_text_is_told_without_a_replaced_character_and_never_late(words: Any, text: str) -> None:
-    ids, stream = words.encode(text), TextStream(decoder(words), ())
+    ids, stream = words.encode(text), Detokenizer(decoder(words), ())
     told = ""
     for end, token in enumerate(ids, 1):
         told += stream.feed(token)
@@ -675,7 +675,7 @@ def test_a_text_is_told_without_a_replaced_character_and_never_late(words: Any, 
 def test_what_a_token_would_add_is_shown_with_an_unfinished_character(words: Any) -> None:
     first, second = words.encode("é")
     [space] = words.encode(" ")
-    stream = TextStream(decoder(words), words.encode("the"))
+    stream = Detokenizer(decoder(words), words.encode("the"))
     assert [stream.would_add(token) for token in (space, first)] == [" ", "\ufffd"]
     assert stream.feed(first) == ""
     assert [stream.would_add(token) for token in (space, second)] == ["\ufffd ", "é"]
@@ -700,7 +700,7 @@ def byte_fallback(ids: list[int]) -> str:
 
 def test_words_keep_their_spaces_and_bytes_their_characters_with_byte_fallback() -> None:
     def told(before: list[int], ids: list[int]) -> list[str]:
-        stream = TextStream(byte_fallback, before)
+        stream = Detokenizer(byte_fallback, before)
         return [*(stream.feed(token) for token in ids), stream.rest()]
 
     euro = list("€".encode())

@@ -37,7 +37,7 @@ PIECE = 65_536
 _LOCAL = ("localhost", "127.0.0.1", "::1")
 
 
-class Wire(enum.Enum):
+class CallWire(enum.Enum):
     """By which of its wires the server is called."""
 
     LMI = "lmi"
@@ -60,26 +60,26 @@ class Kind(enum.Enum):
     TENSOR = "--tensor"
 
 
-_TAKES: Mapping[Wire, tuple[Kind, ...]] = {
-    Wire.LMI: (Kind.TEXT,),
-    Wire.OPENAI: (Kind.TEXT,),
-    Wire.V2: (Kind.TENSOR,),
-    Wire.GENERATE: (Kind.TEXT, Kind.TENSOR),
-    Wire.INVOKE: tuple(Kind),
-    Wire.STREAM: tuple(Kind),
-    Wire.CONTAINER: tuple(Kind),
-    Wire.BIDI: (Kind.TEXT, Kind.FILE, Kind.WAV),
-    Wire.WEBSOCKET: (Kind.TEXT, Kind.FILE, Kind.WAV),
+_TAKES: Mapping[CallWire, tuple[Kind, ...]] = {
+    CallWire.LMI: (Kind.TEXT,),
+    CallWire.OPENAI: (Kind.TEXT,),
+    CallWire.V2: (Kind.TENSOR,),
+    CallWire.GENERATE: (Kind.TEXT, Kind.TENSOR),
+    CallWire.INVOKE: tuple(Kind),
+    CallWire.STREAM: tuple(Kind),
+    CallWire.CONTAINER: tuple(Kind),
+    CallWire.BIDI: (Kind.TEXT, Kind.FILE, Kind.WAV),
+    CallWire.WEBSOCKET: (Kind.TEXT, Kind.FILE, Kind.WAV),
 }
-_DEFAULT = {Kind.TEXT: Wire.LMI, Kind.TENSOR: Wire.V2, Kind.FILE: Wire.BIDI, Kind.WAV: Wire.BIDI}
-_PARTED = (Wire.BIDI, Wire.WEBSOCKET)
-_CHOOSING = (Wire.LMI, Wire.OPENAI, Wire.V2, Wire.GENERATE, Wire.INVOKE, Wire.CONTAINER)
+_DEFAULT = {Kind.TEXT: CallWire.LMI, Kind.TENSOR: CallWire.V2, Kind.FILE: CallWire.BIDI, Kind.WAV: CallWire.BIDI}
+_PARTED = (CallWire.BIDI, CallWire.WEBSOCKET)
+_CHOOSING = (CallWire.LMI, CallWire.OPENAI, CallWire.V2, CallWire.GENERATE, CallWire.INVOKE, CallWire.CONTAINER)
 """The wires that have an answer in one and an answer as it is made."""
 
 
 @final
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Server:
+class CallTarget:
     """Where it is. `tls` is None in clear."""
 
     host: str
@@ -107,8 +107,8 @@ class Call:
     """A call that can be made. `question` is that of every wire but the WebSocket's; one without a body, and the
     WebSocket, send `pieces`."""
 
-    server: Server
-    wire: Wire
+    server: CallTarget
+    wire: CallWire
     question: Question
     pieces: Callable[[], AsyncGenerator[Piece, None]]
     kind: Kind
@@ -146,17 +146,17 @@ class CallOptions:
 def plan(given: CallOptions, stdin: BinaryIO) -> Call:
     """The call. UsageError for what is wrong about it, and ConfigError for a CA that is none; nothing is connected."""
     kind = _kind_of(given)
-    wire = Wire(given.wire) if given.wire else _DEFAULT[kind]
+    wire = CallWire(given.wire) if given.wire else _DEFAULT[kind]
     if kind not in _TAKES[wire]:
         allowed = " or ".join(k.value for k in _TAKES[wire])
         others = ", ".join(w.value for w in _TAKES if kind in _TAKES[w])
         raise click.UsageError(f"--wire {wire.value} takes {allowed}, not {kind.value}: for that there are {others}")
     if given.stream is not None and wire not in _CHOOSING:
         raise click.UsageError(f"--wire {wire.value} always streams: it takes neither --stream nor --no-stream")
-    if wire is Wire.WEBSOCKET and given.http2:
+    if wire is CallWire.WEBSOCKET and given.http2:
         raise click.UsageError("--wire websocket is over HTTP/1.1: it takes no --http2")
-    if wire is Wire.INVOKE and given.stream:
-        wire = Wire.STREAM
+    if wire is CallWire.INVOKE and given.stream:
+        wire = CallWire.STREAM
     params = dict(_pair("--param", text, "=", "max_new_tokens=20", read=True) for text in given.params)
     if "stream" in params:
         raise click.UsageError("--param stream: --stream or --no-stream says that")
@@ -171,7 +171,7 @@ def plan(given: CallOptions, stdin: BinaryIO) -> Call:
         path=question.path, body=question.body, answer=question.answer, headers=_overridden(question.headers, extra)
     )
     return Call(
-        server=_server(given, http2=given.http2 or wire is Wire.BIDI),
+        server=_server(given, http2=given.http2 or wire is CallWire.BIDI),
         wire=wire,
         question=question,
         pieces=_pieces(given, kind, texts, params, stdin) if wire in _PARTED else _none,
@@ -201,34 +201,34 @@ def _kind_of(given: CallOptions) -> Kind:
 
 
 def _question(
-    given: CallOptions, wire: Wire, kind: Kind, texts: Sequence[str], params: dict[str, Any], stdin: BinaryIO
+    given: CallOptions, wire: CallWire, kind: Kind, texts: Sequence[str], params: dict[str, Any], stdin: BinaryIO
 ) -> Question:
     model = quote(given.model, safe="")
     text = texts[0] if texts else ""
     stream = given.stream if given.stream is not None else kind is Kind.TEXT
     match wire:
-        case Wire.LMI:
+        case CallWire.LMI:
             return questions.lmi(text, model, stream=stream, **params)
-        case Wire.OPENAI:
+        case CallWire.OPENAI:
             if taken := sorted({"model", "messages"} & set(params)):
                 raise click.UsageError(f"--param {taken[0]}: the command line itself says that")
             return questions.openai(text, given.model, stream=stream, **params)
-        case Wire.V2:
+        case CallWire.V2:
             return questions.infer(_tensors(given), model, stream=stream, parameters=params)
-        case Wire.GENERATE:
+        case CallWire.GENERATE:
             members = {"text_input": text} if kind is Kind.TEXT else {n: _listed(a) for n, a in _tensors(given).items()}
             return questions.generate(members, model, stream=stream, **params)
-        case Wire.BIDI:
+        case CallWire.BIDI:
             return questions.bidirectional(model)
-        case Wire.WEBSOCKET:
+        case CallWire.WEBSOCKET:
             path = f"/models/{model}/invocations-bidirectional-stream"
             return Question(path=path, headers=(), body=None, answer=PiecesAnswer)
-        case Wire.INVOKE | Wire.STREAM | Wire.CONTAINER:
-            streams = wire is Wire.STREAM or bool(given.stream)
+        case CallWire.INVOKE | CallWire.STREAM | CallWire.CONTAINER:
+            streams = wire is CallWire.STREAM or bool(given.stream)
             body, content_type = _body(given, kind, text, params, stdin, stream=streams)
-            if wire is not Wire.CONTAINER:
-                asked = questions.invoke(model, body, content_type, stream=wire is Wire.STREAM)
-                answer = EventsAnswer if wire is Wire.STREAM else PiecesAnswer
+            if wire is not CallWire.CONTAINER:
+                asked = questions.invoke(model, body, content_type, stream=wire is CallWire.STREAM)
+                answer = EventsAnswer if wire is CallWire.STREAM else PiecesAnswer
                 return Question(path=asked.path, headers=asked.headers, body=body, answer=answer)
             fields = ((b"content-type", content_type.encode()),)
             return Question(path=f"/models/{model}/invoke", headers=fields, body=body, answer=PiecesAnswer)
@@ -400,7 +400,7 @@ def _overridden(headers: Headers, extra: Headers) -> Headers:
 # ---- where ----
 
 
-def _server(given: CallOptions, *, http2: bool) -> Server:
+def _server(given: CallOptions, *, http2: bool) -> CallTarget:
     at = given.url if given.url.startswith(UNIX) else ""
     try:
         url = urlsplit("http://localhost" if at else given.url)
@@ -415,7 +415,7 @@ def _server(given: CallOptions, *, http2: bool) -> Server:
     tls = _context(given.ca, host, "h2" if http2 else "http/1.1") if url.scheme == "https" else None
     if tls is not None:
         _show_certificate(tls, given.cert, given.key)
-    return Server(
+    return CallTarget(
         host=at or host,
         port=port if port is not None else 443 if tls else 80,
         authority=_authority(url),

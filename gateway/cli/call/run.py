@@ -13,7 +13,7 @@ import trio
 
 from gateway import client
 from gateway.addresses import UNIX
-from gateway.cli.call.plan import Call, Kind, Wire
+from gateway.cli.call.plan import Call, CallWire, Kind
 from gateway.cli.call.report import Report
 from gateway.client import UpgradeRefused
 from gateway.client.answers import Answer, EventsAnswer, PiecesAnswer, words_of
@@ -82,7 +82,7 @@ async def _perform(call: Call, report: Report) -> int:
         if server.tls is not None and server.http2 and transport.alpn != "h2":
             return report.end("unreachable", UNREACHABLE, f"{_said(call)} does not speak HTTP/2 over TLS")
         try:
-            if call.wire is Wire.WEBSOCKET:
+            if call.wire is CallWire.WEBSOCKET:
                 return await _over_websocket(call, report, transport)
             return await _over_http(call, report, transport)
         except UpgradeRefused as e:
@@ -198,7 +198,7 @@ class _Items:
             case _ if self._body is not None:
                 self._body += message
             case _:
-                parted = self._call.wire is Wire.BIDI and self._call.kind is not Kind.TEXT
+                parted = self._call.wire is CallWire.BIDI and self._call.kind is not Kind.TEXT
                 self._report.part(message, line=parted and whole)
 
 

@@ -144,7 +144,7 @@ def _fixed(data: Sequence[Buffer]) -> list[Buffer]:
 
 
 @final
-class Form:
+class StreamForm:
     """How responses stand in the body."""
 
     __slots__ = ("content_type", "wrap")
@@ -162,16 +162,16 @@ def _event(text: Buffer, data: Sequence[Buffer] = ()) -> Sequence[Buffer]:
     return (b"".join(event),) if len(text) <= _JOINED else event
 
 
-EVENTS = Form(f"{v2.EVENTS}; charset=utf-8", _event)
-FRAMES = Form(v2.FRAMES, v2.encode_frame)
+EVENTS = StreamForm(f"{v2.EVENTS}; charset=utf-8", _event)
+FRAMES = StreamForm(v2.FRAMES, v2.encode_frame)
 
 
-class Responses(_Requests):
+class StreamedResponses(_Requests):
     """Requests in; responses out, each its own event or frame, the first one carrying the head."""
 
     __slots__ = ("_form", "_sent", "_since")
 
-    def __init__(self, exchange: Exchange, worker: Worker, source: Source, form: Form) -> None:
+    def __init__(self, exchange: Exchange, worker: Worker, source: Source, form: StreamForm) -> None:
         super().__init__(exchange, worker, source)
         self._form = form
         self._sent = 0
@@ -222,7 +222,7 @@ class Responses(_Requests):
 
 
 @final
-class StreamChannel(Responses):
+class StreamChannel(StreamedResponses):
     """Requests in; responses out. `encode` makes the event or frame of a message, and of nothing else."""
 
     __slots__ = ("_encode",)
@@ -232,7 +232,7 @@ class StreamChannel(Responses):
         exchange: Exchange,
         worker: Worker,
         source: Source,
-        form: Form,
+        form: StreamForm,
         encode: Callable[[Any], Awaitable[Sequence[Buffer]]],
     ) -> None:
         super().__init__(exchange, worker, source, form)

@@ -18,7 +18,7 @@ from gateway.dialects.answers import reply_headers
 from gateway.dialects.call import NO_PARAMETERS, session_of
 from gateway.dialects.compression import compressed
 from gateway.dialects.text.requests import OnePrompt, within_ceiling
-from gateway.dialects.v2.channels import EVENTS, OneResponse, Responses, StreamChannel, WholeRequest
+from gateway.dialects.v2.channels import EVENTS, OneResponse, StreamChannel, StreamedResponses, WholeRequest
 from gateway.dialects.v2.requests import JSON, V2Calls, error_of, schedule, slot_within, weight_of, writing
 from gateway.errors import ModelFailed
 from gateway.workers.worker import Slot, Worker
@@ -211,7 +211,7 @@ class _WholeText(OnePrompt):
 
 
 @final
-class _TextEvents(Responses):
+class _TextEvents(StreamedResponses):
     """One prompt in; tokens out, each its own event."""
 
     def __init__(self, exchange: Exchange, worker: Worker, prompt: Prompt, reply: Callable[[str], bytes]) -> None:

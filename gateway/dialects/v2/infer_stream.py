@@ -9,7 +9,7 @@ from typing import final
 
 from gateway.core.exchange import Exchange
 from gateway.dialects.call import session_of
-from gateway.dialects.v2.channels import EVENTS, FRAMES, Form, Source, StreamChannel, WholeRequest, replied
+from gateway.dialects.v2.channels import EVENTS, FRAMES, Source, StreamChannel, StreamForm, WholeRequest, replied
 from gateway.dialects.v2.requests import V2Calls, error_of, schedule, slot_within
 from gateway.dialects.v2.streamed_request import Pieces
 from gateway.errors import BadRequest
@@ -59,7 +59,7 @@ class StreamDialect:
         channel.finish()
 
     async def _replied(
-        self, exchange: Exchange, worker: Worker, request: v2.V2Request, form: Form, response: InferResponse
+        self, exchange: Exchange, worker: Worker, request: v2.V2Request, form: StreamForm, response: InferResponse
     ) -> Sequence[Buffer]:
         text, *data = await replied(self._calls, exchange, worker, request, response)
         return form.wrap(text, data)

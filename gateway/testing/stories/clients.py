@@ -32,7 +32,7 @@ from protocols.roles import Role
 from protocols.websocket.connection import WebSocketConnection
 
 
-class PiecesAnswer(Answer):
+class HeardPieces(Answer):
     """A body whose pieces are heard as they come."""
 
     def _read(self, data: Buffer) -> None:
@@ -419,7 +419,7 @@ def _question(talk: Talk) -> Question:
             body = plan.name.encode().ljust(plan.size, b".")
             question = questions.invoke(model, body, "application/octet-stream", stream=plan.form is Form.STREAM)
             if plan.form is Form.INVOKE:
-                question = replace(question, answer=PiecesAnswer)
+                question = replace(question, answer=HeardPieces)
         case _:
             question = questions.bidirectional(model)
     path = f"{question.path}?talk={plan.name}"
