@@ -31,7 +31,7 @@ F = TypeVar("F", bound=Callable[..., Any])
 _log = logging.getLogger("gateway.cli")
 
 _WIRES = ("lmi", "openai", "v2", "generate", "invoke", "stream", "bidi", "websocket", "container")
-"""As `gateway.cli.call.plan.Wire` has them, which is imported too late for a choice."""
+"""As `gateway.cli.call.plan.CallWire` has them, which is imported too late for a choice."""
 
 
 _EPILOG = f"""

@@ -37,10 +37,10 @@ from tests.docs.pages import (
 
 # Blocks without a language are what goes over a wire. These pages have some, and these tests hold the forms.
 WIRE = {
-    "docs/reference/bidi.md": "tests/protocols/test_bidi.py, tests/protocols/test_bidi_json.py",
+    "docs/reference/bidi.md": "tests/protocols/aws/test_bidi.py, tests/protocols/aws/test_bidi_json.py",
     "docs/reference/lmi.md": "tests/docs/test_wire_samples.py",
     "docs/reference/openai.md": "tests/docs/test_wire_samples.py",
-    "docs/reference/v2.md": "tests/protocols/test_v2_decisions.py",
+    "docs/reference/v2.md": "tests/protocols/v2/grammar/test_v2_decisions.py",
     "docs/reference/v2-streams.md": "tests/docs/test_wire_samples.py",
 }
 MOST_UNRUN = 14

@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from tests.gateway.authority import Authority, Pair
+from tests.gateway.net.authority import Authority, Pair
 
 PATIENCE = 120.0
 UPGRADE = (

@@ -1,0 +1,279 @@
+"""The simulator: a sample of seeds, the same trace for the same seed, and bugs planted in the product, each found."""
+
+from __future__ import annotations
+
+import itertools
+import json
+import logging
+import os
+import subprocess
+import sys
+from collections.abc import Callable, Sequence
+from email.utils import formatdate
+from pathlib import Path
+from typing import Any
+
+import pytest
+from click.testing import CliRunner, Result
+
+from gateway.cli.main import program
+from gateway.core import connection
+from gateway.core.connection import Connection
+from gateway.core.exchange import Exchange
+from gateway.errors import Ending
+from gateway.net.readiness import Poller
+from gateway.testing.log_capture import errors_logged
+from gateway.testing.stories.plan import Form, plan
+from gateway.testing.stories.run import run_seed
+from gateway.wires.http2 import HTTP2Wire
+from gateway.workers.worker import Worker
+from protocols.events import Buffer
+
+ROOT = Path(__file__).parents[3]
+SAMPLE = 20
+
+
+@pytest.mark.parametrize("seed", range(SAMPLE))
+def test_what_is_promised_holds_under_this_seed(seed: int) -> None:
+    outcome = run_seed(seed)
+    assert outcome.problems == (), "\n".join(outcome.lines)
+    assert outcome.calls
+
+
+def test_the_sample_has_every_form_and_fault_and_drains() -> None:
+    plans = [plan(seed) for seed in range(SAMPLE)]
+    talks = [talk for each in plans for line in each.lines for talk in line.talks]
+    assert {talk.form for talk in talks} == set(Form)
+    assert {talk.deceit for talk in talks} > {None}
+    assert {talk.leave for talk in talks if talk.leave_after is not None}
+    assert {name for talk in talks if talk.faults for name in ("raise_at", "hang_at", "crash_at", "lie_at", "block_at")
+            if getattr(talk.faults, name) is not None} == {"raise_at", "hang_at", "crash_at", "lie_at", "block_at"}  # fmt: skip
+    assert any(each.drain_at < 10 for each in plans)
+    assert any(each.swizzles for each in plans)
+    assert any(each.crashes for each in plans)
+    assert any(line.cut for each in plans for line in each.lines)
+    assert {each.hub for each in plans} == ({True, False} if Poller.available else {False})
+
+
+def test_the_same_seed_has_the_same_trace_and_another_has_another() -> None:
+    first, again, other = run_seed(3, keep=None), run_seed(3, keep=None), run_seed(4, keep=None)
+    assert first.lines == again.lines
+    assert first == again
+    assert other.trace != first.trace
+
+
+@pytest.mark.parametrize("seed", [12, 39, 49, 57])
+def test_when_a_model_starts_again_is_the_seeds_to_say(seed: int) -> None:
+    assert run_seed(seed).trace == run_seed(seed).trace  # each with a restart, whose wait has jitter
+
+
+def test_the_time_of_day_decides_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    def dates() -> list[float]:
+        told: list[float] = []
+        monkeypatch.setattr(
+            "gateway.gateway.formatdate", lambda now, **options: told.append(now) or formatdate(now, **options)
+        )
+        run_seed(49)
+        return told
+
+    assert dates() == dates() != []
+
+
+@pytest.mark.programs
+def test_the_order_of_hashes_and_addresses_decides_nothing() -> None:
+    def traces(hashes: str, ballast: int) -> list[str]:
+        program = f"""
+import sys
+ballast = [object() for _ in range({ballast})]
+from gateway.testing.stories.run import run_seed
+print(*[run_seed(seed).trace for seed in range(4)])
+"""
+        environment = os.environ | {"PYTHONHASHSEED": hashes, "PYTHONPATH": str(ROOT)}
+        done = subprocess.run([sys.executable, "-c", program], env=environment, capture_output=True, text=True, check=True)
+        return done.stdout.split()
+
+    assert traces("1", 0) == traces("2", 100_000)
+
+
+# -- planted bugs ------------------------------------------------------------------------------------------------------
+
+
+def _every(n: int) -> Callable[[], bool]:
+    """Whether it is the n-th time again."""
+    numbers = itertools.count(1)
+    return lambda: next(numbers) % n == 0
+
+
+def _without_every(n: int, method: Callable[..., Any]) -> Callable[..., Any]:
+    """The method, of which each n-th call is lost."""
+    lost = _every(n)
+    return lambda self, *args, **kwargs: None if lost() else method(self, *args, **kwargs)
+
+
+def _lost_terminal(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(Exchange, "_close", _without_every(7, Exchange._close))
+
+
+def _unsettled_end(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(Exchange, "answer_written", _without_every(7, Exchange.answer_written))
+
+
+def _two_terminals(patch: pytest.MonkeyPatch) -> None:
+    close = Exchange._close
+
+    def twice(self: Exchange) -> None:
+        close(self)
+        if self.bytes_out > 2000:
+            self.owner.server.exchange_closed(self)  # type: ignore[attr-defined]
+
+    patch.setattr(Exchange, "_close", twice)
+
+
+def _wrong_terminal(patch: pytest.MonkeyPatch) -> None:
+    finish = Exchange.finish
+    patch.setattr(Exchange, "finish", lambda self, ending=None, **more: finish(self, Ending.COMPLETE, **more))
+
+
+def _leaked_credit(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(HTTP2Wire, "credit", _without_every(11, HTTP2Wire.credit))
+
+
+def _double_release(patch: pytest.MonkeyPatch) -> None:
+    settle = Exchange._settle
+
+    def twice(self: Exchange, ending: Ending) -> None:
+        charged = self._charged
+        settle(self, ending)
+        if charged:
+            self.owner.budget.release(charged)
+
+    patch.setattr(Exchange, "_settle", twice)
+
+
+def _torn_frame(patch: pytest.MonkeyPatch) -> None:
+    after = connection._after
+
+    def torn(buffers: list[Buffer], n: int) -> list[Buffer]:
+        rest = after(buffers, n)
+        return [memoryview(rest[0])[1:], *rest[1:]] if n % 5 == 0 and rest and len(rest[0]) > 1 else rest
+
+    patch.setattr(connection, "_after", torn)
+
+
+def _lost_message(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(Exchange, "push", _without_every(50, Exchange.push))
+
+
+def _leaked_slot(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(Worker, "slot_released", _without_every(9, Worker.slot_released))
+
+
+def _client_left_unseen(patch: pytest.MonkeyPatch) -> None:
+    def cut(self: Exchange, ending: Ending) -> None:
+        self.gone = True
+        self._settle(ending)
+
+    patch.setattr(Exchange, "peer_gone", cut)
+
+
+def _no_backpressure(patch: pytest.MonkeyPatch) -> None:
+    async def wait_room(self: Exchange, n: int = 1) -> None:
+        return
+
+    patch.setattr(Exchange, "wait_room", wait_room)
+
+
+def _lost_wake_up(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(Connection, "writable", _without_every(13, Connection.writable))
+
+
+def _orphans(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(Worker, "_lose_sessions", lambda self: None)
+
+
+def _drain_without_words(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(Connection, "drain_now", lambda self: None)
+
+
+PLANTED: Sequence[tuple[Callable[[pytest.MonkeyPatch], None], range]] = (
+    (_lost_terminal, range(5)),
+    (_unsettled_end, range(5)),
+    (_two_terminals, range(5)),
+    (_wrong_terminal, range(10)),
+    (_leaked_credit, range(20)),
+    (_double_release, range(10)),
+    (_torn_frame, range(5)),
+    (_lost_message, range(5)),
+    (_leaked_slot, range(10)),
+    (_client_left_unseen, range(10)),
+    (_no_backpressure, range(15)),
+    (_lost_wake_up, range(10)),
+    (_orphans, range(20)),
+    (_drain_without_words, range(15)),
+)
+"""Each with seeds of which one must find it."""
+
+
+@pytest.mark.parametrize(("plant", "seeds"), PLANTED, ids=[plant.__name__.strip("_") for plant, _ in PLANTED])
+def test_a_planted_bug_is_found(
+    plant: Callable[[pytest.MonkeyPatch], None], seeds: range, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    plant(monkeypatch)
+    found = next((seed for seed in seeds if run_seed(seed).problems), None)
+    assert found is not None, f"not found by {len(seeds)} seeds"
+
+
+# -- the command -------------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def command(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., Result]:
+    """Types it where no package of ours lies about: it would be a shadow of the installed one."""
+    monkeypatch.chdir(tmp_path)
+    return lambda *arguments: CliRunner().invoke(program, ["simulate", *arguments])
+
+
+def test_the_command_tells_what_it_played_and_writes_the_trace(command: Callable[..., Result]) -> None:
+    result = command("--seeds", "1..3", "--twice", "--trace", "trace.txt")
+    assert result.exit_code == 0, result.output
+    assert "3 seeds, none failed" in result.output
+    traces = [line for line in Path("trace.txt").read_text().splitlines() if line.startswith("seed ")]
+    assert traces == [f"seed {seed} trace {run_seed(seed).trace}" for seed in (1, 2, 3)]
+
+
+def test_the_command_tells_how_to_see_a_failure_again(
+    command: Callable[..., Result], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    _lost_message(monkeypatch)
+    result = command("--seeds", "0..4")
+    assert result.exit_code == 1
+    found = [line for line in result.output.splitlines() if line.startswith("seed ")]
+    assert found
+    seed = found[0].split()[1]
+    assert found[0] == f"seed {seed} failed; again: python -m gateway simulate --seeds {seed}..{seed}"
+    assert "  the end of its trace:" in result.output
+    assert "PROBLEM 1: " in result.output
+
+
+def test_the_command_speaks_json(command: Callable[..., Result]) -> None:
+    result = command("--seeds", "7..8", "--json")
+    first, second, whole = map(json.loads, result.output.splitlines())
+    assert (first["seed"], second["seed"]) == (7, 8)
+    assert first["problems"] == second["problems"] == whole["failed"] == []
+    assert whole["exchanges"] == first["exchanges"] + second["exchanges"] == sum(whole["endings"].values())
+
+
+@pytest.mark.parametrize("seeds", ["3", "5..1", "a..b", "1..", "-1..2"])
+def test_the_command_takes_a_range(command: Callable[..., Result], seeds: str) -> None:
+    result = command(f"--seeds={seeds}")
+    assert (result.exit_code, "--seeds takes A..B, such as 0..99" in result.output) == (2, True)
+
+
+def test_after_a_run_the_gateway_logs_as_before(caplog: pytest.LogCaptureFixture) -> None:
+    log = logging.getLogger("gateway.worker")
+    with errors_logged() as logged:
+        log.warning("within")
+        log.error("within")
+    log.warning("after")
+    assert [record.levelname for record in logged] == ["ERROR"]
+    assert [record.getMessage() for record in caplog.records] == ["after"]
