@@ -212,7 +212,6 @@ LONG = {
     "gateway/workers/worker.py: Worker": 660,
     "protocols/http1/connection.py: HTTP1Connection": 655,
     "protocols/http2/connection.py: HTTP2Connection": 995,
-    "protocols/websocket/connection.py: WebSocketConnection": 510,
 }
 
 

@@ -1,14 +1,16 @@
-"""The WebSocket machine: data frames byte for byte, everything else by wsproto (RFC 6455)."""
+"""The WebSocket machine: data frames byte for byte, everything else by wsproto (RFC 6455).
+
+Two quick ways end here, behind the same calls. Data frames that are here whole, and about which no limit and no check of
+UTF-8 asks anything, come straight from the inbox: 2.2 us for one of 1 KiB, where the general way takes 3.1 and wsproto's
+frames 17.5. A server's one buffer is queued as it is: 1.0 us, against 2.8 for a payload in pieces and 4.2 by wsproto.
+"""
 
 from __future__ import annotations
 
-from codecs import IncrementalDecoder, getincrementaldecoder
-from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
-from itertools import chain
-from typing import Literal, TypeAlias, assert_never, final
+from collections.abc import Callable, Sequence
+from typing import TypeAlias, assert_never, final
 
-from wsproto.frame_protocol import LOCAL_ONLY_CLOSE_REASONS, CloseReason
+from wsproto.frame_protocol import CloseReason
 
 from protocols.errors import LocalProtocolError, RemoteProtocolError
 from protocols.events import (
@@ -21,13 +23,14 @@ from protocols.events import (
     Opcode,
     Ping,
     Pong,
-    Sent,
     Signal,
 )
 from protocols.roles import Role
+from protocols.websocket.control import CONTROL, Control, ControlFrame, Violation, checked_close, rekeyed
 from protocols.websocket.frames import (
     CONTINUING,
     FIN,
+    LARGE,
     MASKED,
     OPENING,
     Landing,
@@ -41,16 +44,12 @@ from protocols.websocket.frames import (
     unmask,
     write_header,
 )
-from protocols.websocket.library import CONTROL, Control, ControlFrame, LibraryPath, Violation
+from protocols.websocket.library import LibraryPath
+from protocols.websocket.limits import DEFAULT_LIMITS, WebSocketLimits
+from protocols.websocket.message import IncomingMessage
+from protocols.websocket.output import BY_REFERENCE, FrameQueue
 
-STREAM: Literal[1] = 1
-"""The stream id in `Sent`: a WebSocket connection is one stream."""
-
-LARGE = 65536
-"""Frames with a payload of this many bytes or more are received into memory of their own."""
-
-# Below this a copy costs less than one more buffer in the list that the kernel is given.
-_BY_REFERENCE = 4096
+__all__ = ["LARGE", "Received", "WebSocketConnection", "WebSocketLimits"]
 
 _CONTINUATION = Opcode.CONTINUATION
 _OPCODES = (Opcode.CONTINUATION, Opcode.TEXT, Opcode.BINARY)
@@ -60,37 +59,7 @@ Received: TypeAlias = FrameEvent | ConnectionEnd | Signal
 
 
 @final
-@dataclass(frozen=True, slots=True, kw_only=True)
-class WebSocketLimits:
-    """What one connection may cost, in bytes where nothing else is said. None means no limit."""
-
-    part: int = 16 * 1024 * 1024
-    """The payload of one frame received."""
-
-    message: int | None = None
-    """The sum over the fragments of one message received. Nothing holds them together here, so it is off by default."""
-
-    fragments: int | None = None
-    """Frames in one message received."""
-
-    check_utf8: bool = False
-    """Whether text messages received must be UTF-8; the check sees messages, not frames, and changes no byte."""
-
-    send_buffer: int = 65536
-    """What `room` starts from."""
-
-    pings_burst: int = 20
-    """Pings that the peer may send at once. The machine has no clock and only counts them (`pings_received`)."""
-
-    pings_rate: float = 5.0
-    """Pings a second that the peer may send, see `pings_burst`."""
-
-
-_DEFAULT_LIMITS = WebSocketLimits()
-
-
-@final
-class WebSocketConnection:
+class WebSocketConnection(FrameQueue):
     """One end of an open WebSocket, after the handshake and without extensions.
 
     Feed it with `receive_data` (or `get_buffer` and `buffer_updated`) and `receive_eof`, pull with `next_event`; give
@@ -107,39 +76,30 @@ class WebSocketConnection:
 
     `lane` False sends data frames, too, through wsproto (`LibraryPath`): the same events, errors and bytes for many times
     the cost; payloads are then queued by copy. So it is also where wsproto is not as the lane needs it, which importing
-    `protocols.websocket.library` warns of.
+    `protocols.websocket.control` warns of.
     """
 
     __slots__ = (
         "_allocate",
         "_at",
         "_control",
-        "_decoder",
         "_eof",
         "_error",
-        "_fragments",
-        "_given",
         "_inbox",
         "_landing",
-        "_large",
         "_legal",
         "_library",
         "_mask",
         "_masked",
-        "_message_bytes",
+        "_message",
         "_most",
-        "_outbox",
-        "_pong",
-        "_queued",
         "_read",
         "_ready",
-        "_rest",
         "_sending_message",
         "_sends_plain",
         "_straight",
         "close_code",
         "close_received",
-        "close_sent",
         "limits",
         "pings_received",
         "role",
@@ -149,7 +109,7 @@ class WebSocketConnection:
     def __init__(
         self,
         role: Role,
-        limits: WebSocketLimits = _DEFAULT_LIMITS,
+        limits: WebSocketLimits = DEFAULT_LIMITS,
         *,
         mask: Callable[[], bytes] | None = None,
         allocate: Callable[[int], bytearray | memoryview | None] = bytearray,
@@ -157,13 +117,12 @@ class WebSocketConnection:
     ) -> None:
         if role is Role.CLIENT and mask is None:
             raise LocalProtocolError("mask: the client role needs a source of masking keys")
+        super().__init__()
         self.role = role
         self.limits = limits
         self.close_code: int | None = None
         """The connection's close code as RFC 6455 section 7.1.5 has it: the one received, 1005 for a Close without one,
         1006 when the end came without a Close or by a violation; None before all this."""
-        self.close_sent = False
-        """Our Close is queued; no further frame can be."""
         self.close_received = False
         self.pings_received = 0
         self.unconsumed = 0
@@ -190,17 +149,8 @@ class WebSocketConnection:
         self._straight = plain
         """Data frames of at most `_most` bytes need no look at anything but the inbox."""
         self._landing: Landing | None = None
-        self._fragments = 0
-        self._message_bytes = 0
-        self._decoder: IncrementalDecoder | None = None
+        self._message = IncomingMessage(limits, library)
 
-        # Frames in pieces, of which no byte has been given out; then the pieces, last one first, of one that has begun.
-        self._outbox: list[tuple[Buffer, ...]] = []
-        self._rest: list[Buffer] = []
-        self._large = False
-        self._pong: bytes | None = None
-        self._queued = 0
-        self._given = 0
         self._sending_message = False
         self._sends_plain = library is None and self._mask is None
 
@@ -312,7 +262,7 @@ class WebSocketConnection:
         length, start = header
         first = inbox[at]
         opcode, fin = _OPCODES[first & 3], first >= FIN
-        self._check(opcode, fin, length)
+        self._message.check(opcode, fin, length, due=self._legal is CONTINUING)
         if length >= LARGE:
             return self._start_landing(opcode, fin, length, start)
         end = start + length
@@ -326,23 +276,6 @@ class WebSocketConnection:
             payload = bytes(inbox[start:end])
         self._consume(end)
         return self._frame(opcode, fin, payload)
-
-    def _check(self, opcode: Opcode, fin: bool, length: int) -> None:
-        limits = self.limits
-        due = self._legal is CONTINUING
-        in_turn = (opcode is _CONTINUATION) is due if self._library is None else self._library.in_turn(opcode, fin)
-        if not in_turn:
-            expected = "a continuation" if due else "a new message"
-            raise Violation(CloseReason.PROTOCOL_ERROR, f"expected {expected}, got a frame with opcode {opcode:d}")
-        if length > limits.part:
-            reason = f"a frame of {length} bytes exceeds the limit part, {limits.part}"
-        elif limits.message is not None and self._message_bytes + length > limits.message:
-            reason = f"the message exceeds the limit message, {limits.message} bytes"
-        elif limits.fragments is not None and self._fragments >= limits.fragments:
-            reason = f"the message exceeds the limit fragments, {limits.fragments}"
-        else:
-            return
-        raise Violation(CloseReason.MESSAGE_TOO_BIG, reason)
 
     def _start_landing(self, opcode: Opcode, fin: bool, length: int, start: int) -> Received:
         memory = self._allocate(length)
@@ -370,37 +303,10 @@ class WebSocketConnection:
         return self._frame(landing.opcode, landing.fin, landing.buffer)
 
     def _frame(self, opcode: Opcode, fin: bool, payload: bytes | bytearray | memoryview) -> Frame:
-        if not self._is_text(opcode, fin, payload):
-            raise Violation(CloseReason.INVALID_FRAME_PAYLOAD_DATA, "a text message is not UTF-8")
-        if fin:
-            self._legal = OPENING
-            self._fragments = self._message_bytes = 0
-        else:
-            self._legal = CONTINUING
-            self._fragments += 1
-            self._message_bytes += len(payload)
+        self._message.add(opcode, fin, payload)
+        self._legal = OPENING if fin else CONTINUING
         self.unconsumed += len(payload)
         return Frame(opcode=opcode, fin=fin, data=payload)
-
-    def _is_text(self, opcode: Opcode, fin: bool, payload: bytes | bytearray | memoryview) -> bool:
-        """False for what should be UTF-8 and is not, if anyone asks."""
-        check = self.limits.check_utf8
-        if self._library is not None:
-            return self._library.complete(fin, bytes(payload) if check else b"")
-        if check and opcode is Opcode.TEXT:
-            self._decoder = getincrementaldecoder("utf-8")()
-        if self._decoder is None:
-            return True
-        try:
-            for at in range(0, len(payload), LARGE):  # in pieces: the text that is made of each is not kept
-                self._decoder.decode(payload[at : at + LARGE])
-            if fin:
-                self._decoder.decode(b"", True)
-        except UnicodeDecodeError:
-            return False
-        if fin:
-            self._decoder = None
-        return True
 
     def _consume(self, end: int) -> None:
         if end == len(self._inbox):
@@ -420,17 +326,17 @@ class WebSocketConnection:
                 self.close_code = CloseReason.NO_STATUS_RCVD.value if code is None else code
                 end = len(inbox)
                 if not self.close_sent:
-                    self._queue_close(event)
+                    self._push_close(self._controlled(event))
             case Ping(data=data):
                 self.pings_received += 1
                 if not self.close_sent:
-                    self._answer(Pong(data=data))
+                    self._push_pong(self._controlled(Pong(data=data)))
         self._consume(end)
         return event
 
     def _broken(self, violation: Violation) -> RemoteProtocolError:
         if not self.close_sent:
-            self._queue_close(Close(code=violation.code, reason=violation.reason))
+            self._push_close(self._controlled(Close(code=violation.code, reason=violation.reason)))
         self.close_code = CloseReason.ABNORMAL_CLOSURE.value
         self._landing, self._straight = None, False
         self._consume(len(self._inbox))
@@ -472,7 +378,7 @@ class WebSocketConnection:
                 self._push(self._controlled(event))
             case Close():
                 self._demand_open("Close")
-                self._queue_close(_own_close(event))
+                self._push_close(self._controlled(checked_close(event)))
             case _:
                 assert_never(event)
 
@@ -493,7 +399,7 @@ class WebSocketConnection:
             head = write_header(first, len(data), 0)
             self._outbox.append((head, data))
             self._queued += len(head) + len(data)
-            if len(data) >= _BY_REFERENCE:
+            if len(data) >= BY_REFERENCE:
                 self._large = True
             return
         parts = [part for buffer in buffers if len(part := flat(buffer))]
@@ -503,7 +409,7 @@ class WebSocketConnection:
         elif self._mask is not None:
             key = self._mask()
             self._push(write_header(first, length, MASKED) + key, mask(b"".join(parts), key))
-        elif length < _BY_REFERENCE:
+        elif length < BY_REFERENCE:
             self._push(write_header(first, length, 0), *map(bytes, parts))
         else:
             self._push(write_header(first, length, 0), *parts)
@@ -514,121 +420,13 @@ class WebSocketConnection:
         room = self.limits.send_buffer - self._queued
         return room if room > 0 else 0
 
-    def data_to_send(self, at_most: int = 65536) -> list[Buffer]:
-        """At most `at_most` bytes to write, in order; empty when nothing waits. Small buffers come as one.
-
-        They stay queued until `data_sent`, which must come before the next call. A Pong goes ahead of every frame of
-        which no byte has been given out.
-        """
-        if self._given:
-            raise LocalProtocolError("data_to_send before data_sent for the buffers given out last")
-        outbox = self._outbox
-        if self._rest or self._pong is not None or self._queued > at_most:
-            return _together(self._cut(at_most))
-        if not outbox:
-            return []
-        self._given = self._queued
-        pieces = outbox[0] if len(outbox) == 1 else chain.from_iterable(outbox)
-        buffers: list[Buffer] = _together(pieces) if self._large else [b"".join(pieces)]
-        outbox.clear()
-        self._large = False
-        return buffers
-
-    def _cut(self, at_most: int) -> list[Buffer]:
-        """The pieces of what goes first, the last one cut so that they are `at_most` bytes."""
-        pieces: list[Buffer] = []
-        rest, begun = self._rest, 0
-        while (left := at_most - self._given) > 0:
-            if not rest:
-                if self._pong is not None:
-                    rest.append(self._pong)
-                    self._pong = None
-                elif begun < len(self._outbox):
-                    rest.extend(reversed(self._outbox[begun]))
-                    begun += 1
-                else:
-                    break
-            piece = rest.pop()
-            if len(piece) > left:
-                view = memoryview(piece)
-                rest.append(view[left:])
-                piece = view[:left]
-            self._given += len(piece)
-            pieces.append(piece)
-        del self._outbox[:begun]
-        return pieces
-
-    def data_sent(self) -> Sent:
-        """What `data_to_send` gave out last is with the kernel. `ended` names the stream when our Close was its end."""
-        if not self._given:
-            return Sent()
-        self._queued -= self._given
-        self._given = 0
-        ended = self.close_sent and not self._queued
-        return Sent(room=[STREAM], ended=[STREAM] if ended else [])
-
     def _demand_open(self, what: str) -> None:
         if not self.is_open:
             why = "our Close is queued" if self.close_sent else "the transport has ended"
             raise LocalProtocolError(f"cannot send a {what}: {why}")
 
-    def _push(self, *pieces: Buffer) -> None:
-        # An empty piece could be left over alone, and be given out as if it were something.
-        self._outbox.append(tuple(filter(len, pieces)))
-        self._queued += sum(map(len, pieces))
-        self._large = self._large or max(map(len, pieces)) >= _BY_REFERENCE
-
-    def _answer(self, pong: Pong) -> None:
-        """One Pong, for the latest Ping, is enough where several wait (RFC 6455 section 5.5.3): pings cannot make the
-        output grow."""
-        if self._pong is not None:
-            self._queued -= len(self._pong)
-        self._pong = self._controlled(pong)
-        self._queued += len(self._pong)
-
-    def _queue_close(self, event: Close) -> None:
-        self._push(self._controlled(event))
-        self.close_sent = True
-
     def _controlled(self, event: ControlFrame) -> bytes:
         return self._with_own_key(self._control.write(event))
 
     def _with_own_key(self, frame: bytes) -> bytes:
-        """A frame of wsproto's, which draws a masking key itself: all randomness here comes from the caller."""
-        if self._mask is None:
-            return frame
-        start = {126: 8, 127: 14}.get(frame[1] & 0x7F, 6)
-        key = self._mask()
-        return frame[: start - 4] + key + mask(mask(frame[start:], frame[start - 4 : start]), key)
-
-
-def _together(pieces: Iterable[Buffer]) -> list[Buffer]:
-    """The pieces in order, small neighbours as one."""
-    out: list[Buffer] = []
-    small: list[Buffer] = []
-    for piece in pieces:
-        if len(piece) < _BY_REFERENCE:
-            small.append(piece)
-            continue
-        if small:
-            out.append(b"".join(small))
-            small.clear()
-        out.append(piece)
-    if small:
-        out.append(b"".join(small))
-    return out
-
-
-def _own_close(event: Close) -> Close:
-    """Checked here, as wsproto would quietly send 1000 for a code that may not be sent."""
-    if event.code is None:
-        if event.reason:
-            raise LocalProtocolError("Close: a reason needs a code")
-        return event
-    if not 3000 <= event.code <= 4999 and event.code not in _PROTOCOL_CODES:
-        raise LocalProtocolError(f"Close: code {event.code} may not be sent (RFC 6455 section 7.4)")
-    # A lone surrogate, as in the text of an exception about file names, has no UTF-8.
-    return Close(code=event.code, reason=event.reason.encode("utf-8", "replace").decode())
-
-
-_PROTOCOL_CODES = frozenset(CloseReason) - frozenset(LOCAL_ONLY_CLOSE_REASONS)
+        return frame if self._mask is None else rekeyed(frame, self._mask())

@@ -14,6 +14,9 @@ from protocols.events import Buffer, Frame, Opcode
 FIN = 0x80
 MASKED = 0x80
 
+LARGE = 65536
+"""Frames with a payload of this many bytes or more are received into memory of their own."""
+
 Legal: TypeAlias = Mapping[int, tuple[Opcode, bool]]
 """The first bytes that a data frame may have at one point of the conversation, with the opcode and FIN they stand for."""
 

@@ -1,75 +1,18 @@
-"""The wsproto library as our WebSocket machine uses it: control frames beside our data lane, or everything without it."""
+"""The wsproto library as our WebSocket machine uses it where it has no path of its own: every frame through it."""
 
 from __future__ import annotations
 
-import warnings
-from typing import TypeAlias, final
+from typing import final
 
-from wsproto import connection, events, frame_protocol
+from wsproto import frame_protocol
 
 from protocols.events import Close, Opcode, Ping, Pong
 from protocols.roles import Role
+from protocols.websocket.control import ControlFrame, Violation, close_event
 from protocols.websocket.frames import Landing, Lane
-
-ControlFrame: TypeAlias = Ping | Pong | Close
 
 # The first two bytes, a length of eight, a masking key.
 _LONGEST_HEADER = 14
-
-
-class Violation(Exception):
-    """The peer broke a rule of RFC 6455 or a limit: the close code and the words that say so."""
-
-    def __init__(self, code: int, reason: str) -> None:
-        super().__init__(reason)
-        self.code = code
-        self.reason = reason
-
-
-@final
-class Control:
-    """Control frames by wsproto's connection, of its documented API alone.
-
-    A control frame depends on none before it but for what the machine knows itself (whether our Close is out, and
-    whether the peer's has come). So each has a connection of its own, that is gone with it: an idle WebSocket holds
-    nothing of wsproto's, and one object serves all.
-    """
-
-    __slots__ = ("_type",)
-
-    def __init__(self, role: Role) -> None:
-        server = role is Role.SERVER
-        self._type = connection.ConnectionType.SERVER if server else connection.ConnectionType.CLIENT
-
-    def read(self, data: bytes) -> ControlFrame | None:
-        """The control frame that `data` is, or None if it is only the beginning of one. Raises Violation as soon as it
-        is certain, also for a data frame whose header is wrong."""
-        reader = connection.Connection(self._type)
-        reader.receive_data(data)
-        for event in reader.events():
-            match event:
-                case events.Ping(payload=payload):
-                    return Ping(data=bytes(payload))
-                case events.Pong(payload=payload):
-                    return Pong(data=bytes(payload))
-                case events.CloseConnection(code=code, reason=reason):
-                    # A violation looks the same, but leaves the state as it was.
-                    if reader.state is connection.ConnectionState.OPEN:
-                        raise Violation(int(code), reason or "")
-                    return _close(code, reason or "")
-        return None
-
-    def write(self, event: ControlFrame) -> bytes:
-        """The frame; a client's has a masking key of wsproto's."""
-        match event:
-            case Ping(data=data):
-                theirs: events.Event = events.Ping(payload=bytes(data))
-            case Pong(data=data):
-                theirs = events.Pong(payload=bytes(data))
-            case Close(code=code, reason=reason):
-                no_code = frame_protocol.CloseReason.NO_STATUS_RCVD
-                theirs = events.CloseConnection(code=no_code if code is None else code, reason=reason or None)
-        return bytes(connection.Connection(self._type).send(theirs))
 
 
 @final
@@ -166,7 +109,7 @@ class LibraryPath:
             case frame_protocol.Opcode.PONG, bytes(payload):
                 return Pong(data=payload)
             case _, (int(code), str(reason)):
-                return _close(code, reason)
+                return close_event(code, reason)
         raise AssertionError(f"a control frame, not {frame.opcode!r}")
 
     def write(self, event: ControlFrame) -> bytes:
@@ -207,49 +150,3 @@ class LibraryLanding(Landing):
             piece[: len(frame.payload)] = frame.payload
             piece = piece[len(frame.payload) :]
         super().advance(n)
-
-
-def _close(code: int, reason: str) -> Close:
-    no_code = code == frame_protocol.CloseReason.NO_STATUS_RCVD
-    return Close(code=None if no_code else int(code), reason=reason)
-
-
-def keeps_to_itself() -> bool:
-    """Whether wsproto's connection is what `Control` takes it for: complete after one control frame, whatever came
-    before, with a violation that can be told from a Close. Tried on the examples of RFC 6455 section 5.7 and on Closes."""
-    try:
-        for role, key in ((Role.SERVER, b"\x37\xfa\x21\x3d"), (Role.CLIENT, b"")):
-            control, flag = Control(role), 0x80 if key else 0
-            hello = b"\x7f\x9f\x4d\x51\x58" if key else b"Hello"
-            close = bytes((0x88, flag | 2)) + key + (b"\x34\x12" if key else b"\x03\xe8")
-            pong = bytes((0x8A, flag | 5)) + key + hello
-            if control.read(pong[:-1]) is not None or control.read(pong) != Pong(data=b"Hello"):
-                return False
-            if control.read(close) != Close(code=1000) or control.read(bytes((0x88, flag)) + key) != Close(code=None):
-                return False
-            written = control.write(Ping(data=b"Hello"))
-            if written[:2] != bytes((0x89, 5 | flag ^ 0x80)) or len(written) != (7 if key else 11):
-                return False
-            try:
-                control.read(bytes((0x88, flag | 1)) + key + b"?")
-            except Violation as violation:
-                if violation.code != frame_protocol.CloseReason.PROTOCOL_ERROR:
-                    return False
-            else:
-                return False
-    except (AttributeError, TypeError, ValueError, Violation):
-        return False
-    return True
-
-
-CONTROL: dict[Role, Control] = {}
-"""Both roles' control frames; empty where wsproto is not as the lane needs it."""
-
-if keeps_to_itself():
-    CONTROL.update({role: Control(role) for role in Role})
-else:
-    warnings.warn(
-        "wsproto's connection is not what the data lane needs: every frame goes through wsproto, which is slow",
-        RuntimeWarning,
-        stacklevel=2,
-    )

@@ -9,7 +9,7 @@ from gateway.net.readiness import Poller
 from gateway.net.tls_transport import TLSTransport
 from gateway.net.transport import MemoryTransport, StreamTransport
 from protocols.http2 import connection as http2
-from protocols.websocket import library
+from protocols.websocket import control
 
 DRIVERS = ("leader", "waiting")
 """The hub, whose task runs what begins; two tasks that wait for each connection."""
@@ -28,7 +28,7 @@ def take(driver_name: str, lane_name: str) -> None:
     driver, lane = driver_name, lane_name
     if lane == "library":
         http2._LANE = None
-        library.CONTROL.clear()
+        control.CONTROL.clear()
 
 
 def serves(connection: Connection, client: MemoryTransport) -> bool:
