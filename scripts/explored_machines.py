@@ -729,13 +729,14 @@ def _exchange() -> Machine:
             "deadline, drain, lost worker",
             _unless(lambda x: x.interruption is not None, lambda x: x.interrupt(interruption)),
         ),
-        _peer("leaves, fails or stalls", _unless(lambda x: x.ending is not None, lambda x: x.cut(Ending.CANCELLED))),
+        _peer("leaves, fails or stalls", _unless(lambda x: x.ending is not None, lambda x: x.peer_gone(Ending.CANCELLED))),
         _else(
-            "its last byte is written", _unless(lambda x: x.finishing is None or x.ending is not None, lambda x: x.ended())
+            "its last byte is written",
+            _unless(lambda x: x.finishing is None or x.ending is not None, lambda x: x.answer_written()),
         ),
         _else(
             "its task returns",
-            _unless(lambda x: x._returned or (x.finishing is None and not x.gone), lambda x: x.returned()),
+            _unless(lambda x: x._returned or (x.finishing is None and not x.gone), lambda x: x.work_done()),
         ),
     ]
     return Machine(

@@ -15,7 +15,7 @@ DIAGRAMS = ROOT / "docs" / "reference" / "states"
 if str(ROOT) not in sys.path:
     sys.path.insert(0, str(ROOT))
 
-from gateway.workers.worker import TRANSITIONS, State  # noqa: E402
+from gateway.workers.states import TRANSITIONS, State  # noqa: E402
 from scripts.explored import Found, Transition, View, Who, explore  # noqa: E402
 from scripts.explored_machines import BROKEN, Machine, machines  # noqa: E402
 
@@ -179,7 +179,7 @@ def written() -> dict[Path, str]:
     lines += [
         f"## {title}",
         "",
-        "`Worker`, by its own table, which is all that it may do (`gateway/workers/worker.py`). "
+        "`Worker`, by its own table, which is all that it may do (`gateway/workers/states.py`). "
         "[Architecture](../explanation/architecture.md#workers) has its restart policy.",
         "",
         f"![{title}](states/worker.svg)",

@@ -209,7 +209,7 @@ LONG = {
     "gateway/core/connection.py: Connection": 455,
     "gateway/core/exchange.py: Exchange": 930,
     "gateway/gateway.py: Gateway": 795,
-    "gateway/workers/worker.py: Worker": 660,
+    "gateway/workers/worker.py: Worker": 655,
     "protocols/http1/connection.py: HTTP1Connection": 655,
     "protocols/http2/connection.py: HTTP2Connection": 995,
 }

@@ -16,8 +16,9 @@ from gateway.catalog.folder import CODE, TOML
 from gateway.catalog.repository import Repository, RepositoryLimits
 from gateway.config.text import show, text_without_secrets
 from gateway.errors import Conflict, GatewayError, LoadFailed, NotFound, Unavailable
+from gateway.workers.states import State
 from gateway.workers.supervisor import Supervisor
-from gateway.workers.worker import State, Worker
+from gateway.workers.worker import Worker
 from models.blocking import detached, run_step
 from models.errors import ModelExit
 from models.spec import ModelSpec

@@ -304,7 +304,7 @@ class Exchange:
         """Header fields that the model wants in the head of its answer, by lower-case name."""
         self.bytes_in = self.bytes_out = 0
         self.priority = 0
-        """The level at which it waits for a slot, where the request says so: `gateway.workers.queue`."""
+        """The level at which it waits for a slot, where the request says so: `gateway.workers.slots`."""
         self.copied = 0
         """Bytes of the body that were copied or inflated, each time they were, on their way into the one buffer that
         `receive_body` or `whole_body` has given; what lands there costs nothing."""

@@ -8,8 +8,8 @@ import msgspec
 
 from gateway.core.exchange import Exchange
 from gateway.dialects.model_choice import ModelChoice
+from gateway.workers.states import State
 from gateway.workers.supervisor import Supervisor
-from gateway.workers.worker import State
 
 _JSON = (b"content-type", b"application/json")
 _WORDS = {State.READY: "Healthy", State.LOADING: "PENDING", State.FAILED: "FAILED", State.ENDED: "ENDED"}

@@ -19,8 +19,9 @@ from gateway.telemetry import log_queue
 from gateway.telemetry.account import PARTS, account_of
 from gateway.version import version
 from gateway.wires.asgi import ASGICall
+from gateway.workers.states import State
 from gateway.workers.stop_times import BOUNDS
-from gateway.workers.worker import State, Worker
+from gateway.workers.worker import Worker
 
 if TYPE_CHECKING:
     from gateway.core.connection import Connection, ConnectionWire

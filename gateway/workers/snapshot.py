@@ -7,8 +7,10 @@ from dataclasses import dataclass
 from types import MappingProxyType
 from typing import final
 
+from gateway.workers.failures import LastError
+from gateway.workers.states import State
 from gateway.workers.stop_times import StopSummary
-from gateway.workers.worker import LastError, State, Worker
+from gateway.workers.worker import Worker
 
 
 @final

@@ -12,7 +12,8 @@ import trio
 from gateway.core.exchange import Exchange
 from gateway.errors import Conflict, NotFound, Unavailable
 from gateway.workers.snapshot import ModelsSnapshot
-from gateway.workers.worker import State, Worker
+from gateway.workers.states import State
+from gateway.workers.worker import Worker
 from models.spec import Check, ModelSpec
 
 if TYPE_CHECKING:

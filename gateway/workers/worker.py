@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import enum
 import logging
 import math
 import random
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection
 from contextlib import AbstractAsyncContextManager
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import partial
 from time import perf_counter_ns
 from typing import TYPE_CHECKING, Any, TypeVar, cast, final
@@ -23,10 +22,6 @@ from gateway.doorbell import Doorbell
 from gateway.errors import (
     DeadlineExceeded,
     Ending,
-    GatewayError,
-    ModelCrashed,
-    ModelFailed,
-    ModelOutOfMemory,
     NotFound,
     Overloaded,
     Refusal,
@@ -34,15 +29,18 @@ from gateway.errors import (
     Unavailable,
     WorkerLost,
 )
-from gateway.workers.queue import SlotQueue, level_of
+from gateway.workers import failures
+from gateway.workers.failures import LastError, LoadEnded
 from gateway.workers.restart_policy import decide, within_period
+from gateway.workers.slots import SlotQueue, level_of
+from gateway.workers.states import TRANSITIONS, State
 from gateway.workers.statistics import ModelStatistics
 from gateway.workers.stuck import Background, StuckWatch
 from models.batching import running
 from models.blocking import Step, StepHolder, detached, reset_step_holder, run_step, set_step_holder, throw
 from models.continuations import Continuations, TextChannel
 from models.convert import convert
-from models.errors import ModelError, contained, is_failure, leaves
+from models.errors import contained, is_failure, leaves
 from models.messages import Family
 from models.session import Session
 from models.spec import Check, Model, ModelSpec, Restart, WarmupFailed, warm_up
@@ -61,60 +59,7 @@ service."""
 _THREADS = 8
 
 
-class State(enum.Enum):
-    """Where a worker is in its life."""
-
-    LOADING = "loading"
-    READY = "ready"
-    DRAINING = "draining"
-    RESTARTING = "restarting"
-    FAILED = "failed"
-    """Given up: it crashed, and is not loaded again."""
-    ENDED = "ended"
-    """It ended by itself, and its policy lets it."""
-    STOPPED = "stopped"
-
-
-# Every change of state that there is, and what it means: `Worker` makes no other, and the documentation draws these.
-TRANSITIONS: Mapping[State, Mapping[State, str]] = {
-    State.LOADING: {
-        State.LOADING: "the first attempt begins",
-        State.READY: "load() gave the model, and its warm-up is answered",
-        State.RESTARTING: "loading failed, or took too long: again after the policy's wait",
-        State.FAILED: "loading failed, and the policy has no further start",
-        State.STOPPED: "stop, or the first load of one that is not lasting failed",
-    },
-    State.READY: {
-        State.DRAINING: "stop: sessions that run have its patience",
-        State.RESTARTING: "load()'s context ended, by an exception or by itself: live sessions are lost",
-    },
-    State.DRAINING: {State.STOPPED: "the sessions are over, and load()'s context is left"},
-    State.RESTARTING: {
-        State.RESTARTING: "the policy's wait begins: the crash is counted",
-        State.LOADING: "the wait is over",
-        State.FAILED: "too many crashes within the period, or it is temporary: given up",
-        State.ENDED: "it ended by itself, and the policy lets it",
-        State.STOPPED: "stop, or one that is not lasting was given up",
-    },
-    State.FAILED: {State.STOPPED: "stop"},
-    State.ENDED: {State.STOPPED: "stop"},
-    State.STOPPED: {},
-}
-
 _READY, _TEXT = State.READY, Family.TEXT  # named once: a member costs three look-ups where it is used
-
-
-@final
-@dataclass(frozen=True, slots=True, kw_only=True)
-class LastError:
-    """A failure of a model's own code."""
-
-    error: str
-    """Its type and text."""
-    incident: str
-    """The id that the line of the log has which explains it."""
-    at: float
-    """When, on Trio's clock."""
 
 
 @final
@@ -581,7 +526,7 @@ class Worker:
                 if isinstance(e, BaseExceptionGroup):
                     raise self._only_cancelled(e) from None  # the server was cancelled in the same moment
                 raise
-            error = _one_of(e)
+            error = failures.one_of(e)
         else:
             error = cold or self._silent_end(timed_out=scope.cancelled_caught)
         try:
@@ -872,7 +817,7 @@ class Worker:
         """The gateway has stopped the model, as its text had all that was asked for. An error that it has raised since
         changes nothing in the answer."""
         exchange.stopped_by = "gateway"
-        if error is not None and not all(_ends_normally(leaf) for leaf in leaves(error)):
+        if error is not None and not failures.end_normally(list(leaves(error))):
             log.warning("model raised while stopped", extra={"model": self.name, "id": exchange.id}, exc_info=error)
         if error is not None:
             detached(error)
@@ -883,29 +828,23 @@ class Worker:
         """What a call ends with whose model has raised; None: as if it had returned."""
         errors = list(leaves(e))
         if isinstance(e, BaseExceptionGroup) and not is_failure(e):
-            return _because(self._only_cancelled(e, exchange.id), None)
-        for error in errors:
-            if isinstance(error, GatewayError):
-                return _because(error, None)
+            return failures.because(self._only_cancelled(e, exchange.id), None)
+        if (ours := failures.of_the_gateway(errors)) is not None:
+            return failures.because(ours, None)
         if text is not None and text.stopped:
             self._stopped(exchange, e)
             return None
-        for error in errors:
-            if isinstance(error, ModelError):
-                return _because(ModelFailed(error.message, code=error.code, status=error.status), e)
-        if all(_ends_normally(error, complete=session.channel.complete) for error in errors):
+        if (said := failures.of_the_model(errors)) is not None:
+            return failures.because(said, e)
+        if failures.end_normally(errors, complete=session.channel.complete):
             return None
         exchange.incident = self._failed(errors[0]).incident
-        short = any(isinstance(error, MemoryError) for error in errors)
         log.error(
             "model raised",
             extra={"model": self.name, "id": exchange.id, "incident": exchange.incident},
             exc_info=errors[0] if len(errors) == 1 else e,
         )
-        where = f"incident {exchange.incident} in the server's log"
-        if short:
-            return _because(ModelOutOfMemory(f"the model ran out of memory; {where}"), e)
-        return _because(ModelCrashed(f"the model failed; {where}"), e)
+        return failures.because(failures.crash(errors, exchange.incident), e)
 
     def _failed(self, error: BaseException) -> LastError:
         """The error, with an id under which the log is to explain it."""
@@ -924,45 +863,15 @@ class Worker:
         raise DeadlineExceeded(f"the request took longer than {seconds:g} s to read (models.{self.name}.timeout)")
 
     def _only_cancelled(self, error: BaseExceptionGroup[Any], id: str = "") -> BaseException:
-        """What was cancelled ends as such, whatever else its tasks raised on their way out."""
-        cancelled, rest = error.split(trio.Cancelled)
-        if cancelled is None or (rest is not None and not is_failure(rest)):
-            return error
+        cancelled, rest = failures.only_cancelled(error)
         if rest is not None:
             log.warning("model raised while cancelled", extra={"model": self.name, "id": id}, exc_info=rest)
             detached(rest)
         return cancelled
 
 
-class LoadEnded(RuntimeError):
-    """The context of a `load()` is over, and nobody had asked it to be; nothing was raised."""
-
-
 def _never() -> AbstractAsyncContextManager[Model]:
     raise RuntimeError("this model was unloaded")
-
-
-def _ends_normally(error: BaseException, *, complete: bool = True) -> bool:
-    match error:
-        case trio.EndOfChannel():
-            return True  # it read on past the end of input: that is how many loops end
-        case trio.ClosedResourceError():
-            return complete  # it sent on after its answer was complete; the answer stands
-        case _:
-            return False
-
-
-def _because(error: BaseException, cause: BaseException | None) -> BaseException:
-    """As `raise error from cause` says it."""
-    error.__cause__ = cause
-    return error
-
-
-def _one_of(error: BaseException) -> BaseException:
-    """The exception that a group of one stands for."""
-    while isinstance(error, BaseExceptionGroup) and len(error.exceptions) == 1:
-        error = error.exceptions[0]
-    return error
 
 
 def retry_estimate(queued: int, capacity: int, service: float) -> float:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from gateway.workers.worker import TRANSITIONS, State
+from gateway.workers.states import TRANSITIONS, State
 from protocols.errors import LocalProtocolError, RemoteProtocolError
 from protocols.http1 import connection
 from scripts.explored import Input, NotNow, View, Who, explore

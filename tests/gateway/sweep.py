@@ -35,7 +35,7 @@ from gateway.telemetry.observer import Observer
 from gateway.testing import MemoryEdges, seeded
 from gateway.testing.log_capture import brief, errors_logged
 from gateway.wires.http2 import HTTP2Wire
-from gateway.workers.worker import State
+from gateway.workers.states import State
 from protocols.http2.connection import HTTP2Connection
 from tests.gateway import ways
 from tests.gateway.sweep_batched import BATCHED

@@ -14,7 +14,7 @@ from gateway.dialects.aws.signatures import Signatures, refusal
 from gateway.dialects.call import single_fields
 from gateway.dialects.model_choice import ModelChoice
 from gateway.errors import BadRequest, Ending, Forbidden, GatewayError, ModelFailed, ModelNotReady
-from gateway.workers.worker import State
+from gateway.workers.states import State
 from protocols.aws import bidi
 from protocols.aws import invoke as sagemaker
 from protocols.aws.invoke import ErrorType, Operation

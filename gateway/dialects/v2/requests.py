@@ -18,7 +18,8 @@ from gateway.dialects.answers import JSON as JSON
 from gateway.dialects.answers import refusal_headers
 from gateway.dialects.model_choice import ModelChoice
 from gateway.errors import BadRequest, GatewayError, ModelFailed, NotFound
-from gateway.workers.worker import Slot, State, Worker
+from gateway.workers.states import State
+from gateway.workers.worker import Slot, Worker
 from models.adapt import AT_ONCE
 from models.messages import Family, InferResponse
 from protocols import v2

@@ -27,7 +27,7 @@ from gateway.testing.stories.clients import Line
 from gateway.testing.stories.models import Cast, Talk, View
 from gateway.testing.stories.plan import CALM, Deceit, LinePlan, Plan, Swizzle, plan
 from gateway.wires.http2 import HTTP2Wire
-from gateway.workers.worker import State
+from gateway.workers.states import State
 from protocols.http2.connection import HTTP2Connection
 
 _END = 400.0

@@ -14,7 +14,7 @@ from trio.testing import MockClock
 
 from gateway.config import Config, RepositoryConfig
 from gateway.errors import Conflict, InsufficientStorage, NotFound
-from gateway.workers.worker import State
+from gateway.workers.states import State
 from models.spec import Model, ModelSpec, WarmupFailed
 from protocols.events import Data, End
 from tests.gateway.catalog.test_repository import swept

@@ -35,8 +35,9 @@ from gateway.errors import (
     Unavailable,
     WorkerLost,
 )
+from gateway.workers.states import State
 from gateway.workers.supervisor import Supervisor
-from gateway.workers.worker import State, Worker
+from gateway.workers.worker import Worker
 from models.blocking import run_step
 from models.messages import Family, InferRequest, Part, Tensor
 from models.session import Session

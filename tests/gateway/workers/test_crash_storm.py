@@ -13,7 +13,7 @@ import trio
 
 from gateway.errors import TransportLost
 from gateway.workers.restart_policy import within_period
-from gateway.workers.worker import State
+from gateway.workers.states import State
 from models.errors import ModelError
 from models.session import Session
 from models.spec import Model, ModelSpec, RestartPolicy

@@ -19,9 +19,10 @@ from gateway.catalog.factories import load_spec
 from gateway.config import Config, ModelConfig
 from gateway.config.load import load
 from gateway.testing import memory_gateway
+from gateway.workers.states import State
 from gateway.workers.stop_times import BOUNDS, StopTimes
 from gateway.workers.stuck import StuckWatch
-from gateway.workers.worker import State, Worker
+from gateway.workers.worker import Worker
 from models.adapt import spec_of
 from models.blocking import CancelToken, Step, StepHolder, cancel_token, run_step
 from models.messages import Family, GenerationParameters, InferRequest, InferResponse, Prompt, Tensor

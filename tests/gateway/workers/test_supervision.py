@@ -18,7 +18,8 @@ from gateway.config import Config, ListenConfig, ModelConfig, RestartConfig
 from gateway.config.load import ConfigError
 from gateway.errors import ModelGivenUp
 from gateway.gateway import Gateway
-from gateway.workers.worker import State, Worker
+from gateway.workers.states import State
+from gateway.workers.worker import Worker
 from models.spec import Model, ModelSpec, Restart, RestartPolicy
 from tests.gateway.promises import WIRE, WIRES, House, Probe, answering, family_of, pausing, serving, silent
 

@@ -27,8 +27,9 @@ from gateway.errors import (
     Unavailable,
     WorkerLost,
 )
+from gateway.workers.states import State
 from gateway.workers.supervisor import Supervisor
-from gateway.workers.worker import State, Worker
+from gateway.workers.worker import Worker
 from models.blocking import run_step
 from models.errors import ModelError
 from models.messages import Family, Part, PartKind, Token

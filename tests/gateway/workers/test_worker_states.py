@@ -9,7 +9,8 @@ import pytest
 import trio
 from trio.testing import MockClock, wait_all_tasks_blocked
 
-from gateway.workers.worker import TRANSITIONS, State, Worker
+from gateway.workers.states import TRANSITIONS, State
+from gateway.workers.worker import Worker
 from models.messages import Family, Part
 from models.session import Session
 from models.spec import Model, ModelSpec, Restart, RestartPolicy

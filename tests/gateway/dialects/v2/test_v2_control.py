@@ -20,7 +20,7 @@ from gateway.catalog.load_unload import STANDINGS
 from gateway.config import Config, EndpointConfig, RepositoryConfig, SageMakerConfig, V2Config, VariantConfig
 from gateway.dialects.v2.repository import _changed
 from gateway.errors import BadRequest
-from gateway.workers.worker import State
+from gateway.workers.states import State
 from models.adapt import spec_of
 from models.blocking import _holder
 from models.messages import Family
