@@ -35,7 +35,7 @@ if TYPE_CHECKING:
         VariantConfig,
         WebSocketConfig,
     )
-    from gateway.config.fields import ConfigError
+    from gateway.config.problem import ConfigError
     from gateway.errors import Ending, Refusal, TransportLost
     from gateway.gateway import Gateway
 
@@ -57,7 +57,7 @@ _HOMES = {
         "SigV4Config", "TLSConfig", "TensorConfig", "TracingConfig", "V2Config", "VariantConfig",
         "WebSocketConfig",
     ),
-    "gateway.config.fields": ("ConfigError",),
+    "gateway.config.problem": ("ConfigError",),
     "gateway.errors": ("Ending", "Refusal", "TransportLost"),
     "gateway.gateway": ("Gateway",),
 }  # fmt: skip

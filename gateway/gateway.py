@@ -24,7 +24,7 @@ from gateway.catalog.repository import Repository, RepositoryLimits, resident_by
 from gateway.catalog.warmup import answer_check
 from gateway.config import Config
 from gateway.config.agreement import exposed_plane, has_plane, missing_tls, shared_sockets
-from gateway.config.fields import ConfigError
+from gateway.config.problem import ConfigError
 from gateway.config.properties import text_options
 from gateway.core.connection import Connection, ConnectionWire
 from gateway.core.credentials import Door

@@ -17,7 +17,7 @@ import trio
 
 from gateway.catalog.warmup import read_warmup
 from gateway.config import BatchingConfig, Config, ModelConfig, RestartConfig
-from gateway.config.load import ConfigError
+from gateway.config.problem import ConfigError
 from gateway.config.text import text_without_secrets
 from models.adapt import adapt, is_loader, made_declared, made_family, partial_loader, spec_of
 from models.blocking import run_step

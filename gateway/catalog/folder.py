@@ -26,8 +26,8 @@ from urllib.parse import unquote, urlsplit
 
 from gateway.catalog.factories import LIBRARY, FactoryRaised, load_spec
 from gateway.config import ModelConfig
-from gateway.config.fields import ConfigError
 from gateway.config.load import model_values
+from gateway.config.problem import ConfigError
 from gateway.config.properties import FILE as PROPERTIES
 from gateway.config.properties import ServingProperties, read_properties
 from gateway.config.text import show, text_without_secrets

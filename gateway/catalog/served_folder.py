@@ -9,7 +9,7 @@ from gateway.catalog import folder as model_folder
 from gateway.catalog.folder import ModelFolder
 from gateway.config import Config, ModelConfig
 from gateway.config.environment import MODEL_FOLDER, OPTIONS, in_our_words
-from gateway.config.fields import ConfigError, FolderMissing
+from gateway.config.problem import ConfigError, FolderMissing
 from gateway.config.properties import FILE as PROPERTIES
 from gateway.config.properties import text_options
 from gateway.config.text import Key

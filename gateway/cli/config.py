@@ -14,7 +14,7 @@ from gateway.cli.options import CommandLine, configured, options
 from gateway.cli.shadowing import check_directory
 from gateway.config import Config
 from gateway.config.environment import MODEL_FOLDER
-from gateway.config.fields import FolderMissing
+from gateway.config.problem import FolderMissing
 from gateway.config.schema import json_schema
 from gateway.config.show import to_comments, to_json, to_toml
 from gateway.config.text import Key

@@ -10,8 +10,9 @@ from typing import Any
 
 from gateway.config import Config
 from gateway.config.agreement import has_plane
-from gateway.config.fields import SETTINGS, ConfigError, Problem
+from gateway.config.fields import SETTINGS
 from gateway.config.load import Resolved
+from gateway.config.problem import ConfigError, Problem
 from gateway.config.text import dotted
 
 

@@ -19,7 +19,9 @@ from gateway.cli.models import COMMANDS, EXIT_STATUS
 from gateway.cli.options import NAMES, CommandLine, configured, options
 from gateway.cli.shadowing import check_directory
 from gateway.config import TLSConfig
-from gateway.config.load import PREFIX, ConfigError, parse_duration
+from gateway.config.load import PREFIX
+from gateway.config.problem import ConfigError
+from gateway.config.text import parse_duration
 from gateway.telemetry import logging_setup
 from gateway.version import version
 

@@ -11,8 +11,10 @@ from typing import Any, TypeVar, final
 
 import click
 
-from gateway.config.load import SETTINGS, Resolved, Unit, dotted, resolve
+from gateway.config.fields import SETTINGS, Unit
+from gateway.config.load import Resolved, resolve
 from gateway.config.show import written
+from gateway.config.text import dotted
 
 F = TypeVar("F", bound=Callable[..., Any])
 

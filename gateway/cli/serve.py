@@ -21,7 +21,7 @@ from gateway.catalog.repository import share_one_arena
 from gateway.catalog.served_folder import read_served_folder, served_folder
 from gateway.config import Config
 from gateway.config.agreement import in_clear
-from gateway.config.load import ConfigError
+from gateway.config.problem import ConfigError
 from gateway.errors import GatewayError, ModelGivenUp
 from gateway.gateway import Gateway
 from gateway.net.tls_reload import tell_broken

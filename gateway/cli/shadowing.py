@@ -6,7 +6,7 @@ import os
 from importlib.machinery import PathFinder
 from pathlib import Path
 
-from gateway.config.load import ConfigError
+from gateway.config.problem import ConfigError
 
 PACKAGES = ("gateway", "models", "protocols")
 

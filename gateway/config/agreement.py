@@ -9,7 +9,7 @@ from itertools import combinations
 from typing import TypeAlias
 
 from gateway.addresses import Host, Passed, Place, UnixSocket, places_of
-from gateway.config.fields import Problem
+from gateway.config.problem import Problem
 from gateway.config.text import dotted, show
 from gateway.config.tree import Config, OperatorConfig
 

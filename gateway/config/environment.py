@@ -7,7 +7,7 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 
 from gateway.config.agreement import Where
-from gateway.config.fields import Problem
+from gateway.config.problem import Problem
 from gateway.config.text import Key, show
 
 BIND_TO_PORT = "SAGEMAKER_BIND_TO_PORT"

@@ -18,37 +18,6 @@ from gateway.config.text import Key, dotted
 from gateway.config.tree import Config, TensorConfig
 
 
-@final
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Problem:
-    """One thing that is wrong with a configuration. What does not apply to it is empty."""
-
-    text: str
-    """All of it in one line, for the operator."""
-    where: str = ""
-    """The place of the value: a file with its line, a variable, a flag."""
-    key: str = ""
-    """The setting, as a file or `--set` would write it."""
-    expected: str = ""
-    got: str = ""
-    suggestion: str = ""
-    """The setting, the section or the choice that was probably meant."""
-
-
-class ConfigError(Exception):
-    """The configuration cannot be used. The text is one line for the operator: the source, the setting, what was
-    expected and what came; of several problems the first, and how many more there are."""
-
-    def __init__(self, problem: str | Problem, *others: Problem) -> None:
-        first = Problem(text=problem) if isinstance(problem, str) else problem
-        super().__init__(first.text + (f" (and {len(others)} more: `everywire config check` has all)" if others else ""))
-        self.problems = (first, *others)
-
-
-class FolderMissing(ConfigError):
-    """The folder of the model to be served is not there."""
-
-
 class Unit(enum.Enum):
     """What a setting's value is, and so how it may be written."""
 

@@ -18,7 +18,8 @@ import msgspec
 from gateway.addresses import is_network
 from gateway.config.agreement import contradictions, open_ports
 from gateway.config.environment import container_defaults, option_defaults, unserved_options, wrong_ports
-from gateway.config.fields import NAMES, OPEN, SECTIONS, SETTINGS, ConfigError, Problem, Setting, Unit, spelt, template
+from gateway.config.fields import NAMES, OPEN, SECTIONS, SETTINGS, Setting, Unit, spelt, template
+from gateway.config.problem import ConfigError, Problem
 from gateway.config.text import Key, dotted, parse_duration, parse_size, plain, show, toml_value, without_secrets
 from gateway.config.tree import Config, ModelConfig, TensorConfig
 
@@ -60,11 +61,6 @@ def _keys(value: dict[str, Any], prefix: Key) -> Iterator[Key]:
         if isinstance(inner, dict):
             yield from _keys(inner, path)
 
-
-__all__ = [
-    "PREFIX", "SETTINGS", "ConfigError", "Problem", "Resolved", "Setting", "Unit",
-    "dotted", "load", "model_values", "parse_duration", "parse_size", "resolve", "spelt",
-]  # fmt: skip
 
 PREFIX = "EVERYWIRE_"
 

@@ -19,8 +19,8 @@ import trio
 
 from gateway import client
 from gateway.client import Peer
-from gateway.config.load import ConfigError, parse_duration, parse_size
-from gateway.config.text import text_without_secrets
+from gateway.config.problem import ConfigError
+from gateway.config.text import parse_duration, parse_size, text_without_secrets
 from gateway.errors import BadRequest, TransportLost
 from gateway.net.tls_context import client_context
 from gateway.net.tls_transport import TLSTransport

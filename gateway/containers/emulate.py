@@ -10,7 +10,8 @@ from typing import Protocol, final
 from gateway.addresses import UNIX, Host, places_of, url_host
 from gateway.config import Config
 from gateway.config.agreement import is_local
-from gateway.config.load import ConfigError, Resolved
+from gateway.config.load import Resolved
+from gateway.config.problem import ConfigError
 from gateway.containers.model import ContainerLimits, container_spec
 from models.spec import ModelSpec
 from protocols.aws import bidi

@@ -11,7 +11,7 @@ from typing import Any, final
 import trio
 
 from gateway import client
-from gateway.config.load import ConfigError
+from gateway.config.problem import ConfigError
 from gateway.containers.connection import (
     AS_IT_IS,
     BAD_GATEWAY,

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from typing import final
 
 from gateway.config import Config
-from gateway.config.load import ConfigError
+from gateway.config.problem import ConfigError
 from gateway.errors import BadRequest, GatewayError, NotFound
 from gateway.workers.worker import Worker
 from models.convert import convertible

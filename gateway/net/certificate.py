@@ -12,7 +12,7 @@ from cryptography import x509
 from cryptography.exceptions import UnsupportedAlgorithm
 from cryptography.hazmat.primitives import serialization
 
-from gateway.config.fields import ConfigError
+from gateway.config.problem import ConfigError
 from models.session import ClientCertificate
 
 # The kinds of names of RFC 5280 section 4.2.1.6 that text has a form for, with the words that OpenSSL has for them.

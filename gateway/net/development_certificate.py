@@ -19,7 +19,7 @@ from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
 
-from gateway.config.load import ConfigError
+from gateway.config.problem import ConfigError
 
 CA_LIFE = timedelta(days=365)
 SERVER_LIFE = timedelta(days=30)

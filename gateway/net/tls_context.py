@@ -13,7 +13,7 @@ from cryptography.exceptions import UnsupportedAlgorithm
 from cryptography.hazmat.primitives import serialization
 
 from gateway.config import TLSConfig
-from gateway.config.load import ConfigError
+from gateway.config.problem import ConfigError
 from gateway.net import development_certificate as certificates
 
 ALPN = ("h2", "http/1.1")

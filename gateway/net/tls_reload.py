@@ -13,7 +13,7 @@ from typing import TypeAlias, final
 import trio
 
 from gateway.config import TLSConfig
-from gateway.config.fields import ConfigError
+from gateway.config.problem import ConfigError
 from gateway.net.certificate import Certificate, read_served
 from gateway.net.tls_context import development_certificate, server_context
 from models.blocking import detached, in_thread

@@ -18,7 +18,7 @@ from starlette.responses import Response
 
 from gateway.addresses import UNIX, Host, places_of, written_ip
 from gateway.config import OperatorConfig
-from gateway.config.fields import ConfigError
+from gateway.config.problem import ConfigError
 from gateway.config.text import show
 from gateway.errors import GatewayError
 from gateway.untrusted_text import escape

@@ -10,7 +10,8 @@ import pytest
 
 from gateway import gateway
 from gateway.config import Config
-from gateway.config.load import SETTINGS, dotted, parse_duration, parse_size
+from gateway.config.fields import SETTINGS
+from gateway.config.text import dotted, parse_duration, parse_size
 from gateway.containers.connection import ContainerLimits
 from gateway.core import exchange
 from gateway.core.memory import _IDLE_SECONDS

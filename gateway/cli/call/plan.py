@@ -24,7 +24,7 @@ from gateway.cli.call.wav import open_samples
 from gateway.client import questions
 from gateway.client.answers import EventsAnswer, PiecesAnswer
 from gateway.client.questions import Question
-from gateway.config.load import ConfigError
+from gateway.config.problem import ConfigError
 from gateway.net import development_certificate
 from models.blocking import in_thread
 from models.messages import datatype_of

@@ -11,7 +11,7 @@ from typing import final
 from gateway.catalog.repository import Repository
 from gateway.catalog.target_model import model_name, model_url
 from gateway.config import Config, EndpointConfig, VariantConfig
-from gateway.config.load import ConfigError
+from gateway.config.problem import ConfigError
 from gateway.dialects.model_choice import ModelChoice
 from gateway.errors import BadRequest, NotFound
 from gateway.workers.worker import Worker

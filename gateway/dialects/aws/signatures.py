@@ -13,7 +13,7 @@ from typing import final
 
 from gateway.codecs.threads import run_in_codec_thread
 from gateway.config import SigV4Config
-from gateway.config.load import ConfigError
+from gateway.config.problem import ConfigError
 from gateway.core.exchange import Exchange
 from gateway.errors import Forbidden
 from protocols.aws import bidi

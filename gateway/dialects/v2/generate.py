@@ -14,12 +14,12 @@ from gateway.codecs.tensors import check_response, outputs_of
 from gateway.codecs.threads import codec
 from gateway.config import LimitsConfig
 from gateway.core.exchange import Exchange
-from gateway.dialects.answers import reply_headers
+from gateway.dialects.answers import JSON, reply_headers
 from gateway.dialects.call import NO_PARAMETERS, session_of
 from gateway.dialects.compression import compressed
 from gateway.dialects.text.requests import OnePrompt, within_ceiling
 from gateway.dialects.v2.channels import EVENTS, OneResponse, StreamChannel, StreamedResponses, WholeRequest
-from gateway.dialects.v2.requests import JSON, V2Calls, error_of, schedule, slot_within, weight_of, writing
+from gateway.dialects.v2.requests import V2Calls, error_of, schedule, slot_within, weight_of, writing
 from gateway.errors import ModelFailed
 from gateway.workers.worker import Slot, Worker
 from models.continuations import Continuations

@@ -10,11 +10,11 @@ import trio
 
 from gateway.codecs.tensors import SHORT, check_response, outputs_of, request_of
 from gateway.core.exchange import Exchange
-from gateway.dialects.answers import Wrapping, reply_headers, reply_of
+from gateway.dialects.answers import JSON, Wrapping, reply_headers, reply_of
 from gateway.dialects.call import call_of
 from gateway.dialects.compression import compressed, varying
 from gateway.dialects.v2.channels import no_answer, too_many
-from gateway.dialects.v2.requests import JSON, V2Calls, batch_of, error_of, schedule
+from gateway.dialects.v2.requests import V2Calls, batch_of, error_of, schedule
 from gateway.dialects.v2.streamed_request import infer_in_pieces
 from gateway.errors import Ending
 from gateway.workers.worker import Worker

@@ -5,8 +5,9 @@ from __future__ import annotations
 from typing import final
 
 from gateway.core.exchange import Exchange
+from gateway.dialects.answers import JSON
 from gateway.dialects.health import ManagementDialect
-from gateway.dialects.v2.requests import JSON, V2Calls
+from gateway.dialects.v2.requests import V2Calls
 from protocols import v2
 
 

@@ -8,7 +8,8 @@ from typing import Any, final
 import msgspec
 
 from gateway.core.exchange import Exchange
-from gateway.dialects.v2.requests import JSON, refuse
+from gateway.dialects.answers import JSON
+from gateway.dialects.v2.requests import refuse
 from protocols import openapi
 from protocols.openapi import Answer, Body, Field, Operation
 from protocols.v2 import repository, schema

@@ -10,7 +10,8 @@ import msgspec
 from gateway.catalog.load_unload import ModelControl
 from gateway.catalog.repository import Repository
 from gateway.core.exchange import Exchange
-from gateway.dialects.v2.requests import JSON, V2Calls, refuse
+from gateway.dialects.answers import JSON
+from gateway.dialects.v2.requests import V2Calls, refuse
 from gateway.errors import BadRequest, NotFound
 from gateway.workers.statistics import Batches, ModelStatistics, Responses
 from gateway.workers.worker import Worker

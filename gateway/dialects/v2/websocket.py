@@ -13,10 +13,10 @@ from gateway.codecs.tensors import request_of
 from gateway.codecs.threads import codec
 from gateway.config import BidiConfig
 from gateway.core.exchange import Exchange
-from gateway.dialects.answers import close, reply_of
+from gateway.dialects.answers import JSON, close, reply_of
 from gateway.dialects.call import session_of
 from gateway.dialects.v2.channels import replied
-from gateway.dialects.v2.requests import JSON, Timeout, V2Calls, batch_of, timeout_of
+from gateway.dialects.v2.requests import Timeout, V2Calls, batch_of, timeout_of
 from gateway.errors import (
     BadRequest,
     DeadlineExceeded,

@@ -15,7 +15,8 @@ import pytest
 
 from gateway.catalog.factories import load_spec
 from gateway.config import BatchingConfig, ModelConfig, RestartConfig, TensorConfig
-from gateway.config.load import ConfigError, load
+from gateway.config.load import load
+from gateway.config.problem import ConfigError
 from gateway.containers.connection import ContainerLimits, container_limits
 from gateway.containers.model import CAPACITY
 from models.messages import Family

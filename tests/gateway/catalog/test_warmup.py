@@ -14,7 +14,7 @@ from trio.testing import MockClock
 from gateway.catalog.factories import load_spec
 from gateway.catalog.folder import find_folder, make_spec, read_folder
 from gateway.config import ModelConfig
-from gateway.config.load import ConfigError
+from gateway.config.problem import ConfigError
 from gateway.workers.states import State
 from models.adapt import spec_of
 from models.messages import Family, Part, PartKind, Prompt, Token

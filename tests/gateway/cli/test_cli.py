@@ -24,7 +24,9 @@ from gateway.cli import main
 from gateway.cli.main import program
 from gateway.cli.shadowing import PACKAGES, check_shadowing
 from gateway.config import Config, ModelConfig
-from gateway.config.load import PREFIX, SETTINGS, ConfigError
+from gateway.config.fields import SETTINGS
+from gateway.config.load import PREFIX
+from gateway.config.problem import ConfigError
 from gateway.net.listeners import CannotListen, Port, Rules, open_listeners
 from models.messages import Family
 from models.spec import Batching, TensorSpec

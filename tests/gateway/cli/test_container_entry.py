@@ -10,7 +10,8 @@ from gateway.catalog import served_folder
 from gateway.cli import config, serve
 from gateway.cli.main import program
 from gateway.config import Config, ModelConfig, RepositoryConfig, SageMakerConfig, environment
-from gateway.config.load import ConfigError, resolve
+from gateway.config.load import resolve
+from gateway.config.problem import ConfigError
 
 
 @pytest.fixture

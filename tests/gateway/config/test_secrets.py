@@ -13,7 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from gateway.client import Peer, post
-from gateway.config.load import SETTINGS
+from gateway.config.fields import SETTINGS
 from gateway.config.text import MASK, says_secret, text_without_secrets, without_secrets
 from gateway.containers.connection import container_address
 from gateway.operator.views import models_of

@@ -19,7 +19,8 @@ from gateway.catalog.folder import ModelFolder, forget, make_spec, read_folder
 from gateway.cli import serve
 from gateway.config import Config, LMIConfig, ModelConfig, RepositoryConfig
 from gateway.config.environment import OPTIONS, PREFIX, UNSERVED
-from gateway.config.load import ConfigError, resolve
+from gateway.config.load import resolve
+from gateway.config.problem import ConfigError
 from gateway.config.properties import KNOWN, parse_properties, read_properties, text_options
 from gateway.config.show import to_toml
 from gateway.config.tree import KiB, MiB

@@ -20,23 +20,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from gateway.config import Config, TensorConfig
-from gateway.config.fields import NAMES
-from gateway.config.load import (
-    SETTINGS,
-    ConfigError,
-    Problem,
-    Resolved,
-    Setting,
-    Unit,
-    lines_of,
-    load,
-    parse_duration,
-    parse_size,
-    resolve,
-)
+from gateway.config.fields import NAMES, SETTINGS, Setting, Unit
+from gateway.config.load import Resolved, lines_of, load, resolve
+from gateway.config.problem import ConfigError, Problem
 from gateway.config.schema import json_schema
 from gateway.config.show import to_json, to_toml
-from gateway.config.text import MASK, dotted
+from gateway.config.text import MASK, dotted, parse_duration, parse_size
 from tests.docs.pages import blocks
 
 ROOT = Path(__file__).resolve().parents[3]

@@ -18,7 +18,7 @@ from trio.testing import wait_all_tasks_blocked
 
 from gateway.client import Peer
 from gateway.config import TLSConfig
-from gateway.config.load import ConfigError
+from gateway.config.problem import ConfigError
 from gateway.containers.connection import Container, ContainerLimits, container_address, dialler
 from gateway.containers.model import Bridge, container_spec
 from gateway.errors import TransportLost

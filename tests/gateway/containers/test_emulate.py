@@ -16,7 +16,8 @@ import pytest
 from click.testing import CliRunner
 
 from gateway.cli.main import program
-from gateway.config.load import PREFIX, ConfigError, resolve
+from gateway.config.load import PREFIX, resolve
+from gateway.config.problem import ConfigError
 from gateway.containers.connection import ContainerLimits
 from gateway.containers.emulate import CLEAR_PORT, Emulation
 

@@ -16,7 +16,7 @@ from cryptography.hazmat.primitives.asymmetric import ec, rsa
 from cryptography.x509.oid import NameOID
 
 from gateway.config import TLSConfig
-from gateway.config.load import ConfigError
+from gateway.config.problem import ConfigError
 from gateway.net import development_certificate as certificates
 from gateway.net.development_certificate import DevelopmentCertificate, ensure
 from gateway.net.tls_context import client_context, development_certificate, server_context

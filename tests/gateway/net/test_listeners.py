@@ -17,7 +17,7 @@ import trio
 from gateway.client import open_client
 from gateway.client.connection import post
 from gateway.config import Config, ListenConfig, OperatorConfig, TLSConfig
-from gateway.config.load import ConfigError
+from gateway.config.problem import ConfigError
 from gateway.gateway import Gateway
 from gateway.net.listeners import CannotListen, Listener, Port, Rules, open_listeners
 

@@ -13,7 +13,7 @@ import trio
 from cryptography import x509
 
 from gateway.config import TLSConfig
-from gateway.config.load import ConfigError
+from gateway.config.problem import ConfigError
 from gateway.gateway import Gateway
 from gateway.net.certificate import read_client
 from gateway.net.tls_context import server_context

@@ -24,7 +24,7 @@ from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanE
 from gateway import client
 from gateway.asgi import ASGIApp
 from gateway.config import Config, LimitsConfig, ListenConfig, TLSConfig
-from gateway.config.load import ConfigError
+from gateway.config.problem import ConfigError
 from gateway.gateway import Gateway
 from gateway.net.proxies import TrustedProxies
 from gateway.net.tls_context import client_context

@@ -16,7 +16,7 @@ from cryptography.hazmat.primitives import serialization
 from trio.testing import MockClock, wait_all_tasks_blocked
 
 from gateway.config import Config, ListenConfig, TLSConfig
-from gateway.config.load import ConfigError
+from gateway.config.problem import ConfigError
 from gateway.gateway import Gateway
 from gateway.net.tls_reload import ServedCertificate
 from models.library.echo import Echo

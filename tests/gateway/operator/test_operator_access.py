@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from gateway.config import Config, ListenConfig, OperatorConfig
-from gateway.config.load import ConfigError
+from gateway.config.problem import ConfigError
 from gateway.gateway import Gateway
 from gateway.operator.app import operator_app
 from tests.gateway.operator.operators import Operator

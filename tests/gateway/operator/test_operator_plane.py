@@ -18,7 +18,7 @@ from hypercorn.protocol.h11 import H11Protocol
 from trio.testing import MockClock, wait_all_tasks_blocked
 
 from gateway.config import Config, DrainConfig, LimitsConfig, ListenConfig, OperatorConfig
-from gateway.config.load import ConfigError
+from gateway.config.problem import ConfigError
 from gateway.gateway import Gateway
 from gateway.net.listeners import Listener
 from gateway.operator.app import operator_app

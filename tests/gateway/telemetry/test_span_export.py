@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 
 from gateway.config import TracingConfig
-from gateway.config.load import ConfigError
+from gateway.config.problem import ConfigError
 from gateway.telemetry import span_export
 from tests.docs.pages import skip_or_fail
 

@@ -19,7 +19,7 @@ import trio
 
 from gateway.catalog.factories import load_spec
 from gateway.config import Config, ModelConfig, RepositoryConfig, SageMakerConfig
-from gateway.config.load import ConfigError
+from gateway.config.problem import ConfigError
 from models.adapt import blocking, spec_of
 from models.errors import ModelExit, contain_interrupts, is_failure
 from models.messages import Family, Finish, InferRequest, InferResponse, Prompt, Tensor, Token

@@ -15,7 +15,7 @@ from trio.testing import MockClock, wait_all_tasks_blocked
 
 from gateway.catalog.factories import load_spec
 from gateway.config import Config, ListenConfig, ModelConfig, RestartConfig
-from gateway.config.load import ConfigError
+from gateway.config.problem import ConfigError
 from gateway.errors import ModelGivenUp
 from gateway.gateway import Gateway
 from gateway.workers.states import State

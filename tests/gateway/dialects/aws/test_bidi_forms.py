@@ -12,7 +12,7 @@ import trio
 
 from gateway import client
 from gateway.config import BidiConfig, Config, ListenConfig, SageMakerConfig, WebSocketConfig
-from gateway.config.load import ConfigError
+from gateway.config.problem import ConfigError
 from gateway.errors import TransportLost
 from gateway.gateway import Gateway
 from models.errors import ModelError

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from gateway.config import BidiConfig, Config, EndpointConfig, VariantConfig
-from gateway.config.load import ConfigError
+from gateway.config.problem import ConfigError
 from gateway.gateway import Gateway
 from models.messages import Part
 from models.session import Session

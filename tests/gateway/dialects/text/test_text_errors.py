@@ -12,7 +12,7 @@ import pytest
 import trio
 
 from gateway.config import Config, DrainConfig, LimitsConfig
-from gateway.config.load import ConfigError
+from gateway.config.problem import ConfigError
 from gateway.gateway import Gateway
 from models.errors import ContextLengthExceeded, ModelError
 from models.messages import Family, Prompt, Token

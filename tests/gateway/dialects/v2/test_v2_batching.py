@@ -17,7 +17,8 @@ from trio.testing import MockClock
 from gateway import client
 from gateway.catalog.factories import load_spec
 from gateway.config import BatchingConfig, Config, ModelConfig
-from gateway.config.load import ConfigError, load
+from gateway.config.load import load
+from gateway.config.problem import ConfigError
 from gateway.errors import TransportLost
 from models.adapt import spec_of
 from models.errors import ModelError
