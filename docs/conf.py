@@ -13,6 +13,7 @@ import re
 import shutil
 import sys
 from pathlib import Path
+from typing import Any
 
 from pygments.lexers.special import TextLexer
 from sphinx.application import Sphinx
@@ -35,6 +36,13 @@ autodoc_default_options = {"members": True}
 autodoc_member_order = "bysource"
 autodoc_class_signature = "separated"
 maximum_signature_line_length = 100
+_SETTINGS = Path(__file__).resolve().parent.parent / "gateway" / "config"
+autodoc_type_aliases = {
+    name: name
+    for module in ("kinds.py", "tree.py")
+    for name in re.findall(r"^(\w+): TypeAlias", (_SETTINGS / module).read_text(encoding="utf-8"), re.MULTILINE)
+}
+"""Settings are shown with the names of their kinds, not with the ranges and patterns that those stand for."""
 
 
 def toctrees(index: str) -> str:
@@ -80,6 +88,11 @@ def _add(app: Sphinx, name: str, source: list[str]) -> None:
         source[0] += "\n" + "\n\n".join(api(module, modules) for module in modules)
 
 
+def _named(app: Sphinx, what: str, name: str, of: object, options: object, said: str | None, returned: str | None) -> Any:
+    """What Sphinx makes of the name of a type in a union is the name again."""
+    return re.sub(r"TypeAliasForwardRef\('(\w+)'\)", r"\1", said or "") or said, returned
+
+
 def _as_restructured(app: Sphinx, what: str, name: str, of: object, options: object, lines: list[str]) -> None:
     """Docstrings are prose with code in single backticks, lists, and blocks that are indented as Markdown's code is; what
     else would be markup is meant as it stands."""
@@ -101,5 +114,6 @@ def _begin(app: Sphinx, error: Exception | None) -> None:
 def setup(app: Sphinx) -> None:
     app.add_lexer("log", TextLexer)
     app.connect("source-read", _add)
+    app.connect("autodoc-process-signature", _named)
     app.connect("autodoc-process-docstring", _as_restructured)
     app.connect("build-finished", _begin)

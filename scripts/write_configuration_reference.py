@@ -14,7 +14,8 @@ if str(ROOT) not in sys.path:
     sys.path.insert(0, str(ROOT))
 
 from gateway.config.environment import CONTAINER_DEFAULTS, MODEL_FOLDER, MODEL_FOLDERS, SAFE_PORT_RANGE, VARIABLES  # noqa: E402
-from gateway.config.fields import SETTINGS, Setting, Unit, section_help, setting_help, spelt  # noqa: E402
+from gateway.config.fields import SETTINGS, Setting, section_help, setting_help, spelt  # noqa: E402
+from gateway.config.kinds import Unit  # noqa: E402
 from gateway.config.load import PREFIX  # noqa: E402
 from gateway.config.schema import json_schema  # noqa: E402
 from gateway.config.show import written  # noqa: E402

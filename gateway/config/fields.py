@@ -4,37 +4,21 @@ from __future__ import annotations
 
 import ast
 import dataclasses
-import enum
 import inspect
-import math
-import types
 import typing
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from functools import cache
-from typing import Any, Literal, final
+from typing import Any, final
 
+from msgspec.inspect import BoolType, DictType, IntType, LiteralType, Metadata, StrType, type_info
+
+from gateway.config.kinds import Unit
 from gateway.config.text import Key, dotted
-from gateway.config.tree import Config, TensorConfig
+from gateway.config.tree import Config
 
-
-class Unit(enum.Enum):
-    """What a setting's value is, and so how it may be written."""
-
-    TEXT = "text"
-    FLAG = "flag"
-    CHOICE = "choice"
-    COUNT = "count"
-    NUMBER = "number"
-    BYTES = "bytes"
-    SECONDS = "seconds"
-    PATHS = "paths"
-    TEXTS = "texts"
-    ADDRESSES = "addresses"
-    NETWORKS = "networks"
-    COUNTS = "counts"
-    TENSORS = "tensors"
-    TABLE = "table"
+MOST = 2**63 - 1
+"""Of what has no bound of its own: what TOML can write."""
 
 
 @final
@@ -58,13 +42,15 @@ class Setting:
 
     path: Key
     unit: Unit
+    type: Any
+    """As the field is annotated, where the model does not say it itself."""
     default: Any
     """None where there is none."""
     computed: str = ""
     """What the default is in words, where `default` is only what it is on this machine, or None."""
     choices: tuple[str, ...] = ()
     low: float = 0
-    high: float = math.inf
+    high: float = MOST
     above: bool = False
     """`low` itself is too low."""
     pattern: str = ""
@@ -119,164 +105,91 @@ class Setting:
         return f", at least {self.low:g}" if self.high >= MOST else f" from {self.low:g} to {self.high:.0f}"
 
 
-# ---- what the types do not say ----
-
-# A count is from 1, a duration above 0 and a float a duration where nothing else is said.
-MOST = 2**63 - 1
-"""Of what has no bound of its own: what TOML can write."""
-_BYTES = frozenset({
-    "limits.request_line", "limits.head", "limits.body", "limits.total_bytes", "limits.json", "limits.body_rate",
-    "limits.chunk_line", "limits.chunk_extensions", "limits.trailers", "limits.read_ahead", "limits.send_buffer",
-    "limits.connection_send_buffer", "limits.body_pool", "limits.unsent", "limits.part", "limits.event_headers",
-    "limits.checkpoint_bytes",
-    "http2.initial_window", "http2.max_window", "http2.frame_size", "websocket.part", "sagemaker.body",
-    "repository.memory", "lmi.max_text", "models.*.queue_bytes", "models.*.body_bytes",
-    "models.*.memory",
-})  # fmt: skip
-_TEXTS = frozenset({"models.*.warmup", "admission.timeout_headers", "operator.hosts"})
-_NETWORKS = frozenset({"listen.trusted_proxies"})
-_NUMBERS = frozenset({"endpoints.*.variants.*.weight", "models.*.restart.jitter"})
-_MAY_BE_ZERO = frozenset({
-    "tls.reload_interval", "limits.chunk_extensions", "limits.trailers", "limits.trailer_fields", "limits.write_stall",
-    "limits.body_pool", "limits.unsent", "limits.descriptors_reserved", "limits.max_new_tokens", "limits.loop_block",
-    "http2.continuations",
-    "websocket.ping_interval", "drain.delay", "drain.timeout", "bidi.idle_timeout", "repository.unload_timeout",
-    "sagemaker.invoke_timeout", "sagemaker.stream_timeout", "models.*.queue_timeout", "models.*.queue_bytes",
-    "models.*.body_bytes", "models.*.queue", "models.*.memory",
-    "models.*.timeout", "models.*.max_batch_size", "models.*.restart.intensity",
-    "models.*.step_timeout", "models.*.stop_within", "models.*.stuck_limit",
-    "models.*.batching.max_delay", "models.*.batching.priority_levels", "models.*.batching.default_priority",
-    "models.*.restart.backoff",
-    "models.*.restart.backoff_max", "models.*.restart.jitter", "endpoints.*.variants.*.weight",
-})  # fmt: skip
-_RANGES = {
-    "listen.port": (-1, 65535),
-    "listen.tls_port": (-1, 65535),
-    "listen.bidi_port": (-1, 65535),
-    "listen.backlog": (1, 65535),
-    "listen.tcp_keepalive": (0, 32767),
-    "operator.port": (-1, 65535),
-    # RFC 9113 section 6.5.2, and 6.9.1 for the windows.
-    "http2.initial_window": (0, 2**31 - 1),
-    "http2.max_window": (1, 2**31 - 1),
-    "http2.frame_size": (2**14, 2**24 - 1),
-    "http2.streams": (1, 2**31 - 1),
-    "limits.memory_refuse": (1, 100),
-    "limits.memory_reset": (1, 100),
-    "bidi.padding": (0, 4096),
-    "v2.compression": (0, 9),
-    "models.*.restart.jitter": (0, 1),
-    "openai.max_tokens": (1, 2**31 - 1),  # as max_new_tokens
-}
-_MODEL = r"[A-Za-z0-9_][A-Za-z0-9._-]{0,127}"
-_MODEL_WANTED = "1 to 128 letters, digits, '.', '_' and '-', beginning with a letter, a digit or '_'"
-# EndpointName and VariantName of the SageMaker API.
-_SAGEMAKER = r"(?!.{64})[a-zA-Z0-9](-*[a-zA-Z0-9])*"
-_SAGEMAKER_WANTED = "1 to 63 letters, digits and '-', neither beginning nor ending with '-'"
-_HOST = r"(?!(?:unix|systemd)(?:\+tls)?(?::|$))[^\s/\[\],\"']+"
-_HOST_WANTED = 'an address or a host name ("0.0.0.0" for every IPv4 address, "::" for IPv6 too), unix:/PATH or systemd:NAME'
-_UNIX_MODE = (r"0?[0-7]{3}", 'three octal digits, such as "660"')
-_PATTERNS = {
-    "listen.host": (rf"{_HOST}|unix(\+tls)?:/[^\0]+|systemd(\+tls)?(:[!-9;-~]+)?", _HOST_WANTED),
-    "operator.host": (rf"{_HOST}|unix:/[^\0]+|systemd(:[!-9;-~]+)?", _HOST_WANTED),
-    "listen.unix_mode": _UNIX_MODE,
-    "operator.unix_mode": _UNIX_MODE,
-    "operator.token": (r"([!-~]{16,})?", "16 or more visible ASCII characters, or empty"),
-    "admission.priority_header": (r"[!#$%&'*+.^_`|~0-9A-Za-z-]*", "the name of a header field, or empty"),
-    "websocket.path": (r"/[!-~]*", "a path that begins with /"),
-    "sagemaker.variant": (_SAGEMAKER, _SAGEMAKER_WANTED),
-    "models.*.version": (r"[A-Za-z0-9._-]{1,64}", "1 to 64 letters, digits, '.', '_' and '-'"),
-    "models.*.factory": (
-        r"[^\W\d]\w*(\.[^\W\d]\w*)*:[^\W\d]\w*(\.[^\W\d]\w*)*|[^\W\d]\w*",
-        '"module:attribute", or the name of a library model',
-    ),
-    "endpoints.*.variants.*.model": (_MODEL, "the name of a model"),
-    "endpoints.*.models": (r"[^\0]*", "a path"),
-    "repository.model": (r"(/[^\0]*)?", "an absolute path, or empty"),
-    "repository.model_name": (_MODEL, _MODEL_WANTED),
-}
-NAMES: Mapping[Key, Names] = {
-    ("models",): Names(of="a model", placeholder="NAME", pattern=_MODEL, wanted=_MODEL_WANTED),
-    ("endpoints",): Names(of="an endpoint", placeholder="NAME", pattern=_SAGEMAKER, wanted=_SAGEMAKER_WANTED),
-    ("endpoints", "*", "variants"): Names(
-        of="a variant", placeholder="VARIANT", pattern=_SAGEMAKER, wanted=_SAGEMAKER_WANTED
-    ),
-}
-"""The tables whose sections the operator names."""
-
-
-# ---- the walk ----
-
-
-def _settings(section: type[Any], prefix: Key) -> Iterator[Setting]:
-    hints = typing.get_type_hints(section)
+def settings_of(section: type[Any], prefix: Key = ()) -> Iterator[Setting]:
+    """Every setting of a section and of those inside it, in its order."""
+    hints = typing.get_type_hints(section, include_extras=True)
     for field in dataclasses.fields(section):
-        path = (*prefix, field.name)
-        hint: Any = hints[field.name]
-        optional = type(None) in typing.get_args(hint)
-        if optional:
-            (hint,) = (one for one in typing.get_args(hint) if one is not type(None))
+        path, hint = (*prefix, field.name), hints[field.name]
         arguments = typing.get_args(hint)
         if _is_section(hint):
-            yield from _settings(hint, path)
+            yield from settings_of(hint, path)
         elif typing.get_origin(hint) is dict and _is_section(arguments[1]):
-            yield from _settings(arguments[1], (*path, "*"))
+            yield from settings_of(arguments[1], (*path, "*"))
+        elif type(None) in arguments:
+            (hint,) = (one for one in arguments if one is not type(None))
+            yield dataclasses.replace(_setting(path, hint, field), computed="the model's own")
         else:
-            setting = _setting(path, hint, field)
-            yield dataclasses.replace(setting, computed="the model's own") if optional else setting
+            yield _setting(path, hint, field)
 
 
 def _is_section(hint: Any) -> bool:
     return isinstance(hint, type) and dataclasses.is_dataclass(hint)
 
 
+_UNITS: Mapping[Any, Unit] = {
+    StrType: Unit.TEXT,
+    BoolType: Unit.FLAG,
+    LiteralType: Unit.CHOICE,
+    IntType: Unit.COUNT,
+    DictType: Unit.TABLE,
+}
+"""Of the types whose annotations need not say it."""
+
+
 def _setting(path: Key, hint: Any, field: dataclasses.Field[Any]) -> Setting:
-    key = dotted(path)
+    info, extra = _said(hint)
     default, computed = field.default, ""
     if field.default_factory is not dataclasses.MISSING:
         default = field.default_factory()
         name = getattr(field.default_factory, "__name__", "").strip("_").replace("_", " ")
-        computed = f"a {name}" if hint is int else ""
-    low, high = _RANGES.get(key, (0 if key in _MAY_BE_ZERO else 1, MOST))
-    pattern, wanted = _PATTERNS.get(key, ("", ""))
-    setting = Setting(
+        computed = f"a {name}" if isinstance(info, IntType) else ""
+    number = getattr(info, "item_type", info)
+    low, above, high = (getattr(number, bound, None) for bound in ("ge", "gt", "le"))
+    return Setting(
         path=path,
-        unit=Unit.TEXT,
+        unit=extra.get("unit") or _UNITS[type(info)],
+        type=hint,
         default=None if default is dataclasses.MISSING else default,
         computed=computed,
-        low=low,
-        high=high,
-        pattern=pattern,
-        wanted=wanted,
+        choices=typing.get_args(hint) if isinstance(info, LiteralType) else (),
+        low=(low if above is None else above) or 0,
+        high=MOST if high is None else high,
+        above=above is not None,
+        pattern=extra.get("pattern", ""),
+        wanted=extra.get("wanted", ""),
     )
-    arguments = typing.get_args(hint)
-    if typing.get_origin(hint) is Literal:
-        return dataclasses.replace(setting, unit=Unit.CHOICE, choices=typing.get_args(hint))
-    if typing.get_origin(hint) is dict:
-        return dataclasses.replace(setting, unit=Unit.TABLE)
-    if typing.get_origin(hint) is types.UnionType:
-        return dataclasses.replace(setting, unit=Unit.ADDRESSES)
-    if key in _NETWORKS:
-        return dataclasses.replace(setting, unit=Unit.NETWORKS)
-    if typing.get_origin(hint) is tuple:
-        unit = {TensorConfig: Unit.TENSORS, int: Unit.COUNTS}.get(arguments[0], Unit.TEXTS if key in _TEXTS else Unit.PATHS)
-        return dataclasses.replace(setting, unit=unit)
-    if hint is bool:
-        return dataclasses.replace(setting, unit=Unit.FLAG)
-    if hint is int:
-        return dataclasses.replace(setting, unit=Unit.BYTES if key in _BYTES else Unit.COUNT)
-    if hint is float:
-        unit = Unit.NUMBER if key in _NUMBERS else Unit.SECONDS
-        return dataclasses.replace(setting, unit=unit, low=0, above=key not in _MAY_BE_ZERO)
-    return setting
 
 
-SETTINGS: Mapping[Key, Setting] = {setting.path: setting for setting in _settings(Config, ())}
+def _said(hint: Any) -> tuple[Any, dict[str, Any]]:
+    """What msgspec reads of an annotation: the type with its range, and what it leaves to us."""
+    info = type_info(hint)
+    return (info.type, info.extra or {}) if isinstance(info, Metadata) else (info, {})
+
+
+SETTINGS: Mapping[Key, Setting] = {setting.path: setting for setting in settings_of(Config)}
 """Every setting of the schema, in its order."""
 
 SECTIONS = frozenset(path[:n] for path in SETTINGS for n in range(1, len(path)))
 OPEN = frozenset(path for path, setting in SETTINGS.items() if setting.unit is Unit.TABLE)
 """The settings that are tables of anything: the options of a model."""
+
+
+def _hint(path: Key) -> Any:
+    """The annotation at a path of the schema."""
+    found: Any = Config
+    for name in path:
+        found = typing.get_args(found)[1] if name == "*" else typing.get_type_hints(found, include_extras=True)[name]
+    return found
+
+
+def _names(table: Key) -> Names:
+    _, extra = _said(typing.get_args(_hint(table))[0])
+    return Names(**extra)
+
+
+_TABLES = dict.fromkeys(path[:n] for path in SETTINGS for n, part in enumerate(path) if part == "*")
+NAMES: Mapping[Key, Names] = {table: _names(table) for table in _TABLES}
+"""The tables whose sections the operator names."""
 
 
 def template(path: Key) -> Key:
@@ -304,10 +217,8 @@ def setting_help(path: Key) -> str:
 
 def _section(path: Key) -> type[Any]:
     """The class of a section, by its path in the schema; of a table of named ones, dict."""
-    found: Any = Config
-    for name in path:
-        found = typing.get_args(found)[1] if name == "*" else typing.get_type_hints(found)[name]
-    section: type[Any] = typing.get_origin(found) or found
+    hint = _hint(path)
+    section: type[Any] = typing.get_origin(hint) or hint
     return section
 
 

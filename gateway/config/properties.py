@@ -11,7 +11,8 @@ from typing import Any, final
 import msgspec
 
 from gateway.config.environment import OPTIONS, UNSERVED, in_our_words, is_true
-from gateway.config.fields import SETTINGS, Unit
+from gateway.config.fields import SETTINGS
+from gateway.config.kinds import Unit
 from gateway.config.problem import ConfigError
 from gateway.config.text import show
 from gateway.config.tree import LMIConfig, MiB

@@ -7,7 +7,8 @@ from typing import Any
 
 import msgspec
 
-from gateway.config.fields import MOST, NAMES, SETTINGS, Setting, Unit, section_help, setting_help
+from gateway.config.fields import MOST, NAMES, SETTINGS, Setting, section_help, setting_help
+from gateway.config.kinds import Unit
 from gateway.config.text import DURATION_UNITS, SIZE_UNITS, Key
 from gateway.config.tree import TensorConfig
 

@@ -7,7 +7,8 @@ import math
 from collections.abc import Iterable, Iterator
 from typing import Any
 
-from gateway.config.fields import SETTINGS, Unit, template
+from gateway.config.fields import SETTINGS, template
+from gateway.config.kinds import Unit
 from gateway.config.load import Resolved
 from gateway.config.text import Key, dotted, plain, toml, without_secrets, written_size
 from gateway.config.tree import TensorConfig

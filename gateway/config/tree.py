@@ -4,7 +4,40 @@ from __future__ import annotations
 
 import os
 from dataclasses import dataclass, field
-from typing import Any, Literal, final
+from typing import Annotated, Any, Literal, TypeAlias, final
+
+from msgspec import Meta
+
+from gateway.config.kinds import (
+    Addresses,
+    AddressesWithTLS,
+    BearerToken,
+    Bytes,
+    BytesOrOff,
+    Count,
+    CountOrOff,
+    Counts,
+    EndpointName,
+    Factory,
+    FieldName,
+    FileMode,
+    Int31,
+    ModelName,
+    ModelReference,
+    Networks,
+    Paths,
+    Percent,
+    Port,
+    Seconds,
+    SecondsOrOff,
+    Share,
+    Texts,
+    Unit,
+    VariantName,
+    Version,
+    Weight,
+    matching,
+)
 
 KiB, MiB, GiB = 1024, 1024**2, 1024**3
 
@@ -18,25 +51,25 @@ def _quarter_of_memory() -> int:
 class ListenConfig:
     """Where the data plane listens. HTTP/1.1, HTTP/2 and WebSocket share each port."""
 
-    host: str | tuple[str, ...] = "127.0.0.1"
+    host: AddressesWithTLS = "127.0.0.1"
     """A name or an address, which has each port below; `unix:/PATH`, a Unix socket; `systemd` or `systemd:NAME`, the sockets
     that systemd passes, or those of that name; `unix+tls:` and `systemd+tls:` are such with TLS. Or a list of them. 0.0.0.0
     is every IPv4 address; :: is every address, of IPv4 too where no IPv4 address is listed."""
-    port: int = 8080
+    port: Port = 8080
     """In clear; 0 asks the kernel for a free port, the same for each address of `host`; -1 opens none."""
-    tls_port: int = 8443
+    tls_port: Port = 8443
     """Opened where TLS is on."""
-    bidi_port: int = -1
+    bidi_port: Port = -1
     """A second port in clear, for containers that are called as in SageMaker's private beta: 8081 there; -1 opens none."""
-    unix_mode: str = "660"
+    unix_mode: FileMode = "660"
     """Mode of the Unix sockets that are made: a digit each for owner, group and everyone; 6 lets them connect."""
-    trusted_proxies: tuple[str, ...] = ()
+    trusted_proxies: Networks = ()
     """Addresses and networks whose word on their clients' addresses is taken, and `unix` for every client of a Unix socket:
     a PROXY header, version 1 or 2, is read at the begin of their connections, and `Forwarded` or `X-Forwarded-For` in their
     requests. The log and the console show the address; it opens nothing."""
-    backlog: int = 2048
+    backlog: Annotated[int, Meta(ge=1, le=65535)] = 2048
     """Connections that the kernel holds until they are accepted."""
-    tcp_keepalive: float = 60.0
+    tcp_keepalive: Annotated[Seconds, Meta(le=32767)] = 60.0
     """How long nothing may come over a connection until the kernel asks whether its client is still there (TCP keepalive).
     One that answers none of four probes, 15 seconds apart, or has forgotten the connection, is gone. 0: it never asks."""
 
@@ -47,20 +80,20 @@ class OperatorConfig:
     """The operator plane, on a port of its own: health, what is live, and models loaded, unloaded, reloaded and drained. No
     client of a model needs it."""
 
-    host: str | tuple[str, ...] = "127.0.0.1"
+    host: Addresses = "127.0.0.1"
     """Addresses as in `listen.host`, without TLS. Beyond loopback and Unix sockets it demands a token, or `open`."""
-    port: int = -1
+    port: Port = -1
     """0 asks the kernel for a free port, -1 opens none. One that is taken is tried again; models are served meanwhile."""
-    unix_mode: str = "600"
+    unix_mode: FileMode = "600"
     """Mode of its Unix sockets, as `listen.unix_mode`."""
-    token: str = field(default="", repr=False)
+    token: BearerToken = field(default="", repr=False)
     """What a request has to bring as `Authorization: Bearer TOKEN`, health and the console's page apart: 16 or more visible
     ASCII characters. Best set in the environment: a command line can be read by everyone on the machine."""
     token_file: str = ""
     """A file with more of them, one a line; each one opens. It is read again when it has changed."""
     open: bool = False
     """Whether it may listen beyond loopback without any token."""
-    hosts: tuple[str, ...] = ()
+    hosts: Texts = ()
     """Names by which requests without a token may call it, in their Host, beside `host`, localhost and every address."""
 
 
@@ -82,7 +115,7 @@ class TLSConfig:
     asked for one."""
     client_certificate: Literal["required", "optional"] = "required"
     """Where `client_ca` is set: whether a client that shows none is refused. One that shows a wrong one always is."""
-    reload_interval: float = 10.0
+    reload_interval: SecondsOrOff = 10.0
     """How often all these files are looked at: changed ones are served, without a restart, once they have been the same for
     as long. 0: only when SIGHUP, or a program, asks for it."""
 
@@ -92,83 +125,83 @@ class TLSConfig:
 class LimitsConfig:
     """Bounds on what a peer may make the server hold or wait for. Bytes and seconds."""
 
-    request_line: int = 8 * KiB
+    request_line: Bytes = 8 * KiB
     """HTTP/1.1; a longer one is answered 414."""
-    head: int = 32 * KiB
+    head: Bytes = 32 * KiB
     """Request line and header fields together; more is answered 431."""
-    fields: int = 100
+    fields: Count = 100
     """Header fields; more are answered 431."""
-    head_timeout: float = 10.0
+    head_timeout: Seconds = 10.0
     """From the first byte of a request to the end of its head."""
-    tls_handshake_timeout: float = 10.0
+    tls_handshake_timeout: Seconds = 10.0
     """From the accepted connection to the end of its handshake."""
-    body: int = 1 * GiB
+    body: Bytes = 1 * GiB
     """One request body; more is answered 413, before it is read where its length is declared."""
-    total_bytes: int = field(default_factory=_quarter_of_memory)
+    total_bytes: Bytes = field(default_factory=_quarter_of_memory)
     """The byte budget: all bodies, windows, what was read ahead and what is larger than a send buffer, together."""
-    body_pool: int = 64 * MiB
+    body_pool: BytesOrOff = 64 * MiB
     """Memory of bodies that is kept warm to be used again, beside `total_bytes`, for some ten seconds."""
-    memory_refuse: int = 75
+    memory_refuse: Percent = 75
     """Percent of the byte budget in use above which new exchanges are refused with 503."""
-    memory_reset: int = 90
+    memory_reset: Percent = 90
     """Percent of the byte budget in use above which the exchange that holds most is ended, one a second."""
-    json: int = 64 * MiB
+    json: Bytes = 64 * MiB
     """A JSON body, or the JSON head of a binary one."""
-    json_depth: int = 64
+    json_depth: Count = 64
     """Arrays and objects inside one another."""
-    tensors: int = 256
+    tensors: Count = 256
     """Inputs of one request."""
-    tensor_dims: int = 16
+    tensor_dims: Count = 16
     """Dimensions of one tensor."""
-    bytes_elements: int = 1_000_000
+    bytes_elements: Count = 1_000_000
     """Elements of BYTES in the inputs of one request, each of which becomes an object; more are answered 400."""
-    body_silence: float = 30.0
+    body_silence: Seconds = 30.0
     """A unary upload whose window is open and that sends less than `body_rate` bytes a second over this time ends."""
-    body_rate: int = 1 * KiB
+    body_rate: Bytes = 1 * KiB
     """A second; see `body_silence`."""
-    chunk_line: int = 256
+    chunk_line: Bytes = 256
     """HTTP/1.1: the line that begins a chunk."""
-    chunk_extensions: int = 16 * KiB
+    chunk_extensions: BytesOrOff = 16 * KiB
     """HTTP/1.1: all chunk extensions of one body."""
-    trailers: int = 4 * KiB
+    trailers: BytesOrOff = 4 * KiB
     """All trailer fields of one message."""
-    trailer_fields: int = 20
+    trailer_fields: CountOrOff = 20
     """Trailer fields of one message."""
-    keep_alive: float = 75.0
+    keep_alive: Seconds = 75.0
     """How long a connection without a request stays open; longer than a load balancer's 60 s."""
-    requests_per_connection: int = 10_000
+    requests_per_connection: Count = 10_000
     """HTTP/1.1 only."""
-    read_ahead: int = 256 * KiB
+    read_ahead: Bytes = 256 * KiB
     """What is read before the model asks, on the wires without a window of their own (HTTP/1.1, WebSocket). A head, a line
     or a frame of less than 64 KiB that has begun is read to its end."""
-    send_buffer: int = 64 * KiB
+    send_buffer: Bytes = 64 * KiB
     """Bytes queued for one stream before its model waits."""
-    unsent: int = 128 * KiB
+    unsent: BytesOrOff = 128 * KiB
     """What the kernel takes of a connection's output ahead of what its peer takes (TCP_NOTSENT_LOWAT); 0: the system's."""
-    connection_send_buffer: int = 256 * KiB
+    connection_send_buffer: Bytes = 256 * KiB
     """HTTP/2: bytes queued for all streams of one connection."""
-    write_stall: float = 30.0
+    write_stall: SecondsOrOff = 30.0
     """A peer that takes none of the bytes queued for it for this long ends: its models stop, and where it reads again
     within 5 seconds more it is told why. 0: never."""
-    loop_block: float = 0.5
+    loop_block: SecondsOrOff = 0.5
     """Seconds that one step may keep the event loop from everything else; one that lasts longer is named in the log and in
     metrics. 0: nobody looks."""
-    connections: int = 10_000
+    connections: Count = 10_000
     """Open at once."""
-    descriptors_reserved: int = 64
+    descriptors_reserved: CountOrOff = 64
     """File descriptors kept free: accepting pauses when only these are left."""
-    part: int = 16 * MiB
+    part: Bytes = 16 * MiB
     """One event of an event stream, such as a BiDi payload part."""
-    event_headers: int = 128 * KiB
+    event_headers: Bytes = 128 * KiB
     """All headers of one event."""
-    event_fields: int = 64
+    event_fields: Count = 64
     """Headers of one event."""
-    max_new_tokens: int = 65_536
+    max_new_tokens: CountOrOff = 65_536
     """The most tokens that a request may ask for in a sequence of a text; one that asks for more is refused. 0: no
     ceiling."""
-    checkpoint_events: int = 64
+    checkpoint_events: Count = 64
     """What one connection may do before the others get their turn."""
-    checkpoint_bytes: int = 64 * KiB
+    checkpoint_bytes: Bytes = 64 * KiB
     """As `checkpoint_events`, in bytes."""
 
 
@@ -177,17 +210,17 @@ class LimitsConfig:
 class HTTP2Config:
     """RFC 9113: what we advertise and bound. The rates are counted now; acting on the floods comes with them."""
 
-    streams: int = 1000
+    streams: Int31 = 1000
     """Open at once on one connection. The AWS SDK opens no second connection: it waits."""
-    initial_window: int = 64 * KiB
+    initial_window: Annotated[BytesOrOff, Meta(le=2**31 - 1)] = 64 * KiB
     """What a stream may send before its model reads."""
-    max_window: int = 256 * KiB
+    max_window: Annotated[Bytes, Meta(le=2**31 - 1)] = 256 * KiB
     """The largest window that a stream is given."""
-    frame_size: int = 16 * KiB
+    frame_size: Annotated[int, Meta(ge=2**14, le=2**24 - 1, extra={"unit": Unit.BYTES})] = 16 * KiB
     """The largest frame that is accepted."""
-    continuations: int = 8
+    continuations: CountOrOff = 8
     """CONTINUATION frames of one header block."""
-    settings_entries: int = 32
+    settings_entries: Count = 32
     """Entries of one SETTINGS frame."""
 
 
@@ -196,20 +229,20 @@ class HTTP2Config:
 class WebSocketConfig:
     """RFC 6455 on the container's path."""
 
-    path: str = "/invocations-bidirectional-stream"
+    path: Annotated[str, matching(r"/[!-~]*", "a path that begins with /")] = "/invocations-bidirectional-stream"
     """The path of `bidi.default_model`; `/models/NAME` before it reaches any other model."""
     any_path: bool = True
     """Whether that model answers upgrades at every other path too, as a container must: SageMaker's callers choose it."""
-    part: int = 16 * MiB
+    part: Bytes = 16 * MiB
     """One frame."""
     check_utf8: bool = False
     """True: a text message that is not UTF-8 ends its connection with Close 1007 (RFC 6455 section 8.1). False: its bytes
     pass to the model as they are, as SageMaker does."""
-    ping_interval: float = 20.0
+    ping_interval: SecondsOrOff = 20.0
     """How long a peer may be silent before it is sent a Ping; 0: no Pings."""
-    ping_timeout: float = 20.0
+    ping_timeout: Seconds = 20.0
     """How long it may take to answer."""
-    close_timeout: float = 5.0
+    close_timeout: Seconds = 5.0
     """How long it may take to answer a Close."""
 
 
@@ -218,10 +251,10 @@ class WebSocketConfig:
 class AdmissionConfig:
     """What the head of a request may ask of its time and its place in a model's queue, on every wire."""
 
-    timeout_headers: tuple[str, ...] = ("x-request-timeout", "grpc-timeout")
+    timeout_headers: Texts = ("x-request-timeout", "grpc-timeout")
     """Header fields that say how long a call may last; the smallest holds. `grpc-timeout` as gRPC has it, such as 100m; the
     others seconds, such as 1.5, 1500ms or 2s, and milliseconds where the name ends in -ms. Empty: none is looked at."""
-    priority_header: str = ""
+    priority_header: FieldName = ""
     """The header field of a call's priority while it waits for a slot: 1 is first and 16 last, 8 is meant without. Empty:
     none. It is believed to whoever sends it."""
 
@@ -231,9 +264,9 @@ class AdmissionConfig:
 class DrainConfig:
     """What SIGTERM means: readiness off, listeners closed after `delay`, live streams until `timeout`, the rest ended."""
 
-    delay: float = 0.0
+    delay: SecondsOrOff = 0.0
     """How long the listeners stay open, so that a load balancer sees that readiness is off."""
-    timeout: float = 30.0
+    timeout: SecondsOrOff = 30.0
     """How long live streams may go on."""
     report: str = ""
     """A file that the standalone server writes, as one line of JSON, when it has drained: what became of every stream.
@@ -262,9 +295,9 @@ class LMIConfig:
     it has no `temperature` either."""
     unsupported: Literal["ignore", "refuse"] = "ignore"
     """What becomes of a parameter that the model says it does not support: it is passed over, or the request refused."""
-    max_text: int = 16 * MiB
+    max_text: Bytes = 16 * MiB
     """Text and details that one answer may keep for its end; more is a failure of the generation."""
-    max_prompts: int = 256
+    max_prompts: Count = 256
     """Prompts in one request of a dynamic batch."""
 
 
@@ -275,7 +308,7 @@ class OpenAIConfig:
 
     default_model: str = ""
     """The model where the request names none; empty: the only model that fits."""
-    max_tokens: int = 256
+    max_tokens: Int31 = 256
     """The most tokens of an answer where the request does not say."""
 
 
@@ -286,7 +319,7 @@ class V2Config:
 
     model_control: bool = False
     """Whether clients may load and unload models and change the log's level: Triton's explicit model control."""
-    compression: int = 1
+    compression: Annotated[int, Meta(ge=0, le=9)] = 1
     """zlib's level, 1 to 9, of replies whose client accepts gzip or deflate; 0: none is compressed."""
 
 
@@ -297,11 +330,11 @@ class BidiConfig:
 
     default_model: str = ""
     """The model behind the container's WebSocket path; an endpoint names its model itself."""
-    session_timeout: float = 1800.0
+    session_timeout: Seconds = 1800.0
     """How long a session may last."""
-    idle_timeout: float = 0.0
+    idle_timeout: SecondsOrOff = 0.0
     """How long a session may go without a part in either direction; 0: as long as it lasts."""
-    padding: int = 0
+    padding: Annotated[int, Meta(ge=0, le=4096)] = 0
     """Parts of an answer carry a random length of padding, up to so many characters, so that an observer of the encrypted
     stream cannot tell how long each token is; 0: none."""
 
@@ -315,7 +348,7 @@ class SigV4Config:
     """A file in the form of ~/.aws/credentials: the key of each profile in it may sign. Empty: no signature is looked at."""
     region: str = ""
     """The region that a signature must be for; empty: any."""
-    skew: float = 300.0
+    skew: Seconds = 300.0
     """How far a client's clock may be off."""
 
 
@@ -326,13 +359,13 @@ class SageMakerConfig:
 
     default_model: str = ""
     """The model of /invocations where the request names none; empty: `lmi.default_model`, else the only one that fits."""
-    variant: str = "AllTraffic"
+    variant: VariantName = "AllTraffic"
     """The name of the production variant of an endpoint that has no variants configured."""
-    invoke_timeout: float = 0.0
+    invoke_timeout: SecondsOrOff = 0.0
     """How long InvokeEndpoint may take; 60 s in the service; 0: as long as its model may."""
-    stream_timeout: float = 0.0
+    stream_timeout: SecondsOrOff = 0.0
     """How long InvokeEndpointWithResponseStream may take; 8 minutes in the service; 0: as long as its model may."""
-    body: int = 6 * MiB
+    body: Bytes = 6 * MiB
     """The largest body of InvokeEndpoint and InvokeEndpointWithResponseStream, as the service has it."""
     multi_model: bool = False
     """Serve the multi-model container API: POST, GET and DELETE at /models (SAGEMAKER_MULTI_MODEL)."""
@@ -344,22 +377,22 @@ class SageMakerConfig:
 class RepositoryConfig:
     """Models that are loaded from folders: one from the start, others while the server runs."""
 
-    model: str = ""
+    model: Annotated[str, matching(r"(/[^\0]*)?", "an absolute path, or empty")] = ""
     """A folder under `roots` whose model the standalone server serves from the start, beside those of the configuration.
     Empty: /opt/ml/model where that holds one and no other model is configured."""
-    model_name: str = "model"
+    model_name: ModelName = "model"
     """The name of the model of that folder."""
-    roots: tuple[str, ...] = ("/opt/ml/models", "/opt/ml/model")
+    roots: Paths = ("/opt/ml/models", "/opt/ml/model")
     """Folders that models may be loaded from; links are followed before a path is compared."""
-    code: tuple[str, ...] = ()
+    code: Paths = ()
     """Roots, and folders under them, whose model.py may run. From elsewhere come only models of the library, by their
     model.toml."""
-    memory: int = field(default_factory=_quarter_of_memory)
+    memory: Bytes = field(default_factory=_quarter_of_memory)
     """Bytes that all loaded models may need together, those of the configuration by what they declare; a load beyond it is
     answered 507."""
-    models: int = 1000
+    models: Count = 1000
     """Models loaded at once."""
-    unload_timeout: float = 60.0
+    unload_timeout: SecondsOrOff = 60.0
     """How long calls that are under way may go on after their model's unload was asked for."""
 
 
@@ -368,9 +401,9 @@ class RepositoryConfig:
 class VariantConfig:
     """A production variant: a model, and its share of the endpoint's calls."""
 
-    model: str
+    model: ModelReference
     """The name of the model."""
-    weight: float = 1.0
+    weight: Weight = 1.0
     """Its share, beside the weights of the other variants; 0: only where a request names it."""
 
 
@@ -380,9 +413,9 @@ class EndpointConfig:
     """A SageMaker endpoint. Without one of its own, every model is an endpoint by its name, where that is one an endpoint
     can have: letters, digits and hyphens."""
 
-    variants: dict[str, VariantConfig] = field(default_factory=dict)
+    variants: dict[VariantName, VariantConfig] = field(default_factory=dict)
     """Production variants by their names."""
-    models: str = ""
+    models: Annotated[str, matching(r"[^\0]*", "a path")] = ""
     """A folder under `repository.roots`: X-Amzn-SageMaker-Target-Model names a model in it, which is loaded on its first
     use, and unloaded when another needs its memory. Instead of variants."""
 
@@ -395,15 +428,15 @@ class RestartConfig:
     kind: Literal["permanent", "transient", "temporary"] | None = None
     """When it is loaded again: always; after a crash, but not when its `load()` ended by itself; never. permanent where the
     model does not say."""
-    intensity: int | None = None
+    intensity: CountOrOff | None = None
     """Crashes; 3 where the model does not say."""
-    period: float | None = None
+    period: Seconds | None = None
     """The time in which they are counted; 10 where the model does not say."""
-    backoff: float | None = None
+    backoff: SecondsOrOff | None = None
     """The wait before the first restart; it doubles with each crash in the period; 0.1 where the model does not say."""
-    backoff_max: float | None = None
+    backoff_max: SecondsOrOff | None = None
     """The longest wait; 5 where the model does not say."""
-    jitter: float | None = None
+    jitter: Share | None = None
     """The share of a wait that chance may take off it, so that models that crashed together are not loaded together; 0.1
     where the model does not say."""
     escalate: bool | None = None
@@ -425,6 +458,9 @@ class TensorConfig:
     like: str = ""
 
 
+Tensors: TypeAlias = Annotated[tuple[TensorConfig, ...], Meta(extra={"unit": Unit.TENSORS})]
+
+
 @final
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BatchingConfig:
@@ -432,25 +468,25 @@ class BatchingConfig:
 
     enabled: bool | None = None
     """Whether it is; where nobody says: if the model asks for it, or anything here is set."""
-    max_delay: float | None = None
+    max_delay: SecondsOrOff | None = None
     """How long the first request of a batch waits for others while the model is idle; 0, which is meant where the model does
     not say: not at all, and a batch is what has queued while the model was busy."""
-    preferred: tuple[int, ...] | None = None
+    preferred: Counts | None = None
     """Numbers of rows that go at once: as soon as the first requests of the queue have together exactly one of these, they
     are a batch, of the largest such number, and what is behind them waits for the next. Others wait for `max_delay`. None
     where the model does not say."""
     pad_rows: bool | None = None
     """Whether a batch is filled up to the next preferred number of rows, with copies of its last row; false where the model
     does not say."""
-    instances: int | None = None
+    instances: Count | None = None
     """Batches that run at once; 1 where the model does not say."""
     retry: bool | None = None
     """Whether the requests of a batch whose call raised are called again, each alone and once; true where the model does
     not say."""
-    priority_levels: int | None = None
+    priority_levels: CountOrOff | None = None
     """Requests may have a parameter `priority` from 1, which goes first, to this; 0, which is meant where the model does not
     say: it is not looked at."""
-    default_priority: int | None = None
+    default_priority: CountOrOff | None = None
     """That of requests which say none; 0, which is meant where the model does not say: the last."""
 
 
@@ -460,59 +496,59 @@ class ModelConfig:
     """One model: where its code is, and how much of it runs at once. A factory that gives a ModelSpec says itself what is
     not set here."""
 
-    factory: str
+    factory: Factory
     """`module:attribute`: a function, an async or sync generator, a class with `__call__`, or a ModelSpec; or the name of a
     library model, such as `lm`."""
     options: dict[str, Any] = field(default_factory=dict)
     """Keyword arguments for a factory that takes them."""
-    version: str | None = None
+    version: Version | None = None
     """Its version, as v2 shows it and may ask for it; 1 where the model does not say."""
     required: bool | None = None
     """True: the server is ready only while this model answers; false: it may go on without the model. True
     where the model does not say."""
-    memory: int | None = None
+    memory: BytesOrOff | None = None
     """Bytes that it needs when it is loaded, which count towards `repository.memory`; 0, which is meant where the model does
     not say: undeclared."""
-    capacity: int | None = None
+    capacity: Count | None = None
     """Sessions at once; 64 where the model does not say."""
-    queue: int | None = None
+    queue: CountOrOff | None = None
     """Sessions that may wait for a slot; more are refused with 503; 1000 where the model does not say."""
-    queue_timeout: float | None = None
+    queue_timeout: SecondsOrOff | None = None
     """How long a session may wait for a slot until it is refused with 503; 0, which is meant where the model does not say:
     as long as its own time allows."""
-    queue_bytes: int | None = None
+    queue_bytes: BytesOrOff | None = None
     """What the bodies of those that wait may hold together; one more is refused with 503; 0, which is meant where the model
     does not say: bounded by `limits.total_bytes` alone."""
-    body_bytes: int | None = None
+    body_bytes: BytesOrOff | None = None
     """What the bodies of the sessions that run may hold together; one whose body does not fit beside them waits as for a
     slot, and one that is larger alone is refused with 413; 0, which is meant where the model does not say: bounded by
     `limits.total_bytes` alone."""
-    timeout: float | None = None
+    timeout: SecondsOrOff | None = None
     """Seconds a session may last; 0, which is meant where the model does not say: no limit."""
-    load_timeout: float | None = None
+    load_timeout: Seconds | None = None
     """How long loading may take; 240 where the model does not say."""
-    warmup: tuple[str, ...] | None = None
+    warmup: Texts | None = None
     """Bodies of requests that it answers each time it was loaded, before any client is served; one that fails is a failed
     load. Of a text model a prompt or LMI's JSON, of a tensor model v2's JSON, of a model of parts a text part."""
-    inputs: tuple[TensorConfig, ...] | None = None
+    inputs: Tensors | None = None
     """What a model of tensors takes, where that is checked and shown by v2: each tensor has a `name`, and may have a
     `datatype`, a `shape` with -1 for any size, `optional = true`, and where requests are batched `pad`."""
-    outputs: tuple[TensorConfig, ...] | None = None
+    outputs: Tensors | None = None
     """What it gives; an output may have `labels`, and where requests are batched `like`."""
-    max_batch_size: int | None = None
+    max_batch_size: CountOrOff | None = None
     """Above 0 each tensor has a leading batch dimension of at most this, which its `shape` leaves out; 0, which is meant
     where the model does not say: shapes are whole."""
     batching: BatchingConfig = field(default_factory=BatchingConfig)
-    threads: int | None = None
+    threads: Count | None = None
     """Blocking steps at once, each in a thread; as `capacity`, at most 64, where the model does not say."""
-    step_timeout: float | None = None
+    step_timeout: SecondsOrOff | None = None
     """How long a blocking step may run before it is stuck: its session ends, and its place is somebody else's until the
     thread returns. Where it is a round of a rolling batch, the model is loaded anew. 0, which is meant where the model does
     not say: no limit. It is looked at once a second."""
-    stop_within: float | None = None
+    stop_within: SecondsOrOff | None = None
     """How long the model, with its last blocking step, may go on after its session has ended before it is stuck; 0, which is
     meant where the model does not say: no limit. It is looked at once a second."""
-    stuck_limit: int | None = None
+    stuck_limit: CountOrOff | None = None
     """Sessions that may be stuck at once, each with a place and a thread in addition to `capacity` and `threads`; one more
     is a crash of the model; 4 where the model does not say."""
     restart: RestartConfig = field(default_factory=RestartConfig)
@@ -553,7 +589,7 @@ class TracingConfig:
     exporter: Literal["otlp", "console"] = "otlp"
     """Where spans go, where OTEL_TRACES_EXPORTER does not say: to a collector by OTLP over HTTP, as OTEL_EXPORTER_OTLP_*
     say; to standard output, to read."""
-    flush_timeout: float = 5.0
+    flush_timeout: Seconds = 5.0
     """How long the last spans may take to be sent when the server ends."""
 
 
@@ -579,5 +615,5 @@ class Config:
     access: AccessConfig = field(default_factory=AccessConfig)
     log: LogConfig = field(default_factory=LogConfig)
     tracing: TracingConfig = field(default_factory=TracingConfig)
-    models: dict[str, ModelConfig] = field(default_factory=dict)
-    endpoints: dict[str, EndpointConfig] = field(default_factory=dict)
+    models: dict[ModelName, ModelConfig] = field(default_factory=dict)
+    endpoints: dict[EndpointName, EndpointConfig] = field(default_factory=dict)

@@ -20,7 +20,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from gateway.config import Config, TensorConfig
-from gateway.config.fields import NAMES, SETTINGS, Setting, Unit
+from gateway.config.fields import NAMES, SETTINGS, Setting
+from gateway.config.kinds import Unit
 from gateway.config.load import Resolved, lines_of, load, resolve
 from gateway.config.problem import ConfigError, Problem
 from gateway.config.schema import json_schema
