@@ -78,9 +78,3 @@ def cases() -> Iterator[Case]:
         head = b"\r\n".join((*lines, b"", b""))
         costs = {parser: repeated(lambda parse=parse, head=head: parse(head)) for parser, parse in parsers().items()}  # type: ignore[misc]
         yield Case(name=f"{name}: {len(lines) - 1} fields, {len(head)} bytes", costs=costs)
-
-
-if __name__ == "__main__":
-    from benchmarks.cli import program
-
-    program(["micro", "head-parser"])

@@ -100,9 +100,3 @@ def cases() -> Iterator[Case]:
         )
     large = ",".join(["1e300"] * 10_000)
     yield from numbers_to_a_tensor("10000 numbers of 1e300", f"[{large}]".encode(), 10_000, "FP64")
-
-
-if __name__ == "__main__":
-    from benchmarks.cli import program
-
-    program(["micro", "json-library"])
