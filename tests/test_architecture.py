@@ -206,12 +206,11 @@ MOST_LINES = 450
 # Classes that are longer, and may only become shorter.
 LONG = {
     "gateway/catalog/repository.py: Repository": 481,
-    "gateway/core/connection.py: Connection": 455,
-    "gateway/core/exchange.py: Exchange": 930,
-    "gateway/gateway.py: Gateway": 795,
-    "gateway/workers/worker.py: Worker": 655,
-    "protocols/http1/connection.py: HTTP1Connection": 655,
-    "protocols/http2/connection.py: HTTP2Connection": 995,
+    "gateway/core/connection.py: Connection": 453,
+    "gateway/core/exchange.py: Exchange": 929,
+    "gateway/gateway.py: Gateway": 794,
+    "gateway/workers/worker.py: Worker": 649,
+    "protocols/http2/connection.py: HTTP2Connection": 992,
 }
 
 

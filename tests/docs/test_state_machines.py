@@ -6,7 +6,7 @@ import pytest
 
 from gateway.workers.states import TRANSITIONS, State
 from protocols.errors import LocalProtocolError, RemoteProtocolError
-from protocols.http1 import connection
+from protocols.http1.reader import Reading, Writing
 from scripts.explored import Input, NotNow, View, Who, explore
 from scripts.explored_machines import machines
 from scripts.write_state_diagrams import DIAGRAMS, worker_transitions, written
@@ -22,9 +22,9 @@ def test_the_page_and_its_diagrams_are_current() -> None:
 def test_every_state_that_http1_names_is_drawn() -> None:
     views = {view.name: set(view.states) for machine in machines() for view in machine.views}
     reading = views["http1-server-reading"] | views["http1-client-reading"]
-    assert reading | {"END"} == {state.name for state in connection._Reading}  # whose End is given out before anybody looks
+    assert reading | {"END"} == {state.name for state in Reading}  # whose End is given out before anybody looks
     writing = views["http1-server-writing"] | views["http1-client-writing"]
-    assert writing == {state.name for state in connection._Writing}
+    assert writing == {state.name for state in Writing}
 
 
 def test_the_table_of_a_worker_speaks_of_every_state() -> None:

@@ -29,17 +29,7 @@ from protocols.http1.connection import HTTP1Connection
 from protocols.roles import Role
 from protocols.websocket.connection import WebSocketConnection
 from protocols.websocket.handshake import END_OF_INPUT, accept_headers, request_headers
-from tests.gateway.containers.containers import (
-    Client,
-    Containers,
-    Script,
-    Serve,
-    binary,
-    containers,
-    part,
-    text,
-    websocket,
-)
+from tests.gateway.containers.containers import Client, Containers, Script, Serve, binary, containers, part, text, websocket
 from tests.gateway.promises import bridge_to
 
 PAUSES = [0.5, 1.5, 10.0, 59.0, 100.0, 1700.0]

@@ -14,6 +14,7 @@ from protocols.events import NEED_DATA, PAUSED, Data, End, Request, Response, Se
 from protocols.http1.body import Chunks, Input
 from protocols.http1.connection import HTTP1Connection
 from protocols.http1.output import Output
+from protocols.http1.reader import MessageReader
 from tests.protocols.http1.http1_helpers import answer, client, cuts, pull, request, server, written
 
 LARGE = 16 * 1024
@@ -35,7 +36,8 @@ def state(machine: HTTP1Connection) -> dict[str, Any]:
     """All that a machine is, as values; what it counts of its input is what is there."""
     held: dict[str, Any] = {}
     source = machine.input
-    parts = (machine, HTTP1Connection), (machine, Output), (source, Input), (machine._chunks, Chunks)
+    halves = (machine, HTTP1Connection), (machine, MessageReader), (machine, Output)
+    parts = *halves, (source, Input), (machine._chunks, Chunks)
     for part, kind in parts:
         for name in kind.__slots__ if part is not None else ():
             value = getattr(part, name)
