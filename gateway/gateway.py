@@ -904,5 +904,5 @@ class Gateway:
             exchanges=len(self._observer.live),
             endings={e.value: n for e, n in self._observer.endings.items()},
             bytes_reserved=self.budget.used,
-            slots_in_use=sum(w.slots_in_use for w in self.supervisor.workers.values()),
+            slots_in_use=sum(w.slots.in_use for w in self.supervisor.workers.values()),
         )

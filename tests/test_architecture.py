@@ -112,7 +112,7 @@ ROOMS = {
     "core": {"config", "net", "codecs"},
     "client": {"net"},
     "wires": {"core", "net", "config"},
-    "workers": {"config", "core"},
+    "workers": {"config"},
     "hypercorn": {"wires"},
     "catalog": {"config", "codecs", "workers"},
     "serving": {"core", "wires", "net", "config", "workers"},
@@ -207,9 +207,8 @@ MOST_LINES = 450
 LONG = {
     "gateway/catalog/repository.py: Repository": 481,
     "gateway/core/connection.py: Connection": 453,
-    "gateway/core/exchange.py: Exchange": 929,
+    "gateway/core/exchange.py: Exchange": 930,
     "gateway/gateway.py: Gateway": 794,
-    "gateway/workers/worker.py: Worker": 649,
     "protocols/http2/connection.py: HTTP2Connection": 992,
 }
 

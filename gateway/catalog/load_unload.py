@@ -188,7 +188,7 @@ class ModelControl:
     async def _leave(self, worker: Worker, gone: trio.Event) -> None:
         try:
             await worker.stopped.wait()
-            await worker.left()
+            await worker.slots.all_left()
             worker.retired()
             await self._supervisor.replaced_gone(worker.name)
             log.info("model unloaded", extra={"model": worker.name})

@@ -144,7 +144,7 @@ class _Entry(StepHolder):
     def idle(self) -> bool:
         if self.state is not _State.READY or self.users.count or self.waiters:
             return False
-        return self.worker is not None and not self.worker.live and not self.worker.slots_in_use
+        return self.worker is not None and not self.worker.slots.live and not self.worker.slots.in_use
 
     # a holder of blocking steps: the name stays taken until the last thread of a load has returned
 
@@ -158,7 +158,7 @@ class _Entry(StepHolder):
     async def quiet(self) -> None:
         """Returns when no session and no thread of this model runs any more."""
         if self.worker is not None:
-            await self.worker.left()
+            await self.worker.slots.all_left()
         while self.threads:
             await self._bell.wait()
 

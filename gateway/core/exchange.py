@@ -11,7 +11,7 @@ import trio
 
 from gateway.codecs.threads import run_in_codec_thread
 from gateway.core.memory import GrowingBody
-from gateway.core.waits import INPUT, ROOM, Waits
+from gateway.core.waits import INPUT, ROOM, SLOT, Waits
 from gateway.errors import (
     BadRequest,
     DeadlineExceeded,
@@ -434,7 +434,7 @@ class Exchange:
         writer = self._writer
         if writer is not None:
             self._writer = None
-            self._waited(ROOM, self.sent_at)
+            self.has_waited(ROOM, self.sent_at)
             trio.lowlevel.reschedule(writer)
 
     def answer_written(self) -> None:
@@ -557,7 +557,7 @@ class Exchange:
         """The wait is over since then, whenever its task has its turn."""
         reader, self._reader = self._reader, None
         assert reader is not None
-        self._waited(INPUT, now)
+        self.has_waited(INPUT, now)
         trio.lowlevel.reschedule(reader)
 
     def _reader_cancelled(self, _: object) -> trio.lowlevel.Abort:
@@ -575,19 +575,20 @@ class Exchange:
 
     def parks_for(self, what: int) -> None:
         """A task of its own waits from now on for one of `gateway.core.waits`'s things."""
-        waits = self.waits
-        if waits is None:
-            waits = self.waits = Waits()
+        self.waits = waits = self.waits or Waits()
         waits.begin(what, self.owner.clock())
 
-    def has_waited(self, what: int) -> None:
-        """It has it, or waits no longer."""
-        self._waited(what, self.owner.clock())
-
-    def _waited(self, what: int, now: float) -> None:
-        # who still waits when the exchange's own task is done keeps nobody waiting
+    def has_waited(self, what: int, now: float | None = None) -> None:
+        """It has it, or waits no longer. Who still waits when the exchange's own task is done keeps nobody waiting."""
         if self.waits is not None and not self._returned:
-            self.waits.over(what, now)
+            self.waits.over(what, self.owner.clock() if now is None else now)
+
+    def slot_wait_began(self) -> None:
+        """A task of its own waits for a slot of its model, until `slot_wait_over`."""
+        self.parks_for(SLOT)
+
+    def slot_wait_over(self) -> None:
+        self.has_waited(SLOT)
 
     @property
     def items_out(self) -> int:

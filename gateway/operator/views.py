@@ -103,7 +103,7 @@ class StreamView(msgspec.Struct, kw_only=True, frozen=True):
     incident: str | UnsetType = UNSET
 
 
-def waits_for(exchange: Exchange, queued: Collection[Exchange]) -> str:
+def waits_for(exchange: Exchange, queued: Collection[object]) -> str:
     """`slot` where it is one of the queued; `input`, `room` or `end` where the client is to send, to read, or to take the
     last of its answer; else `model`, or `gateway` where no model is known yet."""
     if exchange in queued:

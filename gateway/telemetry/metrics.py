@@ -287,9 +287,9 @@ class Metrics(Collector):
                 states.add_metric((name, state.value), sum(worker.state is state for worker in workers))
             now[name] = {
                 "slots": sum(worker.spec.capacity for worker in workers),
-                "slots_in_use": sum(worker.slots_in_use for worker in workers),
-                "queued": sum(worker.queued for worker in workers),
-                "queued_bytes": sum(worker.queued_bytes for worker in workers),
+                "slots_in_use": sum(worker.slots.in_use for worker in workers),
+                "queued": sum(worker.slots.queued for worker in workers),
+                "queued_bytes": sum(worker.slots.queued_bytes for worker in workers),
                 "stuck": sum(worker.stuck.now for worker in workers),
             }
             totals[name] = sum(map(_totals_of, workers), self._before.get(name, Counter()))
@@ -325,7 +325,7 @@ class Metrics(Collector):
     def _forget(self) -> None:
         """Keeps what those counted that are over: a reload must not turn a counter back."""
         for worker, name in list(self._workers.items()):
-            if worker.stopped.is_set() and not worker.live and not worker.slots_in_use:
+            if worker.stopped.is_set() and not worker.slots.live and not worker.slots.in_use:
                 del self._workers[worker]
                 self._before[name] = self._before.get(name, Counter()) + _totals_of(worker)
                 self._stopped_before[name] = _merged([worker.stopping.times], self._stopped_before.get(name))
@@ -353,7 +353,7 @@ def _totals_of(worker: Worker) -> Counter[str]:
         success=statistics.succeeded,
         failure=statistics.failed - statistics.cancelled,
         cancelled=statistics.cancelled,
-        restarts=max(worker.starts - 1, 0),
+        restarts=max(worker.standing.starts - 1, 0),
         stuck_sessions=worker.stuck.total,
         stop_breaches=worker.stopping.breaches,
         received_bytes=statistics.received,

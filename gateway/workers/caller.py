@@ -5,7 +5,86 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Protocol
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from gateway.errors import Ending, GatewayError
     from models.spec import Model, ModelSpec
+
+
+class Caller(Protocol):
+    """Whoever calls a model: an exchange is one."""
+
+    incident: str
+    """The id of the log's line that explains its failure; written by the worker."""
+    stopped_by: str
+    """`gateway` where that has stopped the model before it had returned; written by the worker."""
+
+    @property
+    def id(self) -> str: ...
+    @property
+    def priority(self) -> int:
+        """The level at which it waits for a slot: `gateway.workers.slots`."""
+        ...
+
+    @property
+    def held(self) -> int:
+        """Bytes of the budget that it holds."""
+        ...
+
+    @property
+    def bytes_in(self) -> int:
+        """Of its body."""
+        ...
+
+    @property
+    def copied(self) -> int:
+        """Bytes of its body that were copied on their way."""
+        ...
+
+    @property
+    def deadline(self) -> float:
+        """On Trio's clock; infinite where there is none."""
+        ...
+
+    @property
+    def gone(self) -> bool:
+        """Whether its client has left."""
+        ...
+
+    @property
+    def ending(self) -> Ending | None:
+        """Its one ending, once that is decided."""
+        ...
+
+    @property
+    def cancelled_at(self) -> float | None:
+        """When its work was told to stop, or its time was over, on Trio's clock; None: neither was so."""
+        ...
+
+    @property
+    def interruption_or_deadline(self) -> GatewayError:
+        """Why it is to stop."""
+        ...
+
+    def interrupt(self, error: GatewayError) -> None:
+        """Stops its work; the first error is its ending."""
+        ...
+
+    def limit_time(self, seconds: float, setting: str) -> None:
+        """It ends, with the name of the setting, that many seconds from now."""
+        ...
+
+    def reserve_objects(self, n: int) -> Callable[[], None]:
+        """Pays so many bytes from the budget; what comes back gives them back."""
+        ...
+
+    def slot_wait_began(self) -> None:
+        """It waits for a slot from now on."""
+        ...
+
+    def slot_wait_over(self) -> None:
+        """It has one, or waits no longer."""
+        ...
 
 
 class CallSpans(Protocol):

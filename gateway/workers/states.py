@@ -1,9 +1,20 @@
-"""Where a worker is in its life: its states, and every change between them that there is."""
+"""Where a worker is in its life: its states, every change between them that there is, and what each says to others."""
 
 from __future__ import annotations
 
 import enum
+import math
 from collections.abc import Mapping
+from typing import final
+
+import trio
+
+from gateway.errors import NotFound, Unavailable
+from models.spec import Restart
+
+RESTART_GRACE = 5.0
+"""Seconds for which a model that has crashed counts as ready still: one that is back by then does not take its server out of
+service."""
 
 
 class State(enum.Enum):
@@ -45,3 +56,91 @@ TRANSITIONS: Mapping[State, Mapping[State, str]] = {
     State.ENDED: {State.STOPPED: "stop"},
     State.STOPPED: {},
 }
+
+
+@final
+class Standing:
+    """Where one worker is in its life, and what those hear meanwhile who want to call its model, or ask for its health.
+
+    It knows nothing of the model but its name: who has it does not keep the model alive.
+    """
+
+    __slots__ = (
+        "_lost_at",
+        "_restart",
+        "lasting",
+        "loaded",
+        "name",
+        "restart_at",
+        "since",
+        "starts",
+        "state",
+        "stop",
+        "there",
+    )  # fmt: skip
+
+    def __init__(self, name: str, restart: Restart, *, lasting: bool) -> None:
+        self.name, self._restart, self.lasting = name, restart, lasting
+        self.state = State.LOADING
+        self.since: float | None = None
+        """When it came into its state, on Trio's clock; None before it runs."""
+        self.starts = 0
+        """How often the model was loaded, or was to be."""
+        self.restart_at: float | None = None
+        """When it is loaded again, on Trio's clock, while it is RESTARTING."""
+        self.there = False
+        """Whether the model is loaded now."""
+        self.loaded = False
+        """Whether it was ever."""
+        self._lost_at = -math.inf  # when it was ready last, on Trio's clock, if it is not
+        self.stop = trio.Event()
+        """Somebody wants it to end."""
+
+    def enter(self, state: State) -> None:
+        """A change of state, one of `TRANSITIONS`."""
+        assert state in TRANSITIONS[self.state], f"{self.state} does not become {state}"
+        now = trio.current_time()
+        if self.state is State.READY:
+            self._lost_at = now
+        self.state, self.since = state, now
+
+    @property
+    def absence(self) -> str:
+        """Why it does not count as ready, in words for anybody; empty where it does, as a model does that has crashed less
+        than `RESTART_GRACE` seconds ago and is loaded again."""
+        match self.state:
+            case State.READY:
+                return ""
+            case State.LOADING | State.RESTARTING if self.loaded:
+                if trio.current_time() - self._lost_at < RESTART_GRACE:
+                    return ""
+                return f"crashed, and is not back within {RESTART_GRACE:g} s"
+            case State.LOADING if self.starts <= 1:
+                return "is loading"
+            case State.LOADING | State.RESTARTING:
+                return "could not be loaded, and is tried again"
+            case State.FAILED:
+                return "was given up"
+            case State.ENDED:
+                return "has ended"
+            case _:
+                return "is being unloaded"
+
+    def check(self) -> None:
+        """Raises what a caller is told while the model cannot be called."""
+        match self.state:
+            case State.READY:
+                return
+            case State.STOPPED if self.stop.is_set() or not self.lasting:
+                raise NotFound(f"model {self.name!r} is not loaded")
+            case State.FAILED:
+                # no Retry-After: it does not come back by itself, but when somebody loads it
+                said = f"model {self.name!r} is unavailable: it crashed too often; the log says why"
+                if self._restart is Restart.TEMPORARY:
+                    said = f"model {self.name!r} is unavailable: it crashed, and is not to be restarted; the log says why"
+                raise Unavailable(said, retry_after=None)
+            case State.ENDED:
+                raise Unavailable(f"model {self.name!r} is unavailable: it has ended", retry_after=None)
+            case _:
+                wait = 0.0 if self.restart_at is None else self.restart_at - trio.current_time()
+                raise Unavailable(f"model {self.name!r} is {self.state.value}; try again", retry_after=wait)

@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING, Any, NamedTuple, final
 
 import trio
 
-from gateway.core.exchange import Exchange
 from gateway.errors import Conflict, NotFound, Unavailable
+from gateway.workers.caller import Caller
 from gateway.workers.snapshot import ModelsSnapshot
 from gateway.workers.states import State
 from gateway.workers.worker import Worker
@@ -153,14 +153,14 @@ class Supervisor:
         never a reason."""
         absent = [self._absent(name) for name in self.configured]
         missed = [one for one in absent if one.why and self.configured[one.name].required and one.name not in self.dismissed]
-        if not missed and all(worker.absence for worker in self.workers.values()):
+        if not missed and all(worker.standing.absence for worker in self.workers.values()):
             missed = [one._replace(why=f"{one.why}, and no model is ready") for one in absent]
         return missed
 
     def _absent(self, name: str) -> Absent:
         worker = self.workers.get(name)
         if worker is not None:
-            return Absent(name, worker.absence, worker.reason)
+            return Absent(name, worker.standing.absence, worker.reason)
         if (error := self.unloadable(name)) is not None:
             return Absent(name, "could not be loaded", error)
         return Absent(name, "was unloaded" if name in self.dismissed else "is not in service", "")
@@ -171,10 +171,10 @@ class Supervisor:
         return None if name in self.workers or name in self.dismissed else self._unloadable.get(name)
 
     @property
-    def waiting(self) -> set[Exchange]:
-        """Exchanges that wait for a slot, of versions too that have been replaced and are not gone yet."""
+    def waiting(self) -> set[Caller]:
+        """Callers that wait for a slot, of versions too that have been replaced and are not gone yet."""
         replaced = (worker for workers in self._replaced.values() for worker in workers)
-        return {exchange for worker in (*self.workers.values(), *replaced) for exchange in worker.waiting}
+        return {caller for worker in (*self.workers.values(), *replaced) for caller in worker.slots.waiting}
 
     # -- at run time -------------------------------------------------------------------------------------------------
 
@@ -213,7 +213,7 @@ class Supervisor:
                 self._unloadable[spec.name] = worker.reason
             raise
         self._unloadable.pop(spec.name, None)
-        worker.lasting = lasting
+        worker.standing.lasting = lasting
         self.workers[spec.name] = worker
         self._changed()
         return worker
@@ -288,7 +288,7 @@ class Supervisor:
             self.reloading.remove(name)
         self.start_soon(self._see_off, old)  # from here on nothing fails
         self._replaced.setdefault(name, set()).add(old)
-        worker.lasting = old.lasting
+        worker.standing.lasting = old.standing.lasting
         self.workers[name] = worker
         if name in self.configured:
             self.configured[name] = spec
@@ -299,7 +299,7 @@ class Supervisor:
     async def _see_off(self, worker: Worker) -> None:
         try:
             await worker.stopped.wait()
-            await worker.left()
+            await worker.slots.all_left()
             worker.retired()
         finally:
             self._replaced[worker.name].remove(worker)

@@ -26,6 +26,7 @@ from gateway.dialects.v2.channels import StreamedResponses
 from gateway.errors import Ending, GatewayError
 from gateway.net.transport import Transport
 from gateway.wires.http2 import HTTP2Wire
+from gateway.workers.slots import Slots
 from gateway.workers.worker import Worker
 from models.batching import _Run
 from models.continuations import Stops
@@ -229,13 +230,13 @@ def checkpoint_after_commit(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def slot_kept_when_cancelled(monkeypatch: pytest.MonkeyPatch) -> None:
-    real = Worker.slot_released
+    real = Slots.released
 
-    def slot_released(worker: Worker) -> None:
+    def released(slots: Slots) -> None:
         if trio.current_effective_deadline() > -float("inf"):
-            real(worker)
+            real(slots)
 
-    monkeypatch.setattr(Worker, "slot_released", slot_released)
+    monkeypatch.setattr(Slots, "released", released)
 
 
 def two_endings(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -338,7 +339,7 @@ def slot_kept_by_a_second_prompt(monkeypatch: pytest.MonkeyPatch) -> None:
         try:
             await real(worker, session, *arguments)
         except BaseException:
-            worker._free -= session.channel._place > 0
+            worker.slots.free -= session.channel._place > 0
             raise
 
     monkeypatch.setattr(Worker, "call", call)

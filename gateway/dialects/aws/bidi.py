@@ -65,7 +65,7 @@ class BidiDialect:
             raise BadRequest("bidirectional streaming needs HTTP/2: connect with ALPN h2, or by prior knowledge in clear")
         asked, worker, channel = self._asked(exchange, endpoint)
         self._limit_wait(exchange)
-        with await worker.slot(exchange):
+        with await worker.slots.take(exchange):
             exchange.fail = channel.fail
             self._limit(exchange, worker)
             if channel.form is None:
@@ -121,7 +121,7 @@ class BidiDialect:
             exchange.respond(e.status, websocket_handshake.refusal_headers(e), str(e).encode(), ending=Ending.REFUSED)
             return
         self._limit_wait(exchange)
-        with await worker.slot(exchange):
+        with await worker.slots.take(exchange):
             channel = _FrameChannel(exchange, headers, end)
             del headers  # it would be kept for as long as the session lasts
             exchange.fail = channel.fail

@@ -96,7 +96,7 @@ class ContainerDialect:
         channel = _BodyChannel(exchange, body, wrapping or exchange)
         if wrapping is None:
             exchange.fail = channel.fail
-        with await worker.slot(exchange):
+        with await worker.slots.take(exchange):
             session = session_of(exchange, worker, channel, parameters={"unary": True})
             await worker.call(session, exchange, Family.PARTS)
         channel.finish()

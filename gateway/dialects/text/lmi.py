@@ -95,7 +95,7 @@ class LMIDialect:
             exchange.fail = channel.fail
         else:
             wrapping.in_band(channel.error_line)
-        with await worker.slot(exchange):
+        with await worker.slots.take(exchange):
             session = session_of(exchange, worker, channel)
             channel.asks = session if request.tgi else None
             await worker.call(session, exchange, Family.TEXT)

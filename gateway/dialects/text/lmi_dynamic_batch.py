@@ -64,7 +64,7 @@ class DynamicDialect:
             exchange.fail = batch.fail
         else:
             wrapping.in_band(batch.error_line)
-        with await worker.slot(exchange):
+        with await worker.slots.take(exchange):
             await batch.run(worker)
         batch.finish()
 

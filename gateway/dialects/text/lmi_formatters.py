@@ -96,7 +96,7 @@ class FormattedAnswer:
             exchange.fail = self._fail
         else:
             self._answer.in_band(self._error_line)
-        with await worker.slot(exchange):
+        with await worker.slots.take(exchange):
             await worker.call(session_of(exchange, worker, self._channel), exchange, Family.TEXT)
         if exchange.finishing is None:
             await self._channel.end()

@@ -203,7 +203,7 @@ class _Answer:
     async def run(self, worker: Worker, prompts: list[Prompt], n: int) -> None:
         """Runs the model for one prompt after another, within one slot, and ends the answer."""
         exchange, tells = self.exchange, self.encoder.tells_usage
-        with await worker.slot(exchange):
+        with await worker.slots.take(exchange):
             for place, prompt in enumerate(prompts):
                 self._counts.append(None)
                 self._asking = channel = _ChoicesChannel(self, worker, prompt, place, n)

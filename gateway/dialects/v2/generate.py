@@ -21,7 +21,8 @@ from gateway.dialects.text.requests import OnePrompt, within_ceiling
 from gateway.dialects.v2.channels import EVENTS, OneResponse, StreamChannel, StreamedResponses, WholeRequest
 from gateway.dialects.v2.requests import V2Calls, error_of, schedule, slot_within, weight_of, writing
 from gateway.errors import ModelFailed
-from gateway.workers.worker import Slot, Worker
+from gateway.workers.slot import Slot
+from gateway.workers.worker import Worker
 from models.continuations import Continuations
 from models.messages import Family, Finish, InferResponse, Prompt, Token, utf8
 from protocols import lmi, v2

@@ -79,7 +79,7 @@ class InferDialect:
         call = _InferCall(exchange, worker, request)
         if timeout is not None:
             timeout.apply(exchange)
-        slot = worker.free_slot(exchange) or await worker.slot(exchange)
+        slot = worker.slots.take_now(exchange) or await worker.slots.take(exchange)
         try:
             if timeout is not None:
                 timeout.apply(exchange)

@@ -18,13 +18,13 @@ from gateway.dialects.answers import JSON as JSON
 from gateway.dialects.answers import refusal_headers
 from gateway.dialects.model_choice import ModelChoice
 from gateway.errors import BadRequest, GatewayError, ModelFailed, NotFound
-from gateway.workers.states import State
-from gateway.workers.worker import Slot, Worker
+from gateway.workers.slot import Slot
+from gateway.workers.worker import Worker
 from models.adapt import AT_ONCE
 from models.messages import Family, InferResponse
 from protocols import v2
 
-_READY, _TENSOR = State.READY, Family.TENSOR  # named once, as they are looked up for each request
+_TENSOR = Family.TENSOR  # named once, as it is looked up for each request
 OBJECT = 64
 """Bytes of memory that an element of BYTES takes beside its own."""
 _MAY_BE_BYTES = re.compile(rb'"BYTES"|\\u')  # an escape may hide it
@@ -66,7 +66,7 @@ class V2Calls:
                     f"model {worker.name!r} speaks {worker.spec.family.value} and cannot answer with tensors: "
                     f"ask /v2/models/{worker.name}/generate"
                 )
-            if worker.state is not _READY:
+            if not worker.slots.open:
                 worker.check_ready()
         return worker
 
@@ -203,10 +203,10 @@ async def slot_within(
     """A place in the model's capacity for a request that may take so long. Where that is one of tensors, which was read from
     `arrived` on, on `perf_counter_ns`, it is counted as such."""
     if within is None:
-        slot = await worker.slot(exchange)
+        slot = await worker.slots.take(exchange)
     else:
         within.apply(exchange)
-        slot = await worker.slot(exchange)
+        slot = await worker.slots.take(exchange)
         within.apply(exchange)
     if request is not None:
         slot.told = (arrived, batch_of(worker, request), request.copied)

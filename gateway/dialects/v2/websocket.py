@@ -29,7 +29,8 @@ from gateway.errors import (
     TooLarge,
 )
 from gateway.telemetry.observer import log_failure
-from gateway.workers.worker import Slot, Worker
+from gateway.workers.slot import Slot
+from gateway.workers.worker import Worker
 from models.messages import Family, InferRequest, InferResponse
 from models.session import Session
 from protocols import v2
@@ -68,7 +69,7 @@ class SessionDialect:
         config = self._config
         # nobody waits for a slot longer than a session may last
         exchange.limit_time(config.session_timeout, "bidi.session_timeout")
-        with await worker.slot(exchange) as slot:
+        with await worker.slots.take(exchange) as slot:
             slot.counts = False
             if not worker.spec.timeout:
                 exchange.limit_time(config.session_timeout, "bidi.session_timeout")

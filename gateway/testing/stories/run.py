@@ -135,7 +135,7 @@ class Simulation(trio.abc.Instrument):
         gateway._connections, gateway._arriving, live = _Ordered(), _Ordered(), _Ordered()
         gateway._observer.live = live
         for worker in gateway.supervisor.workers.values():
-            worker.live, worker._waiting = _Ordered(), _Ordered()
+            worker.slots.live, worker.slots.waiting = _Ordered(), _Ordered()
         self._closed = gateway.exchange_closed
         self._opened = live.add
         gateway.exchange_opened, gateway.exchange_closed = self._exchange_opened, self._exchange_closed
@@ -225,11 +225,11 @@ class Simulation(trio.abc.Instrument):
             crashed = worker.crashes[-1] if worker.crashes else 0.0
             if crashed > self._crashed.get(name, 0.0):
                 self._crashed[name] = crashed
-                self._bereft.append((now + _OUTLIVE, name, list(worker.live)))
+                self._bereft.append((now + _OUTLIVE, name, [one for one in worker.slots.live if isinstance(one, Exchange)]))
         while self._bereft and self._bereft[0][0] < now:
             _, name, sessions = self._bereft.pop(0)
             worker = self.gateway.supervisor.workers[name]
-            if left := [exchange.query.decode() for exchange in sessions if exchange in worker.live]:
+            if left := [exchange.query.decode() for exchange in sessions if exchange in worker.slots.live]:
                 self.report(f"7: {', '.join(left)} outlived the worker of {name}")
 
     def _runnable(self, talk: Talk) -> bool:
@@ -242,7 +242,7 @@ class Simulation(trio.abc.Instrument):
         # another call of its connection that is not read may fill it: the transport has one order
         if any(not other.plan.calm for other in line.talks):
             return False
-        return talk.begun > 0 or (worker.state is State.READY and worker.slots_in_use < self.plan.slots)
+        return talk.begun > 0 or (worker.state is State.READY and worker.slots.in_use < self.plan.slots)
 
     # -- the run -------------------------------------------------------------------------------------------------------
 

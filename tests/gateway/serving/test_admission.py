@@ -12,7 +12,7 @@ from trio.testing import MockClock
 from gateway import client
 from gateway.config import AdmissionConfig, Config, SageMakerConfig
 from gateway.errors import DeadlineExceeded
-from gateway.workers.worker import retry_estimate
+from gateway.workers.slots import retry_estimate
 from models.session import Session
 from models.spec import ModelSpec
 from tests.gateway.catalog.test_repository import swept
@@ -96,7 +96,7 @@ async def test_a_client_that_leaves_its_level_changes_nobody_elses_turn(autojump
         callers = [Caller() for _ in range(4)]
         for caller, priority in zip(callers, (0, 3, 3, 9), strict=True):
             caller.exchange.priority = priority
-        held = worker.free_slot(Caller().exchange)
+        held = worker.slots.take_now(Caller().exchange)
         assert held is not None
         async with trio.open_nursery() as nursery:
             for caller in callers:
@@ -104,11 +104,11 @@ async def test_a_client_that_leaves_its_level_changes_nobody_elses_turn(autojump
                 await trio.testing.wait_all_tasks_blocked()
             callers[1].leave()
             await callers[1].ended.wait()
-            assert worker.queued == 3
+            assert worker.slots.queued == 3
             with held:
                 pass
         assert [caller.outcome for caller in callers] == ["complete", "left", "complete", "complete"]
-        assert (worker.queued, worker.slots_in_use) == (0, 0)
+        assert (worker.slots.queued, worker.slots.in_use) == (0, 0)
 
 
 # -- how long, and how much ------------------------------------------------------------------------------------------
@@ -230,20 +230,20 @@ async def test_the_bodies_of_those_that_run_are_bounded_and_nobody_goes_before_o
             for number, said in enumerate((body, body, body, small)):
                 nursery.start_soon(ask, said)
                 await house.still()
-                assert (worker.slots_in_use, worker.queued) == (min(number + 1, 2), max(number - 1, 0))
+                assert (worker.slots.in_use, worker.slots.queued) == (min(number + 1, 2), max(number - 1, 0))
             with at_once():
                 status, _, text = await house.ask("/predictions/probe", large)
             assert (status, b"models.probe.body_bytes" in text) == (413, True)
             leaves = house.line("http1")
             await leaves.send(*client.post(leaves.next_stream(), "/predictions/probe", body))
             await house.still()
-            assert worker.queued == 3
+            assert worker.slots.queued == 3
             leaves.peer.close()
             await house.still()
-            assert worker.queued == 2
+            assert worker.slots.queued == 2
             probe.go.set()
         assert answers == [200] * 4
-        assert (worker._body_bytes, worker._bodies, worker._free) == (0, {}, 8)
+        assert (worker.slots.body_bytes, worker.slots.bodies, worker.slots.free) == (0, {}, 8)
 
 
 async def test_one_that_leaves_the_queue_lets_a_smaller_one_behind_it_in(autojump_clock: MockClock) -> None:
@@ -256,14 +256,14 @@ async def test_one_that_leaves_the_queue_lets_a_smaller_one_behind_it_in(autojum
             lines.append(house.line("http1"))
             await lines[-1].send(*client.post(lines[-1].next_stream(), "/predictions/probe", said))
             await house.still()
-        assert (worker.slots_in_use, worker.queued) == (1, 2)
+        assert (worker.slots.in_use, worker.slots.queued) == (1, 2)
         lines[1].peer.close()
         await house.still()
-        assert (worker.slots_in_use, worker.queued) == (2, 0)
+        assert (worker.slots.in_use, worker.slots.queued) == (2, 0)
         lines[0].peer.close()  # its model is stopped with it
         lines[2].peer.close()
         await house.still()
-        assert (worker._body_bytes, worker._bodies, worker._free) == (0, {}, 8)
+        assert (worker.slots.body_bytes, worker.slots.bodies, worker.slots.free) == (0, {}, 8)
 
 
 @pytest.mark.parametrize("limit", [0.0, 2.0])
@@ -275,7 +275,7 @@ async def test_a_wait_that_is_cancelled_at_any_step_keeps_neither_slot_nor_place
     async with running(house.spec(capacity=1, queue_timeout=limit, queue_bytes=1000, body_bytes=most)) as worker:
         cancelled = 0
         for step in range(1, 100):
-            held = worker.free_slot(Caller().exchange)
+            held = worker.slots.take_now(Caller().exchange)
             assert held is not None
 
             async def act(held: Any = held) -> None:
@@ -287,11 +287,16 @@ async def test_a_wait_that_is_cancelled_at_any_step_keeps_neither_slot_nor_place
                         pass
 
             fired, caught = await swept(act, step)
-            if worker.slots_in_use:
+            if worker.slots.in_use:
                 with held:
                     pass
             cancelled += caught
-            assert (worker.queued, worker.slots_in_use, worker.live, worker._queued_bytes) == (0, 0, set(), 0)
+            assert (worker.slots.queued, worker.slots.in_use, worker.slots.live, worker.slots.queued_bytes) == (
+                0,
+                0,
+                set(),
+                0,
+            )
             if not fired:
                 break
         assert not fired
@@ -387,7 +392,7 @@ async def test_a_slot_that_comes_in_the_moment_of_the_deadline_starts_nothing(au
     house = Loader(echo)
     async with running(house.spec(capacity=1)) as worker:
         first, second = Caller(), Caller()
-        held = worker.free_slot(first.exchange)
+        held = worker.slots.take_now(first.exchange)
         assert held is not None
         async with trio.open_nursery() as nursery:
             second.exchange.limit_call(5.0, "the client's word")
@@ -398,7 +403,7 @@ async def test_a_slot_that_comes_in_the_moment_of_the_deadline_starts_nothing(au
                 pass
         assert isinstance(second.outcome, DeadlineExceeded)
         assert not second.called.is_set()
-        assert worker.slots_in_use == 0
+        assert worker.slots.in_use == 0
 
 
 @pytest.mark.parametrize(

@@ -26,6 +26,7 @@ from gateway.testing.log_capture import errors_logged
 from gateway.testing.stories.plan import Form, plan
 from gateway.testing.stories.run import run_seed
 from gateway.wires.http2 import HTTP2Wire
+from gateway.workers.slots import Slots
 from gateway.workers.worker import Worker
 from protocols.events import Buffer
 
@@ -165,7 +166,7 @@ def _lost_message(patch: pytest.MonkeyPatch) -> None:
 
 
 def _leaked_slot(patch: pytest.MonkeyPatch) -> None:
-    patch.setattr(Worker, "slot_released", _without_every(9, Worker.slot_released))
+    patch.setattr(Slots, "released", _without_every(9, Slots.released))
 
 
 def _client_left_unseen(patch: pytest.MonkeyPatch) -> None:

@@ -138,7 +138,7 @@ async def test_what_is_left_is_named_and_what_a_block_raises_comes_out_alone(aut
     with pytest.raises(AssertionError, match=r"^10 s after the last client left there are 1 slots in use, 5 bytes of the"):  # noqa: PT012
         async with memory_gateway([words], check=True) as served:
             served.gateway.budget.try_reserve(5)
-            served.gateway.supervisor.workers["words"]._free -= 1
+            served.gateway.supervisor.workers["words"].slots.free -= 1
     with pytest.raises(TransportLost, match="mine"):
         async with memory_gateway([words], check=True):
             raise TransportLost("mine")

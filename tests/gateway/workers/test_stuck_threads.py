@@ -110,7 +110,7 @@ async def passes(clock: MockClock, seconds: float) -> None:
 async def returned(worker: Worker) -> None:
     """Threads tell nobody when they have."""
     watch = worker.stuck
-    while watch._running or watch.now or worker.slots_in_use or watch.limiter.borrowed_tokens:
+    while watch._running or watch.now or worker.slots.in_use or watch.limiter.borrowed_tokens:
         await trio.lowlevel.checkpoint()
     assert [*watch._spare, *watch._watched, *watch._breached] == []
 
@@ -159,7 +159,7 @@ async def test_a_stuck_step_ends_its_session_and_is_replaced_until_it_returns(
         await gates.wait_entered()
         await passes(mock_clock, 7)
         assert await answer(line) == (504, {"error": "a step of model 'm' ran longer than 5 s (models.m.step_timeout)"})
-        assert (worker.stuck.now, worker.stuck.total, worker.slots_in_use) == (1, 1, 1)
+        assert (worker.stuck.now, worker.stuck.total, worker.slots.in_use) == (1, 1, 1)
         assert gates.tokens[0].cancelled
         (record,) = logged(caplog, "model is stuck")
         assert "in block_here" in record.stack
@@ -172,10 +172,10 @@ async def test_a_stuck_step_ends_its_session_and_is_replaced_until_it_returns(
         (record,) = logged(caplog, "what was stuck has returned")
         assert record.replacement == "taken back"
         assert record.seconds >= 60
-        assert (worker.stuck.now, worker.stuck.total, worker.slots_in_use) == (0, 1, 0)
+        assert (worker.stuck.now, worker.stuck.total, worker.slots.in_use) == (0, 1, 0)
         assert worker.stuck.limiter.total_tokens == 1
         assert await infer(house, 4) == [8]
-        assert worker._free == 1
+        assert worker.slots.free == 1
 
 
 async def test_the_time_is_that_of_each_step_and_does_not_count_the_wait_for_a_thread(
@@ -198,9 +198,9 @@ async def test_a_step_of_a_client_that_has_left_is_stuck_too(gates: Gates, mock_
         await gates.wait_entered()
         line.peer.close()
         await passes(mock_clock, 3)
-        assert (worker.stuck.now, worker.slots_in_use, worker._free) == (0, 1, 0)
+        assert (worker.stuck.now, worker.slots.in_use, worker.slots.free) == (0, 1, 0)
         await passes(mock_clock, 5)
-        assert (worker.stuck.now, worker.slots_in_use, worker._free) == (1, 1, 1)
+        assert (worker.stuck.now, worker.slots.in_use, worker.slots.free) == (1, 1, 1)
         gates.leave.set()
         await returned(worker)
 
@@ -268,11 +268,11 @@ async def test_one_more_than_may_be_stuck_is_a_crash_and_the_model_starts_anew(
         )
         await passes(mock_clock, 2)
         assert worker.state is State.READY
-        assert (worker.stuck.now, worker._free, worker.slots_in_use) == (2, 1, 2)  # one of them was replaced
+        assert (worker.stuck.now, worker.slots.free, worker.slots.in_use) == (2, 1, 2)  # one of them was replaced
         assert await infer(house, 5) == [10]
         gates.leave.set()
         await returned(worker)
-        assert (worker._free, worker.stuck.limiter.total_tokens) == (2, 2)
+        assert (worker.slots.free, worker.stuck.limiter.total_tokens) == (2, 2)
         assert len(logged(caplog, "model crashed")) == 1
 
 
@@ -313,13 +313,13 @@ async def test_a_model_that_goes_on_after_its_session_is_late_and_then_stuck(
             await house.still()
             line.peer.close()
             await trio.sleep(4.5)
-            assert (worker.stuck.now, worker._free) == (stuck, 1)
+            assert (worker.stuck.now, worker.slots.free) == (stuck, 1)
             assert worker.stopping.breaches == stuck
         (record,) = logged(caplog, "model stopped late")
         assert "is to within 2 s (models.m.stop_within)" in record.reason
         assert len(logged(caplog, "model is stuck")) == 1
         await trio.sleep(10)
-        assert (worker.stuck.now, worker.stuck.total, worker._free, worker.slots_in_use) == (0, 1, 1, 0)
+        assert (worker.stuck.now, worker.stuck.total, worker.slots.free, worker.slots.in_use) == (0, 1, 1, 0)
         await returned(worker)
         assert (worker.stopping.times.count, worker.stopping.breaches) == (2, 1)
         assert worker.stopping.longest == pytest.approx(10)
@@ -362,7 +362,7 @@ async def test_a_stuck_batch_ends_all_of_its_sessions_and_the_next_one_runs(gate
         assert [await answer(line) for line in lines] == [said] * 3
         status, told = await answer(late)
         assert (status, told["outputs"][0]["data"]) == (200, [14])
-        assert (worker.stuck.now, worker.stuck.total, worker.slots_in_use) == (1, 1, 0)
+        assert (worker.stuck.now, worker.stuck.total, worker.slots.in_use) == (1, 1, 0)
         gates.leave.set()
         await returned(worker)
         assert worker.stuck.limiter.total_tokens == 64
@@ -450,7 +450,7 @@ async def test_a_stuck_round_ends_its_sessions_and_the_model_is_loaded_anew(
             assert (status, why in str(said)) == (504, True), said
         assert house.endings == {"complete": 1, "deadline": 3}
         assert (worker.state, worker.reason) == (State.RESTARTING, f"RoundStuck: {why}")
-        assert (worker.stuck.now, worker.stuck.total, worker.slots_in_use) == (1, 1, 0)
+        assert (worker.stuck.now, worker.stuck.total, worker.slots.in_use) == (1, 1, 0)
         (record,) = logged(caplog, "model is stuck")
         assert (record.reason, "in block_here" in record.stack) == (why, True)
         assert gates.tokens[0].cancelled
@@ -528,10 +528,10 @@ async def test_a_worker_has_left_when_the_thread_of_a_stuck_batch_has(gates: Gat
         await passes(mock_clock, 3)
         assert (await answer(line))[0] == 504
         worker, left = worker_of(house), trio.Event()
-        assert worker.slots_in_use == 0
+        assert worker.slots.in_use == 0
 
         async def leave() -> None:
-            await worker.left()
+            await worker.slots.all_left()
             left.set()
 
         async with trio.open_nursery() as nursery:

@@ -72,7 +72,7 @@ class Caller:
         try:
             with trio.CancelScope() as scope:
                 exchange.begin(scope)
-                with await worker.slot(exchange):
+                with await worker.slots.take(exchange):
                     self.called.set()
                     await worker.call(Session(self.channel), exchange, wire)
                 self.outcome = "complete"
@@ -191,7 +191,7 @@ async def test_a_loaded_model_is_ready_and_answers() -> None:
         caller = Caller(Part(data=b"x"))
         await caller.call(worker)
         assert (caller.outcome, caller.channel.sent) == ("complete", [Part(data=b"x")])
-        assert (worker.slots_in_use, worker.live) == (0, set())
+        assert (worker.slots.in_use, worker.slots.live) == (0, set())
     assert worker.state is State.STOPPED
     assert house.diary == ["load", "unload", "unloaded"]
 
@@ -275,7 +275,7 @@ async def test_a_crash_in_the_background_ends_live_sessions_and_loads_the_model_
         assert isinstance(await outcome(worker), Unavailable)
         await trio.sleep(1.1)
         house.model = echo
-        assert (worker.state, house.loads, worker.slots_in_use) == (State.READY, 2, 0)
+        assert (worker.state, house.loads, worker.slots.in_use) == (State.READY, 2, 0)
         assert isinstance(await late_outcome(worker), str)
     assert worker.reason == ""
     (record,) = records(caplog, "model crashed")
@@ -486,9 +486,9 @@ async def test_a_model_is_unloaded_after_its_last_session_and_its_last_thread(au
         worker.stop()
         await trio.sleep(4.9)
         assert is_lost(caller)
-        assert (house.diary, worker.slots_in_use) == (["load", "session over"], 1)
+        assert (house.diary, worker.slots.in_use) == (["load", "session over"], 1)
         leave.set()
-        while worker.slots_in_use:
+        while worker.slots.in_use:
             await trio.lowlevel.checkpoint()
         await worker.stopped.wait()
     assert house.diary == ["load", "session over", "unload", "unloaded"]
@@ -514,7 +514,7 @@ async def test_a_thread_that_does_not_return_delays_the_unloading_by_five_second
         assert trio.current_time() - began == pytest.approx(9)
         assert house.diary == ["load", "unload", "unloaded"]
         leave.set()
-        while worker.slots_in_use:
+        while worker.slots.in_use:
             await trio.lowlevel.checkpoint()
 
 
@@ -583,7 +583,7 @@ async def test_sessions_beyond_the_capacity_wait_in_order_and_those_beyond_the_q
             refused.message
             == "model 'm' is busy: 2 sessions run and 3 wait (models.m.capacity, models.m.queue); try again later"
         )
-        assert worker.slots_in_use == 2
+        assert worker.slots.in_use == 2
         for gone, (first, next_in) in enumerate([(1, 2), (2, 3), (0, 4)]):
             callers[first].leave()
             await wait_all_tasks_blocked()
@@ -592,7 +592,7 @@ async def test_sessions_beyond_the_capacity_wait_in_order_and_those_beyond_the_q
         for caller in callers:
             caller.leave()
         await wait_all_tasks_blocked()
-        assert (worker.slots_in_use, worker.live) == (0, set())
+        assert (worker.slots.in_use, worker.slots.live) == (0, set())
 
 
 async def test_no_queue_means_no_waiting() -> None:
@@ -610,10 +610,10 @@ async def test_a_client_that_leaves_the_queue_takes_no_slot_and_keeps_nobody_wai
         assert second.outcome == "left"
         first.leave()
         await third.called.wait()
-        assert worker.slots_in_use == 1
+        assert worker.slots.in_use == 1
         third.leave()
         await third.ended.wait()
-        assert worker.slots_in_use == 0
+        assert worker.slots.in_use == 0
 
 
 @pytest.mark.parametrize("granted", [True, False])
@@ -621,7 +621,7 @@ async def test_a_slot_granted_in_the_moment_its_client_leaves_is_not_lost(grante
     house = House(forever)
     async with running(house.spec(capacity=1)) as worker, trio.open_nursery() as nursery:
         second = Caller()
-        with await worker.slot(Caller().exchange):
+        with await worker.slots.take(Caller().exchange):
             nursery.start_soon(second.call, worker)
             await wait_all_tasks_blocked()
             if not granted:
@@ -630,21 +630,21 @@ async def test_a_slot_granted_in_the_moment_its_client_leaves_is_not_lost(grante
             second.leave()  # the slot is its own by now, but it has not run since
         await second.ended.wait()
         assert (second.outcome, second.called.is_set()) == ("left", granted)
-        assert worker.slots_in_use == 0
+        assert worker.slots.in_use == 0
 
 
 async def test_a_slot_granted_in_the_moment_the_worker_stops_starts_nothing() -> None:
     house = House()
     async with running(house.spec(capacity=1)) as worker, trio.open_nursery() as nursery:
         second = Caller()
-        with await worker.slot(Caller().exchange):
+        with await worker.slots.take(Caller().exchange):
             nursery.start_soon(second.call, worker)
             await wait_all_tasks_blocked()
         worker.stop()
         await second.ended.wait()
         assert isinstance(second.outcome, Unavailable)
         assert not second.called.is_set()
-        assert worker.slots_in_use == 0
+        assert worker.slots.in_use == 0
 
 
 async def test_a_queue_is_turned_away_when_the_worker_is_lost_though_a_thread_keeps_the_slot() -> None:
@@ -660,16 +660,16 @@ async def test_a_queue_is_turned_away_when_the_worker_is_lost_though_a_thread_ke
         nursery.start_soon(first.call, worker)
         await entered.wait()
         nursery.start_soon(second.call, worker)
-        while not worker.queued:
+        while not worker.slots.queued:
             await trio.lowlevel.checkpoint()
         house.crash.set()
         await second.ended.wait()
         await first.ended.wait()
         assert is_lost(first)
         assert is_lost(second)
-        assert worker.slots_in_use == 1
+        assert worker.slots.in_use == 1
         leave.set()
-        while worker.slots_in_use:
+        while worker.slots.in_use:
             await trio.lowlevel.checkpoint()
 
 
@@ -686,15 +686,15 @@ async def test_a_slot_is_held_by_an_abandoned_step_until_it_returns() -> None:
         await entered.wait()
         first.leave()
         await first.ended.wait()
-        assert (worker.slots_in_use, worker.live) == (1, set())
+        assert (worker.slots.in_use, worker.slots.live) == (1, set())
         house.model = echo
         nursery.start_soon(second.call, worker)
-        while not worker.queued:
+        while not worker.slots.queued:
             await trio.lowlevel.checkpoint()
         assert not second.called.is_set()
         leave.set()
         await second.ended.wait()
-        assert worker.slots_in_use == 0
+        assert worker.slots.in_use == 0
 
 
 async def test_a_model_that_is_not_ready_takes_no_slot() -> None:
@@ -709,14 +709,14 @@ async def test_a_model_that_is_not_ready_takes_no_slot() -> None:
         assert loading.message == "model 'm' is loading; try again"
         nursery.cancel_scope.cancel()
     assert isinstance(await outcome(worker), Unavailable), "nobody has unloaded it: its server is going"
-    assert (worker.slots_in_use, worker.live) == (0, set())
+    assert (worker.slots.in_use, worker.slots.live) == (0, set())
 
 
 async def test_a_model_lost_between_slot_and_call_is_unavailable() -> None:
     house = House()
     async with running(house.spec()) as worker:
         caller = Caller()
-        with await worker.slot(caller.exchange):
+        with await worker.slots.take(caller.exchange):
             worker.stop()
             with pytest.raises(Unavailable):
                 await worker.call(Session(caller.channel), caller.exchange, Family.PARTS)
@@ -728,7 +728,7 @@ async def test_a_session_lasts_no_longer_than_its_timeout(autojump_clock: MockCl
     async with running(house.spec(timeout=7.0)) as worker:
         assert isinstance(await outcome(worker), DeadlineExceeded)
         assert trio.current_time() == pytest.approx(7.0)
-        assert worker.slots_in_use == 0
+        assert worker.slots.in_use == 0
         assert worker.ready, "a session that is too long is no fault of the worker"
 
 
@@ -760,7 +760,7 @@ async def end_of(model: Model, *messages: Part, complete: bool = False) -> tuple
         caller = Caller(*messages)
         caller.channel.complete = complete
         await caller.call(worker)
-        assert (worker.slots_in_use, worker.live, worker.ready, worker.crashes) == (0, set(), True, [])
+        assert (worker.slots.in_use, worker.slots.live, worker.ready, worker.crashes) == (0, set(), True, [])
         return caller.outcome, caller
 
 
@@ -849,7 +849,7 @@ async def test_a_model_that_raises_while_it_is_cancelled_ends_as_cancelled(
 
     async with running(House(model).spec(timeout=3.0)) as worker:
         assert isinstance(await outcome(worker), DeadlineExceeded)
-        assert worker.slots_in_use == 0
+        assert worker.slots.in_use == 0
     (record,) = records(caplog, "model raised while cancelled")
     assert isinstance(record.exc_info[1], ExceptionGroup)
 
@@ -886,7 +886,7 @@ async def test_an_interrupt_from_the_keyboard_is_never_swallowed() -> None:
         with pytest.raises(BaseExceptionGroup) as caught:
             await Caller().call(worker)
         assert caught.value is group
-        assert worker.slots_in_use == 0
+        assert worker.slots.in_use == 0
 
 
 @pytest.mark.parametrize("wrapped", [False, True])
@@ -897,7 +897,7 @@ async def test_what_else_is_no_exception_is_a_crash_of_its_session(error: BaseEx
         caller = Caller()
         await caller.call(worker)
         assert isinstance(caller.outcome, ModelCrashed)
-        assert worker.slots_in_use == 0
+        assert worker.slots.in_use == 0
 
 
 async def test_a_model_of_another_family_is_converted_for_the_wire() -> None:
