@@ -11,7 +11,7 @@ from typing import final
 
 import trio
 
-from gateway.catalog.repository import resident_bytes, share_one_arena
+from gateway.catalog.process_memory import resident_bytes, share_one_arena
 from gateway.config import Config, EndpointConfig, ListenConfig, RepositoryConfig, SageMakerConfig
 from gateway.gateway import Gateway
 

@@ -19,8 +19,10 @@ from uuid import uuid4
 import trio
 
 from gateway.catalog.factories import configured_specs
+from gateway.catalog.limits import RepositoryLimits
 from gateway.catalog.load_unload import ModelControl
-from gateway.catalog.repository import Repository, RepositoryLimits, resident_bytes
+from gateway.catalog.process_memory import resident_bytes
+from gateway.catalog.repository import Repository
 from gateway.catalog.warmup import answer_check
 from gateway.config import Config
 from gateway.config.agreement import exposed_plane, has_plane, missing_tls, shared_sockets

@@ -205,7 +205,6 @@ def test_no_folder_has_more_than_fifteen_modules(folder: Path) -> None:
 MOST_LINES = 450
 # Classes that are longer, and may only become shorter.
 LONG = {
-    "gateway/catalog/repository.py: Repository": 481,
     "gateway/core/connection.py: Connection": 453,
     "gateway/core/exchange.py: Exchange": 930,
     "gateway/gateway.py: Gateway": 794,

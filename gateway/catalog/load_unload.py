@@ -13,7 +13,8 @@ from typing import final
 import trio
 
 from gateway.catalog.folder import CODE, TOML
-from gateway.catalog.repository import Repository, RepositoryLimits
+from gateway.catalog.limits import RepositoryLimits
+from gateway.catalog.repository import Repository
 from gateway.config.text import show, text_without_secrets
 from gateway.errors import Conflict, GatewayError, LoadFailed, NotFound, Unavailable
 from gateway.workers.states import State

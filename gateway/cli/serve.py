@@ -17,7 +17,7 @@ import trio
 
 from gateway.catalog import folder as model_folder
 from gateway.catalog.factories import library_specs
-from gateway.catalog.repository import share_one_arena
+from gateway.catalog.process_memory import share_one_arena
 from gateway.catalog.served_folder import read_served_folder, served_folder
 from gateway.config import Config
 from gateway.config.agreement import in_clear

@@ -41,6 +41,6 @@ class ManagementDialect:
         unready = self._supervisor.unready
         body = {absent.name: _State(status="Unhealthy", reason=absent.why) for absent in unready}
         for worker in self._models.workers.values():
-            reason = "draining" if self.draining else worker.standing.absence
+            reason = "draining" if self.draining else worker.life.absence
             body[worker.name] = _State(status=_WORDS.get(worker.state, "Unhealthy"), reason=reason)
         exchange.respond(503 if self.draining or unready else 200, [_JSON], msgspec.json.encode(body))

@@ -353,7 +353,7 @@ def _totals_of(worker: Worker) -> Counter[str]:
         success=statistics.succeeded,
         failure=statistics.failed - statistics.cancelled,
         cancelled=statistics.cancelled,
-        restarts=max(worker.standing.starts - 1, 0),
+        restarts=max(worker.life.starts - 1, 0),
         stuck_sessions=worker.stuck.total,
         stop_breaches=worker.stopping.breaches,
         received_bytes=statistics.received,

@@ -11,7 +11,7 @@ from gateway.doorbell import Doorbell
 from gateway.errors import Overloaded, Refusal, TooLarge, Unavailable
 from gateway.workers.caller import Caller, CallSpans
 from gateway.workers.slot import Slot
-from gateway.workers.states import Standing
+from gateway.workers.states import Life
 from gateway.workers.statistics import ModelStatistics
 from gateway.workers.stuck import StuckWatch
 from models.blocking import throw
@@ -84,6 +84,7 @@ class Slots:
     """
 
     __slots__ = (
+        "_life",
         "_most_queued",
         "_most_queued_bytes",
         "_name",
@@ -91,7 +92,6 @@ class Slots:
         "_replaced",
         "_spans",
         "_special",
-        "_standing",
         "_stop_within",
         "_timeout",
         "bodies",
@@ -110,10 +110,8 @@ class Slots:
         "waiting",
     )  # fmt: skip
 
-    def __init__(
-        self, spec: ModelSpec, standing: Standing, statistics: ModelStatistics, spans: CallSpans | None = None
-    ) -> None:
-        self._name, self._standing, self._spans, self.statistics = spec.name, standing, spans, statistics
+    def __init__(self, spec: ModelSpec, life: Life, statistics: ModelStatistics, spans: CallSpans | None = None) -> None:
+        self._name, self._life, self._spans, self.statistics = spec.name, life, spans, statistics
         self.open = False
         self.successor: Slots | None = None
         """Those of the worker that serves since a reload."""
@@ -156,7 +154,7 @@ class Slots:
         if not self.open:
             if self.successor is not None:
                 return self.successor.take_now(caller)
-            self._standing.check()
+            self._life.check()
         if not self.free or (self.most_bytes and not self._fits(caller.held)):
             return None
         self.free -= 1
@@ -265,8 +263,8 @@ class Slots:
     def check_still_loaded(self) -> None:
         """Raises Unavailable unless the model can be called by who has a slot of it, or is just given one."""
         if self.successor is None:
-            self._standing.check()
-        elif not self._standing.there:
+            self._life.check()
+        elif not self._life.there:
             raise Unavailable(f"model {self._name!r} was loaded anew, and this version of it is gone; try again")
 
     # -- for a slot that is over, and for the worker -----------------------------------------------------------------

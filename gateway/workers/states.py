@@ -59,7 +59,7 @@ TRANSITIONS: Mapping[State, Mapping[State, str]] = {
 
 
 @final
-class Standing:
+class Life:
     """Where one worker is in its life, and what those hear meanwhile who want to call its model, or ask for its health.
 
     It knows nothing of the model but its name: who has it does not keep the model alive.

@@ -153,14 +153,14 @@ class Supervisor:
         never a reason."""
         absent = [self._absent(name) for name in self.configured]
         missed = [one for one in absent if one.why and self.configured[one.name].required and one.name not in self.dismissed]
-        if not missed and all(worker.standing.absence for worker in self.workers.values()):
+        if not missed and all(worker.life.absence for worker in self.workers.values()):
             missed = [one._replace(why=f"{one.why}, and no model is ready") for one in absent]
         return missed
 
     def _absent(self, name: str) -> Absent:
         worker = self.workers.get(name)
         if worker is not None:
-            return Absent(name, worker.standing.absence, worker.reason)
+            return Absent(name, worker.life.absence, worker.reason)
         if (error := self.unloadable(name)) is not None:
             return Absent(name, "could not be loaded", error)
         return Absent(name, "was unloaded" if name in self.dismissed else "is not in service", "")
@@ -213,7 +213,7 @@ class Supervisor:
                 self._unloadable[spec.name] = worker.reason
             raise
         self._unloadable.pop(spec.name, None)
-        worker.standing.lasting = lasting
+        worker.life.lasting = lasting
         self.workers[spec.name] = worker
         self._changed()
         return worker
@@ -288,7 +288,7 @@ class Supervisor:
             self.reloading.remove(name)
         self.start_soon(self._see_off, old)  # from here on nothing fails
         self._replaced.setdefault(name, set()).add(old)
-        worker.standing.lasting = old.standing.lasting
+        worker.life.lasting = old.life.lasting
         self.workers[name] = worker
         if name in self.configured:
             self.configured[name] = spec

@@ -25,7 +25,7 @@ from gateway.workers.caller import Caller
 from gateway.workers.failures import LastError, LoadEnded
 from gateway.workers.restart_policy import decide, within_period
 from gateway.workers.slots import Slots
-from gateway.workers.states import Standing, State
+from gateway.workers.states import Life, State
 from gateway.workers.statistics import ModelStatistics
 from models.batching import running
 from models.blocking import detached, run_step
@@ -80,12 +80,12 @@ class Worker:
         "failure",
         "given_up",
         "last_error",
+        "life",
         "name",
         "reason",
         "replaces",
         "slots",
         "spec",
-        "standing",
         "statistics",
         "stopped",
         "stopping",
@@ -107,7 +107,7 @@ class Worker:
     ) -> None:
         self._check = check
         self.spec, self.name = spec, spec.name
-        self.standing = Standing(spec.name, spec.restart.kind, lasting=lasting)
+        self.life = Life(spec.name, spec.restart.kind, lasting=lasting)
         self.replaces = False
         """True if it is to take the place of a worker that serves meanwhile."""
         self._changed, self._chance, self._spans = changed, chance, spans
@@ -125,7 +125,7 @@ class Worker:
         self.last_error: LastError | None = None
         """The last failure of the model that a log line explains: its own, or of a session of it."""
         self.statistics = ModelStatistics(batched=spec.batching is not None)
-        self.slots = Slots(spec, self.standing, self.statistics, spans)
+        self.slots = Slots(spec, self.life, self.statistics, spans)
         self.tensor_codec: Any = None
         """What v2 has made for this worker's calls: it lasts as long."""
         self._threads = trio.CapacityLimiter(_THREADS)
@@ -141,11 +141,11 @@ class Worker:
 
     @property
     def state(self) -> State:
-        return self.standing.state
+        return self.life.state
 
     @property
     def ready(self) -> bool:
-        return self.standing.state is State.READY
+        return self.life.state is State.READY
 
     @property
     def model(self) -> Model | None:
@@ -171,11 +171,11 @@ class Worker:
 
     async def run(self) -> None:
         """Loads the model and keeps it loaded until `stop`. Raises nothing: a model that cannot be kept up is FAILED."""
-        policy, standing = self.spec.restart, self.standing
+        policy, life = self.spec.restart, self.life
         self.task = trio.lowlevel.current_task()
         try:
-            while not standing.stop.is_set():
-                standing.starts += 1
+            while not life.stop.is_set():
+                life.starts += 1
                 crash = await self._one_life()
                 if crash is None:
                     break
@@ -183,12 +183,12 @@ class Worker:
                 self.crashes = [*within_period(policy, self.crashes, now), now]
                 self.reason = text_without_secrets(f"{type(crash).__name__}: {crash}")[:300]
                 wait = None
-                if standing.lasting or standing.loaded:
+                if life.lasting or life.loaded:
                     wait = decide(policy, self.crashes, now, ended=ended, chance=self._chance())
                 over = wait is None and ended and policy.kind is not Restart.PERMANENT
                 if over:
                     self.crashes.pop()
-                elif wait is None and (standing.lasting or standing.loaded):
+                elif wait is None and (life.lasting or life.loaded):
                     self.given_up = True
                 said = "model crashed" if wait is not None else "model ended" if over else self._end_said
                 incident = {} if over else {"incident": self._failed(crash).incident}
@@ -198,21 +198,21 @@ class Worker:
                     extra={"model": self.name, "reason": self.reason, "restart_in": wait, **incident},
                     exc_info=None if over else crash,
                 )
-                if wait is None and not standing.lasting:
+                if wait is None and not life.lasting:
                     self.failure = contained(crash)
                     break
                 detached(crash)  # this frame keeps it until the next one, but must not keep a failed load's memory
                 if wait is not None:
-                    standing.restart_at = now + wait
+                    life.restart_at = now + wait
                     self._enter(State.RESTARTING)
                 else:
                     self._enter(State.ENDED if over else State.FAILED)
                 self._settled.set()
                 with trio.move_on_after(float("inf") if wait is None else wait):
-                    await standing.stop.wait()
-                standing.restart_at = None
+                    await life.stop.wait()
+                life.restart_at = None
         finally:
-            standing.restart_at = None
+            life.restart_at = None
             self._enter(State.STOPPED)
             self._settled.set()
             self.stopped.set()
@@ -220,12 +220,12 @@ class Worker:
     @property
     def _end_said(self) -> str:
         """The log's message for a crash after which it is not loaded again."""
-        if self.standing.lasting or self.standing.loaded:
+        if self.life.lasting or self.life.loaded:
             return "model given up"
         return "model not reloaded" if self.replaces else "model cannot be loaded"
 
     def _enter(self, state: State) -> None:
-        self.standing.enter(state)
+        self.life.enter(state)
         self.slots.open = state is State.READY
         if self._changed is not None:
             self._changed(self)
@@ -233,7 +233,7 @@ class Worker:
     async def _one_life(self) -> BaseException | None:
         """One load and its life; the exception that ended it, None when it was asked to stop."""
         self._enter(State.LOADING)
-        spec, spans, standing = self.spec, self._spans, self.standing
+        spec, spans, life = self.spec, self._spans, self.life
         if spans is not None and spec.batching is not None:
             spec = spans.batched(spec)
         began = trio.current_time()
@@ -254,12 +254,12 @@ class Worker:
                     scope.deadline = float("inf")
                     self._model = model
                     self._called = model if spans is None else spans.model(self.spec, model)
-                    self.reason, standing.there, standing.loaded = "", True, True
+                    self.reason, life.there, life.loaded = "", True, True
                     self._enter(State.READY)
                     log.info("model ready", extra={"model": self.name, "seconds": round(trio.current_time() - began, 3)})
                     self._settled.set()
                     try:
-                        await standing.stop.wait()
+                        await life.stop.wait()
                         with self._patience:
                             await self.slots.sessions_over()
                         self._lose_sessions()
@@ -267,8 +267,8 @@ class Worker:
                             await self.slots.sessions_over()  # and their threads
                     finally:
                         self._model = self._called = None
-                        standing.there = False
-                        if not standing.stop.is_set():
+                        life.there = False
+                        if not life.stop.is_set():
                             self._enter(State.RESTARTING)
                         # a crash in the background cancels us: sessions learn of it before the clean-up runs
                         self._lose_sessions()
@@ -282,7 +282,7 @@ class Worker:
         else:
             error = cold or self._silent_end(timed_out=scope.cancelled_caught)
         try:
-            if error is not None and standing.stop.is_set():
+            if error is not None and life.stop.is_set():
                 log.warning("model did not unload", extra={"model": self.name, "reason": str(error)[:300]}, exc_info=error)
                 return None
             return error
@@ -291,7 +291,7 @@ class Worker:
 
     def _silent_end(self, *, timed_out: bool) -> Exception | None:
         """Why a life is over that raised nothing: None for the one good reason."""
-        stopping = self.standing.stop.is_set()
+        stopping = self.life.stop.is_set()
         match self.state:
             case State.LOADING if timed_out and not stopping:
                 return TimeoutError(
@@ -323,7 +323,7 @@ class Worker:
                 caller.interrupt(Unavailable(f"model {self.name!r} is being unloaded; nothing was started"))
         else:
             self._patience.cancel()
-        self.standing.stop.set()
+        self.life.stop.set()
 
     def hand_over(self, successor: Worker, patience: float) -> None:
         """Stops in favour of another worker. Sessions that run, and those that wait for a slot, have `patience` seconds to
@@ -347,7 +347,7 @@ class Worker:
         elif self.successor is not None:
             self.successor.check_ready(room=room)
         else:
-            self.standing.check()
+            self.life.check()
 
     async def call(self, session: Session[Any, Any], caller: Caller, wire: Family, read_prompt: Any = None) -> None:
         """Runs the model for one session, whose caller has a slot. Returns when the model has; what it raised comes out as

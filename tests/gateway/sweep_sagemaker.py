@@ -499,7 +499,7 @@ async def _alone(stage: Stage, name: str, method: bytes, path: str, body: bytes 
 async def _clean_up(stage: Stage) -> None:
     """All of the API once more, and nothing is left: a model that was on its way is waited for."""
     repository = stage.repository
-    assert not any(entry.users.count or entry.waiters for entry in repository._entries.values())
+    assert not any(entry.users.count or entry.waiters for entry in repository.holdings.entries.values())
     while [model.name for model in repository.list()] != repository.names:  # noqa: ASYNC110  # nothing tells when
         await trio.sleep(0.001)
     if "c" not in repository.names:

@@ -20,8 +20,11 @@ import trio
 from trio.testing import MockClock, wait_all_tasks_blocked
 
 from gateway import gateway as serving_gateway
-from gateway.catalog import repository as loading
-from gateway.catalog.repository import Repository, RepositoryLimits
+from gateway.catalog.entry import GRACE
+from gateway.catalog.holdings import ABANDONED
+from gateway.catalog.limits import RepositoryLimits
+from gateway.catalog.loader import IMPORTS
+from gateway.catalog.repository import LoadedModel, Repository
 from gateway.config import Config, DrainConfig, EndpointConfig, ModelConfig, RepositoryConfig, SageMakerConfig
 from gateway.errors import (
     BadModel,
@@ -338,7 +341,7 @@ async def test_a_load_that_is_too_slow_is_ended_by_its_timeout_though_a_thread_k
             await until(entered.is_set)
             mock_clock.jump(30)
             await wait_all_tasks_blocked()
-            mock_clock.jump(loading._GRACE)
+            mock_clock.jump(GRACE)
             await asked.over.wait()
         assert isinstance(asked.outcome, LoadFailed)
         assert "took longer than 30 s" in asked.outcome.message
@@ -386,7 +389,7 @@ async def test_a_thread_that_imports_keeps_the_name_and_nobody_waits_for_it_for_
             asked.scope.cancel()
             await wait_all_tasks_blocked()
             assert not asked.over.is_set()
-            mock_clock.jump(loading._GRACE)
+            mock_clock.jump(GRACE)
             await asked.over.wait()
         assert at.repository.names == ["a", "other"]
         assert at.repository.used > KiB
@@ -416,7 +419,7 @@ async def hung(at: Place, *names: str, clock: MockClock) -> AsyncIterator[None]:
             await until(gates[name][0].is_set)
             asked.scope.cancel()
             await wait_all_tasks_blocked()
-            clock.jump(loading._GRACE)
+            clock.jump(GRACE)
         assert asked.outcome == "left"
     yield
     for _, leave in gates.values():
@@ -425,7 +428,7 @@ async def hung(at: Place, *names: str, clock: MockClock) -> AsyncIterator[None]:
 
 
 async def test_a_thread_that_was_given_up_keeps_no_place_of_those_that_load(tmp_path: Path, mock_clock: MockClock) -> None:
-    async with place(tmp_path) as at, hung(at, *(f"h{n}" for n in range(loading._IMPORTS)), clock=mock_clock):
+    async with place(tmp_path) as at, hung(at, *(f"h{n}" for n in range(IMPORTS)), clock=mock_clock):
         assert (await at.repository.load("a", at.folder("a"))).name == "a"
         assert await outcome(at.worker("a")) == "complete"
 
@@ -434,7 +437,7 @@ async def test_code_is_refused_at_once_where_too_many_threads_stay_and_folders_w
     tmp_path: Path, mock_clock: MockClock, caplog: pytest.LogCaptureFixture
 ) -> None:
     async with place(tmp_path) as at:
-        names, url = [f"h{n}" for n in range(loading._ABANDONED)], at.folder("a")
+        names, url = [f"h{n}" for n in range(ABANDONED)], at.folder("a")
         async with hung(at, *names, clock=mock_clock):
             for ask in (lambda: at.repository.load("a", url), lambda: call(at, "a", url)):
                 with pytest.raises(Unavailable, match="it has code, and 16 threads of loads that were given up do not end"):
@@ -448,11 +451,11 @@ async def test_code_is_refused_at_once_where_too_many_threads_stay_and_folders_w
 
 
 async def test_a_folder_without_code_waits_for_none(tmp_path: Path) -> None:
-    names = [f"h{n}" for n in range(loading._IMPORTS + 1)]
+    names = [f"h{n}" for n in range(IMPORTS + 1)]
     async with place(tmp_path) as at:
         urls, gates = [at.folder(name) for name in names], [at.gate(name) for name in names]
         async with asking(*[partial(at.repository.load, *each) for each in zip(names, urls, strict=True)]):
-            await until(lambda: sum(entered.is_set() for entered, _ in gates) == loading._IMPORTS)
+            await until(lambda: sum(entered.is_set() for entered, _ in gates) == IMPORTS)
             with trio.move_on_after(PATIENCE / 2) as waited:
                 await at.repository.load("t", at.table("t", np.arange(3)))
             for _, leave in gates:
@@ -461,7 +464,7 @@ async def test_a_folder_without_code_waits_for_none(tmp_path: Path) -> None:
 
 
 async def test_the_time_of_a_models_code_begins_when_it_does(tmp_path: Path, mock_clock: MockClock) -> None:
-    names = [f"h{n}" for n in range(loading._IMPORTS)]
+    names = [f"h{n}" for n in range(IMPORTS)]
     async with place(tmp_path, defaults=ModelConfig(factory="", load_timeout=30.0)) as at:
         gates, urls = [at.gate(name) for name in names], [at.folder(name) for name in names]
         last, late = at.gate("last"), at.folder("last")
@@ -469,14 +472,14 @@ async def test_the_time_of_a_models_code_begins_when_it_does(tmp_path: Path, moc
             await until(lambda: all(entered.is_set() for entered, _ in gates))
             mock_clock.jump(20)
             async with asking(lambda: at.repository.load("last", late)) as (asked,):
-                await until(lambda: at.repository._imports.statistics().tasks_waiting)
+                await until(lambda: at.repository.loader.imports.statistics().tasks_waiting)
                 mock_clock.jump(10)
                 await until(last[0].is_set)
                 mock_clock.jump(25)
                 await wait_all_tasks_blocked()
                 assert not asked.over.is_set()
                 last[1].set()
-            assert isinstance(asked.outcome, loading.LoadedModel)
+            assert isinstance(asked.outcome, LoadedModel)
         assert all("its code took longer than 30 s" in one.outcome.message for one in first)
         for _, leave in gates:
             leave.set()
@@ -484,16 +487,16 @@ async def test_the_time_of_a_models_code_begins_when_it_does(tmp_path: Path, moc
 
 
 async def test_code_that_never_began_is_not_what_took_too_long(tmp_path: Path, mock_clock: MockClock) -> None:
-    names = [f"h{n}" for n in range(loading._IMPORTS)]
+    names = [f"h{n}" for n in range(IMPORTS)]
     async with place(tmp_path, defaults=ModelConfig(factory="", load_timeout=30.0)) as at:
         gates, urls = [at.gate(name) for name in names], [at.folder(name) for name in names]
         url = at.folder("last")
         async with asking(*[partial(at.repository.load, *each) for each in zip(names, urls, strict=True)]):
             await until(lambda: all(entered.is_set() for entered, _ in gates))
             async with asking(lambda: at.repository.load("last", url)) as (asked,):
-                await until(lambda: at.repository._imports.statistics().tasks_waiting)
+                await until(lambda: at.repository.loader.imports.statistics().tasks_waiting)
                 for name in names:
-                    at.repository._entries[name].load_scope.deadline = 1000.0
+                    at.repository.holdings.entries[name].load_scope.deadline = 1000.0
                 mock_clock.jump(30)
             assert isinstance(asked.outcome, Unavailable)
             assert "the code of others is run before it, and was not over within 30 s" in asked.outcome.message
@@ -527,7 +530,7 @@ async def test_who_wants_a_model_of_which_a_thread_stays_is_told_so_and_others_d
                 await call(at, "other", other)
             async with asking(lambda: at.repository.unload("h")) as (unload,):
                 await wait_all_tasks_blocked()
-                mock_clock.jump(loading._GRACE)
+                mock_clock.jump(GRACE)
             assert "a thread of it does not end: it holds its memory" in unload.outcome.message
         assert await call(at, "other", other) == "complete"
 
@@ -890,7 +893,7 @@ async def test_the_place_of_whichever_goes_first_is_taken(tmp_path: Path, sooner
         async with asking(use, *unloads):
             await until(lambda: "used" in at.supervisor.workers and len(at.supervisor.workers) == 1)
             async with asking(lambda: call(at, "c", urls["c"])) as (asked,):
-                await until(lambda: at.repository._moved.statistics().tasks_waiting)
+                await until(lambda: at.repository.holdings.moved.statistics().tasks_waiting)
                 if sooner == "the other one":
                     going["b"].set()
                 else:
@@ -1097,7 +1100,7 @@ async def test_a_supervisor_that_is_cancelled_leaves_no_name(tmp_path: Path, beg
 
 
 def test_who_gives_a_load_up_in_a_drain_has_time_left_for_his_goodbye() -> None:
-    assert 2 * loading._GRACE < serving_gateway._GRACE
+    assert 2 * GRACE < serving_gateway._GRACE
 
 
 @pytest.mark.parametrize("route", ["/models", "/endpoints/many/invocations"])
@@ -1219,7 +1222,7 @@ async def test_a_use_that_is_cancelled_at_any_step_holds_nothing_and_another_goe
             async with asking(lambda: call(at, "a", urls["a"])) as (other,):
                 fired, _ = await swept(use, step)
             assert other.outcome == "complete"
-            assert at.repository._entries["a"].idle
+            assert at.repository.holdings.entries["a"].idle
             if not fired:
                 break
         assert not fired

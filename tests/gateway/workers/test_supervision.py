@@ -119,8 +119,8 @@ async def test_chance_takes_a_share_off_the_wait_and_a_seed_repeats_it(mock_cloc
             nursery.start_soon(worker.run)
             for _ in range(3):
                 await wait_all_tasks_blocked()
-                assert worker.standing.restart_at is not None
-                seen.append(worker.standing.restart_at - trio.current_time())
+                assert worker.life.restart_at is not None
+                seen.append(worker.life.restart_at - trio.current_time())
                 mock_clock.jump(seen[-1] or 0)
             await wait_all_tasks_blocked()
             worker.stop()

@@ -92,4 +92,4 @@ async def test_every_transition_of_the_table_happens_and_no_other(autojump_clock
 def test_a_change_that_is_not_in_the_table_is_a_bug_that_shows() -> None:
     worker = Worker(ModelSpec(name="m", family=Family.PARTS, load=lambda: pytest.fail("it is not loaded")))
     with pytest.raises(AssertionError, match=r"State\.LOADING does not become State\.ENDED"):
-        worker.standing.enter(State.ENDED)
+        worker.life.enter(State.ENDED)

@@ -357,11 +357,11 @@ TABLE = [
 async def test_every_state_of_a_worker_has_its_word(state: State, ready: int, ping: str, standing: str) -> None:
     async with serving(Probe(silent, "m").spec("bidi"), config=CONTROL) as house:
         worker = house.gateway.supervisor.workers["m"]
-        worker.state, before = state, worker.state
+        worker.life.state, before = state, worker.life.state
         assert (await get(house, "/v2/models/m/ready")) == (ready, {"name": "m", "ready": ready == 200})
         assert (await get(house, "/ping"))[1]["m"]["status"] == ping
         assert await index(house) == {"m": (standing, STANDINGS[state][1])}
-        worker.state = before
+        worker.life.state = before
 
 
 def test_the_table_has_every_state() -> None:

@@ -1,0 +1,37 @@
+"""What memory this process has, and how it is given back to the system."""
+
+from __future__ import annotations
+
+import ctypes
+import gc
+import os
+
+_M_ARENA_MAX = -8  # glibc's malloc.h
+
+
+def resident_bytes() -> int:
+    """Bytes of memory that this process has; 0 where the system does not tell (it has no /proc)."""
+    try:
+        with open("/proc/self/statm", "rb") as statm:
+            return int(statm.read().split()[1]) * os.sysconf("SC_PAGE_SIZE")
+    except OSError:
+        return 0
+
+
+def share_one_arena() -> None:
+    """Has all threads of this process allocate from one arena, where the C library is glibc. It gives each its own
+    otherwise, and of those alone `malloc_trim` cannot give back the end: up to 64 MiB in each that has loaded a model. For
+    whoever owns a process that unloads models, before it has threads."""
+    mallopt = getattr(ctypes.CDLL(None), "mallopt", None)
+    if mallopt is not None:
+        mallopt(_M_ARENA_MAX, 1)
+
+
+def give_back(has_cycles: bool) -> None:
+    """Gives back what is left of a model: cycles to Python's allocator, and free memory to the system where libc can. The
+    collector stops all threads while it looks through everything there is, so it looks only where it has to."""
+    if has_cycles:
+        gc.collect()
+    trim = getattr(ctypes.CDLL(None), "malloc_trim", None)
+    if trim is not None:
+        trim(0)
