@@ -47,7 +47,7 @@ Port: TypeAlias = Annotated[int, Meta(ge=-1, le=65535)]
 Int31: TypeAlias = Annotated[int, Meta(ge=1, le=2**31 - 1)]
 
 Counts: TypeAlias = Annotated[tuple[Count, ...], Meta(extra={"unit": Unit.COUNTS})]
-Paths: TypeAlias = Annotated[tuple[str, ...], Meta(extra={"unit": Unit.PATHS})]
+Paths: TypeAlias = Annotated[tuple[Annotated[str, Meta(min_length=1)], ...], Meta(extra={"unit": Unit.PATHS})]
 Texts: TypeAlias = Annotated[tuple[str, ...], Meta(extra={"unit": Unit.TEXTS})]
 Networks: TypeAlias = Annotated[tuple[str, ...], Meta(extra={"unit": Unit.NETWORKS})]
 

@@ -457,7 +457,7 @@ def _fits(setting: Setting, value: Any) -> bool:
         case Unit.NETWORKS:
             return all(map(is_network, value))
         case Unit.PATHS:
-            return all(path and "\0" not in path for path in value)
+            return not any("\0" in path for path in value)
         case _:
             return True
 

@@ -7,7 +7,7 @@ from typing import Any
 
 import msgspec
 
-from gateway.config.fields import MOST, NAMES, SETTINGS, Setting, section_help, setting_help
+from gateway.config.fields import NAMES, SETTINGS, Setting, section_help, setting_help
 from gateway.config.kinds import Unit
 from gateway.config.text import DURATION_UNITS, SIZE_UNITS, Key
 from gateway.config.tree import TensorConfig
@@ -15,6 +15,7 @@ from gateway.config.tree import TensorConfig
 # The dialect that the TOML servers of editors read.
 DIALECT = "http://json-schema.org/draft-07/schema#"
 _TENSOR = "TensorConfig"
+_REFERENCE = "#/definitions/{name}"
 
 
 def json_schema() -> dict[str, Any]:
@@ -65,39 +66,22 @@ def _value(setting: Setting) -> dict[str, Any]:
 
 
 def _form(setting: Setting) -> dict[str, Any]:
+    """What msgspec says of the type, and what it does not know: units, patterns, the order of choices."""
+    ((form,), _) = msgspec.json.schema_components([setting.type], ref_template=_REFERENCE)
     match setting.unit:
-        case Unit.TEXT:
-            return {"type": "string", **({"pattern": _whole(setting.pattern)} if setting.pattern else {})}
-        case Unit.FLAG:
-            return {"type": "boolean"}
+        case Unit.BYTES:
+            return {"anyOf": [form, _quantity(SIZE_UNITS)]}
+        case Unit.SECONDS:
+            return {"anyOf": [form, _quantity(DURATION_UNITS)]}
         case Unit.CHOICE:
             return {"type": "string", "enum": list(setting.choices)}
-        case Unit.COUNT:
-            return {"type": "integer", **_range(setting)}
-        case Unit.NUMBER:
-            return {"type": "number", **_range(setting)}
-        case Unit.BYTES:
-            return {"anyOf": [{"type": "integer", **_range(setting)}, _quantity(SIZE_UNITS)]}
-        case Unit.SECONDS:
-            return {"anyOf": [{"type": "number", **_range(setting)}, _quantity(DURATION_UNITS)]}
-        case Unit.PATHS:
-            return {"type": "array", "items": {"type": "string", "minLength": 1}}
+        case Unit.TEXT if setting.pattern:
+            return {**form, "pattern": _whole(setting.pattern)}
         case Unit.ADDRESSES:
             one = {"type": "string", "pattern": _whole(setting.pattern)}
             return {"anyOf": [one, {"type": "array", "items": one, "minItems": 1, "uniqueItems": True}]}
-        case Unit.TEXTS | Unit.NETWORKS:
-            return {"type": "array", "items": {"type": "string"}}
-        case Unit.COUNTS:
-            return {"type": "array", "items": {"type": "integer", **_range(setting)}}
-        case Unit.TENSORS:
-            return {"type": "array", "items": {"$ref": f"#/definitions/{_TENSOR}"}}
-        case Unit.TABLE:
-            return {"type": "object"}
-
-
-def _range(setting: Setting) -> dict[str, float]:
-    low = {"exclusiveMinimum" if setting.above else "minimum": setting.low}
-    return low if setting.high >= MOST else {**low, "maximum": setting.high}
+        case _:
+            return form
 
 
 def _quantity(units: tuple[str, ...]) -> dict[str, str]:
@@ -111,7 +95,7 @@ def _whole(pattern: str) -> str:
 
 
 def _tensor() -> dict[str, Any]:
-    _, components = msgspec.json.schema_components([TensorConfig], ref_template="#/definitions/{name}")
+    _, components = msgspec.json.schema_components([TensorConfig], ref_template=_REFERENCE)
     made: dict[str, Any] = components[_TENSOR]
     for field in dataclasses.fields(TensorConfig):
         made["properties"][field.name].pop("default", None)
