@@ -10,15 +10,19 @@ import socket
 import ssl
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager, suppress
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeAlias, final
 from urllib.parse import urlsplit
 
 import trio
+from msgspec import ValidationError
 
 from gateway import client
 from gateway.client import Peer
+from gateway.config.fields import settings_of
+from gateway.config.kinds import Bytes, BytesOrOff, Count, Seconds, SecondsOrOff, Unit
+from gateway.config.load import converted
 from gateway.config.problem import ConfigError
 from gateway.config.text import parse_duration, parse_size, text_without_secrets
 from gateway.errors import BadRequest, TransportLost
@@ -63,78 +67,65 @@ _TEXT_SECONDS = 2.0
 class ContainerLimits:
     """What the bridge to one container allows: bytes and seconds where nothing else is said."""
 
-    part: int = 16 * _KIB * _KIB
+    part: Bytes = 16 * _KIB * _KIB
     """The payload of one frame from the container; a larger one ends its session."""
-    read_ahead: int = 256 * _KIB
+    read_ahead: Bytes = 256 * _KIB
     """Frames that are read from the container ahead of a slow client, for each session. The one that passes the bound
     is whole: a session holds at most `read_ahead`, one frame of `part` bytes, and 128 KiB of what one receive brought.
     All of it counts as `limits.total_bytes` of the gateway. What an invocation holds is one receive, 64 KiB."""
-    unsent: int = 128 * _KIB
+    unsent: BytesOrOff = 128 * _KIB
     """What the kernel takes ahead of what the container takes (TCP_NOTSENT_LOWAT); 0: the system's."""
-    error_text: int = 4 * _KIB
+    error_text: Bytes = 4 * _KIB
     """How much of the container's own words a refusal passes on."""
-    connect_timeout: float = 10.0
+    connect_timeout: Seconds = 10.0
     """From the first packet to the answer to the handshake. The contract gives the container 250 ms."""
-    half_close_quiet: float = math.inf
+    half_close_quiet: SecondsOrOff = math.inf
     """For a container that neither names an end of input nor closes its sessions itself. Once the client's input has ended,
     Close is sent when the container has sent no frame for this long. Most WebSocket libraries answer a Close by
     themselves and then drop what the container is still at, so this is a guess: it must be longer than any answer takes.
     0 sends Close behind the last part, for a container that answers what came before a Close first. Infinite, the
     default, never guesses: the session lasts until the container closes, or until its own time is over."""
-    half_close_timeout: float = 60.0
+    half_close_timeout: Seconds = 60.0
     """How long the container may send no frame after our Close before it says its own."""
-    ping_interval: float = 60.0
+    ping_interval: SecondsOrOff = 60.0
     """Between Pings; 0: none."""
-    pings_unanswered: int = 5
+    pings_unanswered: Count = 5
     """Pings in a row without a byte from the container that end its session."""
-    invocation_timeout: float = 60.0
+    invocation_timeout: Seconds = 60.0
     """Until the head of the answer to /invocations, and then between two pieces of it."""
-    model_load_timeout: float = 480.0
+    model_load_timeout: Seconds = 480.0
     """For one load of a multi-model container's model: POST /models, and unloading others where it has no memory."""
-    model_unload_timeout: float = 360.0
+    model_unload_timeout: Seconds = 360.0
     """For one DELETE /models/{name} of it, which ends what the model is at."""
-    health_timeout: float = 2.0
+    health_timeout: Seconds = 2.0
     """For one GET /ping."""
-    health_interval: float = 10.0
+    health_interval: SecondsOrOff = 10.0
     """Between two of them while the model is ready; 0: none."""
-    health_failures: int = 6
+    health_failures: Count = 6
     """So many in a row, without a byte from the container on any session, and it counts as gone."""
-    healthy_within: float = 480.0
+    healthy_within: Seconds = 480.0
     """From the start of loading to the first 200."""
 
 
-_MAY_BE_ZERO = {"unsent", "half_close_quiet", "ping_interval", "health_interval"}
+_LIMITS = {setting.path[-1]: setting for setting in settings_of(ContainerLimits)}
 
 
 def container_limits(given: Mapping[str, Any]) -> ContainerLimits:
     """The limits of these names, as an operator writes them: a number, or text such as "500ms" or "64 KiB". Raises
     ConfigError for a name or a value that is none."""
-    kinds = {field.name: type(field.default) for field in fields(ContainerLimits)}
     found: dict[str, Any] = {}
     for name, value in given.items():
-        if name not in kinds:
-            raise ConfigError(f"{name[:100]!r} is no limit of a container; there are: {', '.join(kinds)}")
+        if name not in _LIMITS:
+            raise ConfigError(f"{name[:100]!r} is no limit of a container; there are: {', '.join(_LIMITS)}")
+        seconds = _LIMITS[name].unit is Unit.SECONDS
+        parse = parse_duration if seconds else parse_size  # a count too
         try:
-            found[name] = _limit(kinds[name], value, low=0 if name in _MAY_BE_ZERO else 1)
-        except (ValueError, OverflowError):
-            wanted = "a duration, such as 500ms or 30" if kinds[name] is float else "a whole number, such as 5 or 64KiB"
+            number = parse(value) if isinstance(value, str) else value
+            found[name] = converted(_LIMITS[name], number, text=False)
+        except (ValueError, OverflowError, ValidationError):
+            wanted = "a duration, such as 500ms or 30" if seconds else "a whole number, such as 5 or 64KiB"
             raise ConfigError(f"{name} must be {wanted}, not {str(value)[:100]!r}") from None
     return ContainerLimits(**found)
-
-
-def _limit(kind: type[Any], value: Any, *, low: int) -> Any:
-    """ValueError for what is no such number. A duration that must not be 0 may be as short as it likes."""
-    if isinstance(value, bool) or not isinstance(value, str | int | float):
-        raise ValueError
-    if kind is float:
-        seconds = parse_duration(value) if isinstance(value, str) else float(value)
-        if not math.isfinite(seconds) or seconds < 0 or (low and not seconds):
-            raise ValueError
-        return seconds
-    number = parse_size(value) if isinstance(value, str) else value
-    if not isinstance(number, int) or number < low:
-        raise ValueError
-    return number
 
 
 @final
