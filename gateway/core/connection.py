@@ -6,8 +6,9 @@ import logging
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, Protocol, final
 
+from gateway.core.contracts import LAST_WORD, Wire
 from gateway.core.credentials import Door
-from gateway.core.exchange import LAST_WORD, Exchange, Wire
+from gateway.core.exchange import Exchange
 from gateway.errors import Drained, Ending, SlowReader, TransportLost
 from gateway.net.certificate import read_client
 from gateway.net.tls_transport import TLSTransport

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Callable, Coroutine, Sequence
 from functools import partial
-from typing import TYPE_CHECKING, Any, Protocol, final
+from typing import TYPE_CHECKING, Any, final
 
 import msgspec
 import trio
 
 from gateway.codecs.threads import run_in_codec_thread
+from gateway.core.contracts import FRAMING
 from gateway.core.memory import GrowingBody
 from gateway.core.waits import INPUT, ROOM, SLOT, Waits
 from gateway.errors import (
@@ -30,11 +31,7 @@ from protocols.events import Buffer, Frame, Headers, Opcode, Request
 from protocols.http1.output import PIECE_SIZES
 
 if TYPE_CHECKING:
-    from gateway.config import LimitsConfig
-    from gateway.core.credentials import Door
-    from gateway.core.memory import BodyPool
-    from gateway.net.proxies import TrustedProxies
-    from models.session import ClientCertificate
+    from gateway.core.contracts import Owner, Wire
     from protocols.buffers import ByteBudget
 
 # A model that never waits still meets cancellation and lets others run after 32 messages sent or 64 received, or after
@@ -57,87 +54,10 @@ _SHORT_STEP, _SHORT_STEPS = 64 * 1024, 4
 # What a piece that waits costs beside its bytes, for its objects and its place: without it, empty frames would be free.
 _PIECE = 128
 _SMALL = 512
-# Where the wire is not asked for its room again, each message counts for as much more: its framing at most.
-_FRAMING = 20
 _FOREVER = float("inf")
 _NOTHING: list[Buffer | Frame] = []  # which nobody changes
 # nginx, and the proxies that have its manners, collect an answer before they pass it on, unless it says this
 _UNBUFFERED = (b"x-accel-buffering", b"no")
-NO_PIECES: list[bytes] = []  # likewise
-LAST_WORD = 5.0
-"""Seconds that a client has, after `limits.write_stall`, to read again and hear why its answer ends: what
-`websocket.close_timeout` gives a Close. Meanwhile its model has stopped, and only what is queued is held."""
-
-
-class Wire(Protocol):
-    """What an exchange asks of its connection. Every call is synchronous and commits; none may fail for a peer's
-    reason: when the peer is gone they do nothing, and the exchange has been told."""
-
-    name: str
-    windowed: bool
-    """Whether the wire has a receive window per stream, paid from the budget by its machine."""
-    exclusive: bool
-    """Whether its room shrinks by what the exchange itself pushes alone, each message with at most `_FRAMING` bytes more."""
-    pieces: list[bytes]
-    """What `push_piece` has begun to put together, the exchange's own, and the connection knows that there is some:
-    while this list is not empty, others of `PIECE_SIZES` may be appended instead. Empty where a wire does not do so."""
-
-    def credit(self, exchange: Exchange, n: int) -> None: ...
-    def proceed(self, exchange: Exchange) -> None: ...
-    def room(self, exchange: Exchange) -> int: ...
-    def empty(self, exchange: Exchange) -> bool: ...
-    def start(self, exchange: Exchange, status: int, headers: Headers) -> None: ...
-    def push(self, exchange: Exchange, buffers: Sequence[Buffer]) -> None: ...
-    def push_piece(self, exchange: Exchange, piece: bytes) -> None:
-        """`push` of one buffer, for those that are many and short."""
-        ...
-
-    def push_frame(self, exchange: Exchange, opcode: Opcode, fin: bool, buffers: Sequence[Buffer]) -> None: ...
-    def finish(self, exchange: Exchange, code: int, reason: str) -> None: ...
-    def respond(
-        self, exchange: Exchange, status: int, headers: Headers, length: int, fresh: Headers, buffers: Sequence[Buffer]
-    ) -> None:
-        """`start`, `push` if there are buffers, and `finish`. The head says `headers`, a content-length of `length` and
-        `fresh`, which has what else differs with each answer: a tuple of `headers` may be kept in the form that goes out."""
-        ...
-
-    def reset(self, exchange: Exchange) -> None: ...
-    def land(self, exchange: Exchange, buffer: memoryview) -> bool: ...
-    def release(self, exchange: Exchange) -> None: ...
-
-
-class Owner(Protocol):
-    """Who keeps count of exchanges."""
-
-    peer: str
-    proxies: TrustedProxies | None
-    """Proxies that may name clients in requests; None: no field is believed."""
-
-    limits: LimitsConfig
-    budget: ByteBudget
-    pool: BodyPool
-    last_sent: float
-    """When bytes were last taken by the transport, on Trio's clock."""
-
-    @property
-    def door(self) -> Door:
-        """Decides which fields of a request models see."""
-        ...
-
-    @property
-    def client_certificate(self) -> ClientCertificate | None:
-        """What the client has shown of itself, verified."""
-        ...
-
-    def clock(self) -> float: ...
-    def fields(self, headers: Headers) -> dict[bytes, bytes]:
-        """The first field of each name."""
-        ...
-
-    def exchange_closed(self, exchange: Exchange) -> None: ...
-    def failed(self, error: Exception) -> None:
-        """What went wrong outside of the exchange's own work: the connection ends with it."""
-        ...
 
 
 @final
@@ -379,7 +299,7 @@ class Exchange:
         self.bytes_in += n
         self.arrived_at = now
         if self._returned:
-            self.wire.credit(self, n)
+            self.wire.credit(self.stream, n)
         elif self._gathering is not None:
             assert not isinstance(item, Frame)
             self._collect(self._gathering, item, n)
@@ -397,7 +317,7 @@ class Exchange:
             else:
                 cost = n + _PIECE
                 if not self.owner.budget.try_reserve(cost):
-                    self.wire.credit(self, n)
+                    self.wire.credit(self.stream, n)
                     self.interrupt(no_bytes(self.owner.budget, cost))
                     return
                 self._held += cost
@@ -410,7 +330,7 @@ class Exchange:
 
     def _credit(self, n: int) -> None:
         if not self._consumed:
-            self.wire.credit(self, n)
+            self.wire.credit(self.stream, n)
 
     @property
     def waiting(self) -> int:
@@ -428,7 +348,7 @@ class Exchange:
         self.sent_at = self.owner.last_sent
         if self.first_at is None and self.bytes_out:
             self.first_at = self.sent_at
-        if self._charged and self.wire.empty(self):
+        if self._charged and self.wire.empty(self.stream):
             self.owner.budget.release(self._charged)
             self._charged = 0
         writer = self._writer
@@ -515,7 +435,7 @@ class Exchange:
         """The next piece of the body, None at its end (again and again). Its credit goes back to the peer with the
         return: call this when the consumer wants bytes, not before."""
         if self.request.expects_continue and not self.bytes_in and not self.status:
-            self.wire.proceed(self)
+            self.wire.proceed(self.stream)
         if self._turn_over():
             await self._yield()
         while not (outbox := self._outbox):
@@ -543,7 +463,7 @@ class Exchange:
             self._held -= cost
             self.owner.budget.release(cost)
         if not self._consumed:
-            wire.credit(self, n)
+            wire.credit(self.stream, n)
         return item
 
     async def _wait_input(self) -> None:
@@ -639,9 +559,9 @@ class Exchange:
             self._collect(gathering, item, len(item))
         sink = gathering.sink
         if sink is not None and gathering.filled < len(sink):
-            gathering.landed = self.wire.land(self, sink[gathering.filled :])
+            gathering.landed = self.wire.land(self.stream, sink[gathering.filled :])
         if self.request.expects_continue and not self.bytes_in and not self.status:
-            self.wire.proceed(self)
+            self.wire.proceed(self.stream)
         while not self.input_ended and gathering.error is None:
             await self._wait_input()
         if gathering.error is not None:
@@ -820,12 +740,12 @@ class Exchange:
         if self.bytes_out + n < self._until and (left in _BETWEEN or (left and self.owner.clock() <= self._turn_ends)):
             return True
         if left in _BETWEEN or not self._turn_ended(n):
-            room = self.wire.room(self)
+            room = self.wire.room(self.stream)
             if n <= room and self.finishing is None:
                 if self.status and self.wire.exclusive:
                     sent = self.bytes_out  # what a turn's pieces have of framing is left out of the room
                     self._until = min(
-                        sent + room - _TURN_UNITS // _SENT * _FRAMING, self._turn_bytes + self.owner.limits.checkpoint_bytes
+                        sent + room - _TURN_UNITS // _SENT * FRAMING, self._turn_bytes + self.owner.limits.checkpoint_bytes
                     )
                 return True
         self._turn_left += _SENT  # it was not let in: it counts when it is
@@ -834,7 +754,7 @@ class Exchange:
     async def _wait_room(self, n: int) -> None:
         if self._turn_ends == _PAST:
             await self._yield()
-        while n > (room := self.wire.room(self)) and not self.wire.empty(self):
+        while n > (room := self.wire.room(self.stream)) and not self.wire.empty(self.stream):
             assert self._writer is None, "one task waits for room"
             self._writer = trio.lowlevel.current_task()
             self.parks_for(ROOM)
@@ -900,14 +820,14 @@ class Exchange:
             return
         self.status = status
         streams = () if status < 200 or status == 204 else (_UNBUFFERED,)
-        self.wire.start(self, status, [*headers, *streams, (b"x-request-id", self.id.encode())])
+        self.wire.start(self.stream, status, [*headers, *streams, (b"x-request-id", self.id.encode())])
 
     def push(self, *buffers: Buffer) -> None:
         """Queues one piece of the body: by reference, so its memory must not change until it is written."""
         if self._open():
             self.bytes_out += len(buffers[0]) if len(buffers) == 1 else sum(map(len, buffers))
-            self._until -= _FRAMING
-            self.wire.push(self, buffers)
+            self._until -= FRAMING
+            self.wire.push(self.stream, buffers)
 
     def push_piece(self, piece: bytes) -> None:
         """`push` of one buffer, for those that are many and short. Only right after `try_room` or `wait_room`."""
@@ -916,13 +836,13 @@ class Exchange:
         if pieces and size in PIECE_SIZES:
             pieces.append(piece)
         else:
-            self.wire.push_piece(self, piece)
+            self.wire.push_piece(self.stream, piece)
 
     def push_frame(self, opcode: Opcode, fin: bool, *buffers: Buffer) -> None:
         """Queues one WebSocket frame."""
         if self._open():
             self.bytes_out += len(buffers[0]) if len(buffers) == 1 else sum(map(len, buffers))
-            self.wire.push_frame(self, opcode, fin, buffers)
+            self.wire.push_frame(self.stream, opcode, fin, buffers)
 
     def finish(self, ending: Ending = Ending.COMPLETE, *, code: int = 1000, reason: str = "") -> None:
         """Queues the end of the answer (`code` and `reason` are a WebSocket's). Input that was not read is dropped."""
@@ -930,7 +850,7 @@ class Exchange:
             return
         self.finishing, self._until = ending, 0  # the wire may write the end at once
         try:
-            self.wire.finish(self, code, reason)
+            self.wire.finish(self.stream, code, reason)
         except BaseException:
             self.finishing = None
             raise
@@ -951,7 +871,7 @@ class Exchange:
         else:
             self.bytes_out += length
         try:
-            self.wire.respond(self, status, headers, length, ((b"x-request-id", self.id.encode()),), buffers)
+            self.wire.respond(self.stream, status, headers, length, ((b"x-request-id", self.id.encode()),), buffers)
         except BaseException:
             self.finishing = None
             raise
@@ -1020,7 +940,7 @@ class Exchange:
         """Ends the exchange where no honest in-band ending is possible any more: RST_STREAM, or the connection's end."""
         if self.ending is None and self.finishing is None:
             self.finishing, self._until = ending, 0
-            self.wire.reset(self)
+            self.wire.reset(self.stream, ending)
 
     def _open(self) -> bool:
         """False once the client is gone: what is said to nobody is no error, and cancellation is under way."""
@@ -1048,7 +968,7 @@ class Exchange:
             if self._outbox or self._inbox or self._assembly:
                 self._give_back()
             self._gathering = None
-            self.wire.release(self)
+            self.wire.release(self.stream)
         finally:
             if self.ending is not None:
                 self._close()

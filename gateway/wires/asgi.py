@@ -11,7 +11,8 @@ from urllib.parse import quote
 import trio
 
 from gateway.addresses import written_ip
-from gateway.core.exchange import LAST_WORD, NO_PIECES, Exchange
+from gateway.core.contracts import LAST_WORD, NO_PIECES
+from gateway.core.exchange import Exchange
 from gateway.doorbell import Doorbell
 from gateway.errors import Drained, Ending, SlowReader
 from gateway.untrusted_text import escape
@@ -189,17 +190,17 @@ class ASGICall:
                 case _:
                     pass  # "websocket.connect"
 
-    def credit(self, exchange: Exchange, n: int) -> None:
+    def credit(self, stream: int, n: int) -> None:
         self._unread -= n
         self._more.ring()
 
-    def proceed(self, exchange: Exchange) -> None:
+    def proceed(self, stream: int) -> None:
         """The server does, when it is asked for the body."""
 
-    def land(self, exchange: Exchange, buffer: memoryview) -> bool:
+    def land(self, stream: int, buffer: memoryview) -> bool:
         return False
 
-    def release(self, exchange: Exchange) -> None:
+    def release(self, stream: int) -> None:
         self._more.ring()
 
     def held(self) -> tuple[int, int]:
@@ -265,13 +266,13 @@ class ASGICall:
             self._queue.append((message, data))
             self._bell.ring()
 
-    def room(self, exchange: Exchange) -> int:
+    def room(self, stream: int) -> int:
         return self.limits.send_buffer - self._queued
 
-    def empty(self, exchange: Exchange) -> bool:
+    def empty(self, stream: int) -> bool:
         return not self._queued
 
-    def start(self, exchange: Exchange, status: int, headers: Headers) -> None:
+    def start(self, stream: int, status: int, headers: Headers) -> None:
         if status == 101:
             chosen = next((value.decode() for name, value in headers if name == b"sec-websocket-protocol"), None)
             fields = [(name, value) for name, value in headers if name not in _HANDSHAKE]
@@ -281,7 +282,7 @@ class ASGICall:
         elif self._can_refuse:
             self._tell({"type": "websocket.http.response.start", "status": status, "headers": list(headers)})
 
-    def push(self, exchange: Exchange, buffers: Sequence[Buffer]) -> None:
+    def push(self, stream: int, buffers: Sequence[Buffer]) -> None:
         if self._socket and not self._can_refuse:
             return  # the server says 403 and nothing more
         if not self._over:
@@ -289,10 +290,10 @@ class ASGICall:
             self._queued += sum(map(len, buffers))
             self._bell.ring()
 
-    def push_piece(self, exchange: Exchange, piece: bytes) -> None:
-        self.push(exchange, (piece,))
+    def push_piece(self, stream: int, piece: bytes) -> None:
+        self.push(stream, (piece,))
 
-    def push_frame(self, exchange: Exchange, opcode: Opcode, fin: bool, buffers: Sequence[Buffer]) -> None:
+    def push_frame(self, stream: int, opcode: Opcode, fin: bool, buffers: Sequence[Buffer]) -> None:
         """ASGI has whole messages: frames wait for the last of theirs."""
         if self._over:
             return
@@ -312,25 +313,24 @@ class ASGICall:
         else:
             self._tell({"type": "websocket.send", "bytes": data}, data)
 
-    def finish(self, exchange: Exchange, code: int, reason: str) -> None:
+    def finish(self, stream: int, code: int, reason: str) -> None:
         if not self._socket:
             self._tell({"type": "http.response.body", "body": b"", "more_body": False})
-        elif exchange.status == 101 or not self._can_refuse:
+        elif self.exchange.status == 101 or not self._can_refuse:
             self._tell({"type": "websocket.close", "code": code, "reason": reason})
         else:
             self._tell({"type": "websocket.http.response.body", "body": b"", "more_body": False})
 
     def respond(
-        self, exchange: Exchange, status: int, headers: Headers, length: int, fresh: Headers, buffers: Sequence[Buffer]
+        self, stream: int, status: int, headers: Headers, length: int, fresh: Headers, buffers: Sequence[Buffer]
     ) -> None:
-        self.start(exchange, status, [*headers, (b"content-length", b"%d" % length), *fresh])
+        self.start(stream, status, [*headers, (b"content-length", b"%d" % length), *fresh])
         if buffers:
-            self.push(exchange, buffers)
-        self.finish(exchange, 1000, "")
+            self.push(stream, buffers)
+        self.finish(stream, 1000, "")
 
-    def reset(self, exchange: Exchange) -> None:
-        ending = exchange.finishing or Ending.LOST
-        if self._socket and exchange.status == 101:
+    def reset(self, stream: int, ending: Ending) -> None:
+        if self._socket and self.exchange.status == 101:
             self._tell({"type": "websocket.close", "code": 1011, "reason": ""})
         else:
             self._cut = True

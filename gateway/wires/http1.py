@@ -205,68 +205,72 @@ class HTTP1Wire:
         # an answer may have left alone, and a refusal be queued behind it
         return (self._current is None or self._current.ending is not None) and not self._machine.queued
 
-    def credit(self, exchange: Exchange, n: int) -> None:
-        self._machine.credit(exchange.stream, n)
+    def credit(self, stream: int, n: int) -> None:
+        self._machine.credit(stream, n)
         if self._connection.reading_paused:
             self._connection.read_more()
 
-    def proceed(self, exchange: Exchange) -> None:
+    def proceed(self, stream: int) -> None:
         if not self._gone:
-            self._machine.send(Response(stream=exchange.stream, status=100))
+            self._machine.send(Response(stream=stream, status=100))
             self._connection.output_ready()
 
-    def room(self, exchange: Exchange) -> int:
-        return self._machine.room(exchange.stream)  # which all streams share
+    def room(self, stream: int) -> int:
+        return self._machine.room(stream)  # which all streams share
 
-    def empty(self, exchange: Exchange) -> bool:
-        return self._machine.room(exchange.stream) >= self._connection.limits.send_buffer
+    def empty(self, stream: int) -> bool:
+        return self._machine.room(stream) >= self._connection.limits.send_buffer
 
-    def start(self, exchange: Exchange, status: int, headers: Headers) -> None:
+    def start(self, stream: int, status: int, headers: Headers) -> None:
+        exchange = self._current  # the next one is not opened before this one's answer is whole
+        assert exchange is not None
         if not exchange.input_ended and exchange.request.upgrade != _WEBSOCKET:
             self._machine.close_after_response()  # so it will be, and the client should know before it asks again
-        self._machine.send(Response(stream=exchange.stream, status=status, headers=headers))
+        self._machine.send(Response(stream=stream, status=status, headers=headers))
         if status == 101:
             self._connection.wire = WebSocketWire(self._connection, self, exchange, self._machine)
             exchange.wire = self._connection.wire
             return
         self._connection.output_ready()
 
-    def push(self, exchange: Exchange, buffers: Sequence[Buffer]) -> None:
-        self._machine.send_data(exchange.stream, buffers)
+    def push(self, stream: int, buffers: Sequence[Buffer]) -> None:
+        self._machine.send_data(stream, buffers)
         self._connection.output_ready()
 
-    def push_piece(self, exchange: Exchange, piece: bytes) -> None:
-        self._machine.send_piece(exchange.stream, piece)
+    def push_piece(self, stream: int, piece: bytes) -> None:
+        self._machine.send_piece(stream, piece)
         self._connection.output_ready()
 
-    def push_frame(self, exchange: Exchange, opcode: Opcode, fin: bool, buffers: Sequence[Buffer]) -> None:
+    def push_frame(self, stream: int, opcode: Opcode, fin: bool, buffers: Sequence[Buffer]) -> None:
         raise AssertionError("frames need a WebSocket")
 
-    def finish(self, exchange: Exchange, code: int, reason: str) -> None:
-        self._machine.send(End(stream=exchange.stream))
+    def finish(self, stream: int, code: int, reason: str) -> None:
+        self._machine.send(End(stream=stream))
         self._connection.output_ready()
 
     def respond(
-        self, exchange: Exchange, status: int, headers: Headers, length: int, fresh: Headers, buffers: Sequence[Buffer]
+        self, stream: int, status: int, headers: Headers, length: int, fresh: Headers, buffers: Sequence[Buffer]
     ) -> None:
-        if not exchange.input_ended:  # a refused handshake closes too: its client has no other use for the connection
+        current = self._current  # the next one is not opened before this one's answer is whole
+        assert current is not None
+        if not current.input_ended:  # a refused handshake closes too: its client has no other use for the connection
             self._machine.close_after_response()
         connection = self._connection
-        connection.answer = self._machine.respond(exchange.stream, status, headers, buffers, fresh, length)
+        connection.answer = self._machine.respond(stream, status, headers, buffers, fresh, length)
         connection.output_ready()
 
-    def reset(self, exchange: Exchange) -> None:
+    def reset(self, stream: int, ending: Ending) -> None:
         # HTTP/1.1 can only say "not complete" by ending the connection before the last chunk or byte
-        self._connection.lost(exchange.finishing or Ending.LOST)
+        self._connection.lost(ending)
 
-    def land(self, exchange: Exchange, buffer: memoryview) -> bool:
-        self._machine.land(exchange.stream, buffer)
+    def land(self, stream: int, buffer: memoryview) -> bool:
+        self._machine.land(stream, buffer)
         self._connection.read_more()
         return True
 
-    def release(self, exchange: Exchange) -> None:
-        connection = self._connection
-        if exchange.ending is not None:  # else its last byte says when
+    def release(self, stream: int) -> None:
+        connection, current = self._connection, self._current
+        if current is None or current.stream != stream or current.ending is not None:  # else its last byte says when
             self._idle_since = connection.clock()
         if connection.reading_paused:
             connection.read_more()

@@ -8,7 +8,8 @@ from typing import TYPE_CHECKING, final
 
 import msgspec
 
-from gateway.core.exchange import LAST_WORD, NO_PIECES, Exchange
+from gateway.core.contracts import LAST_WORD, NO_PIECES
+from gateway.core.exchange import Exchange
 from gateway.errors import Ending, SlowReader
 from protocols.errors import RemoteProtocolError
 from protocols.events import (
@@ -177,61 +178,61 @@ class HTTP2Wire:
     def over(self) -> bool:
         return self._gone or self._failed or (self._machine.must_close and not self._connection.exchanges)
 
-    def credit(self, exchange: Exchange, n: int) -> None:
-        self._machine.credit(exchange.stream, n)
+    def credit(self, stream: int, n: int) -> None:
+        self._machine.credit(stream, n)
         self._connection.output_ready()
 
-    def proceed(self, exchange: Exchange) -> None:
-        if self._machine.is_open(exchange.stream):
-            self._machine.send(Response(stream=exchange.stream, status=100))
+    def proceed(self, stream: int) -> None:
+        if self._machine.is_open(stream):
+            self._machine.send(Response(stream=stream, status=100))
             self._connection.output_ready()
 
-    def room(self, exchange: Exchange) -> int:
-        return self._machine.room(exchange.stream)
+    def room(self, stream: int) -> int:
+        return self._machine.room(stream)
 
-    def empty(self, exchange: Exchange) -> bool:
-        return not self._machine.queued(exchange.stream)
+    def empty(self, stream: int) -> bool:
+        return not self._machine.queued(stream)
 
-    def start(self, exchange: Exchange, status: int, headers: Headers) -> None:
-        if self._machine.is_open(exchange.stream):
-            self._machine.send(Response(stream=exchange.stream, status=status, headers=headers))
+    def start(self, stream: int, status: int, headers: Headers) -> None:
+        if self._machine.is_open(stream):
+            self._machine.send(Response(stream=stream, status=status, headers=headers))
             self._connection.output_ready()
 
-    def push(self, exchange: Exchange, buffers: Sequence[Buffer]) -> None:
-        if self._machine.is_open(exchange.stream):
-            self._machine.send_data(exchange.stream, buffers)
+    def push(self, stream: int, buffers: Sequence[Buffer]) -> None:
+        if self._machine.is_open(stream):
+            self._machine.send_data(stream, buffers)
             self._connection.output_ready()
 
-    def push_piece(self, exchange: Exchange, piece: bytes) -> None:
-        self.push(exchange, (piece,))
+    def push_piece(self, stream: int, piece: bytes) -> None:
+        self.push(stream, (piece,))
 
-    def push_frame(self, exchange: Exchange, opcode: Opcode, fin: bool, buffers: Sequence[Buffer]) -> None:
+    def push_frame(self, stream: int, opcode: Opcode, fin: bool, buffers: Sequence[Buffer]) -> None:
         raise AssertionError("frames need a WebSocket")
 
-    def finish(self, exchange: Exchange, code: int, reason: str) -> None:
-        if self._machine.is_open(exchange.stream):
-            self._machine.send(End(stream=exchange.stream))
+    def finish(self, stream: int, code: int, reason: str) -> None:
+        if self._machine.is_open(stream):
+            self._machine.send(End(stream=stream))
             self._connection.output_ready()
 
     def respond(
-        self, exchange: Exchange, status: int, headers: Headers, length: int, fresh: Headers, buffers: Sequence[Buffer]
+        self, stream: int, status: int, headers: Headers, length: int, fresh: Headers, buffers: Sequence[Buffer]
     ) -> None:
-        if self._machine.is_open(exchange.stream):
-            self._machine.respond(exchange.stream, status, [*headers, (b"content-length", b"%d" % length), *fresh], buffers)
+        if self._machine.is_open(stream):
+            self._machine.respond(stream, status, [*headers, (b"content-length", b"%d" % length), *fresh], buffers)
             self._connection.output_ready()
 
-    def reset(self, exchange: Exchange) -> None:
-        code = _CANCEL if exchange.finishing in _ENDED_BY_US else _INTERNAL_ERROR
-        if self._machine.is_open(exchange.stream):
-            self._machine.send(Reset(stream=exchange.stream, code=code))
+    def reset(self, stream: int, ending: Ending) -> None:
+        code = _CANCEL if ending in _ENDED_BY_US else _INTERNAL_ERROR
+        if self._machine.is_open(stream):
+            self._machine.send(Reset(stream=stream, code=code))
             self._connection.output_ready()
 
-    def land(self, exchange: Exchange, buffer: memoryview) -> bool:
+    def land(self, stream: int, buffer: memoryview) -> bool:
         return False
 
-    def release(self, exchange: Exchange) -> None:
+    def release(self, stream: int) -> None:
         self._idle_since = self._connection.clock()
-        self._machine.drop(exchange.stream)
+        self._machine.drop(stream)
         self._connection.output_ready()
 
     # -- time ------------------------------------------------------------------------------------------------------
@@ -265,7 +266,7 @@ class HTTP2Wire:
 
     def _untaken(self, exchange: Exchange, now: float) -> float:
         """Seconds for which bytes have been queued for a peer that has taken none."""
-        if self.empty(exchange) or exchange.ending is not None:
+        if self.empty(exchange.stream) or exchange.ending is not None:
             exchange.moved_at = now
         elif self._machine.leaving(exchange.stream):  # part of a write that the peer takes piece by piece
             exchange.moved_at = max(exchange.moved_at, self._connection.last_sent)

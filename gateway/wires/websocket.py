@@ -9,7 +9,8 @@ from typing import TYPE_CHECKING, final
 
 import numpy as np
 
-from gateway.core.exchange import NO_PIECES, Exchange
+from gateway.core.contracts import NO_PIECES
+from gateway.core.exchange import Exchange
 from gateway.errors import Ending
 from protocols.errors import LocalProtocolError, RemoteProtocolError
 from protocols.events import NEED_DATA, Buffer, Close, ConnectionEnd, Frame, Headers, Opcode, Ping, Pong, Sent
@@ -158,33 +159,33 @@ class WebSocketWire:
     def over(self) -> bool:
         return self._gone or self._failed or self._machine.closed
 
-    def credit(self, exchange: Exchange, n: int) -> None:
+    def credit(self, stream: int, n: int) -> None:
         self._machine.credit(n)
         self._connection.read_more()
 
-    def proceed(self, exchange: Exchange) -> None:
+    def proceed(self, stream: int) -> None:
         raise AssertionError("an accepted upgrade has no Expect")
 
-    def room(self, exchange: Exchange) -> int:
+    def room(self, stream: int) -> int:
         return self._machine.room()
 
-    def empty(self, exchange: Exchange) -> bool:
+    def empty(self, stream: int) -> bool:
         return self._machine.room() >= self._connection.limits.send_buffer
 
-    def start(self, exchange: Exchange, status: int, headers: Headers) -> None:
+    def start(self, stream: int, status: int, headers: Headers) -> None:
         raise AssertionError("the handshake is over")
 
-    def push(self, exchange: Exchange, buffers: Sequence[Buffer]) -> None:
-        self.push_frame(exchange, Opcode.BINARY, True, buffers)
+    def push(self, stream: int, buffers: Sequence[Buffer]) -> None:
+        self.push_frame(stream, Opcode.BINARY, True, buffers)
 
-    def push_piece(self, exchange: Exchange, piece: bytes) -> None:
-        self.push(exchange, (piece,))
+    def push_piece(self, stream: int, piece: bytes) -> None:
+        self.push(stream, (piece,))
 
-    def push_frame(self, exchange: Exchange, opcode: Opcode, fin: bool, buffers: Sequence[Buffer]) -> None:
+    def push_frame(self, stream: int, opcode: Opcode, fin: bool, buffers: Sequence[Buffer]) -> None:
         self._machine.send_frame(opcode, fin, buffers)
         self._connection.output_ready()
 
-    def finish(self, exchange: Exchange, code: int, reason: str) -> None:
+    def finish(self, stream: int, code: int, reason: str) -> None:
         self._close(code, reason)
 
     def _close(self, code: int, reason: str) -> None:
@@ -196,17 +197,17 @@ class WebSocketWire:
         self._connection.output_ready()
 
     def respond(
-        self, exchange: Exchange, status: int, headers: Headers, length: int, fresh: Headers, buffers: Sequence[Buffer]
+        self, stream: int, status: int, headers: Headers, length: int, fresh: Headers, buffers: Sequence[Buffer]
     ) -> None:
         raise AssertionError("the handshake is over")
 
-    def reset(self, exchange: Exchange) -> None:
+    def reset(self, stream: int, ending: Ending) -> None:
         self._close(1011, "")
 
-    def land(self, exchange: Exchange, buffer: memoryview) -> bool:
+    def land(self, stream: int, buffer: memoryview) -> bool:
         raise AssertionError("a WebSocket has no body")
 
-    def release(self, exchange: Exchange) -> None:
+    def release(self, stream: int) -> None:
         self._free()
         self._connection.read_more()
         self._connection.output_ready()

@@ -41,26 +41,26 @@ class Wire:
     def clock(self) -> float:
         return self.now
 
-    def room(self, exchange: Exchange) -> int:
+    def room(self, stream: int) -> int:
         self.asked += 1
         return self.machine.room(1)
 
-    def empty(self, exchange: Exchange) -> bool:
+    def empty(self, stream: int) -> bool:
         return self.machine.room(1) >= self.limits.send_buffer
 
-    def start(self, exchange: Exchange, status: int, headers: Headers) -> None:
+    def start(self, stream: int, status: int, headers: Headers) -> None:
         self.machine.send(Response(stream=1, status=status, headers=headers))
 
-    def push(self, exchange: Exchange, buffers: Sequence[Buffer]) -> None:
+    def push(self, stream: int, buffers: Sequence[Buffer]) -> None:
         self.machine.send_data(1, buffers)
 
-    def push_piece(self, exchange: Exchange, piece: bytes) -> None:
+    def push_piece(self, stream: int, piece: bytes) -> None:
         self.machine.send_piece(1, piece)
 
-    def finish(self, exchange: Exchange, code: int, reason: str) -> None:
+    def finish(self, stream: int, code: int, reason: str) -> None:
         self.machine.send(End(stream=1))
 
-    def reset(self, exchange: Exchange) -> None: ...
+    def reset(self, stream: int, ending: Ending) -> None: ...
 
     def write(self) -> bytes:
         written = b"".join(self.machine.data_to_send(1 << 20))

@@ -1,0 +1,98 @@
+"""What an exchange, its wire and its connection may ask of one another."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any, Protocol
+
+if TYPE_CHECKING:
+    from gateway.config import LimitsConfig
+    from gateway.core.credentials import Door
+    from gateway.core.memory import BodyPool
+    from gateway.errors import Ending
+    from gateway.net.proxies import TrustedProxies
+    from models.session import ClientCertificate
+    from protocols.buffers import ByteBudget
+    from protocols.events import Buffer, Headers, Opcode
+
+FRAMING = 20
+"""Bytes of framing, at most, around one message of a wire that is `exclusive`."""
+NO_PIECES: list[bytes] = []
+"""The `pieces` of a wire that puts none together; nobody changes it."""
+LAST_WORD = 5.0
+"""Seconds that a client has, after `limits.write_stall`, to read again and hear why its answer ends: what
+`websocket.close_timeout` gives a Close. Meanwhile its model has stopped, and only what is queued is held."""
+
+
+class Wire(Protocol):
+    """What an exchange asks of its connection. Every call is synchronous and commits; none may fail for a peer's
+    reason: when the peer is gone they do nothing, and the exchange has been told."""
+
+    name: str
+    windowed: bool
+    """Whether the wire has a receive window per stream, paid from the budget by its machine."""
+    exclusive: bool
+    """Whether its room shrinks by what the exchange itself pushes alone, each message with at most `FRAMING` bytes more."""
+    pieces: list[bytes]
+    """What `push_piece` has begun to put together, the exchange's own, and the connection knows that there is some:
+    while this list is not empty, others of `PIECE_SIZES` may be appended instead. Empty where a wire does not do so."""
+
+    def credit(self, stream: int, n: int) -> None: ...
+    def proceed(self, stream: int) -> None: ...
+    def room(self, stream: int) -> int: ...
+    def empty(self, stream: int) -> bool: ...
+    def start(self, stream: int, status: int, headers: Headers) -> None: ...
+    def push(self, stream: int, buffers: Sequence[Buffer]) -> None: ...
+    def push_piece(self, stream: int, piece: bytes) -> None:
+        """`push` of one buffer, for those that are many and short."""
+        ...
+
+    def push_frame(self, stream: int, opcode: Opcode, fin: bool, buffers: Sequence[Buffer]) -> None: ...
+    def finish(self, stream: int, code: int, reason: str) -> None: ...
+    def respond(
+        self, stream: int, status: int, headers: Headers, length: int, fresh: Headers, buffers: Sequence[Buffer]
+    ) -> None:
+        """`start`, `push` if there are buffers, and `finish`. The head says `headers`, a content-length of `length` and
+        `fresh`, which has what else differs with each answer: a tuple of `headers` may be kept in the form that goes out."""
+        ...
+
+    def reset(self, stream: int, ending: Ending) -> None: ...
+    def land(self, stream: int, buffer: memoryview) -> bool: ...
+    def release(self, stream: int) -> None: ...
+
+
+class Owner(Protocol):
+    """Who keeps count of exchanges."""
+
+    peer: str
+    proxies: TrustedProxies | None
+    """Proxies that may name clients in requests; None: no field is believed."""
+
+    limits: LimitsConfig
+    budget: ByteBudget
+    pool: BodyPool
+    last_sent: float
+    """When bytes were last taken by the transport, on Trio's clock."""
+
+    @property
+    def door(self) -> Door:
+        """Decides which fields of a request models see."""
+        ...
+
+    @property
+    def client_certificate(self) -> ClientCertificate | None:
+        """What the client has shown of itself, verified."""
+        ...
+
+    def clock(self) -> float: ...
+    def fields(self, headers: Headers) -> dict[bytes, bytes]:
+        """The first field of each name."""
+        ...
+
+    def exchange_closed(self, exchange: Any) -> None:
+        """An Exchange has its ending, and its task is done with it."""
+        ...
+
+    def failed(self, error: Exception) -> None:
+        """What went wrong outside of the exchange's own work: the connection ends with it."""
+        ...
