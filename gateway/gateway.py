@@ -362,7 +362,7 @@ class Gateway:
         """Says what is still to be said: a client that has left or has its whole answer is told nothing."""
         if error is not None:
             log_failure(exchange, error)
-        if exchange.gone or exchange.finishing is not None:
+        if exchange.gone or exchange.outbound.finishing is not None:
             return
         if error is not None and error.refusal is not None:
             self._observer.refused(error.refusal)
@@ -370,7 +370,7 @@ class Gateway:
             exchange.answer_error(error or InternalFailure("the exchange ended without an answer"))
         except Exception:
             log.exception("an error could not be said", extra={"id": exchange.id})
-            exchange.abort(Ending.MODEL_ERROR)
+            exchange.outbound.abort(Ending.MODEL_ERROR)
 
     def _turn_away(self, exchange: Exchange, handler: Handler) -> None:
         if handler in self._health:

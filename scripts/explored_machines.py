@@ -687,11 +687,11 @@ class _Silent:
 def _exchange_of(exchange: Exchange) -> str:
     if exchange.ending is not None:
         return "over" if exchange._returned else "gone" if exchange.gone else "ended"
-    if exchange.finishing is not None:
+    if exchange.outbound.finishing is not None:
         return "finishing"
     if exchange.interruption is not None:
         return "interrupted"
-    return "answering" if exchange.status else "working"
+    return "answering" if exchange.outbound.status else "working"
 
 
 def _unless(refused: Callable[[Exchange], bool], do: Callable[[Exchange], None]) -> Callable[[Any], None]:
@@ -709,7 +709,7 @@ def _exchange() -> Machine:
         return Exchange(silent, silent, Request(stream=1, method=b"POST", target=b"/"), "1", 0.0)
 
     def said(exchange: Exchange) -> bool:
-        return exchange.finishing is not None or exchange.gone or exchange._returned
+        return exchange.outbound.finishing is not None or exchange.gone or exchange._returned
 
     states = {
         "working": "the model runs, and nothing is said yet",
@@ -722,9 +722,9 @@ def _exchange() -> Machine:
     }
     interruption = DeadlineExceeded("its time is over")
     inputs = [
-        _we("start", _unless(lambda x: said(x) or bool(x.status), lambda x: x.start(200, ()))),
-        _we("push", _unless(said, lambda x: x.push(b"x"))),
-        _we("finish, respond or abort", _unless(said, lambda x: x.finish(Ending.COMPLETE))),
+        _we("start", _unless(lambda x: said(x) or bool(x.outbound.status), lambda x: x.outbound.start(200, ()))),
+        _we("push", _unless(said, lambda x: x.outbound.push(b"x"))),
+        _we("finish, respond or abort", _unless(said, lambda x: x.outbound.finish(Ending.COMPLETE))),
         _else(
             "deadline, drain, lost worker",
             _unless(lambda x: x.interruption is not None, lambda x: x.interrupt(interruption)),
@@ -732,11 +732,11 @@ def _exchange() -> Machine:
         _peer("leaves, fails or stalls", _unless(lambda x: x.ending is not None, lambda x: x.peer_gone(Ending.CANCELLED))),
         _else(
             "its last byte is written",
-            _unless(lambda x: x.finishing is None or x.ending is not None, lambda x: x.answer_written()),
+            _unless(lambda x: x.outbound.finishing is None or x.ending is not None, lambda x: x.answer_written()),
         ),
         _else(
             "its task returns",
-            _unless(lambda x: x._returned or (x.finishing is None and not x.gone), lambda x: x.work_done()),
+            _unless(lambda x: x._returned or (x.outbound.finishing is None and not x.gone), lambda x: x.work_done()),
         ),
     ]
     return Machine(
@@ -745,7 +745,7 @@ def _exchange() -> Machine:
         about="`Exchange`: a request and its answer on any wire. [How a session ends](endings.md) has the endings, and "
         "[cancellation](../explanation/cancellation.md) what leads to which.",
         inputs=inputs,
-        key=lambda x: (x.status, x.finishing, x.ending, x.interruption is None, x.gone, x._returned),
+        key=lambda x: (x.outbound.status, x.outbound.finishing, x.ending, x.interruption is None, x.gone, x._returned),
         views=[View(name="exchange", title="The exchange", states=states, tells=WE, of=_exchange_of)],
     )  # fmt: skip
 

@@ -12,7 +12,7 @@ import numpy as np
 import trio
 
 from gateway.containers.connection import BAD_GATEWAY, GATEWAY_TIMEOUT, Container
-from gateway.core.exchange import no_bytes
+from gateway.core.memory import no_bytes
 from gateway.doorbell import Doorbell
 from gateway.errors import BadRequest, Overloaded, TransportLost
 from gateway.net.transport import Transport

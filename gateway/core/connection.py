@@ -476,7 +476,7 @@ class Connection:
             for stream in sent.room:
                 exchange = exchanges.get(stream)
                 if exchange is not None:
-                    exchange.room_changed()
+                    exchange.outbound.room_changed()
         for stream in ended:
             exchange = exchanges.get(stream)
             if exchange is not None:
@@ -564,7 +564,7 @@ class Connection:
     def _stalled(self, stall: float, waited: float) -> None:
         """The peer takes nothing: what runs for it stops, and says so behind what is queued. The connection ends a moment
         later, where the peer has not taken that either."""
-        running = [e for e in self.exchanges.values() if e.interruption is None and e.finishing is None]
+        running = [e for e in self.exchanges.values() if e.interruption is None and e.outbound.finishing is None]
         told = any(e.interruption is not None for e in self.exchanges.values())
         if running or not told:
             log.info("write stalled", extra={"peer": self.peer, "seconds": stall, "setting": "limits.write_stall"})
@@ -575,7 +575,7 @@ class Connection:
 
     def _left_unread(self) -> None:
         """The client is gone, and nobody reads as far as its leaving; an answer that is whole still goes out."""
-        unfinished = [exchange for exchange in self.exchanges.values() if exchange.finishing is None]
+        unfinished = [exchange for exchange in self.exchanges.values() if exchange.outbound.finishing is None]
         if len(unfinished) == len(self.exchanges):
             self.lost(Ending.CANCELLED)
             return

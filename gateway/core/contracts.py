@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     from gateway.net.proxies import TrustedProxies
     from models.session import ClientCertificate
     from protocols.buffers import ByteBudget
-    from protocols.events import Buffer, Headers, Opcode
+    from protocols.events import Buffer, Headers, Opcode, Request
 
 FRAMING = 20
 """Bytes of framing, at most, around one message of a wire that is `exclusive`."""
@@ -95,4 +95,21 @@ class Owner(Protocol):
 
     def failed(self, error: Exception) -> None:
         """What went wrong outside of the exchange's own work: the connection ends with it."""
+        ...
+
+
+class Stream(Protocol):
+    """What its two directions ask of an exchange."""
+
+    id: str
+    request: Request
+    gone: bool
+    """The client is gone, or the connection: nothing more can be said."""
+
+    def parks_for(self, what: int) -> None:
+        """A task of its own waits from now on for one of `gateway.core.waits`'s things."""
+        ...
+
+    def has_waited(self, what: int, now: float | None = None) -> None:
+        """It has it, or waits no longer."""
         ...

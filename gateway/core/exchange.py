@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Coroutine, Sequence
+from collections.abc import Callable, Coroutine
 from functools import partial
 from typing import TYPE_CHECKING, Any, final
 
@@ -10,16 +10,15 @@ import msgspec
 import trio
 
 from gateway.codecs.threads import run_in_codec_thread
-from gateway.core.contracts import FRAMING
-from gateway.core.memory import GrowingBody
-from gateway.core.waits import INPUT, ROOM, SLOT, Waits
+from gateway.core.memory import GrowingBody, no_bytes
+from gateway.core.outbound import Outbound
+from gateway.core.turn import NO_TURN, Turn
+from gateway.core.waits import INPUT, SLOT, Waits
 from gateway.errors import (
     BadRequest,
     DeadlineExceeded,
     Ending,
     GatewayError,
-    Overloaded,
-    Refusal,
     SlowUpload,
     TooLarge,
     UnsupportedEncoding,
@@ -27,26 +26,11 @@ from gateway.errors import (
 from models.blocking import detached, throw
 from protocols.content_coding import Coding, Inflater, parse_content_encoding
 from protocols.errors import RemoteProtocolError
-from protocols.events import Buffer, Frame, Headers, Opcode, Request
-from protocols.http1.output import PIECE_SIZES
+from protocols.events import Buffer, Frame, Request
 
 if TYPE_CHECKING:
     from gateway.core.contracts import Owner, Wire
-    from protocols.buffers import ByteBudget
 
-# A model that never waits still meets cancellation and lets others run after 32 messages sent or 64 received, or after
-# `limits.checkpoint_bytes`.
-_RECEIVED = 64
-_SENT = 2  # of what is left of a turn, for each message sent: what is sent is counted by it
-_TURN_UNITS = 34 * _SENT  # one message that has waited for room, then 32 that need not
-_BETWEEN = frozenset(
-    (_TURN_UNITS - _SENT, *range(2 * _SENT, _TURN_UNITS, 2 * _SENT))
-)  # what is left where the clock is not asked
-# ... or after this many seconds of messages: a model whose steps are slow must not take 32 of them in one turn.
-_TURN_SECONDS = 0.001
-_PAST = float("-inf")  # when a turn has ended that is over
-_ALL = -(1 << 62)  # where its bytes began: there are no more of them
-_LONG = 4096  # bytes: of shorter messages those of a turn are few, whatever their number
 # A body of known length is paid for as it arrives, in steps of this many bytes.
 _BODY_STEP = 1024 * 1024
 # A body is inflated in steps: a few short ones here, which is all that most bodies need, then long ones in a thread.
@@ -56,8 +40,6 @@ _PIECE = 128
 _SMALL = 512
 _FOREVER = float("inf")
 _NOTHING: list[Buffer | Frame] = []  # which nobody changes
-# nginx, and the proxies that have its manners, collect an answer before they pass it on, unless it says this
-_UNBUFFERED = (b"x-accel-buffering", b"no")
 
 
 @final
@@ -86,9 +68,8 @@ class Exchange:
     """A request, its body as it arrives, and the answer as it leaves.
 
     Inbound: `receive` takes a piece and gives its credit back; a cancelled `receive` has taken nothing.
-    Outbound: `await wait_room(n)` first, then `start`, `push` and `finish`, which are synchronous and cannot be
-    cancelled between each other. `finish` names the ending the last byte stands for; the ending is decided when that
-    byte is with the kernel, or earlier by whatever cuts the exchange off. The first decision stays.
+    Outbound: `outbound`, which names the ending that its last byte stands for. The ending is decided when that byte is with
+    the kernel, or earlier by whatever cuts the exchange off. The first decision stays.
 
     A cancel scope surrounds the work, from `begin` to `leave_scope`. It is cancelled when the client is gone (`gone`:
     nothing can be said to it any more) and when the exchange is interrupted (deadline, drain, a lost worker: an ending
@@ -100,12 +81,10 @@ class Exchange:
         "_cancelled",
         "_cancelled_at",
         "_ceiling",
-        "_charged",
         "_consumed",
         "_gathering",
         "_held",
         "_inbox",
-        "_items",
         "_made",
         "_objects",
         "_outbox",
@@ -114,26 +93,18 @@ class Exchange:
         "_reserved",
         "_returned",
         "_scope",
-        "_turn_bytes",
-        "_turn_ends",
-        "_turn_left",
-        "_until",
-        "_writer",
         "allowed",
         "allowed_by",
         "arrived_at",
         "awaited",
         "began_at",
         "bytes_in",
-        "bytes_out",
         "copied",
         "deadline",
         "dialect",
         "ending",
         "fail",
         "fields",
-        "finishing",
-        "first_at",
         "gone",
         "id",
         "incident",
@@ -141,19 +112,18 @@ class Exchange:
         "interruption",
         "left_at",
         "model",
-        "moved_at",
+        "outbound",
         "owner",
         "parts_in",
         "priority",
         "reply",
         "request",
         "route",
-        "sent_at",
         "silence",
         "started_at",
-        "status",
         "stopped_by",
         "stream",
+        "turn",
         "waits",
         "wire",
         "words",
@@ -167,8 +137,6 @@ class Exchange:
     """When its work began, on Trio's clock, like all of these; not set before."""
     left_at: float
     """When its task was done with it; not set before."""
-    first_at: float | None
-    """When the first bytes of its body had left; None before, and where all of the answer left at once."""
     waits: Waits | None
     """What it has waited for; None where it has not."""
     stopped_by: str
@@ -204,12 +172,13 @@ class Exchange:
         else:
             self.fields = owner.fields(request.headers)
             self.route = None
+        self.outbound = Outbound(self, owner, wire, self.stream, now)
+        self.turn: Turn = NO_TURN
+        self._received = 0
         self._scope: trio.CancelScope | None = None
         self._cancelled = False
         self.ending: Ending | None = None
-        self.finishing: Ending | None = None
         self.interruption: GatewayError | None = None
-        self.status = 0
         self.allowed = self.deadline = _FOREVER
         """Seconds, and the moment on Trio's clock; infinite where there is none."""
         self.allowed_by = ""
@@ -222,30 +191,25 @@ class Exchange:
         self.silence: tuple[float, str] | None = None
         self.reply: dict[str, str] | None = None
         """Header fields that the model wants in the head of its answer, by lower-case name."""
-        self.bytes_in = self.bytes_out = 0
+        self.bytes_in = 0
         self.priority = 0
         """The level at which it waits for a slot, where the request says so: `gateway.workers.slots`."""
         self.copied = 0
         """Bytes of the body that were copied or inflated, each time they were, on their way into the one buffer that
         `receive_body` or `whole_body` has given; what lands there costs nothing."""
-        self.started_at = self.arrived_at = self.moved_at = self.sent_at = now
-        self.first_at = self.waits = None
+        self.started_at = self.arrived_at = now
+        self.waits = None
         self._inbox = self._outbox = _NOTHING  # what has come; the same, the next one last: what the work takes from
         self._held = 0  # what the inbox costs, paid from the budget on wires without windows
         self.input_ended = False
         """Whether the body has arrived to its end."""
         self.gone = self._returned = self._consumed = False
         self._reader: trio.lowlevel.Task | None = None  # waits for input
-        self._writer: trio.lowlevel.Task | None = None  # waits for room
         self._gathering: _Gathering | None = None
         self._reserved = 0  # the whole body, paid from the budget
-        self._charged = 0  # a message larger than the send buffer, likewise
         self._assembly = 0  # a message under way in a decoder, likewise
         self._made = 0  # the part of `_objects` for objects made of its own JSON, or to be made for its answer
         self._objects = 0  # objects made of its bytes one by one, likewise
-        self._turn_left = self._items = _TURN_UNITS  # their difference is what was sent, each message as `_SENT`
-        self._turn_bytes = self._received = 0
-        self._until = 0  # below so many `bytes_out` there is room, and no checkpoint due for them
         if body is not None:
             self._consumed = self.input_ended = True
             if body:
@@ -286,9 +250,9 @@ class Exchange:
     def waits_for(self) -> str:
         """What its own task waits for on the wire: `end` where all is said, and the client has yet to take the last of it;
         `room` where the client does not read, `input` where it does not send; empty where it is none of these."""
-        if self.finishing is not None:
+        if self.outbound.finishing is not None:
             return "end"
-        if self._writer is not None:
+        if self.outbound.waits:
             return "room"
         return "" if self._reader is None else "input"
 
@@ -343,27 +307,13 @@ class Exchange:
         if self._reader is not None:
             self._wake_reader(self.owner.clock())
 
-    def room_changed(self) -> None:
-        """Bytes of this exchange have left."""
-        self.sent_at = self.owner.last_sent
-        if self.first_at is None and self.bytes_out:
-            self.first_at = self.sent_at
-        if self._charged and self.wire.empty(self.stream):
-            self.owner.budget.release(self._charged)
-            self._charged = 0
-        writer = self._writer
-        if writer is not None:
-            self._writer = None
-            self.has_waited(ROOM, self.sent_at)
-            trio.lowlevel.reschedule(writer)
-
     def answer_written(self) -> None:
         """The last byte of our ending is with the kernel."""
-        self._settle(self.finishing or Ending.COMPLETE)
+        self._settle(self.outbound.finishing or Ending.COMPLETE)
 
     def peer_gone(self, ending: Ending) -> None:
         """The client is gone, or the connection: nothing more can be said. Cancels the model at once."""
-        self.gone = True
+        self.gone, self.outbound.open = True, False
         self._settle(ending)
         self._cancel()
 
@@ -387,27 +337,33 @@ class Exchange:
 
     def interrupt(self, error: GatewayError) -> None:
         """Stops the work; the error becomes the exchange's honest ending. The first interruption stays."""
-        if self.interruption is None and self.finishing is None and self.ending is None:
+        if self.interruption is None and self.outbound.finishing is None and self.ending is None:
             self.interruption = error
             self._cancel()
 
     def _cancel(self) -> None:
         if not self._cancelled:
             self._cancelled, self._cancelled_at = True, self.owner.clock()
-        self._spend_turn()
         if self._scope is not None:
+            self.turn.spend()
             self._scope.cancel()
+
+    def switch(self, wire: Wire) -> None:
+        """The connection has accepted its upgrade: another wire carries it from now on."""
+        self.wire = self.outbound.wire = wire
 
     # -- the scope around its work ---------------------------------------------------------------------------------
 
-    def begin(self, scope: trio.CancelScope) -> None:
-        """Its work begins, inside this scope, which nobody else cancels."""
-        self._scope = scope
-        self.began_at = self.owner.clock()
-        self._turn_ends = self.began_at + _TURN_SECONDS
+    def begin(self, scope: trio.CancelScope, turn: Turn) -> None:
+        """Its work begins, inside this scope, which nobody else cancels, and by the turns of this task."""
+        self._scope, self.turn, outbound, owner = scope, turn, self.outbound, self.owner
+        outbound.turn = turn
+        self.began_at = now = owner.clock()
+        turn.start(outbound, now, owner.clock, owner.limits.checkpoint_bytes)
         if self.deadline < _FOREVER:
             scope.deadline = self.deadline
         if self._cancelled:
+            turn.spend()
             scope.cancel()
 
     @property
@@ -423,6 +379,7 @@ class Exchange:
         scope, self._scope = self._scope, None
         if scope is None:
             return False
+        self.turn.end()
         if self.deadline < _FOREVER:
             over = scope.cancel_called  # which looks at the clock too
             scope.deadline = _FOREVER
@@ -434,29 +391,31 @@ class Exchange:
     async def receive(self) -> Buffer | Frame | None:
         """The next piece of the body, None at its end (again and again). Its credit goes back to the peer with the
         return: call this when the consumer wants bytes, not before."""
-        if self.request.expects_continue and not self.bytes_in and not self.status:
+        if self.request.expects_continue and not self.bytes_in and not self.outbound.status:
             self.wire.proceed(self.stream)
-        if self._turn_over():
-            await self._yield()
+        turn = self.turn
+        self._received += 1
+        if turn.over():
+            await turn.renew()
         while not (outbox := self._outbox):
             if self._inbox:
                 self._outbox, self._inbox = self._inbox, _NOTHING
                 self._outbox.reverse()
             elif self.input_ended:
-                self._received -= 1
+                self._uncount()
                 return None
             elif self._returned:
-                self._received -= 1
+                self._uncount()
                 raise trio.ClosedResourceError("the exchange has ended")
             else:
                 assert self._reader is None, "one task waits for input"
                 self._reader = trio.lowlevel.current_task()
                 self.parks_for(INPUT)
                 await trio.lowlevel.wait_task_rescheduled(self._reader_cancelled)
-                self._begin_turn()
+                turn.begin()
         item = outbox.pop()
         n = len(item.data) if type(item) is Frame else len(item)
-        self._turn_bytes -= n
+        turn.bytes -= n
         wire = self.wire
         if not wire.windowed:
             cost = n + _PIECE
@@ -466,12 +425,16 @@ class Exchange:
             wire.credit(self.stream, n)
         return item
 
+    def _uncount(self) -> None:
+        self._received -= 1
+        self.turn.received -= 1
+
     async def _wait_input(self) -> None:
         assert self._reader is None, "one task waits for input"
         self._reader = trio.lowlevel.current_task()
         self.parks_for(INPUT)
         await trio.lowlevel.wait_task_rescheduled(self._reader_cancelled)
-        self._begin_turn()
+        self.turn.begin()
 
     def _wake_reader(self, now: float) -> None:
         """The wait is over since then, whenever its task has its turn."""
@@ -482,13 +445,8 @@ class Exchange:
 
     def _reader_cancelled(self, _: object) -> trio.lowlevel.Abort:
         self._reader = None
-        self._received -= 1
+        self._uncount()
         self.has_waited(INPUT)
-        return trio.lowlevel.Abort.SUCCEEDED
-
-    def _writer_cancelled(self, _: object) -> trio.lowlevel.Abort:
-        self._writer = None
-        self.has_waited(ROOM)
         return trio.lowlevel.Abort.SUCCEEDED
 
     # -- where its time goes: asked where a task parks, never on its way -------------------------------------------------
@@ -509,12 +467,6 @@ class Exchange:
 
     def slot_wait_over(self) -> None:
         self.has_waited(SLOT)
-
-    @property
-    def items_out(self) -> int:
-        """Messages of the model's that have had room: tokens, parts, responses. Of an answer that is one document, what it
-        was made of; 0 for one of a unary call."""
-        return (self._items - self._turn_left) // _SENT
 
     @property
     def frames_in(self) -> int:
@@ -560,7 +512,7 @@ class Exchange:
         sink = gathering.sink
         if sink is not None and gathering.filled < len(sink):
             gathering.landed = self.wire.land(self.stream, sink[gathering.filled :])
-        if self.request.expects_continue and not self.bytes_in and not self.status:
+        if self.request.expects_continue and not self.bytes_in and not self.outbound.status:
             self.wire.proceed(self.stream)
         while not self.input_ended and gathering.error is None:
             await self._wait_input()
@@ -691,7 +643,7 @@ class Exchange:
         silent, and one that stays slower than `limits.body_rate`. Parts of a stream may be as slow as they like."""
         if self.silence is not None:
             seconds, setting = self.silence
-            if now - max(self.arrived_at, self.sent_at) > seconds:
+            if now - max(self.arrived_at, self.outbound.sent_at) > seconds:
                 self.interrupt(self._too_late(f"no part in either direction for {seconds:g} s ({setting})"))
         if self.input_ended or self._returned or self._gathering is None:
             return
@@ -706,13 +658,13 @@ class Exchange:
     @property
     def held(self) -> int:
         """Bytes of the budget that this exchange holds."""
-        return self._held + self._reserved + self._charged + self._assembly + self._objects
+        return self._held + self._reserved + self.outbound.charged + self._assembly + self._objects
 
     @property
     def held_in_memory(self) -> tuple[int, int, int]:
         """Bytes of `held` by use: its whole body and objects made of it, a message that is being put together, and one on
         its way that is larger than the queue."""
-        return self._reserved + self._objects, self._assembly, self._charged
+        return self._reserved + self._objects, self._assembly, self.outbound.charged
 
     def _reserve(self, n: int) -> None:
         if not self.owner.budget.try_reserve(n):
@@ -724,157 +676,6 @@ class Exchange:
         self._reserved -= n
 
     # -- outbound --------------------------------------------------------------------------------------------------
-
-    async def wait_room(self, n: int = 1) -> None:
-        """Returns when n bytes may be pushed: they fit, or the queue is empty and takes one large message whole. An empty
-        message waits too where there is no room at all: its framing is not empty.
-        Changes nothing; what is pushed next cannot be cancelled. One task at a time."""
-        if (n > _LONG and self._turn_ended(n)) or not self.try_room(n or 1):
-            await self._wait_room(n or 1)
-
-    def try_room(self, n: int) -> bool:
-        """Whether n bytes may be pushed at once: `wait_room` would return without a wait, and need not be asked. Where it is
-        false, `wait_room` is to be asked. n is at least 1."""
-        self._turn_left = left = self._turn_left - _SENT
-        # most messages: at the clock for every second one
-        if self.bytes_out + n < self._until and (left in _BETWEEN or (left and self.owner.clock() <= self._turn_ends)):
-            return True
-        if left in _BETWEEN or not self._turn_ended(n):
-            room = self.wire.room(self.stream)
-            if n <= room and self.finishing is None:
-                if self.status and self.wire.exclusive:
-                    sent = self.bytes_out  # what a turn's pieces have of framing is left out of the room
-                    self._until = min(
-                        sent + room - _TURN_UNITS // _SENT * FRAMING, self._turn_bytes + self.owner.limits.checkpoint_bytes
-                    )
-                return True
-        self._turn_left += _SENT  # it was not let in: it counts when it is
-        return False
-
-    async def _wait_room(self, n: int) -> None:
-        if self._turn_ends == _PAST:
-            await self._yield()
-        while n > (room := self.wire.room(self.stream)) and not self.wire.empty(self.stream):
-            assert self._writer is None, "one task waits for room"
-            self._writer = trio.lowlevel.current_task()
-            self.parks_for(ROOM)
-            await trio.lowlevel.wait_task_rescheduled(self._writer_cancelled)
-            self._begin_turn()
-        if self.gone or self.finishing is not None:
-            if self.finishing is None:
-                await trio.lowlevel.checkpoint()  # our own cancellation, unless the model has shielded itself from it
-            raise trio.ClosedResourceError("the exchange has ended" if self.finishing is not None else "the client is gone")
-        if n > room:
-            if not self.owner.budget.try_reserve(n):
-                raise no_bytes(self.owner.budget, n)
-            self._charged += n
-        self._turn_left -= _SENT
-
-    async def turn(self) -> None:
-        """A checkpoint where one is due: a model that never waits still meets its cancellation and lets others run, at
-        the price of a checkpoint for so many messages or bytes."""
-        if self._turn_over():
-            await self._yield()
-
-    def _turn_over(self) -> bool:
-        """Whether a checkpoint is due before one more is received."""
-        self._received = n = self._received + 1
-        if n & 3 and self.bytes_out - self._turn_bytes < self.owner.limits.checkpoint_bytes:
-            return False
-        return not n % _RECEIVED or self._turn_ended(0)
-
-    def _turn_ended(self, n: int) -> bool:
-        """Whether a checkpoint is due before n bytes more; then it stays due."""
-        if (
-            self._turn_left
-            and self.owner.clock() <= self._turn_ends
-            and self.bytes_out + n - self._turn_bytes < self.owner.limits.checkpoint_bytes
-        ):
-            return False
-        self._turn_ends, self._until = _PAST, 0
-        return True
-
-    def _begin_turn(self) -> None:
-        self._items += _TURN_UNITS - self._turn_left
-        self._turn_left = _TURN_UNITS
-        self._turn_bytes = self.bytes_out
-        self._until = 0
-        self._turn_ends = self.owner.clock() + _TURN_SECONDS
-        if self._cancelled:
-            self._spend_turn()  # a cancellation that came does not come back by itself
-
-    def _spend_turn(self) -> None:
-        """A checkpoint is due before whatever comes next."""
-        self._items += _SENT - self._turn_left
-        self._turn_left = _SENT
-        self._turn_bytes, self._turn_ends = _ALL, _PAST
-        self._until = 0
-
-    async def _yield(self) -> None:
-        await trio.lowlevel.checkpoint()
-        self._begin_turn()
-
-    def start(self, status: int, headers: Headers) -> None:
-        """Queues the head. `x-request-id` is added; to the head of a stream also that proxies should not hold it back."""
-        if not self._open():
-            return
-        self.status = status
-        streams = () if status < 200 or status == 204 else (_UNBUFFERED,)
-        self.wire.start(self.stream, status, [*headers, *streams, (b"x-request-id", self.id.encode())])
-
-    def push(self, *buffers: Buffer) -> None:
-        """Queues one piece of the body: by reference, so its memory must not change until it is written."""
-        if self._open():
-            self.bytes_out += len(buffers[0]) if len(buffers) == 1 else sum(map(len, buffers))
-            self._until -= FRAMING
-            self.wire.push(self.stream, buffers)
-
-    def push_piece(self, piece: bytes) -> None:
-        """`push` of one buffer, for those that are many and short. Only right after `try_room` or `wait_room`."""
-        size, pieces = len(piece), self.wire.pieces
-        self.bytes_out += size
-        if pieces and size in PIECE_SIZES:
-            pieces.append(piece)
-        else:
-            self.wire.push_piece(self.stream, piece)
-
-    def push_frame(self, opcode: Opcode, fin: bool, *buffers: Buffer) -> None:
-        """Queues one WebSocket frame."""
-        if self._open():
-            self.bytes_out += len(buffers[0]) if len(buffers) == 1 else sum(map(len, buffers))
-            self.wire.push_frame(self.stream, opcode, fin, buffers)
-
-    def finish(self, ending: Ending = Ending.COMPLETE, *, code: int = 1000, reason: str = "") -> None:
-        """Queues the end of the answer (`code` and `reason` are a WebSocket's). Input that was not read is dropped."""
-        if not self._open():
-            return
-        self.finishing, self._until = ending, 0  # the wire may write the end at once
-        try:
-            self.wire.finish(self.stream, code, reason)
-        except BaseException:
-            self.finishing = None
-            raise
-
-    def respond(self, status: int, headers: Headers, *buffers: Buffer, ending: Ending = Ending.COMPLETE) -> None:
-        """A whole answer of known length."""
-        self.answer(status, headers, buffers, ending)
-
-    def answer(self, status: int, headers: Headers, buffers: Sequence[Buffer], ending: Ending = Ending.COMPLETE) -> None:
-        """The same, for those who have a sequence."""
-        if (self.finishing is not None or self.gone) and not self._open():
-            return
-        length = len(buffers[0]) if len(buffers) == 1 else sum(map(len, buffers))
-        self.status = status
-        self.finishing = ending  # the wire may write it at once
-        if not length or self.request.method == b"HEAD":
-            buffers = ()
-        else:
-            self.bytes_out += length
-        try:
-            self.wire.respond(self.stream, status, headers, length, ((b"x-request-id", self.id.encode()),), buffers)
-        except BaseException:
-            self.finishing = None
-            raise
 
     def claim(self, dialect: str, refuse: Callable[[Exchange, GatewayError], None]) -> None:
         """A dialect has it, which says in its own words what goes wrong before the head."""
@@ -892,7 +693,7 @@ class Exchange:
     def answer_plain_error(self, error: GatewayError) -> None:
         """The plain answer to an error, for exchanges that no dialect has taken."""
         headers = [(b"content-type", b"application/json"), *error.headers, *error.retry]
-        self.respond(error.status, headers, msgspec.json.encode({"error": error.message}), ending=error.ending)
+        self.outbound.respond(error.status, headers, msgspec.json.encode({"error": error.message}), ending=error.ending)
 
     def assembling(self, n: int) -> None:
         """A message of n bytes is being put together from pieces: its memory is reserved once, before it is taken.
@@ -936,18 +737,6 @@ class Exchange:
 
         return give_back
 
-    def abort(self, ending: Ending) -> None:
-        """Ends the exchange where no honest in-band ending is possible any more: RST_STREAM, or the connection's end."""
-        if self.ending is None and self.finishing is None:
-            self.finishing, self._until = ending, 0
-            self.wire.reset(self.stream, ending)
-
-    def _open(self) -> bool:
-        """False once the client is gone: what is said to nobody is no error, and cancellation is under way."""
-        if self.finishing is not None:
-            raise trio.ClosedResourceError("the exchange has ended")
-        return not self.gone
-
     # -- the end ---------------------------------------------------------------------------------------------------
 
     @property
@@ -989,9 +778,8 @@ class Exchange:
     def _settle(self, ending: Ending) -> None:
         if self.ending is None:
             self.ending = ending
-            if self._charged:
-                self.owner.budget.release(self._charged)
-                self._charged = 0
+            if self.outbound.charged:
+                self.outbound.uncharge()
             if self._returned:
                 self._close()
             else:  # what its task does from now on is no part of it
@@ -1012,6 +800,7 @@ class Exchange:
             self._reserved = 0
             owner.budget.release(reserved)
         owner.exchange_closed(self)
+        self.outbound.close()
 
 
 def _inflate(inflater: Inflater, out: GrowingBody, at_most: int) -> None:
@@ -1022,11 +811,3 @@ def _inflate(inflater: Inflater, out: GrowingBody, at_most: int) -> None:
 
 def _too_large(n: int, limit: int, setting: str) -> TooLarge:
     return TooLarge(f"the body of {n} bytes is over the limit of {limit} bytes ({setting})")
-
-
-def no_bytes(budget: ByteBudget, n: int) -> Overloaded:
-    """What a session is told for which the budget has no n bytes more."""
-    return Overloaded(
-        f"no memory for {n} bytes: {budget.used} of {budget.limit} bytes are in use (limits.total_bytes); try again later",
-        refusal=Refusal.MEMORY,
-    )

@@ -6,11 +6,15 @@ import contextlib
 import mmap
 import weakref
 from collections import deque
-from typing import final
+from typing import TYPE_CHECKING, final
 
 import numpy as np
 
+from gateway.errors import Overloaded, Refusal
 from protocols.events import Buffer
+
+if TYPE_CHECKING:
+    from protocols.buffers import ByteBudget
 
 SMALLEST = 64 * 1024
 """Below it a body is cheaper to allocate than to pool."""
@@ -130,3 +134,11 @@ def _size_of(n: int) -> int:
     """n rounded up to one of eight sizes in each doubling, so that bodies of about one size share memory."""
     step = max(1 << (n.bit_length() - 4), mmap.PAGESIZE)
     return -(-n // step) * step
+
+
+def no_bytes(budget: ByteBudget, n: int) -> Overloaded:
+    """What a session is told for which the budget has no n bytes more."""
+    return Overloaded(
+        f"no memory for {n} bytes: {budget.used} of {budget.limit} bytes are in use (limits.total_bytes); try again later",
+        refusal=Refusal.MEMORY,
+    )

@@ -13,6 +13,7 @@ from typing import Any, TypeVar, final
 import trio
 
 from gateway.core.exchange import Exchange
+from gateway.core.turn import Turn
 from gateway.errors import GatewayError
 from gateway.net.readiness import ReadinessSource
 
@@ -31,13 +32,14 @@ _NOW = math.inf  # other tasks have just had it
 class RunnerTask:
     """One task, the exchange it has, and the scope around its work."""
 
-    __slots__ = ("cancel_status", "context", "exchange", "leads", "scope", "since", "spoilt", "task")
+    __slots__ = ("cancel_status", "context", "exchange", "leads", "scope", "since", "spoilt", "task", "turn")
 
     def __init__(self, exchange: Exchange | None) -> None:
         self.exchange = exchange
         self.leads = exchange is None
         self.since = _NOW
         self.spoilt = False
+        self.turn = Turn()
         self.task = trio.lowlevel.current_task()
         self.context = self.task.context.copy()
         self.scope: trio.CancelScope
@@ -160,7 +162,7 @@ class Runner:
         while True:
             exchange = place.exchange
             if exchange is not None:
-                exchange.begin(place.scope)
+                exchange.begin(place.scope, place.turn)
                 error = None
                 try:
                     await self._work(exchange)
@@ -200,7 +202,7 @@ class Runner:
                     self._give(exchange)
                     continue
                 place.exchange = exchange
-                exchange.begin(place.scope)
+                exchange.begin(place.scope, place.turn)
                 error = None
                 before, task.context = task.context, place.context.copy()  # with variables of its own
                 try:
@@ -225,7 +227,7 @@ class Runner:
                     if place.leads:  # it was cancelled and has not waited: the turn of the others is as due as before
                         place.since = began
                     return True
-                if error is None and exchange.finishing is not None:  # as most: this is `_done`, without a call
+                if error is None and exchange.outbound.finishing is not None:  # as most: this is `_done`, without a call
                     place.exchange = None
                     try:
                         exchange.work_done()
@@ -279,7 +281,7 @@ class Runner:
         """Its exchange has left."""
         exchange, place.exchange = place.exchange, None
         assert exchange is not None
-        if exchange.finishing is None:  # else there is nothing to be said
+        if exchange.outbound.finishing is None:  # else there is nothing to be said
             self._conclude(exchange, error)
         self._returned(exchange)
 

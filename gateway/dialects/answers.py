@@ -108,4 +108,4 @@ def close(exchange: Exchange, error: GatewayError) -> None:
         case _:
             code = _INTERNAL
     reason = error.message.encode()[:123].decode(errors="ignore")  # RFC 6455 section 5.5: 125 bytes with the code
-    exchange.finish(error.ending, code=code, reason=reason)
+    exchange.outbound.finish(error.ending, code=code, reason=reason)

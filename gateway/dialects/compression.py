@@ -47,7 +47,7 @@ async def compressed(
     if coding is None:
         return headers, buffers
     try:
-        await exchange.wait_room(size)
+        await exchange.outbound.wait_room(size)
     except Overloaded:
         return headers, buffers
     steps = deflate_steps(coding, buffers, level)

@@ -43,4 +43,4 @@ class ManagementDialect:
         for worker in self._models.workers.values():
             reason = "draining" if self.draining else worker.life.absence
             body[worker.name] = _State(status=_WORDS.get(worker.state, "Unhealthy"), reason=reason)
-        exchange.respond(503 if self.draining or unready else 200, [_JSON], msgspec.json.encode(body))
+        exchange.outbound.respond(503 if self.draining or unready else 200, [_JSON], msgspec.json.encode(body))

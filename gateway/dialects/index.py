@@ -48,9 +48,9 @@ class IndexDialect:
         index = self._index()
         weights = media_weights(exchange.header_values(b"accept"))
         if 0 < weights.get("text/html", 0.0) >= weights.get("application/json", 0.0):
-            exchange.respond(200, _PAGE, _page(index).encode())
+            exchange.outbound.respond(200, _PAGE, _page(index).encode())
         else:
-            exchange.respond(200, (JSON, _VARY), msgspec.json.encode(index))
+            exchange.outbound.respond(200, (JSON, _VARY), msgspec.json.encode(index))
 
     def _index(self) -> _Index:
         workers = self._models.workers

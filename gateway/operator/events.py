@@ -73,7 +73,7 @@ class StreamWatch:
             if exchange.ending is not None:
                 continue  # meanwhile, and the next look tells
             waiting = waits_for(exchange, queued)
-            figures = (waiting, exchange.bytes_in, exchange.bytes_out, exchange.status, exchange.model)
+            figures = (waiting, exchange.bytes_in, exchange.outbound.bytes_out, exchange.outbound.status, exchange.model)
             before = self._known.get(exchange.id)
             if figures == before:
                 yield b""

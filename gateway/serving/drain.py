@@ -83,5 +83,5 @@ def _row(exchange: Exchange, deadline: float) -> CutExchange:
         ending=exchange.ending.value,
         age=round(deadline - exchange.started_at, 3),
         bytes_in=exchange.bytes_in,
-        bytes_out=exchange.bytes_out,
+        bytes_out=exchange.outbound.bytes_out,
     )

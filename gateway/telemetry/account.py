@@ -77,10 +77,11 @@ def account_of(exchange: Exchange) -> Account:
     begin = min(getattr(exchange, "began_at", ended), ended) - began
     seconds = _NONE if waits is None else waits.seconds
     slot, input, room = seconds[SLOT], seconds[INPUT], seconds[ROOM]
-    items_out, first_at = exchange.items_out, exchange.first_at
-    if not items_out and exchange.bytes_out and ending is Ending.COMPLETE and exchange.status < 400:
+    outbound = exchange.outbound
+    items_out, first_at = outbound.items_out, outbound.first_at
+    if not items_out and outbound.bytes_out and ending is Ending.COMPLETE and outbound.status < 400:
         items_out = 1
-    if first_at is None and exchange.bytes_out and ending not in _UNSAID:
+    if first_at is None and outbound.bytes_out and ending not in _UNSAID:
         first_at = ended  # it left whole
     if exchange.wire.name == "websocket":
         items_in = exchange.frames_in
@@ -98,6 +99,6 @@ def account_of(exchange: Exchange) -> Account:
         items_in=items_in,
         items_out=items_out,
         bytes_in=exchange.bytes_in,
-        bytes_out=exchange.bytes_out,
+        bytes_out=outbound.bytes_out,
         stopped_by=getattr(exchange, "stopped_by", ""),
     )

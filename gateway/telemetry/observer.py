@@ -112,7 +112,7 @@ def _line_of(exchange: Exchange, ending: Ending) -> dict[str, Any]:
         "model": escape(exchange.model[:_MODEL]),
         "method": escape(request.method[:_METHOD].decode("latin-1")),
         "path": escape(exchange.path[:_PATH].decode("latin-1")),
-        "status": exchange.status,
+        "status": exchange.outbound.status,
         "ending": ending.value,
         "ms": ms,
         **parts,

@@ -254,7 +254,7 @@ def _attributes(spec: ModelSpec) -> dict[str, str]:
 
 
 def _tell(span: Span, exchange: Exchange) -> None:
-    ending, status = exchange.ending, exchange.status
+    ending, status = exchange.ending, exchange.outbound.status
     assert ending is not None
     attributes: dict[str, str | int] = {"everywire.wire": exchange.wire.name, "everywire.ending": ending.value}
     if exchange.dialect:

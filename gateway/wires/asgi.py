@@ -139,7 +139,7 @@ class ASGICall:
         if not told:
             log.info("write stalled", extra={"peer": self.peer, "seconds": stall, "setting": "limits.write_stall"})
             self.exchange.interrupt(SlowReader(stall))
-        if waited > stall + LAST_WORD or (not told and self.exchange.finishing is not None):
+        if waited > stall + LAST_WORD or (not told and self.exchange.outbound.finishing is not None):
             self._cut = True
             self.lost()
 
@@ -182,7 +182,7 @@ class ASGICall:
                     self._unread += len(data)
                     exchange.feed(Frame(opcode=opcode, fin=True, data=data), len(data), now)
                 case "http.disconnect" | "websocket.disconnect":
-                    if exchange.finishing is None:
+                    if exchange.outbound.finishing is None:
                         self.lost(Ending.CANCELLED)
                     else:  # its last message may be the reason, or never be taken
                         self._scope.deadline = now + _LAST_WORDS
@@ -216,22 +216,22 @@ class ASGICall:
                 if exchange.ending is not None:
                     return
                 await self._bell.wait()
-            if self._lingers and exchange.finishing is not None and not exchange.input_ended and self._ends_early():
+            if self._lingers and exchange.outbound.finishing is not None and not exchange.input_ended and self._ends_early():
                 await self._swallow()
             message, size = self._next()
             self._blocked_since = self.clock()
             await send(message)
             self._blocked_since, self.last_sent = None, self.clock()
             self._queued -= size
-            if exchange.finishing is not None and not self._queue:
+            if exchange.outbound.finishing is not None and not self._queue:
                 exchange.answer_written()
             elif size:
-                exchange.room_changed()
+                exchange.outbound.room_changed()
 
     def _ends_early(self) -> bool:
         """Whether what is told next ends the answer, or makes its client stop sending."""
         message, _ = self._queue[0]
-        return self.exchange.status >= 400 or (message is not None and message.get("more_body") is False)
+        return self.exchange.outbound.status >= 400 or (message is not None and message.get("more_body") is False)
 
     async def _swallow(self) -> None:
         """An HTTP/2 client may go on sending after the end of its answer, and hypercorn (0.18) ends its process over that,
@@ -316,7 +316,7 @@ class ASGICall:
     def finish(self, stream: int, code: int, reason: str) -> None:
         if not self._socket:
             self._tell({"type": "http.response.body", "body": b"", "more_body": False})
-        elif self.exchange.status == 101 or not self._can_refuse:
+        elif self.exchange.outbound.status == 101 or not self._can_refuse:
             self._tell({"type": "websocket.close", "code": code, "reason": reason})
         else:
             self._tell({"type": "websocket.http.response.body", "body": b"", "more_body": False})
@@ -330,7 +330,7 @@ class ASGICall:
         self.finish(stream, 1000, "")
 
     def reset(self, stream: int, ending: Ending) -> None:
-        if self._socket and self.exchange.status == 101:
+        if self._socket and self.exchange.outbound.status == 101:
             self._tell({"type": "websocket.close", "code": 1011, "reason": ""})
         else:
             self._cut = True

@@ -148,7 +148,7 @@ class HTTP1Wire:
         # An answer that is whole still goes out.
         self._gone = True
         exchanges = [e for e in self._connection.exchanges.values() if e.ending is None]
-        unfinished = [e for e in exchanges if e.finishing is None]
+        unfinished = [e for e in exchanges if e.outbound.finishing is None]
         for exchange in unfinished:
             exchange.peer_gone(Ending.CANCELLED)
         if unfinished and unfinished == exchanges:
@@ -159,8 +159,8 @@ class HTTP1Wire:
         current = self._current
         if self._connection.eof:
             self._leave()
-        elif current is not None and current.ending is None and current.finishing is None:
-            if current.status:
+        elif current is not None and current.ending is None and current.outbound.finishing is None:
+            if current.outbound.status:
                 current.peer_gone(Ending.REFUSED)
             else:
                 current.interrupt(BadRequest(str(error), status=error.status))
@@ -229,7 +229,7 @@ class HTTP1Wire:
         self._machine.send(Response(stream=stream, status=status, headers=headers))
         if status == 101:
             self._connection.wire = WebSocketWire(self._connection, self, exchange, self._machine)
-            exchange.wire = self._connection.wire
+            exchange.switch(self._connection.wire)
             return
         self._connection.output_ready()
 

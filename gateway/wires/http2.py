@@ -140,9 +140,9 @@ class HTTP2Wire:
         self._gone = True
         exchanges = [e for e in self._connection.exchanges.values() if e.ending is None]
         for exchange in exchanges:
-            if exchange.finishing is None:
+            if exchange.outbound.finishing is None:
                 self._cut(exchange, Ending.CANCELLED)
-        if all(exchange.finishing is None for exchange in exchanges):
+        if all(exchange.outbound.finishing is None for exchange in exchanges):
             self._connection.lost(Ending.CANCELLED)
 
     def _cut(self, exchange: Exchange, ending: Ending) -> None:
@@ -261,16 +261,16 @@ class HTTP2Wire:
             facts = {"peer": self._connection.peer, "id": exchange.id, "setting": "limits.write_stall"}
             log.info("stream stalled", extra=facts)
             exchange.interrupt(SlowReader(stall))
-        if waited > stall + LAST_WORD or (not told and exchange.finishing is not None):
+        if waited > stall + LAST_WORD or (not told and exchange.outbound.finishing is not None):
             self._cut(exchange, Ending.LOST)
 
     def _untaken(self, exchange: Exchange, now: float) -> float:
         """Seconds for which bytes have been queued for a peer that has taken none."""
         if self.empty(exchange.stream) or exchange.ending is not None:
-            exchange.moved_at = now
+            exchange.outbound.moved_at = now
         elif self._machine.leaving(exchange.stream):  # part of a write that the peer takes piece by piece
-            exchange.moved_at = max(exchange.moved_at, self._connection.last_sent)
-        return now - max(exchange.moved_at, exchange.sent_at)
+            exchange.outbound.moved_at = max(exchange.outbound.moved_at, self._connection.last_sent)
+        return now - max(exchange.outbound.moved_at, exchange.outbound.sent_at)
 
     def close(self) -> None:
         self._machine.close()

@@ -113,11 +113,11 @@ class WebSocketWire:
                 self._connection.output_ready()  # for the machine's answer, or because it is over
                 match event:
                     case Close():
-                        if exchange.finishing is None:
+                        if exchange.outbound.finishing is None:
                             exchange.peer_gone(Ending.CANCELLED)
                     case ConnectionEnd():
                         self._gone = True
-                        if exchange.finishing is None:
+                        if exchange.outbound.finishing is None:
                             self._connection.lost(Ending.CANCELLED)
                         return True
                     case Pong():
@@ -149,7 +149,9 @@ class WebSocketWire:
         if not sent.room and not sent.ended:
             return sent
         stream = self._exchange.stream
-        return Sent(room=[stream] if sent.room else [], ended=[stream] if sent.ended and self._exchange.finishing else [])
+        return Sent(
+            room=[stream] if sent.room else [], ended=[stream] if sent.ended and self._exchange.outbound.finishing else []
+        )
 
     def held(self) -> tuple[int, int]:
         machine, limits = self._machine, self._connection.limits

@@ -378,7 +378,7 @@ class Run(trio.abc.Instrument):
                         await self.gateway.stopped()
                 self.serving.cancel()
         if scope.cancelled_caught:
-            live = [(e.query.decode(), e.ending, e.finishing) for e in self.recorder.live]
+            live = [(e.query.decode(), e.ending, e.outbound.finishing) for e in self.recorder.live]
             self.problems.append(f"11: it hangs; live: {live}, tasks: {sorted(t.name for t in self.tasks)}")
 
     async def _serve(self, *, task_status: trio.TaskStatus[None]) -> None:
@@ -469,7 +469,7 @@ class Run(trio.abc.Instrument):
         may have read to the answer's end: HTTP/2's machine counts a write as a whole, and an embedder's stream says nothing
         before it has taken all, which it may do while it is told to give up."""
         exchange = self.recorder.by_talk.get(talk.name)
-        if exchange is None or exchange.finishing is not Ending.COMPLETE:
+        if exchange is None or exchange.outbound.finishing is not Ending.COMPLETE:
             return False
         if exchange.wire.name != "http/2" and not self.target.embedded:
             return False

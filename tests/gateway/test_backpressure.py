@@ -358,7 +358,7 @@ async def test_a_chunked_upload_is_read_ahead_to_its_bound_and_no_further(autoju
         while (piece := await exchange.receive()) is not None:
             assert not isinstance(piece, Frame)
             received.extend(piece)
-        exchange.respond(200, [])
+        exchange.outbound.respond(200, [])
 
     async with serving(capacity=CAPACITY) as house:
         house.gateway._router.add("POST", "/slow", slow)

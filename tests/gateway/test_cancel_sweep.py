@@ -324,7 +324,7 @@ def room_for_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
         await trio.lowlevel.checkpoint()
 
     monkeypatch.setattr(_Streamed, "wait_room", wait_room)
-    monkeypatch.setattr(_Streamed, "fail", lambda wrapped, error: wrapped._exchange.finish(error.ending))
+    monkeypatch.setattr(_Streamed, "fail", lambda wrapped, error: wrapped._exchange.outbound.finish(error.ending))
 
 
 def done_after_a_failure(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -347,7 +347,7 @@ def slot_kept_by_a_second_prompt(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def last_event_without_its_cause(monkeypatch: pytest.MonkeyPatch) -> None:
     def fail(channel: StreamedResponses, error: GatewayError) -> None:
-        channel._exchange.finish(error.ending)
+        channel._exchange.outbound.finish(error.ending)
 
     monkeypatch.setattr(StreamedResponses, "fail", fail)
 
@@ -365,11 +365,11 @@ def prompt_that_cannot_be_stopped(monkeypatch: pytest.MonkeyPatch) -> None:
 def failure_as_success(monkeypatch: pytest.MonkeyPatch) -> None:
     def fail(answer: FormattedAnswer, error: GatewayError) -> None:
         exchange = answer._exchange
-        if exchange.status:
-            exchange.push(answer._error_line(error))
-            exchange.finish()
+        if exchange.outbound.status:
+            exchange.outbound.push(answer._error_line(error))
+            exchange.outbound.finish()
         else:
-            exchange.respond(error.status, [], b"", ending=error.ending)
+            exchange.outbound.respond(error.status, [], b"", ending=error.ending)
 
     monkeypatch.setattr(FormattedAnswer, "_fail", fail)
 

@@ -85,7 +85,7 @@ class BidiDialect:
             del asked  # it would be kept for as long as the session lasts
             await worker.call(session, exchange, Family.PARTS, self._read_prompt(worker))
         channel.accept()
-        exchange.finish()
+        exchange.outbound.finish()
 
     def _asked(self, exchange: Exchange, endpoint: str) -> tuple[bidi.BidiRequest, Worker, _EventStreamChannel]:
         """Whom the request asks, and in which form; BadRequest for what it says wrong. Not in `event_stream`, which would
@@ -118,7 +118,9 @@ class BidiDialect:
             headers = websocket_handshake.accept_headers(exchange.request)
             end = websocket_handshake.end_of_input(exchange.request.headers)
         except RemoteProtocolError as e:
-            exchange.respond(e.status, websocket_handshake.refusal_headers(e), str(e).encode(), ending=Ending.REFUSED)
+            exchange.outbound.respond(
+                e.status, websocket_handshake.refusal_headers(e), str(e).encode(), ending=Ending.REFUSED
+            )
             return
         self._limit_wait(exchange)
         with await worker.slots.take(exchange):
@@ -132,7 +134,7 @@ class BidiDialect:
             session = session_of(exchange, worker, channel, parameters=parameters)
             await worker.call(session, exchange, Family.PARTS, self._read_prompt(worker))
         channel.accept()
-        exchange.finish()
+        exchange.outbound.finish()
 
     def _read_prompt(self, worker: Worker) -> Callable[[bytes], Prompt] | None:
         """The function that makes prompts of parts; None where the model takes no text."""
@@ -158,13 +160,24 @@ class _EventStreamChannel:
 
     complete = False  # its model says by its return that there is no more
 
-    __slots__ = ("_assembling", "_decoder", "_ended", "_exchange", "_limits", "_padding", "_variant", "_verify", "form")
+    __slots__ = (
+        "_assembling",
+        "_decoder",
+        "_ended",
+        "_exchange",
+        "_limits",
+        "_outbound",
+        "_padding",
+        "_variant",
+        "_verify",
+        "form",
+    )
 
     def __init__(
         self, exchange: Exchange, config: Config, form: Form | None, variant: str, verify: bidi.Verify | None
     ) -> None:
         self._exchange, self._limits, self._variant, self._verify = exchange, config.limits, variant, verify
-        self._padding = config.bidi.padding
+        self._outbound, self._padding = exchange.outbound, config.bidi.padding
         self.form = form
         self._decoder: bidi.PartDecoder | bidi.LiteralDecoder | None = None
         self._ended = self._assembling = False
@@ -211,8 +224,8 @@ class _EventStreamChannel:
 
     def accept(self) -> None:
         exchange, form = self._exchange, self.form
-        if not exchange.status:
-            exchange.start(
+        if not self._outbound.status:
+            self._outbound.start(
                 200,
                 [
                     (b"content-type", (form or Form.EVENT_STREAM).content_type.encode()),
@@ -225,7 +238,7 @@ class _EventStreamChannel:
         decoder, exchange = self._decoder, self._exchange
         assert decoder is not None, "the form is chosen before the model is called"
         if decoder.buffered:
-            await exchange.turn()  # a piece may hold thousands of small parts
+            await exchange.turn.checkpoint()  # a piece may hold thousands of small parts
         try:
             while True:
                 # a large message, whole now, is taken apart beside the loop; nothing else touches the decoder meanwhile
@@ -269,11 +282,11 @@ class _EventStreamChannel:
         if size > eventstream.MAX_PAYLOAD:
             raise _too_large(size, eventstream.MAX_PAYLOAD)
         buffers = bidi.encode_part(data, _DATA_TYPE[message.kind], _COMPLETE if message.last else _PARTIAL)
-        exchange = self._exchange
-        await exchange.wait_room(size)
-        if not exchange.status:
+        outbound = self._outbound
+        await outbound.wait_room(size)
+        if not outbound.status:
             self.accept()
-        exchange.push(*buffers)
+        outbound.push(*buffers)
 
     async def _send_otherwise(self, message: Part, data: Buffer) -> None:
         """With padding, or in one of the JSON forms."""
@@ -286,15 +299,15 @@ class _EventStreamChannel:
             raise _too_large(size, at_most)
         if form is not Form.EVENT_STREAM:
             size = size * 4 // 3 + _OBJECT
-        await self._exchange.wait_room(size + len(padding))
+        await self._outbound.wait_room(size + len(padding))
         self.accept()
         completion = _COMPLETE if message.last else _PARTIAL
-        self._exchange.push(*bidi.ENCODERS[form].part(data, _DATA_TYPE[message.kind], completion, padding))
+        self._outbound.push(*bidi.ENCODERS[form].part(data, _DATA_TYPE[message.kind], completion, padding))
 
     def fail(self, error: GatewayError) -> None:
         """Before the head an HTTP status. In the stream an exception event, then a whole end: a bare reset reads as a
         clean end in the SDK."""
-        if not self._exchange.status:
+        if not self._outbound.status:
             refuse(self._exchange, error)
             return
         form = Form.EVENT_STREAM if self._decoder is None else self._decoder.form
@@ -305,8 +318,8 @@ class _EventStreamChannel:
             event = bidi.encode_error(error.code, error.message)
         else:
             event = encoder.internal_stream_failure(error.message)
-        self._exchange.push(*event)
-        self._exchange.finish(error.ending)
+        self._outbound.push(*event)
+        self._outbound.finish(error.ending)
 
 
 def unsigned_form() -> BadRequest:
@@ -350,7 +363,7 @@ def refuse(exchange: Exchange, error: GatewayError) -> None:
     else:
         status, headers, body = bidi.error_body(_ERRORS[whose], error.message)
     named = [*headers, *error.retry, (bidi.REQUEST_ID, exchange.id.encode())]
-    exchange.respond(status, [h for h in named if h[0] != b"content-length"], body, ending=error.ending)
+    exchange.outbound.respond(status, [h for h in named if h[0] != b"content-length"], body, ending=error.ending)
 
 
 @final
@@ -363,14 +376,14 @@ class _FrameChannel(Channel[Part, Part]):
     complete = False  # its model says by its return that there is no more
 
     def __init__(self, exchange: Exchange, handshake: Headers, end: bytes | None) -> None:
-        self._exchange, self._end = exchange, end
+        self._exchange, self._outbound, self._end = exchange, exchange.outbound, end
         self._handshake: Headers = handshake if end is None else (*handshake, (websocket_handshake.END_OF_INPUT, end))
         self._kind = _BINARY
         self._continuing = self._ended = False
 
     async def receive(self) -> Part:
         if self._ended:
-            await self._exchange.turn()
+            await self._exchange.turn.checkpoint()
             raise trio.EndOfChannel
         frame = await self._exchange.receive()
         if frame is None:
@@ -397,24 +410,24 @@ class _FrameChannel(Channel[Part, Part]):
         self._exchange.awaited = whom
 
     def accept(self) -> None:
-        if not self._exchange.status:
-            self._exchange.start(101, self._handshake)
+        if not self._outbound.status:
+            self._outbound.start(101, self._handshake)
             self._handshake = ()  # nobody needs it for the rest of the session
 
     async def send(self, message: Part, /) -> None:
-        exchange, data = self._exchange, getattr(message, "data", None)  # a call less for what nearly all send
+        outbound, data = self._outbound, getattr(message, "data", None)  # a call less for what nearly all send
         if type(data) is not bytes:
             data = _octets(message)
-        await exchange.wait_room(len(data))
-        if not exchange.status:
+        await outbound.wait_room(len(data))
+        if not outbound.status:
             self.accept()
         opcode = _CONTINUATION if self._continuing else _OPCODE[message.kind]
-        exchange.push_frame(opcode, message.last, data)
+        outbound.push_frame(opcode, message.last, data)
         self._continuing = not message.last
 
     def fail(self, error: GatewayError) -> None:
         """Before the handshake's answer an HTTP status; then a Close."""
-        if self._exchange.status:
+        if self._outbound.status:
             close(self._exchange, error)
         else:
             self._exchange.answer_plain_error(error)

@@ -8,6 +8,7 @@ from urllib.parse import parse_qs
 import trio
 
 from gateway.core.exchange import Exchange
+from gateway.core.outbound import Outbound
 from gateway.dialects.answers import JSON, Wrapping, octets, refusal_headers, reply_headers, reply_of, reply_value
 from gateway.dialects.call import session_of, text_header
 from gateway.dialects.model_choice import ModelChoice
@@ -88,12 +89,12 @@ class ContainerDialect:
         try:
             length = _json_length(exchange, len(body))
         except v2.V2Error as e:
-            (wrapping or exchange).respond(e.status, [JSON], e.error_body(), ending=Ending.REFUSED)
+            (wrapping or exchange.outbound).respond(e.status, [JSON], e.error_body(), ending=Ending.REFUSED)
             return
         await self._v2.answer(exchange, worker, body, length, wrapping, form=_triton_form)
 
     async def _parts(self, exchange: Exchange, worker: Worker, body: memoryview, wrapping: Wrapping | None) -> None:
-        channel = _BodyChannel(exchange, body, wrapping or exchange)
+        channel = _BodyChannel(exchange, body, wrapping or exchange.outbound)
         if wrapping is None:
             exchange.fail = channel.fail
         with await worker.slots.take(exchange):
@@ -104,7 +105,7 @@ class ContainerDialect:
 
 def refuse_as_mme(exchange: Exchange, error: GatewayError) -> None:
     """Says an error that comes before the head in the words of the multi-model container API."""
-    exchange.respond(
+    exchange.outbound.respond(
         error.status, refusal_headers(error), multi_model.error_body_of(error.status, error.message), ending=error.ending
     )
 
@@ -141,7 +142,7 @@ class _BodyChannel(Channel[Part, Part]):
 
     complete = False  # its model says by its return that there is no more
 
-    def __init__(self, exchange: Exchange, body: memoryview, answer: Exchange | Wrapping) -> None:
+    def __init__(self, exchange: Exchange, body: memoryview, answer: Outbound | Wrapping) -> None:
         self._exchange, self._answer = exchange, answer
         self._body: memoryview | None = body
         self.exhausted = False
@@ -158,7 +159,7 @@ class _BodyChannel(Channel[Part, Part]):
     async def receive(self) -> Part:
         body, self._body = self._body, None
         if body is None:
-            await self._exchange.turn()
+            await self._exchange.turn.checkpoint()
             raise trio.EndOfChannel
         self.exhausted = True
         kind = text_header(self._exchange, b"content-type").lower()
@@ -176,21 +177,21 @@ class _BodyChannel(Channel[Part, Part]):
 
     def accept(self, kind: PartKind = PartKind.BINARY) -> None:
         exchange = self._exchange
-        if not exchange.status:
+        if not exchange.outbound.status:
             default = "text/plain; charset=utf-8" if kind is PartKind.UTF8 else "application/octet-stream"
             content_type = (b"content-type", reply_value(exchange, "content-type", default).encode())
             self._answer.start(200, [content_type, *reply_headers(exchange)])
 
     def finish(self) -> None:
         """The model has returned."""
-        if self._exchange.finishing is None:
+        if self._exchange.outbound.finishing is None:
             self.accept()
             self._answer.finish()
 
     def fail(self, error: GatewayError) -> None:
         """Before the head an HTTP status; afterwards only the connection can say that the body is not whole."""
-        if self._exchange.status:
-            self._exchange.abort(error.ending)
+        if self._exchange.outbound.status:
+            self._exchange.outbound.abort(error.ending)
         else:
             refuse_as_mme(self._exchange, error)
 

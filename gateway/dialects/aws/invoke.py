@@ -107,7 +107,7 @@ def _model_error(exchange: Exchange, status: int, text: str, ending: Ending) -> 
 def _respond(exchange: Exchange, status: int, headers: Headers, body: bytes, ending: Ending) -> None:
     named = [h for h in headers if h[0] != b"content-length"]
     named.append((bidi.REQUEST_ID, exchange.id.encode()))
-    exchange.respond(status, named, body, ending=ending)
+    exchange.outbound.respond(status, named, body, ending=ending)
 
 
 class _Wrapped:
@@ -116,7 +116,7 @@ class _Wrapped:
     operation: Operation
 
     def __init__(self, exchange: Exchange, variant: str) -> None:
-        self._exchange, self._variant = exchange, variant
+        self._exchange, self._outbound, self._variant = exchange, exchange.outbound, variant
 
     def _head(self, headers: Headers) -> Headers:
         exchange = self._exchange
@@ -130,7 +130,7 @@ class _Wrapped:
             raise ModelFailed(str(e), code="BadReply", status=500) from None
 
     def finish(self, ending: Ending = Ending.COMPLETE) -> None:
-        self._exchange.finish(ending)
+        self._outbound.finish(ending)
 
 
 @final
@@ -141,16 +141,16 @@ class _Invoked(_Wrapped):
 
     def __init__(self, exchange: Exchange, variant: str) -> None:
         super().__init__(exchange, variant)
-        self.wait_room, self.push = exchange.wait_room, exchange.push
+        self.wait_room, self.push = exchange.outbound.wait_room, exchange.outbound.push
 
     def start(self, status: int, headers: Headers) -> None:
-        self._exchange.start(status, self._head(headers))
+        self._outbound.start(status, self._head(headers))
 
     def respond(self, status: int, headers: Headers, *buffers: Buffer, ending: Ending = Ending.COMPLETE) -> None:
         if status >= 400:
             _model_error(self._exchange, status, _text(buffers), ending)
         else:
-            self._exchange.respond(status, self._head(headers), *buffers, ending=ending)
+            self._outbound.respond(status, self._head(headers), *buffers, ending=ending)
 
     def in_band(self, says: Callable[[GatewayError], bytes]) -> None:
         # kept by the exchange, whose end lets go of it: the dialect knows this one
@@ -159,13 +159,13 @@ class _Invoked(_Wrapped):
     def fail(self, error: GatewayError, says: Callable[[GatewayError], bytes] | None = None) -> None:
         """In mid-body the dialect's own words, where it has some; else the body is cut off, and looks it."""
         exchange = self._exchange
-        if not exchange.status:
+        if not exchange.outbound.status:
             refuse(exchange, error)
         elif says is None:
-            exchange.abort(error.ending)
+            exchange.outbound.abort(error.ending)
         else:
-            exchange.push(says(error))
-            exchange.finish(error.ending)
+            exchange.outbound.push(says(error))
+            exchange.outbound.finish(error.ending)
 
 
 @final
@@ -175,18 +175,18 @@ class _Streamed(_Wrapped):
     operation = Operation.INVOKE_ENDPOINT_WITH_RESPONSE_STREAM
 
     async def wait_room(self, n: int = 1) -> None:
-        await self._exchange.wait_room(n + _EVENT)
+        await self._outbound.wait_room(n + _EVENT)
 
     def start(self, status: int, headers: Headers) -> None:
-        self._exchange.start(200, self._head(headers))
+        self._outbound.start(200, self._head(headers))
 
     def push(self, *buffers: Buffer) -> None:
         for buffer in buffers:
             if type(buffer) is bytes and 0 < len(buffer) <= sagemaker.PART_SIZE:
-                self._exchange.push(*sagemaker.encode_payload_part(buffer))
+                self._outbound.push(*sagemaker.encode_payload_part(buffer))
             else:
                 for piece in sagemaker.split_body(buffer):
-                    self._exchange.push(*sagemaker.encode_payload_part(piece))
+                    self._outbound.push(*sagemaker.encode_payload_part(piece))
 
     def respond(self, status: int, headers: Headers, *buffers: Buffer, ending: Ending = Ending.COMPLETE) -> None:
         if status >= 400:
@@ -202,15 +202,15 @@ class _Streamed(_Wrapped):
     def fail(self, error: GatewayError) -> None:
         """In the stream an exception event, then a whole end of the body."""
         exchange = self._exchange
-        if not exchange.status:
+        if not exchange.outbound.status:
             refuse(exchange, error)
             return
         if blame(error) is ErrorOrigin.MODEL:
             event = sagemaker.encode_model_stream_error(error.message, error.code)
         else:
             event = sagemaker.encode_internal_stream_failure(error.message)
-        exchange.push(*event)
-        exchange.finish(error.ending)
+        exchange.outbound.push(*event)
+        exchange.outbound.finish(error.ending)
 
 
 def _text(buffers: tuple[Buffer, ...]) -> str:

@@ -32,7 +32,7 @@ class MMEDialect:
             raise BadRequest(e.message) from None
         exchange.model = wanted.name
         await self._repository.load(wanted.name, wanted.url)
-        exchange.respond(200, [_JSON], multi_model.loaded_body(wanted.name))
+        exchange.outbound.respond(200, [_JSON], multi_model.loaded_body(wanted.name))
 
     async def list(self, exchange: Exchange) -> None:
         """GET /models."""
@@ -40,19 +40,19 @@ class MMEDialect:
         query = parse_qs(exchange.query.decode("latin-1"))
         page = multi_model.parse_page(query.get("limit", [""])[0], query.get("next_page_token", [""])[0])
         models = [(model.name, model.url) for model in self._repository.list()]
-        exchange.respond(200, [_JSON], multi_model.page_body(models, page))
+        exchange.outbound.respond(200, [_JSON], multi_model.page_body(models, page))
 
     async def get(self, exchange: Exchange, name: str) -> None:
         """GET /models/{name}."""
         self._take(exchange)
         model = self._repository.get(name)
-        exchange.respond(200, [_JSON], multi_model.model_body(model.name, model.url))
+        exchange.outbound.respond(200, [_JSON], multi_model.model_body(model.name, model.url))
 
     async def unload(self, exchange: Exchange, name: str) -> None:
         """DELETE /models/{name}: answered when nothing of the model is left, also where the platform has left by then."""
         self._take(exchange)
         await self._repository.unload(name)
-        exchange.respond(200, [_JSON], multi_model.unloaded_body(name))
+        exchange.outbound.respond(200, [_JSON], multi_model.unloaded_body(name))
 
     def _take(self, exchange: Exchange) -> None:
         exchange.claim("mme", refuse_as_mme)

@@ -9,6 +9,7 @@ from gateway.codecs.prompts import prompt_of
 from gateway.codecs.threads import codec
 from gateway.config import LMIConfig
 from gateway.core.exchange import Exchange
+from gateway.core.outbound import Outbound
 from gateway.dialects.answers import JSON, Wrapping, reply_headers
 from gateway.dialects.call import session_of, text_header
 from gateway.dialects.model_choice import ModelChoice
@@ -58,7 +59,7 @@ class LMIDialect:
         """Answers a request of the schema, whatever its route. `wrapping` takes the answer in place of the exchange,
         and then says the errors too."""
         limits, options = self._models.config.limits, self._calls.options(worker)
-        answer = exchange if wrapping is None else wrapping
+        answer = wrapping or exchange.outbound
         asked: TextInput | None = None
         try:
             if worker.spec.input_formatter is not None:
@@ -118,12 +119,12 @@ class _TextChannel(OnePrompt):
         self,
         exchange: Exchange,
         request: lmi.TextRequest,
-        answer: Exchange | Wrapping,
+        answer: Outbound | Wrapping,
         worker: Worker,
         max_text: int,
     ) -> None:
         super().__init__(exchange, worker, prompt_of(request.inputs, request.parameters))
-        self._request, self._answer = request, answer
+        self._request, self._answer, self._outbound = request, answer, exchange.outbound
         self.asks: Session[Any, Any] | None = None
         """Who is asked, until it is known, how many tokens the prompt has: where the answer says it."""
         self._encoder = lmi.TextEncoder(request, max_text=max_text)
@@ -138,14 +139,14 @@ class _TextChannel(OnePrompt):
             return False
         if message.special or message.prefill or message.sequence or (message.data and self.text.decodes):
             return False
-        exchange, text = self._exchange, message.text
-        if not exchange.try_room(len(text) + LINE):
+        outbound, text = self._outbound, message.text
+        if not outbound.try_room(len(text) + LINE):
             return False
         try:
             line = self._encoder.plain_token(message.id, text, message.log_prob)
         except lmi.LMIError as e:
             raise _too_long(e) from None
-        exchange.push_piece(line)
+        outbound.push_piece(line)
         if self._encoder.finished:
             self._end()
             self.text.stop()
@@ -159,7 +160,7 @@ class _TextChannel(OnePrompt):
             await text.drop()
             return
         if type(message) is Finish:
-            await self._exchange.turn()
+            await self._exchange.turn.checkpoint()
         else:
             await self._answer.wait_room(self._size(message))
         if self._plain:
@@ -184,9 +185,9 @@ class _TextChannel(OnePrompt):
         reason = None if token.finish is None else token.finish.value
         line = encoder.token(token.id, token.text, token.log_prob, token.special, reason, token.top, token.sequence)
         if self._plain:
-            self._exchange.push_piece(line)
+            self._outbound.push_piece(line)
         elif line:
-            if not self._exchange.status:
+            if not self._outbound.status:
                 self._start()
             self._answer.push(line)
         if encoder.finished:
@@ -224,12 +225,12 @@ class _TextChannel(OnePrompt):
     def _start(self) -> None:
         content_type = (b"content-type", self._encoder.content_type.encode())
         self._answer.start(200, [content_type, *lmi.response_headers(), *reply_headers(self._exchange)])
-        self._plain = self._encoder.plain and not self.text.judges and self._answer is self._exchange
+        self._plain = self._encoder.plain and not self.text.judges and self._answer is self._outbound
 
     def finish(self) -> None:
         """The model has returned: the document, or the last line where it is not out yet."""
         exchange, answer, encoder = self._exchange, self._answer, self._encoder
-        if exchange.finishing is not None:
+        if exchange.outbound.finishing is not None:
             return
         try:
             for sequence, text in self.text.rests():
@@ -239,7 +240,7 @@ class _TextChannel(OnePrompt):
             raise _too_long(e) from None
         line = encoder.finish(self._reason or FinishReason.EOS_TOKEN.value)
         if encoder.streaming:
-            if not exchange.status:
+            if not exchange.outbound.status:
                 self._start()
             answer.push(line)
             answer.finish()
@@ -248,9 +249,9 @@ class _TextChannel(OnePrompt):
 
     def fail(self, error: GatewayError) -> None:
         """Before the head: an HTTP status. In mid-stream: the schema's last line, then a whole end of the body."""
-        if self._exchange.status:
-            self._exchange.push(self.error_line(error))
-            self._exchange.finish(error.ending)
+        if self._outbound.status:
+            self._outbound.push(self.error_line(error))
+            self._outbound.finish(error.ending)
         elif self._request.tgi:
             refuse_as_tgi(self._exchange, error)
         else:

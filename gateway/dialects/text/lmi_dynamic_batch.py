@@ -11,6 +11,7 @@ from gateway.codecs.prompts import prompt_of
 from gateway.codecs.threads import codec
 from gateway.config import LMIConfig
 from gateway.core.exchange import Exchange
+from gateway.core.outbound import Outbound
 from gateway.dialects.answers import JSON, Wrapping, reply_headers
 from gateway.dialects.call import session_of
 from gateway.dialects.text.lmi_errors import refuse_as_dynamic
@@ -42,7 +43,7 @@ class DynamicDialect:
     ) -> None:
         """Answers the request that a document is, which came as `size` bytes. The prompts are generated at once,
         within one slot."""
-        answer = exchange if wrapping is None else wrapping
+        answer = wrapping or exchange.outbound
         try:
             read = partial(
                 lmi.parse_dynamic_document,
@@ -74,7 +75,7 @@ class _Batch:
     """The prompts of one request, and the answer that they share."""
 
     def __init__(
-        self, exchange: Exchange, request: lmi.DynamicRequest, answer: Exchange | Wrapping, options: LMIConfig
+        self, exchange: Exchange, request: lmi.DynamicRequest, answer: Outbound | Wrapping, options: LMIConfig
     ) -> None:
         self.exchange, self.request, self.answer = exchange, request, answer
         self.encoder = lmi.DynamicEncoder(request, streaming=options.enable_streaming, max_text=options.max_text)
@@ -138,13 +139,13 @@ class _Batch:
         return b""
 
     def _start(self) -> None:
-        if not self.exchange.status:
+        if not self.exchange.outbound.status:
             head = [(b"content-type", self.encoder.content_type.encode()), *lmi.response_headers()]
             self.answer.start(200, [*head, *reply_headers(self.exchange)])
 
     def finish(self) -> None:
         """Every prompt has its end."""
-        if self.exchange.finishing is not None:
+        if self.exchange.outbound.finishing is not None:
             return
         rest = self.encoder.finish()
         if self.encoder.streaming:
@@ -157,9 +158,9 @@ class _Batch:
 
     def fail(self, error: GatewayError) -> None:
         """Before the head an HTTP status; in mid-stream a last line, then a whole end of the body."""
-        if self.exchange.status:
-            self.exchange.push(self.error_line(error))
-            self.exchange.finish(error.ending)
+        if self.exchange.outbound.status:
+            self.exchange.outbound.push(self.error_line(error))
+            self.exchange.outbound.finish(error.ending)
         else:
             refuse_as_dynamic(self.exchange, error)
 

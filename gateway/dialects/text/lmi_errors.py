@@ -22,20 +22,20 @@ def refuse_as_lmi(exchange: Exchange, error: GatewayError) -> None:
     status = status_of(error)
     failed = isinstance(error, ModelFailed | ModelCrashed)
     body_of = lmi.generation_error_body if failed else lmi.error_body
-    exchange.respond(status, _headers(error), body_of(error.message, status), ending=error.ending)
+    exchange.outbound.respond(status, _headers(error), body_of(error.message, status), ending=error.ending)
 
 
 def refuse_as_tgi(exchange: Exchange, error: GatewayError) -> None:
     """The same in TGI's form, whose clients choose their exception by `error_type`, and know no room as 429."""
     status = 429 if isinstance(error, Overloaded) else status_of(error)
     body = lmi.tgi_error_body(error.message, kind_of(error), status)
-    exchange.respond(status, _headers(error), body, ending=error.ending)
+    exchange.outbound.respond(status, _headers(error), body, ending=error.ending)
 
 
 def refuse_as_dynamic(exchange: Exchange, error: GatewayError) -> None:
     """The same in the words of a dynamic batch."""
     status = status_of(error)
-    exchange.respond(status, _headers(error), lmi.dynamic_error_body(error.message, status), ending=error.ending)
+    exchange.outbound.respond(status, _headers(error), lmi.dynamic_error_body(error.message, status), ending=error.ending)
 
 
 def status_of(error: GatewayError) -> int:

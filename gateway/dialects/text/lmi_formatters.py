@@ -9,6 +9,7 @@ from typing import Any, TypeVar, final
 from gateway.codecs.prompts import prompt_of
 from gateway.config import LMIConfig
 from gateway.core.exchange import Exchange
+from gateway.core.outbound import Outbound
 from gateway.dialects.answers import Wrapping, reply_headers, reply_value
 from gateway.dialects.call import session_of
 from gateway.dialects.text.lmi_errors import refuse_as_lmi
@@ -81,7 +82,7 @@ class FormattedAnswer:
         request: lmi.TextRequest,
         asked: TextInput,
         formatter: OutputFormatter,
-        answer: Exchange | Wrapping,
+        answer: Outbound | Wrapping,
         options: LMIConfig,
     ) -> None:
         self._exchange, self._worker, self._answer = exchange, worker, answer
@@ -92,13 +93,13 @@ class FormattedAnswer:
     async def run(self) -> None:
         """Runs the model and ends the answer."""
         worker, exchange = self._worker, self._exchange
-        if isinstance(self._answer, Exchange):
+        if isinstance(self._answer, Outbound):
             exchange.fail = self._fail
         else:
             self._answer.in_band(self._error_line)
         with await worker.slots.take(exchange):
             await worker.call(session_of(exchange, worker, self._channel), exchange, Family.TEXT)
-        if exchange.finishing is None:
+        if exchange.outbound.finishing is None:
             await self._channel.end()
             self._start()
             self._answer.finish()
@@ -121,15 +122,15 @@ class FormattedAnswer:
 
     def _start(self) -> None:
         exchange = self._exchange
-        if not exchange.status:
+        if not exchange.outbound.status:
             kind = reply_value(exchange, "content-type")  # LMI sets none: only the formatter knows what it writes
             head = [(b"content-type", kind.encode())] if kind else []
             self._answer.start(200, [*head, *lmi.response_headers(), *reply_headers(exchange)])
 
     def _fail(self, error: GatewayError) -> None:
-        if self._exchange.status:
-            self._exchange.push(self._error_line(error))
-            self._exchange.finish(error.ending)
+        if self._exchange.outbound.status:
+            self._exchange.outbound.push(self._error_line(error))
+            self._exchange.outbound.finish(error.ending)
         else:
             refuse_as_lmi(self._exchange, error)
 

@@ -11,6 +11,7 @@ from gateway.codecs.prompts import prompt_of
 from gateway.codecs.threads import codec
 from gateway.config import LimitsConfig, LMIConfig
 from gateway.core.exchange import Exchange
+from gateway.core.outbound import Outbound
 from gateway.dialects.answers import JSON, Wrapping, refusal_headers, reply_headers
 from gateway.dialects.call import session_of
 from gateway.dialects.text.requests import (
@@ -67,7 +68,7 @@ class OpenAIDialect:
         try:
             worker = self._worker(exchange, document)
         except openai.OpenAIError as e:
-            _refuse_request(exchange, e)
+            _refuse_request(exchange.outbound, e)
             return
         await self.chat(exchange, worker, document, size, self._calls.options(worker))
 
@@ -83,7 +84,7 @@ class OpenAIDialect:
             _check_supported(worker, request, options)
             request = _within_ceiling(worker, self._models.config.limits, request)
         except openai.OpenAIError as e:
-            _refuse_request(exchange, e)
+            _refuse_request(exchange.outbound, e)
             return
         encoder = openai.CompletionEncoder(
             request,
@@ -93,19 +94,19 @@ class OpenAIDialect:
             max_text=options.max_text,
         )
         prompts = [prompt_of(text, request.parameters) for text in request.prompts]
-        await _Answer(exchange, encoder, exchange, request).run(worker, prompts, request.n)
+        await _Answer(exchange, encoder, exchange.outbound, request).run(worker, prompts, request.n)
 
     async def models(self, exchange: Exchange) -> None:
         """GET /v1/models: those that can answer here."""
         exchange.claim("openai", refuse)
         speakers = [w.name for w in self._models.workers.values() if convertible(w.spec.family, Family.TEXT)]
-        exchange.respond(200, [JSON], openai.models_body([(name, self._since) for name in sorted(speakers)]))
+        exchange.outbound.respond(200, [JSON], openai.models_body([(name, self._since) for name in sorted(speakers)]))
 
     async def model(self, exchange: Exchange, name: str) -> None:
         """GET /v1/models/{name}."""
         exchange.claim("openai", refuse)
         worker = self._models.named(name, Family.TEXT, "openai")
-        exchange.respond(200, [JSON], openai.model_body(worker.name, created=self._since))
+        exchange.outbound.respond(200, [JSON], openai.model_body(worker.name, created=self._since))
 
     # -- a chat, at these routes and at LMI's ------------------------------------------------------------------------
 
@@ -122,7 +123,7 @@ class OpenAIDialect:
         exchange, and then says the errors too."""
         if wrapping is None and exchange.dialect != "openai":
             exchange.words = refuse
-        answer = exchange if wrapping is None else wrapping
+        answer = wrapping or exchange.outbound
         try:
             # at OpenAI's own routes its own clients ask
             form = openai.ChatForm.OPENAI if exchange.dialect == "openai" else _form_of(options)
@@ -185,7 +186,7 @@ class _Answer:
         self,
         exchange: Exchange,
         encoder: openai.ChatEncoder | openai.CompletionEncoder,
-        answer: Exchange | Wrapping,
+        answer: Outbound | Wrapping,
         request: openai.ChatRequest | openai.CompletionRequest,
     ) -> None:
         self.exchange, self.encoder, self.answer = exchange, encoder, answer
@@ -195,7 +196,7 @@ class _Answer:
         self._asking: _ChoicesChannel | None = None
         self._text_member = "messages" if isinstance(request, openai.ChatRequest) else "prompt"
         self.echo = isinstance(request, openai.CompletionRequest) and request.echo
-        if isinstance(answer, Exchange):
+        if isinstance(answer, Outbound):
             exchange.fail = self._fail
         else:
             answer.in_band(self._error_event)
@@ -237,7 +238,7 @@ class _Answer:
             self.answer.push(chunk)
 
     def _start(self) -> None:
-        if not self.exchange.status:
+        if not self.exchange.outbound.status:
             head = [(b"content-type", self.encoder.content_type.encode()), (b"cache-control", b"no-cache")]
             self.answer.start(200, [*head, *self._more_fields()])
 
@@ -251,7 +252,7 @@ class _Answer:
         return fields
 
     def _finish(self) -> None:
-        if self.exchange.finishing is not None:
+        if self.exchange.outbound.finishing is not None:
             return
         encoder = self.encoder
         try:
@@ -268,9 +269,9 @@ class _Answer:
 
     def _fail(self, error: GatewayError) -> None:
         """Before the head an HTTP status; in mid-stream an event that clients raise, then a whole end of the body."""
-        if self.exchange.status:
-            self.exchange.push(self._error_event(error))
-            self.exchange.finish(error.ending)
+        if self.exchange.outbound.status:
+            self.exchange.outbound.push(self._error_event(error))
+            self.exchange.outbound.finish(error.ending)
         else:
             _refuse(self.exchange, error, self._error_of(error))
 
@@ -391,7 +392,7 @@ def refuse(exchange: Exchange, error: GatewayError) -> None:
 
 
 def _refuse(exchange: Exchange, error: GatewayError, said: openai.OpenAIError) -> None:
-    exchange.respond(said.status, refusal_headers(error), said.body(), ending=error.ending)
+    exchange.outbound.respond(said.status, refusal_headers(error), said.body(), ending=error.ending)
 
 
 def _error_of(error: GatewayError) -> openai.OpenAIError:
@@ -433,7 +434,7 @@ def _within_ceiling(worker: Worker, limits: LimitsConfig, request: Asked) -> Ask
         raise openai.OpenAIError(e.message.removeprefix("parameters."), param=request.given["max_new_tokens"]) from None
 
 
-def _refuse_request(answer: Exchange | Wrapping, error: openai.OpenAIError) -> None:
+def _refuse_request(answer: Outbound | Wrapping, error: openai.OpenAIError) -> None:
     answer.respond(error.status, [JSON], error.body(), ending=Ending.REFUSED)
 
 

@@ -174,7 +174,7 @@ class OnePrompt:
         return self.text.complete
 
     async def receive(self) -> Prompt:
-        await self._exchange.turn()
+        await self._exchange.turn.checkpoint()
         return self.take()
 
     def take(self) -> Prompt:

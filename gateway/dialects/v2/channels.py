@@ -48,7 +48,7 @@ class WholeRequest:
     async def receive(self) -> InferRequest:
         request, self._request = self._request, None
         if request is None:
-            await self._exchange.turn()
+            await self._exchange.turn.checkpoint()
             raise trio.EndOfChannel
         self.exhausted = True
         return request_of(request)
@@ -169,20 +169,20 @@ FRAMES = StreamForm(v2.FRAMES, v2.encode_frame)
 class StreamedResponses(_Requests):
     """Requests in; responses out, each its own event or frame, the first one carrying the head."""
 
-    __slots__ = ("_form", "_sent", "_since")
+    __slots__ = ("_form", "_outbound", "_sent", "_since")
 
     def __init__(self, exchange: Exchange, worker: Worker, source: Source, form: StreamForm) -> None:
         super().__init__(exchange, worker, source)
-        self._form = form
+        self._form, self._outbound = form, exchange.outbound
         self._sent = 0
         self._since = perf_counter_ns()  # when the last response was on its way
 
     def put(self, buffers: Sequence[Buffer], made: int) -> None:
         """Sends a response for which there is room, and which its model made then, on `perf_counter_ns`."""
-        exchange = self._exchange
-        if not exchange.status:
+        outbound = self._outbound
+        if not outbound.status:
             self._start()
-        exchange.push(*buffers)
+        outbound.push(*buffers)
         now = perf_counter_ns()
         self._worker.statistics.response(self._sent, made - self._since, now - made)
         self._sent, self._since = self._sent + 1, now
@@ -191,7 +191,7 @@ class StreamedResponses(_Requests):
         exchange = self._exchange
         # a cache has no use for a stream, and a proxy that keeps it would hold it back
         fixed = ((b"content-type", self._form.content_type), (b"cache-control", b"no-cache"))
-        exchange.start(200, [*fixed, *reply_headers(exchange)])
+        exchange.outbound.start(200, [*fixed, *reply_headers(exchange)])
 
     async def call(self, session: Session[Any, Any], family: Family) -> None:
         """Calls the model, inside its slot. What goes wrong from here on is said in the stream."""
@@ -206,17 +206,17 @@ class StreamedResponses(_Requests):
 
     def finish(self) -> None:
         """The model has returned."""
-        if not self._exchange.status:
+        if not self._outbound.status:
             self._start()
-        self._exchange.finish()
+        self._outbound.finish()
 
     def fail(self, error: GatewayError) -> None:
         """Before the head an HTTP status; then a last event or frame that says the error, and a whole end of the body."""
         exchange = self._exchange
         self._worker.statistics.no_response(self._sent, perf_counter_ns() - self._since, cancelled=False)
-        if exchange.status:
-            exchange.push(*self._form.wrap(v2.failure_body(error.message), ()))
-            exchange.finish(error.ending)
+        if exchange.outbound.status:
+            exchange.outbound.push(*self._form.wrap(v2.failure_body(error.message), ()))
+            exchange.outbound.finish(error.ending)
         else:
             refuse(exchange, error)
 
@@ -241,5 +241,5 @@ class StreamChannel(StreamedResponses):
     async def send(self, message: Any, /) -> None:
         made = perf_counter_ns()
         buffers = await self._encode(message)
-        await self._exchange.wait_room(sum(map(len, buffers)))
+        await self._outbound.wait_room(sum(map(len, buffers)))
         self.put(buffers, made)

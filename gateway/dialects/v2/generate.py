@@ -102,7 +102,7 @@ class GenerateDialect:
     async def _respond(self, exchange: Exchange, text: bytes) -> None:
         level = self._calls.models.config.v2.compression
         headers, buffers = await compressed(exchange, [JSON, *reply_headers(exchange)], [text], level)
-        exchange.respond(200, headers, *buffers)
+        exchange.outbound.respond(200, headers, *buffers)
 
 
 async def _stream(
@@ -191,7 +191,7 @@ class _WholeText(OnePrompt):
         if not text.passes(message):
             await text.drop()
             return
-        await self._exchange.turn()
+        await self._exchange.turn.checkpoint()
         said = _taken(text, message)
         if said is not None:
             self._keep(said)
@@ -232,7 +232,7 @@ class _TextEvents(StreamedResponses):
         size = _EVENT + text.held(message.sequence)
         if type(message) is Token:
             size += len(message.text) + len(message.data)
-        await self._exchange.wait_room(size)
+        await self._outbound.wait_room(size)
         said = _taken(text, message)
         if said is not None:
             self.put(self._event_of(said), made)

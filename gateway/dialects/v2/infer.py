@@ -10,6 +10,7 @@ import trio
 
 from gateway.codecs.tensors import SHORT, check_response, outputs_of, request_of
 from gateway.core.exchange import Exchange
+from gateway.core.outbound import Outbound
 from gateway.dialects.answers import JSON, Wrapping, reply_headers, reply_of
 from gateway.dialects.call import call_of
 from gateway.dialects.compression import compressed, varying
@@ -74,7 +75,7 @@ class InferDialect:
                 request = await calls.read_long(exchange, infer, memoryview(body), header_length)
             timeout = schedule(exchange, request.parameters) if request.parameters else None
         except v2.V2Error as e:
-            _refuse(wrapping or exchange, e)
+            _refuse(wrapping or exchange.outbound, e)
             return
         call = _InferCall(exchange, worker, request)
         if timeout is not None:
@@ -108,7 +109,7 @@ class InferDialect:
                 raise error_of(e) from None
             if not isinstance(e, v2.V2Error):
                 raise
-            _refuse(wrapping or exchange, e)
+            _refuse(wrapping or exchange.outbound, e)
             return
         slot.answered(arrived, batch_of(worker, request) if worker.spec.max_batch_size else 1, request.copied)
         headers = reply.form
@@ -118,12 +119,12 @@ class InferDialect:
             wrapping.respond(200, headers, *reply.buffers)
         elif self._level and b"accept-encoding" in exchange.fields:
             headers, buffers = await compressed(exchange, headers, reply.buffers, self._level)
-            exchange.answer(200, headers, buffers)
+            exchange.outbound.respond(200, headers, *buffers)
         else:
-            exchange.answer(200, varying(headers) if self._level else headers, reply.buffers)
+            exchange.outbound.respond(200, varying(headers) if self._level else headers, *reply.buffers)
 
 
-def _refuse(answer: Exchange | Wrapping, error: v2.V2Error) -> None:
+def _refuse(answer: Outbound | Wrapping, error: v2.V2Error) -> None:
     """Tells the client that its request cannot be met."""
     answer.respond(error.status, [JSON], error.error_body(), ending=Ending.REFUSED)
 
@@ -165,7 +166,7 @@ class _InferCall(Session[InferRequest, InferResponse]):
 
     async def receive(self) -> InferRequest:
         if self.exhausted:
-            await self._exchange.turn()
+            await self._exchange.turn.checkpoint()
             raise trio.EndOfChannel
         self.exhausted = True
         return request_of(self._request)

@@ -51,4 +51,4 @@ class V2Dialect:
 
     def _reply(self, exchange: Exchange, status: int, body: bytes) -> None:
         exchange.dialect = "v2"
-        exchange.respond(status, [JSON], body)
+        exchange.outbound.respond(status, [JSON], body)

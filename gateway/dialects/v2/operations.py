@@ -341,4 +341,4 @@ class OpenAPIDialect:
         exchange.claim("v2", refuse)
         if not self._written:
             self._written = msgspec.json.encode(document(self._version))
-        exchange.respond(200, [JSON], self._written)
+        exchange.outbound.respond(200, [JSON], self._written)

@@ -139,7 +139,7 @@ class V2ControlDialect:
 def _reply(
     exchange: Exchange, body: msgspec.Struct | list[bodies.ModelIndexEntry] | list[bodies.SharedMemoryRegion]
 ) -> None:
-    exchange.respond(200, [JSON], msgspec.json.encode(body))
+    exchange.outbound.respond(200, [JSON], msgspec.json.encode(body))
 
 
 # -- the log, whose one level stands for Triton's four settings

@@ -244,7 +244,9 @@ def weight_of(outputs: Sequence[v2.V2Tensor]) -> int:
 
 def refuse(exchange: Exchange, error: GatewayError) -> None:
     """Says an error that comes before the head in v2's words."""
-    exchange.respond(error.status, refusal_headers(error), v2.V2Error(error.message).error_body(), ending=error.ending)
+    exchange.outbound.respond(
+        error.status, refusal_headers(error), v2.V2Error(error.message).error_body(), ending=error.ending
+    )
 
 
 def _elements(body: memoryview, header_length: int | None) -> int:

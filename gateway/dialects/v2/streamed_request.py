@@ -40,7 +40,7 @@ async def infer_in_pieces(calls: V2Calls, exchange: Exchange, worker: Worker, he
             raise error_of(e) from None
     head = [*reply.form, *reply_headers(exchange)]
     headers, buffers = await compressed(exchange, head, reply.buffers, calls.models.config.v2.compression)
-    exchange.respond(200, headers, *buffers)
+    exchange.outbound.respond(200, headers, *buffers)
 
 
 @final
@@ -77,10 +77,10 @@ class Pieces:
     async def receive(self) -> InferRequest:
         exchange, reader = self._exchange, self._reader
         if self.exhausted:
-            await exchange.turn()
+            await exchange.turn.checkpoint()
             raise trio.EndOfChannel
         exchange.assembled()  # the piece before
-        await exchange.turn()
+        await exchange.turn.checkpoint()
         try:
             while True:
                 piece = reader.next_piece() if reader.work <= SHORT else await run_in_codec_thread(reader.next_piece)

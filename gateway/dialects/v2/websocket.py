@@ -64,7 +64,7 @@ class SessionDialect:
             handshake = websocket_handshake.accept_headers(exchange.request)
         except RemoteProtocolError as e:
             headers = [JSON, *websocket_handshake.refusal_headers(e)]
-            exchange.respond(e.status, headers, v2.V2Error(str(e)).error_body(), ending=Ending.REFUSED)
+            exchange.outbound.respond(e.status, headers, v2.V2Error(str(e)).error_body(), ending=Ending.REFUSED)
             return
         config = self._config
         # nobody waits for a slot longer than a session may last
@@ -77,10 +77,10 @@ class SessionDialect:
                 exchange.limit_silence(config.idle_timeout, "bidi.idle_timeout")
             channel = _SessionChannel(self._calls, exchange, worker, slot)
             exchange.fail = channel.fail
-            exchange.start(101, handshake)
+            exchange.outbound.start(101, handshake)
             while not await channel.call():
                 pass
-        exchange.finish()
+        exchange.outbound.finish()
 
 
 @final
@@ -91,6 +91,7 @@ class _SessionChannel:
 
     def __init__(self, calls: V2Calls, exchange: Exchange, worker: Worker, slot: Slot) -> None:
         self._calls, self._exchange, self._worker, self._slot = calls, exchange, worker, slot
+        self._outbound = exchange.outbound
         self._opcode = _TEXT  # of the message that arrives
         self._joined: bytearray | None = None  # its frames so far, where it has several
         self._whole: memoryview | None = None  # all of it, not read yet
@@ -253,8 +254,8 @@ class _SessionChannel:
         except trio.WouldBlock:
             await self._speaking.acquire()
         try:
-            await self._exchange.wait_room(sum(map(len, buffers)))
-            self._exchange.push_frame(opcode, True, *buffers)
+            await self._outbound.wait_room(sum(map(len, buffers)))
+            self._outbound.push_frame(opcode, True, *buffers)
         finally:
             self._speaking.release()
 

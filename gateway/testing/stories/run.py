@@ -340,7 +340,7 @@ class Simulation(trio.abc.Instrument):
         with trio.move_on_after(drain.delay + drain.timeout + 0.01):
             await self.gateway.stopped()
         for exchange in self.gateway._observer.live:
-            if exchange.interruption is None and exchange.finishing is None and exchange.ending is None:
+            if exchange.interruption is None and exchange.outbound.finishing is None and exchange.ending is None:
                 self.report(f"9: {exchange.query.decode()}: the drain's deadline is over, and nobody has told it")
         with trio.move_on_after(_GRACE + 0.1) as scope:
             await self.gateway.stopped()
@@ -395,7 +395,7 @@ class Simulation(trio.abc.Instrument):
             )
         if ending is Ending.COMPLETE and talk.view is View.COMPLETE and talk.heard != talk.said and not talk.lies:
             self.report(f"1: {talk.name}: complete, and the client heard {len(talk.heard)} of {len(talk.said)} bytes")
-        if ending is Ending.COMPLETE and exchange is not None and exchange.finishing is not ending:
+        if ending is Ending.COMPLETE and exchange is not None and exchange.outbound.finishing is not ending:
             self.report(f"2: {talk.name}: complete, and its answer was never whole")
         if talk.gave_up and plan_.calm and line.plan.calm and plan_.model.endswith(CALM):
             self.report(f"11: {talk.name}: its client gave up after {plan_.patience:g} s")
@@ -425,7 +425,7 @@ def _agree(ending: Ending | None, talk: Talk, disturbed: bool, exchange: Exchang
             if ending is Ending.COMPLETE:
                 return True
             # it may have read all before it was known that the transport is gone
-            return disturbed and exchange is not None and exchange.finishing is Ending.COMPLETE
+            return disturbed and exchange is not None and exchange.outbound.finishing is Ending.COMPLETE
         case View.ERROR:
             return ending is not Ending.COMPLETE and (ending not in (Ending.LOST, Ending.CANCELLED) or disturbed)
         case View.CUT:

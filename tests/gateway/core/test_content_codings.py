@@ -59,7 +59,7 @@ async def bodies(limit: int = BUDGET, total: int = BUDGET, **how: Any) -> AsyncI
         there.exchanges.append(exchange)
         body = await exchange.receive_body(limit, setting="the.limit", **how)
         there.got.append(bytes(body))
-        exchange.respond(200, [], b"%d" % len(body))
+        exchange.outbound.respond(200, [], b"%d" % len(body))
 
     async with memory_gateway([], Config(limits=LimitsConfig(total_bytes=total))) as served:
         router: Any = served.gateway._router
@@ -394,7 +394,7 @@ async def replies(*buffers: Buffer, head: Headers = (JSON,), level: int = 1) -> 
 
     async def reply(exchange: Exchange) -> None:
         headers, body = await compressed(exchange, head, buffers, level)
-        exchange.respond(200, headers, *body)
+        exchange.outbound.respond(200, headers, *body)
 
     async with memory_gateway([], Config(limits=LimitsConfig(total_bytes=BUDGET))) as served:
         router: Any = served.gateway._router

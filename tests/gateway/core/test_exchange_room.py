@@ -11,6 +11,7 @@ import trio
 
 from gateway.config import LimitsConfig
 from gateway.core.exchange import Exchange
+from gateway.core.turn import Turn
 from gateway.errors import Ending
 from protocols.buffers import ByteBudget
 from protocols.events import Buffer, End, Headers, Request, Response
@@ -35,8 +36,8 @@ class Wire:
         self.limits, self.budget = LimitsConfig(checkpoint_bytes=6000, send_buffer=send_buffer), ByteBudget(1 << 20)
         self.now, self.asked = 0.0, 0
         self.exchange = Exchange(self, self, request, "x", 0.0)  # type: ignore[arg-type]
-        self.exchange.begin(trio.CancelScope())
-        self.exchange.start(200, [])
+        self.exchange.begin(trio.CancelScope(), Turn())
+        self.exchange.outbound.start(200, [])
 
     def clock(self) -> float:
         return self.now
@@ -65,7 +66,7 @@ class Wire:
     def write(self) -> bytes:
         written = b"".join(self.machine.data_to_send(1 << 20))
         self.machine.data_sent()
-        self.exchange.room_changed()
+        self.exchange.outbound.room_changed()
         return written
 
 
@@ -77,22 +78,22 @@ async def test_the_same_messages_are_let_in_at_once_and_the_same_bytes_leave(sen
     let_in = 0
     for number in range(5000):
         n = chance.choice((1, 60, 120, 120, 120, 300, 511, 700))
-        answers = {wire.exchange.try_room(n) for wire in both}
+        answers = {wire.exchange.outbound.try_room(n) for wire in both}
         assert len(answers) == 1
         if answers.pop():
             let_in += 1
             size = max(1, n - chance.randrange(10))
             for wire in both:
-                wire.exchange.push_piece(b"x" * size)
+                wire.exchange.outbound.push_piece(b"x" * size)
             if chance.random() < 0.05:
                 for wire in both:
-                    wire.exchange.push(b"y" * size)
-                    wire.exchange.push(b"z" * 30_000)
+                    wire.exchange.outbound.push(b"y" * size)
+                    wire.exchange.outbound.push(b"z" * 30_000)
         else:
             if n > shy.machine.room(1):
                 assert shy.write() == asking.write()
             for wire in both:
-                await wire.exchange.wait_room(n)
+                await wire.exchange.outbound.wait_room(n)
         if chance.random() < 0.1:
             assert shy.write() == asking.write()
         for wire in both:
@@ -108,16 +109,16 @@ async def test_nothing_more_is_let_in_at_once_after_the_end(end: str) -> None:
     wire = Wire(True, 65536)
     exchange = wire.exchange
     for _ in range(3):
-        assert exchange.try_room(100)
-        exchange.push_piece(b"x" * 100)
+        assert exchange.outbound.try_room(100)
+        exchange.outbound.push_piece(b"x" * 100)
     match end:
         case "finish":
-            exchange.finish()
+            exchange.outbound.finish()
         case "abort":
-            exchange.abort(Ending.LOST)
+            exchange.outbound.abort(Ending.LOST)
         case _:
             exchange.peer_gone(Ending.CANCELLED)
-    assert not exchange.try_room(1)
+    assert not exchange.outbound.try_room(1)
 
 
 @pytest.mark.parametrize("how", ["push_piece", "push"])
@@ -126,11 +127,11 @@ async def test_the_shortest_messages_fill_the_room_and_no_more(how: str) -> None
     for send_buffer in range(2000, 3000, 20):
         wire = Wire(True, send_buffer)
         exchange = wire.exchange
-        push = getattr(exchange, how)
+        push = getattr(exchange.outbound, how)
         while wire.machine.room(1) > 0:
-            if not exchange.try_room(1):
-                await exchange.wait_room(1)  # a checkpoint was due
+            if not exchange.outbound.try_room(1):
+                await exchange.outbound.wait_room(1)  # a checkpoint was due
             for _ in range(1 if how == "push_piece" else 9):
                 push(b"x")
-        assert not exchange.try_room(1)
-        assert exchange.bytes_out == wire.write().count(b"\r\nx\r\n")
+        assert not exchange.outbound.try_room(1)
+        assert exchange.outbound.bytes_out == wire.write().count(b"\r\nx\r\n")

@@ -418,7 +418,7 @@ async def test_what_reads_the_body_of_a_request_with_such_an_upgrade_finds_its_e
 
         async def reading(exchange: Any) -> None:
             assert bytes(await exchange.receive_body(10, setting="x")) == b""
-            exchange.respond(200, [], b"all")
+            exchange.outbound.respond(200, [], b"all")
 
         router: Any = house.gateway._router
         router.add("GET", "/read", reading)

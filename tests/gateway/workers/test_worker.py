@@ -13,6 +13,7 @@ from trio.testing import MockClock, wait_all_tasks_blocked
 
 from gateway.config import LimitsConfig
 from gateway.core.exchange import Exchange
+from gateway.core.turn import Turn
 from gateway.errors import (
     BadRequest,
     Conflict,
@@ -71,7 +72,7 @@ class Caller:
         exchange = self.exchange
         try:
             with trio.CancelScope() as scope:
-                exchange.begin(scope)
+                exchange.begin(scope, Turn())
                 with await worker.slots.take(exchange):
                     self.called.set()
                     await worker.call(Session(self.channel), exchange, wire)

@@ -1,0 +1,240 @@
+"""The answer of an exchange as it leaves: room first, then what is said, and the one end that its last byte stands for."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, final
+
+import trio
+
+from gateway.core.contracts import FRAMING
+from gateway.core.memory import no_bytes
+from gateway.core.turn import BETWEEN, NO_TURN, PAST, SENT, TURN_UNITS
+from gateway.core.waits import ROOM
+from gateway.errors import Ending
+from protocols.events import Buffer, Headers, Opcode
+from protocols.http1.output import PIECE_SIZES
+
+if TYPE_CHECKING:
+    from gateway.core.contracts import Owner, Stream, Wire
+    from gateway.core.turn import Turn
+
+_LONG = 4096  # bytes: of shorter messages those of a turn are few, whatever their number
+# nginx, and the proxies that have its manners, collect an answer before they pass it on, unless it says this
+_UNBUFFERED = (b"x-accel-buffering", b"no")
+
+
+@final
+class Outbound:
+    """What an exchange says to its client.
+
+    `await wait_room(n)` first, then `start`, `push` and `finish`, which are synchronous and cannot be cancelled between each
+    other. `finish` names the ending that the last byte stands for. What is said to a client that is gone is dropped; what
+    is said after the end raises trio.ClosedResourceError.
+    """
+
+    __slots__ = (
+        "_exchange",
+        "_stream",
+        "_writer",
+        "bytes_out",
+        "charged",
+        "finishing",
+        "first_at",
+        "items",
+        "moved_at",
+        "open",
+        "owner",
+        "room_left",
+        "sent_at",
+        "status",
+        "turn",
+        "wire",
+    )
+
+    first_at: float | None
+    """When the first bytes of its body had left; None before, and where all of the answer left at once."""
+    moved_at: float
+    """When its wire has last seen that it moves, for wires on which each exchange stalls by itself."""
+
+    def __init__(self, exchange: Stream, owner: Owner, wire: Wire, stream: int, now: float) -> None:
+        self._exchange, self._stream = exchange, stream
+        self.owner, self.wire = owner, wire
+        self.open = True
+        """Something may still be said: neither the end is, nor is the client gone."""
+        self.finishing: Ending | None = None
+        """The ending that is queued."""
+        self.status = self.bytes_out = 0
+        self.charged = 0
+        """A message larger than the send buffer, paid from the budget until it has left."""
+        self.items = 0  # what turns have counted of its messages, the present one left out
+        self.room_left = 0  # below so many `bytes_out` there is room, and no checkpoint due for them
+        self.turn: Turn = NO_TURN
+        self.moved_at = self.sent_at = now
+        self.first_at = None
+        self._writer: trio.lowlevel.Task | None = None  # waits for room
+
+    @property
+    def items_out(self) -> int:
+        """Messages of the model's that have had room: tokens, parts, responses. Of an answer that is one document, what it
+        was made of; 0 for one of a unary call."""
+        turn = self.turn
+        return (self.items + TURN_UNITS - turn.left if turn.of is self else self.items) // SENT
+
+    @property
+    def waits(self) -> bool:
+        """True if a task waits for room."""
+        return self._writer is not None
+
+    # -- room ------------------------------------------------------------------------------------------------------
+
+    async def wait_room(self, n: int = 1) -> None:
+        """Returns when n bytes may be pushed: they fit, or the queue is empty and takes one large message whole. An empty
+        message waits too where there is no room at all: its framing is not empty.
+        Changes nothing; what is pushed next cannot be cancelled. One task at a time."""
+        if (n > _LONG and self.turn.due(n)) or not self.try_room(n or 1):
+            await self._wait_room(n or 1)
+
+    def try_room(self, n: int) -> bool:
+        """True if n bytes may be pushed at once: `wait_room` would return without a wait, and need not be asked. Where it is
+        false, `wait_room` is to be asked. n is at least 1."""
+        turn = self.turn
+        turn.left = left = turn.left - SENT
+        # most messages: at the clock for every second one
+        if self.bytes_out + n < self.room_left and (left in BETWEEN or (left and turn.clock() <= turn.ends)):
+            return True
+        if left in BETWEEN or not turn.due(n):
+            room = self.wire.room(self._stream)
+            if n <= room and self.finishing is None:
+                if self.status and self.wire.exclusive:
+                    sent = self.bytes_out  # what a turn's pieces have of framing is left out of the room
+                    self.room_left = min(sent + room - TURN_UNITS // SENT * FRAMING, turn.bytes + turn.most)
+                return True
+        turn.left += SENT  # it was not let in: it counts when it is
+        return False
+
+    async def _wait_room(self, n: int) -> None:
+        turn = self.turn
+        if turn.ends == PAST:
+            await turn.renew()
+        while n > (room := self.wire.room(self._stream)) and self.open and not self.wire.empty(self._stream):
+            assert self._writer is None, "one task waits for room"
+            self._writer = trio.lowlevel.current_task()
+            self._exchange.parks_for(ROOM)
+            await trio.lowlevel.wait_task_rescheduled(self._writer_cancelled)
+            turn.begin()
+        if not self.open:
+            if self.finishing is None:
+                await trio.lowlevel.checkpoint()  # our own cancellation, unless the model has shielded itself from it
+            raise trio.ClosedResourceError("the exchange has ended" if self.finishing is not None else "the client is gone")
+        if n > room:
+            if not self.owner.budget.try_reserve(n):
+                raise no_bytes(self.owner.budget, n)
+            self.charged += n
+        turn.left -= SENT
+
+    def _writer_cancelled(self, _: object) -> trio.lowlevel.Abort:
+        self._writer = None
+        self._exchange.has_waited(ROOM)
+        return trio.lowlevel.Abort.SUCCEEDED
+
+    def room_changed(self) -> None:
+        """Called by the wire: bytes of this exchange have left."""
+        self.sent_at = self.owner.last_sent
+        if self.first_at is None and self.bytes_out:
+            self.first_at = self.sent_at
+        if self.charged and self.wire.empty(self._stream):
+            self.uncharge()
+        writer = self._writer
+        if writer is not None:
+            self._writer = None
+            self._exchange.has_waited(ROOM, self.sent_at)
+            trio.lowlevel.reschedule(writer)
+
+    def uncharge(self) -> None:
+        """The large message has left, or never will."""
+        self.owner.budget.release(self.charged)
+        self.charged = 0
+
+    # -- what is said ----------------------------------------------------------------------------------------------
+
+    def start(self, status: int, headers: Headers) -> None:
+        """Queues the head. `x-request-id` is added; to the head of a stream also that proxies should not hold it back."""
+        if not self.open:
+            return self._closed()
+        self.status = status
+        streams = () if status < 200 or status == 204 else (_UNBUFFERED,)
+        self.wire.start(self._stream, status, [*headers, *streams, (b"x-request-id", self._exchange.id.encode())])
+
+    def push(self, *buffers: Buffer) -> None:
+        """Queues one piece of the body: by reference, so its memory must not change until it is written."""
+        if not self.open:
+            return self._closed()
+        self.bytes_out += len(buffers[0]) if len(buffers) == 1 else sum(map(len, buffers))
+        self.room_left -= FRAMING
+        self.wire.push(self._stream, buffers)
+
+    def push_piece(self, piece: bytes) -> None:
+        """`push` of one buffer, for those that are many and short. Only right after `try_room` or `wait_room`."""
+        size, pieces = len(piece), self.wire.pieces
+        self.bytes_out += size
+        if pieces and size in PIECE_SIZES:
+            pieces.append(piece)
+        else:
+            self.wire.push_piece(self._stream, piece)
+
+    def push_frame(self, opcode: Opcode, fin: bool, *buffers: Buffer) -> None:
+        """Queues one WebSocket frame."""
+        if not self.open:
+            return self._closed()
+        self.bytes_out += len(buffers[0]) if len(buffers) == 1 else sum(map(len, buffers))
+        self.wire.push_frame(self._stream, opcode, fin, buffers)
+
+    def finish(self, ending: Ending = Ending.COMPLETE, *, code: int = 1000, reason: str = "") -> None:
+        """Queues the end of the answer (`code` and `reason` are a WebSocket's). Input that was not read is dropped."""
+        if not self.open:
+            return self._closed()
+        self.finishing, self.open, self.room_left = ending, False, 0  # the wire may write the end at once
+        try:
+            self.wire.finish(self._stream, code, reason)
+        except BaseException:
+            self._unfinish()
+            raise
+
+    def respond(self, status: int, headers: Headers, *buffers: Buffer, ending: Ending = Ending.COMPLETE) -> None:
+        """Queues a whole answer of known length."""
+        if not self.open:
+            return self._closed()
+        length = len(buffers[0]) if len(buffers) == 1 else sum(map(len, buffers))
+        exchange = self._exchange
+        self.status = status
+        self.finishing, self.open = ending, False  # the wire may write it at once
+        if not length or exchange.request.method == b"HEAD":
+            buffers = ()
+        else:
+            self.bytes_out += length
+        try:
+            self.wire.respond(self._stream, status, headers, length, ((b"x-request-id", exchange.id.encode()),), buffers)
+        except BaseException:
+            self._unfinish()
+            raise
+
+    def abort(self, ending: Ending) -> None:
+        """Ends the exchange where no honest in-band ending is possible any more: RST_STREAM, or the connection's end."""
+        if self.open:
+            self.finishing, self.open, self.room_left = ending, False, 0
+            self.wire.reset(self._stream, ending)
+
+    def _unfinish(self) -> None:
+        """What should be the end cannot be said: something else may."""
+        self.finishing = None
+        self.open = not self._exchange.gone
+
+    def _closed(self) -> None:
+        """What is said to nobody is no error: cancellation is under way."""
+        if self.finishing is not None:
+            raise trio.ClosedResourceError("the exchange has ended")
+
+    def close(self) -> None:
+        """The exchange is over. They know each other: a cycle would keep both until the collector comes by."""
+        self.open = False
+        del self._exchange

@@ -1,0 +1,116 @@
+"""How long a task may go on before it lets others run, whether or not its model ever waits."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Protocol, final
+
+import trio
+
+SENT = 2
+"""What each message that is sent takes of a turn's units. It is counted by them."""
+TURN_UNITS = 34 * SENT
+"""The units of a turn: for one message that has waited for room, then 32 that need not."""
+BETWEEN = frozenset((TURN_UNITS - SENT, *range(2 * SENT, TURN_UNITS, 2 * SENT)))
+"""Units that are left where the clock is not asked: it is for every second message."""
+TURN_SECONDS = 0.001  # a model whose steps are slow must not take 32 of them in one turn
+PAST = float("-inf")
+"""The end of a turn that is over."""
+_RECEIVED = 64  # messages
+_ALL = -(1 << 62)  # where the bytes of a turn began that has no more of them
+
+
+class Counted(Protocol):
+    """What a turn knows of the answer that its task makes."""
+
+    bytes_out: int
+    items: int
+    """The units that turns have taken, those of the present one left out."""
+    room_left: int
+    """Below so many `bytes_out` nothing needs to be asked; a new turn sets it to 0."""
+
+
+class _Nobody:
+    """Stands for the answer where no exchange has the task: what is left of the last one may still send, or receive."""
+
+    bytes_out = items = room_left = 0
+
+
+_NOBODY = _Nobody()
+
+
+@final
+class Turn:
+    """The turn of one task: 32 messages sent, 64 received, `limits.checkpoint_bytes` of both, or a millisecond.
+
+    A model that never waits then still meets its cancellation, and lets others run, at the price of one checkpoint a turn.
+    """
+
+    __slots__ = ("_cancelled", "bytes", "clock", "ends", "left", "most", "of", "received")
+
+    def __init__(self) -> None:
+        self.of: Counted = _NOBODY
+        """The answer of the exchange that has the task."""
+        self.left = TURN_UNITS
+        self.ends = PAST
+        self.bytes = self.most = self.received = 0
+        self.clock: Callable[[], float] = trio.current_time
+        self._cancelled = False
+
+    def start(self, of: Counted, now: float, clock: Callable[[], float], most: int) -> None:
+        """The work of an exchange begins in this task. `most`: the bytes of a turn."""
+        self.of, self.clock, self.most = of, clock, most
+        self.left, self.bytes, self.received, self.ends = TURN_UNITS, of.bytes_out, 0, now + TURN_SECONDS
+        self._cancelled = False
+
+    def end(self) -> None:
+        """That work is over."""
+        self.of.items += TURN_UNITS - self.left
+        self.left = TURN_UNITS
+        self.of = _NOBODY
+
+    def over(self) -> bool:
+        """Counts one message more that is received. True if a checkpoint is due before it."""
+        self.received = n = self.received + 1
+        if n & 3 and self.of.bytes_out - self.bytes < self.most:
+            return False
+        return not n % _RECEIVED or self.due(0)
+
+    def due(self, n: int) -> bool:
+        """True if a checkpoint is due before n bytes more are sent; then it stays due."""
+        if self.left and self.clock() <= self.ends and self.of.bytes_out + n - self.bytes < self.most:
+            return False
+        self.ends, self.of.room_left = PAST, 0
+        return True
+
+    def begin(self) -> None:
+        """A new turn: others have run."""
+        of = self.of
+        of.items += TURN_UNITS - self.left
+        of.room_left = 0
+        self.left, self.bytes = TURN_UNITS, of.bytes_out
+        self.ends = self.clock() + TURN_SECONDS
+        if self._cancelled:
+            self.spend()  # a cancellation that came does not come back by itself
+
+    def spend(self) -> None:
+        """The work is cancelled: a checkpoint is due before whatever comes next, in this turn and all later ones."""
+        of = self.of
+        of.items += SENT - self.left
+        of.room_left = 0
+        self.left, self.bytes, self.ends = SENT, _ALL, PAST
+        self._cancelled = True
+
+    async def checkpoint(self) -> None:
+        """Counts one message more that is received, and lets others run where that is due."""
+        if self.over():
+            await self.renew()
+
+    async def renew(self) -> None:
+        """Lets others run: then a new turn begins."""
+        await trio.lowlevel.checkpoint()
+        self.begin()
+
+
+NO_TURN = Turn()
+"""The turn of an exchange whose work has not begun."""
