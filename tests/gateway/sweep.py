@@ -498,7 +498,7 @@ class Run(trio.abc.Instrument):
         said = _agree(ending, talk) or (self.scenario.cuts and talk.view is View.CUT) or self._torn(talk)
         if not said:
             problem(f"2: {talk.name}: the exchange's ending is {ending}, the client's view is {talk.view}, left={talk.left}")
-        if ending is Ending.COMPLETE and self.recorder.by_talk[talk.name].finishing is not ending:
+        if ending is Ending.COMPLETE and self.recorder.by_talk[talk.name].outbound.finishing is not ending:
             problem(f"2: {talk.name}: ended with {ending}, and its answer was never whole")
         if ending is Ending.COMPLETE and talk.view is View.COMPLETE and not _begins(talk, talk.heard, talk.said):
             problem(f"1: {talk.name}: complete, and the client heard {_short(talk.heard)} of {_short(talk.said)}")
