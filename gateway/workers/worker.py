@@ -341,9 +341,10 @@ class Worker:
         """Raises Unavailable unless the model can be called now, and Overloaded where there is not even a place in the
         queue: to be asked before a body is received. `room` is False where `Slots.take` is to say that, because only the
         body tells in which words."""
-        if self.slots.open:
-            if room and not self.slots.free:
-                self.slots.check_queue()
+        slots = self.slots
+        if slots.open:
+            if room and not slots.free:
+                slots.check_queue()
         elif self.successor is not None:
             self.successor.check_ready(room=room)
         else:
