@@ -17,6 +17,7 @@ import trio
 
 from gateway.catalog.warmup import read_warmup
 from gateway.config import BatchingConfig, Config, ModelConfig, RestartConfig
+from gateway.config.fields import said_of
 from gateway.config.problem import ConfigError
 from gateway.config.text import text_without_secrets
 from models.adapt import adapt, is_loader, made_declared, made_family, partial_loader, spec_of
@@ -34,13 +35,6 @@ class FactoryRaised(TypeError):
         self.error = error
 
 
-_SAID = (
-    "version", "required", "memory", "capacity", "queue", "queue_timeout", "queue_bytes", "body_bytes", "timeout",
-    "load_timeout", "max_batch_size", "threads", "step_timeout", "stop_within", "stuck_limit",
-)  # fmt: skip
-"""What a configuration may set in the place of the model, as it is."""
-
-
 def load_spec(name: str, config: ModelConfig) -> ModelSpec:
     """The spec of a configured model: what the configuration does not set is the spec's own. ConfigError says which module
     or attribute is missing, or why it is no model.
@@ -55,7 +49,10 @@ def load_spec(name: str, config: ModelConfig) -> ModelSpec:
             config, factory=known.factory, capacity=known.capacity if config.capacity is None else config.capacity
         )
     thing = _attribute(name, config.factory)
-    said = {field: value for field in _SAID if (value := getattr(config, field)) is not None}
+    # numbers and texts hold as they are; the rest is made into what the spec has for it
+    said: dict[str, Any] = {
+        field: value for field, value in said_of(ModelSpec, config).items() if isinstance(value, str | int | float)
+    }
     try:
         for side, tensors in (("inputs", config.inputs), ("outputs", config.outputs)):
             if tensors is not None:
@@ -73,7 +70,7 @@ def load_spec(name: str, config: ModelConfig) -> ModelSpec:
 
 def _restart(own: RestartPolicy, config: RestartConfig) -> RestartPolicy:
     """When a model is loaded again."""
-    said = {name: value for name, value in asdict(config).items() if value is not None}
+    said = said_of(RestartPolicy, config)
     policy = replace(own, **said | {"kind": Restart(said.get("kind", own.kind))})
     if "backoff" in said and policy.backoff > policy.backoff_max:
         raise ValueError(f"restart.backoff is {policy.backoff:g}, more than restart.backoff_max, {policy.backoff_max:g}")
@@ -82,8 +79,8 @@ def _restart(own: RestartPolicy, config: RestartConfig) -> RestartPolicy:
 
 def _batching(own: Batching | None, config: BatchingConfig) -> Batching | None:
     """How a model's requests are batched, where they are."""
-    said = {name: value for name, value in asdict(config).items() if value is not None}
-    wanted = said.pop("enabled", own is not None or bool(said))
+    said = said_of(Batching, config)
+    wanted = own is not None or bool(said) if config.enabled is None else config.enabled
     return replace(own or Batching(), **said) if wanted else None
 
 

@@ -205,6 +205,13 @@ def spelt(path: Key) -> str:
     return dotted(tuple(NAMES[template(path[:n])].placeholder if part == "*" else part for n, part in enumerate(path)))
 
 
+def said_of(kind: type[Any], *sections: Any) -> dict[str, Any]:
+    """What sections say of a class of another package: by the names of its fields, and None says nothing."""
+    names = {field.name for field in dataclasses.fields(kind)}
+    said = {field.name: getattr(section, field.name) for section in sections for field in dataclasses.fields(section)}
+    return {name: value for name, value in said.items() if name in names and value is not None}
+
+
 def section_help(path: Key) -> str:
     """What a section is about; its line breaks are those of the source."""
     return inspect.cleandoc(_section(path).__doc__ or "")

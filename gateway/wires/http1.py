@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, final
 
 import msgspec
 
+from gateway.config.fields import said_of
 from gateway.core.exchange import Exchange
 from gateway.errors import BadRequest, Ending
 from gateway.wires.websocket import WebSocketWire
@@ -41,16 +42,7 @@ _LANDED = 256 * 1024  # bytes of a body that land before its exchange hears of t
 @functools.lru_cache(maxsize=8)
 def _limits_of(limits: LimitsConfig) -> HTTP1Limits:
     """One object for all connections."""
-    return HTTP1Limits(
-        request_line=limits.request_line,
-        head=limits.head,
-        fields=limits.fields,
-        chunk_line=limits.chunk_line,
-        chunk_extensions=limits.chunk_extensions,
-        trailers=limits.trailers,
-        trailer_fields=limits.trailer_fields,
-        send_buffer=limits.send_buffer,
-    )
+    return HTTP1Limits(**said_of(HTTP1Limits, limits))
 
 
 @final

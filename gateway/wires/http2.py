@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import functools
 import logging
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, final
 
 import msgspec
 
+from gateway.config.fields import said_of
 from gateway.core.contracts import LAST_WORD, NO_PIECES
 from gateway.core.exchange import Exchange
 from gateway.errors import Ending, SlowReader
@@ -31,12 +33,19 @@ from protocols.http2.connection import HTTP2Connection, HTTP2Limits
 from protocols.roles import Role
 
 if TYPE_CHECKING:
+    from gateway.config import HTTP2Config, LimitsConfig
     from gateway.core.connection import Connection
 
 log = logging.getLogger("gateway.connection")
 
 _INTERNAL_ERROR, _CANCEL = 2, 8  # RFC 9113 section 7
 _ENDED_BY_US = (Ending.CANCELLED, Ending.DRAINED, Ending.DEADLINE, Ending.LOST)
+
+
+@functools.lru_cache(maxsize=8)
+def _limits_of(limits: LimitsConfig, http2: HTTP2Config) -> HTTP2Limits:
+    """One object for all connections."""
+    return HTTP2Limits(**said_of(HTTP2Limits, limits, http2))
 
 
 @final
@@ -49,22 +58,10 @@ class HTTP2Wire:
     pieces = NO_PIECES
 
     def __init__(self, connection: Connection, *, scheme: bytes) -> None:
-        limits, http2 = connection.limits, connection.server.config.http2
         self._connection = connection
         self._machine = HTTP2Connection(
             Role.SERVER,
-            HTTP2Limits(
-                streams=http2.streams,
-                initial_window=http2.initial_window,
-                max_window=http2.max_window,
-                frame_size=http2.frame_size,
-                continuations=http2.continuations,
-                settings_entries=http2.settings_entries,
-                head=limits.head,
-                fields=limits.fields,
-                send_buffer=limits.send_buffer,
-                connection_send_buffer=limits.connection_send_buffer,
-            ),
+            _limits_of(connection.limits, connection.server.config.http2),
             budget=connection.budget,
             scheme=scheme,
             date=connection.server.date,

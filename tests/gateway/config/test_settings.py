@@ -19,14 +19,17 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from gateway.config import Config, TensorConfig
+from gateway.config import BatchingConfig, Config, HTTP2Config, LimitsConfig, ModelConfig, RestartConfig, TensorConfig
 from gateway.config.fields import NAMES, SETTINGS, Setting
 from gateway.config.kinds import Unit
 from gateway.config.load import Resolved, lines_of, load, resolve
 from gateway.config.problem import ConfigError, Problem
 from gateway.config.schema import json_schema
 from gateway.config.show import to_json, to_toml
-from gateway.config.text import MASK, dotted, parse_duration, parse_size
+from gateway.config.text import MASK, dotted, parse_duration, parse_size, show, without_secrets
+from models.spec import Batching, ModelSpec, RestartPolicy, TensorSpec
+from protocols.http1.connection import HTTP1Limits
+from protocols.http2.connection import HTTP2Limits
 from tests.docs.pages import blocks
 
 ROOT = Path(__file__).resolve().parents[3]
@@ -985,6 +988,63 @@ def test_the_bounds_of_a_setting_are_allowed_and_what_is_beyond_is_not() -> None
             key, complete = with_names(setting)
             for outside in (setting.low - 1, setting.high + 1):
                 assert f"{key} must be" in complaint(overrides={**complete, key: int(outside)})
+
+
+# As the environment or a flag has them, and a file where they are TOML.
+_WRONG = {
+    Unit.FLAG: ("maybe", "2", "[true]"),
+    Unit.CHOICE: ("of another kind", "5"),
+    Unit.COUNT: ("-2", "1.5", "1 KiB", "true", "9223372036854775808"),
+    Unit.NUMBER: ("-2", "many", "1s", "true", "", "inf", "nan"),
+    Unit.BYTES: ("-2", "1 XB", "0.3 KiB", "true", "9223372036854775808"),
+    Unit.SECONDS: ("-2", "5 minutes", "true", "inf", "nan"),
+    Unit.PATHS: ("[5]", '[""]', ":"),
+    Unit.TEXTS: ("[5]", "x", "5"),
+    Unit.ADDRESSES: ("[]", '["a", "a"]', "a b", "unix:"),
+    Unit.NETWORKS: ("[5]", '["10.0.0.1/8"]', "x"),
+    Unit.COUNTS: ("[0]", "[9223372036854775808]", '["4"]', "[1.5]", "x"),
+    Unit.TENSORS: ("5", "[{}]", '[{name = "x", dims = 1}]'),
+    Unit.TABLE: ("5", "[]"),
+}
+
+
+def _wrong_text(setting: Setting) -> tuple[str, ...]:
+    """A line that ends, where a pattern says what a text may be."""
+    return ("text\n",) if setting.pattern and not re.fullmatch(setting.pattern, "text\n") else ()
+
+
+def test_every_setting_says_in_every_source_what_it_must_be_and_what_came(directory: Path) -> None:
+    for setting in SETTINGS.values():
+        key, complete = with_names(setting)
+        path = tuple(key.split("."))
+        variable = "EVERYWIRE_" + "__".join(part if part == "lm" else part.upper() for part in path)
+        texts = _WRONG[setting.unit] if setting.unit in _WRONG else _wrong_text(setting)
+        others = {name: value for name, value in complete.items() if name != key}
+        for text in texts:
+            end = f": {key} must be {setting.expected}, not {show(without_secrets(path, text))}"
+            assert complaint(environ={variable: text}, overrides=others).startswith(f"{variable}{end}")
+            assert complaint(overrides={**others, key: text}).startswith(f"--set {key}{end}")
+        for toml in (*texts, "1979-05-27", "[[5]]"):  # no setting is a date, nor a list of lists
+            with contextlib.suppress(tomllib.TOMLDecodeError):  # a word without quotes
+                value = tomllib.loads(f"value = {toml}")["value"]
+                said = complaint(file=f"{key} = {toml}", overrides=others)
+                end = f": {key} must be {setting.expected}, not {show(without_secrets(path, value))}"
+                assert said.startswith(f"everywire.toml{end}")
+
+
+def test_what_others_have_by_the_names_of_settings_has_the_same_names() -> None:
+    """What is renamed on one side alone would be at its default, whatever is set."""
+
+    def names(kind: Any) -> set[str]:
+        return {field.name for field in dataclasses.fields(kind)}
+
+    assert names(HTTP1Limits) <= names(LimitsConfig)
+    assert names(HTTP2Config) <= names(HTTP2Limits)
+    assert names(HTTP2Limits) - names(HTTP2Config) - {"output", "linger"} <= names(LimitsConfig)
+    assert names(ModelConfig) - {"factory"} <= names(ModelSpec)
+    assert names(RestartConfig) == names(RestartPolicy)
+    assert names(BatchingConfig) - {"enabled"} == names(Batching)
+    assert names(TensorConfig) == names(TensorSpec)
 
 
 @pytest.mark.parametrize(

@@ -52,6 +52,22 @@ async def ends(line: Line, seconds: float) -> None:
     assert seconds < trio.current_time() - began <= seconds + 2 * TICK
 
 
+# -- heads -------------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(("allowed", "status"), [({}, 404), ({"fields": 9}, 431), ({"head": 1300}, 431)])
+@pytest.mark.parametrize("transport", TRANSPORTS)
+async def test_a_head_may_be_what_is_set_and_no_more(
+    transport: str, allowed: dict[str, int], status: int, autojump_clock: Any
+) -> None:
+    fields = [(b"x-%d" % n, b"-" * 60) for n in range(20)]
+    async with memory_gateway([], config=limits(**allowed)) as served:
+        peer: client.Peer = getattr(served, transport)()
+        await peer.send(raw(1, b"GET", "/none", headers=fields), End(stream=1))
+        assert (await peer.read_answer(1))[0] == status
+        peer.close()
+
+
 # -- bodies ------------------------------------------------------------------------------------------------------------
 
 
