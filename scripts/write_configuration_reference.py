@@ -15,10 +15,10 @@ if str(ROOT) not in sys.path:
 
 from gateway.config.environment import CONTAINER_DEFAULTS, MODEL_FOLDER, MODEL_FOLDERS, SAFE_PORT_RANGE, VARIABLES  # noqa: E402
 from gateway.config.fields import SETTINGS, Setting, section_help, setting_help, spelt  # noqa: E402
-from gateway.config.kinds import Unit  # noqa: E402
 from gateway.config.load import PREFIX  # noqa: E402
 from gateway.config.schema import json_schema  # noqa: E402
 from gateway.config.show import written  # noqa: E402
+from gateway.config.tree import Unit  # noqa: E402
 
 _VARIABLES = "\n".join(f"- `{name}` sets `{spelt(path)}`." for name, path in VARIABLES.items())
 _CONTAINER = " and ".join(f"`{spelt(path)}` is `{value}`" for path, value in CONTAINER_DEFAULTS.items())

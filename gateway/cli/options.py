@@ -12,10 +12,10 @@ from typing import Any, TypeVar, final
 import click
 
 from gateway.config.fields import SETTINGS
-from gateway.config.kinds import Unit
 from gateway.config.load import Resolved, resolve
 from gateway.config.show import written
 from gateway.config.text import dotted
+from gateway.config.tree import Unit
 
 F = TypeVar("F", bound=Callable[..., Any])
 

@@ -13,9 +13,8 @@ from typing import Any, final
 
 from msgspec.inspect import BoolType, DictType, IntType, LiteralType, Metadata, StrType, type_info
 
-from gateway.config.kinds import Unit
 from gateway.config.text import Key, dotted
-from gateway.config.tree import Config
+from gateway.config.tree import Config, Unit
 
 MOST = 2**63 - 1
 """Of what has no bound of its own: what TOML can write."""

@@ -18,10 +18,9 @@ from gateway.addresses import is_network
 from gateway.config.agreement import contradictions, open_ports
 from gateway.config.environment import container_defaults, option_defaults, unserved_options, wrong_ports
 from gateway.config.fields import MOST, NAMES, OPEN, SECTIONS, SETTINGS, Setting, spelt, template
-from gateway.config.kinds import Unit
 from gateway.config.problem import ConfigError, Problem
 from gateway.config.text import Key, dotted, parse_duration, parse_size, plain, show, toml_value, without_secrets
-from gateway.config.tree import Config, ModelConfig, TensorConfig
+from gateway.config.tree import Config, ModelConfig, TensorConfig, Unit
 
 # A statement is read again with each line that it goes on for; one that is longer is not worth that.
 _LONGEST = 200
@@ -399,15 +398,11 @@ def _override_path(key: str, source: str) -> Key:
 def _convert(setting: Setting, path: Key, value: Any, source: str, *, text: bool) -> Any:
     """The value as its setting has it."""
     try:
-        return converted(setting, _utf8(value, path, source) if isinstance(value, str) else value, text=text)
+        return converted(setting, _utf8(value, path, source), text=text)
     except (ValueError, OverflowError, msgspec.ValidationError) as error:
         why = f": {error}" if setting.unit is Unit.TENSORS else ""
-    key, got = dotted(path), f"{show(without_secrets(path, value))}{why}"
     near = difflib.get_close_matches(value.lower(), setting.choices, 1) if isinstance(value, str) else []
-    hint = f": did you mean {near[0]}?" if near else ""
-    line = f"{plain(source)}: {key} must be {setting.expected}, not {got}{hint}"
-    problem = Problem(text=line, where=source, key=key, expected=setting.expected, got=got, suggestion="".join(near))
-    raise ConfigError(problem)
+    raise _wrong(path, value, source, setting.expected, why, "".join(near))
 
 
 def converted(setting: Setting, value: Any, *, text: bool) -> Any:
@@ -462,10 +457,15 @@ def _fits(setting: Setting, value: Any) -> bool:
             return True
 
 
-def _utf8(value: str, path: Key, source: str) -> str:
+def _utf8(value: Any, path: Key, source: str) -> Any:
     # The environment and the command line hand over bytes that are not UTF-8 as lone surrogates.
-    if not value.isascii() and any("\ud800" <= character <= "\udfff" for character in value):
-        key, got = dotted(path), show(without_secrets(path, value))
-        why = f"{plain(source)}: {key} must be UTF-8 text, not {got}"
-        raise ConfigError(Problem(text=why, where=source, key=key, expected="UTF-8 text", got=got))
+    if isinstance(value, str) and not value.isascii() and any("\ud800" <= character <= "\udfff" for character in value):
+        raise _wrong(path, value, source, "UTF-8 text")
     return value
+
+
+def _wrong(path: Key, value: Any, source: str, expected: str, why: str = "", near: str = "") -> ConfigError:
+    key, got = dotted(path), f"{show(without_secrets(path, value))}{why}"
+    hint = f": did you mean {near}?" if near else ""
+    line = f"{plain(source)}: {key} must be {expected}, not {got}{hint}"
+    return ConfigError(Problem(text=line, where=source, key=key, expected=expected, got=got, suggestion=near))

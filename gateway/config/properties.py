@@ -12,7 +12,7 @@ import msgspec
 
 from gateway.config.environment import OPTIONS, UNSERVED, in_our_words, is_true
 from gateway.config.fields import SETTINGS
-from gateway.config.kinds import Unit
+from gateway.config.load import converted
 from gateway.config.problem import ConfigError
 from gateway.config.text import show
 from gateway.config.tree import LMIConfig, MiB
@@ -162,11 +162,9 @@ def text_options(config: LMIConfig, options: Mapping[str, str]) -> LMIConfig:
 
 def _value(option: str, text: str) -> str | bool:
     setting = SETTINGS[OPTIONS[option]]
-    if setting.unit is not Unit.FLAG:
-        if text in setting.choices:
-            return text
-        raise ConfigError(f"{_OPTION}{option} must be one of {', '.join(filter(None, setting.choices))}, not {show(text)}")
     try:
-        return msgspec.convert(text, bool, strict=False)  # as it is of the environment
+        value: str | bool = converted(setting, text, text=True)  # as it is of the environment
     except msgspec.ValidationError:
-        raise ConfigError(f"{_OPTION}{option} must be {setting.expected}, not {show(text)}") from None
+        expected = setting.expected.replace('"", ', "")  # an empty option is none
+        raise ConfigError(f"{_OPTION}{option} must be {expected}, not {show(text)}") from None
+    return value

@@ -8,9 +8,8 @@ from typing import Any
 import msgspec
 
 from gateway.config.fields import NAMES, SETTINGS, Setting, section_help, setting_help
-from gateway.config.kinds import Unit
 from gateway.config.text import DURATION_UNITS, SIZE_UNITS, Key
-from gateway.config.tree import TensorConfig
+from gateway.config.tree import TensorConfig, Unit
 
 # The dialect that the TOML servers of editors read.
 DIALECT = "http://json-schema.org/draft-07/schema#"

@@ -8,10 +8,9 @@ from collections.abc import Iterable, Iterator
 from typing import Any
 
 from gateway.config.fields import SETTINGS, template
-from gateway.config.kinds import Unit
 from gateway.config.load import Resolved
 from gateway.config.text import Key, dotted, plain, toml, without_secrets, written_size
-from gateway.config.tree import TensorConfig
+from gateway.config.tree import TensorConfig, Unit
 
 DEFAULT = "default"
 """The source of what nobody set."""

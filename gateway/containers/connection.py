@@ -21,10 +21,10 @@ from msgspec import ValidationError
 from gateway import client
 from gateway.client import Peer
 from gateway.config.fields import settings_of
-from gateway.config.kinds import Bytes, BytesOrOff, Count, Seconds, SecondsOrOff, Unit
 from gateway.config.load import converted
 from gateway.config.problem import ConfigError
 from gateway.config.text import parse_duration, parse_size, text_without_secrets
+from gateway.config.tree import Bytes, BytesOrOff, Count, Seconds, SecondsOrOff, Unit
 from gateway.errors import BadRequest, TransportLost
 from gateway.net.tls_context import client_context
 from gateway.net.tls_transport import TLSTransport

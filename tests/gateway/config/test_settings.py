@@ -21,12 +21,12 @@ from hypothesis import strategies as st
 
 from gateway.config import BatchingConfig, Config, HTTP2Config, LimitsConfig, ModelConfig, RestartConfig, TensorConfig
 from gateway.config.fields import NAMES, SETTINGS, Setting
-from gateway.config.kinds import Unit
 from gateway.config.load import Resolved, lines_of, load, resolve
 from gateway.config.problem import ConfigError, Problem
 from gateway.config.schema import json_schema
 from gateway.config.show import to_json, to_toml
 from gateway.config.text import MASK, dotted, parse_duration, parse_size, show, without_secrets
+from gateway.config.tree import Unit
 from models.spec import Batching, ModelSpec, RestartPolicy, TensorSpec
 from protocols.http1.connection import HTTP1Limits
 from protocols.http2.connection import HTTP2Limits
