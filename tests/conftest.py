@@ -23,7 +23,7 @@ settings.load_profile("any machine")
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:  # as a shell's background jobs have it, and whatever they start
     signal.signal(signal.SIGINT, signal.default_int_handler)
 
-LEFT_OUT = ("pages", "programs", "sweep", "soak")
+LEFT_OUT = ("pages", "programs", "sweep")
 """Markers of what `pytest` leaves out by itself, unless it is marked `by_default` too. pyproject.toml says what each means."""
 STARTS_PROCESSES = ("pages", "programs")
 """Markers of the tests that may start a process."""

@@ -119,7 +119,7 @@ async def test_the_mounted_application_has_it_where_it_is_mounted(root: str) -> 
             headers = [(b"host", b"x"), (b"accept", accept)]
             server = Server(app, path=f"{root}/", root_path=root, method="GET", headers=headers)
             server.body(b"")
-            with trio.fail_after(5):
+            with trio.fail_after(60):
                 calls.start_soon(server.run)
                 await server.over.wait()
             assert server.answer[0] == 200

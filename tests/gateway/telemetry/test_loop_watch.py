@@ -22,7 +22,7 @@ from gateway.testing import MemoryGateway, memory_gateway
 from models.messages import Family, Prompt
 from models.spec import ModelSpec
 
-LIMIT = 0.1  # seconds: a busy machine may stop the process for less
+LIMIT = 0.3  # seconds: a busy machine may stop the process for less
 PATIENCE = 30.0
 CONFIG = Config(limits=LimitsConfig(loop_block=LIMIT))
 

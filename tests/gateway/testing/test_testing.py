@@ -29,6 +29,15 @@ EVERYTHING = (
 )
 
 
+SIOCOUTQNSD = 0x894B
+"""Asks Linux how much of what is not acknowledged is not even sent."""
+
+
+def _queued(sock: socket.socket, which: int) -> int:
+    (n,) = struct.unpack("i", fcntl.ioctl(sock, which, bytes(4)))
+    return int(n)
+
+
 class Kernel:
     """Two TCP sockets, one of them in an epoll set."""
 
@@ -61,12 +70,18 @@ class Kernel:
             self.peer.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
         self.peer.close()
 
+    def fill(self) -> None:
+        """Sends until there is no room, and none comes by what was on its way when there was none: the kernel tells that as
+        an edge, sooner or later."""
+        while self.send(True, 65536) or self.edges.poll(0, 8):
+            self.settle()
+
     def settle(self) -> None:
-        """Waits until all that either has sent is acknowledged, which the kernel does in its own time and tells as an edge;
-        in vain where a buffer is full."""
+        """Waits until all that either has sent is acknowledged, which the kernel does in its own time and tells as an edge.
+        What is not sent yet waits for the other's window."""
         for sock in (self.ours, self.peer):
-            for _ in range(10_000):
-                if sock.fileno() < 0 or not struct.unpack("i", fcntl.ioctl(sock, termios.TIOCOUTQ, bytes(4)))[0]:
+            for _ in range(100_000):
+                if sock.fileno() < 0 or _queued(sock, termios.TIOCOUTQ) == _queued(sock, SIOCOUTQNSD):
                     break
                 os.sched_yield()
 
@@ -86,6 +101,10 @@ class Memory:
 
     def send(self, ours: bool, n: int) -> int:
         return (self.ours if ours else self.peer).try_send([bytes(n)])
+
+    def fill(self) -> None:
+        while self.send(True, 65536):
+            pass
 
     def receive(self, ours: bool, n: int) -> int | None:
         return (self.ours if ours else self.peer).try_receive_into(memoryview(bytearray(n)))
@@ -123,8 +142,7 @@ def act(pair: Kernel | Memory, name: str) -> None:
         case "receive in vain":
             assert pair.receive(True, 100) is None
         case "fill":
-            while pair.send(True, 65536):
-                pass
+            pair.fill()
         case "take all":
             while pair.receive(False, 1 << 20):
                 pass
