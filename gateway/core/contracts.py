@@ -9,7 +9,8 @@ if TYPE_CHECKING:
     from gateway.config import LimitsConfig
     from gateway.core.credentials import Door
     from gateway.core.memory import BodyPool
-    from gateway.errors import Ending
+    from gateway.core.turn import Turn
+    from gateway.errors import Ending, GatewayError
     from gateway.net.proxies import TrustedProxies
     from models.session import ClientCertificate
     from protocols.buffers import ByteBudget
@@ -98,14 +99,51 @@ class Owner(Protocol):
         ...
 
 
+class Sink(Protocol):
+    """Where a body goes, in place of a task that receives it piece by piece."""
+
+    landed: bool
+    """The wire itself receives into `place`."""
+
+    def place(self) -> memoryview | None:
+        """Where the wire may receive the rest; None where that is not known, or there is none."""
+        ...
+
+    def take(self, item: Buffer, n: int, /) -> None:
+        """The next n bytes, in `item` or in `place`."""
+        ...
+
+
+class Answer(Protocol):
+    """What a body asks of the answer to it."""
+
+    status: int
+
+
 class Stream(Protocol):
     """What its two directions ask of an exchange."""
 
     id: str
+    stream: int
+    owner: Owner
     request: Request
+    fields: dict[bytes, bytes]
+    turn: Turn
     gone: bool
     """The client is gone, or the connection: nothing more can be said."""
+    cancelled: bool
+    """Its work was told to stop."""
+    bytes_in: int
+    copied: int
+    reserved: int
+    """The whole body, paid from the budget."""
+    started_at: float
+    arrived_at: float
 
+    @property
+    def outbound(self) -> Answer: ...
+    def reserve(self, n: int) -> None: ...
+    def interrupt(self, error: GatewayError) -> None: ...
     def parks_for(self, what: int) -> None:
         """A task of its own waits from now on for one of `gateway.core.waits`'s things."""
         ...

@@ -84,7 +84,7 @@ def account_of(exchange: Exchange) -> Account:
     if first_at is None and outbound.bytes_out and ending not in _UNSAID:
         first_at = ended  # it left whole
     if exchange.wire.name == "websocket":
-        items_in = exchange.frames_in
+        items_in = 0 if exchange.inbound is None else exchange.inbound.received
     else:
         items_in = getattr(exchange, "parts_in", 1 if exchange.bytes_in else 0)
     return Account(

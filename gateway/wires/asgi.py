@@ -159,9 +159,9 @@ class ASGICall:
     # -- receiving -------------------------------------------------------------------------------------------------
 
     async def _read(self, receive: Receive) -> None:
-        exchange, ahead = self.exchange, self.limits.read_ahead
+        exchange, inbound, ahead = self.exchange, self.exchange.open_inbound(), self.limits.read_ahead
         while True:
-            while self._unread + exchange.waiting >= ahead and not exchange.gone:
+            while self._unread + inbound.waiting >= ahead and not exchange.gone:
                 await self._more.wait()
             message = await receive()
             self.last_received = now = self.clock()
@@ -170,9 +170,9 @@ class ASGICall:
                     body = message.get("body", b"")
                     if body:
                         self._unread += len(body)
-                        exchange.feed(body, len(body), now)
+                        inbound.feed(body, len(body), now)
                     if not message.get("more_body", False):
-                        exchange.feed_end()
+                        inbound.feed_end()
                     self._arrived.wake()
                 case "websocket.receive":
                     data = message.get("bytes")
@@ -180,7 +180,7 @@ class ASGICall:
                     if data is None:
                         data = message["text"].encode()
                     self._unread += len(data)
-                    exchange.feed(Frame(opcode=opcode, fin=True, data=data), len(data), now)
+                    inbound.feed(Frame(opcode=opcode, fin=True, data=data), len(data), now)
                 case "http.disconnect" | "websocket.disconnect":
                     if exchange.outbound.finishing is None:
                         self.lost(Ending.CANCELLED)

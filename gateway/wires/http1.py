@@ -10,6 +10,7 @@ import msgspec
 
 from gateway.config.fields import said_of
 from gateway.core.exchange import Exchange
+from gateway.core.inbound import Inbound
 from gateway.errors import BadRequest, Ending
 from gateway.wires.websocket import WebSocketWire
 from protocols.errors import RemoteProtocolError
@@ -65,6 +66,7 @@ class HTTP1Wire:
         self.data_to_send = self._machine.data_to_send
         self._last_request = limits.requests_per_connection - 1
         self._current: Exchange | None = None
+        self._inbound: Inbound | None = None  # its body, where that did not come with its head
         self._failed = self._gone = self._draining = False
         self._idle_since = self._head_since = connection.clock()
 
@@ -74,14 +76,16 @@ class HTTP1Wire:
         machine = self._machine
         if machine.landing is not None and (target := machine.get_buffer()) is not None:
             return target
-        unread, current = self._input.unread, self._current
+        unread, current, inbound = self._input.unread, self._current, self._inbound
         ahead = unread + machine.unconsumed
-        if ahead and current is not None:
-            ahead += current.waiting
+        if ahead and inbound is not None:
+            ahead += inbound.waiting
         if ahead < self._connection.limits.read_ahead:
             return scratch
         # with nothing to take, the rest of a head or a line has to come: it may be more than the bound
-        begun = ahead == unread and (current is None or not (current.input_ended or current.request.upgrade == _WEBSOCKET))
+        begun = ahead == unread and (
+            current is None or not (inbound is None or inbound.input_ended or current.request.upgrade == _WEBSOCKET)
+        )
         return scratch if begun else None
 
     def buffer_updated(self, n: int) -> bool:
@@ -107,19 +111,19 @@ class HTTP1Wire:
         if self._failed:
             return True
         connection, machine = self._connection, self._machine
-        current, next_event = self._current, machine.next_event
+        inbound, next_event = self._inbound, machine.next_event
         for _ in range(at_most):
             event = next_event()
             if type(event) is Data:
-                if current is not None:
+                if inbound is not None:
                     piece = event.buffers[0]
-                    current.feed(piece, len(piece), connection.last_received)
+                    inbound.feed(piece, len(piece), connection.last_received)
             elif type(event) is End:
                 # a WebSocket's input goes on behind its handshake
-                if current is not None and current.request.upgrade != _WEBSOCKET:
-                    current.feed_end()
+                if inbound is not None and inbound.exchange.request.upgrade != _WEBSOCKET:
+                    inbound.feed_end()
             elif type(event) is Request:
-                current = self._open(event)
+                inbound = self._open(event).inbound
             else:
                 if type(event) is ConnectionEnd or (event is PAUSED and connection.eof):
                     self._leave()
@@ -132,6 +136,7 @@ class HTTP1Wire:
         if connection.requests >= self._last_request or connection.server.draining:
             self._machine.close_after_response()
         self._current = exchange = connection.open_exchange(request, like, stream, body)
+        self._inbound = exchange.inbound
         return exchange
 
     def _leave(self) -> None:
@@ -285,7 +290,9 @@ class HTTP1Wire:
 
     def close(self) -> None:
         self._machine.close()
-        self._current = None  # connection and wire know each other: a cycle would keep the last exchange's memory
+        self._current = self._inbound = (
+            None  # connection and wire know each other: a cycle would keep the last exchange's memory
+        )
 
     def drain(self) -> None:
         self._machine.close_after_response()

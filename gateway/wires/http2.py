@@ -103,13 +103,13 @@ class HTTP2Wire:
                 if exchange is None:
                     self._machine.credit(event.stream, len(piece))
                 else:
-                    exchange.feed(piece, len(piece), connection.last_received)
+                    (exchange.inbound or exchange.open_inbound()).feed(piece, len(piece), connection.last_received)
             elif event is NEED_DATA:
                 return True
             elif type(event) is End:
                 exchange = exchanges.get(event.stream)
                 if exchange is not None:
-                    exchange.feed_end()
+                    exchange.open_inbound().feed_end()
             elif type(event) is Request:
                 connection.open_exchange(event)
             elif type(event) is Reset:

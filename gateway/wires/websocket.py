@@ -44,7 +44,7 @@ class WebSocketWire:
     pieces = NO_PIECES
 
     def __init__(self, connection: Connection, before: ConnectionWire, exchange: Exchange, machine: HTTP1Connection) -> None:
-        self._connection, self._exchange = connection, exchange
+        self._connection, self._exchange, self._inbound = connection, exchange, exchange.open_inbound()
         self._config = connection.server.config.websocket
         self._before: ConnectionWire | None = before  # until its 101 is written
         self._large = 0  # of the one large frame under way, paid from the budget
@@ -79,7 +79,7 @@ class WebSocketWire:
         machine = self._machine
         target = machine.get_buffer()
         if target is None:
-            ahead = machine.unconsumed + self._exchange.waiting
+            ahead = machine.unconsumed + self._inbound.waiting
             # with nothing to take, the rest of a frame has to come: it may be more than the bound
             return scratch if not ahead or ahead + machine.unread < self._connection.limits.read_ahead else None
         return target
@@ -98,7 +98,7 @@ class WebSocketWire:
     def pump(self, at_most: int) -> bool:
         if self._failed:
             return True
-        exchange, now = self._exchange, self._connection.last_received
+        exchange, inbound, now = self._exchange, self._inbound, self._connection.last_received
         next_event = self._machine.next_event
         for _ in range(at_most):
             event = next_event()
@@ -106,7 +106,7 @@ class WebSocketWire:
             if type(event) is Frame:
                 if self._large:
                     self._free()  # the exchange's inbox pays for it now
-                exchange.feed(event, len(event.data), now)
+                inbound.feed(event, len(event.data), now)
             elif event is NEED_DATA:
                 return True
             else:
@@ -242,7 +242,7 @@ class WebSocketWire:
     def close(self) -> None:
         self._free()
         self._machine.close()
-        del self._exchange  # they know each other: a cycle would keep its memory
+        del self._exchange, self._inbound  # they know each other: a cycle would keep its memory
 
     def drain(self) -> None:
         return  # a session's goodbye is its Close, 1001, at the drain deadline: the protocol has no earlier word

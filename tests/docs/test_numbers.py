@@ -13,7 +13,7 @@ from gateway.config import Config
 from gateway.config.fields import SETTINGS
 from gateway.config.text import dotted, parse_duration, parse_size
 from gateway.containers.connection import ContainerLimits
-from gateway.core import exchange
+from gateway.core import inbound, turn, whole_body
 from gateway.core.memory import _IDLE_SECONDS
 from gateway.gateway import Gateway
 from gateway.net import tls_transport, transport
@@ -137,12 +137,12 @@ def test_the_sums_of_bounds_are_the_sums() -> None:
 SAID = [
     ("explanation/backpressure.md", "one read of {} KiB", 64, lambda: len(Gateway(models=[]).scratch) / KiB),
     ("explanation/backpressure.md", "a frame\n  of less than {} KiB", 64, lambda: websocket.LARGE / KiB),
-    ("explanation/backpressure.md", "a body in steps of {} MiB", 1, lambda: exchange._BODY_STEP / MiB),
+    ("explanation/backpressure.md", "a body in steps of {} MiB", 1, lambda: whole_body._BODY_STEP / MiB),
     ("explanation/backpressure.md", "of one read, at most {} KiB", 64, lambda: tls_transport._CHUNK / KiB),
     ("explanation/backpressure.md", "but {} KiB are each stream's own", 16, lambda: connection.SHARE / KiB),
     ("explanation/backpressure.md", "at most {} KiB each", 16, lambda: connection.LARGEST_DATA / KiB),
     ("explanation/backpressure.md", "{} MiB while pieces of a mebibyte", 1, lambda: transport._BULK / MiB),
-    ("explanation/backpressure.md", "after {} messages", 32, lambda: exchange._TURN // exchange._SENT - 2),
+    ("explanation/backpressure.md", "after {} messages", 32, lambda: turn.TURN_UNITS // turn.SENT - 2),
     ("explanation/backpressure.md", "fewer than `ahead` ({})", 4, lambda: rolling.AHEAD),
     (
         "explanation/backpressure.md",
@@ -152,14 +152,14 @@ SAID = [
     ),
     ("explanation/backpressure.md", "above {} (`limits.memory_reset`)", 90, lambda: CONFIG.limits.memory_reset),
     ("explanation/backpressure.md", "`read_ahead` of its options, {} KiB", 256, lambda: ContainerLimits().read_ahead / KiB),
-    ("explanation/cancellation.md", "after {} messages sent", 32, lambda: exchange._TURN // exchange._SENT - 2),
-    ("explanation/cancellation.md", "sent, {} received", 64, lambda: exchange._RECEIVED),
+    ("explanation/cancellation.md", "after {} messages sent", 32, lambda: turn.TURN_UNITS // turn.SENT - 2),
+    ("explanation/cancellation.md", "sent, {} received", 64, lambda: turn._RECEIVED),
     ("explanation/cancellation.md", "Close 1001, within {} seconds", 5, lambda: gateway._GRACE),
     ("explanation/cancellation.md", "then {} seconds for threads", 5, lambda: worker._SHUTDOWN_SECONDS),
     ("explanation/cancellation.md", "`stuck_limit` ({} unless set)", 4, lambda: OF_A_MODEL["stuck_limit"]),
-    ("explanation/costs.md", "each piece counts {} bytes more", 128, lambda: exchange._PIECE),
+    ("explanation/costs.md", "each piece counts {} bytes more", 128, lambda: inbound.PIECE),
     ("explanation/costs.md", "for some {} seconds after the last", 10, lambda: _IDLE_SECONDS),
-    ("explanation/costs.md", "in steps of {} MiB; once", 1, lambda: exchange._BODY_STEP / MiB),
+    ("explanation/costs.md", "in steps of {} MiB; once", 1, lambda: whole_body._BODY_STEP / MiB),
 ]
 
 

@@ -242,9 +242,9 @@ async def test_a_websocket_is_read_ahead_to_its_bound_and_no_further(wire: str, 
             (connection,) = house.gateway._connections
             machine = connection.wire._machine  # type: ignore[attr-defined]
             (exchange,) = connection.exchanges.values()
-            held = machine.unconsumed + machine.unread + exchange.waiting
+            held = machine.unconsumed + machine.unread + exchange.open_inbound().waiting
             assert READ_AHEAD <= held < READ_AHEAD + 64 * KiB  # one read reaches beyond
-            assert house.gateway.budget.used == machine.unconsumed + exchange.waiting
+            assert house.gateway.budget.used == machine.unconsumed + exchange.open_inbound().waiting
             assert connection.reading_paused
             model.go.set()
         await house.still()
@@ -315,8 +315,10 @@ async def test_a_run_of_empty_frames_is_read_ahead_to_the_same_bound(autojump_cl
             (exchange,) = connection.exchanges.values()
             assert connection.reading_paused
             frames = (64 * KiB) // 6  # of one read, which reaches beyond
-            assert READ_AHEAD <= exchange.waiting <= READ_AHEAD + frames * exchange.waiting // len(exchange._inbox)
-            assert house.gateway.budget.used == exchange.held == exchange.waiting
+            inbound = exchange.inbound
+            assert inbound is not None
+            assert READ_AHEAD <= inbound.waiting <= READ_AHEAD + frames * inbound.waiting // len(inbound._arrived)
+            assert house.gateway.budget.used == exchange.held == inbound.waiting
             nursery.cancel_scope.cancel()
             model.go.set()
         await call.line.peer.flush()
@@ -355,7 +357,7 @@ async def test_a_chunked_upload_is_read_ahead_to_its_bound_and_no_further(autoju
 
     async def slow(exchange: Exchange) -> None:
         await go.wait()
-        while (piece := await exchange.receive()) is not None:
+        while (piece := await exchange.open_inbound().receive()) is not None:
             assert not isinstance(piece, Frame)
             received.extend(piece)
         exchange.outbound.respond(200, [])
@@ -376,8 +378,10 @@ async def test_a_chunked_upload_is_read_ahead_to_its_bound_and_no_further(autoju
             (connection,) = house.gateway._connections
             machine = connection.wire._machine  # type: ignore[attr-defined]
             (exchange,) = connection.exchanges.values()
-            assert READ_AHEAD <= machine.unconsumed + machine.unread + exchange.waiting < READ_AHEAD + 64 * KiB
-            assert house.gateway.budget.used == machine.unconsumed + exchange.waiting
+            assert (
+                READ_AHEAD <= machine.unconsumed + machine.unread + exchange.open_inbound().waiting < READ_AHEAD + 64 * KiB
+            )
+            assert house.gateway.budget.used == machine.unconsumed + exchange.open_inbound().waiting
             go.set()
         assert (await line.peer.read_answer(1))[0] == 200
         assert received == b"".join(bytes((number,)) * 16 * KiB for number in range(40))
@@ -504,7 +508,8 @@ async def test_a_window_of_tiny_frames_holds_about_what_the_window_says(autojump
         await house.still()
         (connection,) = house.gateway._connections
         (exchange,) = connection.exchanges.values()
-        waiting = [*exchange._outbox, *exchange._inbox]
+        inbound: Any = exchange.inbound
+        waiting = [*inbound._taking, *inbound._arrived]
         assert b"".join(waiting) == b"ab" * 10_000
         assert len(waiting) <= 20_000 // 256, "pieces of less than 512 bytes are put together"
         model.go.set()

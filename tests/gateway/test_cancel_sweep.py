@@ -15,6 +15,8 @@ from gateway.containers.connection import Container, Within
 from gateway.containers.relay import Relay
 from gateway.core.connection import Connection
 from gateway.core.exchange import Exchange
+from gateway.core.inbound import Inbound
+from gateway.core.outbound import Outbound
 from gateway.core.runner import Runner
 from gateway.dialects.aws.bidi import _EventStreamChannel
 from gateway.dialects.aws.invoke import _Streamed
@@ -176,12 +178,13 @@ def test_the_same_seed_gives_the_same_trace(scenario: str, driver: str) -> None:
 def unread_bytes_are_not_credited(monkeypatch: pytest.MonkeyPatch) -> None:
     real = HTTP2Wire.credit
 
-    def credit(wire: HTTP2Wire, exchange: Exchange, n: int) -> None:
-        if not exchange._returned:
-            real(wire, exchange, n)
+    def credit(wire: HTTP2Wire, stream: int, n: int) -> None:
+        exchange = wire._connection.exchanges.get(stream)
+        if exchange is None or not exchange._returned:
+            real(wire, stream, n)
 
     monkeypatch.setattr(HTTP2Wire, "credit", credit)
-    monkeypatch.setattr(HTTP2Wire, "release", lambda wire, exchange: None)
+    monkeypatch.setattr(HTTP2Wire, "release", lambda wire, stream: None)
 
 
 def no_late_credit(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -200,23 +203,23 @@ def forgotten_body(monkeypatch: pytest.MonkeyPatch) -> None:
 
     def close(exchange: Exchange) -> None:
         if exchange.ending is Ending.CANCELLED:
-            exchange._reserved = 0
+            exchange.reserved = 0
         real(exchange)
 
     monkeypatch.setattr(Exchange, "_close", close)
 
 
 def swallowed_cancelled(monkeypatch: pytest.MonkeyPatch) -> None:
-    real = Exchange.receive
+    real = Inbound.receive
 
-    async def receive(exchange: Exchange) -> Any:
+    async def receive(inbound: Inbound) -> Any:
         while True:
             try:
-                return await real(exchange)
+                return await real(inbound)
             except trio.Cancelled:
                 continue
 
-    monkeypatch.setattr(Exchange, "receive", receive)
+    monkeypatch.setattr(Inbound, "receive", receive)
 
 
 def checkpoint_after_commit(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -375,10 +378,10 @@ def failure_as_success(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def tokens_without_room(monkeypatch: pytest.MonkeyPatch) -> None:
-    async def wait_room(exchange: Exchange, n: int = 1) -> None:
+    async def wait_room(outbound: Outbound, n: int = 1) -> None:
         await trio.lowlevel.checkpoint()
 
-    monkeypatch.setattr(Exchange, "wait_room", wait_room)
+    monkeypatch.setattr(Outbound, "wait_room", wait_room)
 
 
 def no_last_line(monkeypatch: pytest.MonkeyPatch) -> None:

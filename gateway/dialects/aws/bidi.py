@@ -165,6 +165,7 @@ class _EventStreamChannel:
         "_decoder",
         "_ended",
         "_exchange",
+        "_inbound",
         "_limits",
         "_outbound",
         "_padding",
@@ -177,7 +178,7 @@ class _EventStreamChannel:
         self, exchange: Exchange, config: Config, form: Form | None, variant: str, verify: bidi.Verify | None
     ) -> None:
         self._exchange, self._limits, self._variant, self._verify = exchange, config.limits, variant, verify
-        self._outbound, self._padding = exchange.outbound, config.bidi.padding
+        self._inbound, self._outbound, self._padding = exchange.open_inbound(), exchange.outbound, config.bidi.padding
         self.form = form
         self._decoder: bidi.PartDecoder | bidi.LiteralDecoder | None = None
         self._ended = self._assembling = False
@@ -187,7 +188,7 @@ class _EventStreamChannel:
 
     async def choose_form(self) -> None:
         """For a request without a content type: its first byte tells."""
-        data = await self._exchange.receive()
+        data = await self._inbound.receive()
         assert not isinstance(data, Frame)
         self.form = bidi.sniff_form(data or b"")
         if self._verify is not None and self.form is not Form.EVENT_STREAM:
@@ -246,15 +247,15 @@ class _EventStreamChannel:
                 if isinstance(part, bidi.PayloadPart):
                     exchange.parts_in += 1
                     if self._assembling:
-                        exchange.assembled()
+                        self._inbound.assembled()
                         self._assembling = False
                     return Part(data=part.data, kind=_KIND[part.data_type], last=part.completion is _COMPLETE)
                 if self._ended:
                     raise trio.EndOfChannel
                 if decoder.need > _SMALL:
                     self._assembling = True
-                    exchange.assembling(decoder.need)
-                data = await exchange.receive()
+                    self._inbound.assembling(decoder.need)
+                data = await self._inbound.receive()
                 if data is None:
                     self._ended = True
                     decoder.receive_eof()
@@ -376,7 +377,7 @@ class _FrameChannel(Channel[Part, Part]):
     complete = False  # its model says by its return that there is no more
 
     def __init__(self, exchange: Exchange, handshake: Headers, end: bytes | None) -> None:
-        self._exchange, self._outbound, self._end = exchange, exchange.outbound, end
+        self._exchange, self._inbound, self._outbound, self._end = exchange, exchange.open_inbound(), exchange.outbound, end
         self._handshake: Headers = handshake if end is None else (*handshake, (websocket_handshake.END_OF_INPUT, end))
         self._kind = _BINARY
         self._continuing = self._ended = False
@@ -385,7 +386,7 @@ class _FrameChannel(Channel[Part, Part]):
         if self._ended:
             await self._exchange.turn.checkpoint()
             raise trio.EndOfChannel
-        frame = await self._exchange.receive()
+        frame = await self._inbound.receive()
         if frame is None:
             raise trio.EndOfChannel
         assert isinstance(frame, Frame)

@@ -9,6 +9,7 @@ import trio
 
 from gateway.core.exchange import Exchange
 from gateway.core.outbound import Outbound
+from gateway.core.whole_body import receive_body
 from gateway.dialects.answers import JSON, Wrapping, octets, refusal_headers, reply_headers, reply_of, reply_value
 from gateway.dialects.call import session_of, text_header
 from gateway.dialects.model_choice import ModelChoice
@@ -71,7 +72,7 @@ class ContainerDialect:
                 exchange.claim("container", refuse_as_mme)
                 limit, setting = limits.body, "limits.body"
         worker.check_ready(room=not exchange.input_ended)  # a body that is here may tell other words
-        body = await exchange.receive_body(limit, setting=setting)
+        body = await receive_body(exchange, limit, setting=setting)
         await self.answer(exchange, worker, body)
 
     async def answer(self, exchange: Exchange, worker: Worker, body: memoryview, wrapping: Wrapping | None = None) -> None:

@@ -7,6 +7,7 @@ from functools import partial
 from typing import final
 
 from gateway.core.exchange import Exchange
+from gateway.core.whole_body import receive_body
 from gateway.dialects.aws.container import ContainerDialect
 from gateway.dialects.aws.endpoints import Endpoints
 from gateway.dialects.aws.error_origin import ErrorOrigin, blame
@@ -63,7 +64,7 @@ class SageMakerDialect:
             limit, setting = self._timeouts[operation]
             if limit:
                 exchange.limit_call(limit, setting)
-            body = await exchange.receive_body(self._body, setting="sagemaker.body", as_sent=True)
+            body = await receive_body(exchange, self._body, setting="sagemaker.body", as_sent=True)
             await self._signatures.check_body(claim, body)
             if operation is Operation.INVOKE_ENDPOINT:
                 wrapped: _Invoked | _Streamed = _Invoked(exchange, variant)

@@ -7,6 +7,7 @@ from urllib.parse import parse_qs
 
 from gateway.catalog.repository import Repository
 from gateway.core.exchange import Exchange
+from gateway.core.whole_body import receive_body
 from gateway.dialects.aws.container import refuse_as_mme
 from gateway.errors import BadRequest
 from protocols.aws import multi_model
@@ -25,7 +26,7 @@ class MMEDialect:
     async def load(self, exchange: Exchange) -> None:
         """POST /models: answered when the model answers. The platform that leaves gives the load up."""
         self._take(exchange)
-        body = await exchange.receive_body(_LARGEST, setting="64 KiB, fixed")
+        body = await receive_body(exchange, _LARGEST, setting="64 KiB, fixed")
         try:
             wanted = multi_model.parse_load(body)
         except multi_model.MMEError as e:

@@ -10,6 +10,7 @@ from gateway.codecs.threads import codec
 from gateway.config import LMIConfig
 from gateway.core.exchange import Exchange
 from gateway.core.outbound import Outbound
+from gateway.core.whole_body import receive_body
 from gateway.dialects.answers import JSON, Wrapping, reply_headers
 from gateway.dialects.call import session_of, text_header
 from gateway.dialects.model_choice import ModelChoice
@@ -48,7 +49,7 @@ class LMIDialect:
         exchange.model = worker.name
         self.take(exchange, worker)
         worker.check_ready(room=not exchange.input_ended)  # a body that is here tells the words
-        body = await exchange.receive_body(min(limits.json, limits.body), setting="limits.json")
+        body = await receive_body(exchange, min(limits.json, limits.body), setting="limits.json")
         await self.generate(exchange, worker, body)
 
     def take(self, exchange: Exchange, worker: Worker) -> None:

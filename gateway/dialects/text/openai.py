@@ -12,6 +12,7 @@ from gateway.codecs.threads import codec
 from gateway.config import LimitsConfig, LMIConfig
 from gateway.core.exchange import Exchange
 from gateway.core.outbound import Outbound
+from gateway.core.whole_body import receive_body
 from gateway.dialects.answers import JSON, Wrapping, refusal_headers, reply_headers
 from gateway.dialects.call import session_of
 from gateway.dialects.text.requests import (
@@ -151,7 +152,7 @@ class OpenAIDialect:
     async def _document(self, exchange: Exchange) -> tuple[dict[str, Any], int]:
         """The request's document, and how many bytes it was."""
         limits = self._models.config.limits
-        body = await exchange.receive_body(min(limits.json, limits.body), setting="limits.json")
+        body = await receive_body(exchange, min(limits.json, limits.body), setting="limits.json")
         try:
             document = await codec(
                 len(body),

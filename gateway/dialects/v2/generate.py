@@ -14,6 +14,7 @@ from gateway.codecs.tensors import check_response, outputs_of
 from gateway.codecs.threads import codec
 from gateway.config import LimitsConfig
 from gateway.core.exchange import Exchange
+from gateway.core.whole_body import receive_body
 from gateway.dialects.answers import JSON, reply_headers
 from gateway.dialects.call import NO_PARAMETERS, session_of
 from gateway.dialects.compression import compressed
@@ -58,7 +59,7 @@ class GenerateDialect:
         if not tensors:
             calls.models.check_family(worker, Family.TEXT, "generate")
         worker.check_ready()
-        body = await exchange.receive_body(min(calls.bounds.json, calls.body), setting="limits.json")
+        body = await receive_body(exchange, min(calls.bounds.json, calls.body), setting="limits.json")
         arrived = perf_counter_ns()
         try:
             if tensors:

@@ -11,6 +11,7 @@ import trio
 from gateway.codecs.tensors import SHORT, check_response, outputs_of, request_of
 from gateway.core.exchange import Exchange
 from gateway.core.outbound import Outbound
+from gateway.core.whole_body import receive_body, whole_body
 from gateway.dialects.answers import JSON, Wrapping, reply_headers, reply_of
 from gateway.dialects.call import call_of
 from gateway.dialects.compression import compressed, varying
@@ -43,14 +44,14 @@ class InferDialect:
         header_length = calls.header_length(exchange) if v2.IHCL in exchange.fields else None
         if worker.spec.pieces and header_length:
             return infer_in_pieces(calls, exchange, worker, header_length)
-        body = exchange.whole_body(calls.body)
+        body = whole_body(exchange, calls.body)
         if body is None:
             return self._receive_and_answer(exchange, worker, header_length)
         return self.answer(exchange, worker, body, header_length)  # not awaited here: that would be a frame more for each
 
     async def _receive_and_answer(self, exchange: Exchange, worker: Worker, header_length: int | None) -> None:
         worker.check_ready()
-        body = await exchange.receive_body(self._calls.body, setting="limits.body")
+        body = await receive_body(exchange, self._calls.body, setting="limits.body")
         await self.answer(exchange, worker, body, header_length)
 
     async def answer(

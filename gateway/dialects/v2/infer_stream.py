@@ -8,6 +8,7 @@ from time import perf_counter_ns
 from typing import final
 
 from gateway.core.exchange import Exchange
+from gateway.core.whole_body import receive_body
 from gateway.dialects.call import session_of
 from gateway.dialects.v2.channels import EVENTS, FRAMES, Source, StreamChannel, StreamForm, WholeRequest, replied
 from gateway.dialects.v2.requests import V2Calls, error_of, schedule, slot_within
@@ -39,7 +40,7 @@ class StreamDialect:
                 source = pieces = await Pieces.begin(calls, exchange, worker, header_length)
                 request = pieces.request
             else:
-                body = await exchange.receive_body(calls.body, setting="limits.body")
+                body = await receive_body(exchange, calls.body, setting="limits.body")
                 arrived = perf_counter_ns()
                 request = whole = await calls.read(exchange, worker, body, header_length)
                 source = WholeRequest(exchange, request)

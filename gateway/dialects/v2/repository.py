@@ -10,6 +10,7 @@ import msgspec
 from gateway.catalog.load_unload import ModelControl
 from gateway.catalog.repository import Repository
 from gateway.core.exchange import Exchange
+from gateway.core.whole_body import receive_body
 from gateway.dialects.answers import JSON
 from gateway.dialects.v2.requests import V2Calls, refuse
 from gateway.errors import BadRequest, NotFound
@@ -129,7 +130,7 @@ class V2ControlDialect:
 
     async def _body(self, exchange: Exchange, kind: type[Wanted], what: str) -> Wanted:
         exchange.claim("v2", refuse)
-        body = await exchange.receive_body(_LARGEST, setting="64 KiB, fixed")
+        body = await receive_body(exchange, _LARGEST, setting="64 KiB, fixed")
         try:
             return bodies.decode(body, kind, what)
         except V2Error as e:

@@ -10,6 +10,7 @@ import trio
 from gateway.codecs.tensors import SHORT, request_of
 from gateway.codecs.threads import codec, run_in_codec_thread
 from gateway.core.exchange import Exchange
+from gateway.core.inbound import Inbound
 from gateway.dialects.answers import reply_headers
 from gateway.dialects.call import session_of
 from gateway.dialects.compression import compressed
@@ -47,10 +48,11 @@ async def infer_in_pieces(calls: V2Calls, exchange: Exchange, worker: Worker, he
 class Pieces:
     """A request whose body is read as its model receives: what the model does not ask for stays with the client."""
 
-    __slots__ = ("_exchange", "_reader", "exhausted", "request")
+    __slots__ = ("_exchange", "_inbound", "_reader", "exhausted", "request")
 
     def __init__(self, exchange: Exchange, reader: PieceReader, request: v2.V2Request) -> None:
         self._exchange, self._reader, self.request = exchange, reader, request
+        self._inbound = exchange.open_inbound()
         self.exhausted = False
 
     @classmethod
@@ -68,8 +70,9 @@ class Pieces:
         reader = PieceReader(header_length, length, calls.codec_of(worker).signature, calls.bounds, largest=calls.body)
         # who has said what is to come may be as slow with it as the model's timeout allows
         exchange.limit_silence(calls.models.config.limits.body_silence, "limits.body_silence")
+        inbound = exchange.open_inbound()
         while not isinstance(request := await codec(header_length, reader.head), v2.V2Request):
-            await _read(exchange, reader)
+            await _read(inbound, reader)
         exchange.silence = None
         exchange.parts_in = 0
         return cls(exchange, reader, request)
@@ -79,7 +82,7 @@ class Pieces:
         if self.exhausted:
             await exchange.turn.checkpoint()
             raise trio.EndOfChannel
-        exchange.assembled()  # the piece before
+        self._inbound.assembled()  # the piece before
         await exchange.turn.checkpoint()
         try:
             while True:
@@ -87,7 +90,7 @@ class Pieces:
                 if isinstance(piece, V2Piece):
                     self.exhausted = piece.last
                     return self._message(piece)
-                await _read(exchange, reader)
+                await _read(self._inbound, reader)
         except v2.V2Error as e:
             raise self._broken(error_of(e)) from None
         except Overloaded as e:
@@ -108,10 +111,10 @@ class Pieces:
         return error
 
 
-async def _read(exchange: Exchange, reader: PieceReader) -> None:
+async def _read(inbound: Inbound, reader: PieceReader) -> None:
     if reader.need:
-        exchange.assembling(reader.need)
-    data = await exchange.receive()
+        inbound.assembling(reader.need)
+    data = await inbound.receive()
     if data is None:
         reader.receive_eof()
     else:

@@ -91,7 +91,7 @@ class _SessionChannel:
 
     def __init__(self, calls: V2Calls, exchange: Exchange, worker: Worker, slot: Slot) -> None:
         self._calls, self._exchange, self._worker, self._slot = calls, exchange, worker, slot
-        self._outbound = exchange.outbound
+        self._inbound, self._outbound = exchange.open_inbound(), exchange.outbound
         self._opcode = _TEXT  # of the message that arrives
         self._joined: bytearray | None = None  # its frames so far, where it has several
         self._whole: memoryview | None = None  # all of it, not read yet
@@ -172,7 +172,7 @@ class _SessionChannel:
                 id = await codec(len(text), partial(v2.id_of, text))
                 self._refusal = v2.failure_body(e.message, id)
                 self._whole = None
-                exchange.assembled()
+                self._inbound.assembled()
                 continue
             self._whole = None
             self._session.deadline = exchange.deadline
@@ -184,9 +184,9 @@ class _SessionChannel:
     async def _message(self) -> memoryview:
         """The next message, whole. Its memory is paid for until the next request is asked for; what was received of it is
         kept where this is cancelled."""
-        exchange, limit = self._exchange, self._calls.body
+        limit = self._calls.body
         while True:
-            frame = await exchange.receive()
+            frame = await self._inbound.receive()
             if frame is None:
                 raise trio.EndOfChannel
             assert isinstance(frame, Frame)
@@ -197,7 +197,7 @@ class _SessionChannel:
             if size > limit:
                 raise self._broken(TooLarge(f"a message of {size} bytes is over the limit of {limit} bytes (limits.body)"))
             try:
-                exchange.assembling(size)
+                self._inbound.assembling(size)
             except Overloaded as e:
                 raise self._broken(e) from None
             if joined is not None:
@@ -225,7 +225,7 @@ class _SessionChannel:
         self._scope.deadline = _FOREVER
         self._exchange.making(0)
         if self._whole is None and self._joined is None:
-            self._exchange.assembled()
+            self._inbound.assembled()
 
     def _count(self, *, failed: bool = False) -> None:
         """What became of the request at hand."""

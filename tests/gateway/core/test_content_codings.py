@@ -18,6 +18,7 @@ from gateway.client import Peer, post
 from gateway.codecs import threads
 from gateway.config import Config, LimitsConfig, SageMakerConfig
 from gateway.core.exchange import Exchange
+from gateway.core.whole_body import receive_body
 from gateway.dialects.compression import compressed
 from gateway.testing import MemoryGateway, memory_gateway
 from models.adapt import spec_of
@@ -57,7 +58,7 @@ class Bodies:
 async def bodies(limit: int = BUDGET, total: int = BUDGET, **how: Any) -> AsyncIterator[Bodies]:
     async def take(exchange: Exchange) -> None:
         there.exchanges.append(exchange)
-        body = await exchange.receive_body(limit, setting="the.limit", **how)
+        body = await receive_body(exchange, limit, setting="the.limit", **how)
         there.got.append(bytes(body))
         exchange.outbound.respond(200, [], b"%d" % len(body))
 
@@ -92,7 +93,7 @@ def steps(monkeypatch: pytest.MonkeyPatch) -> list[Callable[[], Awaitable[None]]
             await before.pop(0)()
         return await threads.run_in_codec_thread(call)
 
-    monkeypatch.setattr("gateway.core.exchange.run_in_codec_thread", run_in_codec_thread)
+    monkeypatch.setattr("gateway.core.whole_body.run_in_codec_thread", run_in_codec_thread)
     monkeypatch.setattr("gateway.dialects.compression.run_in_codec_thread", run_in_codec_thread)
     return before
 
@@ -275,7 +276,7 @@ async def test_an_unknown_coding_is_told_which_are_known(path: str, value: bytes
     specs = [spec_of(identity, "identity"), spec_of(Echo(), "echo"), spec_of(lm, "lm", family=Family.TEXT)]
     async with memory_gateway(specs, Config(sagemaker=SageMakerConfig(multi_model=True))) as served:
         router: Any = served.gateway._router
-        router.add("POST", "/body", partial(Exchange.receive_body, limit=100, setting="the.limit"))
+        router.add("POST", "/body", partial(receive_body, limit=100, setting="the.limit"))
         peer = served.http1()
         headers = [(b"content-encoding", value), (b"expect", b"100-continue"), (b"content-length", b"5")]
         head = Request(

@@ -20,6 +20,7 @@ from gateway.cli.main import program
 from gateway.core import connection
 from gateway.core.connection import Connection
 from gateway.core.exchange import Exchange
+from gateway.core.outbound import Outbound
 from gateway.errors import Ending
 from gateway.net.readiness import Poller
 from gateway.testing.log_capture import errors_logged
@@ -131,8 +132,8 @@ def _two_terminals(patch: pytest.MonkeyPatch) -> None:
 
 
 def _wrong_terminal(patch: pytest.MonkeyPatch) -> None:
-    finish = Exchange.finish
-    patch.setattr(Exchange, "finish", lambda self, ending=None, **more: finish(self, Ending.COMPLETE, **more))
+    finish = Outbound.finish
+    patch.setattr(Outbound, "finish", lambda self, ending=None, **more: finish(self, Ending.COMPLETE, **more))
 
 
 def _leaked_credit(patch: pytest.MonkeyPatch) -> None:
@@ -143,7 +144,7 @@ def _double_release(patch: pytest.MonkeyPatch) -> None:
     settle = Exchange._settle
 
     def twice(self: Exchange, ending: Ending) -> None:
-        charged = self._charged
+        charged = self.outbound.charged
         settle(self, ending)
         if charged:
             self.owner.budget.release(charged)
@@ -162,7 +163,7 @@ def _torn_frame(patch: pytest.MonkeyPatch) -> None:
 
 
 def _lost_message(patch: pytest.MonkeyPatch) -> None:
-    patch.setattr(Exchange, "push", _without_every(50, Exchange.push))
+    patch.setattr(Outbound, "push", _without_every(50, Outbound.push))
 
 
 def _leaked_slot(patch: pytest.MonkeyPatch) -> None:
@@ -178,10 +179,10 @@ def _client_left_unseen(patch: pytest.MonkeyPatch) -> None:
 
 
 def _no_backpressure(patch: pytest.MonkeyPatch) -> None:
-    async def wait_room(self: Exchange, n: int = 1) -> None:
+    async def wait_room(self: Outbound, n: int = 1) -> None:
         return
 
-    patch.setattr(Exchange, "wait_room", wait_room)
+    patch.setattr(Outbound, "wait_room", wait_room)
 
 
 def _lost_wake_up(patch: pytest.MonkeyPatch) -> None:

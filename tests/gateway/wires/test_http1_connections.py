@@ -10,6 +10,7 @@ import trio
 
 from gateway.config import Config, LimitsConfig
 from gateway.core.connection import Connection
+from gateway.core.whole_body import receive_body
 from gateway.net.transport import MemoryTransport
 from protocols.events import ConnectionEnd, Data, End
 from tests.gateway.promises import (
@@ -417,7 +418,7 @@ async def test_what_reads_the_body_of_a_request_with_such_an_upgrade_finds_its_e
     async with serving() as house:
 
         async def reading(exchange: Any) -> None:
-            assert bytes(await exchange.receive_body(10, setting="x")) == b""
+            assert bytes(await receive_body(exchange, 10, setting="x")) == b""
             exchange.outbound.respond(200, [], b"all")
 
         router: Any = house.gateway._router

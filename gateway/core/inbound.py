@@ -1,0 +1,267 @@
+"""The body of an exchange as it arrives: bytes in, paid for, and credit back when they are taken."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, final
+
+import trio
+
+from gateway.core.memory import no_bytes
+from gateway.core.waits import INPUT
+from gateway.errors import SlowUpload
+from protocols.events import Buffer, Frame
+
+if TYPE_CHECKING:
+    from gateway.core.contracts import Sink, Stream, Wire
+
+PIECE = 128
+"""Bytes that a piece that waits costs beside its own, for its objects and its place: else empty frames would be free."""
+_SMALL = 512
+_NOTHING: list[Buffer | Frame] = []  # which nobody changes
+
+
+@final
+class Inbound:
+    """What the client of an exchange sends, where it did not all come with the head.
+
+    The wire feeds it. `receive` takes a piece and gives its credit back; a cancelled `receive` has taken nothing. Or else
+    the whole body goes into one buffer, the `sink`: `gateway.core.whole_body`.
+    """
+
+    __slots__ = (
+        "_arrived",
+        "_closed",
+        "_expects_continue",
+        "_prepaid",
+        "_reader",
+        "_taking",
+        "assembly",
+        "exchange",
+        "held",
+        "input_ended",
+        "received",
+        "sink",
+        "wire",
+    )
+
+    def __init__(self, exchange: Stream, wire: Wire, body: bytes | None = None, held: int = 0) -> None:
+        """`body` is all of it where it came with the head: `held` was paid for it, and the wire wants no credit."""
+        self.exchange, self.wire = exchange, wire
+        self._arrived = self._taking = _NOTHING  # what has come; the same, the next one last: what the work takes from
+        if body:
+            self._arrived = [body]
+        self.held = held
+        """What these cost, paid from the budget on wires without windows."""
+        self._prepaid = self.input_ended = body is not None
+        """Of `input_ended`: the body has arrived to its end."""
+        self._expects_continue = exchange.request.expects_continue
+        self.assembly = 0
+        """Bytes of a message under way in a decoder, paid from the budget."""
+        self.received = 0
+        """Pieces that were taken: of a WebSocket, frames."""
+        self.sink: Sink | None = None
+        self._reader: trio.lowlevel.Task | None = None  # waits for input
+        self._closed = False
+
+    # -- called by the wire ----------------------------------------------------------------------------------------
+
+    def feed(self, item: Buffer | Frame, n: int, now: float) -> None:
+        """A piece of the body, n bytes that the wire wants credit for."""
+        exchange = self.exchange
+        exchange.bytes_in += n
+        exchange.arrived_at = now
+        if self._closed:
+            self.wire.credit(exchange.stream, n)
+        elif self.sink is not None:
+            assert not isinstance(item, Frame)
+            self.sink.take(item, n)
+            self.credit(n)
+        else:
+            if self.wire.windowed:
+                # the window bounds bytes alone: small pieces are put together, or each would hold thirty times its size
+                last = self._arrived[-1] if n < _SMALL and self._arrived else None
+                if last is not None:
+                    assert not isinstance(last, Frame)
+                    assert not isinstance(item, Frame)
+                    if len(last) < _SMALL:
+                        self._arrived[-1] = whole = b"".join((last, item))
+                        exchange.copied += len(whole)
+                        return
+            else:
+                cost, budget = n + PIECE, exchange.owner.budget
+                if not budget.try_reserve(cost):
+                    self.wire.credit(exchange.stream, n)
+                    exchange.interrupt(no_bytes(budget, cost))
+                    return
+                self.held += cost
+            if self._arrived is _NOTHING:
+                self._arrived = [item]
+            else:
+                self._arrived.append(item)
+            if self._reader is not None:
+                self.wake_reader(now)
+
+    def feed_end(self) -> None:
+        """The body is complete."""
+        self.input_ended = True
+        if self._reader is not None:
+            self.wake_reader(self.exchange.owner.clock())
+
+    @property
+    def waiting(self) -> int:
+        """What the pieces that nobody has taken yet cost beside their bytes."""
+        return PIECE * (len(self._arrived) + len(self._taking))
+
+    # -- called by the exchange's own task -------------------------------------------------------------------------
+
+    async def receive(self) -> Buffer | Frame | None:
+        """The next piece of the body, None at its end (again and again). Its credit goes back to the peer with the
+        return: call this when the consumer wants bytes, not before."""
+        exchange = self.exchange
+        if self._expects_continue:
+            self.proceed()
+        turn = exchange.turn
+        if turn.over():
+            await turn.renew()
+        while not (taking := self._taking):
+            if self._arrived:
+                self._taking, self._arrived = self._arrived, _NOTHING
+                self._taking.reverse()
+            elif self.input_ended:
+                turn.received -= 1
+                return None
+            elif self._closed:
+                turn.received -= 1
+                raise trio.ClosedResourceError("the exchange has ended")
+            else:
+                assert self._reader is None, "one task waits for input"
+                self._reader = trio.lowlevel.current_task()
+                exchange.parks_for(INPUT)
+                await trio.lowlevel.wait_task_rescheduled(self._reader_cancelled)
+                turn.begin()
+        item = taking.pop()
+        n = len(item.data) if type(item) is Frame else len(item)
+        turn.bytes -= n
+        self.received += 1
+        wire = self.wire
+        if not wire.windowed:
+            cost = n + PIECE
+            self.held -= cost
+            exchange.owner.budget.release(cost)
+        if not self._prepaid:
+            wire.credit(exchange.stream, n)
+        return item
+
+    def proceed(self) -> None:
+        """Asks a client for the body that waits to be asked."""
+        exchange = self.exchange
+        if self._expects_continue and not exchange.bytes_in and not exchange.outbound.status:
+            self.wire.proceed(exchange.stream)
+
+    async def wait_input(self) -> None:
+        """Returns when the body has ended, or the sink wants no more of it."""
+        assert self._reader is None, "one task waits for input"
+        self._reader = trio.lowlevel.current_task()
+        self.exchange.parks_for(INPUT)
+        await trio.lowlevel.wait_task_rescheduled(self._reader_cancelled)
+        self.exchange.turn.begin()
+
+    @property
+    def waits(self) -> bool:
+        """True if a task waits for input."""
+        return self._reader is not None
+
+    def wake_reader(self, now: float) -> None:
+        """Wakes the task that waits, if one does. Its wait is over since then, whenever it has its turn."""
+        reader, self._reader = self._reader, None
+        if reader is not None:
+            self.exchange.has_waited(INPUT, now)
+            trio.lowlevel.reschedule(reader)
+
+    def _reader_cancelled(self, _: object) -> trio.lowlevel.Abort:
+        self._reader = None
+        self.exchange.has_waited(INPUT)
+        return trio.lowlevel.Abort.SUCCEEDED
+
+    def credit(self, n: int) -> None:
+        """The wire may receive n bytes more."""
+        if not self._prepaid:
+            self.wire.credit(self.exchange.stream, n)
+
+    def take_whole(self, limit: int) -> Buffer | None:
+        """All of the body, if it is here in one piece, within the limit and without a content coding. What paid for it while
+        it waited pays for it from now on."""
+        exchange, arrived = self.exchange, self._arrived
+        if len(arrived) != 1 or not self.input_ended or exchange.cancelled or self._taking:
+            return None
+        whole = arrived[0]
+        if type(whole) is Frame:
+            return None
+        n = len(whole)
+        if n > limit or n != exchange.request.content_length or b"content-encoding" in exchange.fields:
+            return None
+        if self.wire.windowed:
+            exchange.reserve(n)
+        self.credit(n)
+        exchange.reserved += self.held  # which is nothing on a wire with windows
+        self.held, self._arrived = 0, _NOTHING
+        exchange.copied += n
+        return whole
+
+    def gather(self, sink: Sink) -> None:
+        """What has come, and what comes from now on, goes into the sink; a wire may receive into it."""
+        self.sink = sink
+        waiting, self._arrived = self._arrived, _NOTHING
+        for item in waiting:
+            assert not isinstance(item, Frame)
+            if not self.wire.windowed:
+                self.held -= len(item) + PIECE
+                self.exchange.owner.budget.release(len(item) + PIECE)
+            sink.take(item, len(item))
+            self.credit(len(item))
+        if (place := sink.place()) is not None:
+            sink.landed = self.wire.land(self.exchange.stream, place)
+
+    def assembling(self, n: int) -> None:
+        """A message of n bytes is being put together from pieces: its memory is reserved once, before it is taken.
+        Overloaded where the budget has no room."""
+        if n > self.assembly:
+            extra, budget = n - self.assembly, self.exchange.owner.budget
+            if not budget.try_reserve(extra):
+                raise no_bytes(budget, extra)
+            self.assembly = n
+
+    def assembled(self) -> None:
+        """That message was taken."""
+        if self.assembly:
+            self.exchange.owner.budget.release(self.assembly)
+            self.assembly = 0
+
+    # -- called by the exchange ------------------------------------------------------------------------------------
+
+    def too_slow(self, now: float) -> SlowUpload | None:
+        """What a whole body ends with that fell silent, or stays slower than `limits.body_rate`. Parts of a stream may be as
+        slow as they like."""
+        if self.input_ended or self._closed or self.sink is None:
+            return None
+        exchange = self.exchange
+        limits, waited, lasted = exchange.owner.limits, now - exchange.arrived_at, now - exchange.started_at
+        if waited > limits.body_silence:
+            return SlowUpload(f"no byte of the body for {waited:.0f} s (limits.body_silence)")
+        if lasted > limits.body_silence and exchange.bytes_in < limits.body_rate * lasted:
+            return SlowUpload(f"{exchange.bytes_in} bytes of the body in {lasted:.0f} s: less than limits.body_rate allows")
+        return None
+
+    def close(self) -> None:
+        """The exchange's task is done: unread input is credited and dropped, what was held is given back."""
+        self._closed, self.sink = True, None
+        unread = 0
+        for item in (*self._taking, *self._arrived):
+            unread += len(item.data) if isinstance(item, Frame) else len(item)
+        self._arrived = self._taking = _NOTHING
+        if self.held:
+            self.exchange.owner.budget.release(self.held)
+            self.held = 0
+        self.assembled()
+        if unread:
+            self.credit(unread)

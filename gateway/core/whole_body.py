@@ -1,0 +1,205 @@
+"""The whole body of an exchange in one buffer: reserved before it is taken, received where it stays, inflated."""
+
+from __future__ import annotations
+
+from functools import partial
+from typing import TYPE_CHECKING, final
+
+import msgspec
+import trio
+
+from gateway.codecs.threads import run_in_codec_thread
+from gateway.core.memory import GrowingBody, no_bytes
+from gateway.errors import BadRequest, GatewayError, TooLarge, UnsupportedEncoding
+from models.blocking import throw
+from protocols.content_coding import Coding, Inflater, parse_content_encoding
+from protocols.errors import RemoteProtocolError
+from protocols.events import Buffer
+
+if TYPE_CHECKING:
+    from gateway.core.exchange import Exchange
+    from gateway.core.inbound import Inbound
+
+# A body of known length is paid for as it arrives, in steps of this many bytes.
+_BODY_STEP = 1024 * 1024
+# A body is inflated in steps: a few short ones here, which is all that most bodies need, then long ones in a thread.
+_SHORT_STEP, _SHORT_STEPS = 64 * 1024, 4
+
+
+def whole_body(exchange: Exchange, limit: int) -> Buffer | None:
+    """What `receive_body` returns a view of, if all of it is here already, in one piece, within the limit and without a
+    content coding. What paid for it while it waited pays for it from now on."""
+    body = exchange.body
+    if not body:
+        inbound = exchange.inbound
+        return None if inbound is None else inbound.take_whole(limit)
+    if exchange.cancelled or len(body) > limit or b"content-encoding" in exchange.fields:
+        return None
+    exchange.body = None
+    exchange.copied += len(body)
+    return body
+
+
+async def receive_body(exchange: Exchange, limit: int, *, setting: str, as_sent: bool = False) -> memoryview:
+    """The whole body in one buffer: its memory is reserved before it is taken and its credit returned as the
+    bytes land there. Of one with a content coding, the content: both within the limit, both paid for while both are
+    there; the request then says nothing of the coding any more. `as_sent`: such a body is refused, as where its very
+    bytes are signed.
+
+    Raises TooLarge before reading where Content-Length says so, at the limit otherwise, Overloaded where the byte
+    budget has no room, UnsupportedEncoding before reading for a coding that is unknown, and BadRequest for data that
+    are damaged. One call for an exchange, instead of `receive`.
+    """
+    whole = whole_body(exchange, limit)
+    if whole is not None:
+        return memoryview(whole)
+    codings = _codings(exchange, as_sent)
+    if exchange.cancelled:
+        await trio.lowlevel.checkpoint()
+    length, buffer = exchange.request.content_length, None
+    if length is not None:
+        if length > limit:
+            raise _too_large(length, limit, setting)
+        if length:
+            # what is only announced holds no more than a step of the budget, and no memory that was not there
+            exchange.reserve(min(length, _BODY_STEP))
+            buffer = exchange.owner.pool.take(length, exchange.started_at)
+        else:
+            buffer = memoryview(b"")
+    inbound = exchange.open_inbound()
+    gathering = Gathering(exchange, inbound, limit, setting, buffer)
+    inbound.gather(gathering)
+    inbound.proceed()
+    while not inbound.input_ended and gathering.error is None:
+        await inbound.wait_input()
+    inbound.sink = None
+    if gathering.error is not None:
+        throw(gathering.take_error())
+    body = gathering.body()
+    return await _inflated(exchange, body, codings, limit, setting) if codings else body
+
+
+@final
+class Gathering:
+    """A whole body on its way into one buffer: the sink of its Inbound."""
+
+    __slots__ = ("_buffer", "_exchange", "_filled", "_growing", "_inbound", "_limit", "_setting", "error", "landed")
+
+    def __init__(self, exchange: Exchange, inbound: Inbound, limit: int, setting: str, buffer: memoryview | None) -> None:
+        """`buffer` is where it goes if its length is known."""
+        self._exchange, self._inbound = exchange, inbound
+        self._limit, self._setting, self._buffer = limit, setting, buffer
+        self._growing = bytearray()  # the buffer where it is not
+        self._filled = 0
+        self.landed = False
+        """The wire itself receives into the buffer."""
+        self.error: GatewayError | None = None
+
+    def place(self) -> memoryview | None:
+        """Where the wire may receive the rest; None where that is not known, or there is none."""
+        buffer = self._buffer
+        return None if buffer is None or self._filled == len(buffer) else buffer[self._filled :]
+
+    def take(self, item: Buffer, n: int) -> None:
+        """The next n bytes; those after an error are dropped."""
+        exchange, buffer = self._exchange, self._buffer
+        budget = exchange.owner.budget
+        if self.error is not None:
+            return
+        if buffer is not None:
+            filled = self._filled
+            if not self.landed:
+                buffer[filled : filled + n] = item
+                exchange.copied += 2 * n  # out of what the wire received into, and from there
+            self._filled = filled = filled + n
+            missing = filled - exchange.reserved
+            if missing > 0:
+                step = max(missing, min(_BODY_STEP, len(buffer) - exchange.reserved))
+                if budget.try_reserve(step):
+                    exchange.reserved += step
+                else:
+                    self._refuse(no_bytes(budget, step))
+        else:
+            growing = self._growing
+            if len(growing) + n > self._limit:
+                self._refuse(_too_large(len(growing) + n, self._limit, self._setting))
+            elif not budget.try_reserve(n):
+                self._refuse(no_bytes(budget, n))
+            else:
+                exchange.reserved += n
+                growing += item
+                exchange.copied += 2 * n
+
+    def _refuse(self, error: GatewayError) -> None:
+        self.error = error
+        self._inbound.wake_reader(self._exchange.arrived_at)
+
+    def take_error(self) -> GatewayError:
+        """The error, to be raised, which is forgotten here: its traceback will know the gathering task and the body."""
+        error, self.error = self.error, None
+        assert error is not None
+        return error
+
+    def body(self) -> memoryview:
+        """All of it; nothing is taken afterwards."""
+        return self._buffer if self._buffer is not None else memoryview(self._growing)
+
+
+def _codings(exchange: Exchange, as_sent: bool) -> tuple[Coding, ...]:
+    try:
+        codings = parse_content_encoding(exchange.header_values(b"content-encoding"))
+    except RemoteProtocolError as e:
+        if not as_sent:
+            raise UnsupportedEncoding(str(e)) from None
+    else:
+        if not (as_sent and codings):
+            return codings
+    encoding = exchange.header(b"content-encoding") or b""
+    raise UnsupportedEncoding(
+        f"content-encoding {encoding[:40].decode('latin-1')!r} is not accepted: send the body as it is",
+        accepted=b"identity",
+    )
+
+
+async def _inflated(
+    exchange: Exchange, body: memoryview, codings: tuple[Coding, ...], limit: int, setting: str
+) -> memoryview:
+    """The content of a body that is all here. Each step is paid for before it is made, and the body until the last."""
+    inflater, out, sent, steps = Inflater(codings, limit=limit), GrowingBody(limit), exchange.reserved, 0
+    inflater.feed(body)
+    try:
+        while not inflater.hungry:
+            steps += 1
+            short = steps <= _SHORT_STEPS
+            step = min(_SHORT_STEP if short else _BODY_STEP, max(limit - out.size, 1))
+            exchange.reserve(step)
+            if short:
+                _inflate(inflater, out, step)
+            else:
+                await run_in_codec_thread(partial(_inflate, inflater, out, step))
+            exchange.unreserve(exchange.reserved - sent - out.size)
+        inflater.finish()
+    except BaseException as e:
+        out.clear()  # the error knows it, by its traceback, until it is said
+        if isinstance(e, RemoteProtocolError):
+            raise TooLarge(f"{e} ({setting})") if e.status == 413 else BadRequest(str(e)) from None
+        raise
+    exchange.unreserve(sent)
+    exchange.copied += out.size
+    # who reads the request from now on sees a body that is what it was made of
+    gone = (b"content-encoding", b"content-length")
+    exchange.request = msgspec.structs.replace(
+        exchange.request, headers=[field for field in exchange.request.headers if field[0] not in gone]
+    )
+    exchange.fields = exchange.owner.fields(exchange.request.headers)
+    return out.view()
+
+
+def _inflate(inflater: Inflater, out: GrowingBody, at_most: int) -> None:
+    made = bytearray()
+    inflater.inflate_into(made, at_most)
+    out.append(made)
+
+
+def _too_large(n: int, limit: int, setting: str) -> TooLarge:
+    return TooLarge(f"the body of {n} bytes is over the limit of {limit} bytes ({setting})")
