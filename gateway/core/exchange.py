@@ -11,6 +11,7 @@ import trio
 from gateway.core.inbound import PIECE, Inbound
 from gateway.core.memory import no_bytes
 from gateway.core.outbound import Outbound
+from gateway.core.time_limits import TimeLimits
 from gateway.core.turn import NO_TURN, Turn
 from gateway.core.waits import SLOT, Waits
 from gateway.errors import (
@@ -41,49 +42,10 @@ class Exchange:
     """
 
     __slots__ = (
-        "_cancelled_at",
-        "_ceiling",
-        "_made",
-        "_objects",
-        "_returned",
-        "_scope",
-        "allowed",
-        "allowed_by",
-        "arrived_at",
-        "awaited",
-        "began_at",
-        "body",
-        "bytes_in",
-        "cancelled",
-        "copied",
-        "deadline",
-        "dialect",
-        "ending",
-        "fail",
-        "fields",
-        "gone",
-        "id",
-        "inbound",
-        "incident",
-        "interruption",
-        "left_at",
-        "model",
-        "outbound",
-        "owner",
-        "parts_in",
-        "priority",
-        "reply",
-        "request",
-        "reserved",
-        "route",
-        "silence",
-        "started_at",
-        "stopped_by",
-        "stream",
-        "turn",
-        "waits",
-        "wire",
-        "words",
+        "_cancelled_at", "_made", "_objects", "_returned", "_scope", "arrived_at", "awaited", "began_at", "body", "bytes_in",
+        "cancelled", "copied", "deadline", "dialect", "ending", "fail", "fields", "gone", "id", "inbound", "incident",
+        "interruption", "left_at", "model", "outbound", "owner", "parts_in", "priority", "reply", "request", "reserved",
+        "route", "started_at", "stopped_by", "stream", "time_limits", "turn", "waits", "wire", "words",
     )  # fmt: skip
 
     fields: dict[bytes, bytes]
@@ -140,16 +102,14 @@ class Exchange:
         self.cancelled = False
         self.ending: Ending | None = None
         self.interruption: GatewayError | None = None
-        self.allowed = self.deadline = _FOREVER
-        """Seconds, and the moment on Trio's clock; infinite where there is none."""
-        self.allowed_by = ""
-        self._ceiling: tuple[float, float, str] | None = None  # the earliest deadline, the seconds and the name of its limit
+        self.deadline = _FOREVER
+        """The moment, on Trio's clock, at which it is over by `time_limits`; infinite where there is none."""
+        self.time_limits: TimeLimits | None = None
         self.words: Callable[[Exchange, GatewayError], None] | None = None
         """How the dialect that has taken it says an error before the head; it commits and finishes the exchange."""
         self.fail: Callable[[GatewayError], None] | None = None
         """The same, for what is under way: it comes before `words`."""
         self.model = self.dialect = self.incident = ""
-        self.silence: tuple[float, str] | None = None
         self.reply: dict[str, str] | None = None
         """Header fields that the model wants in the head of its answer, by lower-case name."""
         self.bytes_in = 0
@@ -238,24 +198,6 @@ class Exchange:
         self._settle(ending)
         self._cancel()
 
-    def limit_time(self, seconds: float, setting: str) -> None:
-        """The exchange ends with DeadlineExceeded, which names the setting, that many seconds from now; what was said before
-        holds no longer, apart from `limit_call`."""
-        until = trio.current_time() + seconds
-        if self._ceiling is not None and self._ceiling[0] <= until:
-            until, seconds, setting = self._ceiling
-        self.deadline, self.allowed, self.allowed_by = until, seconds, setting
-        if self._scope is not None:
-            self._scope.deadline = until
-
-    def limit_call(self, seconds: float, name: str) -> None:
-        """The same, whatever limits are said later: the earliest deadline holds. `name` says whose limit it is."""
-        until = trio.current_time() + seconds
-        if self._ceiling is None or until < self._ceiling[0]:
-            self._ceiling = until, seconds, name
-            if until < self.deadline:
-                self.limit_time(seconds, name)
-
     def interrupt(self, error: GatewayError) -> None:
         """Stops the work; the error becomes the exchange's honest ending. The first interruption stays."""
         if self.interruption is None and self.outbound.finishing is None and self.ending is None:
@@ -307,6 +249,55 @@ class Exchange:
             return over
         return self.cancelled
 
+    # -- how long it may last ------------------------------------------------------------------------------------------
+
+    def limit_time(self, seconds: float, setting: str, *, said: float | None = None) -> None:
+        """The exchange ends with DeadlineExceeded, which names the setting, that many seconds from now; what was said before
+        holds no longer, apart from `limit_call`. `said`: the seconds that the error names, where they began before."""
+        limits = self._limits()
+        limits.limit_time(seconds, setting, said)
+        self._set_deadline(limits.deadline)
+
+    def limit_call(self, seconds: float, name: str) -> None:
+        """The same, whatever limits are said later: the earliest deadline holds. `name` says whose limit it is."""
+        limits = self._limits()
+        limits.limit_call(seconds, name)
+        self._set_deadline(limits.deadline)
+
+    def limit_silence(self, seconds: float, setting: str) -> None:
+        """The exchange ends with DeadlineExceeded, which names the setting, when neither side has moved a byte for that
+        many seconds, to within the coarse timer's second."""
+        self._limits().silence = seconds, setting
+
+    def _limits(self) -> TimeLimits:
+        limits = self.time_limits
+        if limits is None:
+            limits = self.time_limits = TimeLimits()
+        return limits
+
+    def _set_deadline(self, until: float) -> None:
+        self.deadline = until
+        if self._scope is not None:
+            self._scope.deadline = until
+
+    def check_stamps(self, now: float) -> None:
+        """What the coarse timer asks: interrupts a session that is silent for longer than it may, a whole body that fell
+        silent, and one that stays slower than `limits.body_rate`. Parts of a stream may be as slow as they like."""
+        limits, inbound = self.time_limits, self.inbound
+        if limits is not None and (said := limits.silent(now - max(self.arrived_at, self.outbound.sent_at))) is not None:
+            self.interrupt(self._too_late(said))
+        if inbound is not None and (error := inbound.too_slow(now)) is not None:
+            self.interrupt(error)
+
+    @property
+    def interruption_or_deadline(self) -> GatewayError:
+        """What its work was cancelled for."""
+        return self.interruption or self._too_late(self._limits().over())
+
+    def _too_late(self, message: str) -> DeadlineExceeded:
+        awaited: Callable[[], str] | None = getattr(self, "awaited", None)
+        return DeadlineExceeded(message if awaited is None else f"{message}: {awaited()}")
+
     # -- where its time goes: asked where a task parks, never on its way -------------------------------------------------
 
     def parks_for(self, what: int) -> None:
@@ -326,20 +317,7 @@ class Exchange:
     def slot_wait_over(self) -> None:
         self.has_waited(SLOT)
 
-    def limit_silence(self, seconds: float, setting: str) -> None:
-        """The exchange ends with DeadlineExceeded, which names the setting, when neither side has moved a byte for that
-        many seconds, to within the coarse timer's second."""
-        self.silence = seconds, setting
-
-    def check_stamps(self, now: float) -> None:
-        """What the coarse timer asks: interrupts a session that is silent for longer than it may, a whole body that fell
-        silent, and one that stays slower than `limits.body_rate`. Parts of a stream may be as slow as they like."""
-        if self.silence is not None:
-            seconds, setting = self.silence
-            if now - max(self.arrived_at, self.outbound.sent_at) > seconds:
-                self.interrupt(self._too_late(f"no part in either direction for {seconds:g} s ({setting})"))
-        if self.inbound is not None and (error := self.inbound.too_slow(now)) is not None:
-            self.interrupt(error)
+    # -- what it holds ---------------------------------------------------------------------------------------------------
 
     @property
     def held(self) -> int:
@@ -364,26 +342,6 @@ class Exchange:
         """Gives so many back."""
         self.owner.budget.release(n)
         self.reserved -= n
-
-    # -- outbound --------------------------------------------------------------------------------------------------
-
-    def claim(self, dialect: str, refuse: Callable[[Exchange, GatewayError], None]) -> None:
-        """A dialect has it, which says in its own words what goes wrong before the head."""
-        self.dialect, self.words, self.fail = dialect, refuse, None
-
-    def answer_error(self, error: GatewayError) -> None:
-        """Says an error as its dialect does, and finishes the exchange: it is its one ending."""
-        if self.fail is not None:
-            self.fail(error)
-        elif self.words is not None:
-            self.words(self, error)
-        else:
-            self.answer_plain_error(error)
-
-    def answer_plain_error(self, error: GatewayError) -> None:
-        """The plain answer to an error, for exchanges that no dialect has taken."""
-        headers = [(b"content-type", b"application/json"), *error.headers, *error.retry]
-        self.outbound.respond(error.status, headers, msgspec.json.encode({"error": error.message}), ending=error.ending)
 
     def making(self, n: int) -> None:
         """Objects that take n bytes are made of the request's text, or for its answer: they count until its end, or until
@@ -412,15 +370,27 @@ class Exchange:
 
         return give_back
 
+    # -- what goes wrong -----------------------------------------------------------------------------------------------
+
+    def claim(self, dialect: str, refuse: Callable[[Exchange, GatewayError], None]) -> None:
+        """A dialect has it, which says in its own words what goes wrong before the head."""
+        self.dialect, self.words, self.fail = dialect, refuse, None
+
+    def answer_error(self, error: GatewayError) -> None:
+        """Says an error as its dialect does, and finishes the exchange: it is its one ending."""
+        if self.fail is not None:
+            self.fail(error)
+        elif self.words is not None:
+            self.words(self, error)
+        else:
+            self.answer_plain_error(error)
+
+    def answer_plain_error(self, error: GatewayError) -> None:
+        """The plain answer to an error, for exchanges that no dialect has taken."""
+        headers = [(b"content-type", b"application/json"), *error.headers, *error.retry]
+        self.outbound.respond(error.status, headers, msgspec.json.encode({"error": error.message}), ending=error.ending)
+
     # -- the end ---------------------------------------------------------------------------------------------------
-
-    @property
-    def interruption_or_deadline(self) -> GatewayError:
-        return self.interruption or self._too_late(f"the session's {self.allowed:g} s are over ({self.allowed_by})")
-
-    def _too_late(self, message: str) -> DeadlineExceeded:
-        awaited: Callable[[], str] | None = getattr(self, "awaited", None)
-        return DeadlineExceeded(message if awaited is None else f"{message}: {awaited()}")
 
     def work_done(self) -> None:
         """The exchange's task is done with it: unread input is credited and dropped, what was held is given back."""

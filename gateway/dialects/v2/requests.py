@@ -170,8 +170,7 @@ class Timeout:
         """The exchange ends by then with DeadlineExceeded, which names the parameter, unless it does so before. Said again
         inside the slot, where the model's own timeout begins."""
         if self.until < exchange.deadline:
-            exchange.limit_time(self.until - trio.current_time(), self.NAME)
-            exchange.allowed = self.seconds
+            exchange.limit_time(self.until - trio.current_time(), self.NAME, said=self.seconds)
 
 
 def timeout_of(parameters: Mapping[str, Any]) -> Timeout | None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import final
 
 import msgspec
@@ -73,7 +74,7 @@ class Pieces:
         inbound = exchange.open_inbound()
         while not isinstance(request := await codec(header_length, reader.head), v2.V2Request):
             await _read(inbound, reader)
-        exchange.silence = None
+        exchange.limit_silence(math.inf, "")
         exchange.parts_in = 0
         return cls(exchange, reader, request)
 
