@@ -207,7 +207,6 @@ MOST_LINES = 450
 LONG = {
     "gateway/core/connection.py: Connection": 453,
     "gateway/gateway.py: Gateway": 794,
-    "protocols/http2/connection.py: HTTP2Connection": 992,
 }
 
 

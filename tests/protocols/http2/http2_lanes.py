@@ -382,7 +382,7 @@ def compare(
     chosen: list[Step | tuple[str, int]], limits: HTTP2Limits, exact: bool, budget: int | None, settled: bool
 ) -> None:
     """Runs the steps on both servers. `exact` gives both the same header encoder, and then demands the same bytes."""
-    run_in_codec_thread, through = (Side(limits, lane=lane, exact=exact, budget=budget) for lane in (True, False))
+    beside, through = (Side(limits, lane=lane, exact=exact, budget=budget) for lane in (True, False))
     client = Client()
     opening = PREFACE + settings_frame() + frame(Kind.SETTINGS, 1) * settled
     first = frame(Kind.HEADERS, END_HEADERS, 1, client.encoder.encode(POST))
@@ -390,13 +390,13 @@ def compare(
     for step in [([literally(opening + first)], 2**20, 2**20), *chosen]:
         tally["steps"] += 1
         if not isinstance(step, tuple):
-            assert run_in_codec_thread.act(step) == through.act(step)
+            assert beside.act(step) == through.act(step)
         elif len(step) == 2:
-            assert run_in_codec_thread.write(*step) == through.write(*step)
+            assert beside.write(*step) == through.write(*step)
         else:
             data = b"".join(write(client) for write in step[0])
-            said, expected = run_in_codec_thread.receive(data, step[1]), through.receive(data, step[2])
-            if said != expected and ends_at_a_negative_window(run_in_codec_thread, expected[1]):
+            said, expected = beside.receive(data, step[1]), through.receive(data, step[2])
+            if said != expected and ends_at_a_negative_window(beside, expected[1]):
                 return
             assert said == expected
             tally.update(type(event).__name__ for event in said[0])
@@ -405,27 +405,27 @@ def compare(
                 # stream's (the spec's rule 7: else one stalled stream can stop the connection). The sum is the same.
                 tally["ended where h2 gave credit by itself"] += 1
                 return
-        ours, theirs = run_in_codec_thread.state(), through.state()
+        ours, theirs = beside.state(), through.state()
         assert ours == theirs
-        if run_in_codec_thread.machine._error is not None:
+        if beside.machine._error is not None:
             tally["ended by a connection error"] += 1
-            assert run_in_codec_thread.write("flush", 0) == through.write("flush", 0)
+            assert beside.write("flush", 0) == through.write("flush", 0)
             return
-        check(run_in_codec_thread.machine)
+        check(beside.machine)
         check(through.machine)
-    assert run_in_codec_thread.write("flush", 0) == through.write("flush", 0)
-    for side in (run_in_codec_thread, through):
+    assert beside.write("flush", 0) == through.write("flush", 0)
+    for side in (beside, through):
         side.machine.close()
         for stream in side.machine.windows():
             side.machine.drop(stream)
         assert set(side.machine.windows()) == {0}
 
 
-def ends_at_a_negative_window(run_in_codec_thread: Side, error: object) -> bool:
+def ends_at_a_negative_window(beside: Side, error: object) -> bool:
     """h2 takes an empty DATA frame for a flow error while a smaller INITIAL_WINDOW_SIZE has made its stream's window
     negative. It has no flow-controlled bytes (RFC 9113 section 6.9.1), so the lane takes it."""
     refused = isinstance(error, tuple) and error[0] == int(FlowControlError.error_code)
-    negative = any(ledger.available < 0 for ledger in run_in_codec_thread.machine.windows().values())
+    negative = any(ledger.available < 0 for ledger in beside.machine.windows().values())
     tally["ended by an empty frame at a negative window"] += refused and negative
     return refused and negative
 

@@ -1,0 +1,242 @@
+"""The streams of an HTTP/2 connection, from their first frame until they are forgotten: open, lingering, read to the end."""
+
+from __future__ import annotations
+
+from collections import OrderedDict, deque
+
+from h2.stream import H2Stream
+
+from protocols.buffers import ByteBudget
+from protocols.errors import LocalProtocolError, RemoteProtocolError
+from protocols.events import Event, Reset
+from protocols.http2.frames import Code
+from protocols.http2.library import REMEMBERED, LibraryPath
+from protocols.http2.limits import FloodCounters, HTTP2Limits
+from protocols.http2.output import ControlQueue
+from protocols.http2.stream import Stream
+from protocols.http2.windows import Ledger, ReceiveWindows, Window
+from protocols.roles import Role
+
+LOOKS = 30
+"""How many calls of `tick` a stream may outlast its answer at most."""
+
+
+class StreamTable:
+    """The streams that are not forgotten, and the credit, the order to write in and the end of each."""
+
+    def __init__(self, role: Role, limits: HTTP2Limits, library: LibraryPath, budget: ByteBudget | None) -> None:
+        self.role = role
+        self.limits = limits
+        self.counters = FloodCounters()
+        self._client = role is Role.CLIENT
+        self._h2 = library
+        self._windows = ReceiveWindows(initial=limits.initial_window, maximum=limits.max_window, budget=budget)
+        self._streams: dict[int, Stream] = {}
+        self._open = 0
+        self._reset_by_us: OrderedDict[int, None] = OrderedDict()
+        self._events: deque[Event] = deque()
+        self._error: RemoteProtocolError | None = None
+        self._closed = False
+        self._control = ControlQueue()
+        self._control.put(library.opening)
+        self._ring: OrderedDict[int, Stream] = OrderedDict()
+        self._queued = 0
+        self._answered: set[int] = set()
+        self._lingering: OrderedDict[int, Stream] = OrderedDict()
+
+    def is_open(self, stream: int) -> bool:
+        """Whether the stream is neither reset nor complete in both directions, nor lingering: a Reset may be sent, and
+        until our own End also the rest."""
+        found = self._streams.get(stream)
+        return found is not None and found.open
+
+    @property
+    def open_streams(self) -> int:
+        """How many streams are open."""
+        return self._open
+
+    @property
+    def lingering(self) -> int:
+        """How many streams of peers that have their whole answer and may still send are to be looked at by `tick`."""
+        return len(self._lingering)
+
+    @property
+    def unconsumed(self) -> int:
+        """Bytes given out in Data events, or about to be, for which no credit came yet."""
+        return self._windows.unread
+
+    def windows(self) -> dict[int, Ledger]:
+        """The receive windows of all streams that are not forgotten, and the connection's under 0, each beside h2's own
+        count: `ledger.available == ledger.library` always."""
+        ledgers = {0: self._windows.ledger(None, self._h2.inbound_flow_control_window)}
+        for stream in self._streams.values():
+            ledgers[stream.id] = self._windows.ledger(stream.window, stream.library.inbound_flow_control_window)
+        return ledgers
+
+    # Credit.
+
+    def credit(self, stream: int, n: int) -> None:
+        """The consumer took n bytes of the stream, which may be long over. More than it was given, or after `drop`, is a
+        LocalProtocolError."""
+        found = self._streams.get(stream)
+        if found is None or not 0 < n <= found.window.unread:
+            unread = 0 if found is None else found.window.unread
+            if n:
+                raise LocalProtocolError(f"credit of {n} bytes on stream {stream}, which has {unread} unread")
+        elif self._windows.consumed(found.window, n):
+            self._return_credit(found, grow=not found.dropped)
+        elif not found.receiving:
+            self._settle(found)
+
+    def drop(self, stream: int) -> int:
+        """Nobody will read the stream any more: what is unread is credited (the answer says how many bytes), and what
+        still comes is credited as it comes. Our own direction is not concerned. Any number of times, for any stream."""
+        found = self._streams.get(stream)
+        if found is None:
+            return 0
+        found.dropped = True
+        unread = found.window.unread
+        if unread:
+            self._windows.consumed(found.window, unread)
+        self._return_credit(found, grow=False)
+        if found.lingering:
+            self._windows.unreserve(found.window)
+        return unread
+
+    def _return_credit(self, stream: Stream, *, grow: bool) -> None:
+        if stream.receiving:
+            increment = self._windows.stream_increment(stream.window, grow=grow)
+            if increment:
+                self._control.put(self._h2.grant(increment, stream.library))
+        else:
+            self._settle(stream)
+        if not self._over:
+            self._return_connection_credit()
+
+    def _return_connection_credit(self) -> None:
+        increment = self._windows.connection_increment()
+        if increment:
+            self._control.put(self._h2.grant(increment))
+
+    # From the first frame to the last.
+
+    def _adopt(self, stream: int, library: H2Stream, window: Window) -> Stream:
+        found = self._streams[stream] = Stream(stream, library, window, self._h2.inbound(library))
+        self._open += 1
+        if self._lingering:
+            self._make_place(0)
+        return found
+
+    def _arm(self, stream: Stream) -> None:
+        """Puts the stream at the end of the ring if it may write, else out of it."""
+        if not stream.queue.nbytes or stream.library.outbound_flow_control_window <= 0:
+            self._ring.pop(stream.id, None)
+        elif stream.id not in self._ring:
+            self._ring[stream.id] = stream
+
+    def _stream_error(self, stream: int, code: int) -> None:
+        """The peer broke one stream. If that was with its END_STREAM after ours, there is nothing left to reset."""
+        self.counters.resets += 1
+        self._reset_in_library(stream, code)
+        found = self._streams.get(stream)
+        lingered = found is not None and found.lingering
+        if found is not None:
+            self._lose(found)
+        if not lingered:
+            self._events.append(Reset(stream=stream, code=int(code)))
+
+    def _reset_in_library(self, stream: int, code: int) -> None:
+        frames = self._h2.reset(stream, code)
+        if frames:
+            self._remember_reset(stream)
+            self._control.put(frames, stream)
+
+    def _remember_reset(self, stream: int) -> None:
+        self._reset_by_us[stream] = None
+        if len(self._reset_by_us) > REMEMBERED:
+            self._reset_by_us.popitem(last=False)
+
+    def _lose(self, stream: Stream) -> None:
+        """The stream is reset, by whomever: nothing of it will be sent or received, only its unread bytes remain."""
+        stream.reset = True
+        stream.receiving = False
+        self._queued -= stream.queue.discard()
+        self._ring.pop(stream.id, None)
+        self._settle(stream)
+
+    def _settle(self, stream: Stream) -> None:
+        """Counts a stream out when it is not open any more, and forgets it when it is read to the end."""
+        if not stream.reset and (stream.receiving or not stream.finished):
+            return
+        if stream.counted:
+            stream.counted = False
+            self._open -= 1
+        elif stream.lingering:
+            stream.lingering = False
+            self._lingering.pop(stream.id, None)
+        if not stream.window.unread and self._streams.pop(stream.id, None) is not None:
+            self._windows.forget(stream.window)
+
+    def _abandon(self) -> None:
+        for stream in list(self._streams.values()):
+            self._lose(stream)
+
+    # Lingering.
+
+    def tick(self) -> bool:
+        """To be called about once a second while streams are `lingering`: resets those on which nothing has come since the
+        last call, or that have outlasted LOOKS of them. Says whether there were any."""
+        over = []
+        for stream in self._lingering.values():
+            quiet = stream.looks and stream.swallowed == stream.swallowed_before
+            stream.swallowed_before = stream.swallowed
+            stream.looks += 1
+            if quiet or stream.looks > LOOKS:
+                over.append(stream)
+        for stream in over:
+            self._reset_lingering(stream)
+        return bool(over)
+
+    def _finished(self, stream: Stream) -> None:
+        """Our END_STREAM is out of the queue."""
+        stream.finished = True
+        if not stream.receiving:
+            self._settle(stream)
+        elif not self._client:
+            stream.lingering, stream.counted = True, False
+            self._open -= 1
+            self._answered.add(stream.id)
+
+    def _linger(self, written: list[int]) -> None:
+        """Of these streams the last byte of ours is written: from now on those that linger may be reset."""
+        for number in self._answered.intersection(written):
+            self._answered.discard(number)
+            stream = self._streams.get(number)
+            if stream is not None and stream.lingering:
+                self._lingering[number] = stream
+                if not stream.window.unread:
+                    self._windows.unreserve(stream.window)
+        self._make_place(1)
+
+    def _make_place(self, keep: int) -> None:
+        """Resets the streams that have lingered longest while they, which count against MAX_CONCURRENT_STREAMS (section
+        5.1.2), have more than half of what the open ones leave: so they are in no new stream's way."""
+        while len(self._lingering) > max(keep, (self.limits.streams - self._open) // 2):
+            self._reset_lingering(next(iter(self._lingering.values())))
+
+    def _reset_lingering(self, stream: Stream) -> None:
+        self._control.put(self._h2.reset(stream.id, Code.NO_ERROR))
+        self._remember_reset(stream.id)
+        self._lose(stream)
+
+    # What h2 says, and whether anything still counts.
+
+    @property
+    def _over(self) -> bool:
+        return self._error is not None or self._closed
+
+    def _drain(self, ends: int = 0) -> None:
+        """To be called after everything that h2 is told: a GOAWAY would clear what it holds."""
+        frames = self._h2.data_to_send()
+        if frames:
+            self._control.put(frames, ends)
