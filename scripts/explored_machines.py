@@ -571,7 +571,7 @@ def _websocket() -> Machine:
 
 # -- event streams -------------------------------------------------------------------------------------------------------
 
-_MESSAGE = eventstream.encode(eventstream.Message(headers={}, payload=b"x"))
+_MESSAGE = eventstream.encode(eventstream.EventMessage(headers={}, payload=b"x"))
 _ENVELOPE = b"".join(bytes(b) for b in bidi.encode_request_part(b"x", date_ms=0))
 _END = b"".join(bytes(b) for b in bidi.encode_request_end(date_ms=0))
 _PART = b"".join(bytes(b) for b in bidi.encode_part(b"x"))

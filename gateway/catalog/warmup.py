@@ -63,6 +63,6 @@ def _check_tensors(infer: v2.InferCodec, asked: InferRequest, answer: Any) -> No
     check_response(answer)
     outputs, _ = outputs_of(answer)
     inputs = [v2.V2Tensor(name=tensor.name, datatype=tensor.datatype, array=tensor.data) for tensor in asked.inputs]
-    wanted = [v2.RequestedOutput(name=name) for name in asked.outputs]
+    wanted = [v2.WantedOutput(name=name) for name in asked.outputs]
     request = v2.V2Request(inputs=tuple(inputs), outputs=tuple(wanted), binary_default=True)
     infer.render(outputs, request, answer.id, dict(answer.parameters))

@@ -114,7 +114,7 @@ ERROR_TYPE: Final = b"x-amzn-errortype"
 # ---- the request head
 
 
-class ErrorType(enum.StrEnum):
+class BidiErrorType(enum.StrEnum):
     """The errors that the operation has as an HTTP response, by the name that `x-amzn-errortype` carries."""
 
     INPUT_VALIDATION_ERROR = "InputValidationError"
@@ -128,10 +128,10 @@ class ErrorType(enum.StrEnum):
 
 
 _STATUS = {
-    ErrorType.INPUT_VALIDATION_ERROR: 400,
-    ErrorType.MODEL_ERROR: 424,
-    ErrorType.INTERNAL_SERVER_ERROR: 500,
-    ErrorType.SERVICE_UNAVAILABLE_ERROR: 503,
+    BidiErrorType.INPUT_VALIDATION_ERROR: 400,
+    BidiErrorType.MODEL_ERROR: 424,
+    BidiErrorType.INTERNAL_SERVER_ERROR: 500,
+    BidiErrorType.SERVICE_UNAVAILABLE_ERROR: 503,
 }
 
 
@@ -139,7 +139,7 @@ _STATUS = {
 class BidiInputError(ProtocolError):
     """The request head is not one of this operation. The text is for the client: field, rule, and what came."""
 
-    errortype: Final = ErrorType.INPUT_VALIDATION_ERROR
+    errortype: Final = BidiErrorType.INPUT_VALIDATION_ERROR
     status: Final = 400
 
 
@@ -286,7 +286,7 @@ def failure_body(message: str, code: str = "") -> bytes:
 
 
 def error_body(
-    errortype: ErrorType,
+    errortype: BidiErrorType,
     message: str,
     *,
     code: str | None = None,

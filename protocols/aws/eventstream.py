@@ -97,7 +97,7 @@ _SIGNED_KINDS = {kind: bytes((number,)) for number, kind in _SIGNED.items()}
 
 @final
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Message:
+class EventMessage:
     """One message. `headers` keep their order and have unique names; a received `payload` is `bytes` up to 16 KiB and
     a read-only memoryview above."""
 
@@ -189,7 +189,7 @@ def encode_buffers(headers: Mapping[str, HeaderValue], payload: Buffer = b"") ->
     return encode_block(encode_headers(headers), payload)
 
 
-def encode(message: Message) -> bytes:
+def encode(message: EventMessage) -> bytes:
     """A message as one `bytes`; rules and errors of `encode_headers` and `encode_block`."""
     return b"".join(encode_buffers(message.headers, message.payload))
 
@@ -418,12 +418,12 @@ class Decoder(Reader):
     def __init__(self, limits: Limits | None = None) -> None:
         super().__init__(limits or Limits())
 
-    def next_message(self) -> Message | NeedData:
+    def next_message(self) -> EventMessage | NeedData:
         """The next whole message, or NEED_DATA."""
         try:
             raw = self._next_raw()
             if raw is Signal.NEED_DATA:
                 return raw
-            return Message(headers=decode_headers(raw.headers, self._limits.fields), payload=raw.payload)
+            return EventMessage(headers=decode_headers(raw.headers, self._limits.fields), payload=raw.payload)
         except RemoteProtocolError as error:
             raise self._fail(error) from None

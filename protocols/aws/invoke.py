@@ -22,14 +22,14 @@ _STREAM_CONTENT_TYPE = "x-amzn-sagemaker-content-type"
 _VARIANT = bidi.INVOKED_PRODUCTION_VARIANT.decode()
 
 
-class Operation(enum.Enum):
+class InvokeOperation(enum.Enum):
     """The operations by their names; they differ in headers and in the form of the answer."""
 
     INVOKE_ENDPOINT = "InvokeEndpoint"
     INVOKE_ENDPOINT_WITH_RESPONSE_STREAM = "InvokeEndpointWithResponseStream"
 
 
-class ErrorType(enum.StrEnum):
+class InvokeErrorType(enum.StrEnum):
     """The errors that are HTTP responses, by the name that `x-amzn-errortype` carries and that clients raise."""
 
     VALIDATION_ERROR = "ValidationError"
@@ -45,12 +45,12 @@ class ErrorType(enum.StrEnum):
 
 
 _STATUS = {
-    ErrorType.VALIDATION_ERROR: 400,
-    ErrorType.MODEL_ERROR: 424,
-    ErrorType.MODEL_NOT_READY: 429,
-    ErrorType.INTERNAL_FAILURE: 500,
-    ErrorType.SERVICE_UNAVAILABLE: 503,
-    ErrorType.INTERNAL_DEPENDENCY: 530,
+    InvokeErrorType.VALIDATION_ERROR: 400,
+    InvokeErrorType.MODEL_ERROR: 424,
+    InvokeErrorType.MODEL_NOT_READY: 429,
+    InvokeErrorType.INTERNAL_FAILURE: 500,
+    InvokeErrorType.SERVICE_UNAVAILABLE: 503,
+    InvokeErrorType.INTERNAL_DEPENDENCY: 530,
 }
 
 
@@ -61,7 +61,7 @@ _STATUS = {
 class InvokeInputError(ProtocolError):
     """The request head is not one of this operation. The text is for the client: member, rule, and what came."""
 
-    errortype: Final = ErrorType.VALIDATION_ERROR
+    errortype: Final = InvokeErrorType.VALIDATION_ERROR
     status: Final = 400
 
 
@@ -73,7 +73,7 @@ class InvokeRequest:
     Values are as they came. `target_model` is opaque here: it may hold slashes and dot segments.
     """
 
-    operation: Operation
+    operation: InvokeOperation
     endpoint: str
     content_type: str | None = None
     accept: str | None = None
@@ -124,7 +124,7 @@ _BOTH = (
     ("prefix_aware_id", "PrefixAwareId", "x-amzn-sagemaker-prefix-aware-id", _Rule(64, *_PRINT)),
 )
 _MEMBERS = {
-    Operation.INVOKE_ENDPOINT: (
+    InvokeOperation.INVOKE_ENDPOINT: (
         *_BOTH,
         ("accept", "Accept", "accept", _HEADER),
         ("target_model", "TargetModel", "x-amzn-sagemaker-target-model", _Rule(1024, *_PRINT)),
@@ -136,7 +136,7 @@ _MEMBERS = {
         ),
         ("session_id", "SessionId", "x-amzn-sagemaker-session-id", _SESSION_OR_NEW),
     ),
-    Operation.INVOKE_ENDPOINT_WITH_RESPONSE_STREAM: (
+    InvokeOperation.INVOKE_ENDPOINT_WITH_RESPONSE_STREAM: (
         *_BOTH,
         ("accept", "Accept", "x-amzn-sagemaker-accept", _HEADER),
         ("session_id", "SessionId", "x-amzn-sagemaker-session-id", _SESSION),
@@ -144,7 +144,7 @@ _MEMBERS = {
 }
 
 
-def read_request(operation: Operation, endpoint: str, headers: Mapping[str, str]) -> InvokeRequest:
+def read_request(operation: InvokeOperation, endpoint: str, headers: Mapping[str, str]) -> InvokeRequest:
     """Checks the endpoint name of the path and the headers (lower-case names) that the operation has against its
     lengths and patterns. InvokeInputError for the first that does not fit.
 
@@ -180,7 +180,7 @@ def _shown(value: str, rule: _Rule) -> str:
 class ReplyError(ProtocolError):
     """What a model wants in the head of its answer cannot be there. The fault is the model's."""
 
-    errortype: Final = ErrorType.MODEL_ERROR
+    errortype: Final = InvokeErrorType.MODEL_ERROR
     status: Final = 424
 
 
@@ -197,7 +197,7 @@ _SESSION_REPLIES = {
 
 
 def response_headers(
-    operation: Operation, reply: Mapping[str, str], *, content_type: str, variant: str = "", request_id: str = ""
+    operation: InvokeOperation, reply: Mapping[str, str], *, content_type: str, variant: str = "", request_id: str = ""
 ) -> Headers:
     """The head of a 200 response. `reply` is what the model says there, by lower-case names: of these the operation's
     own go out (`content-type`, the custom attributes and, for InvokeEndpoint, the new and the closed session's id) and
@@ -208,7 +208,7 @@ def response_headers(
     id where it should be one.
     """
     own = reply.get(CONTENT_TYPE) or content_type
-    if operation is Operation.INVOKE_ENDPOINT:
+    if operation is InvokeOperation.INVOKE_ENDPOINT:
         values = {CONTENT_TYPE: own} | {name: reply.get(name, "") for name in _SESSION_REPLIES}
     else:
         values = {CONTENT_TYPE: bidi.CONTENT_TYPE, _STREAM_CONTENT_TYPE: own}
@@ -258,7 +258,7 @@ def _text(text: str) -> str:
 
 
 def error_response(
-    errortype: ErrorType,
+    errortype: InvokeErrorType,
     message: str,
     *,
     original_status: int | None = None,

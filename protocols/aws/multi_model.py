@@ -30,7 +30,7 @@ MAX_PAGE: Final = 100
 # ---- errors
 
 
-class ErrorType(enum.StrEnum):
+class MultiModelErrorType(enum.StrEnum):
     """What can be wrong, by the names that AWS's multi-model server gives it; for 507, which it calls
     InternalServerException as it does 500, the name of the status."""
 
@@ -49,14 +49,14 @@ class ErrorType(enum.StrEnum):
 
 
 _STATUS = {
-    ErrorType.BAD_REQUEST: 400,
-    ErrorType.NOT_FOUND: 404,
-    ErrorType.MODEL_NOT_FOUND: 404,
-    ErrorType.METHOD_NOT_ALLOWED: 405,
-    ErrorType.CONFLICT: 409,
-    ErrorType.INTERNAL: 500,
-    ErrorType.UNAVAILABLE: 503,
-    ErrorType.INSUFFICIENT_STORAGE: 507,
+    MultiModelErrorType.BAD_REQUEST: 400,
+    MultiModelErrorType.NOT_FOUND: 404,
+    MultiModelErrorType.MODEL_NOT_FOUND: 404,
+    MultiModelErrorType.METHOD_NOT_ALLOWED: 405,
+    MultiModelErrorType.CONFLICT: 409,
+    MultiModelErrorType.INTERNAL: 500,
+    MultiModelErrorType.UNAVAILABLE: 503,
+    MultiModelErrorType.INSUFFICIENT_STORAGE: 507,
 }
 
 
@@ -64,7 +64,7 @@ _STATUS = {
 class MMEError(Exception):
     """A request that is not one of this API. `message` names the member and is fit for the peer."""
 
-    errortype: Final = ErrorType.BAD_REQUEST
+    errortype: Final = MultiModelErrorType.BAD_REQUEST
     status: Final = 400
 
     def __init__(self, message: str) -> None:
@@ -78,17 +78,17 @@ class _ErrorBody(msgspec.Struct):
     message: str
 
 
-def error_body(errortype: ErrorType, message: str) -> bytes:
+def error_body(errortype: MultiModelErrorType, message: str) -> bytes:
     """The body of an answer with `errortype.status`. A lone surrogate in `message` becomes `?`."""
     return _encode(_ErrorBody(errortype.status, errortype.value, _clean(message)))
 
 
-_TYPES = {kind.status: kind for kind in ErrorType}  # of 404, the one for models
+_TYPES = {kind.status: kind for kind in MultiModelErrorType}  # of 404, the one for models
 
 
 def error_body_of(status: int, message: str) -> bytes:
     """The same for any error status: one that has no name of its own here is a bad request, or an internal error."""
-    errortype = _TYPES.get(status, ErrorType.BAD_REQUEST if status < 500 else ErrorType.INTERNAL)
+    errortype = _TYPES.get(status, MultiModelErrorType.BAD_REQUEST if status < 500 else MultiModelErrorType.INTERNAL)
     return _encode(_ErrorBody(status, errortype.value, _clean(message)))
 
 
@@ -105,7 +105,7 @@ def _clean(text: str) -> str:
 
 @final
 @dataclass(frozen=True, slots=True, kw_only=True)
-class LoadRequest:
+class ModelToLoad:
     """Load what is at `url` and keep it as `name`. Whether the url may be read is not decided here."""
 
     name: str
@@ -115,7 +115,7 @@ class LoadRequest:
 _CONTROL = re.compile(r"[\x00-\x1f\x7f-\x9f]")
 
 
-def parse_load(body: Buffer) -> LoadRequest:
+def parse_load(body: Buffer) -> ModelToLoad:
     """The body of POST /models: a JSON object with the strings `model_name` and `url`. Other members are ignored.
 
     MMEError for anything but strict JSON (a comma before the closing brace, as the contract's own example has it, is
@@ -133,7 +133,7 @@ def parse_load(body: Buffer) -> LoadRequest:
     name = _string(members, "model_name", MAX_NAME)
     if "/" in name or name in (".", ".."):
         raise MMEError(f"model_name is one segment of a path, without a slash and not . or .., got {name[:64]!r}")
-    return LoadRequest(name=name, url=_string(members, "url", MAX_URL))
+    return ModelToLoad(name=name, url=_string(members, "url", MAX_URL))
 
 
 def _string(members: dict[str, object], member: str, longest: int) -> str:

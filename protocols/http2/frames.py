@@ -51,7 +51,7 @@ class Code(enum.IntEnum):
 
 
 @final
-class Frame(msgspec.Struct, frozen=True, gc=False):
+class HTTP2Frame(msgspec.Struct, frozen=True, gc=False):
     """One whole frame: `kind` is a plain number because extensions have no name; `reserved` is the bit before `stream`."""
 
     kind: int
@@ -105,7 +105,7 @@ def settings(values: dict[int, int]) -> bytes:
     return FRAME_HEAD.pack(len(body) << 8 | Kind.SETTINGS, 0, 0) + body
 
 
-def unpad(frame: Frame) -> bytes | None:
+def unpad(frame: HTTP2Frame) -> bytes | None:
     """The payload of a DATA frame without its padding; None where the padding is longer than the frame (section 6.1)."""
     if not frame.flags & PADDED:
         return frame.payload
@@ -196,7 +196,7 @@ class FrameSplitter:
         """The head of the frame that waits at the front."""
         return bytes(self.buffer[self.at : self.at + HEAD])
 
-    def next_frame(self) -> Frame | None:
+    def next_frame(self) -> HTTP2Frame | None:
         """The next whole frame, or None until more bytes are there.
 
         Raises RemoteProtocolError for a wrong preface, a first frame that is not SETTINGS (section 3.4), a frame above
@@ -217,7 +217,7 @@ class FrameSplitter:
             return None
         if type(buffer) is not bytes:
             self.buffer = buffer = bytes(buffer)
-        frame = Frame(kind, flags, stream & LARGEST_ID, buffer[start:end], stream > LARGEST_ID)
+        frame = HTTP2Frame(kind, flags, stream & LARGEST_ID, buffer[start:end], stream > LARGEST_ID)
         self.skip(end)
         if kind:
             self._first = False

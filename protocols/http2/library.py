@@ -15,7 +15,7 @@ from hpack import Decoder, Encoder, HeaderTuple
 from hpack.exceptions import HPACKError, OversizedHeaderListError
 
 from protocols.events import Headers
-from protocols.http2.frames import PREFACE, Frame, Kind, settings
+from protocols.http2.frames import PREFACE, HTTP2Frame, Kind, settings
 from protocols.http2.heads import response_fields
 
 REMEMBERED = 1024
@@ -143,12 +143,12 @@ class LibraryPath(H2Connection):
         window in which there is no room for any, so that h2 gets them all."""
         return _NO_WINDOW
 
-    def payload(self, stream: H2Stream, frame: Frame) -> bytes | None:
+    def payload(self, stream: H2Stream, frame: HTTP2Frame) -> bytes | None:
         """The payload of a DATA frame that h2 need not see, counted and its END_STREAM done; None, and nothing done, if
         h2 is to be given the frame."""
         return None
 
-    def discard(self, frame: Frame) -> int:
+    def discard(self, frame: HTTP2Frame) -> int:
         """Counts a DATA frame that came too late for its stream, which is over from now on if it was not. Says what h2
         gave back to the connection of its own accord. Raises h2's ProtocolError for a frame that can never come."""
         self.receive_data(frame.head + frame.payload)

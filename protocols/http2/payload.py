@@ -19,7 +19,7 @@ from h2.stream import H2Stream, StreamClosedBy, StreamInputs, StreamState
 from h2.windows import WindowManager
 
 from protocols.events import Headers
-from protocols.http2.frames import END_STREAM, FRAME_HEAD, Frame, Kind, head_frames, unpad, window_update
+from protocols.http2.frames import END_STREAM, FRAME_HEAD, HTTP2Frame, Kind, head_frames, unpad, window_update
 from protocols.http2.heads import check_fields, check_status
 from protocols.http2.hpack import SENSITIVE, RememberingDecoder, StatelessEncoder, encode_field, encode_name
 from protocols.http2.library import LibraryDecoder, LibraryPath
@@ -86,7 +86,7 @@ class PayloadPath(LibraryPath):
             own.current_window_size -= n
         return True
 
-    def payload(self, stream: H2Stream, frame: Frame) -> bytes | None:
+    def payload(self, stream: H2Stream, frame: HTTP2Frame) -> bytes | None:
         data = unpad(frame)
         if data is None or not self.consume(stream, len(frame.payload)):
             return None
@@ -94,7 +94,7 @@ class PayloadPath(LibraryPath):
             self.end_received(stream)
         return data
 
-    def discard(self, frame: Frame) -> int:
+    def discard(self, frame: HTTP2Frame) -> int:
         ours = frame.stream % 2 == self.config.client_side
         highest = self.highest_outbound_stream_id if ours else self.highest_inbound_stream_id
         idle = not 0 < frame.stream <= highest

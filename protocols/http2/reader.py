@@ -51,8 +51,8 @@ from protocols.http2.frames import (
     HEAD,
     LARGEST_ID,
     Code,
-    Frame,
     FrameSplitter,
+    HTTP2Frame,
     Kind,
     rst_stream,
     window_update,
@@ -221,7 +221,7 @@ class FrameReader(StreamTable):
             self._fail(RemoteProtocolError("the connection ended inside a frame", wire_code=Code.PROTOCOL_ERROR))
         return ConnectionEnd()
 
-    def _receive_frame(self, frame: Frame) -> None:
+    def _receive_frame(self, frame: HTTP2Frame) -> None:
         if self._splitter.block_stream and frame.kind not in (Kind.HEADERS, Kind.PUSH_PROMISE, Kind.CONTINUATION):
             self._give_library(frame)
         elif frame.kind == Kind.DATA:
@@ -240,7 +240,7 @@ class FrameReader(StreamTable):
             self._count(frame)
             self._give_library(frame)
 
-    def _count(self, frame: Frame) -> None:
+    def _count(self, frame: HTTP2Frame) -> None:
         match frame.kind:
             case Kind.RST_STREAM:
                 self.counters.resets += 1
@@ -262,7 +262,7 @@ class FrameReader(StreamTable):
         self._drain()
         self._die(RemoteProtocolError(str(error)[:200] or "protocol error", wire_code=int(error.error_code)))
 
-    def _give_library(self, frame: Frame) -> None:
+    def _give_library(self, frame: HTTP2Frame) -> None:
         events = self._ask_library(frame.head + frame.payload)
         if frame.kind in (Kind.HEADERS, Kind.CONTINUATION) and frame.stream in self._reset_by_us:
             # Trailers that were under way when we reset the stream are legal (RFC 9113 section 5.4.2): no answer.
@@ -364,7 +364,7 @@ class FrameReader(StreamTable):
 
     # Payload.
 
-    def _receive_payload(self, frame: Frame) -> None:
+    def _receive_payload(self, frame: HTTP2Frame) -> None:
         found = self._streams.get(frame.stream)
         if found is None or not found.receiving:
             self._receive_late_payload(frame)
@@ -399,7 +399,7 @@ class FrameReader(StreamTable):
             if found.swallowed > self.limits.linger and found.id in self._lingering:
                 self._reset_lingering(found)
 
-    def _receive_late_payload(self, frame: Frame) -> None:
+    def _receive_late_payload(self, frame: HTTP2Frame) -> None:
         """DATA on a stream whose peer may not send: legal while our RST_STREAM is under way, else an error."""
         stream, n = frame.stream, len(frame.payload)
         try:
@@ -461,7 +461,7 @@ class FrameReader(StreamTable):
             if self._streams:
                 self._return_connection_credit()
 
-    def _receive_goaway(self, frame: Frame) -> None:
+    def _receive_goaway(self, frame: HTTP2Frame) -> None:
         last = int.from_bytes(frame.payload[:4]) & LARGEST_ID
         self._peer_leaves = True
         self._events.append(GoAway(code=int.from_bytes(frame.payload[4:8]), last_stream=last, debug=frame.payload[8:]))

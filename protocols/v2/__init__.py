@@ -28,7 +28,7 @@ from protocols.v2.metadata import (
     ready_body,
     server_metadata,
 )
-from protocols.v2.request import RequestedOutput, V2Request, encode_infer_request, parse_infer
+from protocols.v2.request import V2Request, WantedOutput, encode_infer_request, parse_infer
 from protocols.v2.response import V2Answer, V2Reply, check_outputs, decode_infer_reply, render_infer
 from protocols.v2.schema import DynamicBatching
 from protocols.v2.tensors import NO_PARAMETERS, BytesData, Parameters, V2Error, V2Tensor
@@ -45,7 +45,6 @@ __all__ = [
     "InferCodec",
     "ModelSignature",
     "Parameters",
-    "RequestedOutput",
     "TensorSpec",
     "V2Answer",
     "V2Error",
@@ -54,6 +53,7 @@ __all__ = [
     "V2Reply",
     "V2Request",
     "V2Tensor",
+    "WantedOutput",
     "check_outputs",
     "decode_infer_reply",
     "decode_streamed_reply",

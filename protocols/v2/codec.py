@@ -16,7 +16,7 @@ import numpy as np
 from protocols.events import Buffer
 from protocols.v2.body import DEFAULT_LIMITS, JSON_FORM, V2Limits, form_of
 from protocols.v2.metadata import ModelSignature
-from protocols.v2.request import RequestedOutput, V2Request, parse_infer
+from protocols.v2.request import V2Request, WantedOutput, parse_infer
 from protocols.v2.response import V2Reply, check_outputs, choose_outputs, render_infer
 from protocols.v2.templates import Template, template_of
 from protocols.v2.tensors import NO_PARAMETERS, BytesData, Parameters, V2Error, V2Tensor, encode_binary, to_json
@@ -39,7 +39,7 @@ class _Plan(msgspec.Struct, frozen=True, gc=False):
 
     size: int
     inputs: tuple[tuple[str, str, np.dtype[Any], tuple[int, ...], int], ...]
-    outputs: tuple[RequestedOutput, ...]
+    outputs: tuple[WantedOutput, ...]
     binary_default: bool
 
 
@@ -187,7 +187,7 @@ class InferCodec:
         return opening
 
 
-def _is_just(asked: RequestedOutput, output: V2Tensor) -> bool:
+def _is_just(asked: WantedOutput, output: V2Tensor) -> bool:
     """Whether that output is asked for, and as it is."""
     return asked.name == output.name and not asked.classification
 

@@ -14,7 +14,7 @@ from protocols import strict_json
 from protocols.errors import RemoteProtocolError
 from protocols.events import NEED_DATA, Buffer, Signal
 from protocols.v2.body import DEFAULT_LIMITS, IHCL, V2Limits
-from protocols.v2.request import RequestedOutput, encode_infer_request
+from protocols.v2.request import WantedOutput, encode_infer_request
 from protocols.v2.response import V2Answer, decode_infer_reply
 from protocols.v2.tensors import NO_PARAMETERS, Parameters, V2Error, V2Tensor, show
 
@@ -168,7 +168,7 @@ def encode_infer_frame(
     *,
     id: str = "",
     parameters: Parameters = NO_PARAMETERS,
-    outputs: Sequence[RequestedOutput] = (),
+    outputs: Sequence[WantedOutput] = (),
     binary_data_output: bool | None = None,
 ) -> list[Buffer]:
     """A client's request as one frame: the buffers of one binary WebSocket message. As `encode_infer_request`, with all

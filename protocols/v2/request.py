@@ -98,7 +98,7 @@ def _labelled(text: str, index: int, labels: Sequence[str]) -> bytes:
 
 
 @final
-class RequestedOutput(msgspec.Struct, frozen=True, kw_only=True, gc=False):
+class WantedOutput(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     """An output by name; `binary` None leaves its form to the request's `binary_data_output`. `classification` above 0 asks
     for that many of its largest values: see `classify`."""
 
@@ -116,7 +116,7 @@ class V2Request(msgspec.Struct, frozen=True, kw_only=True, eq=False, gc=False):
     id: str = ""
     parameters: Parameters = NO_PARAMETERS
     inputs: tuple[V2Tensor, ...] = ()
-    outputs: tuple[RequestedOutput, ...] = ()
+    outputs: tuple[WantedOutput, ...] = ()
     binary_default: bool = False
     copied: int = 0
 
@@ -222,7 +222,7 @@ def _check_batch(inputs: Sequence[V2Tensor], largest: int) -> None:
         raise V2Error(f"input {show(first.name)}: the batch size is at most {largest} (max_batch_size), got {size}")
 
 
-def _read_outputs(entries: list[dict[str, Any]], signature: ModelSignature) -> tuple[RequestedOutput, ...]:
+def _read_outputs(entries: list[dict[str, Any]], signature: ModelSignature) -> tuple[WantedOutput, ...]:
     outputs = []
     for entry in entries:
         name = entry["name"]
@@ -230,7 +230,7 @@ def _read_outputs(entries: list[dict[str, Any]], signature: ModelSignature) -> t
         parameters = read_parameters(entry, "output", name)
         binary = take_flag(parameters, "binary_data", "output", name)
         count = read_count(parameters.get("classification"), name)
-        outputs.append(RequestedOutput(name=name, binary=binary, classification=count))
+        outputs.append(WantedOutput(name=name, binary=binary, classification=count))
     return tuple(outputs)
 
 
@@ -284,7 +284,7 @@ def encode_infer_request(
     *,
     id: str = "",
     parameters: Parameters = NO_PARAMETERS,
-    outputs: Sequence[RequestedOutput] = (),
+    outputs: Sequence[WantedOutput] = (),
     binary: bool = True,
     binary_data_output: bool | None = None,
 ) -> tuple[list[tuple[bytes, bytes]], list[Buffer]]:
@@ -307,7 +307,7 @@ def encode_infer_request(
     return with_length(form, body), body
 
 
-def _write_output(output: RequestedOutput) -> dict[str, Any]:
+def _write_output(output: WantedOutput) -> dict[str, Any]:
     parameters: dict[str, Any] = {} if output.binary is None else {"binary_data": output.binary}
     if output.classification:
         parameters["classification"] = output.classification

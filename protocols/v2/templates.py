@@ -12,7 +12,7 @@ import numpy as np
 
 from protocols.strict_json import MAX_NUMBER, is_plain
 from protocols.v2.numbers import FAST_FROM, read_numbers
-from protocols.v2.request import RequestedOutput, V2Request
+from protocols.v2.request import V2Request, WantedOutput
 from protocols.v2.tensors import DATATYPES, PACK_AT_ONCE, PACKED, Array, V2Error, V2Tensor, from_json, packer
 from protocols.v2.typed_request import Numbers
 
@@ -51,7 +51,7 @@ class Template(msgspec.Struct, frozen=True, gc=False):
 
     before: bytes
     slots: tuple[_Slot, ...]
-    outputs: tuple[RequestedOutput, ...]
+    outputs: tuple[WantedOutput, ...]
     binary_default: bool
 
     def read(self, text: bytes) -> V2Request | None:

@@ -12,7 +12,7 @@ from protocols import strict_json
 from protocols.v2.body import DEFAULT_LIMITS, UNSUPPORTED, V2Limits
 from protocols.v2.metadata import ModelSignature
 from protocols.v2.numbers import read_numbers
-from protocols.v2.request import RequestedOutput, V2Request, check_inputs, check_output
+from protocols.v2.request import V2Request, WantedOutput, check_inputs, check_output
 from protocols.v2.tensors import (
     DATATYPES,
     NO_PARAMETERS,
@@ -222,7 +222,7 @@ def _read_inputs(
     return tuple(tensors), copied + read
 
 
-def _read_outputs(entries: list[_Output], limits: V2Limits, signature: ModelSignature) -> tuple[RequestedOutput, ...] | None:
+def _read_outputs(entries: list[_Output], limits: V2Limits, signature: ModelSignature) -> tuple[WantedOutput, ...] | None:
     outputs, names = [], set()
     for entry in entries:
         name, binary = entry.name, None
@@ -234,6 +234,6 @@ def _read_outputs(entries: list[_Output], limits: V2Limits, signature: ModelSign
             if type(flag) is not bool:
                 return None
             binary = flag
-        outputs.append(RequestedOutput(name=name, binary=binary))
+        outputs.append(WantedOutput(name=name, binary=binary))
         names.add(name)
     return tuple(outputs) if "" not in names and len(names) == len(outputs) <= limits.tensors else None

@@ -34,7 +34,7 @@ from protocols.websocket.frames import (
     MASKED,
     OPENING,
     Landing,
-    Lane,
+    NextBytes,
     Run,
     flat,
     mask,
@@ -44,7 +44,7 @@ from protocols.websocket.frames import (
     unmask,
     write_header,
 )
-from protocols.websocket.library import LibraryPath
+from protocols.websocket.library import WsprotoPath
 from protocols.websocket.limits import DEFAULT_LIMITS, WebSocketLimits
 from protocols.websocket.message import IncomingMessage
 from protocols.websocket.output import BY_REFERENCE, FrameQueue
@@ -74,7 +74,7 @@ class WebSocketConnection(FrameQueue):
     demands it. `allocate` is asked once for the memory of each frame of LARGE bytes or more, after the limits; where it
     gives None, the connection ends with code 1013.
 
-    `lane` False sends data frames, too, through wsproto (`LibraryPath`): the same events, errors and bytes for many times
+    `lane` False sends data frames, too, through wsproto (`WsprotoPath`): the same events, errors and bytes for many times
     the cost; payloads are then queued by copy. So it is also where wsproto is not as the lane needs it, which importing
     `protocols.websocket.control` warns of.
     """
@@ -131,9 +131,9 @@ class WebSocketConnection(FrameQueue):
         self._masked = role is Role.SERVER
         self._mask = mask if role is Role.CLIENT else None
         self._allocate = allocate
-        library = None if lane and role in CONTROL else LibraryPath(role)
+        library = None if lane and role in CONTROL else WsprotoPath(role)
         self._library = library
-        self._control: Control | LibraryPath = CONTROL[role] if library is None else library
+        self._control: Control | WsprotoPath = CONTROL[role] if library is None else library
         self._error: RemoteProtocolError | None = None
         self._eof = False
 
@@ -255,9 +255,9 @@ class WebSocketConnection(FrameQueue):
     def _next_frame(self) -> Received:
         inbox, at, library = self._inbox, self._at, self._library
         header = read_header(inbox, at, self._masked) if library is None else library.read_header(inbox, at)
-        if header is Lane.MORE:
+        if header is NextBytes.MORE:
             return NEED_DATA
-        if header is Lane.OTHER:
+        if header is NextBytes.OTHER:
             return self._next_control()
         length, start = header
         first = inbox[at]

@@ -48,7 +48,7 @@ _medium_header = struct.Struct("!BBH").pack
 _long_header = struct.Struct("!BBQ").pack
 
 
-class Lane(enum.Enum):
+class NextBytes(enum.Enum):
     """What `read_header` says when it has no header to give."""
 
     MORE = enum.auto()
@@ -68,36 +68,36 @@ def write_header(first: int, length: int, masked: int) -> bytes:
     return _long_header(first, masked | 127, length)
 
 
-def read_header(buffer: bytes | bytearray, at: int, masked: bool) -> tuple[int, int] | Lane:
+def read_header(buffer: bytes | bytearray, at: int, masked: bool) -> tuple[int, int] | NextBytes:
     """Payload length and payload position of the data frame that starts at `at`; its key, if `masked`, is the four
     bytes before that position.
 
-    Lane.OTHER, as soon as it is certain, for everything else: extension bits, other opcodes, a mask that must not be
+    NextBytes.OTHER, as soon as it is certain, for everything else: extension bits, other opcodes, a mask that must not be
     there or is missing, a length that is not in its shortest form or not below 2**63.
     """
     have = len(buffer) - at
     if have < 2:
-        return Lane.MORE
+        return NextBytes.MORE
     second = buffer[at + 1]
     if buffer[at] & 0x7F > 2 or (second >= MASKED) is not masked:
-        return Lane.OTHER
+        return NextBytes.OTHER
     length, start = second & 0x7F, at + 2
     if length == 126:
         if have < 4:
-            return Lane.MORE
+            return NextBytes.MORE
         length, start = buffer[at + 2] << 8 | buffer[at + 3], at + 4
         if length < 126:
-            return Lane.OTHER
+            return NextBytes.OTHER
     elif length == 127:
         if have < 10:
-            return Lane.MORE
+            return NextBytes.MORE
         length, start = int.from_bytes(buffer[at + 2 : at + 10], "big"), at + 10
         if length < 65536 or length >> 63:
-            return Lane.OTHER
+            return NextBytes.OTHER
     if masked:
         start += 4
         if start > len(buffer):
-            return Lane.MORE
+            return NextBytes.MORE
     return length, start
 
 

@@ -9,14 +9,14 @@ from wsproto import frame_protocol
 from protocols.events import Close, Opcode, Ping, Pong
 from protocols.roles import Role
 from protocols.websocket.control import ControlFrame, Violation, close_event
-from protocols.websocket.frames import Landing, Lane
+from protocols.websocket.frames import Landing, NextBytes
 
 # The first two bytes, a length of eight, a masking key.
 _LONGEST_HEADER = 14
 
 
 @final
-class LibraryPath:
+class WsprotoPath:
     """One WebSocket by wsproto's frame objects alone: the lane that the machine's own is measured by.
 
     wsproto's connection and its messages would not be exact: they move bytes from one text fragment to the next where a
@@ -36,8 +36,8 @@ class LibraryPath:
 
     # Data frames received
 
-    def read_header(self, buffer: bytes | bytearray, at: int) -> tuple[int, int] | Lane:
-        """As the lane's `read_header`, but Lane.OTHER is a control frame and means that it is there whole. Raises
+    def read_header(self, buffer: bytes | bytearray, at: int) -> tuple[int, int] | NextBytes:
+        """As the lane's `read_header`, but NextBytes.OTHER is a control frame and means that it is there whole. Raises
         Violation."""
         decoder = self._decoder(buffer, at, at + _LONGEST_HEADER)
         have = len(decoder.buffer)
@@ -46,11 +46,11 @@ class LibraryPath:
         except frame_protocol.ParseFailed as error:
             raise Violation(error.code, str(error)) from None
         if decoder.header is None:
-            return Lane.MORE
+            return NextBytes.MORE
         length, start = decoder.header.payload_len, at + have - len(decoder.buffer)
         if not decoder.header.opcode.iscontrol():
             return length, start
-        return Lane.OTHER if start + length <= len(buffer) else Lane.MORE
+        return NextBytes.OTHER if start + length <= len(buffer) else NextBytes.MORE
 
     def in_turn(self, opcode: Opcode, fin: bool) -> bool:
         """Whether that frame, whose header has come, is one that may come now. The same frame may be asked about again

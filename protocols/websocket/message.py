@@ -10,7 +10,7 @@ from wsproto.frame_protocol import CloseReason
 from protocols.events import Opcode
 from protocols.websocket.control import Violation
 from protocols.websocket.frames import LARGE
-from protocols.websocket.library import LibraryPath
+from protocols.websocket.library import WsprotoPath
 from protocols.websocket.limits import WebSocketLimits
 
 
@@ -20,7 +20,7 @@ class IncomingMessage:
 
     __slots__ = ("_decoder", "_fragments", "_library", "_limits", "_nbytes")
 
-    def __init__(self, limits: WebSocketLimits, library: LibraryPath | None) -> None:
+    def __init__(self, limits: WebSocketLimits, library: WsprotoPath | None) -> None:
         self._limits = limits
         self._library = library
         self._fragments = 0

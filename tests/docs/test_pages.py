@@ -219,7 +219,7 @@ def test_the_reference_names_every_route() -> None:
 
 def test_the_page_of_sagemaker_has_each_error_with_its_status() -> None:
     rows = {row[0]: row[1] for row in table("docs/reference/sagemaker.md", "type")}
-    sent = {e.value: str(e.status) for e in invoke.ErrorType if e is not invoke.ErrorType.INTERNAL_DEPENDENCY}
+    sent = {e.value: str(e.status) for e in invoke.InvokeErrorType if e is not invoke.InvokeErrorType.INTERNAL_DEPENDENCY}
     assert {name: status for name, status in rows.items() if status != "403"} == sent
     assert [row[0] for row in table("docs/reference/sagemaker.md", "`x-amzn-errortype`")] == [
         e.value for e in sigv4.ErrorCode

@@ -340,10 +340,10 @@ def _octets(message: Part) -> Buffer:
 
 
 _ERRORS = {
-    ErrorOrigin.CALLER: bidi.ErrorType.INPUT_VALIDATION_ERROR,
-    ErrorOrigin.LOADING: bidi.ErrorType.SERVICE_UNAVAILABLE_ERROR,
-    ErrorOrigin.BUSY: bidi.ErrorType.SERVICE_UNAVAILABLE_ERROR,
-    ErrorOrigin.PLATFORM: bidi.ErrorType.INTERNAL_SERVER_ERROR,
+    ErrorOrigin.CALLER: bidi.BidiErrorType.INPUT_VALIDATION_ERROR,
+    ErrorOrigin.LOADING: bidi.BidiErrorType.SERVICE_UNAVAILABLE_ERROR,
+    ErrorOrigin.BUSY: bidi.BidiErrorType.SERVICE_UNAVAILABLE_ERROR,
+    ErrorOrigin.PLATFORM: bidi.BidiErrorType.INTERNAL_SERVER_ERROR,
 }
 
 
@@ -355,7 +355,7 @@ def refuse(exchange: Exchange, error: GatewayError) -> None:
         status, headers, body = refusal(error)
     elif whose is ErrorOrigin.MODEL:
         status, headers, body = bidi.error_body(
-            bidi.ErrorType.MODEL_ERROR,
+            bidi.BidiErrorType.MODEL_ERROR,
             error.message,
             code=error.code,
             original_status=error.status,

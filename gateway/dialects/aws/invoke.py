@@ -18,7 +18,7 @@ from gateway.errors import BadRequest, Ending, Forbidden, GatewayError, ModelFai
 from gateway.workers.states import State
 from protocols.aws import bidi
 from protocols.aws import invoke as sagemaker
-from protocols.aws.invoke import ErrorType, Operation
+from protocols.aws.invoke import InvokeErrorType, InvokeOperation
 from protocols.events import Buffer, Headers
 
 # What an event adds to the bytes of its part, roughly: prelude, header fields and checksum.
@@ -36,19 +36,19 @@ class SageMakerDialect:
         config = models.config.sagemaker
         self._body = config.body
         self._timeouts = {
-            Operation.INVOKE_ENDPOINT: (config.invoke_timeout, "sagemaker.invoke_timeout"),
-            Operation.INVOKE_ENDPOINT_WITH_RESPONSE_STREAM: (config.stream_timeout, "sagemaker.stream_timeout"),
+            InvokeOperation.INVOKE_ENDPOINT: (config.invoke_timeout, "sagemaker.invoke_timeout"),
+            InvokeOperation.INVOKE_ENDPOINT_WITH_RESPONSE_STREAM: (config.stream_timeout, "sagemaker.stream_timeout"),
         }
 
     async def invoke(self, exchange: Exchange, endpoint: str) -> None:
         """POST /endpoints/{endpoint}/invocations."""
-        await self._invoke(exchange, Operation.INVOKE_ENDPOINT, endpoint)
+        await self._invoke(exchange, InvokeOperation.INVOKE_ENDPOINT, endpoint)
 
     async def invoke_with_response_stream(self, exchange: Exchange, endpoint: str) -> None:
         """POST /endpoints/{endpoint}/invocations-response-stream."""
-        await self._invoke(exchange, Operation.INVOKE_ENDPOINT_WITH_RESPONSE_STREAM, endpoint)
+        await self._invoke(exchange, InvokeOperation.INVOKE_ENDPOINT_WITH_RESPONSE_STREAM, endpoint)
 
-    async def _invoke(self, exchange: Exchange, operation: Operation, endpoint: str) -> None:
+    async def _invoke(self, exchange: Exchange, operation: InvokeOperation, endpoint: str) -> None:
         exchange.claim("sagemaker", refuse)
         claim = self._signatures.claim(exchange)
         headers = single_fields(exchange)
@@ -66,7 +66,7 @@ class SageMakerDialect:
                 exchange.limit_call(limit, setting)
             body = await receive_body(exchange, self._body, setting="sagemaker.body", as_sent=True)
             await self._signatures.check_body(claim, body)
-            if operation is Operation.INVOKE_ENDPOINT:
+            if operation is InvokeOperation.INVOKE_ENDPOINT:
                 wrapped: _Invoked | _Streamed = _Invoked(exchange, variant)
             else:
                 wrapped = _Streamed(exchange, variant)
@@ -75,10 +75,10 @@ class SageMakerDialect:
 
 
 _ERRORS = {
-    ErrorOrigin.CALLER: ErrorType.VALIDATION_ERROR,
-    ErrorOrigin.LOADING: ErrorType.MODEL_NOT_READY,
-    ErrorOrigin.BUSY: ErrorType.SERVICE_UNAVAILABLE,
-    ErrorOrigin.PLATFORM: ErrorType.INTERNAL_FAILURE,
+    ErrorOrigin.CALLER: InvokeErrorType.VALIDATION_ERROR,
+    ErrorOrigin.LOADING: InvokeErrorType.MODEL_NOT_READY,
+    ErrorOrigin.BUSY: InvokeErrorType.SERVICE_UNAVAILABLE,
+    ErrorOrigin.PLATFORM: InvokeErrorType.INTERNAL_FAILURE,
 }
 
 
@@ -100,7 +100,7 @@ def _model_error(exchange: Exchange, status: int, text: str, ending: Ending) -> 
         f"with message {text!r}"
     )
     answer = sagemaker.error_response(
-        ErrorType.MODEL_ERROR, message, original_status=status, original_message=text, log_stream_arn=""
+        InvokeErrorType.MODEL_ERROR, message, original_status=status, original_message=text, log_stream_arn=""
     )
     _respond(exchange, *answer, ending)
 
@@ -114,7 +114,7 @@ def _respond(exchange: Exchange, status: int, headers: Headers, body: bytes, end
 class _Wrapped:
     """A container's answer on its way to the platform's caller: its head and its errors are the platform's."""
 
-    operation: Operation
+    operation: InvokeOperation
 
     def __init__(self, exchange: Exchange, variant: str) -> None:
         self._exchange, self._outbound, self._variant = exchange, exchange.outbound, variant
@@ -138,7 +138,7 @@ class _Wrapped:
 class _Invoked(_Wrapped):
     """InvokeEndpoint: the body as it is."""
 
-    operation = Operation.INVOKE_ENDPOINT
+    operation = InvokeOperation.INVOKE_ENDPOINT
 
     def __init__(self, exchange: Exchange, variant: str) -> None:
         super().__init__(exchange, variant)
@@ -173,7 +173,7 @@ class _Invoked(_Wrapped):
 class _Streamed(_Wrapped):
     """InvokeEndpointWithResponseStream: each piece of the body is a PayloadPart, as it comes."""
 
-    operation = Operation.INVOKE_ENDPOINT_WITH_RESPONSE_STREAM
+    operation = InvokeOperation.INVOKE_ENDPOINT_WITH_RESPONSE_STREAM
 
     async def wait_room(self, n: int = 1) -> None:
         await self._outbound.wait_room(n + _EVENT)

@@ -16,11 +16,11 @@ from protocols.aws.bidi import (
     MODEL_INVOCATION_PATH,
     MODEL_QUERY_STRING,
     TARGET_VARIANT,
+    BidiErrorType,
     BidiInputError,
     BidiRequest,
     Completion,
     DataType,
-    ErrorType,
     Form,
     PartDecoder,
     PayloadPart,
@@ -751,7 +751,7 @@ def test_padding_of_many_lengths_is_not_remembered():
     [("InputValidationError", 400), ("ModelError", 424), ("InternalServerError", 500), ("ServiceUnavailableError", 503)],
 )
 def test_an_error_before_the_stream_has_its_status_its_type_and_its_text(errortype, status):
-    got, headers, body = error_body(ErrorType(errortype), "no such endpoint: x")
+    got, headers, body = error_body(BidiErrorType(errortype), "no such endpoint: x")
     assert got == status
     assert dict(headers) == {
         b"content-type": b"application/json",
@@ -763,7 +763,7 @@ def test_an_error_before_the_stream_has_its_status_its_type_and_its_text(errorty
 
 def test_a_model_error_carries_what_the_model_said():
     _, _, body = error_body(
-        ErrorType.MODEL_ERROR,
+        BidiErrorType.MODEL_ERROR,
         "the model failed",
         code="E1",
         original_status=507,
@@ -780,14 +780,14 @@ def test_a_model_error_carries_what_the_model_said():
 
 
 def test_the_message_member_is_there_even_when_it_is_empty():
-    assert json.loads(error_body(ErrorType.INTERNAL_SERVER_ERROR, "")[2]) == {"Message": ""}
+    assert json.loads(error_body(BidiErrorType.INTERNAL_SERVER_ERROR, "")[2]) == {"Message": ""}
     assert headers_of(joined(encode_internal_stream_failure("")))[1] == {"Message": ""}
 
 
 def test_no_text_of_a_model_can_make_its_error_impossible_to_send():
     hostile = '\ud800\x00"é' + "x" * 100_000
     for body in (
-        error_body(ErrorType.MODEL_ERROR, hostile, original_message=hostile)[2],
+        error_body(BidiErrorType.MODEL_ERROR, hostile, original_message=hostile)[2],
         joined(encode_model_stream_error(hostile, "\udfff")),
     ):
         assert b'\\u0000\\"\xc3\xa9' in body

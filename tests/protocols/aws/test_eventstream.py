@@ -12,10 +12,10 @@ from protocols.aws.eventstream import (
     MAX_PAYLOAD,
     Byte,
     Decoder,
+    EventMessage,
     Integer,
     Limits,
     Long,
-    Message,
     Short,
     Timestamp,
     decode_headers,
@@ -78,7 +78,7 @@ VALUES = st.one_of(
 NAMES = st.text(st.characters(exclude_categories=["Cs"]), min_size=1, max_size=60)
 HEADERS = st.dictionaries(NAMES, VALUES, max_size=8)
 PAYLOADS = st.one_of(st.binary(max_size=400), st.integers(16380, 40000).map(lambda n: bytes(range(256)) * (n // 256)))
-MESSAGES = st.builds(Message, headers=HEADERS, payload=PAYLOADS)
+MESSAGES = st.builds(EventMessage, headers=HEADERS, payload=PAYLOADS)
 
 
 # ---- what goes out comes in
@@ -87,7 +87,7 @@ MESSAGES = st.builds(Message, headers=HEADERS, payload=PAYLOADS)
 @given(HEADERS, PAYLOADS)
 @settings(max_examples=100)
 def test_every_message_comes_back_with_its_types_and_its_order(headers, payload):
-    (message,) = decode(encode(Message(headers=headers, payload=payload)))
+    (message,) = decode(encode(EventMessage(headers=headers, payload=payload)))
     assert [(n, type(v), v) for n, v in message.headers.items()] == [(n, type(v), v) for n, v in headers.items()]
     assert message.payload == payload
 
@@ -110,7 +110,11 @@ def test_the_messages_do_not_depend_on_the_pieces_they_arrive_in(messages, sizes
 
 
 def test_three_messages_cut_at_every_position_are_the_same_three_messages():
-    messages = [Message(headers={"a": "b"}, payload=b"one"), Message(), Message(headers={"n": Long(-1)}, payload=b"three")]
+    messages = [
+        EventMessage(headers={"a": "b"}, payload=b"one"),
+        EventMessage(),
+        EventMessage(headers={"n": Long(-1)}, payload=b"three"),
+    ]
     wire = b"".join(map(encode, messages))
     for cut in range(len(wire) + 1):
         decoder = Decoder()
@@ -123,9 +127,9 @@ def test_three_messages_cut_at_every_position_are_the_same_three_messages():
 
 def test_a_large_message_between_two_small_ones_survives_every_piece_size():
     messages = [
-        Message(payload=b"before"),
-        Message(headers={"n": "large"}, payload=bytes(range(251)) * 80),
-        Message(payload=b"after"),
+        EventMessage(payload=b"before"),
+        EventMessage(headers={"n": "large"}, payload=bytes(range(251)) * 80),
+        EventMessage(payload=b"after"),
     ]
     wire = b"".join(map(encode, messages))
     for size in (1, 7, 16, 1000, 16384, 16385, len(wire) - 1):
@@ -137,7 +141,7 @@ def test_a_large_message_between_two_small_ones_survives_every_piece_size():
 
 
 def test_a_large_message_cut_at_every_position_near_its_ends_is_the_same_message():
-    message = Message(headers={"n": "large"}, payload=bytes(range(251)) * 80)
+    message = EventMessage(headers={"n": "large"}, payload=bytes(range(251)) * 80)
     wire = encode(message)
     for cut in [*range(40), *range(len(wire) - 20, len(wire))]:
         decoder = Decoder()
@@ -150,14 +154,14 @@ def test_a_large_message_cut_at_every_position_near_its_ends_is_the_same_message
 
 def test_the_bytes_of_a_message_are_these():
     assert (
-        encode(Message(headers={":date": Timestamp(1), "b": True}, payload=b"hi")).hex()
+        encode(EventMessage(headers={":date": Timestamp(1), "b": True}, payload=b"hi")).hex()
         == (
             "00000024"  # total length 36
             "00000012"  # headers length 18
             + f"{crc32(bytes.fromhex('0000002400000012')):08x}"
             + "053a64617465080000000000000001"  # :date, type 8
             "016200"  # b, type 0
-            "6869" + f"{crc32(encode(Message(headers={':date': Timestamp(1), 'b': True}, payload=b'hi'))[:-4]):08x}"
+            "6869" + f"{crc32(encode(EventMessage(headers={':date': Timestamp(1), 'b': True}, payload=b'hi'))[:-4]):08x}"
         )
     )
 
@@ -168,7 +172,7 @@ def test_wire_types_are_never_equal_to_one_another():
 
 
 def test_decoded_headers_cannot_be_changed():
-    (message,) = decode(encode(Message(headers={"a": "b"})))
+    (message,) = decode(encode(EventMessage(headers={"a": "b"})))
     with pytest.raises(TypeError):
         message.headers["a"] = "c"
 
@@ -177,14 +181,14 @@ def test_decoded_headers_cannot_be_changed():
 
 
 def test_a_small_payload_is_copied_and_a_large_one_is_a_read_only_view():
-    small, large = decode(encode(Message(payload=bytes(16383))) + encode(Message(payload=bytes(16384))))
+    small, large = decode(encode(EventMessage(payload=bytes(16383))) + encode(EventMessage(payload=bytes(16384))))
     assert type(small.payload) is bytes
     assert type(large.payload) is memoryview
     assert large.payload.readonly
 
 
 def test_a_large_message_in_pieces_is_assembled_where_it_stays():
-    wire = encode(Message(payload=bytes(100_000)))
+    wire = encode(EventMessage(payload=bytes(100_000)))
     decoder = Decoder()
     decoder.receive_data(wire[:50])
     assert decoder.next_message() is NEED_DATA
@@ -197,7 +201,7 @@ def test_a_large_message_in_pieces_is_assembled_where_it_stays():
 
 
 def test_the_buffer_that_bytes_came_in_may_be_reused_at_once():
-    wire = encode(Message(headers={"a": "b"}, payload=bytes(range(256)) * 100))
+    wire = encode(EventMessage(headers={"a": "b"}, payload=bytes(range(256)) * 100))
     decoder, pool = Decoder(), bytearray(1000)
     for at in range(0, len(wire), 1000):
         piece = wire[at : at + 1000]
@@ -205,21 +209,21 @@ def test_the_buffer_that_bytes_came_in_may_be_reused_at_once():
         decoder.receive_data(memoryview(pool)[: len(piece)])
         pool[:] = b"\xff" * 1000
         got = pull(decoder)
-    assert got == [Message(headers={"a": "b"}, payload=bytes(range(256)) * 100)]
+    assert got == [EventMessage(headers={"a": "b"}, payload=bytes(range(256)) * 100)]
 
 
 def test_a_view_of_wider_items_is_taken_as_its_bytes():
-    wire = encode(Message(payload=bytes(17_000)))
+    wire = encode(EventMessage(payload=bytes(17_000)))
     wire += bytes(-len(wire) % 4)
     decoder = Decoder()
     decoder.receive_data(memoryview(wire[:400]).cast("I"))
     decoder.next_message()
     decoder.receive_data(memoryview(wire[400:]).cast("I"))
-    assert decoder.next_message() == Message(payload=bytes(17_000))
+    assert decoder.next_message() == EventMessage(payload=bytes(17_000))
 
 
 def test_need_is_told_once_the_prelude_holds_and_memory_is_taken_only_after():
-    wire = encode(Message(payload=bytes(1_000_000)))
+    wire = encode(EventMessage(payload=bytes(1_000_000)))
     decoder = Decoder()
     decoder.receive_data(wire[:11])
     assert decoder.next_message() is NEED_DATA
@@ -237,7 +241,7 @@ def test_need_is_told_once_the_prelude_holds_and_memory_is_taken_only_after():
 
 
 def test_need_covers_small_messages_too():
-    wire = encode(Message(payload=b"12345"))
+    wire = encode(EventMessage(payload=b"12345"))
     decoder = Decoder()
     decoder.receive_data(wire[:-1])
     assert decoder.next_message() is NEED_DATA
@@ -271,7 +275,7 @@ def test_a_wrong_prelude_is_refused_at_its_twelfth_byte_not_after_the_message():
 
 def test_a_message_of_the_limit_passes_and_one_byte_more_does_not():
     limits = Limits(message=1000)
-    assert decode(framed(b"", bytes(984)), limits) == [Message(payload=bytes(984))]
+    assert decode(framed(b"", bytes(984)), limits) == [EventMessage(payload=bytes(984))]
     refused(framed(b"", bytes(985)), "message of 1001 bytes, the limit is 1000", limits)
 
 
@@ -295,7 +299,7 @@ def test_a_header_block_of_the_limit_passes_and_one_byte_more_does_not():
 
 def test_sixty_four_fields_pass_and_sixty_five_do_not():
     many = {f"h{n}": True for n in range(64)}
-    assert len(decode(encode(Message(headers=many)))[0].headers) == 64
+    assert len(decode(encode(EventMessage(headers=many)))[0].headers) == 64
     refused(framed(encode_headers(many) + b"\4last\0"), "more than 64 header fields")
     with pytest.raises(LocalProtocolError, match="at most 64 header fields, not 65"):
         encode_headers(many | {"last": True})
@@ -303,7 +307,7 @@ def test_sixty_four_fields_pass_and_sixty_five_do_not():
 
 @pytest.mark.parametrize(("kind", "value"), [(6, b"x" * 32767), (7, "x" * 32767)])
 def test_a_value_of_32767_bytes_passes_and_one_more_does_not(kind, value):
-    assert decode(encode(Message(headers={"a": value})))[0].headers == {"a": value}
+    assert decode(encode(EventMessage(headers={"a": value})))[0].headers == {"a": value}
     refused(
         framed(b"\1a" + bytes([kind]) + (32768).to_bytes(2, "big") + b"x" * 32768), "value of 32768 bytes, at most 32767"
     )
@@ -313,7 +317,7 @@ def test_a_value_of_32767_bytes_passes_and_one_more_does_not(kind, value):
 
 def test_a_name_has_1_to_255_bytes_of_utf8():
     for name in ("x", "é" * 127 + "x"):
-        assert decode(encode(Message(headers={name: False}))) == [Message(headers={name: False})]
+        assert decode(encode(EventMessage(headers={name: False}))) == [EventMessage(headers={name: False})]
     refused(framed(b"\0\0"), "header name is empty, at byte 0")
     refused(framed(b"\2\xc3\x28\0"), "header name is not UTF-8")
     for name in ("", "é" * 128):
@@ -350,7 +354,7 @@ def test_a_headers_length_beyond_the_message_is_refused():
 
 
 def test_one_flipped_bit_anywhere_is_refused():
-    wire = encode(Message(headers={"name": "value"}, payload=b"payload"))
+    wire = encode(EventMessage(headers={"name": "value"}, payload=b"payload"))
     for bit in range(8 * len(wire)):
         damaged = bytearray(wire)
         damaged[bit // 8] ^= 1 << bit % 8
@@ -358,7 +362,7 @@ def test_one_flipped_bit_anywhere_is_refused():
 
 
 def test_a_damaged_byte_of_a_large_message_in_pieces_is_refused():
-    wire = bytearray(encode(Message(payload=bytes(100_000))))
+    wire = bytearray(encode(EventMessage(payload=bytes(100_000))))
     for at in (12, 50_000, len(wire) - 5, len(wire) - 1):
         wire[at] ^= 1
         decoder = Decoder()
@@ -371,7 +375,7 @@ def test_a_damaged_byte_of_a_large_message_in_pieces_is_refused():
 
 
 def test_an_end_between_messages_is_clean_and_an_end_inside_one_is_not():
-    wire = encode(Message(headers={"a": "b"}, payload=b"payload"))
+    wire = encode(EventMessage(headers={"a": "b"}, payload=b"payload"))
     for cut in range(1, len(wire)):
         decoder = Decoder()
         decoder.receive_data(wire + wire[:cut])
@@ -383,19 +387,19 @@ def test_an_end_between_messages_is_clean_and_an_end_inside_one_is_not():
 
 
 def test_an_end_told_before_the_messages_are_pulled_still_gives_the_whole_ones():
-    wire = encode(Message(payload=b"whole"))
+    wire = encode(EventMessage(payload=b"whole"))
     for cut in (5, 13):
         decoder = Decoder()
         decoder.receive_data(wire + wire[:cut])
         decoder.receive_eof()
-        assert decoder.next_message() == Message(payload=b"whole")
+        assert decoder.next_message() == EventMessage(payload=b"whole")
         with pytest.raises(RemoteProtocolError, match="ends inside a message"):
             decoder.next_message()
 
 
 def test_an_error_is_final():
     decoder = refused(b"\1" * 20, "prelude CRC")
-    decoder.receive_data(encode(Message()))
+    decoder.receive_data(encode(EventMessage()))
     decoder.receive_eof()
     assert decoder.buffered == 0
     with pytest.raises(RemoteProtocolError, match="prelude CRC"):
@@ -403,7 +407,7 @@ def test_an_error_is_final():
 
 
 def test_an_error_in_the_headers_is_final_too():
-    decoder = refused(framed(b"\1a\x0b") + encode(Message()), "type 11")
+    decoder = refused(framed(b"\1a\x0b") + encode(EventMessage()), "type 11")
     with pytest.raises(RemoteProtocolError, match="type 11"):
         decoder.next_message()
 
@@ -432,7 +436,7 @@ def test_garbage_is_refused_or_waited_for_and_nothing_else(garbage, checksums):
 
 
 def test_split_wants_exactly_one_message():
-    wire = encode(Message(headers={"a": "b"}, payload=b"inner"))
+    wire = encode(EventMessage(headers={"a": "b"}, payload=b"inner"))
     assert split(wire, Limits()) == (encode_headers({"a": "b"}), b"inner")
     assert split(memoryview(wire), Limits()).payload == b"inner"
     for wrong in (wire[:11], wire[:-1], wire + b"\0", b""):
@@ -451,12 +455,12 @@ def test_a_small_payload_is_joined_and_a_large_one_goes_by_reference():
     head, payload, tail = encode_buffers({"a": "b"}, large)
     assert payload is large
     assert len(tail) == 4
-    assert head + payload + tail == encode(Message(headers={"a": "b"}, payload=large))
+    assert head + payload + tail == encode(EventMessage(headers={"a": "b"}, payload=large))
 
 
 def test_a_payload_of_wider_items_is_measured_in_bytes():
     words = memoryview(bytes(range(64))).cast("I")
-    assert decode(encode(Message(payload=words))) == [Message(payload=bytes(range(64)))]
+    assert decode(encode(EventMessage(payload=words))) == [EventMessage(payload=bytes(range(64)))]
 
 
 @pytest.mark.parametrize("value", [5, 1.5, None, bytearray(b"x"), [1]])
@@ -471,7 +475,7 @@ def test_a_value_without_a_wire_type_is_our_own_mistake(value):
 def test_an_integer_must_fit_its_type(kind):
     bound = 1 << 8 * kind.size - 1
     for value in (-bound, bound - 1):
-        assert decode(encode(Message(headers={"a": kind(value)}))) == [Message(headers={"a": kind(value)})]
+        assert decode(encode(EventMessage(headers={"a": kind(value)}))) == [EventMessage(headers={"a": kind(value)})]
     for value in (-bound - 1, bound):
         with pytest.raises(ValueError, match=f"{kind.__name__} holds {8 * kind.size} bits"):
             kind(value)

@@ -8,7 +8,7 @@ from zlib import crc32
 
 import pytest
 
-from protocols.aws.eventstream import Byte, Decoder, Integer, Long, Message, Short, Timestamp, encode
+from protocols.aws.eventstream import Byte, Decoder, EventMessage, Integer, Long, Short, Timestamp, encode
 from protocols.errors import RemoteProtocolError
 
 VECTORS = Path(__file__).parents[2] / "vectors" / "eventstream"
@@ -28,9 +28,9 @@ GO_VALUES = {
     9: lambda v: uuid.UUID(bytes=base64.b64decode(v)),
 }
 RUST_MESSAGES = {
-    "valid_empty_payload": Message(headers={"some-header": Short(500)}),
-    "valid_no_headers": Message(payload=b"another test payload"),
-    "valid_with_all_headers_and_payload": Message(
+    "valid_empty_payload": EventMessage(headers={"some-header": Short(500)}),
+    "valid_no_headers": EventMessage(payload=b"another test payload"),
+    "valid_with_all_headers_and_payload": EventMessage(
         headers={
             "true": True,
             "false": False,

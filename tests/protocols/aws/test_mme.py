@@ -11,9 +11,9 @@ from protocols.aws.multi_model import (
     MAX_NAME,
     MAX_PAGE,
     MAX_URL,
-    ErrorType,
-    LoadRequest,
     MMEError,
+    ModelToLoad,
+    MultiModelErrorType,
     PageRequest,
     error_body,
     loaded_body,
@@ -38,15 +38,15 @@ def load(**members):
 
 
 def test_a_load_names_a_model_and_where_it_lies():
-    assert parse_load(f'{{ "model_name" : "{NAME}", "url" : "{URL}" }}'.encode()) == LoadRequest(name=NAME, url=URL)
-    assert load(model_name="a b", url="x", initial_workers=[1, None]) == LoadRequest(name="a b", url="x")
+    assert parse_load(f'{{ "model_name" : "{NAME}", "url" : "{URL}" }}'.encode()) == ModelToLoad(name=NAME, url=URL)
+    assert load(model_name="a b", url="x", initial_workers=[1, None]) == ModelToLoad(name="a b", url="x")
 
 
 def test_the_contracts_own_example_has_a_comma_too_many_and_is_refused():
     # "Load Model API": { "model_name" : "{model_name}", "url" : "/opt/ml/models/{model_name}/model", }
     with pytest.raises(MMEError, match="not JSON") as caught:
         parse_load(b'{ "model_name" : "{model_name}", "url" : "/opt/ml/models/{model_name}/model", }')
-    assert (caught.value.status, caught.value.errortype) == (400, ErrorType.BAD_REQUEST)
+    assert (caught.value.status, caught.value.errortype) == (400, MultiModelErrorType.BAD_REQUEST)
     assert "model_name" in caught.value.message
 
 
@@ -243,14 +243,14 @@ def test_a_load_and_an_unload_are_answered_in_peers_words():
 @pytest.mark.parametrize(
     ("errortype", "status", "name"),
     [
-        (ErrorType.BAD_REQUEST, 400, "BadRequestException"),
-        (ErrorType.NOT_FOUND, 404, "ResourceNotFoundException"),
-        (ErrorType.MODEL_NOT_FOUND, 404, "ModelNotFoundException"),
-        (ErrorType.METHOD_NOT_ALLOWED, 405, "MethodNotAllowedException"),
-        (ErrorType.CONFLICT, 409, "ConflictStatusException"),
-        (ErrorType.INTERNAL, 500, "InternalServerException"),
-        (ErrorType.UNAVAILABLE, 503, "ServiceUnavailableException"),
-        (ErrorType.INSUFFICIENT_STORAGE, 507, "InsufficientStorageException"),
+        (MultiModelErrorType.BAD_REQUEST, 400, "BadRequestException"),
+        (MultiModelErrorType.NOT_FOUND, 404, "ResourceNotFoundException"),
+        (MultiModelErrorType.MODEL_NOT_FOUND, 404, "ModelNotFoundException"),
+        (MultiModelErrorType.METHOD_NOT_ALLOWED, 405, "MethodNotAllowedException"),
+        (MultiModelErrorType.CONFLICT, 409, "ConflictStatusException"),
+        (MultiModelErrorType.INTERNAL, 500, "InternalServerException"),
+        (MultiModelErrorType.UNAVAILABLE, 503, "ServiceUnavailableException"),
+        (MultiModelErrorType.INSUFFICIENT_STORAGE, 507, "InsufficientStorageException"),
     ],
 )
 def test_an_error_has_code_type_and_message(errortype, status, name):
@@ -259,4 +259,7 @@ def test_an_error_has_code_type_and_message(errortype, status, name):
 
 
 def test_a_name_from_a_path_that_utf8_cannot_carry_does_not_break_the_error():
-    assert json.loads(error_body(ErrorType.MODEL_NOT_FOUND, "Model not found: \ud800"))["message"] == "Model not found: ?"
+    assert (
+        json.loads(error_body(MultiModelErrorType.MODEL_NOT_FOUND, "Model not found: \ud800"))["message"]
+        == "Model not found: ?"
+    )

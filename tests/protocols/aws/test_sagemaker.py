@@ -18,10 +18,10 @@ from protocols.aws.invoke import (
     NEW_SESSION_ID,
     PART_SIZE,
     STREAM_BROKEN,
-    ErrorType,
+    InvokeErrorType,
     InvokeInputError,
+    InvokeOperation,
     InvokeRequest,
-    Operation,
     ReplyError,
     binary_json_content_type,
     encode_internal_stream_failure,
@@ -35,8 +35,8 @@ from protocols.aws.invoke import (
 )
 from protocols.errors import LocalProtocolError
 
-INVOKE = Operation.INVOKE_ENDPOINT
-STREAM = Operation.INVOKE_ENDPOINT_WITH_RESPONSE_STREAM
+INVOKE = InvokeOperation.INVOKE_ENDPOINT
+STREAM = InvokeOperation.INVOKE_ENDPOINT_WITH_RESPONSE_STREAM
 X = "x-amzn-sagemaker-"
 ALL = {
     "content-type": "text/csv",
@@ -97,7 +97,7 @@ def test_a_response_stream_has_an_accept_of_its_own_and_no_target_model_and_no_e
     )
 
 
-@pytest.mark.parametrize("operation", Operation)
+@pytest.mark.parametrize("operation", InvokeOperation)
 def test_no_headers_and_empty_headers_ask_for_nothing(operation):
     nothing = InvokeRequest(operation=operation, endpoint="demo")
     assert read({}, operation) == read(dict.fromkeys(ALL, ""), operation) == nothing
@@ -185,7 +185,7 @@ def test_a_refusal_says_which_rule_and_a_little_of_what_came():
     assert (
         str(caught.value) == f"TargetVariant must match ^[a-zA-Z0-9](-*[a-zA-Z0-9])* as a whole, it does not: '-{'a' * 62}'"
     )
-    assert (caught.value.status, caught.value.errortype) == (400, ErrorType.VALIDATION_ERROR)
+    assert (caught.value.status, caught.value.errortype) == (400, InvokeErrorType.VALIDATION_ERROR)
     with pytest.raises(InvokeInputError) as caught:
         read({X + "session-id": "s" * 300})
     assert str(caught.value) == f"SessionId has at most 256 characters, got 300: '{'s' * 64}'..."
@@ -199,7 +199,11 @@ def test_custom_attributes_are_sensitive_and_not_told_to_a_log():
 
 
 @settings(max_examples=100)
-@given(st.sampled_from(Operation), st.text(max_size=70), st.dictionaries(st.sampled_from(list(ALL)), st.text(max_size=300)))
+@given(
+    st.sampled_from(InvokeOperation),
+    st.text(max_size=70),
+    st.dictionaries(st.sampled_from(list(ALL)), st.text(max_size=300)),
+)
 def test_no_head_breaks_the_reader(operation, endpoint, headers):
     try:
         request = read_request(operation, endpoint, headers)
@@ -268,11 +272,11 @@ def test_white_space_around_a_value_is_no_part_of_it_and_a_value_of_nothing_else
     ],
 )
 @pytest.mark.parametrize("header", ["content-type", CUSTOM_ATTRIBUTES])
-@pytest.mark.parametrize("operation", Operation)
+@pytest.mark.parametrize("operation", InvokeOperation)
 def test_a_value_that_is_no_header_is_the_models_error_and_never_a_header(operation, header, value, told):
     with pytest.raises(ReplyError, match=told) as caught:
         response_headers(operation, {header: value}, content_type="x/y")
-    assert (caught.value.status, caught.value.errortype) == (424, ErrorType.MODEL_ERROR)
+    assert (caught.value.status, caught.value.errortype) == (424, InvokeErrorType.MODEL_ERROR)
 
 
 def test_a_value_of_1024_characters_goes_out():
@@ -301,7 +305,7 @@ def test_a_session_id_that_no_client_could_send_back_is_the_models_error(reply):
 @settings(max_examples=100)
 @given(st.dictionaries(st.sampled_from(["content-type", CUSTOM_ATTRIBUTES, NEW_SESSION_ID, CLOSED_SESSION_ID]), st.text()))
 def test_whatever_a_model_says_only_whole_fields_go_out(reply):
-    for operation in Operation:
+    for operation in InvokeOperation:
         try:
             headers = response_headers(operation, reply, content_type="x/y")
         except ReplyError:
@@ -315,7 +319,11 @@ def test_whatever_a_model_says_only_whole_fields_go_out(reply):
 
 def test_an_error_is_a_json_body_with_its_name_in_a_header():
     status, headers, body = error_response(
-        ErrorType.MODEL_ERROR, "it failed", original_status=500, original_message="boom é", log_stream_arn="arn:aws:logs"
+        InvokeErrorType.MODEL_ERROR,
+        "it failed",
+        original_status=500,
+        original_message="boom é",
+        log_stream_arn="arn:aws:logs",
     )
     assert status == 424
     assert body == (
@@ -340,24 +348,24 @@ def test_an_error_is_a_json_body_with_its_name_in_a_header():
     ],
 )
 def test_every_error_has_its_published_name_and_status(name, status):
-    got, headers, body = error_response(ErrorType(name), "m")
+    got, headers, body = error_response(InvokeErrorType(name), "m")
     assert (got, dict(headers)[b"x-amzn-errortype"], body) == (status, name.encode(), b'{"Message":"m"}')
 
 
 def test_there_is_always_a_message_and_an_empty_original_one_is_said():
-    _, _, body = error_response(ErrorType.MODEL_ERROR, "", original_status=500, original_message="")
+    _, _, body = error_response(InvokeErrorType.MODEL_ERROR, "", original_status=500, original_message="")
     assert json.loads(body) == {"Message": "", "OriginalStatusCode": 500, "OriginalMessage": ""}
 
 
 def test_a_text_has_2048_characters_at_most_and_shows_where_it_was_cut():
-    _, _, whole = error_response(ErrorType.INTERNAL_FAILURE, "é" * 2048)
-    _, _, cut = error_response(ErrorType.MODEL_ERROR, "é" * 2049, original_message="x" * 10**6)
+    _, _, whole = error_response(InvokeErrorType.INTERNAL_FAILURE, "é" * 2048)
+    _, _, cut = error_response(InvokeErrorType.MODEL_ERROR, "é" * 2049, original_message="x" * 10**6)
     assert json.loads(whole) == {"Message": "é" * 2048}
     assert json.loads(cut) == {"Message": "é" * 2045 + "...", "OriginalMessage": "x" * 2045 + "..."}
 
 
 def test_a_lone_surrogate_in_a_text_becomes_a_question_mark():
-    _, _, body = error_response(ErrorType.MODEL_ERROR, "a\ud800", original_message="\udfff")
+    _, _, body = error_response(InvokeErrorType.MODEL_ERROR, "a\ud800", original_message="\udfff")
     assert json.loads(body) == {"Message": "a?", "OriginalMessage": "?"}
     assert b'"a?"' in b"".join(encode_model_stream_error("a\ud800", "X"))
 
@@ -534,4 +542,4 @@ def test_hostile_parameters_are_read_in_linear_time():
 
 
 def test_the_operations_are_told_apart_by_their_published_names():
-    assert [op.value for op in invoke.Operation] == ["InvokeEndpoint", "InvokeEndpointWithResponseStream"]
+    assert [op.value for op in invoke.InvokeOperation] == ["InvokeEndpoint", "InvokeEndpointWithResponseStream"]

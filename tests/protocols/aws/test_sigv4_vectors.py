@@ -12,7 +12,7 @@ from zlib import crc32
 
 import pytest
 
-from protocols.aws.eventstream import Decoder, Message, Timestamp
+from protocols.aws.eventstream import Decoder, EventMessage, Timestamp
 from protocols.aws.sigv4 import (
     Credentials,
     ErrorCode,
@@ -58,17 +58,17 @@ def with_headers(request: Request, headers: Headers, *, authority: bytes | None 
     )
 
 
-def messages(body: bytes) -> list[Message]:
+def messages(body: bytes) -> list[EventMessage]:
     decoder = Decoder()
     decoder.receive_data(body)
     decoder.receive_eof()
     found = []
-    while isinstance(message := decoder.next_message(), Message):
+    while isinstance(message := decoder.next_message(), EventMessage):
         found.append(message)
     return found
 
 
-def envelope(message: Message) -> tuple[int, bytes, bytes]:
+def envelope(message: EventMessage) -> tuple[int, bytes, bytes]:
     date, signature = message.headers.get(":date"), message.headers.get(":chunk-signature")
     if not isinstance(date, Timestamp) or not isinstance(signature, bytes):
         raise RemoteProtocolError("not a signed envelope")

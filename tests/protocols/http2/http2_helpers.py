@@ -11,7 +11,7 @@ from protocols.buffers import ByteBudget
 from protocols.errors import RemoteProtocolError
 from protocols.events import ConnectionEnd, Data, End, Event, Request, Response, Sent, Signal
 from protocols.http2.connection import HTTP2Connection, HTTP2Limits
-from protocols.http2.frames import PREFACE, Frame, FrameSplitter, Kind
+from protocols.http2.frames import PREFACE, FrameSplitter, HTTP2Frame, Kind
 from protocols.roles import Role
 
 DEFAULT = HTTP2Limits()
@@ -73,7 +73,7 @@ def heads(events: Iterable[Event]) -> list[Event]:
     return [event for event in events if not isinstance(event, Data)]
 
 
-def frames(data: bytes) -> list[Frame]:
+def frames(data: bytes) -> list[HTTP2Frame]:
     """The bytes of a server's output as frames; all of them must be whole."""
     splitter = FrameSplitter(preface=False, frame_size=2**24, continuations=100, block=2**24, settings_entries=100)
     splitter._first = False

@@ -112,7 +112,7 @@ def test_a_plain_request_is_the_request_that_it_is_after_h2(headers: list[tuple[
 class Twin:
     """A server, with or without the way beside h2, and how often it went that way."""
 
-    def __init__(self, *, run_in_codec_thread: bool, budget: int | None = None, limits: HTTP2Limits = LIMITS) -> None:
+    def __init__(self, *, beside: bool, budget: int | None = None, limits: HTTP2Limits = LIMITS) -> None:
         bound = None if budget is None else ByteBudget(budget * limits.initial_window)
         self.machine = HTTP2Connection(Role.SERVER, limits, budget=bound)
         self.opened = 0
@@ -124,7 +124,7 @@ class Twin:
             self.opened += 1
             return open_inbound(stream, ended=ended)
 
-        library.opens = lambda stream: run_in_codec_thread and opens(stream)  # type: ignore[method-assign]
+        library.opens = lambda stream: beside and opens(stream)  # type: ignore[method-assign]
         library.open_inbound = counted  # type: ignore[method-assign]
 
     def receive(self, written: bytes) -> tuple[list[Event], int | None, str]:
@@ -185,9 +185,9 @@ steps = st.one_of(
 def test_requests_beside_h2_and_through_it_are_the_same(
     steps: list[bytes | Sent | tuple[str, int, int, list[tuple[bytes, bytes]]]], index: bool, budget: int | None
 ) -> None:
-    run_in_codec_thread, through = (
-        Twin(run_in_codec_thread=True, budget=budget),
-        Twin(run_in_codec_thread=False, budget=budget),
+    beside, through = (
+        Twin(beside=True, budget=budget),
+        Twin(beside=False, budget=budget),
     )
     encoder = Encoder()
     opening = (
@@ -202,14 +202,14 @@ def test_requests_beside_h2_and_through_it_are_the_same(
             step = frame(Kind.HEADERS, flag, stream, block)
         if isinstance(step, bytes):
             said = through.receive(step)
-            assert run_in_codec_thread.receive(step) == said
-            assert run_in_codec_thread.state() == through.state()
+            assert beside.receive(step) == said
+            assert beside.state() == through.state()
             if said[1] is not None:
                 return
-            check(run_in_codec_thread.machine)
+            check(beside.machine)
         else:
-            assert run_in_codec_thread.act(step) == through.act(step)
-            assert run_in_codec_thread.state() == through.state()
+            assert beside.act(step) == through.act(step)
+            assert beside.state() == through.state()
     assert not through.opened
 
 
@@ -220,9 +220,9 @@ def test_odd_heads_are_judged_as_h2_judges_them(limits: HTTP2Limits, flag: int, 
     for headers in ODD:
         if lies_about_length(headers):
             continue
-        run_in_codec_thread, through = (
-            Twin(run_in_codec_thread=True, limits=limits),
-            Twin(run_in_codec_thread=False, limits=limits),
+        beside, through = (
+            Twin(beside=True, limits=limits),
+            Twin(beside=False, limits=limits),
         )
         encoder = Encoder()
         opening = PREFACE + settings_frame() + frame(Kind.HEADERS, END_HEADERS, 1, encoder.encode(POST))
@@ -231,12 +231,12 @@ def test_odd_heads_are_judged_as_h2_judges_them(limits: HTTP2Limits, flag: int, 
             block = encoder.encode([(name, value, not index) for name, value in headers])
             written.append(frame(Kind.HEADERS, flag, stream, block))
         for piece in written:
-            assert run_in_codec_thread.receive(piece) == through.receive(piece)
-            assert run_in_codec_thread.state() == through.state()
+            assert beside.receive(piece) == through.receive(piece)
+            assert beside.state() == through.state()
 
 
 def test_most_requests_do_go_beside_h2() -> None:
-    twin, encoder = Twin(run_in_codec_thread=True), Encoder()
+    twin, encoder = Twin(beside=True), Encoder()
     twin.receive(PREFACE + settings_frame() + frame(Kind.SETTINGS, 0x1))
     for stream in range(1, 2001, 2):
         block = encoder.encode([*POST, (b"x", b"%d" % (stream % 5))])

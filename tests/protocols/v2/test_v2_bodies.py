@@ -17,11 +17,11 @@ from hypothesis import strategies as st
 from protocols.events import Buffer
 from protocols.v2 import (
     ModelSignature,
-    RequestedOutput,
     TensorSpec,
     V2Error,
     V2Request,
     V2Tensor,
+    WantedOutput,
     decode_infer_reply,
     encode_infer_request,
     parse_header_length,
@@ -73,7 +73,7 @@ def test_the_mixed_request_of_kserve_with_its_size_corrected() -> None:
     assert (halves == HALVES).all()
     assert integers.tolist() == [[1, 2], [3, 4]]
     assert booleans.tolist() == [True, False, True]
-    assert request.outputs == (RequestedOutput(name="output0", binary=True), RequestedOutput(name="output1"))
+    assert request.outputs == (WantedOutput(name="output0", binary=True), WantedOutput(name="output1"))
     assert not request.binary_default
 
 
@@ -235,7 +235,7 @@ def test_binary_inputs_are_views_of_the_body() -> None:
 def test_a_declared_output_that_the_model_did_not_give_is_the_servers_fault() -> None:
     signature = ModelSignature(name="m", outputs=(TensorSpec(name="y", datatype="FP32", shape=(1,)),))
     with pytest.raises(V2Error, match=r"output 'y'.* gave none") as caught:
-        render_infer("m", "1", [], V2Request(outputs=(RequestedOutput(name="y"),)), signature=signature)
+        render_infer("m", "1", [], V2Request(outputs=(WantedOutput(name="y"),)), signature=signature)
     assert caught.value.status == 500
 
 
@@ -272,12 +272,12 @@ def test_what_the_client_asks_for_reaches_the_server() -> None:
         [tensor("a", "FP32", [[1, 2]]), tensor("b", "BYTES", [b"x"])],
         id="7",
         parameters={"k": 1},
-        outputs=[RequestedOutput(name="p"), RequestedOutput(name="q", binary=False)],
+        outputs=[WantedOutput(name="p"), WantedOutput(name="q", binary=False)],
         binary_data_output=True,
     )
     request = serve(headers, buffers)
     assert (request.id, request.parameters, request.binary_default) == ("7", {"k": 1}, True)
-    assert request.outputs == (RequestedOutput(name="p"), RequestedOutput(name="q", binary=False))
+    assert request.outputs == (WantedOutput(name="p"), WantedOutput(name="q", binary=False))
     assert [t.elements.tolist() for t in request.inputs] == [[[1, 2]], [b"x"]]
 
 
@@ -289,7 +289,7 @@ def test_a_json_request_has_no_binary_header() -> None:
 
 def test_the_client_reads_what_the_server_wrote() -> None:
     outputs = [tensor("p", "FP16", [[1, 2]]), tensor("q", "BYTES", ["é".encode()]), tensor("r", "INT64", [])]
-    request = V2Request(id="7", outputs=(RequestedOutput(name="q", binary=False), RequestedOutput(name="p", binary=True)))
+    request = V2Request(id="7", outputs=(WantedOutput(name="q", binary=False), WantedOutput(name="p", binary=True)))
     reply = render_infer("m", "2", outputs, request, "", {"cost": 3})
     answer = decode_infer_reply(reply.headers, joined(reply.buffers))
     assert (answer.model_name, answer.model_version, answer.id, answer.parameters) == ("m", "2", "7", {"cost": 3})
@@ -337,7 +337,7 @@ def described(tensors: tuple[V2Tensor, ...]) -> list[tuple[str, str, tuple[int, 
 @settings(max_examples=150)
 @given(st.lists(v2_tensors(), max_size=4, unique_by=lambda t: t.name), st.booleans(), st.text(max_size=5), st.data())
 def test_requests_and_replies_round_trip(tensors: list[V2Tensor], binary: bool, id: str, data: st.DataObject) -> None:
-    wanted = [RequestedOutput(name=t.name, binary=data.draw(st.sampled_from([None, True, False]))) for t in tensors]
+    wanted = [WantedOutput(name=t.name, binary=data.draw(st.sampled_from([None, True, False]))) for t in tensors]
     headers, buffers = encode_infer_request(tensors, id=id, outputs=wanted, binary=binary, binary_data_output=binary)
     request = serve(headers, buffers)
     assert described(request.inputs) == described(tuple(tensors))

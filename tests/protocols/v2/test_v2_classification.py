@@ -125,6 +125,6 @@ def test_a_count_that_is_none_is_refused_by_name(count: Any) -> None:
 
 def test_a_client_asks_for_them() -> None:
     x = V2Tensor(name="x", datatype="INT64", array=np.array([1]))
-    output = v2.RequestedOutput(name="y", classification=2)
+    output = v2.WantedOutput(name="y", classification=2)
     _, body = v2.encode_infer_request([x], outputs=[output], binary=False)
     assert v2.parse_infer(b"".join(body), None, SIGNATURE).outputs == (output,)

@@ -15,12 +15,12 @@ from protocols.v2 import (
     NO_PARAMETERS,
     InferCodec,
     ModelSignature,
-    RequestedOutput,
     TensorSpec,
     V2Error,
     V2Limits,
     V2Request,
     V2Tensor,
+    WantedOutput,
     parse_infer,
     render_infer,
     typed_request,
@@ -137,7 +137,7 @@ def test_a_head_that_was_seen_reads_the_bytes_that_came_with_it() -> None:
         assert array.tolist() == [[value] * 4]
         assert not array.flags.writeable
         assert np.shares_memory(array, np.frombuffer(body, np.uint8))
-        assert request.outputs == (RequestedOutput(name="y", binary=True),)
+        assert request.outputs == (WantedOutput(name="y", binary=True),)
     assert codec._plans.keys() == {BINARY}
 
 
@@ -449,7 +449,7 @@ def outputs(draw: st.DrawFn) -> V2Tensor:
 REQUESTS = st.builds(
     V2Request,
     id=st.sampled_from(["", "7", 'q"é']),
-    outputs=st.lists(st.builds(RequestedOutput, name=st.sampled_from(["y", "z"]), binary=st.sampled_from([None, True, False])), max_size=2, unique_by=lambda o: o.name).map(tuple),
+    outputs=st.lists(st.builds(WantedOutput, name=st.sampled_from(["y", "z"]), binary=st.sampled_from([None, True, False])), max_size=2, unique_by=lambda o: o.name).map(tuple),
     binary_default=st.booleans(),
 )  # fmt: skip
 

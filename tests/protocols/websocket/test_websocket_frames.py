@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from protocols.events import Opcode
-from protocols.websocket.frames import MASKED, Landing, Lane, flat, mask, mask_in_place, read_header, write_header
+from protocols.websocket.frames import MASKED, Landing, NextBytes, flat, mask, mask_in_place, read_header, write_header
 
 KEY = b"\x37\xfa\x21\x3d"
 
@@ -44,7 +44,7 @@ def test_a_length_is_written_and_read_in_its_shortest_form(length: int, header: 
 def test_an_incomplete_header_asks_for_more(length: int, masked: bool) -> None:
     wire = write_header(0x01, length, MASKED if masked else 0) + (KEY if masked else b"")
     for cut in range(len(wire)):
-        assert read_header(bytearray(wire[:cut]), 0, masked) is Lane.MORE
+        assert read_header(bytearray(wire[:cut]), 0, masked) is NextBytes.MORE
 
 
 @pytest.mark.parametrize(
@@ -64,7 +64,7 @@ def test_an_incomplete_header_asks_for_more(length: int, masked: bool) -> None:
     ],
 )
 def test_anything_but_a_well_formed_data_header_is_left_to_wsproto(wire: str, masked: bool) -> None:
-    assert read_header(bytearray.fromhex(wire), 0, masked) is Lane.OTHER
+    assert read_header(bytearray.fromhex(wire), 0, masked) is NextBytes.OTHER
 
 
 @pytest.mark.parametrize("length", [*range(13), 125, 126, 127, 598, 599, 600, 601, 602, 603, 604, 4096, 16383])

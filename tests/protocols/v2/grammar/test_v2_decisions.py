@@ -17,13 +17,13 @@ from protocols.v2 import (
     IHCL,
     InferCodec,
     ModelSignature,
-    RequestedOutput,
     TensorSpec,
     V2Error,
     V2Limits,
     V2Reply,
     V2Request,
     V2Tensor,
+    WantedOutput,
     id_of,
     parse_header_length,
     parse_infer,
@@ -370,7 +370,7 @@ def test_unknown_output() -> None:
     good = entry(shape=[1, 2], data=[1, 2])
     assert refusal(request(good, outputs=[{"name": "z"}]), signature=ONE) == "unknown output 'z': model 'm' gives 'y'"
     with pytest.raises(V2Error, match="unknown output 'z': the model gave 'y'") as caught:
-        reply(output([1]), outputs=(RequestedOutput(name="z"),))
+        reply(output([1]), outputs=(WantedOutput(name="z"),))
     assert caught.value.status == 400
 
 
@@ -416,7 +416,7 @@ def test_a_flag_that_is_not_a_boolean(flag: Any) -> None:
 def test_order_of_outputs_is_that_of_the_request_or_of_the_model() -> None:
     outs = [output([1], name=name) for name in "abc"]
     assert list(forms(reply(*outs))) == ["a", "b", "c"]
-    assert list(forms(reply(*outs, outputs=(RequestedOutput(name="c"), RequestedOutput(name="a"))))) == ["c", "a"]
+    assert list(forms(reply(*outs, outputs=(WantedOutput(name="c"), WantedOutput(name="a"))))) == ["c", "a"]
 
 
 # id, parameters, version
@@ -629,9 +629,9 @@ def test_batches_of_undeclared_inputs_are_checked_too(shapes: list[list[int]], w
         ("y", "FP32", np.zeros(2, np.float32), "the model gave [2]"),
     ],
 )
-@pytest.mark.parametrize("asked", [(), (RequestedOutput(name="y"),)])
+@pytest.mark.parametrize("asked", [(), (WantedOutput(name="y"),)])
 def test_a_model_that_breaks_its_declaration_is_an_error_of_its_own(
-    name: str, datatype: str, array: Any, words: str, asked: tuple[RequestedOutput, ...]
+    name: str, datatype: str, array: Any, words: str, asked: tuple[WantedOutput, ...]
 ) -> None:
     signature = ModelSignature(name="m", outputs=(TensorSpec(name="y", datatype="FP32", shape=(-1, 2)),))
     codec, request = InferCodec(signature), V2Request(outputs=asked)
