@@ -28,10 +28,11 @@ from protocols.v2.metadata import (
     ready_body,
     server_metadata,
 )
-from protocols.v2.request import V2Request, WantedOutput, encode_infer_request, parse_infer
+from protocols.v2.request import V2Request, WantedOutput, encode_infer_request
 from protocols.v2.response import V2Answer, V2Reply, check_outputs, decode_infer_reply, render_infer
 from protocols.v2.schema import DynamicBatching
 from protocols.v2.tensors import NO_PARAMETERS, BytesData, Parameters, V2Error, V2Tensor
+from protocols.v2.typed_request import parse_infer
 
 __all__ = [
     "EVENTS",

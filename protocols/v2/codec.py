@@ -1,46 +1,32 @@
 """The v2 codec of one model: what clients usually send and models usually answer, at small cost.
 
-`parse_infer` and `render_infer` are the rules, and the one place of their errors. Here the same comes out for less:
-heads and JSON that were seen before, requests of the common shape, and replies without parameters. The rest goes to
+`parse_infer` and `render_infer` are the right ways, and the one place of their errors. Here the same comes out for less:
+requests that differ from an earlier one in their data alone (`plans`), and replies without parameters. The rest goes to
 them.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any, TypeVar, final
+from typing import TypeVar, final
 
 import msgspec
-import numpy as np
 
 from protocols.events import Buffer
 from protocols.v2.body import DEFAULT_LIMITS, JSON_FORM, V2Limits, form_of
 from protocols.v2.metadata import ModelSignature
-from protocols.v2.request import V2Request, WantedOutput, parse_infer
+from protocols.v2.plans import KEPT_BYTES, LONGEST_TEXT, Plan, is_somebodys, plan_of_data, plan_of_text
+from protocols.v2.request import V2Request, WantedOutput, parse_by_rules
 from protocols.v2.response import V2Reply, check_outputs, choose_outputs, render_infer
-from protocols.v2.templates import Template, template_of
-from protocols.v2.tensors import NO_PARAMETERS, BytesData, Parameters, V2Error, V2Tensor, encode_binary, to_json
-from protocols.v2.typed_request import read_typed
+from protocols.v2.tensors import NO_PARAMETERS, Parameters, V2Error, V2Tensor, encode_binary, to_json
+from protocols.v2.typed_request import parse_infer, read_typed
 
-_KEPT = 128  # entries of a memo ...
-_KEPT_BYTES = 1024  # ... and bytes of the text in each
-_COMPARED = 256 * 1024  # bytes of JSON: one above is not compared with what was seen before
+_KEPT = 128  # entries of a memo, each with a text of at most KEPT_BYTES
 
-_array = np.ndarray
 _encode = msgspec.json.Encoder().encode
 
 Key = TypeVar("Key")
 Value = TypeVar("Value")
-
-
-class _Plan(msgspec.Struct, frozen=True, gc=False):
-    """What a head means whatever the `size` bytes of binary data after it: of each input the name, the datatype, the
-    dtype, the shape and where it begins. Heads with an id or parameters have none: they are one client's own."""
-
-    size: int
-    inputs: tuple[tuple[str, str, np.dtype[Any], tuple[int, ...], int], ...]
-    outputs: tuple[WantedOutput, ...]
-    binary_default: bool
 
 
 @final
@@ -52,26 +38,26 @@ class InferCodec:
     """
 
     __slots__ = (
-        "_largest",
         "_limits",
+        "_longest",
         "_openings",
         "_plans",
         "_prefix",
         "_promises",
         "_recent",
         "_signature",
-        "_templates",
+        "_texts",
         "_version",
     )
 
     def __init__(self, signature: ModelSignature, *, version: str = "", limits: V2Limits = DEFAULT_LIMITS) -> None:
         self._signature, self._version, self._limits = signature, version, limits
-        self._largest, self._promises = limits.json, signature.promised is not None
+        self._longest, self._promises = min(LONGEST_TEXT, limits.json), signature.promised is not None
         named = {"model_name": signature.name} | ({"model_version": version} if version else {})
         self._prefix = _encode(named)[:-1] + b","
-        self._plans: dict[bytes, _Plan] = {}
-        self._templates: dict[bytes, Template | None] = {}  # by the text before the first "data"; None was seen once
-        self._recent: Template | None = None  # what was read last, as one client seldom comes once
+        self._plans: dict[bytes, Plan] = {}  # by the JSON before binary data
+        self._texts: dict[bytes, Plan | None] = {}  # by the text before the first "data"; None was seen once
+        self._recent: Plan | None = None  # by which a text was read last, as one client seldom comes once
         self._openings: dict[tuple[str, str, tuple[int, ...]], bytes] = {}
 
     @property
@@ -85,52 +71,42 @@ class InferCodec:
             body = memoryview(body).toreadonly().cast("B")
         size = len(body)
         if header_length is None:
-            if size > self._largest:
+            if size > self._longest:
                 return parse_infer(body, None, self._signature, self._limits)
             text, recent = body if type(body) is bytes else bytes(body), self._recent
-            if recent is not None and size <= _COMPARED and (request := recent.read(text)) is not None:
+            if recent is not None and (request := recent.read_text(text)) is not None:
                 return request
-            return self._read_json(text)
-        if not 0 < header_length <= size or header_length > self._largest:
+            return self._read_text(text)
+        if not 0 < header_length <= KEPT_BYTES or header_length > size or header_length > self._longest:
             return parse_infer(body, header_length, self._signature, self._limits)
         head = bytes(body[:header_length])
         size -= header_length
-        plan = self._plans.get(head) if header_length <= _KEPT_BYTES else None
-        if plan is None or plan.size != size:
-            request = read_typed(head, memoryview(body)[header_length:], self._signature, self._limits)
-            if request is None:
-                del head  # which may be large
-                return parse_infer(body, header_length, self._signature, self._limits)
-            if header_length <= _KEPT_BYTES and (plan := _plan_of(request, size)) is not None:
-                _keep(self._plans, head, plan)
-            return request
-        inputs = [
-            V2Tensor(name=name, datatype=datatype, array=_array(shape, dtype, body, header_length + at))
-            for name, datatype, dtype, shape, at in plan.inputs
-        ]
-        return V2Request(inputs=tuple(inputs), outputs=plan.outputs, binary_default=plan.binary_default)
+        plan = self._plans.get(head)
+        if plan is not None and plan.size == size:
+            return plan.read_data(body, header_length)
+        read = read_typed(head, memoryview(body)[header_length:], self._signature, self._limits)
+        if read is None:
+            return parse_by_rules(body, header_length, self._signature, self._limits)
+        if (plan := plan_of_data(read, size)) is not None:
+            _keep(self._plans, head, plan)
+        return read
 
-    def _read_json(self, text: bytes) -> V2Request:
-        """The request in a text that is not as the last one was."""
-        if len(text) > _COMPARED:
-            return read_typed(text, None, self._signature, self._limits) or self._read_by_rules(text)
-        cut = text.find(b'"data"', 0, _KEPT_BYTES)
+    def _read_text(self, text: bytes) -> V2Request:
+        """The request in a short text that is not as the last one was."""
+        cut = text.find(b'"data"', 0, KEPT_BYTES)
         key = text[:cut] if cut > 0 else b""
-        template = self._templates.get(key)
-        if template is not None and template is not self._recent and (request := template.read(text)) is not None:
-            self._recent = template
+        plan = self._texts.get(key)
+        if plan is not None and plan is not self._recent and (request := plan.read_text(text)) is not None:
+            self._recent = plan
             return request
         request = read_typed(text, None, self._signature, self._limits)
         if request is None:
-            return self._read_by_rules(text)
-        if key and not _is_somebodys(request):
+            return parse_by_rules(text, None, self._signature, self._limits)
+        if key and not is_somebodys(request):
             # what comes once, like a shape that no other has, is not worth taking apart
-            again = template is None and key in self._templates
-            _keep(self._templates, key, template_of(text, request, _KEPT_BYTES) if again else None)
+            again = plan is None and key in self._texts
+            _keep(self._texts, key, plan_of_text(text, request) if again else None)
         return request
-
-    def _read_by_rules(self, text: bytes) -> V2Request:
-        return parse_infer(text, None, self._signature, self._limits)
 
     def render(
         self,
@@ -182,7 +158,7 @@ class InferCodec:
         if type(name) is not str or not name:
             raise TypeError("names are the rules' to refuse")
         opening = _encode({"name": name, "datatype": datatype, "shape": shape})[:-1] + b","
-        if len(opening) <= _KEPT_BYTES:
+        if len(opening) <= KEPT_BYTES:
             _keep(self._openings, key, opening)
         return opening
 
@@ -190,34 +166,6 @@ class InferCodec:
 def _is_just(asked: WantedOutput, output: V2Tensor) -> bool:
     """Whether that output is asked for, and as it is."""
     return asked.name == output.name and not asked.classification
-
-
-def _is_somebodys(request: V2Request) -> bool:
-    """Whether it holds an id or parameters, which are one client's own."""
-    if request.id or request.parameters:
-        return True
-    for tensor in request.inputs:  # noqa: SIM110, a generator would cost more than the rest
-        if tensor.parameters:
-            return True
-    return False
-
-
-def _plan_of(request: V2Request, size: int) -> _Plan | None:
-    """The plan of the head of `request`, after which came `size` bytes, if it may have one."""
-    if _is_somebodys(request):
-        return None
-    inputs = []
-    at = 0
-    for tensor in request.inputs:
-        array = tensor.array
-        # The bytes of BYTES and BOOL are looked at each time.
-        if type(array) is BytesData or tensor.datatype == "BOOL" or not array.size:
-            return None
-        inputs.append((tensor.name, tensor.datatype, array.dtype, array.shape, at))
-        at += array.nbytes
-    if at != size:  # some came as JSON
-        return None
-    return _Plan(size=size, inputs=tuple(inputs), outputs=request.outputs, binary_default=request.binary_default)
 
 
 def _keep(memo: dict[Key, Value], key: Key, value: Value) -> None:

@@ -128,16 +128,10 @@ class V2Request(msgspec.Struct, frozen=True, kw_only=True, eq=False, gc=False):
         return self.binary_default
 
 
-def parse_infer(
+def parse_by_rules(
     body: Buffer, header_length: int | None, signature: ModelSignature, limits: V2Limits = DEFAULT_LIMITS
 ) -> V2Request:
-    """The request in a complete body, checked against what the model declares; nothing is left to check after it.
-
-    `header_length` comes from `parse_header_length`; 0 is a raw binary request, whose body is the only input of the
-    model and whose outputs are all binary. Binary inputs are read-only views of `body`, which must not change while
-    they live; JSON inputs are new arrays. V2Error, with status 413 for JSON above `limits.json` and 400 otherwise,
-    and a text that names the input, what was expected and what came.
-    """
+    """What `parse_infer` says, member by member: each request that it leaves to no other reader, and every error."""
     if header_length == 0:
         return _raw_request(memoryview(body), signature)
     head, rest = split_body(body, header_length, limits, "the request")

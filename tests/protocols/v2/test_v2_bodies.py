@@ -25,10 +25,10 @@ from protocols.v2 import (
     decode_infer_reply,
     encode_infer_request,
     parse_header_length,
-    parse_infer,
     render_infer,
 )
 from protocols.v2.tensors import DATATYPES, Array
+from tests.protocols.v2.grammar.v2_outcome import parse_both_ways
 
 ANY = ModelSignature(name="m")
 
@@ -45,7 +45,7 @@ def serve(headers: list[tuple[bytes, bytes]], buffers: list[Buffer], signature: 
     """The request as a server sees it."""
     assert dict(headers)[b"content-length"] == b"%d" % len(joined(buffers))
     length = parse_header_length([value for name, value in headers if name == b"inference-header-content-length"])
-    return parse_infer(joined(buffers), length, signature)
+    return parse_both_ways(joined(buffers), length, signature)
 
 
 # The published examples
@@ -68,7 +68,7 @@ HALVES = np.array([[1.1, 2.22], [3.345, 4.34343]], np.float16)
 
 def test_the_mixed_request_of_kserve_with_its_size_corrected() -> None:
     head = KSERVE_REQUEST % 8
-    request = parse_infer(head + HALVES.tobytes() + b"\1\0\1", len(head), ANY)
+    request = parse_both_ways(head + HALVES.tobytes() + b"\1\0\1", len(head), ANY)
     halves, integers, booleans = (t.array for t in request.inputs)
     assert (halves == HALVES).all()
     assert integers.tolist() == [[1, 2], [3, 4]]
@@ -81,7 +81,7 @@ def test_the_mixed_request_of_kserve_as_printed_contradicts_itself() -> None:
     # It says 16 bytes for FP16 [2, 2], which takes 8. Its Content-Length (19 more than the JSON) has the same slip.
     head = KSERVE_REQUEST % 16
     with pytest.raises(V2Error, match=r"input 'input0': FP16 \[2, 2\] takes 8 bytes, got binary_data_size 16") as caught:
-        parse_infer(head + bytes(19), len(head), ANY)
+        parse_both_ways(head + bytes(19), len(head), ANY)
     assert caught.value.status == 400
 
 
@@ -89,7 +89,7 @@ def test_the_reply_to_the_mixed_request_of_kserve() -> None:
     # Printed: 16 bytes for FP16 [3, 2], which takes 12, and nested data, which real servers write flat. We add the
     # model's name, without which KServe's own client fails.
     head = KSERVE_REQUEST % 8
-    request = parse_infer(head + bytes(8 + 3), len(head), ANY)
+    request = parse_both_ways(head + bytes(8 + 3), len(head), ANY)
     outputs = [tensor("output0", "FP16", np.zeros((3, 2))), tensor("output1", "FP32", [[1.203, 5.403], [3.434, 34.234]])]
     reply = render_infer("mymodel", "1", outputs, request)
     assert joined(reply.buffers) == (
@@ -109,13 +109,13 @@ def test_the_second_request_of_kserve_without_its_trailing_comma() -> None:
         b'{"model_name": "my_model", "inputs": [{"name": "input_tensor", "datatype": "FP32", "shape": [1, 2], '
         b'"data": [[32.045, 399.043]]%s}], "parameters": {"binary_data_output": true}}'
     )
-    request = parse_infer(body % b"", None, ANY)
+    request = parse_both_ways(body % b"", None, ANY)
     assert request.binary_default
     assert request.parameters == {}
     reply = render_infer("m", "", [tensor("output_tensor1", "FP32", np.ones((2, 2)))], request)
     assert json.loads(bytes(reply.buffers[0]))["outputs"][0]["parameters"] == {"binary_data_size": 16}  # printed: 32
     with pytest.raises(V2Error, match=r"not JSON: .* trailing comma in object"):
-        parse_infer(body % b",", None, ANY)
+        parse_both_ways(body % b",", None, ANY)
 
 
 def test_the_request_of_triton() -> None:
@@ -124,7 +124,7 @@ def test_the_request_of_triton() -> None:
         b'{"name":"input1","shape":[3],"datatype":"BOOL","parameters":{"binary_data_size":3}}],'
         b'"outputs":[{"name":"output0","parameters":{"binary_data":true}}]}'
     )
-    request = parse_infer(head + struct.pack("<4I", 1, 2, 3, 4) + b"\1\0\1", len(head), ANY)
+    request = parse_both_ways(head + struct.pack("<4I", 1, 2, 3, 4) + b"\1\0\1", len(head), ANY)
     assert request.inputs[0].array.tolist() == [[1, 2], [3, 4]]
     reply = render_infer("mymodel", "1", [tensor("output0", "FP32", np.zeros((3, 2)))], request)
     assert json.loads(bytes(reply.buffers[0]))["outputs"] == [
@@ -140,7 +140,7 @@ def raw(shape: tuple[int, ...], body: bytes, datatype: str = "FP32", batch: int 
     signature = ModelSignature(
         name="m", inputs=(TensorSpec(name="x", datatype=datatype, shape=shape),), max_batch_size=batch
     )
-    request = parse_infer(body, 0, signature)
+    request = parse_both_ways(body, 0, signature)
     assert (request.id, request.outputs, request.binary_default) == ("", (), True)
     assert [t.name for t in request.inputs] == ["x"]
     return request.inputs[0].array
@@ -196,7 +196,7 @@ def test_a_raw_request_leaves_one_dimension_open_at_most() -> None:
 def test_a_raw_request_needs_one_declared_input(count: int | None) -> None:
     specs = None if count is None else tuple(TensorSpec(name=str(n), datatype="FP32", shape=(1,)) for n in range(count))
     with pytest.raises(V2Error, match="one declared input"):
-        parse_infer(bytes(4), 0, ModelSignature(name="m", inputs=specs))
+        parse_both_ways(bytes(4), 0, ModelSignature(name="m", inputs=specs))
 
 
 # Replies
@@ -225,7 +225,7 @@ def test_binary_outputs_leave_as_the_models_memory() -> None:
 def test_binary_inputs_are_views_of_the_body() -> None:
     _, buffers = encode_infer_request([tensor("a", "INT8", [1, 2, 3]), tensor("b", "FP64", [1.5])])
     body = bytearray(joined(buffers))
-    request = parse_infer(body, len(buffers[0]), ANY)
+    request = parse_both_ways(body, len(buffers[0]), ANY)
     for view in request.inputs:
         assert np.shares_memory(view.array, np.frombuffer(body, np.uint8))
         assert not view.array.flags.writeable
@@ -364,11 +364,11 @@ SIGNATURE = ModelSignature(
 
 def test_a_request_cut_anywhere_is_refused() -> None:
     whole = HEAD.encode() + DATA
-    assert parse_infer(whole, len(HEAD), SIGNATURE).inputs
+    assert parse_both_ways(whole, len(HEAD), SIGNATURE).inputs
     for cut in range(len(whole)):
         for length in (len(HEAD), min(cut, len(HEAD)) or None, None):
             with pytest.raises(V2Error):
-                parse_infer(whole[:cut], length, SIGNATURE)
+                parse_both_ways(whole[:cut], length, SIGNATURE)
 
 
 @settings(max_examples=400)
@@ -389,7 +389,7 @@ def test_garbage_raises_nothing_but_v2_errors(
     body = head.encode() + data
     length = None if off is None else max(len(head.encode()) + off, 0)
     with suppress(V2Error):
-        request = parse_infer(body, length, signature)
+        request = parse_both_ways(body, length, signature)
         render_infer("m", "1", request.inputs, V2Request(binary_default=True))
     with suppress(V2Error):
         decode_infer_reply([] if length is None else [(b"inference-header-content-length", b"%d" % length)], body)
@@ -400,6 +400,6 @@ def test_garbage_raises_nothing_but_v2_errors(
 def test_noise_raises_nothing_but_v2_errors(body: bytes, length: int | None, header: bytes) -> None:
     for signature in (ANY, SIGNATURE, ModelSignature(name="m", inputs=SIGNATURE.inputs and SIGNATURE.inputs[:1])):
         with suppress(V2Error):
-            parse_infer(body, length, signature)
+            parse_both_ways(body, length, signature)
     with suppress(V2Error):
         parse_header_length([header])

@@ -21,13 +21,12 @@ from protocols.v2 import (
     V2Request,
     V2Tensor,
     WantedOutput,
-    parse_infer,
     render_infer,
     typed_request,
 )
 from protocols.v2 import codec as v2_codec
 from protocols.v2.tensors import DATATYPES
-from tests.protocols.v2.grammar.v2_outcome import described, outcome
+from tests.protocols.v2.grammar.v2_outcome import described, outcome, parse_both_ways
 
 ANY = ModelSignature(name="m")
 ONE = ModelSignature(
@@ -53,7 +52,7 @@ def entry(
 
 def agree(body: bytes, length: int | None, signature: ModelSignature = ANY, limits: V2Limits = USUAL) -> Any:
     """What the rules make of a body, and that the codec makes the same of it, at first and again."""
-    expected = outcome(parse_infer, body, length, signature, limits)
+    expected = outcome(parse_both_ways, body, length, signature, limits)
     codec = InferCodec(signature, limits=limits)
     for _ in range(3):
         assert outcome(codec.parse, body, length) == expected
@@ -75,7 +74,7 @@ def test_the_common_shape_is_read_by_the_typed_reader(members: dict[str, Any]) -
     for tensor, data in ((entry(), DATA), (entry(None, data=[1, 2.5, -3, 0]), b""), (entry(None, data=[[1, 2, 3, 4]]), b"")):
         body = head(tensor, **members)
         assert typed_request.read_typed(body, memoryview(data), ONE) is not None
-        assert described(parse_infer(body + data, len(body), ONE)) == agree(body + data, len(body), ONE)
+        assert described(parse_both_ways(body + data, len(body), ONE)) == agree(body + data, len(body), ONE)
 
 
 @pytest.mark.parametrize(
@@ -146,8 +145,8 @@ def test_a_head_that_was_seen_excuses_nothing_of_its_body(length: int | None) ->
     codec = InferCodec(ONE)
     codec.parse(BINARY + DATA, len(BINARY))
     for body in (BINARY, BINARY + DATA[:-1], BINARY + DATA, BINARY + DATA + b"x"):
-        assert outcome(codec.parse, body, length) == outcome(parse_infer, body, length, ONE)
-        assert outcome(codec.parse, body, len(BINARY)) == outcome(parse_infer, body, len(BINARY), ONE)
+        assert outcome(codec.parse, body, length) == outcome(parse_both_ways, body, length, ONE)
+        assert outcome(codec.parse, body, len(BINARY)) == outcome(parse_both_ways, body, len(BINARY), ONE)
 
 
 @pytest.mark.parametrize(
@@ -394,7 +393,7 @@ def test_the_codec_and_the_rules_agree_on_any_large_request(
 def test_copied_bytes_are_counted() -> None:
     def copied(body: bytes, length: int | None, signature: ModelSignature = ANY) -> int:
         codec = InferCodec(signature)
-        counts = {parse_infer(body, length, signature).copied, *(codec.parse(body, length).copied for _ in range(4))}
+        counts = {parse_both_ways(body, length, signature).copied, *(codec.parse(body, length).copied for _ in range(4))}
         (count,) = counts
         return count
 

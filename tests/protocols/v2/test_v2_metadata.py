@@ -20,11 +20,11 @@ from protocols.v2 import (
     model_metadata,
     model_ready,
     parse_header_length,
-    parse_infer,
     ready_body,
     schema,
     server_metadata,
 )
+from tests.protocols.v2.grammar.v2_outcome import parse_both_ways
 
 SIGNATURE = ModelSignature(
     name="m",
@@ -148,7 +148,7 @@ def infer(signature: ModelSignature, **inputs: Any) -> list[str]:
     tensors = [V2Tensor(name=k, datatype={"f": "FP32", "i": "INT8"}[v.dtype.kind], array=v) for k, v in inputs.items()]
     headers, buffers = encode_infer_request(tensors)
     length = [value for name, value in headers if name == b"inference-header-content-length"]
-    request = parse_infer(b"".join(buffers), parse_header_length(length), signature)
+    request = parse_both_ways(b"".join(buffers), parse_header_length(length), signature)
     return [t.name for t in request.inputs]
 
 
@@ -212,4 +212,4 @@ def test_a_raw_request_needs_the_datatype_and_the_shape_declared(
 ) -> None:
     signature = ModelSignature(name="m", inputs=(TensorSpec(name="x", datatype=datatype, shape=shape),))
     with pytest.raises(V2Error, match=f"a raw binary request does not tell the {missing} of input 'x', nor does its model"):
-        parse_infer(bytes(8), 0, signature)
+        parse_both_ways(bytes(8), 0, signature)

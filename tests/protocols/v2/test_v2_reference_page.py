@@ -8,7 +8,8 @@ from typing import Any
 
 import pytest
 
-from protocols.v2 import ModelSignature, V2Error, parse_infer
+from protocols.v2 import ModelSignature, V2Error
+from tests.protocols.v2.grammar.v2_outcome import parse_both_ways
 
 PAGE = Path(__file__).parents[3] / "docs" / "reference" / "v2.md"
 
@@ -34,5 +35,5 @@ def test_the_server_of_the_page_answers_a_bad_request_with_its_reason(page: dict
 def test_the_error_that_the_page_quotes_is_the_one_there_is() -> None:
     head = b'{"inputs":[{"name":"a","datatype":"FP16","shape":[2,2],"parameters":{"binary_data_size":16}}]}'
     with pytest.raises(V2Error) as caught:
-        parse_infer(head + bytes(16), len(head), ModelSignature(name="m"))
+        parse_both_ways(head + bytes(16), len(head), ModelSignature(name="m"))
     assert f"`{caught.value.message}`" in " ".join(PAGE.read_text().split())

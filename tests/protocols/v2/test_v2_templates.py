@@ -9,10 +9,11 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from protocols.v2 import InferCodec, ModelSignature, TensorSpec, V2Limits, parse_infer
+from protocols.v2 import InferCodec, ModelSignature, TensorSpec, V2Limits
 from protocols.v2 import codec as v2_codec
-from protocols.v2 import templates as v2_templates
-from tests.protocols.v2.grammar.v2_outcome import described, outcome
+from protocols.v2 import numbers as v2_numbers
+from protocols.v2 import plans as v2_plans
+from tests.protocols.v2.grammar.v2_outcome import described, outcome, parse_both_ways
 
 ANY = ModelSignature(name="m")
 ONE = ModelSignature(name="m", inputs=(TensorSpec(name="x", datatype="FP32", shape=(-1, 4)),))
@@ -31,12 +32,12 @@ def learned(text: bytes, signature: ModelSignature = ANY, limits: V2Limits | Non
     return codec
 
 
-def templates(codec: InferCodec) -> list[v2_templates.Template]:
-    return [template for template in codec._templates.values() if template is not None]
+def templates(codec: InferCodec) -> list[v2_plans.Plan]:
+    return [plan for plan in codec._texts.values() if plan is not None]
 
 
 def agree(codec: InferCodec, text: bytes, signature: ModelSignature = ANY, limits: V2Limits | None = None) -> Any:
-    expected = outcome(parse_infer, text, None, signature, limits or V2Limits())
+    expected = outcome(parse_both_ways, text, None, signature, limits or V2Limits())
     for _ in range(3):
         assert outcome(codec.parse, text, None) == expected
     return expected
@@ -51,7 +52,7 @@ def test_the_third_request_is_read_by_what_the_first_two_showed(shape: bytes, mo
     codec = learned(body(b"[1,2,3,4]", shape=shape, more=more))
     (template,) = templates(codec)
     other = body(b"[ 0.5,-0.0, 1e-3,\n16777217 ]", shape=shape, more=more)
-    read = template.read(other)
+    read = template.read_text(other)
     assert read is not None
     assert described(read) == agree(codec, other)
 
@@ -61,7 +62,7 @@ def test_rows_are_read_too_where_they_are_nested_as_the_shape_says() -> None:
     (template,) = templates(codec)
     for data, readable in ((b"[[5,6],[7,8]]", True), (b"[5,6,7,8]", True), (b"[[5,6,7,8]]", False), (b"[5,[6,7,8]]", False)):
         text = body(data, shape=b"[2,2]")
-        assert (template.read(text) is not None) == readable
+        assert (template.read_text(text) is not None) == readable
         agree(codec, text)
 
 
@@ -70,7 +71,7 @@ def test_several_inputs_have_their_numbers_in_their_own_places() -> None:
     codec = learned(one.encode())
     (template,) = templates(codec)
     other = one.replace("[1,2]", "[-9, 8]").replace("[[3.5]]", "[7]").encode()
-    read = template.read(other)
+    read = template.read_text(other)
     assert read is not None
     assert [tensor.array.tolist() for tensor in read.inputs] == [[-9, 8], [[7.0]]]
     agree(codec, other)
@@ -131,7 +132,7 @@ def test_a_text_ends_where_the_earlier_one_did(tail: bytes) -> None:
 def test_a_text_that_breaks_off_is_not_read_for_its_length() -> None:
     codec = learned(body(b"[1,2,3,4]", more=b" " * 300))
     (template,) = templates(codec)
-    after = template.slots[0][-1]
+    after = template.numbers[0][-1]
     for length in range(len(after) - 3, len(after) + 2):
         agree(codec, (template.before + b"[1,2,3,4]").ljust(length) + b"x")
 
@@ -156,9 +157,9 @@ def test_a_text_that_breaks_off_is_not_read_for_its_length() -> None:
 def test_the_place_of_the_data_is_proved_and_not_guessed(text: bytes) -> None:
     codec = learned(text)
     for template in templates(codec):
-        read = template.read(text)
+        read = template.read_text(text)
         assert read is not None
-        assert described(read) == outcome(parse_infer, text, None, ANY)
+        assert described(read) == outcome(parse_both_ways, text, None, ANY)
     for old in (b"[1]", b"[1.0]", b"[2,2]", b"[2]", b"[5]"):
         for new in (b"[1]", b"[7]", b"[7.5]", b"[3,4]", b"[-0]"):
             at = text.find(old)
@@ -180,7 +181,7 @@ def test_the_place_of_the_data_is_proved_and_not_guessed(text: bytes) -> None:
 )  # fmt: skip
 def test_what_is_a_clients_own_leaves_no_trace(text: bytes) -> None:
     codec = learned(text)
-    assert not codec._templates
+    assert not codec._texts
     agree(codec, text)
 
 
@@ -189,7 +190,7 @@ def test_what_is_remembered_is_bounded() -> None:
     for n in range(3 * v2_codec._KEPT):
         for _ in range(2):
             codec.parse(body(b"[1,2,3,4]").replace(b'"x"', b'"x%d"' % n), None)
-        assert len(codec._templates) <= v2_codec._KEPT
+        assert len(codec._texts) <= v2_codec._KEPT
     for long in (body(b"[1,2,3,4]").replace(b'"x"', b'"%b"' % (b"x" * 1024)), body(b"[1,2,3,4]", more=b" " * 1024)):
         assert not templates(learned(long))
     many = body(b"[%b]" % b",".join([b"0"] * 4097), shape=b"[4097]")
@@ -201,7 +202,29 @@ def test_two_requests_that_are_alike_before_their_data_do_not_disturb_each_other
     texts = [b'{"inputs":[{"data":[1,2],"name":"%b","datatype":"FP32","shape":[2]}]}' % name for name in (b"a", b"b")]
     codec = InferCodec(ANY)
     for text in texts * 4:
-        assert outcome(codec.parse, text, None) == outcome(parse_infer, text, None, ANY)
+        assert outcome(codec.parse, text, None) == outcome(parse_both_ways, text, None, ANY)
+
+
+def test_many_numbers_in_a_short_text_are_read_by_a_plan_too_and_unusual_ones_by_the_rules() -> None:
+    shape = b"[700]"
+    text = body(b"[%b]" % b",".join([b"1.5"] * 700), shape=shape)
+    assert v2_numbers.FAST_FROM < len(text) <= v2_plans.LONGEST_TEXT
+    codec = learned(text)
+    (plan,) = templates(codec)
+    for number, readable in ((b"2.5", True), (b"-1", True), (b"NaN", True), (b'"a"', False), (b"1e999", False)):
+        other = text.replace(b"1.5", number, 1)
+        assert (plan.read_text(other) is not None) == readable
+        agree(codec, other)
+
+
+def test_a_longer_text_has_no_plan_and_is_read_as_ever() -> None:
+    longest = v2_plans.LONGEST_TEXT
+    text = body(b"[1,2,3,4]")
+    for size, remembered in ((longest, 1), (longest + 1, 0)):
+        padded = text.replace(b"[1,2,3,4]", b"[1,2,3,4%b]" % (b" " * (size - len(text))))
+        codec = learned(padded)
+        assert len(templates(codec)) == remembered
+        agree(codec, padded)
 
 
 NUMBERS = st.one_of(
@@ -248,4 +271,4 @@ def test_a_template_reads_what_json_writers_write() -> None:
         entry = {"name": "x", "shape": [1, 4], "datatype": "FP32", "data": [0.1, 2, -3.25, 1e-7]}
         text = json.dumps({"inputs": [entry], "outputs": [{"name": "y"}]}, separators=separators).encode()
         (template,) = templates(learned(text))
-        assert template.read(text) is not None
+        assert template.read_text(text) is not None

@@ -7,8 +7,9 @@ from typing import Any
 import numpy as np
 import pytest
 
-from protocols.v2 import ModelSignature, V2Request, V2Tensor, parse_infer, render_infer
+from protocols.v2 import ModelSignature, V2Request, V2Tensor, render_infer
 from protocols.v2.tensors import DATATYPES, Array
+from tests.protocols.v2.grammar.v2_outcome import parse_both_ways
 
 httpclient = pytest.importorskip("tritonclient.http", reason="tritonclient[http] is not installed")
 
@@ -25,7 +26,7 @@ def ask(arrays: dict[str, Array], *, binary: bool, outputs: list[Any] | None = N
         given.set_data_from_numpy(array, binary_data=binary)
         inputs.append(given)
     body, length = httpclient.InferenceServerClient.generate_request_body(inputs, outputs=outputs, **options)
-    return parse_infer(body, length, ANY)
+    return parse_both_ways(body, length, ANY)
 
 
 def read(outputs: list[V2Tensor], request: V2Request) -> Any:

@@ -26,11 +26,11 @@ from protocols.v2 import (
     WantedOutput,
     id_of,
     parse_header_length,
-    parse_infer,
     render_infer,
 )
 from protocols.v2.tensors import DATATYPES
 from tests.protocols.http1.http1_helpers import server
+from tests.protocols.v2.grammar.v2_outcome import parse_both_ways
 
 ANY = ModelSignature(name="m")
 ONE = ModelSignature(
@@ -52,7 +52,7 @@ def request(*inputs: Any, **members: Any) -> bytes:
 
 def parse(head: bytes, data: bytes = b"", length: int | None = -1, signature: ModelSignature = ANY) -> V2Request:
     body, header_length = head + data, len(head) if length == -1 else length
-    request, error = attempt(parse_infer, body, header_length, signature)
+    request, error = attempt(parse_both_ways, body, header_length, signature)
     again, same = attempt(InferCodec(signature).parse, body, header_length)
     if request is None or again is None:
         assert error is not None
@@ -539,12 +539,12 @@ def test_an_extension_that_would_change_the_answer_is_not_ignored() -> None:
 def test_json_limit_is_exact_and_413() -> None:
     head = request(entry(data=[1, 2]))
     for length in (None, len(head)):
-        assert parse_infer(head, length, ANY, V2Limits(json=len(head))).inputs
+        assert parse_both_ways(head, length, ANY, V2Limits(json=len(head))).inputs
         with pytest.raises(V2Error, match=rf"at most {len(head) - 1} bytes \(limits.json\), got {len(head)}") as caught:
-            parse_infer(head, length, ANY, V2Limits(json=len(head) - 1))
+            parse_both_ways(head, length, ANY, V2Limits(json=len(head) - 1))
         assert caught.value.status == 413
     big = request(binary(4000, shape=(1000,)))
-    assert parse_infer(big + bytes(4000), len(big), ANY, V2Limits(json=len(big))).inputs
+    assert parse_both_ways(big + bytes(4000), len(big), ANY, V2Limits(json=len(big))).inputs
 
 
 def test_tensor_and_dimension_limits_are_exact() -> None:

@@ -2,8 +2,12 @@
 
 from typing import Any
 
-from protocols.v2.request import V2Request
+from protocols.events import Buffer
+from protocols.v2.body import DEFAULT_LIMITS, V2Limits
+from protocols.v2.metadata import ModelSignature
+from protocols.v2.request import V2Request, parse_by_rules
 from protocols.v2.tensors import Array, V2Error
+from protocols.v2.typed_request import parse_infer
 
 
 def described(request: V2Request) -> Any:
@@ -25,3 +29,12 @@ def outcome(call: Any, *arguments: Any) -> Any:
         return described(call(*arguments))
     except V2Error as error:
         return (error.status, error.message)
+
+
+def parse_both_ways(
+    body: Buffer, header_length: int | None, signature: ModelSignature, limits: V2Limits = DEFAULT_LIMITS
+) -> V2Request:
+    """The request as the rules read it, once `parse_infer` has said the same."""
+    asked = body, header_length, signature, limits
+    assert outcome(parse_infer, *asked) == outcome(parse_by_rules, *asked)
+    return parse_by_rules(*asked)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from protocols import v2
+from protocols.v2.request import parse_by_rules
 from tests.protocols.v2.grammar.v2_grammar import Case, Declared, Model, Wire, output_of
 from tests.protocols.v2.grammar.v2_mutations import BEYOND_THE_CODEC
 from tests.protocols.v2.grammar.v2_oracle import Wrong, check
@@ -54,7 +55,9 @@ class CodecServer:
         except v2.V2Error as error:
             return check(case, error.status, _JSON, error.error_body())
         body = bytearray(case.wire.body)  # as a server receives it
-        expected = outcome(v2.parse_infer, body, length, signature)
+        expected = outcome(parse_by_rules, body, length, signature)
+        if (typed := outcome(v2.parse_infer, body, length, signature)) != expected:
+            raise Wrong(f"the typed reader says {typed!r:.300}, the rules {expected!r:.300}")
         said = _answered(codec, signature, body, length, by_rules=True)
         check(case, *said)
         for _ in range(READS):
@@ -78,7 +81,7 @@ def _answered(
     codec: v2.InferCodec, signature: v2.ModelSignature, body: bytearray, length: int | None, *, by_rules: bool
 ) -> tuple[int, dict[bytes, bytes], bytes]:
     try:
-        request = v2.parse_infer(body, length, signature) if by_rules else codec.parse(body, length)
+        request = parse_by_rules(body, length, signature) if by_rules else codec.parse(body, length)
         outputs = [v2.V2Tensor(name=output_of(t.name), datatype=t.datatype, array=t.array) for t in request.inputs]
         reply: Any
         if by_rules:
