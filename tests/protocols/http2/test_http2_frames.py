@@ -8,7 +8,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from protocols.errors import RemoteProtocolError
-from protocols.events import Frame as Whole
 from protocols.http2.frames import PREFACE, FrameSplitter, Kind, data_head, goaway, rst_stream, settings, unpad
 from protocols.http2.frames import HTTP2Frame as Whole
 from tests.protocols.http2.http2_helpers import PADDED, frame
