@@ -135,10 +135,11 @@ class Inbound:
                 raise trio.ClosedResourceError("the exchange has ended")
             else:
                 assert self._reader is None, "one task waits for input"
-                self._reader = trio.lowlevel.current_task()
+                self._reader = task = trio.lowlevel.current_task()
                 exchange.parks_for(INPUT)
                 await trio.lowlevel.wait_task_rescheduled(self._reader_cancelled)
-                turn.begin()
+                if task is not turn.task:  # else its runner has seen that it waited
+                    turn.begin()
         item = taking.pop()
         n = len(item.data) if type(item) is Frame else len(item)
         turn.bytes -= n
@@ -161,10 +162,11 @@ class Inbound:
     async def wait_input(self) -> None:
         """Returns when the body has ended, or the sink wants no more of it."""
         assert self._reader is None, "one task waits for input"
-        self._reader = trio.lowlevel.current_task()
+        self._reader = task = trio.lowlevel.current_task()
         self.exchange.parks_for(INPUT)
         await trio.lowlevel.wait_task_rescheduled(self._reader_cancelled)
-        self.exchange.turn.begin()
+        if task is not self.exchange.turn.task:
+            self.exchange.turn.begin()
 
     @property
     def waits(self) -> bool:

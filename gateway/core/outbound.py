@@ -118,10 +118,11 @@ class Outbound:
             await turn.renew()
         while n > (room := self.wire.room(self._stream)) and self.open and not self.wire.empty(self._stream):
             assert self._writer is None, "one task waits for room"
-            self._writer = trio.lowlevel.current_task()
+            self._writer = task = trio.lowlevel.current_task()
             self._exchange.parks_for(ROOM)
             await trio.lowlevel.wait_task_rescheduled(self._writer_cancelled)
-            turn.begin()
+            if task is not turn.task:  # else its runner has seen that it waited
+                turn.begin()
         if not self.open:
             if self.finishing is None:
                 await trio.lowlevel.checkpoint()  # our own cancellation, unless the model has shielded itself from it

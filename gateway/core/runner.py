@@ -39,8 +39,8 @@ class RunnerTask:
         self.leads = exchange is None
         self.since = _NOW
         self.spoilt = False
-        self.turn = Turn()
         self.task = trio.lowlevel.current_task()
+        self.turn = Turn(self.task)
         self.context = self.task.context.copy()
         self.scope: trio.CancelScope
 
@@ -165,7 +165,7 @@ class Runner:
                 exchange.begin(place.scope, place.turn)
                 error = None
                 try:
-                    await self._work(exchange)
+                    await _driven(self._work(exchange), place.turn)
                 except Exception as e:
                     error = self._blame(exchange, e)
                 finally:
@@ -216,7 +216,7 @@ class Runner:
                 else:
                     self._promote_follower(place)
                     try:
-                        await _resumed(work, trap)
+                        await _resumed(work, trap, place.turn)
                     except Exception as e:
                         error = self._blame(exchange, e)
                 finally:
@@ -302,8 +302,18 @@ class Runner:
 
 
 @types.coroutine
-def _resumed(work: Coroutine[Any, Any, T], trap: Any) -> Generator[Any, Any, T]:
-    """Awaits what has begun to wait, for this."""
+def _driven(work: Coroutine[Any, Any, None], turn: Turn) -> Generator[Any, Any, None]:
+    """Awaits it, as `_resumed` does."""
+    try:
+        trap = work.send(None)
+    except StopIteration:
+        return
+    yield from _resumed(work, trap, turn)
+
+
+@types.coroutine
+def _resumed(work: Coroutine[Any, Any, T], trap: Any, turn: Turn) -> Generator[Any, Any, T]:
+    """Awaits what has begun to wait, for this; after each of its waits its task has a new turn."""
     step: Callable[[Any], Any]
     value: Any
     while True:
@@ -311,6 +321,7 @@ def _resumed(work: Coroutine[Any, Any, T], trap: Any) -> Generator[Any, Any, T]:
             value, step = (yield trap), work.send
         except BaseException as e:
             value, step = e, work.throw
+        turn.begin()
         try:
             trap = step(value)
         except StopIteration as end:

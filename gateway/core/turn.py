@@ -1,4 +1,4 @@
-"""How long a task may go on before it lets others run, whether or not its model ever waits."""
+"""How long a task may go on before it lets others run, where its model does not wait by itself."""
 
 from __future__ import annotations
 
@@ -43,12 +43,17 @@ _NOBODY = _Nobody()
 class Turn:
     """The turn of one task: 32 messages sent, 64 received, `limits.checkpoint_bytes` of both, or a millisecond.
 
-    A model that never waits then still meets its cancellation, and lets others run, at the price of one checkpoint a turn.
+    A model that never waits then still meets its cancellation, and lets others run, at the price of one checkpoint a turn. A
+    new turn begins whenever others have run: the runner sees each wait of its task, whatever it was for, so a model that
+    paces itself pays for no checkpoint. It does not see the waits of tasks of the model's own: these begin a turn where
+    they wait for the client, and by the checkpoint that is due.
     """
 
-    __slots__ = ("_cancelled", "bytes", "clock", "ends", "left", "most", "of", "received")
+    __slots__ = ("_cancelled", "bytes", "clock", "ends", "left", "most", "of", "received", "task")
 
-    def __init__(self) -> None:
+    def __init__(self, task: trio.lowlevel.Task | None = None) -> None:
+        self.task = task
+        """The task whose waits the runner sees."""
         self.of: Counted = _NOBODY
         """The answer of the exchange that has the task."""
         self.left = TURN_UNITS
@@ -88,7 +93,7 @@ class Turn:
         of = self.of
         of.items += TURN_UNITS - self.left
         of.room_left = 0
-        self.left, self.bytes = TURN_UNITS, of.bytes_out
+        self.left, self.bytes, self.received = TURN_UNITS, of.bytes_out, 0
         self.ends = self.clock() + TURN_SECONDS
         if self._cancelled:
             self.spend()  # a cancellation that came does not come back by itself

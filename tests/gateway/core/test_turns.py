@@ -13,8 +13,9 @@ from benchmarks import requests
 from benchmarks.neighbours import LOADS
 from gateway.config import BidiConfig, Config
 from gateway.testing import MemoryGateway, memory_gateway
+from models.adapt import spec_of
 from models.library.tensors import identity
-from models.messages import Part
+from models.messages import Family, Part, Prompt, Token
 from models.session import Session
 from protocols.events import Buffer
 
@@ -183,3 +184,63 @@ async def test_a_drain_begins_beside_a_client_who_presses(load: str, hub: bool, 
             press.begin(memory, load)
             await over(press)
     assert BEGIN <= began[0] <= BEGIN + 2 * PATIENCE  # the drain's task has its turn, and then ours again
+
+
+# -- a model's own turn ------------------------------------------------------------------------------------------------
+
+
+class Steps(trio.abc.Instrument):
+    """Counts the scheduler's steps of one task."""
+
+    def __init__(self, task: trio.lowlevel.Task) -> None:
+        self.task, self.count = task, 0
+
+    def before_task_step(self, task: trio.lowlevel.Task) -> None:
+        self.count += task is self.task
+
+
+@asynccontextmanager
+async def counted() -> AsyncIterator[Steps]:
+    steps = Steps(trio.lowlevel.current_task())
+    trio.lowlevel.add_instrument(steps)
+    try:
+        yield steps
+    finally:
+        trio.lowlevel.remove_instrument(steps)
+
+
+QUESTION = b'{"inputs":"a","parameters":{"max_new_tokens":200},"stream":true}'
+ASKED = (
+    b"POST /models/paced/invoke HTTP/1.1\r\nhost: a\r\ncontent-type: application/json\r\ncontent-length: %d\r\n\r\n%b"
+    % (
+        len(QUESTION),
+        QUESTION,
+    )
+)
+
+
+@drivers
+async def test_a_model_that_paces_itself_takes_one_step_for_each_token(hub: bool, autojump_clock: MockClock) -> None:
+    taken: list[int] = []
+
+    async def paced(prompt: Session[Prompt, Token]) -> None:
+        await prompt.receive()
+        async with counted() as steps:
+            for n in range(100):
+                await trio.sleep(0.01)
+                await prompt.send(Token(id=n, text=" more"))
+            taken.append(steps.count)
+
+    async with memory_gateway([spec_of(paced, "paced", family=Family.TEXT)], hub=hub) as memory:
+        connection, buffer = memory.connect(), memoryview(bytearray(65536))
+        for _ in range(4):  # some lead before they wait, and some have a task that was another's
+            assert connection.try_send([ASKED]) == len(ASKED)
+            answer = b""
+            while not answer.endswith(b"\r\n0\r\n\r\n"):
+                n = connection.try_receive_into(buffer)
+                if n is None:
+                    await connection.wait_readable()
+                else:
+                    answer += buffer[:n]
+            assert answer.count(b"\n") > 100
+    assert taken == [100] * 4
