@@ -32,33 +32,10 @@ from gateway.core.connection import Connection, ConnectionWire
 from gateway.core.credentials import Door
 from gateway.core.exchange import Exchange
 from gateway.core.memory import BodyPool
+from gateway.core.route import Handler, Route, Row
 from gateway.core.runner import Runner
 from gateway.core.waiting import WaitedTransport
-from gateway.dialects.aws.bidi import BidiDialect
-from gateway.dialects.aws.bidi import refuse as refuse_as_bidi
-from gateway.dialects.aws.container import ContainerDialect, refuse_as_mme
-from gateway.dialects.aws.endpoints import Endpoints
-from gateway.dialects.aws.invoke import SageMakerDialect
-from gateway.dialects.aws.invoke import refuse as refuse_as_platform
-from gateway.dialects.aws.multi_model import MMEDialect
-from gateway.dialects.aws.signatures import Signatures
-from gateway.dialects.health import ManagementDialect
-from gateway.dialects.index import IndexDialect
-from gateway.dialects.model_choice import ModelChoice
-from gateway.dialects.text.lmi import LMIDialect
-from gateway.dialects.text.lmi_errors import refuse_as_lmi
-from gateway.dialects.text.openai import OpenAIDialect
-from gateway.dialects.text.openai import refuse as refuse_as_openai
-from gateway.dialects.text.requests import TextCalls
-from gateway.dialects.v2.generate import GenerateDialect
-from gateway.dialects.v2.infer import InferDialect
-from gateway.dialects.v2.infer_stream import StreamDialect
-from gateway.dialects.v2.metadata import V2Dialect
-from gateway.dialects.v2.operations import OPERATIONS, OpenAPIDialect
-from gateway.dialects.v2.repository import V2ControlDialect
-from gateway.dialects.v2.requests import V2Calls
-from gateway.dialects.v2.requests import refuse as refuse_as_v2
-from gateway.dialects.v2.websocket import SessionDialect
+from gateway.dialects.routes import rows
 from gateway.doorbell import Doorbell
 from gateway.errors import (
     Conflict,
@@ -80,12 +57,11 @@ from gateway.net.readiness import Poller, Watchable
 from gateway.net.tls_reload import ServedCertificate
 from gateway.net.tls_transport import TLSTransport
 from gateway.net.transport import SocketTransport, StreamTransport, Transport
-from gateway.serving.admission import Admission, AdmittedHandler, Route
+from gateway.serving.admission import Admission
 from gateway.serving.drain import DrainReport, report_of
-from gateway.serving.router import Handler, Router, Words
+from gateway.serving.router import Router
 from gateway.telemetry.loop_watch import Blocks, LoopWatch
 from gateway.telemetry.observer import Counts, Observer, log_failure
-from gateway.version import version
 from gateway.wires.asgi import ASGICall, Receive, Scope, Send, refuse_asgi
 from gateway.wires.detect import sniff
 from gateway.workers.snapshot import ModelsSnapshot, ModelStatus
@@ -174,7 +150,6 @@ class Gateway:
         self.repository = Repository(self.supervisor, limits, resident=lambda: resident_bytes() - self.budget.used)
         self.control = ModelControl(self.supervisor, self.repository, limits)
         self._admission = Admission(self.config.admission)
-        self.signatures = Signatures(self.config.sagemaker.sigv4)
         self._observer = Observer()
         self._connections: set[Connection | ASGICall] = set()
         self._arriving: set[trio.CancelScope] = set()
@@ -210,11 +185,8 @@ class Gateway:
         self._listening, self._reported, self._over = trio.Event(), trio.Event(), trio.Event()
         self._nursery: trio.Nursery | None = None
         self._tls: ServedCertificate | None = None
-        served = ModelChoice(self.config, self.supervisor.workers)
-        served.check_defaults()
-        endpoints = Endpoints(self.config, served, self.repository)
-        endpoints.check()
-        self._route(served, endpoints)
+        routes = rows(self.config, self.supervisor, self.repository, self.control, draining=lambda: self.draining)
+        self.router = Router(routes)
 
     def _trusted_proxies(self) -> TrustedProxies | None:
         try:
@@ -231,124 +203,35 @@ class Gateway:
             from gateway.telemetry.spans import Spans
         except ModuleNotFoundError as e:
             raise ConfigError(f"tracing.enabled is true and {e.name} is not installed: pip install 'everywire[otel]'") from e
-        return Spans(provider or get_tracer_provider(), lambda exchange: self._router.path_of(exchange))
-
-    def _route(self, models: ModelChoice, endpoints: Endpoints) -> None:
-        self._management = management = ManagementDialect(models, self.supervisor)
-        texts = TextCalls(models)
-        openai = OpenAIDialect(texts)
-        lmi, bidi = LMIDialect(models, texts, openai), BidiDialect(models, endpoints, self.signatures)
-        calls = V2Calls(models)
-        v2, infer = V2Dialect(calls, management, name="everywire", version=version()), InferDialect(calls)
-        index = IndexDialect(models)
-        self._health = {management.ping, v2.live, v2.ready, v2.model_ready, index.index}
-        """They answer whatever happens: who asks wants to know, in their own words."""
-        router = self._router = Router()
-        router.add("GET", "/", index.index)
-        router.add("GET", "/ping", management.ping)
-        container = ContainerDialect(models, lmi, infer)
-        router.add("POST", "/v1/chat/completions", openai.chat_completions)
-        router.add("POST", "/v1/completions", openai.completions)
-        router.add("GET", "/v1/models", openai.models)
-        router.add("GET", "/v1/models/{name}", openai.model)
-        router.under("/v1", refuse_as_openai)
-        platform = SageMakerDialect(models, endpoints, container, self.signatures)
-        router.add("POST", "/invocations", container.invocations)
-        router.add("POST", "/models/{name}/invoke", container.invoke)
-        router.add("POST", "/predictions/{name}", lmi.predictions)
-        router.add("POST", "/endpoints/{endpoint}/invocations", platform.invoke)
-        router.add("POST", "/endpoints/{endpoint}/invocations-response-stream", platform.invoke_with_response_stream)
-        router.add("POST", "/endpoints/{endpoint}/invocations-bidirectional-stream", bidi.event_stream)
-        router.words |= {
-            container.invocations: refuse_as_lmi,
-            container.invoke: refuse_as_mme,
-            lmi.predictions: refuse_as_lmi,
-            **dict.fromkeys((openai.chat_completions, openai.completions, openai.models, openai.model), refuse_as_openai),
-        }
-        generate = GenerateDialect(calls)
-        control = V2ControlDialect(calls, self.control, self.repository)
-        handlers: dict[str, Handler] = {
-            "server_live": v2.live,
-            "server_ready": v2.ready,
-            "server_metadata": v2.server,
-            "openapi": OpenAPIDialect(version()).openapi,
-            "models": control.models,
-            "all_statistics": control.all_statistics,
-            "model_metadata": v2.model,
-            "model_config": v2.config,
-            "model_ready": v2.model_ready,
-            "statistics": control.statistics,
-            "infer": infer.infer,
-            "generate": generate.generate,
-            "generate_stream": generate.generate_stream,
-            "infer_stream": StreamDialect(calls).infer_stream,
-            "index": control.index,
-            "load": control.load,
-            "unload": control.unload,
-            "log_settings": control.log_settings,
-            "change_log": control.change_log,
-        }
-        for kind in ("system", "cuda"):
-            handlers[f"{kind}_shared_memory"] = control.regions
-            handlers[f"register_{kind}_shared_memory"] = control.register
-            handlers[f"unregister_{kind}_shared_memory"] = control.unregister
-        for operation in OPERATIONS:
-            handler = handlers[operation.name]
-            router.words[handler] = refuse_as_v2
-            for path in operation.paths:
-                router.add(operation.method, path, handler)
-        if self.config.sagemaker.multi_model:
-            mme = MMEDialect(self.repository)
-            router.words |= dict.fromkeys((mme.load, mme.list, mme.get, mme.unload), refuse_as_mme)
-            for path in ("/models", "/models/"):
-                router.add("POST", path, mme.load)
-                router.add("GET", path, mme.list)
-            router.add("GET", "/models/{name}", mme.get)
-            router.add("DELETE", "/models/{name}", mme.unload)
-        if self.config.websocket.any_path:
-            router.upgrade_elsewhere(bidi.container)
-        router.upgrade(self.config.websocket.path, bidi.container)
-        router.upgrade("/models/{name}" + self.config.websocket.path, bidi.container)
-        sessions = SessionDialect(calls, self.config.bidi)
-        router.words[sessions.session] = refuse_as_v2
-        for at in ("", "/versions/{version}"):
-            router.upgrade("/v2/models/{name}" + at + "/infer", sessions.session)
-        self._words: dict[Handler, Words] = {
-            **router.words,
-            # whose errors have each a status of its own, and none for a wrong method
-            platform.invoke: refuse_as_platform,
-            platform.invoke_with_response_stream: refuse_as_platform,
-            bidi.event_stream: refuse_as_bidi,
-        }
+        return Spans(provider or get_tracer_provider(), lambda exchange: self.router.path_of(exchange))
 
     # -- what connections ask ----------------------------------------------------------------------------------------
 
     def _work(self, exchange: Exchange) -> Coroutine[Any, Any, None]:
         """What the exchange asks for, to be awaited. What may go wrong is for `_blame`."""
-        route = exchange.route
+        route: Route | None = exchange.route
         if route is None:
             route = exchange.route = self._route_of(exchange)
-        handler, arguments = route
+        row, handler, arguments = route
         if self.draining or self.budget.used > self._refuse_above:
-            self._turn_away(exchange, handler.handler if isinstance(handler, AdmittedHandler) else handler)
+            self._turn_away(exchange, row)
+        exchange.dialect, exchange.words = row.dialect, row.refuse
         if len(arguments) == 1:  # as most paths have: a call by name costs as much as ten of these
             (value,) = arguments.values()
             return handler(exchange, value)
         return handler(exchange, **arguments)
 
     def _route_of(self, exchange: Exchange) -> Route:
-        route = self._router.find(exchange)
+        route = self.router.find(exchange)
         try:
             return self._admission.asked(exchange, route)
         except GatewayError:
-            self._take_by(exchange, route[0])
+            self._refuse_as(exchange, route[0])
             raise
 
-    def _take_by(self, exchange: Exchange, handler: Handler) -> None:
-        """What goes wrong before the handler is asked is said in its words."""
-        words = self._words.get(handler) or self._router.words_under(exchange.path)
-        if words is not None:
-            exchange.claim("", words)
+    def _refuse_as(self, exchange: Exchange, row: Row) -> None:
+        """What goes wrong before the handler is asked is said in the words of its row."""
+        exchange.words = row.refuse or self.router.refuse_under(exchange.path)
 
     def _blame(self, exchange: Exchange, error: Exception) -> GatewayError:
         """Whatever goes wrong becomes its one honest ending."""
@@ -372,11 +255,11 @@ class Gateway:
             log.exception("an error could not be said", extra={"id": exchange.id})
             exchange.outbound.abort(Ending.MODEL_ERROR)
 
-    def _turn_away(self, exchange: Exchange, handler: Handler) -> None:
-        if handler in self._health:
+    def _turn_away(self, exchange: Exchange, row: Row) -> None:
+        if row.always:
             return
         budget = self.budget
-        self._take_by(exchange, handler)
+        self._refuse_as(exchange, row)
         if self.draining:
             self._turned_away += 1
             raise Unavailable("the server is shutting down; try another", refusal=Refusal.DRAINING)
@@ -763,7 +646,7 @@ class Gateway:
     ) -> Callable[[], DrainReport]:
         """Returns what makes the report, when every connection is closed and so every exchange has its ending."""
         drain, began = self.config.drain, trio.current_time()
-        self.draining = self._management.draining = True
+        self.draining = True
         live = list(self._observer.live)
         log.info("draining", extra={"live": len(live), "delay": drain.delay, "timeout": self._drain_timeout})
         with trio.move_on_after(drain.delay):

@@ -90,6 +90,7 @@ def test_the_rule_can_fail() -> None:
 
 
 GROUND = {"errors", "doorbell", "histogram", "untrusted_text", "addresses", "version"}
+_NESTED = (["dialects", "text"], ["dialects", "v2"], ["dialects", "aws"], ["dialects", "routes"])
 _WORK = {"config", "net", "codecs", "core", "workers", "catalog"}
 _DIALECTS = {"dialects", "codecs", "config", "core", "workers", "catalog"}
 _SERVED = {
@@ -103,6 +104,7 @@ _SERVED = {
     "dialects.text",
     "dialects.v2",
     "dialects.aws",
+    "dialects.routes",
 }
 # The rooms of the gateway from the ground up, and what the modules of each may import beside the ground: nothing above.
 ROOMS = {
@@ -121,6 +123,7 @@ ROOMS = {
     "dialects.text": _DIALECTS,
     "dialects.v2": {*_DIALECTS, "dialects.text", "telemetry"},
     "dialects.aws": {*_DIALECTS, "dialects.text", "dialects.v2"},
+    "dialects.routes": {*_DIALECTS, "dialects.text", "dialects.v2", "dialects.aws"},
     "containers": {"client", "catalog", "core", "net", "telemetry", "config"},
     "operator": {"hypercorn", "telemetry", "workers", "catalog", "serving", "core", "net", "config"},
     "gateway": {*_SERVED, "containers", "operator"},
@@ -134,7 +137,7 @@ MODULES = {".".join(p.relative_to(ROOT).with_suffix("").parts).removesuffix(".__
 
 def room_of(module: str) -> str:
     _, *parts = module.split(".")
-    return ".".join(parts[: 2 if parts[:2] in (["dialects", "text"], ["dialects", "v2"], ["dialects", "aws"]) else 1])
+    return ".".join(parts[: 2 if parts[:2] in _NESTED else 1])
 
 
 def arrows(path: Path) -> set[str]:
@@ -206,7 +209,7 @@ MOST_LINES = 450
 # Classes that are longer, and may only become shorter.
 LONG = {
     "gateway/core/connection.py: Connection": 453,
-    "gateway/gateway.py: Gateway": 794,
+    "gateway/gateway.py: Gateway": 701,
 }
 
 

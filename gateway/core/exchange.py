@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Coroutine
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, final
 
 import msgspec
@@ -50,8 +50,8 @@ class Exchange:
 
     fields: dict[bytes, bytes]
     """The first field of each (lower-case) name."""
-    route: tuple[Callable[..., Coroutine[Any, Any, None]], dict[str, Any]] | None
-    """Who answers it, and with what arguments."""
+    route: Any
+    """Who answers it, a `gateway.core.route.Route`, for the dispatcher alone; None before that is known."""
     began_at: float
     """When its work began, on Trio's clock, like all of these; not set before."""
     left_at: float
@@ -106,7 +106,7 @@ class Exchange:
         """The moment, on Trio's clock, at which it is over by `time_limits`; infinite where there is none."""
         self.time_limits: TimeLimits | None = None
         self.words: Callable[[Exchange, GatewayError], None] | None = None
-        """How the dialect that has taken it says an error before the head; it commits and finishes the exchange."""
+        """How its dialect says an error before the head; it commits and finishes the exchange."""
         self.fail: Callable[[GatewayError], None] | None = None
         """The same, for what is under way: it comes before `words`."""
         self.model = self.dialect = self.incident = ""
@@ -373,7 +373,7 @@ class Exchange:
     # -- what goes wrong -----------------------------------------------------------------------------------------------
 
     def claim(self, dialect: str, refuse: Callable[[Exchange, GatewayError], None]) -> None:
-        """A dialect has it, which says in its own words what goes wrong before the head."""
+        """Another dialect has it than its route names: as the body or the model chose, and with its own words for errors."""
         self.dialect, self.words, self.fail = dialect, refuse, None
 
     def answer_error(self, error: GatewayError) -> None:

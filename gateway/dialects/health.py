@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import final
 
 import msgspec
 
 from gateway.core.exchange import Exchange
+from gateway.core.route import Row
 from gateway.dialects.model_choice import ModelChoice
 from gateway.workers.states import State
 from gateway.workers.supervisor import Supervisor
@@ -25,9 +27,14 @@ class ManagementDialect:
     """Health in LMI's words: 200 when requests are taken; 503, with the reasons, while a model that is required does not
     answer, and from the first moment of a drain."""
 
-    def __init__(self, models: ModelChoice, supervisor: Supervisor) -> None:
-        self._models, self._supervisor = models, supervisor
-        self.draining = False
+    def __init__(self, models: ModelChoice, supervisor: Supervisor, draining: Callable[[], bool]) -> None:
+        """`draining` says whether the server is on its way out."""
+        self._models, self._supervisor, self._draining = models, supervisor, draining
+
+    @property
+    def draining(self) -> bool:
+        """Whether the server is on its way out: it answers nothing new."""
+        return self._draining()
 
     @property
     def unready(self) -> list[str]:
@@ -35,12 +42,15 @@ class ManagementDialect:
         absent = [absent.public for absent in self._supervisor.unready]
         return ["draining", *absent] if self.draining else absent
 
+    def rows(self) -> list[Row]:
+        """Its one route."""
+        return [Row("GET", "/ping", self.ping, dialect="management", always=True)]
+
     async def ping(self, exchange: Exchange) -> None:
         """GET /ping."""
-        exchange.dialect = "management"
-        unready = self._supervisor.unready
+        unready, draining = self._supervisor.unready, self._draining()
         body = {absent.name: _State(status="Unhealthy", reason=absent.why) for absent in unready}
         for worker in self._models.workers.values():
-            reason = "draining" if self.draining else worker.life.absence
+            reason = "draining" if draining else worker.life.absence
             body[worker.name] = _State(status=_WORDS.get(worker.state, "Unhealthy"), reason=reason)
-        exchange.outbound.respond(503 if self.draining or unready else 200, [_JSON], msgspec.json.encode(body))
+        exchange.outbound.respond(503 if draining or unready else 200, [_JSON], msgspec.json.encode(body))

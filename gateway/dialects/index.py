@@ -9,6 +9,7 @@ from urllib.parse import quote
 import msgspec
 
 from gateway.core.exchange import Exchange
+from gateway.core.route import Row
 from gateway.dialects.answers import JSON
 from gateway.dialects.model_choice import ModelChoice
 from models.messages import Family
@@ -42,9 +43,12 @@ class IndexDialect:
     def __init__(self, models: ModelChoice) -> None:
         self._models = models
 
+    def rows(self) -> list[Row]:
+        """Its one route."""
+        return [Row("GET", "/", self.index, dialect="management", always=True)]
+
     async def index(self, exchange: Exchange) -> None:
         """GET /."""
-        exchange.dialect = "management"
         index = self._index()
         weights = media_weights(exchange.header_values(b"accept"))
         if 0 < weights.get("text/html", 0.0) >= weights.get("application/json", 0.0):

@@ -9,16 +9,14 @@ from typing import Any, final
 from gateway.config import AdmissionConfig
 from gateway.config.text import show
 from gateway.core.exchange import Exchange
+from gateway.core.route import Handler, Route
 from gateway.errors import BadRequest, DeadlineExceeded, Refusal
-from gateway.serving.router import Handler
 
 # gRPC over HTTP2, Requests: TimeoutValue is 1 to 8 digits
 _GRPC = re.compile(rb"([0-9]{1,8})([HMSmun])")
 _GRPC_SECONDS = {b"H": 3600.0, b"M": 60.0, b"S": 1.0, b"m": 1e-3, b"u": 1e-6, b"n": 1e-9}
 _NUMBER = re.compile(rb"([0-9]{1,9}(?:\.[0-9]{1,9})?)(ms|s)?")
 _PRIORITY = re.compile(rb"[0-9]{1,9}")
-
-Route = tuple[Handler, dict[str, Any]]
 
 
 @final
@@ -50,28 +48,28 @@ class Admission:
                     f"{self._priority.decode()} must be a whole number, 1 for what is first, not {_shown(value)}"
                 )
             priority = int(value)
-        handler, arguments = route
+        row, handler, arguments = route
         seconds, name = min(allowed, default=(None, b""))
         whose = f"{name.decode()} of the request"
         if seconds == 0:
             raise DeadlineExceeded(f"no time is left ({whose})", refusal=Refusal.NO_TIME)
-        return AdmittedHandler(handler, seconds, whose, priority), arguments
+        return row, AdmittedHandler(handler, seconds, whose, priority), arguments
 
 
 @final
 class AdmittedHandler:
     """A handler of requests that ask for a deadline or a priority."""
 
-    __slots__ = ("_name", "_priority", "_seconds", "handler")
+    __slots__ = ("_handler", "_name", "_priority", "_seconds")
 
     def __init__(self, handler: Handler, seconds: float | None, name: str, priority: int) -> None:
-        self.handler, self._seconds, self._name, self._priority = handler, seconds, name, priority
+        self._handler, self._seconds, self._name, self._priority = handler, seconds, name, priority
 
     def __call__(self, exchange: Exchange, *values: Any, **arguments: Any) -> Coroutine[Any, Any, None]:
         exchange.priority = self._priority
         if self._seconds is not None:
             exchange.limit_call(self._seconds, self._name)
-        return self.handler(exchange, *values, **arguments)
+        return self._handler(exchange, *values, **arguments)
 
 
 def _seconds(name: bytes, value: bytes) -> float:

@@ -1,32 +1,30 @@
-"""Which handler answers a request: exact paths first, then the few patterns; 404 and 405 in words, OPTIONS."""
+"""Which row answers a request: exact paths first, then the few patterns; 404 and 405 in words, OPTIONS."""
 
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Coroutine
+from collections.abc import Iterable
 from dataclasses import dataclass
 from functools import partial
-from typing import Any, TypeAlias, final
+from typing import Any, final
 from urllib.parse import unquote
 
+from gateway.config.problem import ConfigError
 from gateway.core.exchange import Exchange
+from gateway.core.route import WEBSOCKET, Refuse, Route, Row
 from gateway.errors import BadRequest, GatewayError, MethodNotAllowed, NoSuchPath, UpgradeRequired
-
-Handler: TypeAlias = Callable[..., Coroutine[Any, Any, None]]
-Words: TypeAlias = Callable[[Exchange, GatewayError], None]
-
 
 # Clients ask for few paths again and again; what was found for them is kept, so many paths of so many bytes.
 _REMEMBERED, _REMEMBERED_LENGTH = 1024, 256
-_UPGRADE = b"websocket"  # stands for the method in a route
+_UPGRADE = WEBSOCKET.encode()
 
 
 @final
 @dataclass(frozen=True, slots=True)
-class Route:
-    """One path with its handler for each method."""
+class _Path:
+    """One path with its row for each method."""
 
-    methods: dict[bytes, Handler]
+    methods: dict[bytes, Row]
     pattern: re.Pattern[bytes] | None = None
     path: str = ""
     """As it was added."""
@@ -34,82 +32,84 @@ class Route:
 
 @final
 class Router:
-    """Paths are matched as sent, before percent decoding; what a pattern captures is decoded for its handler."""
+    """Finds the row of a request among those it has been given. Paths are matched as sent, before percent decoding; what a
+    pattern captures is decoded for its handler. Every path answers OPTIONS."""
 
-    def __init__(self) -> None:
-        self._exact: dict[bytes, Route] = {}
-        self._patterns: list[Route] = []
-        self._found: dict[bytes, tuple[Route, dict[str, Any]]] = {}
-        self._any_upgrade: Handler | None = None
-        self._server = Route({})  # what OPTIONS * asks about
+    def __init__(self, rows: Iterable[Row] = ()) -> None:
+        """ConfigError where two rows have one method and path."""
+        self.rows: list[Row] = []
+        """All of them, as they were added."""
+        self._exact: dict[bytes, _Path] = {}
+        self._patterns: list[_Path] = []
+        self._found: dict[bytes, tuple[_Path, dict[str, Any]]] = {}
+        self._any_upgrade: Row | None = None
+        self._server = _Path({})  # what OPTIONS * asks about
         self._exact[b"*"] = self._server
-        self.words: dict[Handler, Words] = {}
-        """How those are refused whose clients know errors by their shape, where it does not come to their handler."""
-        self._under: list[tuple[bytes, Words]] = []
+        self._under: dict[bytes, Refuse] = {}
+        for row in rows:
+            self.add(row)
 
-    def add(self, method: str, path: str, handler: Handler) -> None:
-        """`{name}` in a path captures one segment, which `handler` takes under that name; one that is the only one, as its
-        first argument after the exchange. GET serves HEAD too, and every path OPTIONS."""
-        methods = self._route(path).methods
-        methods[method.encode()] = handler
-        if method == "GET":
-            methods[b"HEAD"] = handler
+    def add(self, row: Row) -> None:
+        """One more; ConfigError where its method and path are another's."""
+        upgrades_anywhere = row.method == WEBSOCKET and row.path == "*"
+        methods = {} if upgrades_anywhere else self._path(row.path).methods
+        if row.method.encode() in methods or (upgrades_anywhere and self._any_upgrade is not None):
+            raise ConfigError(f"two routes answer {row.method} {row.path}: there can be one")
+        self.rows.append(row)
+        if upgrades_anywhere:
+            self._any_upgrade = row
+        else:
+            methods[row.method.encode()] = row
+            if row.method == "GET":
+                methods[b"HEAD"] = row
+        if row.under and row.refuse is not None:
+            self._under[row.under.encode()] = row.refuse
 
-    def upgrade(self, path: str, handler: Handler) -> None:
-        """A path that answers WebSocket upgrades; as with `add`."""
-        self._route(path).methods[_UPGRADE] = handler
+    def refuse_under(self, path: bytes) -> Refuse | None:
+        """How the API refuses to which a path belongs, whether anything is answered there or not."""
+        return next((refuse for prefix, refuse in self._under.items() if _is_under(path, prefix)), None)
 
-    def upgrade_elsewhere(self, handler: Handler) -> None:
-        """Answers WebSocket upgrades at every path that has no handler for them."""
-        self._any_upgrade = handler
-
-    def under(self, prefix: str, words: Words) -> None:
-        """Every path at `prefix` and below it belongs to one API: `words` say also that nothing is answered there, or not
-        by that method, and the error names what is."""
-        self._under.append((prefix.encode(), words))
-
-    def words_under(self, path: bytes) -> Words | None:
-        """The words of the API to which a path belongs, whether anything is answered there or not."""
-        return next((words for prefix, words in self._under if _is_under(path, prefix)), None)
-
-    def _route(self, path: str) -> Route:
+    def _path(self, path: str) -> _Path:
         if "{" not in path:
-            return self._exact.setdefault(path.encode(), Route({}, path=path))
+            return self._exact.setdefault(path.encode(), _Path({}, path=path))
         source = re.sub(r"\\{(\w+)\\}", r"(?P<\1>[^/]+)", re.escape(path)).encode()
-        for route in self._patterns:
-            if route.pattern is not None and route.pattern.pattern == source:
-                return route
-        self._patterns.append(Route({}, re.compile(source), path))
+        for known in self._patterns:
+            if known.pattern is not None and known.pattern.pattern == source:
+                return known
+        self._patterns.append(_Path({}, re.compile(source), path))
         return self._patterns[-1]
 
-    def find(self, exchange: Exchange) -> tuple[Handler, dict[str, Any]]:
-        """The handler and its arguments; NoSuchPath, BadRequest, MethodNotAllowed or UpgradeRequired."""
+    def find(self, exchange: Exchange) -> Route:
+        """Who answers; NoSuchPath, BadRequest, MethodNotAllowed or UpgradeRequired, which are said as those who ask at this
+        path read them."""
         try:
             return self._find(exchange)
         except GatewayError:
-            if (words := self.words_under(exchange.path)) is not None:
-                exchange.claim("", words)
+            if (refuse := self.refuse_under(exchange.path)) is not None:
+                exchange.words = refuse
             raise
 
-    def _find(self, exchange: Exchange) -> tuple[Handler, dict[str, Any]]:
+    def _find(self, exchange: Exchange) -> Route:
         method = exchange.request.method
         if exchange.request.upgrade == _UPGRADE:
             method = _UPGRADE
             if self._any_upgrade is not None and not self._upgrades(exchange.path):
-                return self._any_upgrade, {}
-        route, captured = self._found.get(exchange.path) or self._match(exchange.path)
-        handler = route.methods.get(method)
-        if handler is not None:
-            return handler, captured
+                return self._any_upgrade, self._any_upgrade.handler, {}
+        known, captured = self._found.get(exchange.path) or self._match(exchange.path)
+        row = known.methods.get(method)
+        if row is not None:
+            return row, row.handler, captured
         if method == _UPGRADE:
             raise BadRequest("this path is no WebSocket")
-        allow = self._allow(route)
+        allow = self._allow(known)
         if method == b"OPTIONS":
-            return partial(_options, allow=allow), {}
-        if _UPGRADE in route.methods and len(route.methods) == 1:
+            row = Row("OPTIONS", known.path, partial(_options, allow=allow))
+            return row, row.handler, {}
+        if _UPGRADE in known.methods and len(known.methods) == 1:
             raise UpgradeRequired("this path is a WebSocket: connect with ws:// or wss://")
-        for words in filter(None, map(self.words.get, route.methods.values())):
-            exchange.claim("", words)
+        for row in known.methods.values():
+            if row.refuse is not None and row.refuses_method:
+                exchange.words = row.refuse
         raise MethodNotAllowed(f"{method.decode('latin-1')[:20]} is not allowed here, only {allow}", allow=allow)
 
     def path_of(self, exchange: Exchange) -> str:
@@ -117,14 +117,18 @@ class Router:
         nothing is answered."""
         if exchange.request.upgrade == _UPGRADE and self._any_upgrade is not None and not self._upgrades(exchange.path):
             return "/*"
+        return self.path_at(exchange.path)
+
+    def path_at(self, path: bytes) -> str:
+        """The path that answers what is sent as `path`; empty where nothing is answered."""
         try:
-            return self._match(exchange.path)[0].path
+            return self._match(path)[0].path
         except NoSuchPath:
             return ""
 
-    def _allow(self, route: Route) -> str:
+    def _allow(self, asked: _Path) -> str:
         methods = {b"OPTIONS"}
-        for known in (route,) if route is not self._server else (*self._exact.values(), *self._patterns):
+        for known in (asked,) if asked is not self._server else (*self._exact.values(), *self._patterns):
             methods |= known.methods.keys() - {_UPGRADE}
             if known.methods.keys() == {_UPGRADE}:
                 methods.add(b"GET")  # which every handshake is (RFC 6455 section 4.1)
@@ -136,7 +140,7 @@ class Router:
         except NoSuchPath:
             return False
 
-    def _match(self, path: bytes) -> tuple[Route, dict[str, Any]]:
+    def _match(self, path: bytes) -> tuple[_Path, dict[str, Any]]:
         found = self._found.get(path)
         if found is None:
             found = self._search(path)
@@ -146,24 +150,24 @@ class Router:
                 self._found[path] = found
         return found
 
-    def _search(self, path: bytes) -> tuple[Route, dict[str, Any]]:
-        route = self._exact.get(path)
-        if route is not None:
-            return route, {}
-        for route in self._patterns:
-            assert route.pattern is not None
-            match = route.pattern.fullmatch(path)
+    def _search(self, path: bytes) -> tuple[_Path, dict[str, Any]]:
+        known = self._exact.get(path)
+        if known is not None:
+            return known, {}
+        for known in self._patterns:
+            assert known.pattern is not None
+            match = known.pattern.fullmatch(path)
             if match is not None:
-                return route, {k: unquote(v.decode("latin-1")) for k, v in match.groupdict().items()}
+                return known, {k: unquote(v.decode("latin-1")) for k, v in match.groupdict().items()}
         raise NoSuchPath(f"no such path: {path.decode('latin-1')[:100]}{self._there(path)}")
 
     def _there(self, path: bytes) -> str:
         """Names what is answered beside a path that is not, where one API has all of them; else the path that says more."""
-        prefix = next((prefix for prefix, _ in self._under if _is_under(path, prefix)), None)
+        prefix = next((prefix for prefix in self._under if _is_under(path, prefix)), None)
         if prefix is None:
             return "; GET / says what is here" if b"/" in self._exact else ""
-        known = [route for route in (*self._exact.values(), *self._patterns) if _is_under(route.path.encode(), prefix)]
-        there = [f"{method.decode()} {route.path}" for route in known for method in route.methods if method != b"HEAD"]
+        under = [known for known in (*self._exact.values(), *self._patterns) if _is_under(known.path.encode(), prefix)]
+        there = [f"{method.decode()} {known.path}" for known in under for method in known.methods if method != b"HEAD"]
         return f"; there are: {', '.join(there)}"
 
 

@@ -13,6 +13,7 @@ from gateway import client
 from gateway.config import Config, HTTP2Config, LimitsConfig
 from gateway.containers.connection import ContainerLimits
 from gateway.core.exchange import Exchange
+from gateway.core.route import Row
 from gateway.errors import BadRequest
 from models.messages import Family, Part
 from models.session import Session
@@ -363,7 +364,7 @@ async def test_a_chunked_upload_is_read_ahead_to_its_bound_and_no_further(autoju
         exchange.outbound.respond(200, [])
 
     async with serving(capacity=CAPACITY) as house:
-        house.gateway._router.add("POST", "/slow", slow)
+        house.gateway.router.add(Row("POST", "/slow", slow))
         line = house.line("http1")
         async with trio.open_nursery() as nursery:
 

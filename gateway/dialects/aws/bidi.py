@@ -13,6 +13,7 @@ from gateway.codecs.prompts import read_prompt
 from gateway.codecs.threads import run_in_codec_thread
 from gateway.config import Config
 from gateway.core.exchange import Exchange
+from gateway.core.route import WEBSOCKET, Row
 from gateway.dialects.answers import close, octets, reply_of
 from gateway.dialects.aws.endpoints import Endpoints
 from gateway.dialects.aws.error_origin import ErrorOrigin, blame
@@ -57,10 +58,22 @@ class BidiDialect:
     def __init__(self, models: ModelChoice, endpoints: Endpoints, signatures: Signatures) -> None:
         self._models, self._endpoints, self._signatures = models, endpoints, signatures
 
+    def rows(self) -> list[Row]:
+        """The platform's operation, and the container's WebSocket at its own path, below each model, and anywhere where that
+        is allowed."""
+        operation = "/endpoints/{endpoint}/invocations-bidirectional-stream"
+        websocket, container = self._models.config.websocket, partial(Row, WEBSOCKET, dialect="websocket")
+        return [
+            # whose errors have each a status of its own, and none for a wrong method
+            Row("POST", operation, self.event_stream, dialect="bidi", refuse=refuse, refuses_method=False),
+            *([container("*", self.container)] if websocket.any_path else ()),
+            container(websocket.path, self.container),
+            container("/models/{name}" + websocket.path, self.container),
+        ]
+
     async def event_stream(self, exchange: Exchange, endpoint: str) -> None:
         """POST /endpoints/{endpoint}/invocations-bidirectional-stream over HTTP/2, GA form and both readings of the seed's
         JSON form."""
-        exchange.claim("bidi", refuse)
         if exchange.wire.name != "http/2":
             raise BadRequest("bidirectional streaming needs HTTP/2: connect with ALPN h2, or by prior knowledge in clear")
         asked, worker, channel = self._asked(exchange, endpoint)
@@ -107,7 +120,6 @@ class BidiDialect:
 
     async def container(self, exchange: Exchange, name: str = "") -> None:
         """The container's WebSocket: a frame for each part, byte for byte."""
-        exchange.dialect = "websocket"
         models = self._models
         if name:
             worker = models.named(name, Family.PARTS, "bidi")

@@ -9,6 +9,7 @@ import trio
 
 from gateway.core.exchange import Exchange
 from gateway.core.outbound import Outbound
+from gateway.core.route import Row
 from gateway.core.whole_body import receive_body
 from gateway.dialects.answers import JSON, Wrapping, octets, refusal_headers, reply_headers, reply_of, reply_value
 from gateway.dialects.call import session_of, text_header
@@ -40,9 +41,15 @@ class ContainerDialect:
     def __init__(self, models: ModelChoice, lmi: LMIDialect, v2: InferDialect) -> None:
         self._models, self._lmi, self._v2 = models, lmi, v2
 
+    def rows(self) -> list[Row]:
+        """Its routes, unary."""
+        return [
+            Row("POST", "/invocations", self.invocations, dialect="container", refuse=refuse_as_lmi),
+            Row("POST", "/models/{name}/invoke", self.invoke, dialect="container", refuse=refuse_as_mme),
+        ]
+
     async def invocations(self, exchange: Exchange) -> None:
         """POST /invocations: the model is `?model_name=`, the default, or the only one that fits."""
-        exchange.claim("container", refuse_as_lmi)
         name = _query_value(exchange.query, b"model_name")
         if name:
             worker = self._models.invoked(name)
@@ -55,7 +62,6 @@ class ContainerDialect:
     async def invoke(self, exchange: Exchange, name: str) -> None:
         """POST /models/{name}/invoke. The path alone says which model: X-Amzn-SageMaker-Target-Model is for the model to
         read, and for the log of whoever wants it there."""
-        exchange.claim("container", refuse_as_mme)
         await self._invoke(exchange, self._models.invoked(name))
 
     async def _invoke(self, exchange: Exchange, worker: Worker) -> None:

@@ -7,6 +7,7 @@ from functools import partial
 from typing import final
 
 from gateway.core.exchange import Exchange
+from gateway.core.route import Row
 from gateway.core.whole_body import receive_body
 from gateway.dialects.aws.container import ContainerDialect
 from gateway.dialects.aws.endpoints import Endpoints
@@ -40,6 +41,14 @@ class SageMakerDialect:
             InvokeOperation.INVOKE_ENDPOINT_WITH_RESPONSE_STREAM: (config.stream_timeout, "sagemaker.stream_timeout"),
         }
 
+    def rows(self) -> list[Row]:
+        """Its operations, whose errors have each a status of its own, and none for a wrong method."""
+        row = partial(Row, dialect="sagemaker", refuse=refuse, refuses_method=False)
+        return [
+            row("POST", "/endpoints/{endpoint}/invocations", self.invoke),
+            row("POST", "/endpoints/{endpoint}/invocations-response-stream", self.invoke_with_response_stream),
+        ]
+
     async def invoke(self, exchange: Exchange, endpoint: str) -> None:
         """POST /endpoints/{endpoint}/invocations."""
         await self._invoke(exchange, InvokeOperation.INVOKE_ENDPOINT, endpoint)
@@ -49,7 +58,6 @@ class SageMakerDialect:
         await self._invoke(exchange, InvokeOperation.INVOKE_ENDPOINT_WITH_RESPONSE_STREAM, endpoint)
 
     async def _invoke(self, exchange: Exchange, operation: InvokeOperation, endpoint: str) -> None:
-        exchange.claim("sagemaker", refuse)
         claim = self._signatures.claim(exchange)
         headers = single_fields(exchange)
         try:

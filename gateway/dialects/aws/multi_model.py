@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from functools import partial
 from typing import final
 from urllib.parse import parse_qs
 
 from gateway.catalog.repository import Repository
 from gateway.core.exchange import Exchange
+from gateway.core.route import Row
 from gateway.core.whole_body import receive_body
 from gateway.dialects.aws.container import refuse_as_mme
 from gateway.errors import BadRequest
@@ -23,9 +26,18 @@ class MMEDialect:
     def __init__(self, repository: Repository) -> None:
         self._repository = repository
 
+    def rows(self) -> Sequence[Row]:
+        """Its routes."""
+        row = partial(Row, dialect="mme", refuse=refuse_as_mme)
+        return [
+            *(row("POST", path, self.load) for path in ("/models", "/models/")),
+            *(row("GET", path, self.list) for path in ("/models", "/models/")),
+            row("GET", "/models/{name}", self.get),
+            row("DELETE", "/models/{name}", self.unload),
+        ]
+
     async def load(self, exchange: Exchange) -> None:
         """POST /models: answered when the model answers. The platform that leaves gives the load up."""
-        self._take(exchange)
         body = await receive_body(exchange, _LARGEST, setting="64 KiB, fixed")
         try:
             wanted = multi_model.parse_load(body)
@@ -37,7 +49,6 @@ class MMEDialect:
 
     async def list(self, exchange: Exchange) -> None:
         """GET /models."""
-        self._take(exchange)
         query = parse_qs(exchange.query.decode("latin-1"))
         page = multi_model.parse_page(query.get("limit", [""])[0], query.get("next_page_token", [""])[0])
         models = [(model.name, model.url) for model in self._repository.list()]
@@ -45,15 +56,10 @@ class MMEDialect:
 
     async def get(self, exchange: Exchange, name: str) -> None:
         """GET /models/{name}."""
-        self._take(exchange)
         model = self._repository.get(name)
         exchange.outbound.respond(200, [_JSON], multi_model.model_body(model.name, model.url))
 
     async def unload(self, exchange: Exchange, name: str) -> None:
         """DELETE /models/{name}: answered when nothing of the model is left, also where the platform has left by then."""
-        self._take(exchange)
         await self._repository.unload(name)
         exchange.outbound.respond(200, [_JSON], multi_model.unloaded_body(name))
-
-    def _take(self, exchange: Exchange) -> None:
-        exchange.claim("mme", refuse_as_mme)

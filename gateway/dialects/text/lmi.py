@@ -10,6 +10,7 @@ from gateway.codecs.threads import codec
 from gateway.config import LMIConfig
 from gateway.core.exchange import Exchange
 from gateway.core.outbound import Outbound
+from gateway.core.route import Row
 from gateway.core.whole_body import receive_body
 from gateway.dialects.answers import JSON, Wrapping, reply_headers
 from gateway.dialects.call import session_of, text_header
@@ -41,9 +42,12 @@ class LMIDialect:
         self._models, self._calls, self._openai = models, calls, openai
         self._dynamic = DynamicDialect(calls)
 
+    def rows(self) -> list[Row]:
+        """The route of its own: SageMaker's hand over what is for models of text."""
+        return [Row("POST", "/predictions/{name}", self.predictions, dialect="lmi", refuse=refuse_as_lmi)]
+
     async def predictions(self, exchange: Exchange, name: str) -> None:
         """POST /predictions/{name}."""
-        exchange.claim("lmi", refuse_as_lmi)
         limits = self._models.config.limits
         worker = self._models.named(name, Family.TEXT, "lmi")
         exchange.model = worker.name

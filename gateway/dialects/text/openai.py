@@ -12,6 +12,7 @@ from gateway.codecs.threads import codec
 from gateway.config import LimitsConfig, LMIConfig
 from gateway.core.exchange import Exchange
 from gateway.core.outbound import Outbound
+from gateway.core.route import Row
 from gateway.core.whole_body import receive_body
 from gateway.dialects.answers import JSON, Wrapping, refusal_headers, reply_headers
 from gateway.dialects.call import session_of
@@ -62,9 +63,18 @@ class OpenAIDialect:
 
     # -- routes ------------------------------------------------------------------------------------------------------
 
+    def rows(self) -> list[Row]:
+        """Its routes; every path below /v1 is OpenAI's."""
+        row = partial(Row, dialect="openai", refuse=refuse, under="/v1")
+        return [
+            row("POST", "/v1/chat/completions", self.chat_completions),
+            row("POST", "/v1/completions", self.completions),
+            row("GET", "/v1/models", self.models),
+            row("GET", "/v1/models/{name}", self.model),
+        ]
+
     async def chat_completions(self, exchange: Exchange) -> None:
         """POST /v1/chat/completions."""
-        exchange.claim("openai", refuse)
         document, size = await self._document(exchange)
         try:
             worker = self._worker(exchange, document)
@@ -75,7 +85,6 @@ class OpenAIDialect:
 
     async def completions(self, exchange: Exchange) -> None:
         """POST /v1/completions."""
-        exchange.claim("openai", refuse)
         document, size = await self._document(exchange)
         try:
             worker = self._worker(exchange, document)
@@ -99,13 +108,11 @@ class OpenAIDialect:
 
     async def models(self, exchange: Exchange) -> None:
         """GET /v1/models: those that can answer here."""
-        exchange.claim("openai", refuse)
         speakers = [w.name for w in self._models.workers.values() if convertible(w.spec.family, Family.TEXT)]
         exchange.outbound.respond(200, [JSON], openai.models_body([(name, self._since) for name in sorted(speakers)]))
 
     async def model(self, exchange: Exchange, name: str) -> None:
         """GET /v1/models/{name}."""
-        exchange.claim("openai", refuse)
         worker = self._models.named(name, Family.TEXT, "openai")
         exchange.outbound.respond(200, [JSON], openai.model_body(worker.name, created=self._since))
 

@@ -14,12 +14,14 @@ from gateway.codecs.tensors import check_response, outputs_of
 from gateway.codecs.threads import codec
 from gateway.config import LimitsConfig
 from gateway.core.exchange import Exchange
+from gateway.core.route import Row
 from gateway.core.whole_body import receive_body
 from gateway.dialects.answers import JSON, reply_headers
 from gateway.dialects.call import NO_PARAMETERS, session_of
 from gateway.dialects.compression import compressed
 from gateway.dialects.text.requests import OnePrompt, within_ceiling
 from gateway.dialects.v2.channels import EVENTS, OneResponse, StreamChannel, StreamedResponses, WholeRequest
+from gateway.dialects.v2.operations import rows_of
 from gateway.dialects.v2.requests import V2Calls, error_of, schedule, slot_within, weight_of, writing
 from gateway.errors import ModelFailed
 from gateway.workers.slot import Slot
@@ -42,6 +44,10 @@ class GenerateDialect:
 
     def __init__(self, calls: V2Calls) -> None:
         self._calls = calls
+
+    def rows(self) -> list[Row]:
+        """Its routes."""
+        return rows_of({"generate": self.generate, "generate_stream": self.generate_stream})
 
     async def generate(self, exchange: Exchange, name: str, version: str = "") -> None:
         """POST /v2/models/{name}[/versions/{version}]/generate: exactly one response."""

@@ -11,11 +11,13 @@ import trio
 from gateway.codecs.tensors import SHORT, check_response, outputs_of, request_of
 from gateway.core.exchange import Exchange
 from gateway.core.outbound import Outbound
+from gateway.core.route import Row
 from gateway.core.whole_body import receive_body, whole_body
 from gateway.dialects.answers import JSON, Wrapping, reply_headers, reply_of
 from gateway.dialects.call import call_of
 from gateway.dialects.compression import compressed, varying
 from gateway.dialects.v2.channels import no_answer, too_many
+from gateway.dialects.v2.operations import rows_of
 from gateway.dialects.v2.requests import V2Calls, batch_of, error_of, schedule
 from gateway.dialects.v2.streamed_request import infer_in_pieces
 from gateway.errors import Ending
@@ -35,6 +37,10 @@ class InferDialect:
     def __init__(self, calls: V2Calls) -> None:
         self._calls = calls
         self._level = calls.models.config.v2.compression
+
+    def rows(self) -> list[Row]:
+        """Its one route."""
+        return rows_of({"infer": self.infer})
 
     def infer(self, exchange: Exchange, name: str, version: str = "") -> Coroutine[Any, Any, None]:
         """POST /v2/models/{name}[/versions/{version}]/infer."""

@@ -8,9 +8,11 @@ from time import perf_counter_ns
 from typing import final
 
 from gateway.core.exchange import Exchange
+from gateway.core.route import Row
 from gateway.core.whole_body import receive_body
 from gateway.dialects.call import session_of
 from gateway.dialects.v2.channels import EVENTS, FRAMES, Source, StreamChannel, StreamForm, WholeRequest, replied
+from gateway.dialects.v2.operations import rows_of
 from gateway.dialects.v2.requests import V2Calls, error_of, schedule, slot_within
 from gateway.dialects.v2.streamed_request import Pieces
 from gateway.errors import BadRequest
@@ -26,6 +28,10 @@ class StreamDialect:
 
     def __init__(self, calls: V2Calls) -> None:
         self._calls = calls
+
+    def rows(self) -> list[Row]:
+        """Its one route."""
+        return rows_of({"infer_stream": self.infer_stream})
 
     async def infer_stream(self, exchange: Exchange, name: str, version: str = "") -> None:
         """POST /v2/models/{name}[/versions/{version}]/infer_stream. The status is that of the first response; what goes

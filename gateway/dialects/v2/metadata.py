@@ -5,8 +5,10 @@ from __future__ import annotations
 from typing import final
 
 from gateway.core.exchange import Exchange
+from gateway.core.route import Row
 from gateway.dialects.answers import JSON
 from gateway.dialects.health import ManagementDialect
+from gateway.dialects.v2.operations import rows_of
 from gateway.dialects.v2.requests import V2Calls
 from protocols import v2
 
@@ -18,6 +20,13 @@ class V2Dialect:
     def __init__(self, calls: V2Calls, management: ManagementDialect, *, name: str, version: str) -> None:
         self._calls, self._management = calls, management
         self._metadata = v2.server_metadata(name, version)
+
+    def rows(self) -> list[Row]:
+        """Its routes, of which those of health answer whatever happens."""
+        return [
+            *rows_of({"server_live": self.live, "server_ready": self.ready, "model_ready": self.model_ready}, always=True),
+            *rows_of({"server_metadata": self.server, "model_metadata": self.model, "model_config": self.config}),
+        ]
 
     async def live(self, exchange: Exchange) -> None:
         """GET /v2/health/live: true while the process answers."""
@@ -50,5 +59,4 @@ class V2Dialect:
         self._reply(exchange, 200 if ready else 503, v2.model_ready(worker.name, ready))
 
     def _reply(self, exchange: Exchange, status: int, body: bytes) -> None:
-        exchange.dialect = "v2"
         exchange.outbound.respond(status, [JSON], body)

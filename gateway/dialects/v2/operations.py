@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from typing import Any, final
 
 import msgspec
 
 from gateway.core.exchange import Exchange
+from gateway.core.route import Handler, Row
 from gateway.dialects.answers import JSON
 from gateway.dialects.v2.requests import refuse
 from protocols import openapi
@@ -318,7 +319,17 @@ OPERATIONS: tuple[Operation, ...] = (
         )
     ),
 )
-"""By their names; whoever routes them has a handler for each."""
+"""By their names; one of the dialects of v2 has a handler for each."""
+_NAMED = {operation.name: operation for operation in OPERATIONS}
+
+
+def rows_of(handlers: Mapping[str, Handler], *, always: bool = False) -> list[Row]:
+    """The rows of operations, by their names, with their handlers: one for each path."""
+    return [
+        Row(operation.method, path, handler, dialect="v2", refuse=refuse, always=always)
+        for operation, handler in ((_NAMED[name], handler) for name, handler in handlers.items())
+        for path in operation.paths
+    ]
 
 
 def document(version: str) -> dict[str, Any]:  # a JSON object
@@ -336,9 +347,12 @@ class OpenAPIDialect:
         self._version = version
         self._written = b""
 
+    def rows(self) -> list[Row]:
+        """Its one route."""
+        return rows_of({"openapi": self.openapi})
+
     async def openapi(self, exchange: Exchange) -> None:
         """GET /v2/openapi.json; made when it is first asked for."""
-        exchange.claim("v2", refuse)
         if not self._written:
             self._written = msgspec.json.encode(document(self._version))
         exchange.outbound.respond(200, [JSON], self._written)

@@ -10,9 +10,11 @@ import msgspec
 from gateway.catalog.load_unload import ModelControl
 from gateway.catalog.repository import Repository
 from gateway.core.exchange import Exchange
+from gateway.core.route import Row
 from gateway.core.whole_body import receive_body
 from gateway.dialects.answers import JSON
-from gateway.dialects.v2.requests import V2Calls, refuse
+from gateway.dialects.v2.operations import rows_of
+from gateway.dialects.v2.requests import V2Calls
 from gateway.errors import BadRequest, NotFound
 from gateway.workers.statistics import Batches, ModelStatistics, Responses
 from gateway.workers.worker import Worker
@@ -34,11 +36,34 @@ class V2ControlDialect:
         self._calls, self._control, self._repository = calls, control, repository
         self._allowed = calls.models.config.v2.model_control
 
+    def rows(self) -> list[Row]:
+        """Its routes."""
+        rows = rows_of(
+            {
+                "models": self.models,
+                "all_statistics": self.all_statistics,
+                "statistics": self.statistics,
+                "index": self.index,
+                "load": self.load,
+                "unload": self.unload,
+                "log_settings": self.log_settings,
+                "change_log": self.change_log,
+            }
+        )
+        for kind in ("system", "cuda"):
+            rows += rows_of(
+                {
+                    f"{kind}_shared_memory": self.regions,
+                    f"register_{kind}_shared_memory": self.register,
+                    f"unregister_{kind}_shared_memory": self.unregister,
+                }
+            )
+        return rows
+
     # -- statistics --------------------------------------------------------------------------------------------------
 
     async def all_statistics(self, exchange: Exchange) -> None:
         """GET /v2/models/stats."""
-        exchange.claim("v2", refuse)
         workers = sorted(self._calls.models.workers.items())
         self._tell(exchange, *(worker for _, worker in workers))
 
@@ -60,7 +85,6 @@ class V2ControlDialect:
 
     async def models(self, exchange: Exchange) -> None:
         """GET /v2/models, KServe's list."""
-        exchange.claim("v2", refuse)
         _reply(exchange, bodies.ModelList(models=tuple(sorted(self._calls.models.workers))))
 
     async def index(self, exchange: Exchange, repository: str = "") -> None:
@@ -87,7 +111,6 @@ class V2ControlDialect:
         _reply(exchange, bodies.UnloadReply(name=name))
 
     def _check_allowed(self, exchange: Exchange, name: str = "") -> None:
-        exchange.claim("v2", refuse)
         exchange.model = name
         if not self._allowed:
             what = "loads and unloads no models for its clients" if name else "does not change its log for its clients"
@@ -97,7 +120,6 @@ class V2ControlDialect:
 
     async def log_settings(self, exchange: Exchange) -> None:
         """GET /v2/logging."""
-        exchange.claim("v2", refuse)
         _reply(exchange, _log_settings())
 
     async def change_log(self, exchange: Exchange) -> None:
@@ -114,22 +136,18 @@ class V2ControlDialect:
 
     async def regions(self, exchange: Exchange, region: str = "") -> None:
         """GET /v2/{system,cuda}sharedmemory[/region/{region}]/status: none is registered."""
-        exchange.claim("v2", refuse)
         no_regions: list[bodies.SharedMemoryRegion] = []
         _reply(exchange, no_regions)
 
     async def register(self, exchange: Exchange, region: str) -> None:
         """POST /v2/{system,cuda}sharedmemory/region/{region}/register."""
-        exchange.claim("v2", refuse)
         raise BadRequest("this server has no shared memory with its clients: send tensors in the body")
 
     async def unregister(self, exchange: Exchange, region: str = "") -> None:
         """POST /v2/{system,cuda}sharedmemory[/region/{region}]/unregister: it is not registered now."""
-        exchange.claim("v2", refuse)
         _reply(exchange, bodies.Done())
 
     async def _body(self, exchange: Exchange, kind: type[Wanted], what: str) -> Wanted:
-        exchange.claim("v2", refuse)
         body = await receive_body(exchange, _LARGEST, setting="64 KiB, fixed")
         try:
             return bodies.decode(body, kind, what)

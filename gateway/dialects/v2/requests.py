@@ -51,7 +51,6 @@ class V2Calls:
     def worker(self, exchange: Exchange, name: str, version: str, *, infers: bool = False) -> Worker:
         """The model of a route, whatever its family; the exchange is v2's from here on. NotFound. One that `infers` is ready
         to be called as well: BadRequest for one of another family than tensors, Unavailable."""
-        exchange.claim("v2", refuse)
         worker = self._workers.get(name)
         if worker is None:
             raise NotFound(

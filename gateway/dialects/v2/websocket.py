@@ -13,10 +13,11 @@ from gateway.codecs.tensors import request_of
 from gateway.codecs.threads import codec
 from gateway.config import BidiConfig
 from gateway.core.exchange import Exchange
+from gateway.core.route import WEBSOCKET, Row
 from gateway.dialects.answers import JSON, close, reply_of
 from gateway.dialects.call import session_of
 from gateway.dialects.v2.channels import replied
-from gateway.dialects.v2.requests import Timeout, V2Calls, batch_of, timeout_of
+from gateway.dialects.v2.requests import Timeout, V2Calls, batch_of, refuse, timeout_of
 from gateway.errors import (
     BadRequest,
     DeadlineExceeded,
@@ -50,6 +51,11 @@ class SessionDialect:
 
     def __init__(self, calls: V2Calls, config: BidiConfig) -> None:
         self._calls, self._config = calls, config
+
+    def rows(self) -> list[Row]:
+        """The upgrades at the paths of infer."""
+        paths = ("/v2/models/{name}/infer", "/v2/models/{name}/versions/{version}/infer")
+        return [Row(WEBSOCKET, path, self.session, dialect="v2", refuse=refuse) for path in paths]
 
     async def session(self, exchange: Exchange, name: str, version: str = "") -> None:
         """The WebSocket at /v2/models/{name}[/versions/{version}]/infer.

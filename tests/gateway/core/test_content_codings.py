@@ -18,6 +18,7 @@ from gateway.client import Peer, post
 from gateway.codecs import threads
 from gateway.config import Config, LimitsConfig, SageMakerConfig
 from gateway.core.exchange import Exchange
+from gateway.core.route import Row
 from gateway.core.whole_body import receive_body
 from gateway.dialects.compression import compressed
 from gateway.testing import MemoryGateway, memory_gateway
@@ -63,8 +64,7 @@ async def bodies(limit: int = BUDGET, total: int = BUDGET, **how: Any) -> AsyncI
         exchange.outbound.respond(200, [], b"%d" % len(body))
 
     async with memory_gateway([], Config(limits=LimitsConfig(total_bytes=total))) as served:
-        router: Any = served.gateway._router
-        router.add("POST", "/body", take)
+        served.gateway.router.add(Row("POST", "/body", take))
         there = Bodies(served)
         yield there
         await wait_all_tasks_blocked()
@@ -275,8 +275,7 @@ async def test_an_unknown_coding_is_told_which_are_known(path: str, value: bytes
 
     specs = [spec_of(identity, "identity"), spec_of(Echo(), "echo"), spec_of(lm, "lm", family=Family.TEXT)]
     async with memory_gateway(specs, Config(sagemaker=SageMakerConfig(multi_model=True))) as served:
-        router: Any = served.gateway._router
-        router.add("POST", "/body", partial(receive_body, limit=100, setting="the.limit"))
+        served.gateway.router.add(Row("POST", "/body", partial(receive_body, limit=100, setting="the.limit")))
         peer = served.http1()
         headers = [(b"content-encoding", value), (b"expect", b"100-continue"), (b"content-length", b"5")]
         head = Request(
@@ -398,8 +397,7 @@ async def replies(*buffers: Buffer, head: Headers = (JSON,), level: int = 1) -> 
         exchange.outbound.respond(200, headers, *body)
 
     async with memory_gateway([], Config(limits=LimitsConfig(total_bytes=BUDGET))) as served:
-        router: Any = served.gateway._router
-        router.add("POST", "/reply", reply)
+        served.gateway.router.add(Row("POST", "/reply", reply))
         yield served
         await wait_all_tasks_blocked()
         assert served.gateway.budget.used == 0

@@ -4,12 +4,18 @@ from __future__ import annotations
 
 import inspect
 import json
+import re
 from typing import Any
 
 import pytest
 
 from gateway.config import Config, SageMakerConfig
+from gateway.config.problem import ConfigError
+from gateway.core.exchange import Exchange
+from gateway.core.route import WEBSOCKET, Row
+from gateway.dialects.v2.requests import refuse
 from gateway.gateway import Gateway
+from gateway.serving.router import Router
 from protocols.events import Data, End, Response
 from tests.gateway.promises import Line, Probe, raw, serving, silent
 
@@ -139,26 +145,41 @@ async def test_a_path_that_is_only_a_websocket_asks_for_the_upgrade() -> None:
 
 
 def test_every_handler_of_v2_refuses_in_its_own_words() -> None:
-    gateway = Gateway()
-    routes = [*gateway._router._exact.items(), *((r.pattern.pattern, r) for r in gateway._router._patterns if r.pattern)]
-    for path, route in routes:
-        if path.startswith(b"/v2") or path.startswith(rb"/v2"):
-            for method, handler in route.methods.items():
-                assert handler in gateway._router.words or method == b"websocket", (method, path)
+    rows = [row for row in Gateway().router.rows if row.path.startswith("/v2")]
+    assert len(rows) > 30
+    for row in rows:
+        assert (row.dialect, row.refuse) == ("v2", refuse), row
+
+
+def test_every_row_of_other_apis_refuses_in_words_of_its_own() -> None:
+    plain = {row.path for row in Gateway(MULTI_MODEL).router.rows if row.refuse is None}
+    websocket = Config().websocket.path
+    assert plain == {"/", "/ping", "*", websocket, "/models/{name}" + websocket}
+
+
+@pytest.mark.parametrize(
+    ("method", "path"),
+    [("GET", "/ping"), ("POST", "/v2/models/{name}/infer"), (WEBSOCKET, "/v2/models/{name}/infer"), (WEBSOCKET, "*")],
+)
+def test_two_rows_of_one_method_and_path_are_a_mistake(method: str, path: str) -> None:
+    rows = Gateway().router.rows
+    with pytest.raises(ConfigError, match=f"two routes answer {re.escape(f'{method} {path}')}"):
+        Router([*rows, Row(method, path, silence)])
+
+
+async def silence(exchange: Exchange) -> None:
+    """Answers nothing."""
 
 
 def test_every_handler_takes_what_its_path_captures_and_a_single_segment_as_its_first_argument() -> None:
-    router = Gateway(MULTI_MODEL)._router
     seen = 0
-    for route in router._patterns:
-        assert route.pattern is not None
-        captured = list(route.pattern.groupindex)
-        for method, handler in route.methods.items():
-            first, *taken = inspect.signature(handler).parameters.values()
-            names = [parameter.name for parameter in taken]
-            assert first.name == "exchange"
-            assert set(captured) <= set(names), (method, route.path, names)
-            if len(captured) == 1:  # the gateway passes it by position
-                seen += 1
-                assert (captured[0], taken[0].kind) == (names[0], taken[0].POSITIONAL_OR_KEYWORD), (method, route.path)
-    assert seen > 20
+    for row in Gateway(MULTI_MODEL).router.rows:
+        captured = re.findall(r"{(\w+)}", row.path)
+        first, *taken = inspect.signature(row.handler).parameters.values()
+        names = [parameter.name for parameter in taken]
+        assert first.name == "exchange"
+        assert set(captured) <= set(names), row
+        if len(captured) == 1:  # the gateway passes it by position
+            seen += 1
+            assert (captured[0], taken[0].kind) == (names[0], taken[0].POSITIONAL_OR_KEYWORD), row
+    assert seen > 15

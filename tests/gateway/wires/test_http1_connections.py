@@ -10,6 +10,7 @@ import trio
 
 from gateway.config import Config, LimitsConfig
 from gateway.core.connection import Connection
+from gateway.core.route import Row
 from gateway.core.whole_body import receive_body
 from gateway.net.transport import MemoryTransport
 from protocols.events import ConnectionEnd, Data, End
@@ -421,8 +422,7 @@ async def test_what_reads_the_body_of_a_request_with_such_an_upgrade_finds_its_e
             assert bytes(await receive_body(exchange, 10, setting="x")) == b""
             exchange.outbound.respond(200, [], b"all")
 
-        router: Any = house.gateway._router
-        router.add("GET", "/read", reading)
+        house.gateway.router.add(Row("GET", "/read", reading))
         line = house.line("http1")
         line.transport.try_send([wire_bytes("/read", b"", *UPGRADES[0]) + wire_bytes("/read")])
         with at_once():

@@ -123,11 +123,14 @@ async def test_a_body_that_cannot_be_read(
 @pytest.mark.parametrize("path", ["/v1/models", "/v1/completions", "/v1/no-such"])
 async def test_a_server_that_turns_everybody_away_says_so_in_the_same_words(path: str, autojump_clock: Any) -> None:
     async with serving(text_spec()) as house:
-        house.gateway._refuse_above = -1  # no memory is left
+        budget = house.gateway.budget
+        held = budget.limit * 4 // 5
+        assert budget.try_reserve(held)
         known = path != "/v1/no-such"
         for method in (b"OPTIONS", b"GET" if path == "/v1/models" else b"POST"):
             error = error_of(await house.ask(path, b"", method=method), 429 if known else 404)
             assert ("limits.total_bytes" in error["message"]) == known
+        budget.release(held)
 
 
 async def test_a_model_whose_code_raises_in_the_words_of_every_status(autojump_clock: Any) -> None:

@@ -1,0 +1,46 @@
+"""Row: one route of a dialect, with how its clients are refused; Route: the row that answers a request."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Coroutine
+from typing import Any, TypeAlias, final
+
+import msgspec
+
+from gateway.core.exchange import Exchange
+from gateway.errors import GatewayError
+
+Handler: TypeAlias = Callable[..., Coroutine[Any, Any, None]]
+"""Answers an exchange: called with it and what its path captures, and awaited."""
+Refuse: TypeAlias = Callable[[Exchange, GatewayError], None]
+"""Says an error that comes before the head: it commits and finishes the exchange."""
+
+WEBSOCKET = "websocket"
+"""Stands for the method of a WebSocket upgrade."""
+
+
+@final
+class Row(msgspec.Struct, frozen=True):
+    """What one method of one path asks for, and who answers it."""
+
+    method: str
+    """An HTTP method, or `WEBSOCKET`. GET is HEAD too."""
+    path: str
+    """`{name}` captures one segment, which `handler` takes under that name; one that is the only one, as its first argument
+    after the exchange. `*` is any path that has no upgrade of its own."""
+    handler: Handler
+    dialect: str = ""
+    """Whose exchange it is once its handler is asked: a handler that finds another one in the body claims it for that."""
+    refuse: Refuse | None = None
+    """How its clients read an error, from the head on; None for the plain one."""
+    refuses_method: bool = True
+    """Whether a wrong method is told so in those words too."""
+    under: str = ""
+    """The prefix of its API: `refuse` says also that nothing is answered there or below, and names what is."""
+    always: bool = False
+    """Whether it answers while the server drains and is short of memory: who asks for health wants to know, in its own
+    words."""
+
+
+Route: TypeAlias = tuple[Row, Handler, dict[str, Any]]
+"""Who answers a request, found by its head: the row, its handler with what the head asks, and what the path captures."""
