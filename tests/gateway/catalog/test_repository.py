@@ -45,10 +45,8 @@ from models.blocking import run_step
 from models.messages import Family, InferRequest, Part, Tensor
 from models.session import Session
 from models.spec import ModelSpec, RestartPolicy
-from tests.gateway.core.test_exchange_tasks import forever
-from tests.gateway.dialects.text.test_rolling_wires import Caller
 from tests.gateway.promises import Probe, serving, silent
-from tests.gateway.workers.test_worker import House, outcome
+from tests.gateway.workers.test_worker import Caller, House, forever, outcome
 from tests.models.channels import MemoryChannel
 
 PATIENCE = 60.0

@@ -16,11 +16,10 @@ from gateway.workers.slots import retry_estimate
 from models.session import Session
 from models.spec import ModelSpec
 from tests.gateway.catalog.test_repository import swept
-from tests.gateway.dialects.text.test_rolling_wires import Caller
 from tests.gateway.promises import WIRE, WIRES, House, Probe, answering, at_once, counting, raw, serving, silent
 from tests.gateway.workers.test_supervision import refused
+from tests.gateway.workers.test_worker import Caller, echo, running
 from tests.gateway.workers.test_worker import House as Loader
-from tests.gateway.workers.test_worker import echo, running
 
 BODY = json.dumps({"inputs": "x"}).encode()
 TENSOR = {"name": "x", "shape": [1], "datatype": "INT64", "data": [1]}
