@@ -55,6 +55,10 @@ def modules_of(page: str) -> list[str]:
     return re.findall(r"^- `([\w.]+)`", page, re.MULTILINE)
 
 
+# Their classes stand on others that no page lists, and whose members are theirs.
+_MACHINES = ("protocols.http1", "protocols.http2", "protocols.websocket")
+
+
 def api(module: str, beside: list[str]) -> str:
     """What a module's docstrings say. Of one with `__all__` those names, wherever they are defined, unless that is below a
     module `beside` it on the page, which has them; else what it defines."""
@@ -64,6 +68,8 @@ def api(module: str, beside: list[str]) -> str:
     tree = ast.parse(Path(spec.origin).read_text(encoding="utf-8"))
     chosen = any(isinstance(line, ast.Assign) and ast.unparse(line.targets[0]) == "__all__" for line in tree.body)
     options = ["   :imported-members:"] if chosen else []
+    if module in _MACHINES:
+        options.append("   :inherited-members:")
     others = tuple(f"{other}." for other in beside if not f"{module}.".startswith(f"{other}."))
     lent = [
         n.name
