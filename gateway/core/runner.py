@@ -1,4 +1,25 @@
-"""The tasks that exchanges run in: kept and used again, and one of them leads."""
+"""The tasks that exchanges run in: kept and used again, and one of them leads.
+
+The ten rules of the data path:
+
+1. One task leads (the Leader/Followers pattern, POSA 2). It waits until connections are ready, tells them, and itself runs
+   the exchanges that begin thereby. Starting or waking a task costs as much as parsing a small request.
+2. An exchange that waits keeps its task. The leader whose exchange waits promotes a follower, so nobody who reads ever waits
+   for a model.
+3. A connection has no task. It is called when its transport is ready, and when it has asked for a turn; it never waits.
+4. Only the connection writes to its transport, and only in its turn. An exchange queues its answer with the wire; all that
+   was queued in one round leaves in one write.
+5. Work waits before it speaks: first `wait_room`, which can be cancelled, then `push`, which cannot.
+6. Credit goes back when bytes are consumed: when `receive` returns them, or when they are in the buffer of a whole body. It
+   never goes back because bytes have arrived.
+7. The byte budget pays for whatever waits in memory before it is kept there. Without room the exchange is refused.
+8. An exchange has one ending, and the first decision stays. The return receipt of its last byte is that the kernel has taken
+   it: then, and not when it is queued, the ending is decided.
+9. Everybody has turns: a connection hands on a bounded number of events, an exchange sends for a millisecond at most, and
+   the leader tells owners for five. Then others run.
+10. What goes wrong stays where it belongs. An error in the work is the exchange's ending; an error outside of it ends the
+    connection; neither ends the server.
+"""
 
 from __future__ import annotations
 
@@ -8,6 +29,7 @@ import math
 import types
 from collections import deque
 from collections.abc import Callable, Coroutine, Generator
+from operator import attrgetter
 from typing import Any, TypeVar, final
 
 import trio
@@ -20,6 +42,31 @@ from gateway.net.readiness import ReadinessSource
 log = logging.getLogger("gateway")
 
 T = TypeVar("T")
+
+# -- Trio's private names ------------------------------------------------------------------------------------------------
+# A task runs one exchange after another, so it must see whether a model has left a scope open, and close it. Trio has no
+# public word for either. These are all of its private names that we use.
+
+_PRIVATE = ("_cancel_status", "_child_nurseries", "_activate_cancel_status")
+for _name in _PRIVATE:
+    if not hasattr(trio.lowlevel.Task, _name):  # pragma: no cover
+        raise ImportError(
+            f"Trio {trio.__version__} has no Task.{_name}, which gateway/core/runner.py needs: use another Trio"
+        )
+
+_scope_of: Callable[[trio.lowlevel.Task], Any] = attrgetter("_cancel_status")
+"""The innermost scope of a task, as Trio keeps it."""
+
+
+def _close_left_open(task: trio.lowlevel.Task, innermost: Any) -> None:
+    """Makes a scope the innermost one again, and cancels the nurseries inside of it."""
+    for nursery in task.child_nurseries:
+        nursery.cancel_scope.cancel()
+    task._child_nurseries.clear()
+    task._activate_cancel_status(innermost)
+
+
+# -- the tasks -----------------------------------------------------------------------------------------------------------
 
 _MOST_IDLE = 256  # tasks that wait for work; more than that end
 _MOST_HANDED_OUT = 64  # exchanges, at most, that get tasks of their own after the leader's have waited
@@ -46,19 +93,15 @@ class RunnerTask:
 
     def entered(self) -> None:
         """The scope is the innermost one of the task."""
-        self.cancel_status = self.task._cancel_status
+        self.cancel_status = _scope_of(self.task)
 
     def tidy(self) -> None:
         """Makes it the innermost one again: a model has left one of its own open, as an async generator does that is
         given up inside of a timeout. It would cancel whatever comes next in this task, and Trio makes whoever leaves an
         outer scope first, which is us, pay for it. The task is not used again: that generator may still be closed one
         day, and change it."""
-        task = self.task
         log.warning("a model has left a cancel scope or a nursery open")
-        for nursery in task.child_nurseries:
-            nursery.cancel_scope.cancel()
-        task._child_nurseries.clear()
-        task._activate_cancel_status(self.cancel_status)
+        _close_left_open(self.task, self.cancel_status)
         self.spoilt = True
 
 
@@ -66,9 +109,7 @@ class RunnerTask:
 class Runner:
     """Runs each exchange in a task that it has for itself, with a cancel scope and context variables of its own.
 
-    Starting a task, and even waking one, costs as much as all of a small request's parsing. So the task that finds out
-    what is ready, the leader, runs what begins thereby itself. As soon as an exchange waits for anything, another task
-    leads and this one is the exchange's alone: nobody who reads ever waits for a model.
+    The leader is `_run_leader`; `_promote_follower` makes another task lead.
 
     `work` does what the exchange asks for; `blame` makes of what that raises, if it does, the error that is to be said;
     `conclude` says it, and that it was interrupted instead where its scope was cancelled; `write` writes what they have put
@@ -169,7 +210,7 @@ class Runner:
                 except Exception as e:
                     error = self._blame(exchange, e)
                 finally:
-                    if place.task._cancel_status is not place.cancel_status:
+                    if _scope_of(place.task) is not place.cancel_status:
                         self._tidy(place)
                 if exchange.leave_scope():
                     error = None  # it knows this frame: a cycle would keep the exchange's memory
@@ -220,7 +261,7 @@ class Runner:
                     except Exception as e:
                         error = self._blame(exchange, e)
                 finally:
-                    if task._cancel_status is not place.cancel_status:
+                    if _scope_of(task) is not place.cancel_status:
                         self._tidy(place)
                 if exchange.leave_scope():
                     error = None  # it knows this frame: a cycle would keep the exchange's memory
