@@ -118,6 +118,7 @@ class Answer(Protocol):
     """What a body asks of the answer to it."""
 
     status: int
+    turn: Turn
 
 
 class Stream(Protocol):
@@ -128,7 +129,6 @@ class Stream(Protocol):
     owner: Owner
     request: Request
     fields: dict[bytes, bytes]
-    turn: Turn
     gone: bool
     """The client is gone, or the connection: nothing more can be said."""
     cancelled: bool

@@ -12,7 +12,7 @@ from gateway.core.inbound import PIECE, Inbound
 from gateway.core.memory import no_bytes
 from gateway.core.outbound import Outbound
 from gateway.core.time_limits import TimeLimits
-from gateway.core.turn import NO_TURN, Turn
+from gateway.core.turn import Turn
 from gateway.core.waits import SLOT, Waits
 from gateway.errors import (
     DeadlineExceeded,
@@ -45,7 +45,7 @@ class Exchange:
         "_cancelled_at", "_made", "_objects", "_returned", "_scope", "arrived_at", "awaited", "began_at", "body", "bytes_in",
         "cancelled", "copied", "deadline", "dialect", "ending", "fail", "fields", "gone", "id", "inbound", "incident",
         "interruption", "left_at", "model", "outbound", "owner", "parts_in", "priority", "reply", "request", "reserved",
-        "route", "started_at", "stopped_by", "stream", "time_limits", "turn", "waits", "wire", "words",
+        "route", "started_at", "stopped_by", "stream", "time_limits", "waits", "wire", "words",
     )  # fmt: skip
 
     fields: dict[bytes, bytes]
@@ -92,7 +92,6 @@ class Exchange:
             self.fields = owner.fields(request.headers)
             self.route = None
         self.outbound = Outbound(self, owner, wire, self.stream, now)
-        self.turn: Turn = NO_TURN
         self.inbound = Inbound(self, wire) if body is None else None
         """Its body as it arrives; None where it came whole with the head and nobody has asked for it piece by piece, and
         once the exchange is over."""
@@ -208,21 +207,26 @@ class Exchange:
         if not self.cancelled:
             self.cancelled, self._cancelled_at = True, self.owner.clock()
         if self._scope is not None:
-            self.turn.spend()
+            self.outbound.turn.spend()
             self._scope.cancel()
 
     def switch(self, wire: Wire) -> None:
         """The connection has accepted its upgrade: another wire carries it from now on."""
         self.wire = self.outbound.wire = self.open_inbound().wire = wire
 
+    @property
+    def turn(self) -> Turn:
+        """The turn of the task that its work is in."""
+        return self.outbound.turn
+
     # -- the scope around its work ---------------------------------------------------------------------------------
 
     def begin(self, scope: trio.CancelScope, turn: Turn) -> None:
         """Its work begins, inside this scope, which nobody else cancels, and by the turns of this task."""
-        self._scope, self.turn, outbound, owner = scope, turn, self.outbound, self.owner
-        outbound.turn = turn
-        self.began_at = now = owner.clock()
-        turn.start(outbound, now, owner.clock, owner.limits.checkpoint_bytes)
+        outbound = self.outbound
+        self._scope, outbound.turn = scope, turn
+        self.began_at = now = self.owner.clock()
+        turn.start(outbound, now)
         if self.deadline < _FOREVER:
             scope.deadline = self.deadline
         if self.cancelled:
@@ -242,7 +246,6 @@ class Exchange:
         scope, self._scope = self._scope, None
         if scope is None:
             return False
-        self.turn.end()
         if self.deadline < _FOREVER:
             over = scope.cancel_called  # which looks at the clock too
             scope.deadline = _FOREVER
@@ -434,5 +437,6 @@ class Exchange:
             self.reserved = 0
             owner.budget.release(reserved)
         owner.exchange_closed(self)
-        self.outbound.close()
-        self.inbound = None  # which knows this one
+        # its directions know this one: a cycle would keep all three until the collector comes by
+        self.inbound, self.outbound.open = None, False
+        del self.outbound.exchange

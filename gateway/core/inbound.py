@@ -120,7 +120,7 @@ class Inbound:
         exchange = self.exchange
         if self._expects_continue:
             self.proceed()
-        turn = exchange.turn
+        turn = exchange.outbound.turn
         if turn.over():
             await turn.renew()
         while not (taking := self._taking):
@@ -165,8 +165,8 @@ class Inbound:
         self._reader = task = trio.lowlevel.current_task()
         self.exchange.parks_for(INPUT)
         await trio.lowlevel.wait_task_rescheduled(self._reader_cancelled)
-        if task is not self.exchange.turn.task:
-            self.exchange.turn.begin()
+        if task is not self.exchange.outbound.turn.task:
+            self.exchange.outbound.turn.begin()
 
     @property
     def waits(self) -> bool:

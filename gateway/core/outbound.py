@@ -33,11 +33,11 @@ class Outbound:
     """
 
     __slots__ = (
-        "_exchange",
         "_stream",
         "_writer",
         "bytes_out",
         "charged",
+        "exchange",
         "finishing",
         "first_at",
         "items",
@@ -57,7 +57,9 @@ class Outbound:
     """When its wire has last seen that it moves, for wires on which each exchange stalls by itself."""
 
     def __init__(self, exchange: Stream, owner: Owner, wire: Wire, stream: int, now: float) -> None:
-        self._exchange, self._stream = exchange, stream
+        self._stream = stream
+        self.exchange = exchange
+        """Whose answer it is; not set once that is over, because a cycle would keep both until the collector comes by."""
         self.owner, self.wire = owner, wire
         self.open = True
         """Something may still be said: neither the end is, nor is the client gone."""
@@ -100,14 +102,16 @@ class Outbound:
         turn = self.turn
         turn.left = left = turn.left - SENT
         # most messages: at the clock for every second one
-        if self.bytes_out + n < self.room_left and (left in BETWEEN or (left and turn.clock() <= turn.ends)):
+        if self.bytes_out + n < self.room_left and (left in BETWEEN or (left and self.owner.clock() <= turn.ends)):
             return True
         if left in BETWEEN or not turn.due(n):
             room = self.wire.room(self._stream)
             if n <= room and self.finishing is None:
                 if self.status and self.wire.exclusive:
                     sent = self.bytes_out  # what a turn's pieces have of framing is left out of the room
-                    self.room_left = min(sent + room - TURN_UNITS // SENT * FRAMING, turn.bytes + turn.most)
+                    self.room_left = min(
+                        sent + room - TURN_UNITS // SENT * FRAMING, turn.bytes + self.owner.limits.checkpoint_bytes
+                    )
                 return True
         turn.left += SENT  # it was not let in: it counts when it is
         return False
@@ -119,7 +123,7 @@ class Outbound:
         while n > (room := self.wire.room(self._stream)) and self.open and not self.wire.empty(self._stream):
             assert self._writer is None, "one task waits for room"
             self._writer = task = trio.lowlevel.current_task()
-            self._exchange.parks_for(ROOM)
+            self.exchange.parks_for(ROOM)
             await trio.lowlevel.wait_task_rescheduled(self._writer_cancelled)
             if task is not turn.task:  # else its runner has seen that it waited
                 turn.begin()
@@ -135,7 +139,7 @@ class Outbound:
 
     def _writer_cancelled(self, _: object) -> trio.lowlevel.Abort:
         self._writer = None
-        self._exchange.has_waited(ROOM)
+        self.exchange.has_waited(ROOM)
         return trio.lowlevel.Abort.SUCCEEDED
 
     def room_changed(self) -> None:
@@ -148,7 +152,7 @@ class Outbound:
         writer = self._writer
         if writer is not None:
             self._writer = None
-            self._exchange.has_waited(ROOM, self.sent_at)
+            self.exchange.has_waited(ROOM, self.sent_at)
             trio.lowlevel.reschedule(writer)
 
     def uncharge(self) -> None:
@@ -164,7 +168,7 @@ class Outbound:
             return self._closed()
         self.status = status
         streams = () if status < 200 or status == 204 else (_UNBUFFERED,)
-        self.wire.start(self._stream, status, [*headers, *streams, (b"x-request-id", self._exchange.id.encode())])
+        self.wire.start(self._stream, status, [*headers, *streams, (b"x-request-id", self.exchange.id.encode())])
 
     def push(self, *buffers: Buffer) -> None:
         """Queues one piece of the body: by reference, so its memory must not change until it is written."""
@@ -206,7 +210,7 @@ class Outbound:
         if not self.open:
             return self._closed()
         length = len(buffers[0]) if len(buffers) == 1 else sum(map(len, buffers))
-        exchange = self._exchange
+        exchange = self.exchange
         self.status = status
         self.finishing, self.open = ending, False  # the wire may write it at once
         if not length or exchange.request.method == b"HEAD":
@@ -228,14 +232,9 @@ class Outbound:
     def _unfinish(self) -> None:
         """What should be the end cannot be said: something else may."""
         self.finishing = None
-        self.open = not self._exchange.gone
+        self.open = not self.exchange.gone
 
     def _closed(self) -> None:
         """What is said to nobody is no error: cancellation is under way."""
         if self.finishing is not None:
             raise trio.ClosedResourceError("the exchange has ended")
-
-    def close(self) -> None:
-        """The exchange is over. They know each other: a cycle would keep both until the collector comes by."""
-        self.open = False
-        del self._exchange

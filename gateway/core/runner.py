@@ -301,6 +301,7 @@ class Runner:
             else:
                 self.leading = False
                 exchange = None  # the last one: it may be long until the next
+                place.turn.end()
                 await readiness.wait()
                 self.leading = True
                 began = now()
@@ -338,6 +339,7 @@ class Runner:
             return trio.lowlevel.Abort.SUCCEEDED
 
         place.task.context = place.context.copy()  # from the next step on: what one model has set is not another's
+        place.turn.end()
         self._idle.append(place)
         await trio.lowlevel.wait_task_rescheduled(abort)
 

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import Protocol, final
+from types import SimpleNamespace
+from typing import TYPE_CHECKING, Any, Protocol, final
 
 import trio
+
+if TYPE_CHECKING:
+    from gateway.core.contracts import Owner
 
 SENT = 2
 """What each message that is sent takes of a turn's units. It is counted by them."""
@@ -23,6 +26,7 @@ _ALL = -(1 << 62)  # where the bytes of a turn began that has no more of them
 class Counted(Protocol):
     """What a turn knows of the answer that its task makes."""
 
+    owner: Owner
     bytes_out: int
     items: int
     """The units that turns have taken, those of the present one left out."""
@@ -33,6 +37,7 @@ class Counted(Protocol):
 class _Nobody:
     """Stands for the answer where no exchange has the task: what is left of the last one may still send, or receive."""
 
+    owner: Any = SimpleNamespace(clock=trio.current_time, limits=SimpleNamespace(checkpoint_bytes=0))
     bytes_out = items = room_left = 0
 
 
@@ -49,7 +54,7 @@ class Turn:
     they wait for the client, and by the checkpoint that is due.
     """
 
-    __slots__ = ("_cancelled", "bytes", "clock", "ends", "left", "most", "of", "received", "task")
+    __slots__ = ("_cancelled", "bytes", "ends", "left", "of", "received", "task")
 
     def __init__(self, task: trio.lowlevel.Task | None = None) -> None:
         self.task = task
@@ -58,32 +63,37 @@ class Turn:
         """The answer of the exchange that has the task."""
         self.left = TURN_UNITS
         self.ends = PAST
-        self.bytes = self.most = self.received = 0
-        self.clock: Callable[[], float] = trio.current_time
+        self.bytes = self.received = 0
         self._cancelled = False
 
-    def start(self, of: Counted, now: float, clock: Callable[[], float], most: int) -> None:
-        """The work of an exchange begins in this task. `most`: the bytes of a turn."""
-        self.of, self.clock, self.most = of, clock, most
-        self.left, self.bytes, self.received, self.ends = TURN_UNITS, of.bytes_out, 0, now + TURN_SECONDS
+    def start(self, of: Counted, now: float) -> None:
+        """The work of an exchange begins in this task, and nothing of its answer is said."""
+        if self.left != TURN_UNITS:
+            self.of.items += TURN_UNITS - self.left
+            self.left = TURN_UNITS
+        self.of = of
+        self.ends = now + TURN_SECONDS
+        self.bytes = self.received = 0
         self._cancelled = False
 
     def end(self) -> None:
-        """That work is over."""
-        self.of.items += TURN_UNITS - self.left
-        self.left = TURN_UNITS
-        self.of = _NOBODY
+        """That work is over, and it may be long until the next begins."""
+        self.start(_NOBODY, 0.0)
 
     def over(self) -> bool:
         """Counts one message more that is received. True if a checkpoint is due before it."""
         self.received = n = self.received + 1
-        if n & 3 and self.of.bytes_out - self.bytes < self.most:
+        if n & 3 and self.of.bytes_out - self.bytes < self.of.owner.limits.checkpoint_bytes:
             return False
         return not n % _RECEIVED or self.due(0)
 
     def due(self, n: int) -> bool:
         """True if a checkpoint is due before n bytes more are sent; then it stays due."""
-        if self.left and self.clock() <= self.ends and self.of.bytes_out + n - self.bytes < self.most:
+        if (
+            self.left
+            and self.of.owner.clock() <= self.ends
+            and self.of.bytes_out + n - self.bytes < self.of.owner.limits.checkpoint_bytes
+        ):
             return False
         self.ends, self.of.room_left = PAST, 0
         return True
@@ -94,7 +104,7 @@ class Turn:
         of.items += TURN_UNITS - self.left
         of.room_left = 0
         self.left, self.bytes, self.received = TURN_UNITS, of.bytes_out, 0
-        self.ends = self.clock() + TURN_SECONDS
+        self.ends = self.of.owner.clock() + TURN_SECONDS
         if self._cancelled:
             self.spend()  # a cancellation that came does not come back by itself
 
