@@ -117,8 +117,8 @@ ROOMS = {
     "workers": {"config"},
     "hypercorn": {"wires"},
     "catalog": {"config", "codecs", "workers"},
-    "serving": {"core", "wires", "net", "config", "workers"},
     "telemetry": {"config", "core", "wires", "workers"},
+    "serving": {"core", "wires", "net", "config", "workers", "telemetry"},
     "dialects": _DIALECTS - {"dialects"},
     "dialects.text": _DIALECTS,
     "dialects.v2": {*_DIALECTS, "dialects.text", "telemetry"},
@@ -209,7 +209,6 @@ MOST_LINES = 450
 # Classes that are longer, and may only become shorter.
 LONG = {
     "gateway/core/connection.py: Connection": 453,
-    "gateway/gateway.py: Gateway": 701,
 }
 
 

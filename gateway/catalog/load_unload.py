@@ -15,8 +15,11 @@ import trio
 from gateway.catalog.folder import CODE, TOML
 from gateway.catalog.limits import RepositoryLimits
 from gateway.catalog.repository import Repository
+from gateway.config import LMIConfig
+from gateway.config.properties import text_options
 from gateway.config.text import show, text_without_secrets
 from gateway.errors import Conflict, GatewayError, LoadFailed, NotFound, Unavailable
+from gateway.workers.snapshot import ModelStatus
 from gateway.workers.states import State
 from gateway.workers.supervisor import Supervisor
 from gateway.workers.worker import Worker
@@ -25,6 +28,7 @@ from models.errors import ModelExit
 from models.spec import ModelSpec
 
 log = logging.getLogger("gateway.repository")
+gateway_log = logging.getLogger("gateway")
 
 _LISTED = 10_000  # entries of each root that are looked at for a list
 _LONGEST_NAME = 255  # bytes, of a folder: NAME_MAX of Linux
@@ -74,8 +78,9 @@ class ModelControl:
     is the repository's, however it was loaded. A model that is not in service is on no wire.
     """
 
-    def __init__(self, supervisor: Supervisor, repository: Repository, limits: RepositoryLimits) -> None:
-        self._supervisor, self._repository, self._limits = supervisor, repository, limits
+    def __init__(self, supervisor: Supervisor, repository: Repository, limits: RepositoryLimits, lmi: LMIConfig) -> None:
+        """`lmi` is what the options of a model of text are read beside."""
+        self._supervisor, self._repository, self._limits, self._lmi = supervisor, repository, limits, lmi
         self._reads = trio.CapacityLimiter(2)
         self._loading: set[str] = set()
         self._leaving: dict[str, trio.Event] = {}
@@ -196,6 +201,29 @@ class ModelControl:
         finally:
             del self._leaving[worker.name]
             gone.set()
+
+    async def reload(self, name: str, spec: ModelSpec | None, patience: float | None) -> ModelStatus:
+        """Loads a model in service anew beside the old one, or `spec` in its place: `Gateway.reload` says how."""
+        supervisor = self._supervisor
+        old = supervisor.workers.get(name)
+        if old is None:
+            raise NotFound(f"no model {name[:100]!r} is in service")
+        if name in self._repository.names:
+            if spec is not None:
+                raise Conflict(f"model {name[:100]!r} is of the repository: its folder says what it is, and no other spec")
+            await self._repository.reload(name, shown=f"the folder of model {name[:100]!r}", patience=patience)
+            return supervisor.models[name]
+        spec = old.spec if spec is None else spec
+        if spec.name != name or spec.family is not old.spec.family:
+            raise ValueError(
+                f"model {name!r} of {old.spec.family.value} is replaced by one of the same name and family, "
+                f"not by {spec.name!r} of {spec.family.value}"
+            )
+        text_options(self._lmi, spec.options)
+        self._repository.check_room(name, spec.memory)
+        await supervisor.reload(spec, self._limits.unload_timeout if patience is None else patience)
+        gateway_log.info("model reloaded", extra={"model": name, "version": spec.version})
+        return supervisor.models[name]
 
     # -- what is there -----------------------------------------------------------------------------------------------
 

@@ -17,13 +17,11 @@ from protocols.errors import RemoteProtocolError
 from protocols.events import Buffer, Headers, Request, Sent
 
 if TYPE_CHECKING:
-    from gateway.config import Config, LimitsConfig
-    from gateway.core.memory import BodyPool
+    from gateway.core.credentials import Door
+    from gateway.core.server import Server
     from gateway.net.proxies import TrustedProxies
     from gateway.net.transport import Transport
     from models.session import ClientCertificate
-    from protocols.buffers import ByteBudget
-    from protocols.date_field import DateField
 
 log = logging.getLogger("gateway.connection")
 
@@ -81,35 +79,6 @@ class ConnectionWire(Wire, Protocol):
     def drain(self) -> None: ...
     def close(self) -> None:
         """The transport is gone and no exchange runs any more: what the machine still holds of the budget goes back."""
-        ...
-
-
-class Server(Protocol):
-    """What a connection needs from the server it belongs to."""
-
-    config: Config
-    limits: LimitsConfig
-    budget: ByteBudget
-    pool: BodyPool
-    scratch: memoryview
-    proxies: TrustedProxies | None
-    draining: bool
-    date: DateField
-    """The Date field of its answers."""
-    door: Door
-    """Decides which fields of a request its models see."""
-
-    def clock(self) -> float: ...
-    def new_id(self) -> str: ...
-    def turn_soon(self, connection: Connection) -> None:
-        """Calls the connection's `turn` when others had theirs."""
-        ...
-
-    def run_exchange(self, exchange: Exchange) -> None: ...
-    def exchange_opened(self, exchange: Exchange) -> None: ...
-    def exchange_closed(self, exchange: Exchange) -> None: ...
-    def connection_closed(self, connection: Any) -> None:
-        """A connection is over, or a call of an ASGI server."""
         ...
 
 

@@ -1,4 +1,4 @@
-"""The tasks that exchanges run in: kept and used again, and one of them leads.
+"""The tasks that exchanges run in, kept and used again: one of them leads, and connections have their turns.
 
 The ten rules of the data path:
 
@@ -30,12 +30,13 @@ import types
 from collections import deque
 from collections.abc import Callable, Coroutine, Generator
 from operator import attrgetter
-from typing import Any, TypeVar, final
+from typing import Any, Protocol, TypeVar, final
 
 import trio
 
 from gateway.core.exchange import Exchange
 from gateway.core.turn import Turn
+from gateway.doorbell import Doorbell
 from gateway.errors import GatewayError
 from gateway.net.readiness import ReadinessSource
 
@@ -73,6 +74,18 @@ _MOST_HANDED_OUT = 64  # exchanges, at most, that get tasks of their own after t
 _OWNERS_AT_ONCE = 32  # owners that the leader tells before what begins thereby runs, and what they have to write is written
 _TURN_SECONDS = 0.005  # seconds that the leader tells owners before other tasks have their turn
 _NOW = math.inf  # other tasks have just had it
+_LOOK = 32  # turns of connections between two looks at the clock
+
+
+class HasTurns(Protocol):
+    """A connection, which puts off what it does until others had their turn."""
+
+    behind: bool
+    """True while it has received more than it may hand on at once."""
+
+    def turn(self) -> None:
+        """What was put off."""
+        ...
 
 
 @final
@@ -112,9 +125,10 @@ class Runner:
     The leader is `_run_leader`; `_promote_follower` makes another task lead.
 
     `work` does what the exchange asks for; `blame` makes of what that raises, if it does, the error that is to be said;
-    `conclude` says it, and that it was interrupted instead where its scope was cancelled; `write` writes what they have put
-    off and, if it is told so, lets connections begin more of what they have received: True if more is put off by then.
-    These three contain every exception.
+    `conclude` says it, and that it was interrupted instead where its scope was cancelled. These two contain every exception.
+
+    The leader also gives their turns to connections that have put something off, after what has begun and before it waits
+    for news; where nobody leads, a task of its own does (`turns`).
 
     Nobody has the leader to himself: what a connection has received begins in rounds, a bounded number each, and every round
     asks for news of all the others, also while there is enough to do without.
@@ -125,9 +139,8 @@ class Runner:
         work: Callable[[Exchange], Coroutine[Any, Any, None]],
         blame: Callable[[Exchange, Exception], GatewayError],
         conclude: Callable[[Exchange, GatewayError | None], None],
-        write: Callable[[bool], bool],
     ) -> None:
-        self._work, self._blame, self._conclude, self._write = work, blame, conclude, write
+        self.work, self._blame, self._conclude = work, blame, conclude
         self.leading = False
         """Whether the leader is at work: it writes what is put off before it waits."""
         self._idle: list[RunnerTask] = []
@@ -137,6 +150,9 @@ class Runner:
         self._telling = False
         self._begun: deque[Exchange] = deque()
         self._handed_out = self._own_tasks_left = 0
+        self._due: list[HasTurns] = []
+        self._bell = Doorbell()
+        self._now: Callable[[], float] = trio.current_time
 
     @property
     def idle(self) -> int:
@@ -151,9 +167,16 @@ class Runner:
     def begin(self, nursery: trio.Nursery, readiness: ReadinessSource | None) -> None:
         """Tasks live in this nursery; one of them leads, where there is something to be told."""
         self._nursery, self._readiness = nursery, readiness
+        self._now = trio.lowlevel.current_clock().current_time
         self._context = contextvars.copy_context()
         if readiness is not None:
             nursery.start_soon(self._run, None)
+
+    @property
+    def resting(self) -> set[trio.lowlevel.Task]:
+        """The tasks that have no exchange: those that wait for one, and the one that leads."""
+        leads = [place.task for place in self._places.values() if place.leads and place.exchange is None]
+        return {*(place.task for place in self._idle), *leads[:1]}
 
     def start(self, exchange: Exchange) -> None:
         """The exchange runs when it is its turn."""
@@ -206,7 +229,7 @@ class Runner:
                 exchange.begin(place.scope, place.turn)
                 error = None
                 try:
-                    await _driven(self._work(exchange), place.turn)
+                    await _driven(self.work(exchange), place.turn)
                 except Exception as e:
                     error = self._blame(exchange, e)
                 finally:
@@ -228,7 +251,7 @@ class Runner:
         """Tells who is ready, until one of the exchanges that begin thereby has waited and is over. True when its
         scope was cancelled, whoever leads by then."""
         now = trio.lowlevel.current_clock().current_time
-        task, begun, work_of = place.task, self._begun, self._work
+        task, begun, work_of = place.task, self._begun, self.work
         exchange: Exchange | None = None
         began = min(place.since, now())
         place.since = _NOW
@@ -280,14 +303,14 @@ class Runner:
                 if place.leads:
                     self._handed_out = 0
                     if exchange.left_at - began > _TURN_SECONDS:
-                        self._write(False)  # the answers; who would begin more waits until these are through
+                        self.write(begin=False)  # the answers; who would begin more waits until these are through
                         await trio.lowlevel.checkpoint()
                         began = now()
                 continue
             self._telling = True  # exchanges that begin meanwhile are this task's
             try:
                 # answers that leave one after the other wake a client once
-                busy = self._write(True)
+                busy = self.write()
                 if busy or begun:  # it will not wait for news
                     readiness.look()
                 if readiness.tell(_OWNERS_AT_ONCE):
@@ -306,6 +329,57 @@ class Runner:
                 self.leading = True
                 began = now()
         return False
+
+    # -- the turns of connections ----------------------------------------------------------------------------------------
+
+    def turn_soon(self, connection: HasTurns) -> None:
+        """The connection has its turn with all others that are due by then: what became ready until then leaves together."""
+        self._due.append(connection)
+        if not self.leading:
+            self._bell.wake()
+
+    def write(self, begin: bool = True) -> bool:
+        """The turns of those that are due, by the task that made them so; True where some are due by then. Those that are
+        behind come after all others, one after the other until the time of a turn is over, and without `begin` not at
+        all: only what they have received makes more work."""
+        due = self._due
+        if not due:
+            return False
+        self._due, late, number = [], list[HasTurns](), 0
+        began = self._now() if len(due) > _LOOK else 0.0
+        for number, connection in enumerate(due, 1):
+            if connection.behind:
+                late.append(connection)
+            else:
+                connection.turn()
+                if not number % _LOOK and self._now() - began > _TURN_SECONDS:
+                    break
+        if late and begin:
+            late = self._catch_up(late)
+        rest = due[number:]
+        if rest or late:
+            self._due = rest + late + self._due
+        return bool(self._due)
+
+    def _catch_up(self, late: list[HasTurns]) -> list[HasTurns]:
+        """Gives turns to connections that are behind; returns those that had none."""
+        began = self._now()
+        for number, connection in enumerate(late, 1):
+            connection.turn()
+            if self._now() - began > _TURN_SECONDS:
+                return late[number:]
+        return []
+
+    async def turns(self) -> None:
+        """One task, woken once for all connections that have something put off while nobody leads: it writes for those whose
+        transport is not full."""
+        while True:
+            while not self._due:
+                await self._bell.wait()
+            if self.write():  # again already: they are not alone
+                await trio.lowlevel.checkpoint()
+
+    # -- places ------------------------------------------------------------------------------------------------------
 
     def _promote_follower(self, place: RunnerTask) -> None:
         """The leader's exchange waits: another task leads. What begins next will probably wait as well, and each time

@@ -27,8 +27,9 @@ class Operated(Protocol):
     control: ModelControl
     operator_port: int
     """Where the plane listens; the plane says it."""
-    draining: bool
 
+    @property
+    def draining(self) -> bool: ...
     @property
     def models(self) -> ModelsSnapshot: ...
     @property

@@ -1,1 +1,1 @@
-"""From sockets to handlers and back: who is accepted, what answers. May import core, wires, net, config and workers."""
+"""From sockets to handlers and back: who comes in, what answers. May import core, wires, net, config, workers, telemetry."""

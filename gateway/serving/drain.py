@@ -1,17 +1,27 @@
-"""What became of every exchange in a drain: for people, for programs, and for who asks why a stream was cut."""
+"""Drain: the server stops with honesty, and reports what became of every exchange: for people, and for programs."""
 
 from __future__ import annotations
 
+import logging
 from collections import Counter
-from collections.abc import Collection, Iterable
+from collections.abc import Callable, Collection, Iterable
 from dataclasses import dataclass, field
 from typing import final
 
 import msgspec
+import trio
 
 from gateway.core.exchange import Exchange
+from gateway.core.server import Server
 from gateway.errors import Ending
+from gateway.serving.acceptor import Acceptor
+from gateway.serving.dispatcher import Dispatcher
+from gateway.telemetry.observer import Observer
 
+log = logging.getLogger("gateway")
+
+# What an interrupted exchange has for its goodbye, and a cancelled model for its clean-up, before the server stops.
+_GRACE = 5.0
 _CUT = (Ending.DRAINED, Ending.LOST)
 
 
@@ -53,6 +63,80 @@ class DrainReport:
     def to_json(self) -> bytes:
         """One line."""
         return msgspec.json.encode(self)
+
+
+@final
+class Drain:
+    """One drain of one server: readiness off, listeners closed after `drain.delay`, goodbye on every wire, live exchanges
+    finish until `drain.timeout`, the rest get their ending."""
+
+    def __init__(self, server: Server, acceptor: Acceptor, dispatcher: Dispatcher, observer: Observer) -> None:
+        self._server, self._acceptor, self._dispatcher, self._observer = server, acceptor, dispatcher, observer
+        self._timeout, self._patience = server.config.drain.timeout, trio.CancelScope()
+        self._wanted, self._reported = trio.Event(), trio.Event()
+        self._hurrying = False
+        self.report: DrainReport | None = None
+        """What became of every exchange, once that is known; None before."""
+
+    @property
+    def begun(self) -> bool:
+        """Whether `begin` was called."""
+        return self._wanted.is_set()
+
+    def begin(self, timeout: float | None = None) -> None:
+        """Asks for it; live exchanges have `timeout` seconds, `drain.timeout` unless given. A later call can only shorten
+        that."""
+        if timeout is not None:
+            self._timeout = min(self._timeout, timeout) if self.begun else timeout
+            self._patience.deadline = min(self._patience.deadline, trio.current_time() + timeout)
+        self._wanted.set()
+
+    def hurry(self) -> None:
+        """The deadline is now."""
+        self._hurrying = True
+        self._server.bell.ring()
+
+    async def reported(self) -> DrainReport:
+        """Returns the report as soon as there is one."""
+        await self._reported.wait()
+        assert self.report is not None
+        return self.report
+
+    async def run(self, connections: trio.Nursery) -> Callable[[], None]:
+        """Waits until it is asked for, and drains; then the nursery of the connections is cancelled. Returns what makes the
+        report, when every connection is closed and so every exchange has its ending."""
+        await self._wanted.wait()
+        server, acceptor = self._server, self._acceptor
+        began, delay = trio.current_time(), server.config.drain.delay
+        server.draining = True
+        live = list(self._observer.live)
+        log.info("draining", extra={"live": len(live), "delay": delay, "timeout": self._timeout})
+        with trio.move_on_after(delay):
+            while not self._hurrying:
+                await server.bell.wait()
+        acceptor.stop()
+        for connection in list(server.connections):
+            connection.drain()
+        self._patience.deadline = trio.current_time() + self._timeout
+        with self._patience:
+            while acceptor.busy and not self._hurrying:
+                await server.bell.wait()
+        deadline, late = trio.current_time(), list(self._observer.live)
+        for connection in list(server.connections):
+            connection.drain_now()
+        with trio.move_on_after(_GRACE):
+            while acceptor.busy:  # until all that was to be said is written
+                await server.bell.wait()
+        connections.cancel_scope.cancel()
+
+        def report() -> None:
+            lasted, refused = trio.current_time() - began, self._dispatcher.turned_away
+            drained = self.report = report_of(live, late, deadline=deadline, seconds=lasted, refused=refused)
+            self._reported.set()
+            counts = {"live": drained.live, "endings": drained.endings, "cut": len(drained.cut)}
+            log.info("drained", extra={**counts, "refused": drained.refused, "seconds": round(drained.seconds, 3)})
+
+        return report
 
 
 def report_of(

@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence, Sized
-from typing import TYPE_CHECKING, Any, Protocol, TypeAlias, final
+from collections.abc import Iterable, Iterator, Mapping, Sequence, Sized
+from typing import TYPE_CHECKING, Any, TypeAlias, final
 
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily, InfoMetricFamily
 from prometheus_client.exposition import choose_encoder
 from prometheus_client.metrics_core import Metric
 from prometheus_client.registry import Collector, CollectorRegistry
 
+from gateway.core.connection import Connection, ConnectionWire
 from gateway.core.exchange import Exchange
+from gateway.core.server import Server
 from gateway.core.waits import INPUT, ROOM, SLOT
 from gateway.errors import Ending, Refusal
 from gateway.histogram import Histogram
@@ -24,12 +26,9 @@ from gateway.workers.stop_times import BOUNDS
 from gateway.workers.worker import Worker
 
 if TYPE_CHECKING:
-    from gateway.core.connection import Connection, ConnectionWire
-    from gateway.core.memory import BodyPool
     from gateway.telemetry.loop_watch import Blocks
     from gateway.telemetry.observer import Observer
     from gateway.workers.supervisor import Supervisor
-    from protocols.buffers import ByteBudget
 
 _LONG = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 300.0, 1800.0)
 _GAPS = (0.0001, 0.00025, 0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 10.0)
@@ -59,17 +58,6 @@ class _Tally:
         self.duration, self.first, self.gap = Histogram(_LONG), Histogram(_LONG), Histogram(_GAPS)
 
 
-class Measured(Protocol):
-    """What is counted and read of a gateway."""
-
-    supervisor: Supervisor
-    budget: ByteBudget
-    pool: BodyPool
-    blocks: Blocks
-    draining: bool
-    exchange_closed: Callable[[Exchange], None]
-
-
 @final
 class Metrics(Collector):
     """Counts each exchange of one gateway when it is over, from when this is made; all else is read at a scrape.
@@ -80,23 +68,27 @@ class Metrics(Collector):
 
     def __init__(
         self,
-        gateway: Measured,
+        server: Server,
+        supervisor: Supervisor,
         observer: Observer,
-        connections: Collection[Connection | ASGICall],
+        *,
         arriving: Sized,
         lag: Histogram,
+        blocks: Blocks,
     ) -> None:
-        self._gateway, self._observer = gateway, observer
-        self._connections, self._arriving, self._lag = connections, arriving, lag
+        """`arriving` are the connections that have not said what they want, `lag` is how late the loop came to its timer,
+        `blocks` what has kept it."""
+        self._server, self._observer = server, observer
+        self._arriving, self._lag, self._blocks = arriving, lag, blocks
         self._tallies: dict[_Key, _Tally] = {}
-        self._closed = gateway.exchange_closed
-        self._configured = gateway.supervisor.configured
+        self._closed = server.exchange_closed
+        self._configured = supervisor.configured
         self._workers: dict[Worker, str] = {}  # that may still count, by the name they have here
         self._before: dict[str, Counter[str]] = {}  # what those counted that are no more
         self._stopped_before: dict[str, Histogram] = {}
-        for worker in gateway.supervisor.workers.values():
+        for worker in supervisor.workers.values():
             self._notice(worker)
-        gateway.supervisor.noticed = self._notice
+        supervisor.noticed = self._notice
         self.registry = CollectorRegistry()
         self.registry.register(self)
 
@@ -196,7 +188,7 @@ class Metrics(Collector):
         )
 
     def _live(self) -> Iterator[Metric]:
-        gateway, observer = self._gateway, self._observer
+        server, observer = self._server, self._observer
         refused = CounterMetricFamily("everywire_refusals", "Requests that were not admitted.", labels=("reason",))
         for refusal in Refusal:
             refused.add_metric((refusal.value,), observer.refusals.get(refusal, 0))
@@ -215,7 +207,7 @@ class Metrics(Collector):
         yield GaugeMetricFamily(
             "everywire_arriving_connections", "Connections that have not said what they speak.", len(self._arriving)
         )
-        yield GaugeMetricFamily("everywire_draining", "1 once the server shuts down.", int(gateway.draining))
+        yield GaugeMetricFamily("everywire_draining", "1 once the server shuts down.", int(server.draining))
         yield from self._blocked()
         yield CounterMetricFamily(
             "everywire_log_dropped", "Records of the process's log that there was no room for.", log_queue.dropped()
@@ -228,7 +220,7 @@ class Metrics(Collector):
         )
 
     def _blocked(self) -> Iterator[Metric]:
-        blocks = self._gateway.blocks
+        blocks = self._blocks
         times: dict[str, float] = {"": 0.0}
         seconds = times.copy()
         for model, count in list(blocks.count.items()):  # a thread counts them
@@ -245,7 +237,7 @@ class Metrics(Collector):
             yield family
 
     def _memory(self) -> Iterator[Metric]:
-        gateway = self._gateway
+        server = self._server
         held: Counter[str] = Counter(received=0, bodies=0, assembling=0, large=0, send=0)
         for wire in self._wires():
             received, send = wire.held()
@@ -257,9 +249,9 @@ class Metrics(Collector):
             held["assembling"] += assembling
             held["large"] += large
         yield _gauges("everywire_held_bytes", "What exchanges hold, by where it is.", ("hop",), _keyed(held))
-        yield GaugeMetricFamily("everywire_reserved_bytes", "Of the byte budget, what is in use.", gateway.budget.used)
-        yield GaugeMetricFamily("everywire_reserved_limit_bytes", "The byte budget.", gateway.budget.limit)
-        pool = gateway.pool
+        yield GaugeMetricFamily("everywire_reserved_bytes", "Of the byte budget, what is in use.", server.budget.used)
+        yield GaugeMetricFamily("everywire_reserved_limit_bytes", "The byte budget.", server.budget.limit)
+        pool = server.pool
         yield _gauges(
             "everywire_body_pool_bytes",
             "Memory for bodies that is lent, or kept warm.",
@@ -268,8 +260,11 @@ class Metrics(Collector):
         )
 
     def _wires(self) -> Iterator[ConnectionWire | ASGICall]:
-        for connection in self._connections:
-            yield connection if isinstance(connection, ASGICall) else connection.wire
+        for connection in self._server.connections:
+            if isinstance(connection, Connection):
+                yield connection.wire
+            elif isinstance(connection, ASGICall):
+                yield connection
 
     # -- models ------------------------------------------------------------------------------------------------------
 

@@ -32,8 +32,8 @@ if TYPE_CHECKING:
 class MemoryEdges:
     """What an epoll set is to sockets, for memory transports: a gateway's hub over them leads as it does in production.
 
-        gateway.hub = Poller(edges := MemoryEdges())
-        nursery.start_soon(gateway.serve_watchable, edges.watchable(transport))
+        gateway.acceptor.poller = Poller(edges := MemoryEdges())
+        nursery.start_soon(gateway.acceptor.serve_watchable, edges.watchable(transport))
 
     Edges come in the order in which they happened, so that a seeded scheduler makes a run repeatable. As in the kernel,
     an edge is one of bytes or an end that have come, or of room that a sender has missed; what is told then is all that
@@ -186,9 +186,9 @@ class MemoryGateway:
     def _serve(self, ours: MemoryTransport, theirs: MemoryTransport) -> MemoryTransport:
         self._ours.append(ours)
         if self._edges is None:
-            self._nursery.start_soon(self.gateway.serve_transport, theirs)
+            self._nursery.start_soon(self.gateway.acceptor.serve_transport, theirs)
         else:
-            self._nursery.start_soon(self.gateway.serve_watchable, self._edges.watchable(theirs))
+            self._nursery.start_soon(self.gateway.acceptor.serve_watchable, self._edges.watchable(theirs))
         return ours
 
     def client(self, wire: str = "http1", network: NetworkProfile | None = None) -> Client:
@@ -248,7 +248,7 @@ async def memory_gateway(
     gateway = Gateway(config, models, tracer_provider=tracer_provider, wall_clock=wall_clock)
     edges = MemoryEdges() if hub else None
     if edges is not None:
-        gateway.hub = Poller(edges)
+        gateway.acceptor.poller = Poller(edges)
     failure: Exception | None = None
     async with trio.open_nursery() as nursery:
         await nursery.start(gateway.serve)

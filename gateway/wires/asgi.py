@@ -19,7 +19,7 @@ from gateway.untrusted_text import escape
 from protocols.events import Buffer, Frame, Headers, Opcode, Request
 
 if TYPE_CHECKING:
-    from gateway.core.connection import Server
+    from gateway.core.server import Server
     from models.session import ClientCertificate
 
 log = logging.getLogger("gateway.connection")

@@ -8,7 +8,6 @@ from typing import Any
 
 import pytest
 
-from gateway import gateway
 from gateway.config import Config
 from gateway.config.fields import SETTINGS
 from gateway.config.text import dotted, parse_duration, parse_size
@@ -17,6 +16,7 @@ from gateway.core import inbound, turn, whole_body
 from gateway.core.memory import _IDLE_SECONDS
 from gateway.gateway import Gateway
 from gateway.net import tls_transport, transport
+from gateway.serving import drain
 from gateway.workers import worker
 from models import rolling
 from models.spec import ModelSpec
@@ -154,7 +154,7 @@ SAID = [
     ("explanation/backpressure.md", "`read_ahead` of its options, {} KiB", 256, lambda: ContainerLimits().read_ahead / KiB),
     ("explanation/cancellation.md", "after {} messages sent", 32, lambda: turn.TURN_UNITS // turn.SENT - 2),
     ("explanation/cancellation.md", "sent, {} received", 64, lambda: turn._RECEIVED),
-    ("explanation/cancellation.md", "Close 1001, within {} seconds", 5, lambda: gateway._GRACE),
+    ("explanation/cancellation.md", "Close 1001, within {} seconds", 5, lambda: drain._GRACE),
     ("explanation/cancellation.md", "then {} seconds for threads", 5, lambda: worker._SHUTDOWN_SECONDS),
     ("explanation/cancellation.md", "`stuck_limit` ({} unless set)", 4, lambda: OF_A_MODEL["stuck_limit"]),
     ("explanation/costs.md", "each piece counts {} bytes more", 128, lambda: inbound.PIECE),

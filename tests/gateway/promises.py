@@ -357,7 +357,7 @@ class House:
 
     def connection(self, line: Line) -> Connection:
         """The server's side of a client's connection."""
-        return next(c for c in self.gateway._connections if ways.serves(c, line.transport.below))
+        return next(c for c in self.gateway.server.connections if ways.serves(c, line.transport.below))
 
     async def still(self) -> None:
         """Everything has run as far as it can without time or a client."""
@@ -368,7 +368,7 @@ class House:
 
     async def _busy_tasks(self) -> int:
         gateways = [self.gateway, *(container.gateway for container in self.containers)]
-        return await tasks() - sum(gateway._tasks.idle for gateway in gateways)
+        return await tasks() - sum(gateway.server.runner.idle for gateway in gateways)
 
     def check_ledger(self) -> None:
         """No exchange is live, so nothing is held: no byte, no slot, no credit, on connections that stay open."""
@@ -377,7 +377,7 @@ class House:
         for container in self.containers:
             left = container.gateway.counts()
             assert (left.connections, left.exchanges, left.bytes_reserved, left.slots_in_use) == (0, 0, 0, 0)
-        for connection in self.gateway._connections:
+        for connection in self.gateway.server.connections:
             assert not connection.exchanges
             if isinstance(connection.wire, HTTP2Wire):
                 machine = connection.wire._machine
@@ -397,7 +397,7 @@ class House:
         await self.still()
         counts = self.gateway.counts()
         assert (counts.connections, counts.exchanges, counts.bytes_reserved, counts.slots_in_use) == (0, 0, 0, 0)
-        drained = self.gateway._over.is_set()
+        drained = self.gateway.over
         if not (drained and self.containers):  # those have no drain
             assert await self._busy_tasks() == (self._tasks_before if drained else self._tasks)
 

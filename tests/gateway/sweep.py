@@ -220,11 +220,11 @@ class Run(trio.abc.Instrument):
         self.gateway = Gateway(scenario.config, serve(self.stage, scenario))
         self.stage.repository = self.gateway.repository
         self.edges = MemoryEdges() if driver == "leader" else None
-        self.gateway.hub = self.edges and Poller(self.edges)
-        self.budget = self.gateway.budget = Budget(self.gateway.budget.limit, self._fire)  # type: ignore[assignment]
-        self.recorder = Recorder(self.gateway._observer)
-        self.gateway._observer = self.recorder  # type: ignore[assignment]
-        self.gateway.exchange_opened, self.gateway.exchange_closed = self.recorder.opened, self.recorder.closed
+        self.gateway.acceptor.poller = self.edges and Poller(self.edges)
+        server = self.gateway.server
+        self.budget = server.budget = Budget(server.budget.limit, self._fire)  # type: ignore[assignment]
+        self.recorder = Recorder(self.gateway.observer)
+        server.exchange_opened, server.exchange_closed = self.recorder.opened, self.recorder.closed
         self.serving = trio.CancelScope()
         self.embedder: dict[str, trio.CancelScope] = {}
         self.ours: dict[str, MemoryTransport] = {}
@@ -243,16 +243,18 @@ class Run(trio.abc.Instrument):
     def connect(self, line: str) -> MemoryTransport:
         """A client's end of a new connection; a closed one where the gateway takes none any more."""
         ours, theirs = self.ours[line], self.theirs[line] = memory_pair(self.scenario.buffer)
-        nursery = self.gateway._nursery
+        nursery = self.gateway.acceptor.nursery
         self._owning = line == VICTIM
-        if nursery is None or self.serving.cancel_called or self.gateway._stop.is_set():
+        if nursery is None or self.serving.cancel_called or self.gateway.shutdown.begun:
             theirs.close()
         elif self.target.embedded and (self.edges is None or self._owning):
             self._root.start_soon(self._embed, line, AsStream(theirs))
         elif self.edges is not None:
-            nursery.start_soon(self.gateway.serve_watchable, self.edges.watchable(theirs), self._tls and self._tls[0])
+            nursery.start_soon(
+                self.gateway.acceptor.serve_watchable, self.edges.watchable(theirs), self._tls and self._tls[0]
+            )
         else:
-            nursery.start_soon(self.gateway.serve_transport, theirs, self._tls and self._tls[0])
+            nursery.start_soon(self.gateway.acceptor.serve_transport, theirs, self._tls and self._tls[0])
         self._owning = False
         return ours
 
@@ -263,7 +265,7 @@ class Run(trio.abc.Instrument):
     def connection(self, line: str) -> Connection | None:
         """The server's side of it, while it is served."""
         ours = self.ours.get(line)
-        return ours and next((c for c in self.gateway._connections if ways.serves(c, ours)), None)
+        return ours and next((c for c in self.gateway.server.connections if ways.serves(c, ours)), None)
 
     @property
     def victim(self) -> Talk | None:
@@ -280,7 +282,7 @@ class Run(trio.abc.Instrument):
     def task_spawned(self, task: trio.lowlevel.Task) -> None:
         self.tasks.add(task)
         parent = task.parent_nursery and task.parent_nursery.parent_task
-        if self._owning or parent in self.own or task.name.endswith(("Gateway._turns", "Runner._run")):
+        if self._owning or parent in self.own or task.name.endswith(("Acceptor._turns", "Runner._run")):
             self.own.add(task)
 
     def task_exited(self, task: trio.lowlevel.Task) -> None:
@@ -327,7 +329,7 @@ class Run(trio.abc.Instrument):
 
     def after_task_step(self, task: trio.lowlevel.Task) -> None:
         if self._playing and len(self.problems) < 5:
-            for connection in self.gateway._connections:
+            for connection in self.gateway.server.connections:
                 if isinstance(connection.wire, HTTP2Wire):
                     self._check_windows(connection.wire._machine, task)
             victim = self.victim
@@ -426,14 +428,10 @@ class Run(trio.abc.Instrument):
     def _left(self, before: set[trio.lowlevel.Task]) -> list[trio.lowlevel.Task]:
         """Tasks that were not there before, without those of a worker that has restarted, those that wait for an
         exchange, and the leader."""
-        idle = {place.task for place in self.gateway._tasks._idle}
-        left = [t for t in self.tasks - before - idle if not t.name.endswith(_LOADED)]
+        left = [t for t in self.tasks - before - self.gateway.server.runner.resting if not t.name.endswith(_LOADED)]
         loaded, were = ([t for t in tasks if t.name.endswith(_LOADED)] for tasks in (self.tasks, before))
         if len(loaded) > len(were):
             left += loaded
-        running = [t for t in self.tasks - idle if t.name.endswith("Runner._run")]
-        if self.edges is not None and len(running) == 1 and running[0] in left:
-            left.remove(running[0])
         return left
 
     # -- the invariants --------------------------------------------------------------------------------------------
@@ -483,7 +481,7 @@ class Run(trio.abc.Instrument):
 
     def _check_report(self) -> None:
         """A drain says what became of whom."""
-        report = self.gateway._report
+        report = self.gateway.drain_report
         if report is None or sum(report.endings.values()) != report.live or report.seconds > self.target.within:
             self.problems.append(f"9: the drain reports {report}")
 

@@ -194,7 +194,7 @@ async def test_a_model_that_reads_nothing_closes_its_own_window_and_no_other(wir
         for _ in range(40):
             await call.say(16 * KiB)
         await line.read()
-        (connection,) = house.gateway._connections
+        (connection,) = house.gateway.server.connections
         machine = connection.wire._machine  # type: ignore[attr-defined]
         assert machine.unconsumed == WINDOW
         assert line.machine.queued(1) > 40 * 16 * KiB - WINDOW  # type: ignore[attr-defined]  # the rest waits in the client
@@ -240,7 +240,7 @@ async def test_a_websocket_is_read_ahead_to_its_bound_and_no_further(wire: str, 
                     await call.say(part)
 
             await house.still()
-            (connection,) = house.gateway._connections
+            (connection,) = house.gateway.server.connections
             machine = connection.wire._machine  # type: ignore[attr-defined]
             (exchange,) = connection.exchanges.values()
             held = machine.unconsumed + machine.unread + exchange.open_inbound().waiting
@@ -312,7 +312,7 @@ async def test_a_run_of_empty_frames_is_read_ahead_to_the_same_bound(autojump_cl
                     await call.line.peer.flush()
 
             await house.still()
-            (connection,) = house.gateway._connections
+            (connection,) = house.gateway.server.connections
             (exchange,) = connection.exchanges.values()
             assert connection.reading_paused
             frames = (64 * KiB) // 6  # of one read, which reaches beyond
@@ -376,7 +376,7 @@ async def test_a_chunked_upload_is_read_ahead_to_its_bound_and_no_further(autoju
                 await line.send(End(stream=1))
 
             await house.still()
-            (connection,) = house.gateway._connections
+            (connection,) = house.gateway.server.connections
             machine = connection.wire._machine  # type: ignore[attr-defined]
             (exchange,) = connection.exchanges.values()
             assert (
@@ -507,7 +507,7 @@ async def test_a_window_of_tiny_frames_holds_about_what_the_window_says(autojump
         for _ in range(10_000):
             await peer.send(Data(stream=1, buffers=(b"ab",)))
         await house.still()
-        (connection,) = house.gateway._connections
+        (connection,) = house.gateway.server.connections
         (exchange,) = connection.exchanges.values()
         inbound: Any = exchange.inbound
         waiting = [*inbound._taking, *inbound._arrived]

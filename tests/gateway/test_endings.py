@@ -421,7 +421,7 @@ async def test_an_exception_in_a_connection_ends_that_connection_alone(
         await house.still()
         counts = house.gateway.counts()
         assert (counts.exchanges, counts.slots_in_use, sum(counts.endings.values())) == (0, 0, 3)
-        assert broken not in house.gateway._connections
+        assert broken not in house.gateway.server.connections
         if point == "wire.close":
             monkeypatch.undo()
             broken.wire.close()  # what it would have given back

@@ -117,7 +117,7 @@ class Simulation(trio.abc.Instrument):
         self.cast = Cast(chosen, self.report, self.tell)
         self.gateway = Gateway(chosen.config, self.cast.specs(), wall_clock=lambda: self._now)
         self._edges = MemoryEdges() if chosen.hub else None
-        self.gateway.hub = Poller(self._edges) if self._edges is not None else None
+        self.gateway.acceptor.poller = Poller(self._edges) if self._edges is not None else None
         self._order()
         self._lines_of: dict[str, Line] = {}
         self._ends: dict[Line, MemoryTransport] = {}
@@ -132,13 +132,13 @@ class Simulation(trio.abc.Instrument):
     def _order(self) -> None:
         """The order of sets is that of addresses: no seed decides it."""
         gateway: Any = self.gateway
-        gateway._connections, gateway._arriving, live = _Ordered(), _Ordered(), _Ordered()
-        gateway._observer.live = live
+        gateway.server.connections, gateway.acceptor.arriving, live = _Ordered(), _Ordered(), _Ordered()
+        gateway.observer.live = live
         for worker in gateway.supervisor.workers.values():
             worker.slots.live, worker.slots.waiting = _Ordered(), _Ordered()
-        self._closed = gateway.exchange_closed
+        self._closed = gateway.server.exchange_closed
         self._opened = live.add
-        gateway.exchange_opened, gateway.exchange_closed = self._exchange_opened, self._exchange_closed
+        gateway.server.exchange_opened, gateway.server.exchange_closed = self._exchange_opened, self._exchange_closed
 
     # -- the trace -----------------------------------------------------------------------------------------------------
 
@@ -285,7 +285,7 @@ class Simulation(trio.abc.Instrument):
 
     def _survived(self, line: Line, client: HTTP2Connection) -> None:
         """The two ends of an idle connection agree on its window, all of which is there."""
-        found = [c for c in self.gateway._connections if isinstance(c, Connection) and self._serves(c, line)]
+        found = [c for c in self.gateway.server.connections if isinstance(c, Connection) and self._serves(c, line)]
         if not found or not isinstance(found[0].wire, HTTP2Wire) or found[0].exchanges:
             return  # a model that cleans up has not read what it was sent
         server = found[0].wire._machine
@@ -301,12 +301,12 @@ class Simulation(trio.abc.Instrument):
         return getattr(below, "below", below) is self._ends[line]
 
     async def _attach(self, line: Line, theirs: MemoryTransport) -> None:
-        if self.gateway._nursery is None:
+        if self.gateway.acceptor.nursery is None:
             theirs.close()
         elif self._edges is not None:
-            await self.gateway.serve_watchable(self._edges.watchable(theirs))
+            await self.gateway.acceptor.serve_watchable(self._edges.watchable(theirs))
         else:
-            await self.gateway.serve_transport(theirs)
+            await self.gateway.acceptor.serve_transport(theirs)
 
     async def _crash(self) -> None:
         for at, model in self.plan.crashes:
@@ -339,7 +339,7 @@ class Simulation(trio.abc.Instrument):
         allowed = drain.delay + drain.timeout + _GRACE + 0.1
         with trio.move_on_after(drain.delay + drain.timeout + 0.01):
             await self.gateway.stopped()
-        for exchange in self.gateway._observer.live:
+        for exchange in self.gateway.observer.live:
             if exchange.interruption is None and exchange.outbound.finishing is None and exchange.ending is None:
                 self.report(f"9: {exchange.query.decode()}: the drain's deadline is over, and nobody has told it")
         with trio.move_on_after(_GRACE + 0.1) as scope:
@@ -351,7 +351,7 @@ class Simulation(trio.abc.Instrument):
         with trio.move_on_after(_QUIET):
             while left_over(self.gateway):  # noqa: ASYNC110  # nothing tells when
                 await trio.sleep(0.05)
-        if self.gateway._nursery is not None and (left := left_over(self.gateway)):
+        if self.gateway.acceptor.nursery is not None and (left := left_over(self.gateway)):
             names = [talk.name for talk in self.cast.talks.values() if talk.begun > talk.over]
             self.report(f"3: {_QUIET:g} s after the last client there are {', '.join(left)}; models of {names}")
 
@@ -370,7 +370,7 @@ class Simulation(trio.abc.Instrument):
             self.report(f"5: {budget.used} bytes of the budget are in use for ever")
         if budget.high_water > budget.limit:
             self.report(f"5: {budget.high_water} bytes were in use, {budget.limit} are allowed")
-        report = self.gateway._report
+        report = self.gateway.drain_report
         drained = self.draining_at is not None and self._stopped_at is not None
         if drained and (report is None or sum(report.endings.values()) != report.live):
             self.report(f"9: the drain reports {report}")

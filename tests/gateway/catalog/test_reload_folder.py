@@ -15,7 +15,7 @@ import trio
 
 from gateway.catalog.load_unload import ModelControl
 from gateway.client import post
-from gateway.config import Config, RepositoryConfig, V2Config
+from gateway.config import Config, LMIConfig, RepositoryConfig, V2Config
 from gateway.errors import BadModel, Conflict, GatewayError, InsufficientStorage, LoadFailed, NotFound, Unavailable
 from gateway.testing import MemoryGateway, memory_gateway
 from models.messages import Part
@@ -47,7 +47,7 @@ def change(at: Place, name: str, *, memory: str = "", code: str = "") -> None:
 
 
 def control_of(at: Place) -> ModelControl:
-    return ModelControl(at.supervisor, at.repository, at.repository._limits)
+    return ModelControl(at.supervisor, at.repository, at.repository._limits, LMIConfig())
 
 
 async def failure(call: Callable[[], Awaitable[Any]]) -> GatewayError:

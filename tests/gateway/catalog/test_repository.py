@@ -19,7 +19,6 @@ import pytest
 import trio
 from trio.testing import MockClock, wait_all_tasks_blocked
 
-from gateway import gateway as serving_gateway
 from gateway.catalog.entry import GRACE
 from gateway.catalog.holdings import ABANDONED
 from gateway.catalog.limits import RepositoryLimits
@@ -38,6 +37,7 @@ from gateway.errors import (
     Unavailable,
     WorkerLost,
 )
+from gateway.serving import drain
 from gateway.workers.states import State
 from gateway.workers.supervisor import Supervisor
 from gateway.workers.worker import Worker
@@ -1100,7 +1100,7 @@ async def test_a_supervisor_that_is_cancelled_leaves_no_name(tmp_path: Path, beg
 
 
 def test_who_gives_a_load_up_in_a_drain_has_time_left_for_his_goodbye() -> None:
-    assert 2 * GRACE < serving_gateway._GRACE
+    assert 2 * GRACE < drain._GRACE
 
 
 @pytest.mark.parametrize("route", ["/models", "/endpoints/many/invocations"])

@@ -61,12 +61,12 @@ class Readiness:
 
 
 class House:
-    """Exchange tasks, what their exchanges do, and what became of each."""
+    """Exchange tasks, what their exchanges do, and what became of each; the one connection of them all."""
 
     def __init__(self, *, led: bool = True) -> None:
         self.readiness = Readiness()
         self.led = led
-        self.tasks = Runner(self.work, self.blame, self.conclude, self.write)
+        self.tasks = Runner(self.work, self.blame, self.conclude)
         self.scripts: dict[int, Script] = {}
         self.log: list[str] = []
         self.ends: dict[str, GatewayError | None] = {}
@@ -91,13 +91,15 @@ class House:
 
     def conclude(self, exchange: Exchange, error: GatewayError | None) -> None:
         self.ends[exchange.id] = error
+        if not self.unwritten:
+            self.tasks.turn_soon(self)
         self.unwritten.append(exchange.id)
 
-    def write(self, begin: bool) -> bool:
-        if self.unwritten:
-            self.written.append(self.unwritten)
-            self.unwritten = []
-        return False
+    behind = False
+
+    def turn(self) -> None:
+        self.written.append(self.unwritten)
+        self.unwritten = []
 
     def exchange_closed(self, exchange: Exchange) -> None:
         self.closed.add(exchange.id)

@@ -179,7 +179,7 @@ async def test_a_body_counts_until_its_answer_is_written(transport: str, size: i
         await line.send(head, Data(stream=1, buffers=(body,)), End(stream=1))
         await line.read()
         assert probe.live == 1
-        (exchange,) = house.gateway._observer.live
+        (exchange,) = house.gateway.observer.live
         assert len(body) <= exchange.held <= house.gateway.budget.used
         probe.go.set()
         assert (await line.peer.read_answer(1))[0] == 200
@@ -266,7 +266,7 @@ async def test_a_head_on_a_kept_connection_has_its_time_from_its_own_first_byte(
             line.transport.try_send([HEAD[10:]])
             await house.still()
             assert sum(house.endings.values()) == 1
-            house.gateway._observer.endings.clear()
+            house.gateway.observer.endings.clear()
             await trio.sleep(idle)
         line.transport.try_send([HEAD[:10]])
         await ends(line, 10)
@@ -361,7 +361,7 @@ async def test_a_body_that_drips_is_a_408_and_a_slow_one_is_not(transport: str, 
 
     async with serving(Probe(silent).spec("v2-http1")) as house:
         assert await upload(house.line(transport), 100) == 408
-        house.gateway._observer.endings.clear()
+        house.gateway.observer.endings.clear()
         assert await upload(house.line(transport), 2 * KiB) == 400  # whole, and no JSON
 
 
@@ -438,7 +438,7 @@ async def test_an_answer_that_was_whole_when_its_client_stalled_has_no_other_wor
             *client.post(1, "/predictions/lengthy", b'{"inputs": "a"}', [(b"content-type", b"application/json")])
         )
         await trio.sleep(32)
-        assert served.gateway._observer.endings == {Ending.LOST: 1}
+        assert served.gateway.observer.endings == {Ending.LOST: 1}
         while not isinstance(event := await peer.next_event(), Reset):
             assert not isinstance(event, ConnectionEnd)
         assert event.code == 8

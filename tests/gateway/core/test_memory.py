@@ -112,19 +112,19 @@ async def test_a_body_counts_until_the_codec_that_reads_it_is_done(monkeypatch: 
 
     monkeypatch.setattr(v2.InferCodec, "parse", reading)
     async with memory_gateway([spec_of(identity, "identity")]) as served:
-        over, closed = trio.Event(), served.gateway.exchange_closed
+        over, closed = trio.Event(), served.gateway.server.exchange_closed
 
         def noticed(exchange: Any) -> None:
             closed(exchange)
             over.set()
 
-        monkeypatch.setattr(served.gateway, "exchange_closed", noticed)
+        monkeypatch.setattr(served.gateway.server, "exchange_closed", noticed)
         peer = served.http1()
         await peer.send(*post(1, "/v2/models/identity/infer", bytes(LARGE)))
         await trio.to_thread.run_sync(began.wait)
         peer.close()
         await trio.testing.wait_all_tasks_blocked()
-        (exchange,) = served.gateway._observer.live
+        (exchange,) = served.gateway.observer.live
         assert exchange.ending is Ending.CANCELLED, "the ending does not wait for the thread"
         assert served.gateway.budget.used >= LARGE
         go.set()

@@ -148,7 +148,7 @@ async def test_no_exception_of_a_failed_call_is_in_a_cycle(
                 with suppress(v2.V2Error):
                     await call.rest()
             elif how == "deadline":
-                (exchange,) = house.gateway._observer.live
+                (exchange,) = house.gateway.observer.live
                 exchange.interrupt(DeadlineExceeded("time is over"))
                 await call.rest()
             call.line.peer.close()

@@ -17,9 +17,10 @@ import trio
 from trio.testing import wait_all_tasks_blocked
 
 from gateway import client
-from gateway.config import Config, LimitsConfig, ListenConfig, TLSConfig
+from gateway.config import Config, ListenConfig, TLSConfig
 from gateway.core.connection import Connection
 from gateway.core.runner import Runner
+from gateway.core.server import Server
 from gateway.errors import Ending, GatewayError, TransportLost
 from gateway.gateway import Gateway
 from gateway.net.readiness import Poller
@@ -87,53 +88,44 @@ class Wire:
         self.closed = True
 
 
-class Server:
+class House:
     """A leader and the turns of its connections, without exchanges."""
 
     def __init__(self, hub: Poller) -> None:
         self.hub = hub
-        self.limits, self.config, self.budget = LimitsConfig(), Config(), None
-        self.pool, self.draining = None, False
-        self.scratch = memoryview(bytearray(64 * KiB))
-        self.clock = trio.lowlevel.current_clock().current_time
-        self.due: list[Connection] = []
-        self.connections: set[Connection] = set()
-        self.tasks = Runner(self.work, lambda _, e: GatewayError(str(e)), lambda *_: None, self.write)
+        self.server = Server(Config(), nothing, nothing)
+        self.server.begin()
+        self.server.run_by(Runner(self.work, lambda _, e: GatewayError(str(e)), nothing))
 
     async def work(self, exchange: Any) -> None: ...
 
-    def turn_soon(self, connection: Connection) -> None:
-        self.due.append(connection)
-
-    def write(self, begin: bool = True) -> bool:
-        while self.due:
-            due, self.due = self.due, []
-            for connection in due:
-                connection.turn()
-        return False
-
-    def connection_closed(self, connection: Connection) -> None:
-        self.connections.discard(connection)
+    def write(self) -> None:
+        while self.server.runner.write():
+            pass
 
     def serve(self, transport: Transport, descriptor: int, *, begin: bool = True) -> Wire:
         watched = self.hub.watch(descriptor)
-        connection = Connection(self, transport, Wire, watched)  # type: ignore[arg-type]
-        self.connections.add(connection)
+        connection = Connection(self.server, transport, Wire, watched)  # type: ignore[arg-type]
+        self.server.connections.add(connection)
         if begin:
             connection.begin()
             watched.tell(connection)
         return connection.wire  # type: ignore[return-value]
 
 
+def nothing(*_: object) -> None:
+    """Nobody is told."""
+
+
 @asynccontextmanager
-async def serving() -> AsyncIterator[Server]:
+async def serving() -> AsyncIterator[House]:
     hub = Poller()
-    server = Server(hub)
+    server = House(hub)
     try:
         async with trio.open_nursery() as nursery:
-            server.tasks.begin(nursery, hub)
+            server.server.runner.begin(nursery, hub)
             yield server
-            for connection in list(server.connections):
+            for connection in list(server.server.connections):
                 connection.lost()
             nursery.cancel_scope.cancel()
     finally:
@@ -167,7 +159,7 @@ def _pair(request: pytest.FixtureRequest) -> Iterator[tuple[socket.socket, socke
     theirs.close()
 
 
-def served(server: Server, ours: socket.socket, **options: int) -> Wire:
+def served(server: House, ours: socket.socket, **options: int) -> Wire:
     return server.serve(SocketTransport(ours, **options), ours.fileno())
 
 
@@ -284,7 +276,7 @@ async def test_a_reset_ends_the_connection() -> None:
         reset(theirs)
         await until(lambda: wire.closed)
         assert wire.connection._lost is Ending.CANCELLED
-        assert (server.hub._owners, server.connections) == ({}, set())
+        assert (server.hub._owners, server.server.connections) == ({}, set())
 
 
 # -- writing -------------------------------------------------------------------------------------------------------------
@@ -343,7 +335,7 @@ async def test_a_peer_that_resets_while_the_socket_is_full_ends_the_connection()
 async def test_a_stale_event_harms_nobody_who_has_its_number_now(pair: Any) -> None:
     ours, theirs = pair
     hub = Poller()
-    server = Server(hub)
+    server = House(hub)
     old = served(server, ours)
     theirs.sendall(b"for the old one")
     theirs.shutdown(socket.SHUT_WR)
@@ -378,7 +370,7 @@ async def test_a_stale_event_harms_nobody_who_has_its_number_now(pair: Any) -> N
 async def test_a_stale_event_of_a_number_that_nobody_has_is_dropped(pair: Any) -> None:
     ours, theirs = pair
     hub = Poller()
-    old = served(Server(hub), ours)
+    old = served(House(hub), ours)
     theirs.sendall(b"x")
     assert hub.look()
     old.connection.lost()
@@ -445,7 +437,7 @@ async def test_three_hundred_sockets_that_are_ready_at_once_are_all_told_and_oth
 async def test_a_cancelled_wait_loses_no_event(pair: Any) -> None:
     ours, theirs = pair
     hub = Poller()
-    server = Server(hub)
+    server = House(hub)
     wire = served(server, ours)
     while hub.look() and hub.tell(1):
         pass
@@ -741,14 +733,14 @@ class Due:
     def turn(self) -> None:
         self.times -= 1
         if self.times:
-            self.gateway.turn_soon(self)  # type: ignore[arg-type]
+            self.gateway.server.turn_soon(self)
 
 
 async def test_a_connection_that_is_due_again_and_again_does_not_keep_others_from_their_turn() -> None:
     async with gateway(quick) as made:
         await wait_all_tasks_blocked()
         due = Due(made, 1_000_000)
-        made.turn_soon(due)  # type: ignore[arg-type]
+        made.server.turn_soon(due)
         for _ in range(5):
             await trio.lowlevel.checkpoint()
         assert due.times > 0
@@ -761,8 +753,9 @@ async def test_a_connection_that_is_accepted_as_the_server_is_cancelled_is_close
         theirs.sendall(b"GET /ping HTTP/1.1\r\nHost: x\r\n\r\n")
         await trio.lowlevel.wait_readable(ours)
         async with gateway(quick) as made:
-            assert made._nursery is not None
-            made._nursery.start_soon(made._serve_socket, ours, None)
+            nursery = made.acceptor.nursery
+            assert nursery is not None
+            nursery.start_soon(made.acceptor.serve_socket, ours, None)
         assert ours.fileno() == -1
         theirs.close()
 

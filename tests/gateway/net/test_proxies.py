@@ -71,7 +71,7 @@ class House:
     def connect(self, peer: str = PROXY, tls: ssl.SSLContext | None = None) -> MemoryTransport:
         ours, theirs = memory_pair()
         theirs.peer = peer
-        self.nursery.start_soon(self.gateway.serve_transport, theirs, tls)
+        self.nursery.start_soon(self.gateway.acceptor.serve_transport, theirs, tls)
         return ours
 
 

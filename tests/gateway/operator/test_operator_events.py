@@ -167,7 +167,7 @@ async def test_a_reader_that_stops_is_told_how_much_it_has_missed(autojump_clock
         for call in held:
             await call.leave("rst")
         await trio.sleep(10)
-        (watching,) = house.gateway._observer.watchers
+        (watching,) = house.gateway.observer.watchers
         state = watching.__self__  # type: ignore[attr-defined]
         assert len(state._ended) == 5
         reader.takes.set()
@@ -215,9 +215,9 @@ async def test_a_drain_ends_it_with_the_report(autojump_clock: Any) -> None:
 async def test_a_reader_that_leaves_is_forgotten(autojump_clock: Any) -> None:
     async with serving(Probe(silent).spec("json-http1"), config=NO_PORT) as house:
         async with reading(house.gateway) as reader:
-            assert len(house.gateway._observer.watchers) == 1
+            assert len(house.gateway.observer.watchers) == 1
         assert reader.over
-        assert house.gateway._observer.watchers == []
+        assert house.gateway.observer.watchers == []
 
 
 async def test_readers_are_so_many_and_no_more(autojump_clock: Any) -> None:
@@ -263,7 +263,7 @@ async def test_a_reader_that_is_cancelled_at_any_step_leaves_nothing(autojump_cl
 
             fired, caught = await swept(read, step)
             cancelled += caught
-            assert house.gateway._observer.watchers == []
+            assert house.gateway.observer.watchers == []
             if not fired:
                 break
         assert not fired

@@ -228,10 +228,10 @@ async def test_a_client_that_stops_reading_keeps_nobody_at_the_end(caplog: Any, 
                 pytest.fail("the plane reads on for a client that does not")
             gateway.begin_drain()
             await wait_all_tasks_blocked(0.01)
-            assert not gateway._over.is_set()
+            assert not gateway.over
             mock_clock.jump(1.5)
             await wait_all_tasks_blocked(0.01)
-            assert not gateway._over.is_set()
+            assert not gateway.over
             assert [record.message for record in caplog.records].count("operator plane") == 1  # it does not listen anew
             mock_clock.jump(0.5)
             await gateway.stopped()

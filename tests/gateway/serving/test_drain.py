@@ -442,7 +442,7 @@ async def test_a_gateway_that_is_cancelled_ends_everything_at_once(wire: str, dr
     probe = Probe(silent)
     gateway = Gateway(configured(wire, Config(listen=ListenConfig(port=-1))), [probe.spec(wire)])
     edges = MemoryEdges() if driver == "leader" else None
-    gateway.hub = edges and Poller(edges)
+    gateway.acceptor.poller = edges and Poller(edges)
     before = await tasks()
     async with trio.open_nursery() as nursery, trio.open_nursery() as connections:
         await nursery.start(gateway.serve)

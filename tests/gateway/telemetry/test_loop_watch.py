@@ -146,14 +146,14 @@ async def test_a_load_that_blocks_is_named() -> None:
 
 async def test_work_of_ours_for_a_model_is_not_called_the_models(monkeypatch: pytest.MonkeyPatch) -> None:
     async with memory_gateway([quick], CONFIG) as memory:
-        tick = memory.gateway.pool.tick
+        tick = memory.gateway.server.pool.tick
 
         def slow(now: float) -> None:
             if not told.blocked:
                 assert threading.Event.wait(told.named, PATIENCE)
             tick(now)
 
-        monkeypatch.setattr(type(memory.gateway.pool), "tick", lambda pool, now: slow(now))
+        monkeypatch.setattr(type(memory.gateway.server.pool), "tick", lambda pool, now: slow(now))
         await until(lambda: told.blocked)
         assert told.blocked[0].model == ""
 
@@ -195,9 +195,9 @@ async def test_a_model_that_blocks_again_and_again_is_told_once_in_a_while_and_a
     async with memory_gateway([again], CONFIG) as memory:
         for n in range(1, 4):
             await memory.client().lmi("hi", "again")
-            await until(lambda n=n: memory.gateway.blocks.count.get("again", 0) >= n)
+            await until(lambda n=n: memory.gateway.timer.blocks.count.get("again", 0) >= n)
         assert len(told.blocked) == 1
-        assert memory.gateway.blocks.count["again"] == 3
+        assert memory.gateway.timer.blocks.count["again"] == 3
 
 
 async def test_nobody_looks_where_the_setting_is_0_and_no_thread_is_left_behind() -> None:

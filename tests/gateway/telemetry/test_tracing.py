@@ -806,9 +806,9 @@ def route_of(how: str) -> str:
 async def test_a_gateway_that_does_not_trace_has_nothing_around_an_exchange() -> None:
     async with memory_gateway([shout]) as memory:
         gateway = memory.gateway
-        assert gateway.exchange_opened == gateway._observer.opened
-        assert gateway.exchange_closed == gateway._observer.closed
-        assert gateway._tasks._work == gateway._work
+        server = gateway.server
+        assert (server.exchange_opened, server.exchange_closed) == (gateway.observer.opened, gateway.observer.closed)
+        assert server.runner.work == gateway.dispatcher.work
         (worker,) = gateway.supervisor.workers.values()
         assert worker._called is worker._model
 

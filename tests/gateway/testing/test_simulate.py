@@ -73,7 +73,7 @@ def test_the_time_of_day_decides_nothing(monkeypatch: pytest.MonkeyPatch) -> Non
     def dates() -> list[float]:
         told: list[float] = []
         monkeypatch.setattr(
-            "gateway.gateway.formatdate", lambda now, **options: told.append(now) or formatdate(now, **options)
+            "gateway.serving.timer.formatdate", lambda now, **options: told.append(now) or formatdate(now, **options)
         )
         run_seed(49)
         return told

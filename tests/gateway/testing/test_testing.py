@@ -195,7 +195,7 @@ async def test_a_gateway_in_memory_answers_with_a_hub_and_without_and_never_list
     config = Config(listen=ListenConfig(port=0, tls_port=0), tls=TLSConfig(dev=True, dev_dir=str(tmp_path)))
     async with memory_gateway([spec_of(identity, "identity")], config, hub=hub) as served:
         assert (served.gateway.port, served.gateway.tls_port) == (0, 0)
-        assert (served.gateway.hub is not None) is hub
+        assert (served.gateway.acceptor.poller is not None) is hub
         for peer in (served.http1(), served.http2()):
             await peer.send(*post(1, "/v2/models/none/infer", b"{}"))
             status, _headers, _body = await peer.read_answer(1)

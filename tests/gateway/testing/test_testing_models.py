@@ -150,7 +150,7 @@ async def test_a_broken_ledger_is_named(autojump_clock: Any) -> None:
         await stream.send(b"x" * 100)
         await wait_all_tasks_blocked()
         assert list(broken_ledgers(served.gateway)) == []
-        (connection,) = served.gateway._connections
+        (connection,) = served.gateway.server.connections
         wire: Any = connection.wire
         wire._machine._windows.connection.owed += 1
         (broken,) = broken_ledgers(served.gateway)

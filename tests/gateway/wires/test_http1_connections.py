@@ -294,7 +294,7 @@ async def test_what_is_swallowed_after_an_answer_is_swallowed_in_turns(autojump_
         line = house.line("http1")
         await line.send(raw(1, b"POST", "/none", content_length=2**40))
         await house.still()
-        (connection,) = house.gateway._connections
+        (connection,) = house.gateway.server.connections
         below, endless = connection.transport, Endless()
         connection.transport = endless  # type: ignore[assignment]
         connection.turn()

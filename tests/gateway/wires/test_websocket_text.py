@@ -50,7 +50,7 @@ async def echoed(peer: Peer, sent: list[Frame]) -> None:
 
 async def ending(served: MemoryGateway) -> dict[Ending, int]:
     await wait_all_tasks_blocked()
-    return dict(served.gateway._observer.endings)
+    return dict(served.gateway.observer.endings)
 
 
 @pytest.mark.parametrize("pieces", BROKEN.values(), ids=BROKEN)

@@ -121,7 +121,7 @@ async def test_json_events_are_answered_with_json_events(autojump_clock: Any) ->
 @pytest.mark.parametrize(("kind", "fault"), [(GA, "ga"), (LITERAL, "literal")])
 async def test_the_head_goes_out_before_the_first_part(kind: str, fault: str, autojump_clock: Any) -> None:
     async with serving(Probe(silent).spec("bidi")) as house:
-        house.gateway.new_id = iter(["boot1"]).__next__
+        house.gateway.server.new_id = iter(["boot1"]).__next__
         with at_once():
             line = await opened(house, ("content-type", kind))
             head = await line.event(1)

@@ -55,7 +55,7 @@ async def refuses(probe: Probe, session: Session[Any, Any]) -> None:
 
 async def said(house: House, path: str, body: bytes, *headers: tuple[str, str]) -> bytes:
     """All bytes of an answer over HTTP/1.1. Ids are counted from 1."""
-    house.gateway.new_id = iter(["boot1"]).__next__
+    house.gateway.server.new_id = iter(["boot1"]).__next__
     line = house.line("http1")
     await house.ask(path, body, *headers, line=line)
     return bytes(line.transport.read)

@@ -70,7 +70,7 @@ async def ask(
     house: House, path: str, document: Any, *headers: tuple[str, str], kind: str = "http1", line: Any = None
 ) -> tuple[int, dict[str, str], bytes]:
     """A JSON document (or bytes as they are) posted to a path. The ids that the gateway gives are counted from 1."""
-    house.gateway.new_id = map("boot%d".__mod__, itertools.count(1)).__next__
+    house.gateway.server.new_id = map("boot%d".__mod__, itertools.count(1)).__next__
     body = document if isinstance(document, bytes) else json.dumps(document).encode()
     fields = headers or (("content-type", "application/json"),)
     return await house.ask(path, body, *fields, line=line or house.line(kind))

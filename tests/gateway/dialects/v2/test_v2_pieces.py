@@ -166,7 +166,7 @@ async def test_what_the_model_does_not_ask_for_stays_with_the_client(kind: str, 
 
             await house.still()
             assert 0 < house.gateway.budget.used < bound + 64 * KiB
-            (connection,) = house.gateway._connections
+            (connection,) = house.gateway.server.connections
             (exchange,) = connection.exchanges.values()
             assert exchange.bytes_in < bound + 64 * KiB
             taker.go.set()

@@ -1,0 +1,99 @@
+"""Server: what all connections of one gateway share."""
+
+from __future__ import annotations
+
+import itertools
+import secrets
+from collections.abc import Callable
+from typing import Protocol, final
+
+import trio
+
+from gateway.config import Config
+from gateway.config.problem import ConfigError
+from gateway.core.credentials import Door
+from gateway.core.exchange import Exchange
+from gateway.core.memory import BodyPool
+from gateway.core.runner import HasTurns, Runner
+from gateway.doorbell import Doorbell
+from gateway.net.proxies import TrustedProxies
+from protocols.buffers import ByteBudget
+from protocols.date_field import DateField
+
+_SCRATCH = 64 * 1024
+
+
+class Served(Protocol):
+    """A connection, or a call of an ASGI server, as the gateway sees it that serves it."""
+
+    def tick(self, now: float) -> None:
+        """The coarse timer's: it looks at its stamps."""
+        ...
+
+    def drain(self) -> None:
+        """Says goodbye: no new requests, live exchanges go on."""
+        ...
+
+    def drain_now(self) -> None:
+        """The drain's deadline has passed: what still runs gets its ending."""
+        ...
+
+    def lost(self) -> None:
+        """The transport is gone, or given up."""
+        ...
+
+
+@final
+class Server:
+    """The limits, the memory, the clock and the names of exchanges, and who is told of these. Connections ask it for each
+    request and each read, so what they call there is bound to whoever does it: nothing is between."""
+
+    runner: Runner
+    """The tasks of its exchanges."""
+    run_exchange: Callable[[Exchange], None]
+    """The exchange runs when it is its turn."""
+    turn_soon: Callable[[HasTurns], None]
+    """Calls the connection's `turn` when others had theirs."""
+
+    def __init__(self, config: Config, opened: Callable[[Exchange], None], closed: Callable[[Exchange], None]) -> None:
+        """`opened` is called with each exchange when it begins, `closed` when it is over. ConfigError for proxies that are
+        no addresses."""
+        self.config, self.limits = config, config.limits
+        self.budget = ByteBudget(self.limits.total_bytes)
+        self.pool = BodyPool(self.limits.body_pool)
+        self.scratch = memoryview(bytearray(_SCRATCH))
+        """Where bytes are received that nobody keeps."""
+        self.door = Door(passes_credentials=config.access.pass_credentials)
+        """Decides which fields of a request its models see."""
+        self.proxies = _trusted_proxies(config)
+        self.date = DateField()
+        """The Date field of its answers."""
+        self.draining = False
+        self.exchange_opened, self.exchange_closed = opened, closed
+        # letters and digits alone: a head takes them without a look
+        self.new_id = map(f"{secrets.token_hex(4)}%d".__mod__, itertools.count(1)).__next__
+        self.clock: Callable[[], float] = trio.current_time
+        self.connections: set[Served] = set()
+        """Those that live."""
+        self.bell = Doorbell()
+        """Rings when one is over, or has come about: for who waits until none is left."""
+
+    def run_by(self, runner: Runner) -> None:
+        """Its exchanges run, and its connections have their turns, by this runner."""
+        self.runner, self.run_exchange, self.turn_soon = runner, runner.start, runner.turn_soon
+
+    def begin(self) -> None:
+        """Inside Trio: its clock is asked without a look for who it is."""
+        self.clock = trio.lowlevel.current_clock().current_time
+
+    def connection_closed(self, connection: Served) -> None:
+        """Everything that it held is given back."""
+        self.connections.discard(connection)
+        self.bell.ring()
+
+
+def _trusted_proxies(config: Config) -> TrustedProxies | None:
+    try:
+        return TrustedProxies(listed) if (listed := config.listen.trusted_proxies) else None
+    except ValueError as e:
+        raise ConfigError(f"listen.trusted_proxies: {e}") from None

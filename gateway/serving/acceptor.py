@@ -1,0 +1,267 @@
+"""Acceptor: sockets come in and are served as connections; who has not said yet what it wants, and who is left."""
+
+from __future__ import annotations
+
+import logging
+import resource
+import socket
+import ssl
+from collections.abc import Awaitable, Callable
+from typing import final
+
+import trio
+
+from gateway.core.connection import Connection, ConnectionWire
+from gateway.core.server import Server
+from gateway.core.waiting import WaitedTransport
+from gateway.errors import TransportLost
+from gateway.net.listeners import Listener, Port, Rules, open_listeners
+from gateway.net.proxies import TrustedProxies
+from gateway.net.readiness import Poller, Watchable
+from gateway.net.tls_reload import ServedCertificate
+from gateway.net.tls_transport import TLSTransport
+from gateway.net.transport import SocketTransport, Transport
+from gateway.wires.asgi import ASGICall, Receive, Scope, Send, refuse_asgi
+from gateway.wires.detect import sniff
+from protocols.proxy import ProxyReceiver
+
+log = logging.getLogger("gateway")
+
+_Arrived = tuple[Transport, Callable[[Connection], ConnectionWire], bytes, TrustedProxies | None]
+
+
+@final
+class Acceptor:
+    """Opens the ports, and serves what comes there and what an embedder has accepted itself, until it is told to stop."""
+
+    def __init__(self, server: Server) -> None:
+        self._server, self._limits = server, server.limits
+        self.port = self.tls_port = self.bidi_port = 0
+        """Where it listens; 0: nowhere. The first port, of sockets that systemd has passed."""
+        self.addresses: tuple[str, ...] = ()
+        """All of where it listens, as URLs."""
+        self.certificate: ServedCertificate | None = None
+        """What is shown to those who come by TLS; None where TLS is off, and before `listen`."""
+        self.poller: Poller | None = None
+        """Who tells connections what is ready; made by `begin` where it listens and nobody has chosen one before."""
+        self.arriving: set[trio.CancelScope] = set()
+        """One for each connection that has not said yet what it wants."""
+        self._listeners: list[Listener] = []
+        self._accepting = trio.CancelScope()
+        self.nursery: trio.Nursery | None = None
+        """Where connections are served; None before `begin`, and from when it ends."""
+        self._own: frozenset[trio.lowlevel.Task] = frozenset()
+
+    # -- its life ----------------------------------------------------------------------------------------------------
+
+    def listen(self) -> None:
+        """Opens the ports. ConfigError, or OSError, where one cannot be."""
+        listen, tls = self._server.config.listen, self._server.config.tls
+        if tls.cert or tls.dev:
+            self.certificate = ServedCertificate(tls)
+        ports = [
+            Port(number=listen.port, setting="listen.port or --port"),
+            Port(number=listen.bidi_port, setting="listen.bidi_port"),
+            Port(
+                number=listen.tls_port if self.certificate is not None else -1,
+                setting="listen.tls_port or --tls-port",
+                tls=True,
+            ),
+        ]
+        rules = Rules(backlog=listen.backlog, keepalive=listen.tcp_keepalive, unix_mode=int(listen.unix_mode, 8))
+        opened = self._listeners = open_listeners(listen.host, [port for port in ports if port.number >= 0], rules)
+        bidi = [listener for listener in opened if listener.setting == "listen.bidi_port"]
+        self.bidi_port = next((listener.port for listener in bidi), 0)
+        self.port = next(
+            (listener.port for listener in opened if listener.port and not listener.tls and listener not in bidi), 0
+        )
+        self.tls_port = next((listener.port for listener in opened if listener.port and listener.tls), 0)
+        self.addresses = tuple([listener.url for listener in opened])
+
+    def begin(self, nursery: trio.Nursery, beside: Callable[[], Awaitable[None]]) -> None:
+        """Serves in this nursery from now on, with this task beside its own."""
+        self.nursery = nursery
+        nursery.start_soon(self._accept_all)
+        nursery.start_soon(beside)
+        if self.certificate is not None and any(listener.tls for listener in self._listeners):
+            nursery.start_soon(self.certificate.watch)
+        nursery.start_soon(self._turns)
+        self._own = frozenset(nursery.child_tasks)
+        if self.poller is None and Poller.available and self._listeners:
+            self.poller = Poller()
+        self._server.runner.begin(nursery, self.poller)
+
+    @property
+    def working(self) -> list[trio.lowlevel.Task]:
+        """The tasks that do something for clients, now: not its own, nor those that wait for an exchange."""
+        if self.nursery is None:
+            return []
+        return list(self.nursery.child_tasks - self._own - self._server.runner.resting)
+
+    async def _turns(self) -> None:
+        """The turns of connections. The end of this task is theirs, also where an embedder's tasks would go on: nothing new
+        can start."""
+        try:
+            await self._server.runner.turns()
+        finally:
+            self.nursery = None
+            self.disconnect()
+
+    def stop(self) -> None:
+        """Takes no more: the ports are closed, and so is who has said nothing yet."""
+        self._accepting.cancel()
+        self._close_listeners()
+        for arrival in self.arriving:
+            arrival.cancel()
+
+    def disconnect(self) -> None:
+        """Ends what is still connected, at once."""
+        for arrival in self.arriving:
+            arrival.cancel()
+        for connection in list(self._server.connections):
+            connection.lost()
+
+    async def disconnected(self) -> None:
+        """The same, and waits for it."""
+        self.disconnect()
+        while self.busy:
+            await self._server.bell.wait()
+
+    @property
+    def busy(self) -> bool:
+        """Whether a connection is left."""
+        return bool(self._server.connections or self.arriving)
+
+    def close(self) -> None:
+        """Nothing of it is left open."""
+        self._close_listeners()
+        if self.poller is not None:
+            self.poller.close()
+
+    def _close_listeners(self) -> None:
+        for listener in self._listeners:
+            listener.close()
+
+    # -- what listeners accept ---------------------------------------------------------------------------------------
+
+    async def _accept_all(self) -> None:
+        with self._accepting:
+            async with trio.open_nursery() as nursery:
+                for listener in self._listeners:
+                    nursery.start_soon(self._accept, listener, self.certificate if listener.tls else None)
+
+    async def _accept(self, listener: Listener, certificate: ServedCertificate | None) -> None:
+        def serve(sock: socket.socket) -> None:
+            assert self.nursery is not None
+            self.nursery.start_soon(self.serve_socket, sock, certificate and certificate.context)
+
+        most = self._limits.connections
+        descriptors, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
+        if descriptors != resource.RLIM_INFINITY:
+            most = min(most, max(descriptors - self._limits.descriptors_reserved, 1))
+        connections, arriving = self._server.connections, self.arriving
+        await listener.accept(serve, lambda: len(connections) + len(arriving) < most)
+
+    async def serve_socket(self, sock: socket.socket, tls: ssl.SSLContext | None) -> None:
+        """Serves what a listener has accepted."""
+        try:
+            below = SocketTransport(sock, unsent=self._limits.unsent)
+        except OSError:
+            sock.close()
+            return  # reset before it was served
+        await self.serve_watchable(below, tls)
+
+    # -- one connection ----------------------------------------------------------------------------------------------
+
+    async def serve_watchable(self, below: Watchable, tls: ssl.SSLContext | None = None) -> None:
+        """Serves one connection, told by the poller where there is one: then it returns when the connection has begun.
+        Otherwise as `serve_transport`."""
+        poller = self.poller
+        if poller is None:
+            await self.serve_transport(below, tls)
+            return
+        try:
+            arrived = None if self.nursery is None else await self._arrive(below, tls)
+            if arrived is None or self.nursery is None:  # the server may have ended meanwhile
+                below.close()
+                return
+            transport, make_wire, received, proxies = arrived
+            watched = poller.watch(below.fileno())
+            connection = Connection(self._server, transport, make_wire, watched, proxies)
+        except BaseException as e:
+            below.close()
+            if not isinstance(e, Exception):
+                raise
+            log.exception("connection failed", extra={"peer": below.peer})
+            return
+        self._server.connections.add(connection)
+        connection.begin(received)
+        try:
+            watched.tell(connection)
+        except OSError as e:  # the kernel has no room for one more
+            connection.failed(e)
+
+    async def serve_transport(self, transport: Transport, tls: ssl.SSLContext | None = None) -> None:
+        """Serves one connection by two tasks that wait for its transport; closes that at its end."""
+        try:
+            arrived = None if self.nursery is None else await self._arrive(transport, tls)
+            if arrived is None or self.nursery is None:
+                return
+            transport, make_wire, received, proxies = arrived
+            watch = WaitedTransport(transport)
+            connection = Connection(self._server, transport, make_wire, watch, proxies)
+            self._server.connections.add(connection)
+            connection.begin(received)
+            try:
+                await watch.run(connection)
+            finally:
+                connection.lost()
+        except Exception:
+            log.exception("connection failed", extra={"peer": transport.peer})
+        finally:
+            try:
+                transport.close()
+            except Exception:
+                log.exception("connection failed", extra={"peer": transport.peer})
+
+    async def serve_call(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Serves one call that an ASGI server has accepted; where nothing is served, the answer is 503."""
+        call = ASGICall(self._server, scope)
+        if self.nursery is None:
+            await refuse_asgi(scope, send)
+            return
+        self._server.connections.add(call)
+        await call.run(receive, send)
+
+    async def _arrive(self, transport: Transport, tls: ssl.SSLContext | None) -> _Arrived | None:
+        """A new connection's transport, its wire, the bytes read to find that out, and the proxies that may name clients in
+        its requests; None if no connection comes about."""
+        limits, proxies = self._limits, self._server.proxies
+        proxies = None if proxies is None or not proxies.includes(transport.peer) else proxies
+        greeting, received = ProxyReceiver(limits.head), b""
+        try:
+            with trio.move_on_after(limits.head_timeout) as arrival:
+                self.arriving.add(arrival)
+                try:
+                    if proxies is not None:
+                        proxies = await proxies.greeted(transport, greeting)
+                        received = greeting.rest
+                    if tls is not None:
+                        secure = TLSTransport(transport, tls, received=received)
+                        received = b""
+                        transport = secure
+                        with trio.move_on_after(limits.tls_handshake_timeout) as handshake:
+                            await secure.handshake()
+                        if handshake.cancelled_caught:
+                            raise TransportLost("the TLS handshake took too long (limits.tls_handshake_timeout)")
+                    return transport, *await sniff(transport, received, secure=tls is not None), proxies
+                finally:
+                    self.arriving.remove(arrival)
+                    self._server.bell.ring()
+            if greeting.begun and not self._server.draining:
+                raise TransportLost("the PROXY header took too long (limits.head_timeout)")
+        except TransportLost as e:
+            # there is no exchange to end; but a client without our CA, or with TLS on the wrong port, leaves only this
+            level = logging.DEBUG if e.left else logging.INFO
+            log.log(level, "no connection came about", extra={"peer": transport.peer, "reason": str(e)})
+        return None

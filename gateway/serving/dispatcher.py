@@ -1,0 +1,94 @@
+"""Dispatcher: a request's row is run, and whatever goes wrong becomes the one honest ending."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Coroutine
+from typing import Any, final
+from uuid import uuid4
+
+from gateway.core.exchange import Exchange
+from gateway.core.route import Route, Row
+from gateway.core.server import Server
+from gateway.errors import Ending, GatewayError, InternalFailure, Overloaded, Refusal, Unavailable
+from gateway.serving.admission import Admission
+from gateway.serving.router import Router
+from gateway.telemetry.observer import Observer, log_failure
+
+log = logging.getLogger("gateway")
+
+
+@final
+class Dispatcher:
+    """What the tasks of exchanges do: the work that a request asks for, and what is said where that fails."""
+
+    def __init__(self, server: Server, router: Router, observer: Observer) -> None:
+        self._server, self._router, self._observer = server, router, observer
+        self._admission = Admission(server.config.admission)
+        limits = server.limits
+        self._refuse_above = limits.memory_refuse * limits.total_bytes // 100
+        self.turned_away = 0
+        """Requests that came during the drain and were told to go elsewhere."""
+
+    def work(self, exchange: Exchange) -> Coroutine[Any, Any, None]:
+        """What the exchange asks for, to be awaited. What may go wrong is for `blame`."""
+        route: Route | None = exchange.route
+        if route is None:
+            route = exchange.route = self._route_of(exchange)
+        row, handler, arguments = route
+        server = self._server
+        if server.draining or server.budget.used > self._refuse_above:
+            self._turn_away(exchange, row)
+        exchange.dialect, exchange.words = row.dialect, row.refuse
+        if len(arguments) == 1:  # as most paths have: a call by name costs as much as ten of these
+            (value,) = arguments.values()
+            return handler(exchange, value)
+        return handler(exchange, **arguments)
+
+    def _route_of(self, exchange: Exchange) -> Route:
+        route = self._router.find(exchange)
+        try:
+            return self._admission.asked(exchange, route)
+        except GatewayError:
+            self._refuse_as(exchange, route[0])
+            raise
+
+    def _refuse_as(self, exchange: Exchange, row: Row) -> None:
+        """What goes wrong before the handler is asked is said in the words of its row."""
+        exchange.words = row.refuse or self._router.refuse_under(exchange.path)
+
+    def _turn_away(self, exchange: Exchange, row: Row) -> None:
+        if row.always:
+            return
+        budget = self._server.budget
+        self._refuse_as(exchange, row)
+        if self._server.draining:
+            self.turned_away += 1
+            raise Unavailable("the server is shutting down; try another", refusal=Refusal.DRAINING)
+        raise Overloaded(
+            f"{budget.used} of {budget.limit} bytes are in use (limits.total_bytes): above "
+            f"{self._server.limits.memory_refuse} percent (limits.memory_refuse) nothing new begins; try again later",
+            refusal=Refusal.MEMORY,
+        )
+
+    def blame(self, exchange: Exchange, error: Exception) -> GatewayError:
+        """Whatever goes wrong becomes its one honest ending."""
+        if isinstance(error, GatewayError):
+            return error
+        exchange.incident = uuid4().hex[:12]
+        log.error("exchange failed", extra={"id": exchange.id, "incident": exchange.incident}, exc_info=error)
+        return InternalFailure(f"internal error; incident {exchange.incident} in the server's log")
+
+    def conclude(self, exchange: Exchange, error: GatewayError | None) -> None:
+        """Says what is still to be said: a client that has left or has its whole answer is told nothing."""
+        if error is not None:
+            log_failure(exchange, error)
+        if exchange.gone or exchange.outbound.finishing is not None:
+            return
+        if error is not None and error.refusal is not None:
+            self._observer.refused(error.refusal)
+        try:
+            exchange.answer_error(error or InternalFailure("the exchange ended without an answer"))
+        except Exception:
+            log.exception("an error could not be said", extra={"id": exchange.id})
+            exchange.outbound.abort(Ending.MODEL_ERROR)

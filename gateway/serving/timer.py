@@ -1,0 +1,83 @@
+"""CoarseTimer: the one timer of a gateway, which looks at everybody's stamps once a second."""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable
+from email.utils import formatdate
+from typing import NoReturn, final
+
+import trio
+
+from gateway.core.server import Server
+from gateway.errors import Overloaded, Refusal
+from gateway.histogram import Histogram
+from gateway.telemetry.loop_watch import Blocks, LoopWatch
+from gateway.telemetry.observer import Observer
+from gateway.workers.supervisor import Supervisor
+
+_TICK = 1.0
+_LAGS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5)
+
+
+@final
+class CoarseTimer:
+    """Once a second: connections and workers look at their stamps, the Date is told, memory that runs out is shed, and idle
+    memory goes. A thread beside it notices what keeps the loop (`limits.loop_block`)."""
+
+    def __init__(self, server: Server, observer: Observer, supervisor: Supervisor, wall_clock: Callable[[], float]) -> None:
+        """`wall_clock` gives the seconds since 1970 that the Date of answers is made of."""
+        self._server, self._observer, self._supervisor = server, observer, supervisor
+        self._wall_clock = wall_clock
+        self.lag = Histogram(_LAGS)
+        """How late the loop came to it."""
+        self.blocks = Blocks()
+        """Steps that kept the event loop from everything else."""
+
+    async def run(self) -> None:
+        """Ticks until it is cancelled."""
+        limit = self._server.limits.loop_block
+        if not limit or hasattr(trio.lowlevel.current_clock(), "jump"):  # a clock of tests, which time does not move
+            await self._tick_by(trio.sleep_until)
+        watch = LoopWatch(limit, self._whose, self.blocks)
+        with watch.watching():
+            await self._tick_by(watch.beat_until)
+
+    async def _tick_by(self, sleep_until: Callable[[float], Awaitable[None]]) -> NoReturn:
+        """`sleep_until` is what it sleeps by."""
+        while True:
+            due = trio.current_time() + _TICK
+            await sleep_until(due)
+            now = trio.current_time()
+            self.lag.observe(now - due)
+            for connection in list(self._server.connections):
+                connection.tick(now)
+            for worker in self._supervisor.workers.values():
+                worker.stuck.tick(now)
+            self.tell_date()
+            self._shed()
+            self._server.pool.tick(now)
+
+    def tell_date(self) -> None:
+        """What answers say is the Date, from now on."""
+        self._server.date.tell(formatdate(self._wall_clock(), usegmt=True).encode())
+
+    def _shed(self) -> None:
+        """Memory runs out: the exchange that holds most makes room for the others."""
+        budget, live = self._server.budget, self._observer.live
+        if budget.used * 100 > self._server.limits.memory_reset * budget.limit and live:
+            largest = max(live, key=lambda exchange: exchange.held)
+            said = "the server is short of memory (limits.memory_reset); try again later"
+            largest.interrupt(Overloaded(said, refusal=Refusal.SHED))
+
+    def _whose(self, task: trio.lowlevel.Task) -> tuple[str, str]:
+        """The model that a task works for, in a call, in its load or beside it, and the exchange's id. Called by the thread
+        that watches the loop."""
+        above: trio.lowlevel.Task | None = task
+        workers = {worker.task: name for name, worker in list(self._supervisor.workers.items())}
+        while above is not None:
+            if (exchange := self._server.runner.exchange_of(above)) is not None:
+                return exchange.model, exchange.id
+            if name := workers.get(above):
+                return name, ""
+            above = None if above.parent_nursery is None else above.parent_nursery.parent_task
+        return "", ""
