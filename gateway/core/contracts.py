@@ -114,7 +114,7 @@ class Sink(Protocol):
         ...
 
 
-class Answer(Protocol):
+class Answered(Protocol):
     """What a body asks of the answer to it."""
 
     status: int
@@ -141,7 +141,7 @@ class Stream(Protocol):
     arrived_at: float
 
     @property
-    def outbound(self) -> Answer: ...
+    def outbound(self) -> Answered: ...
     def reserve(self, n: int) -> None: ...
     def interrupt(self, error: GatewayError) -> None: ...
     def parks_for(self, what: int) -> None:

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, Protocol, final
 import trio
 
 if TYPE_CHECKING:
-    from gateway.core.contracts import Owner
+    from gateway.config import LimitsConfig
 
 SENT = 2
 """What each message that is sent takes of a turn's units. It is counted by them."""
@@ -23,10 +23,20 @@ _RECEIVED = 64  # messages
 _ALL = -(1 << 62)  # where the bytes of a turn began that has no more of them
 
 
+class Timed(Protocol):
+    """What a turn asks of whoever keeps count of exchanges."""
+
+    limits: LimitsConfig
+
+    def clock(self) -> float: ...
+
+
 class Counted(Protocol):
     """What a turn knows of the answer that its task makes."""
 
-    owner: Owner
+    @property
+    def owner(self) -> Timed: ...
+
     bytes_out: int
     items: int
     """The units that turns have taken, those of the present one left out."""
