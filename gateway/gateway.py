@@ -26,7 +26,9 @@ from gateway.core.route import Handler
 from gateway.core.runner import Runner
 from gateway.core.server import Server
 from gateway.dialects.routes import rows
-from gateway.errors import ModelGivenUp
+from gateway.errors import (
+    ModelGivenUp,
+)
 from gateway.net.certificate import Certificate
 from gateway.net.transport import StreamTransport
 from gateway.serving.acceptor import Acceptor

@@ -89,7 +89,7 @@ def test_the_rule_can_fail() -> None:
     assert violations("models", {"protocols.v2", "trio"}) == ["protocols"]
 
 
-GROUND = {"errors", "doorbell", "histogram", "untrusted_text", "addresses", "version"}
+GROUND = {"errors", "doorbell", "histogram", "untrusted_text", "addresses", "credentials", "version"}
 _NESTED = (["dialects", "text"], ["dialects", "v2"], ["dialects", "aws"], ["dialects", "routes"])
 _WORK = {"config", "net", "codecs", "core", "workers", "catalog"}
 _DIALECTS = {"dialects", "codecs", "config", "core", "workers", "catalog"}
@@ -208,8 +208,7 @@ def test_no_folder_has_more_than_fifteen_modules(folder: Path) -> None:
 MOST_LINES = 450
 # Classes that are longer, and may only become shorter.
 LONG = {
-    "gateway/core/connection.py: Connection": 453,
-}
+LONG = {}
 
 
 def test_no_class_is_long() -> None:

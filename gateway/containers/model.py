@@ -30,7 +30,7 @@ from gateway.containers.connection import (
 )
 from gateway.containers.multi_model import NO_MEMORY, ContainerModels
 from gateway.containers.relay import Holding, Relay
-from gateway.core.credentials import without_credentials
+from gateway.credentials import without_credentials
 from gateway.errors import BadRequest, TransportLost
 from models.errors import ModelError
 from models.messages import Family, Part

@@ -7,8 +7,9 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, Protocol, final
 
 from gateway.core.contracts import LAST_WORD, Wire
-from gateway.core.credentials import Door
 from gateway.core.exchange import Exchange
+from gateway.core.linger import Linger, Swallowed
+from gateway.credentials import Door
 from gateway.errors import Drained, Ending, SlowReader, TransportLost
 from gateway.net.certificate import read_client
 from gateway.net.tls_transport import TLSTransport
@@ -17,9 +18,10 @@ from protocols.errors import RemoteProtocolError
 from protocols.events import Buffer, Headers, Request, Sent
 
 if TYPE_CHECKING:
-    from gateway.core.credentials import Door
     from gateway.core.server import Server
+    from gateway.credentials import Door
     from gateway.net.proxies import TrustedProxies
+    from gateway.net.readiness import Readiness
     from gateway.net.transport import Transport
     from models.session import ClientCertificate
 
@@ -28,12 +30,6 @@ log = logging.getLogger("gateway.connection")
 _NOTHING: list[Buffer] = []  # which nobody changes
 _READS = 4  # receives before others get their turn
 _WRITE_AT_MOST = 1024 * 1024
-# After our last byte an unread upload must be swallowed for a moment: closing over unread bytes makes the kernel
-# send RST, which can destroy the answer before the client reads it (RFC 9112 section 9.6).
-_LINGER_SECONDS = 1.0  # and up to one more, until the coarse timer sees it
-# More than a client sends beyond a limit by mistake: one that is cut off while it writes never reads why (over TLS,
-# botocore and others do not even try). It costs time alone, which is bounded.
-_LINGER_BYTES = 64 * 1024 * 1024
 
 
 class ConnectionWire(Wire, Protocol):
@@ -82,25 +78,6 @@ class ConnectionWire(Wire, Protocol):
         ...
 
 
-class Readiness(Protocol):
-    """Who tells a connection that its transport is `readable` or `writable` again."""
-
-    edges: bool
-    """Whether it tells without being asked."""
-
-    def want_readable(self) -> None:
-        """There is nothing more to receive."""
-        ...
-
-    def want_writable(self) -> None:
-        """It takes no more bytes."""
-        ...
-
-    def forget(self) -> None:
-        """There is nothing more to tell. Called before the transport is closed."""
-        ...
-
-
 @final
 class Connection:
     """Drives one wire over one transport, without a task of its own.
@@ -112,39 +89,10 @@ class Connection:
     """
 
     __slots__ = (  # a dict of more than 30 names has no place in CPython's inline caches
-        "_blocked_since",
-        "_certificate",
-        "_closed",
-        "_dirty",
-        "_ending",
-        "_fields",
-        "_headers",
-        "_hung_up",
-        "_linger_until",
-        "_lost",
-        "_ready",
-        "_rest",
-        "_soon",
-        "_swallowed",
-        "_watch",
-        "answer",
-        "behind",
-        "blocked",
-        "budget",
-        "clock",
-        "eof",
-        "exchanges",
-        "last_received",
-        "last_sent",
-        "limits",
-        "peer",
-        "pool",
-        "proxies",
-        "reading_paused",
-        "requests",
-        "server",
-        "transport",
-        "wire",
+        "_blocked_since", "_certificate", "_closed", "_dirty", "_ending", "_fields", "_headers", "_hung_up", "_linger",
+        "_lost", "_ready", "_rest", "_soon", "_watch", "answer", "behind", "blocked", "budget", "clock", "eof", "exchanges",
+        "last_received", "last_sent", "limits", "peer", "pool", "proxies", "reading_paused", "requests", "server",
+        "transport", "wire",
     )  # fmt: skip
 
     def __init__(
@@ -177,8 +125,7 @@ class Connection:
         self._rest = _NOTHING  # what the transport did not take
         self.blocked = False
         self._blocked_since: float | None = None
-        self._linger_until: float | None = None
-        self._swallowed = 0
+        self._linger: Linger | None = None
         self._lost: Ending | None = None
         self._closed = False
         self._certificate: ClientCertificate | None = None
@@ -232,7 +179,7 @@ class Connection:
             try:
                 if self.behind:
                     self._catch_up()
-                if self._ready or self._linger_until is not None:
+                if self._ready or self._linger is not None:
                     self._read()
                 if not self.blocked:
                     self._write()
@@ -287,8 +234,8 @@ class Connection:
     # -- reading ---------------------------------------------------------------------------------------------------
 
     def _read(self) -> None:
-        if self._linger_until is not None:
-            self._linger()
+        if self._linger is not None:
+            self._swallow(self._linger)
             return
         transport, wire, scratch = self.transport, self.wire, self.server.scratch
         for _ in range(_READS):
@@ -308,8 +255,7 @@ class Connection:
             else:
                 if n < len(buffer) and transport.short_is_dry and not self._hung_up:
                     self._ready = False
-                    if not self._watch.edges:
-                        self._watch.want_readable()
+                    self._watch.want_readable()
                 if not (wire.receive_data(scratch[:n]) if buffer is scratch else wire.buffer_updated(n)):
                     if not self._ready:
                         return
@@ -317,15 +263,14 @@ class Connection:
             del buffer  # a body must not live longer than its exchange
             if not self._pump_some():
                 self.pump_soon()
-            if not self._ready or self._lost is not None or self._linger_until is not None:
+            if not self._ready or self._lost is not None or self._linger is not None:
                 return
             wire = self.wire
         self.turn_soon()
 
     def _dry(self) -> None:
         self._ready = False
-        if not self._watch.edges:
-            self._watch.want_readable()
+        self._watch.want_readable()
 
     def pump(self) -> None:
         """Hands on what the machine has: `limits.checkpoint_events` at once, the rest when others had their turn."""
@@ -400,7 +345,7 @@ class Connection:
         self._ending = False
         if size >= _WRITE_AT_MOST:
             self.output_ready()
-        elif self.wire.over and self._lost is None and self._linger_until is None:
+        elif self.wire.over and self._lost is None and self._linger is None:
             self._begin_linger()
 
     def _send(self, buffers: list[Buffer], size: int, n: int | None = None) -> bool:
@@ -458,22 +403,19 @@ class Connection:
         if self.eof:
             self.lost(Ending.CANCELLED)
             return
-        self._linger_until = self.clock() + _LINGER_SECONDS
         self.reading_paused = False
+        self._linger = Linger(self.clock())
         self.transport.send_eof()
-        self._linger()
+        self._swallow(self._linger)
 
-    def _linger(self) -> None:
-        for _ in range(_READS):  # in turns, as whatever else is received: there may be much of it
-            n = self.transport.try_receive_into(self.server.scratch)
-            if n is None:
+    def _swallow(self, linger: Linger) -> None:
+        match linger.swallow(self.transport, self.server.scratch):
+            case Swallowed.DRY:
                 self._dry()
-                return
-            self._swallowed += n
-            if not n or self._swallowed >= _LINGER_BYTES:
+            case Swallowed.MORE:
+                self.turn_soon()
+            case Swallowed.OVER:
                 self.lost()
-                return
-        self.turn_soon()
 
     # -- exchanges -------------------------------------------------------------------------------------------------
 
@@ -521,8 +463,8 @@ class Connection:
         stall = self.limits.write_stall
         if stall and self._blocked_since is not None and now - self._blocked_since > stall:
             self._stalled(stall, now - self._blocked_since)
-        elif self._linger_until is not None:
-            if now >= self._linger_until:
+        elif self._linger is not None:
+            if now >= self._linger.until:
                 self.lost()
         else:
             if self.reading_paused and self.exchanges and self.transport.hung_up():

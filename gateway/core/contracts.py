@@ -7,9 +7,9 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 if TYPE_CHECKING:
     from gateway.config import LimitsConfig
-    from gateway.core.credentials import Door
     from gateway.core.memory import BodyPool
     from gateway.core.turn import Turn
+    from gateway.credentials import Door
     from gateway.errors import Ending, GatewayError
     from gateway.net.proxies import TrustedProxies
     from models.session import ClientCertificate

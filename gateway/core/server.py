@@ -11,10 +11,10 @@ import trio
 
 from gateway.config import Config
 from gateway.config.problem import ConfigError
-from gateway.core.credentials import Door
 from gateway.core.exchange import Exchange
 from gateway.core.memory import BodyPool
 from gateway.core.runner import HasTurns, Runner
+from gateway.credentials import Door
 from gateway.doorbell import Doorbell
 from gateway.net.proxies import TrustedProxies
 from protocols.buffers import ByteBudget

@@ -7,8 +7,8 @@ from functools import partial
 from types import MappingProxyType
 from typing import Any, final
 
-from gateway.core.credentials import Door
 from gateway.core.exchange import Exchange
+from gateway.credentials import Door
 from gateway.errors import BadRequest
 from gateway.workers.worker import Worker
 from models.session import Call, Channel, Session

@@ -1,14 +1,16 @@
-"""The read hub: which sockets are ready, learnt from one private epoll set for all of them."""
+"""Who tells that a transport is ready: one private epoll set for descriptors, two waiting tasks for the rest."""
 
 from __future__ import annotations
 
 import select
 from collections import deque
+from collections.abc import Awaitable, Callable
 from functools import partial
 from typing import Protocol, final
 
 import trio
 
+from gateway.doorbell import Doorbell
 from gateway.net.transport import Transport
 
 _EVENTS = 256  # at most, of one look
@@ -33,7 +35,7 @@ class Edges(Protocol):
 
 
 class Owner(Protocol):
-    """Who is told. Neither call raises or waits."""
+    """Who is told. No call raises or waits."""
 
     blocked: bool
     """Whether it wants to know that it can send."""
@@ -44,6 +46,26 @@ class Owner(Protocol):
         ...
 
     def writable(self) -> None: ...
+    def failed(self, error: Exception) -> None:
+        """The transport cannot even be waited for."""
+        ...
+
+
+class Readiness(Protocol):
+    """What an owner asks of whoever tells it: to hear of the next time that its transport is ready. There are two kinds,
+    `PolledTransport` and `WaitedTransport`, and an owner does the same with both."""
+
+    def want_readable(self) -> None:
+        """There is nothing more to receive: tells when there is."""
+        ...
+
+    def want_writable(self) -> None:
+        """It takes no more bytes: tells when it does."""
+        ...
+
+    def forget(self) -> None:
+        """There is nothing more to tell. Called before the transport is closed."""
+        ...
 
 
 class ReadinessSource(Protocol):
@@ -64,28 +86,65 @@ class ReadinessSource(Protocol):
 
 @final
 class PolledTransport:
-    """One socket's place in a hub."""
+    """One socket's place with a poller, which tells its owner of each change without being asked."""
 
-    __slots__ = ("_descriptor", "_hub")
-    edges = True
+    __slots__ = ("_descriptor", "_poller")
 
-    def __init__(self, hub: Poller, descriptor: int) -> None:
-        self._hub, self._descriptor = hub, descriptor
+    def __init__(self, poller: Poller, descriptor: int) -> None:
+        self._poller, self._descriptor = poller, descriptor
 
     def tell(self, owner: Owner) -> None:
         """Tells `owner` from now on; what is so already, at once. Nothing where `forget` came before."""
         if self._descriptor >= 0:
-            self._hub.add(self._descriptor, owner)
+            self._poller.add(self._descriptor, owner)
 
     def want_readable(self) -> None:
-        """Edges come by themselves."""
+        """It tells by itself."""
 
     want_writable = want_readable
 
     def forget(self) -> None:
         """To be called before the socket is closed."""
         descriptor, self._descriptor = self._descriptor, -1
-        self._hub.remove(descriptor)
+        self._poller.remove(descriptor)
+
+
+@final
+class WaitedTransport:
+    """A transport that no poller can watch: two tasks wait for it, one in each direction, as often as its owner asks."""
+
+    def __init__(self, transport: Transport) -> None:
+        self._transport = transport
+        self._dry, self._full, self._over = Doorbell(), Doorbell(), trio.Event()
+
+    def want_readable(self) -> None:
+        self._dry.ring()
+
+    def want_writable(self) -> None:
+        self._full.ring()
+
+    def forget(self) -> None:
+        self._over.set()
+
+    async def run(self, owner: Owner) -> None:
+        """Tells `owner` until it says `forget`. Cancelling this does not end the owner: who cancels does."""
+        transport = self._transport
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(self._wait, owner, self._dry, transport.wait_readable, partial(owner.readable, False))
+            nursery.start_soon(self._wait, owner, self._full, transport.wait_writable, owner.writable)
+            await self._over.wait()
+            nursery.cancel_scope.cancel()
+
+    async def _wait(
+        self, owner: Owner, asked: Doorbell, wait: Callable[[], Awaitable[None]], tell: Callable[[], None]
+    ) -> None:
+        try:
+            while True:
+                await asked.wait()
+                await wait()
+                tell()
+        except Exception as e:
+            owner.failed(e)
 
 
 @final

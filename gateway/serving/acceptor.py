@@ -13,11 +13,10 @@ import trio
 
 from gateway.core.connection import Connection, ConnectionWire
 from gateway.core.server import Server
-from gateway.core.waiting import WaitedTransport
 from gateway.errors import TransportLost
 from gateway.net.listeners import Listener, Port, Rules, open_listeners
 from gateway.net.proxies import TrustedProxies
-from gateway.net.readiness import Poller, Watchable
+from gateway.net.readiness import Poller, WaitedTransport, Watchable
 from gateway.net.tls_reload import ServedCertificate
 from gateway.net.tls_transport import TLSTransport
 from gateway.net.transport import SocketTransport, Transport

@@ -21,7 +21,7 @@ from gateway.client.questions import infer
 from gateway.config import AccessConfig, Config, ListenConfig, SageMakerConfig
 from gateway.containers.connection import ContainerLimits
 from gateway.containers.model import container_spec
-from gateway.core.credentials import without_credentials
+from gateway.credentials import without_credentials
 from gateway.net.transport import MemoryTransport
 from gateway.operator.views import view_of_stream
 from gateway.testing import MemoryGateway, memory_gateway

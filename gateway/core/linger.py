@@ -1,0 +1,52 @@
+"""What a connection still receives after its last byte: swallowed for a moment, within bounds.
+
+Closing over unread bytes makes the kernel send RST, which can destroy the answer before the client reads it (RFC 9112
+section 9.6).
+"""
+
+from __future__ import annotations
+
+import enum
+from typing import TYPE_CHECKING, final
+
+if TYPE_CHECKING:
+    from gateway.net.transport import Transport
+
+_SECONDS = 1.0  # and up to one more, until the coarse timer sees it
+# More than a client sends beyond a limit by mistake: one that is cut off while it writes never reads why (over TLS,
+# botocore and others do not even try). It costs time alone, which is bounded.
+_BYTES = 64 * 1024 * 1024
+_READS = 4  # in turns, as whatever else is received: there may be much of it
+
+
+class Swallowed(enum.Enum):
+    """What became of one turn."""
+
+    DRY = enum.auto()
+    """There is nothing more for now."""
+    MORE = enum.auto()
+    OVER = enum.auto()
+    """The client has ended, or sent more than anybody waits for."""
+
+
+@final
+class Linger:
+    """The end of one connection. Everything is written."""
+
+    __slots__ = ("_swallowed", "until")
+
+    def __init__(self, now: float) -> None:
+        self._swallowed = 0
+        self.until = now + _SECONDS
+        """The time at which nobody waits any longer, on Trio's clock."""
+
+    def swallow(self, transport: Transport, scratch: memoryview) -> Swallowed:
+        """Receives, for one turn."""
+        for _ in range(_READS):
+            n = transport.try_receive_into(scratch)
+            if n is None:
+                return Swallowed.DRY
+            self._swallowed += n
+            if not n or self._swallowed >= _BYTES:
+                return Swallowed.OVER
+        return Swallowed.MORE
