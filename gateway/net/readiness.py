@@ -34,7 +34,7 @@ class Edges(Protocol):
         ...
 
 
-class Owner(Protocol):
+class Told(Protocol):
     """Who is told. No call raises or waits."""
 
     blocked: bool
@@ -93,7 +93,7 @@ class PolledTransport:
     def __init__(self, poller: Poller, descriptor: int) -> None:
         self._poller, self._descriptor = poller, descriptor
 
-    def tell(self, owner: Owner) -> None:
+    def tell(self, owner: Told) -> None:
         """Tells `owner` from now on; what is so already, at once. Nothing where `forget` came before."""
         if self._descriptor >= 0:
             self._poller.add(self._descriptor, owner)
@@ -126,7 +126,7 @@ class WaitedTransport:
     def forget(self) -> None:
         self._over.set()
 
-    async def run(self, owner: Owner) -> None:
+    async def run(self, owner: Told) -> None:
         """Tells `owner` until it says `forget`. Cancelling this does not end the owner: who cancels does."""
         transport = self._transport
         async with trio.open_nursery() as nursery:
@@ -136,7 +136,7 @@ class WaitedTransport:
             nursery.cancel_scope.cancel()
 
     async def _wait(
-        self, owner: Owner, asked: Doorbell, wait: Callable[[], Awaitable[None]], tell: Callable[[], None]
+        self, owner: Told, asked: Doorbell, wait: Callable[[], Awaitable[None]], tell: Callable[[], None]
     ) -> None:
         try:
             while True:
@@ -161,14 +161,14 @@ class Poller(ReadinessSource):
     def __init__(self, edges: Edges | None = None) -> None:
         """`edges` are those of the kernel, or of memory where a test has no sockets."""
         self._edges = _Kernel() if edges is None else edges
-        self._owners: dict[int, Owner] = {}
+        self._owners: dict[int, Told] = {}
         self._events: deque[tuple[int, int]] = deque()
 
     def watch(self, descriptor: int) -> PolledTransport:
         """A place for a socket, whose owner is named later."""
         return PolledTransport(self, descriptor)
 
-    def add(self, descriptor: int, owner: Owner) -> None:
+    def add(self, descriptor: int, owner: Told) -> None:
         self._edges.register(descriptor, _WATCHED)
         self._owners[descriptor] = owner
 

@@ -1,13 +1,11 @@
-"""The read hub over the kernel's sockets: no byte, no end and no room is missed, and nobody is told of another's."""
+"""The poller over the kernel's sockets, which one descriptor after the other has: nobody is told of another's."""
 
 from __future__ import annotations
 
-import hashlib
 import os
 import socket
 import ssl
-import struct
-from collections.abc import AsyncIterator, Callable, Iterator
+from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager, contextmanager
 from types import SimpleNamespace
 from typing import Any
@@ -18,137 +16,17 @@ from trio.testing import wait_all_tasks_blocked
 
 from gateway import client
 from gateway.config import Config, ListenConfig, TLSConfig
-from gateway.core.connection import Connection
-from gateway.core.runner import Runner
-from gateway.core.server import Server
-from gateway.errors import Ending, GatewayError, TransportLost
+from gateway.errors import TransportLost
 from gateway.gateway import Gateway
 from gateway.net.readiness import Poller
 from gateway.net.tls_context import client_context, development_certificate, server_context
-from gateway.net.tls_transport import TLSTransport
-from gateway.net.transport import SocketTransport, Transport
+from gateway.net.transport import Transport
 from models.adapt import blocking, spec_of
 from models.messages import Prompt
 from protocols.errors import RemoteProtocolError
-from protocols.events import Buffer, Sent
+from tests.gateway.net.told import House, served, serving, tcp_pair, unix_pair, until
 
 pytestmark = pytest.mark.skipif(not Poller.available, reason="needs epoll")
-
-KiB, MiB = 1024, 1024 * 1024
-
-
-# -- a connection with a wire that has no protocol ---------------------------------------------------------------------
-
-
-class Wire:
-    """Keeps what is received, sends what it is given."""
-
-    name, windowed, exclusive, over = "bytes", True, False, False
-
-    def __init__(self, connection: Connection) -> None:
-        self.connection = connection
-        self.received = bytearray()
-        self.may, self.eof, self.echo = True, False, False
-        self.outgoing: list[bytes] = []
-        self.said = 0
-        self.closed = False
-
-    def receive_buffer(self, scratch: memoryview) -> memoryview | None:
-        return scratch if self.may else None
-
-    def buffer_updated(self, n: int) -> None: ...
-
-    def receive_data(self, data: memoryview) -> None:
-        self.received += data
-        if self.echo:
-            self.outgoing.append(bytes(data))
-            self.connection.output_ready()
-
-    def receive_eof(self) -> None:
-        self.eof = True
-
-    def pump(self, at_most: int) -> bool:
-        return True
-
-    def protocol_error(self, error: Exception) -> None: ...
-
-    def data_to_send(self, at_most: int) -> list[Buffer]:
-        data = b"".join(self.outgoing)
-        self.outgoing = [data[at_most:]] if len(data) > at_most else []
-        self.said += len(data[:at_most])
-        return [data[:at_most]] if data else []
-
-    def data_sent(self) -> Sent:
-        return Sent()
-
-    def tick(self, now: float) -> None: ...
-    def drain(self) -> None: ...
-
-    def close(self) -> None:
-        self.closed = True
-
-
-class House:
-    """A leader and the turns of its connections, without exchanges."""
-
-    def __init__(self, hub: Poller) -> None:
-        self.hub = hub
-        self.server = Server(Config(), nothing, nothing)
-        self.server.begin()
-        self.server.run_by(Runner(self.work, lambda _, e: GatewayError(str(e)), nothing))
-
-    async def work(self, exchange: Any) -> None: ...
-
-    def write(self) -> None:
-        while self.server.runner.write():
-            pass
-
-    def serve(self, transport: Transport, descriptor: int, *, begin: bool = True) -> Wire:
-        watched = self.hub.watch(descriptor)
-        connection = Connection(self.server, transport, Wire, watched)  # type: ignore[arg-type]
-        self.server.connections.add(connection)
-        if begin:
-            connection.begin()
-            watched.tell(connection)
-        return connection.wire  # type: ignore[return-value]
-
-
-def nothing(*_: object) -> None:
-    """Nobody is told."""
-
-
-@asynccontextmanager
-async def serving() -> AsyncIterator[House]:
-    hub = Poller()
-    server = House(hub)
-    try:
-        async with trio.open_nursery() as nursery:
-            server.server.runner.begin(nursery, hub)
-            yield server
-            for connection in list(server.server.connections):
-                connection.lost()
-            nursery.cancel_scope.cancel()
-    finally:
-        hub.close()
-
-
-def unix_pair() -> tuple[socket.socket, socket.socket]:
-    return socket.socketpair()
-
-
-def tcp_pair(**options: int) -> tuple[socket.socket, socket.socket]:
-    with socket.socket() as listener:
-        listener.bind(("127.0.0.1", 0))
-        for name, value in options.items():
-            listener.setsockopt(socket.SOL_SOCKET, getattr(socket, name), value)
-        listener.listen()
-        theirs = socket.socket()
-        for name, value in options.items():
-            theirs.setsockopt(socket.SOL_SOCKET, getattr(socket, name), value)
-        theirs.connect(listener.getsockname())
-        ours, _ = listener.accept()
-    theirs.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-    return ours, theirs
 
 
 @pytest.fixture(params=[unix_pair, tcp_pair], ids=["unix", "tcp"], name="pair")
@@ -157,176 +35,6 @@ def _pair(request: pytest.FixtureRequest) -> Iterator[tuple[socket.socket, socke
     yield ours, theirs
     ours.close()
     theirs.close()
-
-
-def served(server: House, ours: socket.socket, **options: int) -> Wire:
-    return server.serve(SocketTransport(ours, **options), ours.fileno())
-
-
-def reset(sock: socket.socket) -> None:
-    sock.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
-    sock.close()
-
-
-async def until(true: Callable[[], bool]) -> None:
-    """What the kernel does between two sockets takes its time."""
-    with trio.fail_after(60):
-        while not true():
-            await trio.lowlevel.checkpoint()
-
-
-# -- reading -------------------------------------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize("size", [1, 64 * KiB - 1, 64 * KiB, 100_000])
-@pytest.mark.parametrize("registered", [True, False])
-async def test_data_and_the_end_in_one_edge_are_read_to_the_end(pair: Any, size: int, registered: bool) -> None:
-    ours, theirs = pair
-    async with serving() as server:
-        if registered:
-            wire = served(server, ours)
-            await wait_all_tasks_blocked()
-        theirs.sendall(b"x" * size)
-        theirs.close()
-        if not registered:
-            wire = served(server, ours)
-        await until(lambda: wire.eof)
-        assert len(wire.received) == size
-
-
-async def test_each_message_is_read_when_it_comes_and_the_end_alone_too(pair: Any) -> None:
-    ours, theirs = pair
-    async with serving() as server:
-        wire = served(server, ours)
-        for n in range(1, 30):
-            theirs.sendall(b"message!")
-            await until(lambda: len(wire.received) == 8 * n)  # noqa: B023
-            await wait_all_tasks_blocked()
-        theirs.shutdown(socket.SHUT_WR)
-        await until(lambda: wire.eof)
-
-
-async def test_what_arrives_while_reading_is_paused_is_read_when_it_goes_on(pair: Any) -> None:
-    ours, theirs = pair
-    async with serving() as server:
-        wire = served(server, ours)
-        for n in range(1, 4):
-            wire.may = False
-            theirs.sendall(b"early")
-            await wait_all_tasks_blocked()
-            assert len(wire.received) == 5 * (n - 1)
-            wire.may = True
-            wire.connection.read_more()
-            server.write()
-            await until(lambda: len(wire.received) == 5 * n)  # noqa: B023
-
-
-async def test_the_end_that_comes_while_reading_is_paused_is_read_after_the_data(pair: Any) -> None:
-    ours, theirs = pair
-    async with serving() as server:
-        wire = served(server, ours)
-        await wait_all_tasks_blocked()
-        wire.may = False
-        theirs.sendall(b"bye")
-        await wait_all_tasks_blocked()
-        theirs.close()
-        await wait_all_tasks_blocked()
-        assert (bytes(wire.received), wire.eof) == (b"", False)
-        wire.may = True
-        wire.connection.read_more()
-        server.write()
-        assert (bytes(wire.received), wire.eof) == (b"bye", True)
-
-
-async def test_much_more_than_one_read_is_read_without_another_edge(pair: Any) -> None:
-    ours, theirs = pair
-    theirs.setblocking(False)
-    async with serving() as server:
-        wire = served(server, ours)
-        sent = 0
-        while sent < 4 * MiB:
-            try:
-                sent += theirs.send(b"y" * MiB)
-            except BlockingIOError:
-                await trio.lowlevel.wait_writable(theirs)
-        await until(lambda: len(wire.received) == sent)
-
-
-async def test_urgent_data_does_not_hide_what_comes_behind_it() -> None:
-    """A receive stops short at the mark; the urgent byte itself is not in the stream."""
-    ours, theirs = tcp_pair()
-    async with serving() as server:
-        wire = served(server, ours)
-        for n in range(1, 4):
-            await wait_all_tasks_blocked()
-            theirs.sendall(b"before")
-            theirs.send(b"!", socket.MSG_OOB)
-            theirs.sendall(b"after")
-            await until(lambda: len(wire.received) == 11 * n)  # noqa: B023
-        assert bytes(wire.received) == b"beforeafter" * 3
-    theirs.close()
-
-
-async def test_a_reset_ends_the_connection() -> None:
-    ours, theirs = tcp_pair()
-    async with serving() as server:
-        wire = served(server, ours)
-        await wait_all_tasks_blocked()
-        theirs.sendall(b"x")
-        reset(theirs)
-        await until(lambda: wire.closed)
-        assert wire.connection._lost is Ending.CANCELLED
-        assert (server.hub._owners, server.server.connections) == ({}, set())
-
-
-# -- writing -------------------------------------------------------------------------------------------------------------
-
-
-def pattern(size: int) -> bytes:
-    return b"".join(struct.pack(">I", n) for n in range(size // 4))
-
-
-@pytest.mark.parametrize("unsent", [0, 1, 16 * KiB])
-@pytest.mark.parametrize("bite", [1000, 64 * KiB])
-async def test_a_full_socket_is_written_to_the_end_and_in_order_for_a_slow_reader(unsent: int, bite: int) -> None:
-    ours, theirs = tcp_pair(SO_SNDBUF=8 * KiB, SO_RCVBUF=8 * KiB)
-    theirs.setblocking(False)
-    data = pattern(MiB if bite == 1000 else 4 * MiB)
-    got = hashlib.sha256()
-    async with serving() as server:
-        wire = served(server, ours, unsent=unsent)
-        wire.outgoing.append(data)
-        wire.connection.output_ready()
-        server.write()
-        assert wire.connection.blocked
-        n = 0
-        while n < len(data):
-            try:
-                piece = theirs.recv(bite)
-            except BlockingIOError:
-                with trio.fail_after(60):
-                    await trio.lowlevel.wait_readable(theirs)
-                continue
-            got.update(piece)
-            n += len(piece)
-            if n % 7 == 0:
-                await trio.lowlevel.checkpoint()
-        await until(lambda: not wire.connection.blocked)
-    assert got.digest() == hashlib.sha256(data).digest()
-    theirs.close()
-
-
-async def test_a_peer_that_resets_while_the_socket_is_full_ends_the_connection() -> None:
-    ours, theirs = tcp_pair(SO_SNDBUF=8 * KiB, SO_RCVBUF=8 * KiB)
-    async with serving() as server:
-        wire = served(server, ours)
-        wire.may = False  # so that only the writer can notice
-        wire.outgoing.append(pattern(MiB))
-        wire.connection.output_ready()
-        server.write()
-        await wait_all_tasks_blocked()
-        reset(theirs)
-        await until(lambda: wire.closed)
 
 
 # -- one number after the other ------------------------------------------------------------------------------------------
@@ -456,110 +164,10 @@ async def test_a_cancelled_wait_loses_no_event(pair: Any) -> None:
     hub.close()
 
 
-# -- TLS -----------------------------------------------------------------------------------------------------------------
-
-
 @pytest.fixture(scope="module", name="contexts")
 def _contexts(tmp_path_factory: pytest.TempPathFactory) -> tuple[ssl.SSLContext, ssl.SSLContext]:
     config = TLSConfig(dev=True, dev_dir=str(tmp_path_factory.mktemp("tls")))
     return server_context(config), client_context(development_certificate(config).ca)
-
-
-async def secured(ours: socket.socket, theirs: socket.socket, contexts: Any) -> tuple[TLSTransport, TLSTransport]:
-    a = TLSTransport(SocketTransport(ours), contexts[0])
-    b = TLSTransport(SocketTransport(theirs), contexts[1], server_side=False, hostname="localhost")
-    async with trio.open_nursery() as nursery:
-        nursery.start_soon(a.handshake)
-        await b.handshake()
-    return a, b
-
-
-class Straddling:
-    """Ciphertext that arrives in pieces of another size than its records."""
-
-    def __init__(self, below: SocketTransport, bite: int) -> None:
-        self.below, self.bite = below, bite
-        self.peer, self.alpn = below.peer, below.alpn
-        self.short_is_dry = False
-        self.wait_readable, self.wait_writable, self.hung_up = below.wait_readable, below.wait_writable, below.hung_up
-        self.try_send, self.send_eof, self.close = below.try_send, below.send_eof, below.close
-        self.pending = False
-
-    def try_receive_into(self, buffer: memoryview) -> int | None:
-        return self.below.try_receive_into(buffer[: self.bite])
-
-
-@pytest.mark.parametrize("size", [1, 16 * KiB, 100_000])
-@pytest.mark.parametrize("bite", [7, 1000, 16 * KiB + 1, 64 * KiB])
-async def test_records_that_straddle_reads_are_read_to_the_end(contexts: Any, size: int, bite: int) -> None:
-    ours, theirs = tcp_pair()
-    a, b = await secured(ours, theirs, contexts)
-    a._below = Straddling(a._below, bite)  # type: ignore[arg-type]
-    data = pattern(size + 3)[:size]
-    async with serving() as server:
-        wire = server.serve(a, ours.fileno())
-        sent = 0
-        while sent < size or b.pending:
-            n = b.try_send([data[sent:]] if sent < size else [])
-            sent += n
-            if not n:
-                await b.wait_writable()
-        await until(lambda: len(wire.received) == size)
-        assert wire.received == data
-        b.send_eof()
-        b.close()
-        await until(lambda: wire.eof)
-
-
-async def test_a_half_record_waits_for_its_other_half(contexts: Any) -> None:
-    ours, theirs = tcp_pair()
-    a, b = await secured(ours, theirs, contexts)
-    async with serving() as server:
-        wire = server.serve(a, ours.fileno())
-        b._tls.write(b"one record of one message")
-        cipher = b._outgoing.read()
-        for i, byte in enumerate(cipher):
-            assert not wire.received
-            theirs.send(bytes((byte,)))
-            if i % 5 == 0:
-                await wait_all_tasks_blocked()
-        await until(lambda: bytes(wire.received) == b"one record of one message")
-        b.close()
-
-
-async def test_a_full_socket_under_tls_is_written_to_the_end_and_in_order(contexts: Any) -> None:
-    ours, theirs = tcp_pair(SO_SNDBUF=8 * KiB, SO_RCVBUF=8 * KiB)
-    a, b = await secured(ours, theirs, contexts)
-    data, got = pattern(2 * MiB), bytearray()
-    async with serving() as server:
-        wire = server.serve(a, ours.fileno())
-        wire.outgoing.append(data)
-        wire.connection.output_ready()
-        server.write()
-        assert wire.connection.blocked
-        buffer = memoryview(bytearray(10_000))
-        while len(got) < len(data):
-            n = b.try_receive_into(buffer)
-            if n is None:
-                with trio.fail_after(60):
-                    await b.wait_readable()
-            else:
-                got += buffer[:n]
-        assert got == data
-        b.close()
-
-
-async def test_what_came_with_the_handshake_is_read(contexts: Any) -> None:
-    """The client's first request is in the TLS object before anybody watches the socket."""
-    ours, theirs = tcp_pair()
-    a, b = await secured(ours, theirs, contexts)
-    assert b.try_send([b"early"]) == 5
-    await trio.lowlevel.wait_readable(ours)
-    assert a._pull()
-    async with serving() as server:
-        wire = server.serve(a, ours.fileno())
-        await until(lambda: bytes(wire.received) == b"early")
-        b.close()
 
 
 # -- a whole server --------------------------------------------------------------------------------------------------------
