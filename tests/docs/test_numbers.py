@@ -135,7 +135,7 @@ def test_the_sums_of_bounds_are_the_sums() -> None:
 
 # What is no setting: the page, what it says with the number in it, and the number that the program has.
 SAID = [
-    ("explanation/backpressure.md", "one read of {} KiB", 64, lambda: len(Gateway(models=[]).scratch) / KiB),
+    ("explanation/backpressure.md", "one read of {} KiB", 64, lambda: len(Gateway(models=[]).server.scratch) / KiB),
     ("explanation/backpressure.md", "a frame\n  of less than {} KiB", 64, lambda: websocket.LARGE / KiB),
     ("explanation/backpressure.md", "a body in steps of {} MiB", 1, lambda: whole_body._BODY_STEP / MiB),
     ("explanation/backpressure.md", "of one read, at most {} KiB", 64, lambda: tls_transport._CHUNK / KiB),
