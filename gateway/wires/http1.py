@@ -219,9 +219,9 @@ class HTTP1Wire:
         return self._machine.room(stream) >= self._connection.limits.send_buffer
 
     def start(self, stream: int, status: int, headers: Headers) -> None:
-        exchange = self._current  # the next one is not opened before this one's answer is whole
+        exchange, inbound = self._current, self._inbound  # the next one is not opened before this one's answer is whole
         assert exchange is not None
-        if not exchange.input_ended and exchange.request.upgrade != _WEBSOCKET:
+        if inbound is not None and not inbound.input_ended and exchange.request.upgrade != _WEBSOCKET:
             self._machine.close_after_response()  # so it will be, and the client should know before it asks again
         self._machine.send(Response(stream=stream, status=status, headers=headers))
         if status == 101:
@@ -248,9 +248,9 @@ class HTTP1Wire:
     def respond(
         self, stream: int, status: int, headers: Headers, length: int, fresh: Headers, buffers: Sequence[Buffer]
     ) -> None:
-        current = self._current  # the next one is not opened before this one's answer is whole
-        assert current is not None
-        if not current.input_ended:  # a refused handshake closes too: its client has no other use for the connection
+        inbound = self._inbound  # the next request is not opened before the answer to this one is whole
+        # a refused handshake closes too: its client has no other use for the connection
+        if inbound is not None and not inbound.input_ended:
             self._machine.close_after_response()
         connection = self._connection
         connection.answer = self._machine.respond(stream, status, headers, buffers, fresh, length)
