@@ -125,7 +125,7 @@ def _two_terminals(patch: pytest.MonkeyPatch) -> None:
 
     def twice(self: Exchange) -> None:
         close(self)
-        if self.bytes_out > 2000:
+        if self.outbound.bytes_out > 2000:
             self.owner.server.exchange_closed(self)  # type: ignore[attr-defined]
 
     patch.setattr(Exchange, "_close", twice)
