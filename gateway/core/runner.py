@@ -228,11 +228,21 @@ class Runner:
             if exchange is not None:
                 exchange.begin(place.scope, place.turn)
                 error = None
+                work: Coroutine[Any, Any, None] | None = None
                 try:
-                    await _driven(self.work(exchange), place.turn)
+                    work = self.work(exchange)
+                    trap = work.send(None)
+                except StopIteration:  # it did not wait
+                    pass
                 except Exception as e:
                     error = self._blame(exchange, e)
+                else:
+                    try:
+                        await _resumed(work, trap, place.turn)
+                    except Exception as e:
+                        error = self._blame(exchange, e)
                 finally:
+                    work = trap = None
                     if _scope_of(place.task) is not place.cancel_status:
                         self._tidy(place)
                 if exchange.leave_scope():
@@ -416,16 +426,6 @@ class Runner:
         place.turn.end()
         self._idle.append(place)
         await trio.lowlevel.wait_task_rescheduled(abort)
-
-
-@types.coroutine
-def _driven(work: Coroutine[Any, Any, None], turn: Turn) -> Generator[Any, Any, None]:
-    """Awaits it, as `_resumed` does."""
-    try:
-        trap = work.send(None)
-    except StopIteration:
-        return
-    yield from _resumed(work, trap, turn)
 
 
 @types.coroutine
