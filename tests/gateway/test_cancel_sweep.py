@@ -289,7 +289,7 @@ def turns_of_the_leader_forgotten(monkeypatch: pytest.MonkeyPatch) -> None:
     real = Runner.begin
 
     def begin(tasks: Runner, *arguments: Any) -> None:
-        tasks._write = lambda begin: False
+        tasks.write = lambda begin=True: False  # type: ignore[method-assign]
         real(tasks, *arguments)
 
     monkeypatch.setattr(Runner, "begin", begin)

@@ -108,7 +108,7 @@ async def test_it_is_there_without_a_model_and_while_the_server_drains(autojump_
     async with memory_gateway() as there:
         peer = there.http1()
         assert json.loads((await get(there.http1()))[2])["models"] == []
-        there.gateway.draining = True
+        there.gateway.server.draining = True
         assert (await get(peer))[0] == 200
 
 
