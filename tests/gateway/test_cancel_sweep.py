@@ -286,13 +286,8 @@ def leadership_kept(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def turns_of_the_leader_forgotten(monkeypatch: pytest.MonkeyPatch) -> None:
-    real = Runner.begin
-
-    def begin(tasks: Runner, *arguments: Any) -> None:
-        tasks.write = lambda begin=True: False  # type: ignore[method-assign]
-        real(tasks, *arguments)
-
-    monkeypatch.setattr(Runner, "begin", begin)
+    real = Runner.write
+    monkeypatch.setattr(Runner, "write", lambda tasks, begin=True: not tasks.leading and real(tasks, begin))
 
 
 def end_behind_a_short_read_missed(monkeypatch: pytest.MonkeyPatch) -> None:
