@@ -142,6 +142,28 @@ async def test_a_reset_ends_the_connection(source: str) -> None:
         assert server.hub is None or server.hub._owners == {}
 
 
+async def test_a_connection_that_is_over_is_told_nothing_more(source: str, pair: Any) -> None:
+    async with serving(source) as server:
+        wire = served(server, pair[0])
+        await wait_all_tasks_blocked()
+        assert server.telling == 1
+        wire.connection.lost()
+        await until(lambda: server.telling == 0)
+
+
+async def test_a_transport_that_cannot_be_waited_for_ends_its_connection(monkeypatch: pytest.MonkeyPatch) -> None:
+    async def refuse(_: object) -> None:
+        raise OSError("no room for one more")
+
+    ours, theirs = unix_pair()
+    async with serving("waited") as server:
+        monkeypatch.setattr("trio.lowlevel.wait_readable", refuse)
+        wire = served(server, ours)
+        await until(lambda: wire.closed)
+        assert server.connections == set()
+    theirs.close()
+
+
 # -- writing -------------------------------------------------------------------------------------------------------------
 
 

@@ -77,6 +77,7 @@ class House:
     def __init__(self, hub: Poller | None) -> None:
         self.hub = hub
         self.nursery: trio.Nursery
+        self._runs = 0
         self.server = Server(Config(), nothing, nothing)
         self.server.begin()
         self.server.run_by(Runner(self.work, lambda _, e: GatewayError(str(e)), nothing))
@@ -89,6 +90,16 @@ class House:
         while self.server.runner.write():
             pass
 
+    async def _tell(self, place: WaitedTransport, connection: Connection) -> None:
+        self._runs += 1
+        await place.run(connection)
+        self._runs -= 1
+
+    @property
+    def telling(self) -> int:
+        """Connections that somebody tells that they are ready."""
+        return self._runs if self.hub is None else len(self.hub._owners)
+
     def serve(self, transport: Transport, descriptor: int, *, begin: bool = True) -> Wire:
         """By the poller; without one, two tasks wait for the transport."""
         place = WaitedTransport(transport) if self.hub is None else self.hub.watch(descriptor)
@@ -97,7 +108,7 @@ class House:
         if begin:
             connection.begin()
             if isinstance(place, WaitedTransport):
-                self.nursery.start_soon(place.run, connection)
+                self.nursery.start_soon(self._tell, place, connection)
             else:
                 place.tell(connection)
         return connection.wire  # type: ignore[return-value]
