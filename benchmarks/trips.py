@@ -19,6 +19,9 @@ import numpy as np
 import trio
 from trio.testing import MockClock
 
+import gateway
+import models
+import protocols
 from gateway.client.questions import infer, lmi
 from gateway.testing import memory_gateway
 from models.adapt import spec_of
@@ -26,8 +29,7 @@ from models.library.echo import Echo
 from models.library.tensors import identity
 from models.messages import Prompt
 
-ROOT = Path(__file__).resolve().parent.parent
-PACKAGES = ("gateway", "models", "protocols")
+PACKAGES = (gateway, models, protocols)
 WARM, TOKENS = 8, 6
 
 Once = Callable[[], Awaitable[None]]
@@ -73,15 +75,16 @@ class Trip:
 
 def _module(file: str) -> str:
     path = Path(file)
-    if not path.is_relative_to(ROOT):
-        return ""
-    parts = path.relative_to(ROOT).with_suffix("").parts
-    return ".".join(parts) if parts[0] in PACKAGES else ""
+    for package in PACKAGES:
+        home = Path(package.__path__[0])
+        if path.is_relative_to(home):
+            return ".".join((package.__name__, *path.relative_to(home).with_suffix("").parts))
+    return ""
 
 
 def _room(module: str) -> str:
     folder, _, name = module.rpartition(".")
-    return folder if folder not in PACKAGES else f"{folder}.{name}"
+    return folder if "." in folder else f"{folder}.{name}"
 
 
 async def words(prompt: Prompt) -> Any:
