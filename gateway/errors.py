@@ -1,4 +1,4 @@
-"""What can go wrong in an exchange, with the status and the text that the client may see."""
+"""What can go wrong in an exchange, with its status and text; `dialects/answers` has a WebSocket's Close code for each."""
 
 from __future__ import annotations
 

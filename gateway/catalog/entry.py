@@ -1,4 +1,4 @@
-"""One name of a model that is taken, from the first moment of its load until nothing of the model is left."""
+"""What the repository keeps of one model, from the first moment of its load until nothing of it is left."""
 
 from __future__ import annotations
 

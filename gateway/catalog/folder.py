@@ -1,5 +1,4 @@
-"""A folder that holds a model: where it may be, what its model.toml and serving.properties say, and the ModelSpec that it
-stands for."""
+"""A folder that holds a model: where it may be, what its model.toml says, and the ModelSpec that comes of it."""
 
 from __future__ import annotations
 

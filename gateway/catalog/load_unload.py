@@ -1,4 +1,4 @@
-"""Models that are switched on and off by name: those of the configuration, and folders under the repository's roots."""
+"""Load, unload and reload by name, for every API that asks: models of the configuration and of the repository alike."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A model's life in the repository: read, loaded and measured, until nothing of it is left."""
+"""Brings one model of the repository in and out: reads its folder, loads it, measures its memory, and takes it away."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The few threads in which codecs work through what the loop would feel."""
+"""Runs long steps of codecs in a few threads, so that the event loop does not feel them."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The answer of an exchange as it leaves: room first, then what is said, and the one end that its last byte stands for."""
+"""The answer of an exchange, and the bound on what waits in it for a slow client: room first, then what is said, one end."""
 
 from __future__ import annotations
 

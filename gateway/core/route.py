@@ -1,4 +1,4 @@
-"""Row: one route of a dialect, with how its clients are refused; Route: the row that answers a request."""
+"""Row: a method and a path of a dialect, its handler, how its clients are refused. Route: the row that a request has."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""How long an exchange may last and stay silent: its limits, and whose they are. Made when the first one is named."""
+"""How long an exchange may last and stay silent, and which setting says so."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""How long a task may go on before it lets others run, where its model does not wait by itself."""
+"""How much an exchange's task may do before it lets others run, where its model never waits by itself."""
 
 from __future__ import annotations
 

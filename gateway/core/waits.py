@@ -1,4 +1,4 @@
-"""Where the time of an exchange goes: each moment between its head and its ending is in exactly one part."""
+"""What an exchange's tasks wait for, as they go: a slot, its client to send, its client to read. Telemetry tells it."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Answers: their heads, refusals before them, and what a model puts into them."""
+"""What answers have in common: heads, refusals before them, a WebSocket's Close code for an error."""
 
 from __future__ import annotations
 

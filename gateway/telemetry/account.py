@@ -1,4 +1,4 @@
-"""Where one exchange's time went: each moment between its head and its ending is in exactly one part."""
+"""Where one exchange's time went, told when it is over: each moment is in exactly one part, and they add up."""
 
 from __future__ import annotations
 

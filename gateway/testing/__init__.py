@@ -1,4 +1,4 @@
-"""A gateway in memory, for users' tests and ours: real machines, real dialects, no socket, a clock that may be mocked.
+"""For users' tests and ours: a gateway in memory, faults of models and networks, seeds, and what may not be left over.
 
 May import whatever a gateway is made of, but neither cli nor operator.
 """

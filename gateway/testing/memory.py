@@ -1,4 +1,4 @@
-"""A gateway in memory, for users' tests and ours: real machines, real dialects, no socket, a clock that may be mocked."""
+"""Runs a gateway without a socket: its clients' connections are pairs in memory, and edges as an epoll set gives them."""
 
 from __future__ import annotations
 

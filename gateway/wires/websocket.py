@@ -1,4 +1,4 @@
-"""WebSocket as a wire: one exchange for the connection's life, frames byte for byte, Ping, Pong and Close."""
+"""WebSocket as a wire: one exchange for the connection's life, frames byte for byte, Ping, Pong, and a Close as told."""
 
 from __future__ import annotations
 

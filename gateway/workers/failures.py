@@ -1,4 +1,4 @@
-"""What it means that a model has raised: what its call ends with, by the exceptions alone."""
+"""What a call ends with when its model has raised, decided by the exception alone."""
 
 from __future__ import annotations
 

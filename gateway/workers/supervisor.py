@@ -1,4 +1,4 @@
-"""The workers of a gateway: started in order, stopped in reverse, each failing alone; others come and go meanwhile."""
+"""The workers of a gateway: started in order, stopped in reverse, replaced by a reload; each fails alone."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""One model in service: loaded, supervised, and called by exchanges within its capacity."""
+"""One model in service: loaded, called within its capacity, and started again when it has crashed."""
 
 from __future__ import annotations
 

@@ -1,5 +1,4 @@
-"""SageMaker's InvokeEndpointWithBidirectionalStream: parts as event-stream messages, GA form and JSON, and all that a server
-or client of the operation calls."""
+"""SageMaker's InvokeEndpointWithBidirectionalStream: parts as event-stream messages, GA form and JSON, either role."""
 
 from __future__ import annotations
 

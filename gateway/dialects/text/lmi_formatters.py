@@ -1,5 +1,4 @@
-"""LMI's routes of a model with formatters of its own: requests that its `@input_formatter` reads, answers that its
-`@output_formatter` writes."""
+"""LMI's routes of a model with formatters of its own, `@input_formatter` and `@output_formatter`."""
 
 from __future__ import annotations
 

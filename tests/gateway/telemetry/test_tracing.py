@@ -820,10 +820,8 @@ import sys
 sys.modules["opentelemetry"] = None
 from gateway.config import Config, TracingConfig
 from gateway.gateway import Gateway
-from gateway.config.load import ConfigError
-import gateway.containers.model, gateway.cli.serve, gateway.testing
 from gateway.config.problem import ConfigError
-import gateway.bridge, gateway.cli.serve, gateway.testing
+import gateway.containers.model, gateway.cli.serve, gateway.testing
 Gateway()
 try:
     Gateway(Config(tracing=TracingConfig(enabled=True)))
