@@ -145,6 +145,7 @@ def _collector() -> Iterator[tuple[str, list[str]]]:
     server.server_close()
 
 
+@pytest.mark.programs
 def test_a_collector_that_does_not_answer_does_not_keep_the_server(collector: tuple[str, list[str]]) -> None:
     skip_or_fail([name for name in ["opentelemetry-exporter-otlp-proto-http"] if not installed(name)])
     url, paths = collector
