@@ -166,7 +166,7 @@ def test_cancelled_at_any_step_it_leaves_nothing_and_over_http2_the_connection_g
         async with memory_gateway(MODELS, capacity=SMALL, check=True) as memory:
             calls = of(memory, wire)
             at.counting = True
-            body = {"text_input": "one two" + " " * 3 * SMALL}
+            body = {"text_input": "one two" + " " * 6 * SMALL}
             with at.scope:
                 if stream:
                     async with calls.stream(generate(body, "words", stream=True)) as answers:
