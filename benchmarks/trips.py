@@ -37,7 +37,7 @@ Once = Callable[[], Awaitable[None]]
 
 @final
 class Trip:
-    """What was called by tasks that are not the client's."""
+    """The calls that tasks make, without the client's."""
 
     def __init__(self) -> None:
         self.modules: list[str] = []
@@ -45,7 +45,7 @@ class Trip:
         self._names: dict[str, str] = {}
 
     def seen(self, frame: FrameType, event: str, _: object) -> None:
-        """What a profiler is told."""
+        """Takes one event, as `sys.setprofile` gives it."""
         if event != "call":
             return
         file = frame.f_code.co_filename

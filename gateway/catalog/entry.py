@@ -1,4 +1,4 @@
-"""What the repository keeps of one model, from the first moment of its load until nothing of it is left."""
+"""The repository's record of one model, from the first moment of its load until nothing of it is left."""
 
 from __future__ import annotations
 

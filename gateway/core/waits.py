@@ -1,4 +1,4 @@
-"""What an exchange's tasks wait for, as they go: a slot, its client to send, its client to read. Telemetry tells it."""
+"""Waits of an exchange's tasks, as they go: for a slot, for its client to send, for its client to read."""
 
 from __future__ import annotations
 

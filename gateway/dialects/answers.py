@@ -1,4 +1,4 @@
-"""What answers have in common: heads, refusals before them, a WebSocket's Close code for an error."""
+"""Parts that all answers share: heads, refusals before them, a WebSocket's Close code for an error."""
 
 from __future__ import annotations
 

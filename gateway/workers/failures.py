@@ -1,4 +1,4 @@
-"""What a call ends with when its model has raised, decided by the exception alone."""
+"""Maps the exception of a model to what its call ends with, by the exception alone."""
 
 from __future__ import annotations
 
