@@ -1,5 +1,5 @@
-"""Settings of the whole suite: what of it runs by default, in how many processes, which driver and which lane the gateway's
-promises are tested with, that no example of hypothesis is late, and that Ctrl-C reaches the programs that tests start."""
+"""Settings of the whole suite: what of it runs by default, in how many processes, that no example of hypothesis is late, and
+that Ctrl-C reaches the programs that tests start."""
 
 from __future__ import annotations
 
@@ -13,8 +13,6 @@ from typing import Any
 
 import pytest
 from hypothesis import HealthCheck, settings
-
-from tests.gateway import ways
 
 # How long an example takes, and how long it takes to make one, is the machine's affair.
 settings.register_profile("any machine", settings(), deadline=None, suppress_health_check=[HealthCheck.too_slow])
@@ -32,8 +30,6 @@ MOST_WORKERS = 8
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
-    parser.addoption("--driver", choices=ways.DRIVERS, default=ways.driver, help="who tells connections what is ready")
-    parser.addoption("--lane", choices=ways.LANES, default=ways.lane, help="how HTTP/2 and WebSocket machines work")
     parser.addoption(
         "--all", action="store_const", const="all", dest="part", help=f"run the tests marked {', '.join(LEFT_OUT)} as well"
     )
@@ -41,7 +37,6 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    ways.take(config.getoption("--driver"), config.getoption("--lane"))
     if config.option.part is None:  # workers are told what was decided here
         options = config.option
         named = config.args_source is config.ArgsSource.ARGS or options.keyword or options.markexpr
@@ -49,10 +44,9 @@ def pytest_configure(config: pytest.Config) -> None:
 
 
 def pytest_report_header(config: pytest.Config) -> list[str]:
-    lines = [f"gateway: driver {ways.driver}, lane {ways.lane}"]
-    if config.option.part == "default":
-        lines.append(f"left out: the tests marked {', '.join(LEFT_OUT)}; all of them: pytest --all")
-    return lines
+    if config.option.part != "default":
+        return []
+    return [f"left out: the tests marked {', '.join(LEFT_OUT)}; all of them: pytest --all"]
 
 
 def left_out(item: pytest.Item) -> bool:

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Sequence
-from typing import final
+from functools import cache
+from typing import TYPE_CHECKING, final
 
 from protocols.buffers import ByteBudget
 from protocols.date_field import DateField
@@ -39,13 +40,8 @@ from protocols.http2.stream import Stream
 from protocols.http2.stream_table import LOOKS
 from protocols.roles import Role
 
-try:
+if TYPE_CHECKING:
     from protocols.http2.payload import PayloadPath
-except ImportError as missing:
-    _LANE: type[PayloadPath] | None = None
-    warnings.warn(f"HTTP/2 goes through h2's own objects, which costs several times as much: {missing}", RuntimeWarning, 2)
-else:
-    _LANE = PayloadPath
 
 __all__ = ["LARGEST_DATA", "LOOKS", "SHARE", "FloodCounters", "HTTP2Connection", "HTTP2Limits"]
 
@@ -59,6 +55,21 @@ WORTHWHILE = 1024
 """A frame is not cut shorter than this to fill the end of a write."""
 
 
+@cache
+def _passing() -> type[PayloadPath] | None:
+    """What passes plain frames by h2; None, and a warning, where the installed h2 has not the names that this takes."""
+    try:
+        from protocols.http2.payload import PayloadPath
+    except ImportError as missing:
+        costs = f"HTTP/2 goes through h2's own objects, which costs several times as much: {missing}"
+        warnings.warn(costs, RuntimeWarning, stacklevel=3)
+        return None
+    return PayloadPath
+
+
+_passing()  # whoever imports this is warned, not whoever makes the first connection
+
+
 @final
 class HTTP2Connection(FrameReader):
     """One HTTP/2 connection (RFC 9113), server or client, over the h2 library.
@@ -66,8 +77,8 @@ class HTTP2Connection(FrameReader):
     The caller moves bytes: `receive_data` and `next_event` inwards, `data_to_send` and `data_sent` outwards. It is
     always pullable; only windows push back. h2 decides on everything that is not plain: DATA frames on open streams and
     requests in one HEADERS frame are handled here, against h2's own windows and states, and handed on without it. With
-    `lane=False`, and where the installed h2 has not the names that this takes, everything goes through h2: the same
-    events and bytes (but for how header blocks are compressed) at several times the cost.
+    `payload_path=False`, and where the installed h2 has not the names that this takes, of which a warning tells, everything
+    goes through h2: the same events and bytes (but for how header blocks are compressed) at several times the cost.
 
     **Receiving.** Bytes that came with Data events are the consumer's until it says `credit`, and nothing else gives
     window back; whoever will read no more says `drop`. Both are owed also for a stream that was reset: its
@@ -100,18 +111,18 @@ class HTTP2Connection(FrameReader):
         *,
         budget: ByteBudget | None = None,
         scheme: bytes = b"https",
-        lane: bool = True,
+        payload_path: bool = True,
         date: DateField = _NO_DATE,
     ) -> None:
-        way = _LANE if lane and _LANE is not None else LibraryPath
-        library = way(
+        passing = _passing() if payload_path else None
+        library = (LibraryPath if passing is None else passing)(
             client=role is Role.CLIENT,
             streams=limits.streams,
             initial_window=limits.initial_window,
             frame_size=limits.frame_size,
             head=limits.head,
         )
-        beside = library if _LANE is not None and isinstance(library, _LANE) else None
+        beside = library if passing is not None and isinstance(library, passing) else None
         super().__init__(role, limits, library, beside, budget)
         self._date = date
         self.scheme = scheme

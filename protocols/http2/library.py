@@ -73,7 +73,7 @@ class LibraryPath(H2Connection):
     Heads are not validated inside h2, where a malformed one would end the connection, but by the same functions of h2
     through `http2_heads.malformed`, so that it ends its stream alone (RFC 9113 section 8.1.1).
 
-    The methods say which bytes go out where a lane (`http2.payload`) makes them itself; here h2 makes them.
+    The methods say which bytes go out where the payload path (`http2.payload`) makes them itself; here h2 makes them.
     """
 
     MAX_CLOSED_STREAMS = REMEMBERED
@@ -139,8 +139,8 @@ class LibraryPath(H2Connection):
             self.sweep_at = 64 + 2 * len(self.streams)
 
     def inbound(self, stream: H2Stream | None) -> WindowManager:
-        """Where a plain DATA frame is counted, for the stream or the connection: h2's own count in a lane, and here a
-        window in which there is no room for any, so that h2 gets them all."""
+        """Where a plain DATA frame is counted, for the stream or the connection: h2's own count on the payload path, and
+        here a window in which there is no room for any, so that h2 gets them all."""
         return _NO_WINDOW
 
     def payload(self, stream: H2Stream, frame: HTTP2Frame) -> bytes | None:

@@ -1,4 +1,4 @@
-"""The payload lane: DATA and plain heads beside h2, on its own counters and states, by names that it does not promise.
+"""The payload path: DATA and plain heads beside h2, on its own counters and states, by names that it does not promise.
 
 What it is for: a whole unary exchange costs 17 us, a frame of 1 KiB 2.2 in and 2.3 out; through h2's own objects
 (`http2.library`) it is 168 us, 20 and 14.
@@ -34,7 +34,7 @@ _PARTICULAR = frozenset((b"te", b"content-length"))
 
 
 @final
-class _LaneDecoder(LibraryDecoder, RememberingDecoder):
+class _PayloadDecoder(LibraryDecoder, RememberingDecoder):
     """What h2 is given of a block that was remembered or read beside it."""
 
 
@@ -47,7 +47,7 @@ class PayloadPath(LibraryPath):
     """
 
     encoder: StatelessEncoder
-    decoder: _LaneDecoder
+    decoder: _PayloadDecoder
 
     def __init__(self, *, client: bool, streams: int, initial_window: int, frame_size: int, head: int) -> None:
         super().__init__(client=client, streams=streams, initial_window=initial_window, frame_size=frame_size, head=head)
@@ -57,8 +57,8 @@ class PayloadPath(LibraryPath):
     def make_encoder(self) -> StatelessEncoder:
         return StatelessEncoder()
 
-    def make_decoder(self) -> _LaneDecoder:
-        return _LaneDecoder()
+    def make_decoder(self) -> _PayloadDecoder:
+        return _PayloadDecoder()
 
     def receive_data(self, data: bytes) -> list[LibraryEvent]:  # type: ignore[override]
         """One whole frame for h2."""

@@ -79,13 +79,13 @@ _head_at = FRAME_HEAD.unpack_from
 
 
 class FrameReader(StreamTable):
-    """What a connection has received. `lane` is the library where it is one that plain frames may pass by."""
+    """What a connection has received. `beside` is the library where it is one that plain frames may pass by."""
 
     def __init__(
-        self, role: Role, limits: HTTP2Limits, library: LibraryPath, lane: PayloadPath | None, budget: ByteBudget | None
+        self, role: Role, limits: HTTP2Limits, library: LibraryPath, beside: PayloadPath | None, budget: ByteBudget | None
     ) -> None:
         super().__init__(role, limits, library, budget)
-        self._lane = lane
+        self._beside = beside
         self._inbound = library.inbound(None)
         self._splitter = FrameSplitter(
             preface=not self._client,
@@ -183,29 +183,29 @@ class FrameReader(StreamTable):
         else:
             splitter.at = end
         if flags:
-            assert self._lane is not None, "without the lane nothing is counted here"
-            self._lane.end_received(found.library)
+            assert self._beside is not None, "without a payload path nothing is counted here"
+            self._beside.end_received(found.library)
             self._receive_end(found, ())
         return Data(stream=stream, buffers=(buffer[start:end],))
 
     def _next_request(self, stream: int, block: bytes, *, ended: bool) -> Event | None:
         """A request in one HEADERS frame. One that is in order opens its stream here; everything else goes to h2 whole."""
-        lane, splitter = self._lane, self._splitter
-        if lane is None or len(block) > splitter.block or not lane.opens(stream):
+        beside, splitter = self._beside, self._splitter
+        if beside is None or len(block) > splitter.block or not beside.opens(stream):
             return None
-        known = lane.decoder.look(block)
+        known = beside.decoder.look(block)
         if known is None:
             return None
         head = known.request
         if head is None:
             head = known.request = plain_request(known.headers, fields=self.limits.fields, size=self.limits.head)
         if head is None or (ended and head.content_length) or not self._welcome(stream):
-            lane.decoder.put_back(known)
+            beside.decoder.put_back(known)
             return None
         splitter.skip_block(len(block))
         head = head.__copy__()  # type: ignore[attr-defined]  # what copy.copy would come to
         force_setattr(head, "stream", stream)
-        self._open_request(head, lane.open_inbound(stream, ended=ended), ended=ended)
+        self._open_request(head, beside.open_inbound(stream, ended=ended), ended=ended)
         return self._events.popleft() if self._events else None
 
     # All frames.

@@ -26,7 +26,7 @@ from protocols.events import (
     Signal,
 )
 from protocols.roles import Role
-from protocols.websocket.control import CONTROL, Control, ControlFrame, Violation, checked_close, rekeyed
+from protocols.websocket.control import Control, ControlFrame, Violation, checked_close, control_frames, rekeyed
 from protocols.websocket.frames import (
     CONTINUING,
     FIN,
@@ -74,9 +74,9 @@ class WebSocketConnection(FrameQueue):
     demands it. `allocate` is asked once for the memory of each frame of LARGE bytes or more, after the limits; where it
     gives None, the connection ends with code 1013.
 
-    `lane` False sends data frames, too, through wsproto (`WsprotoPath`): the same events, errors and bytes for many times
-    the cost; payloads are then queued by copy. So it is also where wsproto is not as the lane needs it, which importing
-    `protocols.websocket.control` warns of.
+    `payload_path=False` sends data frames, too, through wsproto (`WsprotoPath`): the same events, errors and bytes for many
+    times the cost; payloads are then queued by copy. So it is also where wsproto is not as the payload path needs it, of
+    which a warning tells.
     """
 
     __slots__ = (
@@ -113,7 +113,7 @@ class WebSocketConnection(FrameQueue):
         *,
         mask: Callable[[], bytes] | None = None,
         allocate: Callable[[int], bytearray | memoryview | None] = bytearray,
-        lane: bool = True,
+        payload_path: bool = True,
     ) -> None:
         if role is Role.CLIENT and mask is None:
             raise LocalProtocolError("mask: the client role needs a source of masking keys")
@@ -131,9 +131,11 @@ class WebSocketConnection(FrameQueue):
         self._masked = role is Role.SERVER
         self._mask = mask if role is Role.CLIENT else None
         self._allocate = allocate
-        library = None if lane and role in CONTROL else WsprotoPath(role)
-        self._library = library
-        self._control: Control | WsprotoPath = CONTROL[role] if library is None else library
+        library: WsprotoPath | None = None
+        control: Control | WsprotoPath | None = control_frames().get(role) if payload_path else None
+        if control is None:
+            control = library = WsprotoPath(role)
+        self._library, self._control = library, control
         self._error: RemoteProtocolError | None = None
         self._eof = False
 

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import warnings
+from collections.abc import Mapping
+from functools import cache
 from typing import TypeAlias, final
 
 from wsproto import connection, events, frame_protocol
@@ -125,14 +127,17 @@ def keeps_to_itself() -> bool:
     return True
 
 
-CONTROL: dict[Role, Control] = {}
-"""Both roles' control frames; empty where wsproto is not as the lane needs it."""
-
-if keeps_to_itself():
-    CONTROL.update({role: Control(role) for role in Role})
-else:
+@cache
+def control_frames() -> Mapping[Role, Control]:
+    """Both roles' control frames; none, and a warning, where wsproto is not as the payload path needs it."""
+    if keeps_to_itself():
+        return {role: Control(role) for role in Role}
     warnings.warn(
-        "wsproto's connection is not what the data lane needs: every frame goes through wsproto, which is slow",
+        "wsproto's connection is not what the payload path needs: every frame goes through wsproto, which is slow",
         RuntimeWarning,
-        stacklevel=2,
+        stacklevel=3,
     )
+    return {}
+
+
+control_frames()  # whoever imports this is warned, not whoever makes the first connection

@@ -17,7 +17,7 @@ _LONGEST_HEADER = 14
 
 @final
 class WsprotoPath:
-    """One WebSocket by wsproto's frame objects alone: the lane that the machine's own is measured by.
+    """One WebSocket by wsproto's frame objects alone: the path that the machine's own is measured by.
 
     wsproto's connection and its messages would not be exact: they move bytes from one text fragment to the next where a
     character is split, and refuse text that is not UTF-8 whether that is asked for or not. Its FrameDecoder gives frames
@@ -37,7 +37,7 @@ class WsprotoPath:
     # Data frames received
 
     def read_header(self, buffer: bytes | bytearray, at: int) -> tuple[int, int] | NextBytes:
-        """As the lane's `read_header`, but NextBytes.OTHER is a control frame and means that it is there whole. Raises
+        """As `frames.read_header`, but NextBytes.OTHER is a control frame and means that it is there whole. Raises
         Violation."""
         decoder = self._decoder(buffer, at, at + _LONGEST_HEADER)
         have = len(decoder.buffer)

@@ -417,7 +417,7 @@ async def serving(
     that needs a configuration or a bridge of its own."""
     failure: Exception | None = None
     before = await tasks()
-    config, hub = configured(wire, config or Config()), ways.driver == "leader"
+    config = configured(wire, config or Config())
     with trio.move_on_after(1000) as patience:
         async with AsyncExitStack() as stack:
             containers: list[MemoryGateway] = []
@@ -426,12 +426,12 @@ async def serving(
                 served.clear()
                 for spec in specs:
                     container = await stack.enter_async_context(
-                        memory_gateway([replace(spec, timeout=0)], capacity=capacity, hub=hub)
+                        memory_gateway([replace(spec, timeout=0)], capacity=capacity)
                     )
                     containers.append(container)
                     served.append(bridge_to(container, spec))
             memory = await stack.enter_async_context(
-                memory_gateway(served, config, capacity=capacity, hub=hub, wall_clock=lambda: EPOCH)
+                memory_gateway(served, config, capacity=capacity, wall_clock=lambda: EPOCH)
             )
             house = House(memory, tuple(containers))
             await house.opened(before)

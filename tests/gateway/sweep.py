@@ -37,17 +37,15 @@ from gateway.testing.log_capture import brief, errors_logged
 from gateway.wires.http2 import HTTP2Wire
 from gateway.workers.states import State
 from protocols.http2.connection import HTTP2Connection
-from tests.gateway import ways
 from tests.gateway.sweep_batched import BATCHED
 from tests.gateway.sweep_sagemaker import SAGEMAKER
 from tests.gateway.sweep_scenarios import FRESH, ONE_OF_EACH, VICTIM, Scenario, Stage, Talk, View, named, serve
 from tests.gateway.sweep_text import TEXT
 from tests.gateway.sweep_v2 import V2
+from tests.gateway.ways import DRIVERS, serves
 
 SCENARIOS: dict[str, Scenario] = {**ONE_OF_EACH, **V2, **SAGEMAKER, **TEXT, **BATCHED}
 
-DRIVERS = ways.DRIVERS if Poller.available else ways.DRIVERS[1:]
-"""Those that the system has."""
 _END = 30.0
 """Virtual seconds after which a run counts as hanging."""
 _BUSY = 2000
@@ -265,7 +263,7 @@ class Run(trio.abc.Instrument):
     def connection(self, line: str) -> Connection | None:
         """The server's side of it, while it is served."""
         ours = self.ours.get(line)
-        return ours and next((c for c in self.gateway.server.connections if ways.serves(c, ours)), None)
+        return ours and next((c for c in self.gateway.server.connections if serves(c, ours)), None)
 
     @property
     def victim(self) -> Talk | None:
@@ -818,10 +816,8 @@ def _command() -> int:
     parser.add_argument("--gap", type=int, default=3, help="so many steps later")
     parser.add_argument("--scenario", choices=SCENARIOS, action="append")
     parser.add_argument("--target", choices=TARGETS, action="append")
-    parser.add_argument("--driver", choices=ways.DRIVERS, action="append", help="both, where none is named")
-    parser.add_argument("--lane", choices=ways.LANES, default=ways.lane)
+    parser.add_argument("--driver", choices=DRIVERS, action="append", help="both, where none is named")
     options = parser.parse_args()
-    ways.take(ways.driver, options.lane)
     seeds = range(options.seeds) if options.seed is None else [options.seed]
     runs = failed = 0
     began = time.perf_counter()
@@ -845,10 +841,7 @@ def _command() -> int:
             runs += swept.runs
             failed += len(swept.failures)
             for step, problems in swept.failures:
-                print(
-                    f"--driver {driver} --lane {ways.lane} --scenario {scenario.name} --target {target.name} "
-                    f"--seed {seed} --step {step}"
-                )
+                print(f"--driver {driver} --scenario {scenario.name} --target {target.name} --seed {seed} --step {step}")
                 for problem in problems:
                     print(f"    {problem}")
     seconds = time.perf_counter() - began

@@ -37,10 +37,11 @@ from models.messages import Part
 from models.rolling import RollingBatch
 from protocols.http2.connection import HTTP2Connection
 from protocols.http2.stream import Stream
-from tests.gateway.sweep import DRIVERS, SCENARIOS, TARGETS, applies, followed_by, run_once, sweep
+from tests.gateway.sweep import SCENARIOS, TARGETS, applies, followed_by, run_once, sweep
 from tests.gateway.sweep_batched import BATCHED
 from tests.gateway.sweep_sagemaker import SAGEMAKER
 from tests.gateway.sweep_text import TEXT
+from tests.gateway.ways import DRIVERS
 
 STRIDES = {
     "v2": 11, "v2-h2": 23, "pipelined": 1, "inline": 2, "lmi": 7, "chunked": 11, "threads": 11, "queue": 9, "bidi": 43,

@@ -108,12 +108,15 @@ def answered(client: HTTP2Connection, server: HTTP2Connection) -> list[Response]
     return found
 
 
-@pytest.mark.parametrize("lane", [True, False])
+@pytest.mark.parametrize("payload_path", [True, False])
 @pytest.mark.parametrize("whole", [True, False])
 @pytest.mark.parametrize("own", [[], [OWN]])
-def test_http2_heads_have_one_as_well(lane: bool, whole: bool, own: list[tuple[bytes, bytes]]) -> None:
+def test_http2_heads_have_one_as_well(payload_path: bool, whole: bool, own: list[tuple[bytes, bytes]]) -> None:
     date = DateField(FIRST)
-    client, server = HTTP2Connection(Role.CLIENT, lane=lane), HTTP2Connection(Role.SERVER, lane=lane, date=date)
+    client, server = (
+        HTTP2Connection(Role.CLIENT, payload_path=payload_path),
+        HTTP2Connection(Role.SERVER, payload_path=payload_path, date=date),
+    )
     client.send(Request(stream=1, method=b"GET", target=b"/", authority=b"a"))
     client.send(End(stream=1))
     server.receive_data(b"".join(bytes(b) for b in client.data_to_send(1 << 20)))

@@ -43,7 +43,8 @@ from models.rolling import RollingBatch, rolling
 from models.session import Session
 from models.spec import Batching, ModelSpec
 from protocols.events import Data, End, Response
-from tests.gateway.sweep import DRIVERS, SCENARIOS, TARGETS, sweep
+from tests.gateway.sweep import SCENARIOS, TARGETS, sweep
+from tests.gateway.ways import DRIVERS
 from tests.models.steps import Counting
 
 JSON: tuple[tuple[bytes, bytes], ...] = ((b"content-type", b"application/json"),)

@@ -155,9 +155,10 @@ class Pair:
         *,
         budget: ByteBudget | None = None,
         ready: bool = True,
+        payload_path: bool = True,
     ) -> None:
-        self.client = HTTP2Connection(Role.CLIENT, client)
-        self.server = HTTP2Connection(Role.SERVER, server, budget=budget)
+        self.client = HTTP2Connection(Role.CLIENT, client, payload_path=payload_path)
+        self.server = HTTP2Connection(Role.SERVER, server, budget=budget, payload_path=payload_path)
         self.at_client: list[Event] = []
         self.at_server: list[Event] = []
         if ready:

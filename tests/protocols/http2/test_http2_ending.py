@@ -138,13 +138,13 @@ def ticks_of(server: HTTP2Connection, times: int) -> int:
     return sum(server.tick() for _ in range(times))
 
 
-@pytest.mark.parametrize("lane", [True, False])
+@pytest.mark.parametrize("payload_path", [True, False])
 @pytest.mark.parametrize("at_most", [16, 100, 65_536])
-def test_reset_and_end_stream_never_share_a_write_wherever_the_upload_is_cut(lane: bool, at_most: int) -> None:
+def test_reset_and_end_stream_never_share_a_write_wherever_the_upload_is_cut(payload_path: bool, at_most: int) -> None:
     upload = b"".join(data(1, bytes(n)) for n in (0, 1, 100, 20))
     for cut in range(len(upload) + 1):
         client = ByHand()
-        client.server = server = HTTP2Connection(Role.SERVER, HTTP2Limits(linger=50), lane=lane)
+        client.server = server = HTTP2Connection(Role.SERVER, HTTP2Limits(linger=50), payload_path=payload_path)
         client.says(*ByHand.OPENING, client.head(1), upload[:cut])
         output(server)
         server.respond(1, 404, (), (b"nobody",))
@@ -186,12 +186,14 @@ def test_a_peer_that_never_stops_is_reset_after_so_many_ticks() -> None:
     assert kinds(output(client.server)) == [(Kind.RST_STREAM, 1)]
 
 
-@pytest.mark.parametrize("lane", [True, False])
+@pytest.mark.parametrize("payload_path", [True, False])
 @pytest.mark.parametrize("padding", [0, 9])
-def test_a_flood_after_the_answer_is_credited_to_its_limit_and_costs_no_memory(lane: bool, padding: int) -> None:
+def test_a_flood_after_the_answer_is_credited_to_its_limit_and_costs_no_memory(payload_path: bool, padding: int) -> None:
     budget, limit = ByteBudget(1_000_000), 100_000
     client = ByHand()
-    client.server = server = HTTP2Connection(Role.SERVER, HTTP2Limits(linger=limit), budget=budget, lane=lane)
+    client.server = server = HTTP2Connection(
+        Role.SERVER, HTTP2Limits(linger=limit), budget=budget, payload_path=payload_path
+    )
     client.says(*ByHand.OPENING, client.head(1))
     server.respond(1, 413, ())
     output(server)

@@ -153,10 +153,10 @@ def test_content_lengths_that_differ_refuse_their_request_alone() -> None:
     assert refused.status == 400
 
 
-@pytest.mark.parametrize("lane", [True, False])
-def test_a_content_length_in_two_frames_is_no_worse_than_in_one(lane: bool) -> None:
+@pytest.mark.parametrize("payload_path", [True, False])
+def test_a_content_length_in_two_frames_is_no_worse_than_in_one(payload_path: bool) -> None:
     client = ByHand()
-    client.server = HTTP2Connection(Role.SERVER, lane=lane)
+    client.server = HTTP2Connection(Role.SERVER, payload_path=payload_path)
     client.says(*ByHand.OPENING, client.head(1))
     block = client.block([*POST, (b"content-length", b"+1")])
     (refused,) = client.says(
@@ -167,10 +167,10 @@ def test_a_content_length_in_two_frames_is_no_worse_than_in_one(lane: bool) -> N
     check(client.server)
 
 
-@pytest.mark.parametrize("lane", [True, False])
-def test_padding_is_checked_also_where_the_data_comes_too_late(lane: bool) -> None:
+@pytest.mark.parametrize("payload_path", [True, False])
+def test_padding_is_checked_also_where_the_data_comes_too_late(payload_path: bool) -> None:
     client = ByHand()
-    client.server = HTTP2Connection(Role.SERVER, lane=lane)
+    client.server = HTTP2Connection(Role.SERVER, payload_path=payload_path)
     client.says(*ByHand.OPENING, client.head(1))
     client.server.send(Reset(stream=1, code=8))
     assert client.says(data(1, b"\x01ab", PADDED)) == []

@@ -8,8 +8,6 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from gateway.net.readiness import Poller
-from tests.gateway import ways
 from tests.gateway.dialects.v2.v2_grammar import Sending, choices_of, memory_server, sending_of, table, tensors_of
 from tests.protocols.v2.grammar.v2_grammar import CHOICES, Choices, one_of
 from tests.protocols.v2.grammar.v2_mutations import BEYOND_THE_CODEC, case_of
@@ -23,7 +21,7 @@ def sending(c: Choices, kind: str = "") -> Sending:
 
 @pytest.mark.parametrize("http2", [False, True], ids=["http1", "http2"])
 async def test_every_request_gets_what_is_due_and_leaves_the_connection_usable(http2: bool) -> None:
-    async with memory_server(SERVED, hub=ways.driver == "leader" and Poller.available) as server:
+    async with memory_server(SERVED) as server:
         for number in range(400):
             await server.check(sending(choices_of(0, number)), http2=http2)
         await server.check_budget()

@@ -31,7 +31,6 @@ import trio
 from gateway.client import Peer
 from gateway.config import Config
 from gateway.errors import TransportLost
-from gateway.net.readiness import Poller
 from gateway.testing import MemoryGateway, memory_gateway
 from protocols.events import Data, End, Request
 from protocols.http1.connection import HTTP1Connection
@@ -234,14 +233,14 @@ def _events(stream: int, sending: Sending) -> Sequence[Any]:
 
 
 @asynccontextmanager
-async def memory_server(served: Sequence[Model], *, hub: bool = Poller.available) -> AsyncIterator[MemoryServer]:
+async def memory_server(served: Sequence[Model]) -> AsyncIterator[MemoryServer]:
     """A gateway in memory with these models."""
     limits = replace(Config().limits, requests_per_connection=10**9)
     errors = _Errors()
     logging.getLogger().addHandler(errors)
     try:
         specs = [replace(declared(tensors_of(model)), name=model.name) for model in served]
-        async with memory_gateway(specs, Config(limits=limits), hub=hub) as gateway:
+        async with memory_gateway(specs, Config(limits=limits)) as gateway:
             yield MemoryServer(gateway, errors)
     finally:
         logging.getLogger().removeHandler(errors)

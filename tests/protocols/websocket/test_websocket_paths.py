@@ -1,4 +1,4 @@
-"""The machine's own lane and wsproto's: the same events, errors, bytes and ledgers after every step."""
+"""The machine's own path and wsproto's: the same events, errors, bytes and ledgers after every step."""
 
 from __future__ import annotations
 
@@ -13,20 +13,20 @@ from hypothesis import strategies as st
 from protocols.events import Frame, Opcode
 from protocols.roles import Role
 from protocols.websocket.connection import WebSocketConnection
-from tests.protocols.websocket.websocket_lanes import run
+from tests.protocols.websocket.websocket_paths import run
 
 
 @settings(max_examples=300)
 @given(seed=st.integers(0, 2**32))
-def test_both_lanes_do_the_same_over_any_bytes_and_any_use(seed: int) -> None:
+def test_both_paths_do_the_same_over_any_bytes_and_any_use(seed: int) -> None:
     run(random.Random(seed))
 
 
-@pytest.mark.parametrize("lane", [True, False])
-def test_text_fragments_pass_byte_for_byte_wherever_a_character_is_cut(lane: bool) -> None:
+@pytest.mark.parametrize("payload_path", [True, False])
+def test_text_fragments_pass_byte_for_byte_wherever_a_character_is_cut(payload_path: bool) -> None:
     keys = [b"\1\2\3\4"] * 2
-    sender = WebSocketConnection(Role.CLIENT, mask=keys.pop, lane=lane)
-    receiver = WebSocketConnection(Role.SERVER, lane=lane)
+    sender = WebSocketConnection(Role.CLIENT, mask=keys.pop, payload_path=payload_path)
+    receiver = WebSocketConnection(Role.SERVER, payload_path=payload_path)
     frames = [
         Frame(opcode=Opcode.TEXT, fin=False, data=b"\xe2\x82"),
         Frame(opcode=Opcode.CONTINUATION, fin=True, data=b"\xac\xff"),
@@ -65,5 +65,7 @@ assert b"".join(machine.data_to_send()) == bytes.fromhex("8a0548656c6c6f" "88020
         ),
     ],
 )
-def test_where_wsproto_is_not_as_the_lane_needs_it_a_warning_says_so_and_everything_goes_through_it(change: str) -> None:
+def test_where_wsproto_is_not_as_the_payload_path_needs_it_a_warning_says_so_and_everything_goes_through_it(
+    change: str,
+) -> None:
     subprocess.run([sys.executable, "-c", BROKEN % change], check=True)

@@ -1,4 +1,4 @@
-"""Both lanes of the WebSocket machine over the same random sequences: `python -m tests.protocols.websocket.websocket_lanes`."""
+"""Both paths of the WebSocket machine over the same random sequences: `python -m tests.protocols.websocket.websocket_paths`."""
 
 from __future__ import annotations
 
@@ -27,18 +27,18 @@ LIMITS = {
 }
 
 
-def lanes(rng: random.Random, role: Role) -> tuple[WebSocketConnection, WebSocketConnection]:
-    """The machine on its own lane and on wsproto's, alike in all else."""
+def paths(rng: random.Random, role: Role) -> tuple[WebSocketConnection, WebSocketConnection]:
+    """The machine on its own path and on wsproto's, alike in all else."""
     # most without limits that need a look at each frame: that is how a gateway runs it, and the fastest path
     rare = [name for name in LIMITS if rng.random() < 0.15]
     limits = WebSocketLimits(**{name: rng.choice(LIMITS[name]) for name in rare})  # type: ignore[arg-type]
     refusing = rng.random() < 0.1
 
-    def machine(lane: bool) -> WebSocketConnection:
+    def machine(payload_path: bool) -> WebSocketConnection:
         keys = itertools.count(0x01020304, 0x11111)
         source = (lambda: (next(keys) & 0xFFFFFFFF).to_bytes(4, "big")) if role is Role.CLIENT else None
         allocate: Callable[[int], bytearray | None] = (lambda n: None) if refusing else bytearray
-        return WebSocketConnection(role, limits, mask=source, allocate=allocate, lane=lane)
+        return WebSocketConnection(role, limits, mask=source, allocate=allocate, payload_path=payload_path)
 
     return machine(True), machine(False)
 
@@ -146,7 +146,7 @@ def pull(at_most: int) -> Step:
 def write(at_most: int) -> Step:
     def step(machine: WebSocketConnection) -> object:
         buffers = machine.data_to_send(at_most)
-        # where one buffer ends and the next begins is the lanes' own: one queues by reference, the other by copy
+        # where one buffer ends and the next begins is the paths' own: one queues by reference, the other by copy
         return b"".join(buffers), bool(buffers), machine.data_sent()
 
     return step
@@ -198,10 +198,10 @@ def outcome(machine: WebSocketConnection, step: Step) -> object:
 
 
 def run(rng: random.Random) -> list[object]:
-    """One sequence through both lanes; AssertionError at the first step where they differ. The outcomes, for whoever
+    """One sequence through both paths; AssertionError at the first step where they differ. The outcomes, for whoever
     wants to know what was covered."""
     role = rng.choice(list(Role))
-    ours, theirs = lanes(rng, role)
+    ours, theirs = paths(rng, role)
     outcomes: list[object] = []
 
     def both(step: Step) -> None:

@@ -1,4 +1,4 @@
-"""The payload lane and the way through h2: the same after each step of any sequence, and the right one of them is taken."""
+"""The payload path and the library path: the same after each step of any sequence, and the right one of them is taken."""
 
 from __future__ import annotations
 
@@ -11,26 +11,25 @@ from hypothesis import HealthCheck, settings
 
 from protocols.errors import LocalProtocolError
 from protocols.events import Data, End, Request, Response
-from protocols.http2 import connection, payload
+from protocols.http2 import payload
 from protocols.http2.connection import HTTP2Connection
 from protocols.http2.payload import PayloadPath
 from protocols.roles import Role
 from tests.protocols.http2.http2_helpers import GET, POST, ByHand, Pair, data, output
-from tests.protocols.http2.http2_lanes import STRIDED, compare, sequences
+from tests.protocols.http2.http2_paths import STRIDED, compare, sequences
 
-test_both_lanes_do_the_same_with_the_same_bytes = settings(
+test_both_paths_do_the_same_with_the_same_bytes = settings(
     max_examples=300, suppress_health_check=[HealthCheck.too_slow, HealthCheck.data_too_large]
 )(sequences(compare))
 
 
-def test_the_lane_is_taken_unless_it_is_declined() -> None:
+def test_the_payload_path_is_taken_unless_it_is_declined() -> None:
     assert isinstance(HTTP2Connection(Role.SERVER)._h2, PayloadPath)
-    assert not isinstance(HTTP2Connection(Role.SERVER, lane=False)._h2, PayloadPath)
+    assert not isinstance(HTTP2Connection(Role.SERVER, payload_path=False)._h2, PayloadPath)
 
 
-def test_a_client_and_a_server_without_the_lane_understand_each_other(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(connection, "_LANE", None)
-    pair = Pair()
+def test_a_client_and_a_server_without_the_payload_path_understand_each_other() -> None:
+    pair = Pair(payload_path=False)
     pair.request(1, bytes(100_000))
     pair.flow()
     while pair.server.unconsumed:
@@ -83,15 +82,15 @@ def test_a_missing_name_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
 # What is sent in one call.
 
 
-@pytest.mark.parametrize("lane", [True, False])
+@pytest.mark.parametrize("payload_path", [True, False])
 @pytest.mark.parametrize("flags", [0, 1])
 @pytest.mark.parametrize("body", [(), (b"",), (b"a", b"bc"), (bytes(5000), bytearray(3)), (bytes(20_000),)])
-def test_respond_is_head_data_and_end(lane: bool, flags: int, body: tuple[bytes, ...]) -> None:
+def test_respond_is_head_data_and_end(payload_path: bool, flags: int, body: tuple[bytes, ...]) -> None:
     headers = ((b"x", b"y"), (b"content-length", b"3"))
     written = []
     for whole in (True, False):
         client = ByHand()
-        client.server = HTTP2Connection(Role.SERVER, lane=lane)
+        client.server = HTTP2Connection(Role.SERVER, payload_path=payload_path)
         client.says(*ByHand.OPENING, client.head(1, POST, flags))
         if whole:
             client.server.respond(1, 200, headers, body)

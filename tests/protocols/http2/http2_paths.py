@@ -1,6 +1,6 @@
-"""Any frames and any acts: a server with the payload lane and one whose every frame goes through h2 do the same after each.
+"""Any frames and any acts: a server on the payload path and one whose every frame goes through h2 do the same after each.
 
-python -m tests.protocols.http2.http2_lanes --examples 20000
+python -m tests.protocols.http2.http2_paths --examples 20000
 """
 
 from __future__ import annotations
@@ -273,16 +273,16 @@ limits = st.builds(
 class Side:
     """A server, and all that it says and writes."""
 
-    def __init__(self, limits: HTTP2Limits, *, lane: bool, exact: bool, budget: int | None) -> None:
+    def __init__(self, limits: HTTP2Limits, *, payload_path: bool, exact: bool, budget: int | None) -> None:
         bound = None if budget is None else ByteBudget(budget * limits.initial_window)
-        self.machine = HTTP2Connection(Role.SERVER, limits, budget=bound, lane=lane)
+        self.machine = HTTP2Connection(Role.SERVER, limits, budget=bound, payload_path=payload_path)
         self.machine._h2.sweep_at = 3
         self.exact = exact
         self.decoder = Decoder()
         self.decoder.max_header_list_size = 2**20
         self.written = b""
         self.given = 0
-        if not lane:
+        if not payload_path:
             if exact:
                 self.machine._h2.encoder = StatelessEncoder()
             discard = self.machine._h2.discard
@@ -331,7 +331,7 @@ class Side:
         return data if self.exact else self._meaning(data)
 
     def _meaning(self, data: bytes) -> object:
-        """Frames, with header lists for header blocks: hpack's encoder compresses otherwise than that of the lane."""
+        """Frames, with header lists for header blocks: hpack's encoder compresses otherwise than that of the payload path."""
         found: list[object] = []
         block = b""
         for each in frames(data):
@@ -382,7 +382,7 @@ def compare(
     chosen: list[Step | tuple[str, int]], limits: HTTP2Limits, exact: bool, budget: int | None, settled: bool
 ) -> None:
     """Runs the steps on both servers. `exact` gives both the same header encoder, and then demands the same bytes."""
-    beside, through = (Side(limits, lane=lane, exact=exact, budget=budget) for lane in (True, False))
+    beside, through = (Side(limits, payload_path=payload_path, exact=exact, budget=budget) for payload_path in (True, False))
     client = Client()
     opening = PREFACE + settings_frame() + frame(Kind.SETTINGS, 1) * settled
     first = frame(Kind.HEADERS, END_HEADERS, 1, client.encoder.encode(POST))
@@ -401,7 +401,7 @@ def compare(
             assert said == expected
             tally.update(type(event).__name__ for event in said[0])
             if through.given:
-                # h2 gives back what came too late for its stream at half of the window, the lane at a quarter of a
+                # h2 gives back what came too late for its stream at half of the window, the payload path at a quarter of a
                 # stream's (the spec's rule 7: else one stalled stream can stop the connection). The sum is the same.
                 tally["ended where h2 gave credit by itself"] += 1
                 return
@@ -423,7 +423,7 @@ def compare(
 
 def ends_at_a_negative_window(beside: Side, error: object) -> bool:
     """h2 takes an empty DATA frame for a flow error while a smaller INITIAL_WINDOW_SIZE has made its stream's window
-    negative. It has no flow-controlled bytes (RFC 9113 section 6.9.1), so the lane takes it."""
+    negative. It has no flow-controlled bytes (RFC 9113 section 6.9.1), so the payload path takes it."""
     refused = isinstance(error, tuple) and error[0] == int(FlowControlError.error_code)
     negative = any(ledger.available < 0 for ledger in beside.machine.windows().values())
     tally["ended by an empty frame at a negative window"] += refused and negative
@@ -443,7 +443,7 @@ def main() -> None:
     )(sequences(compare))  # fmt: skip
     started = time.monotonic()
     run()
-    print(f"both lanes agree; {time.monotonic() - started:.0f} s")
+    print(f"both paths agree; {time.monotonic() - started:.0f} s")
     for what, n in tally.items():
         print(f"{n:>10} {what}")
 
