@@ -60,6 +60,8 @@ Networks: TypeAlias = Annotated[tuple[str, ...], Meta(extra={"unit": Unit.NETWOR
 FileMode: TypeAlias = Annotated[str, matching(r"0?[0-7]{3}", 'three octal digits, such as "660"')]
 BearerToken: TypeAlias = Annotated[str, matching(r"([!-~]{16,})?", "16 or more visible ASCII characters, or empty")]
 FieldName: TypeAlias = Annotated[str, matching(r"[!#$%&'*+.^_`|~0-9A-Za-z-]*", "the name of a header field, or empty")]
+# Braces are a pattern's, where the path stands in a route.
+WebSocketPath: TypeAlias = Annotated[str, matching(r"/[!-z|~]*", "a path that begins with /, without { and }")]
 Version: TypeAlias = Annotated[str, matching(r"[A-Za-z0-9._-]{1,64}", "1 to 64 letters, digits, '.', '_' and '-'")]
 Factory: TypeAlias = Annotated[
     str,
@@ -121,7 +123,7 @@ class ListenConfig:
     requests. The log and the console show the address; it opens nothing."""
     backlog: Annotated[int, Meta(ge=1, le=65535)] = 2048
     """Connections that the kernel holds until they are accepted."""
-    tcp_keepalive: Annotated[Seconds, Meta(le=32767)] = 60.0
+    tcp_keepalive: Annotated[SecondsOrOff, Meta(le=32767)] = 60.0
     """How long nothing may come over a connection until the kernel asks whether its client is still there (TCP keepalive).
     One that answers none of four probes, 15 seconds apart, or has forgotten the connection, is gone. 0: it never asks."""
 
@@ -281,7 +283,7 @@ class HTTP2Config:
 class WebSocketConfig:
     """RFC 6455 on the container's path."""
 
-    path: Annotated[str, matching(r"/[!-~]*", "a path that begins with /")] = "/invocations-bidirectional-stream"
+    path: WebSocketPath = "/invocations-bidirectional-stream"
     """The path of `bidi.default_model`; `/models/NAME` before it reaches any other model."""
     any_path: bool = True
     """Whether that model answers upgrades at every other path too, as a container must: SageMaker's callers choose it."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import secrets
 from collections.abc import Callable
 from functools import partial
@@ -12,6 +13,9 @@ import trio
 from gateway.codecs.prompts import read_prompt
 from gateway.codecs.threads import run_in_codec_thread
 from gateway.config import Config
+from gateway.config.fields import SETTINGS
+from gateway.config.problem import ConfigError
+from gateway.config.text import show
 from gateway.core.exchange import Exchange
 from gateway.core.route import WEBSOCKET, Row
 from gateway.dialects.answers import close, octets, reply_of
@@ -36,7 +40,7 @@ from protocols.aws.bidi import Form
 from protocols.buffers import ByteBudget
 from protocols.errors import RemoteProtocolError
 from protocols.events import Buffer, Frame, Headers, Opcode
-from protocols.websocket import handshake as websocket_handshake
+from protocols.websocket import handshake
 
 _DATA_TYPE = {PartKind.UTF8: bidi.DataType.UTF8, PartKind.BINARY: bidi.DataType.BINARY}
 _KIND = {v: k for k, v in _DATA_TYPE.items()}
@@ -46,6 +50,7 @@ _PARTIAL, _COMPLETE = bidi.Completion.PARTIAL, bidi.Completion.COMPLETE
 _UTF8, _BINARY = PartKind.UTF8, PartKind.BINARY
 _TEXT, _CONTINUATION = Opcode.TEXT, Opcode.CONTINUATION
 _SMALL = 64 * 1024
+_PATH = SETTINGS["websocket", "path"]
 _LONG = 2 * 1024 * 1024  # bytes of a message that are a millisecond's work or two: checksums, a digest, base64
 _OBJECT = 256  # what the JSON of a part has beside its bytes, and more
 _PADDING = "abcdefghijklmnopqrstuvwxyzABCDEF" * 128
@@ -60,9 +65,11 @@ class BidiDialect:
 
     def rows(self) -> list[Row]:
         """The platform's operation, and the container's WebSocket at its own path, below each model, and anywhere where that
-        is allowed."""
+        is allowed. ConfigError for a path of theirs that none can be."""
         operation = "/endpoints/{endpoint}/invocations-bidirectional-stream"
         websocket, container = self._models.config.websocket, partial(Row, WEBSOCKET, dialect="websocket")
+        if not re.fullmatch(_PATH.pattern, websocket.path):  # where a program has set it, nobody has looked
+            raise ConfigError(f"{_PATH.key} must be {_PATH.expected}, not {show(websocket.path)}")
         return [
             # whose errors have each a status of its own, and none for a wrong method
             Row("POST", operation, self.event_stream, dialect="bidi", refuse=refuse, refuses_method=False),
@@ -127,12 +134,10 @@ class BidiDialect:
             worker = models.unnamed(models.config.bidi.default_model, Family.PARTS, "bidi")
         exchange.model = worker.name
         try:
-            headers = websocket_handshake.accept_headers(exchange.request)
-            end = websocket_handshake.end_of_input(exchange.request.headers)
+            headers = handshake.accept_headers(exchange.request)
+            end = handshake.end_of_input(exchange.request.headers)
         except RemoteProtocolError as e:
-            exchange.outbound.respond(
-                e.status, websocket_handshake.refusal_headers(e), str(e).encode(), ending=Ending.REFUSED
-            )
+            exchange.outbound.respond(e.status, handshake.refusal_headers(e), str(e).encode(), ending=Ending.REFUSED)
             return
         self._limit_wait(exchange)
         with await worker.slots.take(exchange):
@@ -388,9 +393,9 @@ class _FrameChannel(Channel[Part, Part]):
 
     complete = False  # its model says by its return that there is no more
 
-    def __init__(self, exchange: Exchange, handshake: Headers, end: bytes | None) -> None:
+    def __init__(self, exchange: Exchange, accepted: Headers, end: bytes | None) -> None:
         self._exchange, self._inbound, self._outbound, self._end = exchange, exchange.open_inbound(), exchange.outbound, end
-        self._handshake: Headers = handshake if end is None else (*handshake, (websocket_handshake.END_OF_INPUT, end))
+        self._handshake: Headers = accepted if end is None else (*accepted, (handshake.END_OF_INPUT, end))
         self._kind = _BINARY
         self._continuing = self._ended = False
 

@@ -20,7 +20,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from gateway.config import BatchingConfig, Config, HTTP2Config, LimitsConfig, ModelConfig, RestartConfig, TensorConfig
-from gateway.config.fields import NAMES, SETTINGS, Setting
+from gateway.config.fields import NAMES, SETTINGS, Setting, setting_help
 from gateway.config.load import Resolved, lines_of, load, resolve
 from gateway.config.problem import ConfigError, Problem
 from gateway.config.schema import json_schema
@@ -371,7 +371,11 @@ def test_a_key_that_is_no_setting_names_the_file_and_the_nearest_setting(directo
             "[http2]\nframe_size = 16383",
             'http2.frame_size must be a number of bytes from 16384 to 16777215, such as 65536, "64 KiB" or "1GiB", not 16383',
         ),
-        ("[websocket]\npath = 'ws'", "websocket.path must be a path that begins with /, not 'ws'"),
+        ("[websocket]\npath = 'ws'", "websocket.path must be a path that begins with /, without { and }, not 'ws'"),
+        (
+            "[websocket]\npath = '/{a}/{a}'",
+            "websocket.path must be a path that begins with /, without { and }, not '/{a}/{a}'",
+        ),
         ("[log]\nlevel = 'verbose'", "log.level must be one of debug, info, warning, error, not 'verbose'"),
         (
             "[lmi]\noutput_formatter = 'xml'",
@@ -988,6 +992,22 @@ def test_the_bounds_of_a_setting_are_allowed_and_what_is_beyond_is_not() -> None
             key, complete = with_names(setting)
             for outside in (setting.low - 1, setting.high + 1):
                 assert f"{key} must be" in complaint(overrides={**complete, key: int(outside)})
+
+
+def test_each_number_that_the_meaning_of_a_setting_explains_may_be_set() -> None:
+    """Such as "0: never"."""
+    assert from_flags({"listen.tcp_keepalive": 0}).listen.tcp_keepalive == 0
+    explained = []
+    for path, setting in SETTINGS.items():
+        for number in re.findall(r"[.;] (-?[0-9]+)(?:: | opens | asks )", f". {setting_help(path)}"):
+            at_least = setting.low < int(number) if setting.above else setting.low <= int(number)
+            assert at_least, f"{setting.key} = {number}"
+            assert int(number) <= setting.high, f"{setting.key} = {number}"
+            explained.append(f"{setting.key} = {number}")
+    assert {"listen.port = -1", "listen.port = 0", "listen.tcp_keepalive = 0", "websocket.ping_interval = 0"} <= set(
+        explained
+    )
+    assert len(explained) > 15
 
 
 # As the environment or a flag has them, and a file where they are TOML.

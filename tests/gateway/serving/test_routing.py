@@ -8,9 +8,12 @@ import re
 from typing import Any
 
 import pytest
+from hypothesis import example, given
+from hypothesis import strategies as st
 
-from gateway.config import Config, SageMakerConfig
+from gateway.config import Config, SageMakerConfig, WebSocketConfig
 from gateway.config.problem import ConfigError
+from gateway.config.text import show
 from gateway.core.exchange import Exchange
 from gateway.core.route import WEBSOCKET, Row
 from gateway.dialects.v2.requests import refuse
@@ -165,6 +168,22 @@ def test_two_rows_of_one_method_and_path_are_a_mistake(method: str, path: str) -
     rows = Gateway().router.rows
     with pytest.raises(ConfigError, match=f"two routes answer {re.escape(f'{method} {path}')}"):
         Router([*rows, Row(method, path, silence)])
+
+
+@given(path=st.text("/{}:ab1*.%", max_size=8).map("/".__add__))
+@example("/{a}/{a}")
+@example("/{1}")
+@example("/{name}")
+def test_any_path_of_the_websocket_is_found_or_refused_by_the_name_of_its_setting(path: str) -> None:
+    config = Config(websocket=WebSocketConfig(path=path))
+    if "{" in path or "}" in path:
+        expected = f"websocket.path must be a path that begins with /, without {{ and }}, not {show(path)}"
+        with pytest.raises(ConfigError, match=f"^{re.escape(expected)}$"):
+            Gateway(config)
+    else:
+        router = Gateway(config).router
+        for asked in (path, f"/models/m{path}"):
+            assert router.path_at(asked.encode()) in (path, "/models/{name}" + path)
 
 
 async def silence(exchange: Exchange) -> None:
