@@ -5,8 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any
 
-from gateway.catalog import folder as model_folder
-from gateway.catalog.folder import ModelFolder
+from gateway.catalog.folder import FILES, ModelFolder, find_folder, read_folder
 from gateway.config import Config, ModelConfig
 from gateway.config.environment import MODEL_FOLDER, OPTIONS, in_our_words
 from gateway.config.problem import ConfigError, FolderMissing
@@ -23,7 +22,7 @@ def served_folder(config: Config, *, alone: bool) -> str:
         return config.repository.model
     if config.models or not alone or config.sagemaker.multi_model:
         return ""
-    return str(MODEL_FOLDER) if any((MODEL_FOLDER / name).exists() for name in model_folder.FILES) else ""
+    return str(MODEL_FOLDER) if any((MODEL_FOLDER / name).exists() for name in FILES) else ""
 
 
 def read_served_folder(config: Config, path: str) -> ModelFolder:
@@ -31,8 +30,8 @@ def read_served_folder(config: Config, path: str) -> ModelFolder:
     something else then."""
     chosen = config.repository
     try:
-        folder = model_folder.find_folder(path, chosen.roots)
-        return model_folder.read_folder(folder, code=chosen.code, defaults=ModelConfig(factory=""))
+        folder = find_folder(path, chosen.roots)
+        return read_folder(folder, code=chosen.code, defaults=ModelConfig(factory=""))
     except NotFound as e:
         raise FolderMissing(e.message) from None
     except GatewayError as e:

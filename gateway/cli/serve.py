@@ -15,8 +15,8 @@ from typing import Any
 import msgspec
 import trio
 
-from gateway.catalog import folder as model_folder
 from gateway.catalog.factories import library_specs
+from gateway.catalog.folder import make_spec
 from gateway.catalog.process_memory import share_one_arena
 from gateway.catalog.served_folder import read_served_folder, served_folder
 from gateway.config import Config
@@ -153,7 +153,7 @@ def _model_of(config: Config, path: str) -> ModelSpec:
     """The model of the folder at a path. ConfigError for one that cannot be served."""
     folder = read_served_folder(config, path)
     try:
-        return model_folder.make_spec(folder, config.repository.model_name, "everywire_model")
+        return make_spec(folder, config.repository.model_name, "everywire_model")
     except GatewayError as e:
         raise ConfigError(e.message) from None
 

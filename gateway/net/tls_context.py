@@ -14,7 +14,7 @@ from cryptography.hazmat.primitives import serialization
 
 from gateway.config import TLSConfig
 from gateway.config.problem import ConfigError
-from gateway.net import development_certificate as certificates
+from gateway.net.development_certificate import DevelopmentCertificate, default_directory, ensure
 
 ALPN = ("h2", "http/1.1")
 # TLS 1.2: forward secrecy and AEAD alone (RFC 9113 section 9.2.2 forbids the rest to HTTP/2). TLS 1.3 has no other.
@@ -80,11 +80,11 @@ def client_context(ca: Path, *, alpn: Sequence[str] = ALPN) -> ssl.SSLContext:
     return context
 
 
-def development_certificate(config: TLSConfig, *, now: datetime | None = None) -> certificates.DevelopmentCertificate:
+def development_certificate(config: TLSConfig, *, now: datetime | None = None) -> DevelopmentCertificate:
     """The certificate that `dev` stands for, made or renewed where needed, for the caller who wants to say where its
     `ca.pem` is. Raises ConfigError where its directory cannot be used."""
-    directory = Path(config.dev_dir) if config.dev_dir else certificates.default_directory(os.environ)
-    return certificates.ensure(directory, now=now or datetime.now(UTC))
+    directory = Path(config.dev_dir) if config.dev_dir else default_directory(os.environ)
+    return ensure(directory, now=now or datetime.now(UTC))
 
 
 def _common(context: ssl.SSLContext, alpn: Sequence[str]) -> None:

@@ -1,4 +1,4 @@
-"""Which row answers a request: exact paths first, then the few patterns; 404 and 405 in words, OPTIONS."""
+"""Router: the row that a request asks for, of those it has: exact paths first, then the few patterns; 404, 405, OPTIONS."""
 
 from __future__ import annotations
 

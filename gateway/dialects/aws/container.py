@@ -23,8 +23,7 @@ from gateway.workers.worker import Worker
 from models.messages import Family, Part, PartKind
 from models.session import Channel
 from protocols import v2
-from protocols.aws import invoke as sagemaker
-from protocols.aws import multi_model
+from protocols.aws import invoke, multi_model
 from protocols.buffers import ByteBudget
 
 
@@ -119,7 +118,7 @@ def refuse_as_mme(exchange: Exchange, error: GatewayError) -> None:
 
 def _is_binary(exchange: Exchange) -> bool:
     kind = text_header(exchange, b"content-type").partition(";")[0].strip().lower()
-    return kind == sagemaker.BINARY_JSON or exchange.header(v2.IHCL) is not None
+    return kind == invoke.BINARY_JSON or exchange.header(v2.IHCL) is not None
 
 
 def _json_length(exchange: Exchange, size: int) -> int | None:
@@ -127,8 +126,8 @@ def _json_length(exchange: Exchange, size: int) -> int | None:
     lengths = exchange.header_values(v2.IHCL)
     length = v2.parse_header_length(lengths) if lengths else None
     try:
-        said = sagemaker.json_header_size(text_header(exchange, b"content-type"), size)
-    except sagemaker.InvokeInputError as e:
+        said = invoke.json_header_size(text_header(exchange, b"content-type"), size)
+    except invoke.InvokeInputError as e:
         raise v2.V2Error(str(e)) from None
     if length is not None and said is not None and length != said:
         raise v2.V2Error(f"json-header-size is {said} and Inference-Header-Content-Length is {length}")
@@ -140,7 +139,7 @@ def _triton_form(headers: Any) -> Any:
     length = next((value for name, value in headers if name == v2.IHCL), None)
     if length is None:
         return headers
-    return ((b"content-type", sagemaker.binary_json_content_type(int(length)).encode()),)
+    return ((b"content-type", invoke.binary_json_content_type(int(length)).encode()),)
 
 
 @final

@@ -17,8 +17,7 @@ from gateway.dialects.call import single_fields
 from gateway.dialects.model_choice import ModelChoice
 from gateway.errors import BadRequest, Ending, Forbidden, GatewayError, ModelFailed, ModelNotReady
 from gateway.workers.states import State
-from protocols.aws import bidi
-from protocols.aws import invoke as sagemaker
+from protocols.aws import bidi, invoke
 from protocols.aws.invoke import InvokeErrorType, InvokeOperation
 from protocols.events import Buffer, Headers
 
@@ -61,8 +60,8 @@ class SageMakerDialect:
         claim = self._signatures.claim(exchange)
         headers = single_fields(exchange)
         try:
-            asked = sagemaker.read_request(operation, endpoint, headers)
-        except sagemaker.InvokeInputError as e:
+            asked = invoke.read_request(operation, endpoint, headers)
+        except invoke.InvokeInputError as e:
             raise BadRequest(str(e)) from None
         async with self._endpoints.chosen(asked.endpoint, asked.target_variant, asked.target_model) as (worker, variant):
             exchange.model = worker.name
@@ -98,7 +97,7 @@ def refuse(exchange: Exchange, error: GatewayError) -> None:
     elif whose is ErrorOrigin.MODEL:
         _model_error(exchange, error.status, error.message, error.ending)
     else:
-        status, headers, body = sagemaker.error_response(_ERRORS[whose], error.message)
+        status, headers, body = invoke.error_response(_ERRORS[whose], error.message)
         _respond(exchange, status, [*headers, *error.retry], body, error.ending)
 
 
@@ -107,7 +106,7 @@ def _model_error(exchange: Exchange, status: int, text: str, ending: Ending) -> 
         f"Received {'client' if status < 500 else 'server'} error ({status}) from {exchange.model or 'the model'} "
         f"with message {text!r}"
     )
-    answer = sagemaker.error_response(
+    answer = invoke.error_response(
         InvokeErrorType.MODEL_ERROR, message, original_status=status, original_message=text, log_stream_arn=""
     )
     _respond(exchange, *answer, ending)
@@ -130,12 +129,12 @@ class _Wrapped:
     def _head(self, headers: Headers) -> Headers:
         exchange = self._exchange
         own = next((v.decode("latin-1") for k, v in headers if k == b"content-type"), "")
-        reply = (exchange.reply or {}) | {sagemaker.CONTENT_TYPE: own}
+        reply = (exchange.reply or {}) | {invoke.CONTENT_TYPE: own}
         try:
-            return sagemaker.response_headers(
+            return invoke.response_headers(
                 self.operation, reply, content_type=own, variant=self._variant, request_id=exchange.id
             )
-        except sagemaker.ReplyError as e:
+        except invoke.ReplyError as e:
             raise ModelFailed(str(e), code="BadReply", status=500) from None
 
     def finish(self, ending: Ending = Ending.COMPLETE) -> None:
@@ -191,11 +190,11 @@ class _Streamed(_Wrapped):
 
     def push(self, *buffers: Buffer) -> None:
         for buffer in buffers:
-            if type(buffer) is bytes and 0 < len(buffer) <= sagemaker.PART_SIZE:
-                self._outbound.push(*sagemaker.encode_payload_part(buffer))
+            if type(buffer) is bytes and 0 < len(buffer) <= invoke.PART_SIZE:
+                self._outbound.push(*invoke.encode_payload_part(buffer))
             else:
-                for piece in sagemaker.split_body(buffer):
-                    self._outbound.push(*sagemaker.encode_payload_part(piece))
+                for piece in invoke.split_body(buffer):
+                    self._outbound.push(*invoke.encode_payload_part(piece))
 
     def respond(self, status: int, headers: Headers, *buffers: Buffer, ending: Ending = Ending.COMPLETE) -> None:
         if status >= 400:
@@ -215,9 +214,9 @@ class _Streamed(_Wrapped):
             refuse(exchange, error)
             return
         if blame(error) is ErrorOrigin.MODEL:
-            event = sagemaker.encode_model_stream_error(error.message, error.code)
+            event = invoke.encode_model_stream_error(error.message, error.code)
         else:
-            event = sagemaker.encode_internal_stream_failure(error.message)
+            event = invoke.encode_internal_stream_failure(error.message)
         exchange.outbound.push(*event)
         exchange.outbound.finish(error.ending)
 

@@ -30,7 +30,7 @@ from models.continuations import Continuations
 from models.messages import Family, Finish, InferResponse, Prompt, Token, utf8
 from protocols import lmi, v2
 from protocols.events import Buffer
-from protocols.v2 import generate as v2_generate
+from protocols.v2 import generate
 from protocols.v2.body import read_string
 
 _MOST = 16 * 1024 * 1024  # bytes of a text that is kept until it is whole
@@ -69,7 +69,7 @@ class GenerateDialect:
         arrived = perf_counter_ns()
         try:
             if tensors:
-                read = partial(v2_generate.read_generate, body, calls.codec_of(worker).signature, calls.bounds)
+                read = partial(generate.read_generate, body, calls.codec_of(worker).signature, calls.bounds)
                 request = await calls.parsed(exchange, body, len(body), read, named=False)
                 await self._tensors(exchange, worker, request, arrived, streams=streams)
             else:
@@ -139,7 +139,7 @@ async def _rendered(exchange: Exchange, worker: Worker, request: v2.V2Request, r
     assert isinstance(infer, v2.InferCodec)  # it has read the request
     v2.check_outputs(outputs, infer.signature, request)
     parameters = dict(response.parameters)
-    render = partial(v2_generate.render_generate, spec.name, spec.version, outputs, request, response.id, parameters)
+    render = partial(generate.render_generate, spec.name, spec.version, outputs, request, response.id, parameters)
     with writing(exchange, outputs):
         return await codec(weight_of(outputs), render)
 
@@ -155,11 +155,11 @@ class _TextAsked(msgspec.Struct, frozen=True, kw_only=True):
 
 def _read_text(body: memoryview, limits: v2.V2Limits, worker: Worker, bounds: LimitsConfig) -> _TextAsked:
     """As LMI reads its parameters, whether they stand in `parameters` or beside them. V2Error."""
-    head = v2_generate.read_object(body, limits)
+    head = generate.read_object(body, limits)
     text, id = head.get("text_input"), read_string(head, "id")
     if type(text) is not str or not text:
         raise v2.V2Error("text_input must be a string that is not empty")
-    given = {name: value for name, value, _ in v2_generate.members_of(head) if name != "text_input"}
+    given = {name: value for name, value, _ in generate.members_of(head) if name != "text_input"}
     try:
         request = lmi.parse_document({"inputs": text, "parameters": given})
         lmi.check_one_sequence(request.parameters, request.given, "here, where an answer is one text")
@@ -172,7 +172,7 @@ def _read_text(body: memoryview, limits: v2.V2Limits, worker: Worker, bounds: Li
 def _text_reply(worker: Worker, asked: _TextAsked, text: str) -> bytes:
     """The JSON of a reply with this text."""
     spec = worker.spec
-    reply = v2_generate.GenerateReply(model_name=spec.name, model_version=spec.version, text_output=text, id=asked.id)
+    reply = generate.GenerateReply(model_name=spec.name, model_version=spec.version, text_output=text, id=asked.id)
     return msgspec.json.encode(reply)
 
 

@@ -37,7 +37,7 @@ from models.session import Session
 from protocols import v2
 from protocols.errors import RemoteProtocolError
 from protocols.events import Buffer, Frame, Opcode
-from protocols.websocket import handshake as websocket_handshake
+from protocols.websocket import handshake
 
 _TEXT, _BINARY, _CONTINUATION = Opcode.TEXT, Opcode.BINARY, Opcode.CONTINUATION
 _FOREVER = float("inf")
@@ -67,9 +67,9 @@ class SessionDialect:
         """
         worker = self._calls.worker(exchange, name, version, infers=True)
         try:
-            handshake = websocket_handshake.accept_headers(exchange.request)
+            accepted = handshake.accept_headers(exchange.request)
         except RemoteProtocolError as e:
-            headers = [JSON, *websocket_handshake.refusal_headers(e)]
+            headers = [JSON, *handshake.refusal_headers(e)]
             exchange.outbound.respond(e.status, headers, v2.V2Error(str(e)).error_body(), ending=Ending.REFUSED)
             return
         config = self._config
@@ -83,7 +83,7 @@ class SessionDialect:
                 exchange.limit_silence(config.idle_timeout, "bidi.idle_timeout")
             channel = _SessionChannel(self._calls, exchange, worker, slot)
             exchange.fail = channel.fail
-            exchange.outbound.start(101, handshake)
+            exchange.outbound.start(101, accepted)
             while not await channel.call():
                 pass
         exchange.outbound.finish()

@@ -14,7 +14,7 @@ import trio
 from msgspec import structs
 
 from models.blocking import run_step
-from models.library.lm import model as lm
+from models.library.lm import model
 from models.library.lm.network import Cache, Floats, Network
 from models.library.lm.output import Output, top_tokens
 from models.library.lm.parameters import check
@@ -24,7 +24,7 @@ from models.messages import Finish, FinishReason, Prompt, Token
 from models.rolling import AHEAD, MAX_BATCH, MAX_SEQUENCES, PREFILL_BUDGET, Advanced, RollingBatch, rolling
 
 WEIGHTS = Path(__file__).parents[1] / "data" / "tlm.npz"
-PARAMETERS = lm.PARAMETERS - {"best_of", "num_beams", "length_penalty", "early_stopping"}
+PARAMETERS = model.PARAMETERS - {"best_of", "num_beams", "length_penalty", "early_stopping"}
 """The parameters that it acts on: those of the n-gram model, but for what compares sequences when they are complete."""
 
 

@@ -17,8 +17,7 @@ from cryptography.x509.oid import NameOID
 
 from gateway.config import TLSConfig
 from gateway.config.problem import ConfigError
-from gateway.net import development_certificate as certificates
-from gateway.net.development_certificate import DevelopmentCertificate, ensure
+from gateway.net.development_certificate import DevelopmentCertificate, default_directory, ensure
 from gateway.net.tls_context import client_context, development_certificate, server_context
 
 NOW = datetime(2026, 11, 20, 12, tzinfo=UTC)
@@ -130,7 +129,7 @@ def test_a_missing_or_broken_file_is_made_good(tmp_path: Path, name: str, damage
 
 def test_a_certificate_for_other_names_is_replaced(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     with monkeypatch.context() as patch:
-        patch.setattr(certificates, "_NAMES", (x509.DNSName("localhost"),))
+        patch.setattr("gateway.net.development_certificate._NAMES", (x509.DNSName("localhost"),))
         ensure(tmp_path, now=NOW)
     handshake(ensure(tmp_path, now=NOW), name="127.0.0.1")
 
@@ -172,9 +171,9 @@ def test_two_processes_at_once_end_with_the_same_certificate(tmp_path: Path) -> 
 
 def test_the_folder_is_in_the_users_cache(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("HOME", "/home/someone")
-    assert certificates.default_directory({"XDG_CACHE_HOME": "/cache"}) == Path("/cache/everywire/tls")
-    assert certificates.default_directory({"XDG_CACHE_HOME": "relative"}) == Path("/home/someone/.cache/everywire/tls")
-    assert certificates.default_directory({}) == Path("/home/someone/.cache/everywire/tls")
+    assert default_directory({"XDG_CACHE_HOME": "/cache"}) == Path("/cache/everywire/tls")
+    assert default_directory({"XDG_CACHE_HOME": "relative"}) == Path("/home/someone/.cache/everywire/tls")
+    assert default_directory({}) == Path("/home/someone/.cache/everywire/tls")
 
 
 def test_a_user_without_a_home_is_asked_for_a_folder(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -183,7 +182,7 @@ def test_a_user_without_a_home_is_asked_for_a_folder(monkeypatch: pytest.MonkeyP
 
     monkeypatch.setattr(Path, "home", homeless)
     with pytest.raises(ConfigError, match=r"tls\.dev_dir must be set"):
-        certificates.default_directory({})
+        default_directory({})
 
 
 # ---- contexts ----

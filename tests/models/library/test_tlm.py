@@ -16,8 +16,8 @@ import pytest
 import trio
 
 from models.errors import ModelError
-from models.library.lm import model as lm
 from models.library.lm import neural
+from models.library.lm.model import PARAMETERS
 from models.library.lm.network import Network
 from models.library.lm.tokenizer import EOS
 from models.messages import Finish, FinishReason, GenerationParameters, Prompt, Token
@@ -224,7 +224,7 @@ def test_only_what_is_within_reach_is_taken_in(model: neural.TransformerModel) -
 
 
 def test_what_it_does_not_do_is_what_compares_whole_sequences() -> None:
-    left_out = lm.PARAMETERS - neural.PARAMETERS
+    left_out = PARAMETERS - neural.PARAMETERS
     assert left_out == {"best_of", "num_beams", "length_penalty", "early_stopping"}
 
 
