@@ -18,8 +18,6 @@ if TYPE_CHECKING:
 
 FRAMING = 20
 """Bytes of framing, at most, around one message of a wire that is `exclusive`."""
-NO_PIECES: list[bytes] = []
-"""The `pieces` of a wire that puts none together; nobody changes it."""
 LAST_WORD = 5.0
 """Seconds that a client has, after `limits.write_stall`, to read again and hear why its answer ends: what
 `websocket.close_timeout` gives a Close. Meanwhile its model has stopped, and only what is queued is held."""
@@ -33,10 +31,8 @@ class Wire(Protocol):
     windowed: bool
     """Whether the wire has a receive window per stream, paid from the budget by its machine."""
     exclusive: bool
-    """Whether its room shrinks by what the exchange itself pushes alone, each message with at most `FRAMING` bytes more."""
-    pieces: list[bytes]
-    """What `push_piece` has begun to put together, the exchange's own, and the connection knows that there is some:
-    while this list is not empty, others of `PIECE_SIZES` may be appended instead. Empty where a wire does not do so."""
+    """Whether its room shrinks by what the exchange itself pushes alone, each message with at most `FRAMING` bytes more.
+    Pieces of such an answer wait in its Outbound, and the wire asks for them (`take_pieces`) when it writes."""
 
     def credit(self, stream: int, n: int) -> None: ...
     def proceed(self, stream: int) -> None: ...
@@ -44,8 +40,8 @@ class Wire(Protocol):
     def empty(self, stream: int) -> bool: ...
     def start(self, stream: int, status: int, headers: Headers) -> None: ...
     def push(self, stream: int, buffers: Sequence[Buffer]) -> None: ...
-    def push_piece(self, stream: int, piece: bytes) -> None:
-        """`push` of one buffer, for those that are many and short."""
+    def push_pieces(self, stream: int, pieces: Sequence[bytes]) -> None:
+        """`push` of each."""
         ...
 
     def push_frame(self, stream: int, opcode: Opcode, fin: bool, buffers: Sequence[Buffer]) -> None: ...
@@ -86,6 +82,10 @@ class Owner(Protocol):
         ...
 
     def clock(self) -> float: ...
+    def output_ready(self) -> None:
+        """The wire has something to write, or will find it in an Outbound when it writes."""
+        ...
+
     def fields(self, headers: Headers) -> dict[bytes, bytes]:
         """The first field of each name."""
         ...

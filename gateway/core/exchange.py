@@ -194,6 +194,7 @@ class Exchange:
     def peer_gone(self, ending: Ending) -> None:
         """The client is gone, or the connection: nothing more can be said. Cancels the model at once."""
         self.gone, self.outbound.open = True, False
+        self.outbound.drop_pieces()
         self._settle(ending)
         self._cancel()
 

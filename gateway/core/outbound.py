@@ -12,9 +12,10 @@ from gateway.core.turn import BETWEEN, NO_TURN, PAST, SENT, TURN_UNITS
 from gateway.core.waits import ROOM
 from gateway.errors import Ending
 from protocols.events import Buffer, Headers, Opcode
-from protocols.http1.output import PIECE_SIZES
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from gateway.core.contracts import Owner, Stream, Wire
     from gateway.core.turn import Turn
 
@@ -30,6 +31,11 @@ class Outbound:
     `await wait_room(n)` first, then `start`, `push` and `finish`, which are synchronous and cannot be cancelled between each
     other. `finish` names the ending that the last byte stands for. What is said to a client that is gone is dropped; what
     is said after the end raises trio.ClosedResourceError.
+
+    Pieces (`push_piece`) are many and short: where its wire is `exclusive` they wait here, in the order they were said and
+    nowhere else, until the wire writes and takes all there are, or something is said or asked for that has to come behind
+    them: then they are handed to the wire first. What the wire refuses of them, such as more than the head has declared, is
+    raised there and then. Those of a client that is gone are dropped.
     """
 
     __slots__ = (
@@ -44,6 +50,7 @@ class Outbound:
         "moved_at",
         "open",
         "owner",
+        "pieces",
         "room_left",
         "sent_at",
         "status",
@@ -74,6 +81,8 @@ class Outbound:
         self.moved_at = self.sent_at = now
         self.first_at = None
         self._writer: trio.lowlevel.Task | None = None  # waits for room
+        self.pieces: list[bytes] | tuple[()] = ()
+        """Those that wait; only the Outbound itself adds to them."""
 
     @property
     def items_out(self) -> int:
@@ -105,6 +114,8 @@ class Outbound:
         if self.bytes_out + n < self.room_left and (left in BETWEEN or (left and self.owner.clock() <= turn.ends)):
             return True
         if left in BETWEEN or not turn.due(n):
+            if self.pieces:
+                self._hand_over()
             room = self.wire.room(self._stream)
             if n <= room and self.finishing is None:
                 if self.status and self.wire.exclusive:
@@ -120,7 +131,7 @@ class Outbound:
         turn = self.turn
         if turn.ends == PAST:
             await turn.renew()
-        while n > (room := self.wire.room(self._stream)) and self.open and not self.wire.empty(self._stream):
+        while n > (room := self._room()) and self.open and not self.wire.empty(self._stream):
             assert self._writer is None, "one task waits for room"
             self._writer = task = trio.lowlevel.current_task()
             self.exchange.parks_for(ROOM)
@@ -136,6 +147,11 @@ class Outbound:
                 raise no_bytes(self.owner.budget, n)
             self.charged += n
         turn.left -= SENT
+
+    def _room(self) -> int:
+        if self.pieces:
+            self._hand_over()
+        return self.wire.room(self._stream)
 
     def _writer_cancelled(self, _: object) -> trio.lowlevel.Abort:
         self._writer = None
@@ -166,6 +182,8 @@ class Outbound:
         """Queues the head. `x-request-id` is added; to the head of a stream also that proxies should not hold it back."""
         if not self.open:
             return self._closed()
+        if self.pieces:
+            self._hand_over()
         self.status = status
         streams = () if status < 200 or status == 204 else (_UNBUFFERED,)
         self.wire.start(self._stream, status, [*headers, *streams, (b"x-request-id", self.exchange.id.encode())])
@@ -174,18 +192,35 @@ class Outbound:
         """Queues one piece of the body: by reference, so its memory must not change until it is written."""
         if not self.open:
             return self._closed()
+        if self.pieces:
+            self._hand_over()
         self.bytes_out += len(buffers[0]) if len(buffers) == 1 else sum(map(len, buffers))
         self.room_left -= FRAMING
         self.wire.push(self._stream, buffers)
 
     def push_piece(self, piece: bytes) -> None:
         """`push` of one buffer, for those that are many and short. Only right after `try_room` or `wait_room`."""
-        size, pieces = len(piece), self.wire.pieces
-        self.bytes_out += size
-        if pieces and size in PIECE_SIZES:
+        pieces = self.pieces
+        self.bytes_out += len(piece)
+        if pieces:
             pieces.append(piece)
+        elif self.wire.exclusive:
+            self.pieces = [piece]
+            self.owner.output_ready()
         else:
-            self.wire.push_piece(self._stream, piece)
+            self.wire.push_pieces(self._stream, (piece,))
+
+    def take_pieces(self) -> Sequence[bytes]:
+        """The pieces that wait, for the wire, which writes them now; they are its own from now on."""
+        pieces, self.pieces = self.pieces, ()
+        return pieces
+
+    def _hand_over(self) -> None:
+        self.wire.push_pieces(self._stream, self.take_pieces())
+
+    def drop_pieces(self) -> None:
+        """Nobody will read them."""
+        self.pieces = ()
 
     def push_frame(self, opcode: Opcode, fin: bool, *buffers: Buffer) -> None:
         """Queues one WebSocket frame."""
@@ -198,6 +233,8 @@ class Outbound:
         """Queues the end of the answer (`code` and `reason` are a WebSocket's). Input that was not read is dropped."""
         if not self.open:
             return self._closed()
+        if self.pieces:
+            self._hand_over()
         self.finishing, self.open, self.room_left = ending, False, 0  # the wire may write the end at once
         try:
             self.wire.finish(self._stream, code, reason)
@@ -209,6 +246,8 @@ class Outbound:
         """Queues a whole answer of known length."""
         if not self.open:
             return self._closed()
+        if self.pieces:
+            self._hand_over()
         length = len(buffers[0]) if len(buffers) == 1 else sum(map(len, buffers))
         exchange = self.exchange
         self.status = status
@@ -227,6 +266,7 @@ class Outbound:
         """Ends the exchange where no honest in-band ending is possible any more: RST_STREAM, or the connection's end."""
         if self.open:
             self.finishing, self.open, self.room_left = ending, False, 0
+            self.drop_pieces()
             self.wire.reset(self._stream, ending)
 
     def _unfinish(self) -> None:

@@ -11,7 +11,7 @@ from urllib.parse import quote
 import trio
 
 from gateway.addresses import written_ip
-from gateway.core.contracts import LAST_WORD, NO_PIECES
+from gateway.core.contracts import LAST_WORD
 from gateway.core.exchange import Exchange
 from gateway.doorbell import Doorbell
 from gateway.errors import Drained, Ending, SlowReader
@@ -53,7 +53,6 @@ class ASGICall:
     """
 
     windowed, exclusive = False, False
-    pieces = NO_PIECES
 
     def __init__(self, server: Server, scope: Scope) -> None:
         self.server = server
@@ -76,6 +75,7 @@ class ASGICall:
         self._text: list[Buffer] = []  # frames of a message under way
         self._kind = Opcode.BINARY
         self._bell, self._more, self._arrived = Doorbell(), Doorbell(), Doorbell()
+        self.output_ready = self._bell.ring
         self._blocked_since: float | None = None
         self._scope = trio.CancelScope()
         self._cut = self._over = False
@@ -264,7 +264,7 @@ class ASGICall:
         """`data` is what of it took room."""
         if not self._over:
             self._queue.append((message, data))
-            self._bell.ring()
+            self.output_ready()
 
     def room(self, stream: int) -> int:
         return self.limits.send_buffer - self._queued
@@ -288,10 +288,10 @@ class ASGICall:
         if not self._over:
             self._queue.extend((None, buffer) for buffer in buffers)
             self._queued += sum(map(len, buffers))
-            self._bell.ring()
+            self.output_ready()
 
-    def push_piece(self, stream: int, piece: bytes) -> None:
-        self.push(stream, (piece,))
+    def push_pieces(self, stream: int, pieces: Sequence[bytes]) -> None:
+        self.push(stream, pieces)
 
     def push_frame(self, stream: int, opcode: Opcode, fin: bool, buffers: Sequence[Buffer]) -> None:
         """ASGI has whole messages: frames wait for the last of theirs."""

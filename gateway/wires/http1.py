@@ -62,8 +62,7 @@ class HTTP1Wire:
             scheme=scheme,
             date=connection.server.date,
         )
-        self._input, self.pieces = self._machine.input, self._machine.pieces
-        self.data_to_send = self._machine.data_to_send
+        self._input = self._machine.input
         self._last_request = limits.requests_per_connection - 1
         self._current: Exchange | None = None
         self._inbound: Inbound | None = None  # its body, where that did not come with its head
@@ -158,6 +157,7 @@ class HTTP1Wire:
             self._leave()
         elif current is not None and current.ending is None and current.outbound.finishing is None:
             if current.outbound.status:
+                self._machine.send_pieces(current.stream, current.outbound.take_pieces())  # they still go out
                 current.peer_gone(Ending.REFUSED)
             else:
                 current.interrupt(BadRequest(str(error), status=error.status))
@@ -171,6 +171,12 @@ class HTTP1Wire:
 
     # -- sending ---------------------------------------------------------------------------------------------------
 
+    def data_to_send(self, at_most: int) -> list[Buffer]:
+        machine, current = self._machine, self._current
+        if current is not None and current.outbound.pieces:
+            machine.send_pieces(current.stream, current.outbound.take_pieces())
+        return machine.data_to_send(at_most)
+
     def data_sent(self) -> Sent | None:
         machine, current = self._machine, self._current
         stream = machine.answer_sent()
@@ -181,7 +187,7 @@ class HTTP1Wire:
             if self._input.unread or connection.eof:
                 connection.pump_soon()  # a request that was sent ahead, or the client's leaving
             if sent is None:
-                if machine.queued or machine.pieces:
+                if machine.queued:
                     connection.output_ready()  # what came behind it meanwhile
                 if current is not None and current.stream == stream:
                     current.answer_written()
@@ -193,7 +199,10 @@ class HTTP1Wire:
 
     def held(self) -> tuple[int, int]:
         machine, limits = self._machine, self._connection.limits
-        return machine.unread + machine.unconsumed, limits.send_buffer - machine.room(machine.stream)
+        unsent = limits.send_buffer - machine.room(machine.stream)
+        if self._current is not None:
+            unsent += sum(map(len, self._current.outbound.pieces))
+        return machine.unread + machine.unconsumed, unsent
 
     @property
     def over(self) -> bool:
@@ -234,8 +243,8 @@ class HTTP1Wire:
         self._machine.send_data(stream, buffers)
         self._connection.output_ready()
 
-    def push_piece(self, stream: int, piece: bytes) -> None:
-        self._machine.send_piece(stream, piece)
+    def push_pieces(self, stream: int, pieces: Sequence[bytes]) -> None:
+        self._machine.send_pieces(stream, pieces)
         self._connection.output_ready()
 
     def push_frame(self, stream: int, opcode: Opcode, fin: bool, buffers: Sequence[Buffer]) -> None:

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, final
 import msgspec
 
 from gateway.config.fields import said_of
-from gateway.core.contracts import LAST_WORD, NO_PIECES
+from gateway.core.contracts import LAST_WORD
 from gateway.core.exchange import Exchange
 from gateway.errors import Ending, SlowReader
 from protocols.errors import RemoteProtocolError
@@ -55,7 +55,6 @@ class HTTP2Wire:
 
     name = "http/2"
     windowed, exclusive = True, False
-    pieces = NO_PIECES
 
     def __init__(self, connection: Connection, *, scheme: bytes) -> None:
         self._connection = connection
@@ -200,8 +199,8 @@ class HTTP2Wire:
             self._machine.send_data(stream, buffers)
             self._connection.output_ready()
 
-    def push_piece(self, stream: int, piece: bytes) -> None:
-        self.push(stream, (piece,))
+    def push_pieces(self, stream: int, pieces: Sequence[bytes]) -> None:
+        self.push(stream, pieces)
 
     def push_frame(self, stream: int, opcode: Opcode, fin: bool, buffers: Sequence[Buffer]) -> None:
         raise AssertionError("frames need a WebSocket")

@@ -9,7 +9,6 @@ from typing import TYPE_CHECKING, final
 
 import numpy as np
 
-from gateway.core.contracts import NO_PIECES
 from gateway.core.exchange import Exchange
 from gateway.errors import Ending
 from protocols.errors import LocalProtocolError, RemoteProtocolError
@@ -41,7 +40,6 @@ class WebSocketWire:
 
     name = "websocket"
     windowed, exclusive = False, False
-    pieces = NO_PIECES
 
     def __init__(self, connection: Connection, before: ConnectionWire, exchange: Exchange, machine: HTTP1Connection) -> None:
         self._connection, self._exchange, self._inbound = connection, exchange, exchange.open_inbound()
@@ -180,8 +178,9 @@ class WebSocketWire:
     def push(self, stream: int, buffers: Sequence[Buffer]) -> None:
         self.push_frame(stream, Opcode.BINARY, True, buffers)
 
-    def push_piece(self, stream: int, piece: bytes) -> None:
-        self.push(stream, (piece,))
+    def push_pieces(self, stream: int, pieces: Sequence[bytes]) -> None:
+        for piece in pieces:
+            self.push(stream, (piece,))
 
     def push_frame(self, stream: int, opcode: Opcode, fin: bool, buffers: Sequence[Buffer]) -> None:
         self._machine.send_frame(opcode, fin, buffers)

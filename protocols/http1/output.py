@@ -2,23 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from itertools import chain, repeat
 
 from protocols.errors import LocalProtocolError
 from protocols.events import Buffer, Sent
 from protocols.http1.body import LARGE
 
-PIECE_SIZES = range(1, 512)
-"""What `pieces` may be long: as most tokens are. An empty chunk would be the last (RFC 9112 section 7.1)."""
-_CHUNK_LINES = [b"%x\r\n" % size for size in range(PIECE_SIZES.stop)]
+# The first lines of chunks that are as long as most tokens. An empty chunk would be the last (RFC 9112 section 7.1).
+_CHUNK_LINES = {size: b"%x\r\n" % size for size in range(1, 512)}
 _line_of = _CHUNK_LINES.__getitem__
 
 
 class Output:
     """What a connection has to send: buffers in the order they are written, each of one stream."""
 
-    __slots__ = ("_answer", "_answer_stream", "_buffers", "_ends", "_flight", "_sent", "pieces", "queued", "stream")
+    __slots__ = ("_answer", "_answer_stream", "_buffers", "_ends", "_flight", "_sent", "queued", "stream")
 
     def __init__(self) -> None:
         self._buffers: list[Buffer] = []
@@ -29,10 +28,7 @@ class Output:
         # before all that `_ends` tells of.
         self._answer = self._answer_stream = 0
         self.queued = 0
-        """Bytes given to be sent that the kernel does not have, apart from `pieces`."""
-        self.pieces: list[bytes] = []
-        """What is a chunk each behind everything else: framed together, when it is asked for or something is to follow.
-        Always this list; while it has pieces, which `send_piece` begins, others of `PIECE_SIZES` may be put in as well."""
+        """Bytes given to be sent that the kernel does not have."""
         self.stream = 0
         """The stream under way, or the last one; 0 before the first."""
 
@@ -40,13 +36,6 @@ class Output:
         """Queues a buffer whose len() counts bytes."""
         self._buffers.append(buffer)
         self.queued += len(buffer)
-
-    def _frame_pieces(self) -> None:
-        """Queues the pieces, in steps that cost one of them no bytecode."""
-        pieces = self.pieces
-        chunks = zip(map(_line_of, map(len, pieces)), pieces, repeat(b"\r\n"), strict=False)
-        self._put(b"".join(chain.from_iterable(chunks)))
-        pieces.clear()
 
     def _put_all(self, buffers: Iterable[Buffer]) -> None:
         """Queues those that are not empty."""
@@ -57,14 +46,11 @@ class Output:
     def _clear_output(self) -> None:
         """Forgets everything."""
         self._buffers.clear()
-        self.pieces.clear()
         self._ends.clear()
         self._flight = self._answer = self.queued = 0
 
     def _put_behind(self, answer: bytes) -> None:
         """Queues all of the answer of the stream under way, behind what waits to be sent."""
-        if self.pieces:
-            self._frame_pieces()
         self._put(answer)
         self._put_end()
 
@@ -77,8 +63,6 @@ class Output:
         none. What it gave must be confirmed with `data_sent` before it may be called again."""
         if self._flight:
             raise LocalProtocolError("data_to_send: what it gave last was not confirmed with data_sent")
-        if self.pieces:
-            self._frame_pieces()
         queue, queued = self._buffers, self.queued
         if queued < LARGE and queued <= at_most:  # a small answer, whole
             self._flight = queued
@@ -160,6 +144,13 @@ def bytes_view(buffer: memoryview) -> memoryview:
     if buffer.ndim == 1 and buffer.itemsize == 1:
         return buffer
     return buffer.cast("B") if buffer.nbytes else memoryview(b"")
+
+
+def chunks_of(pieces: Sequence[bytes]) -> bytes:
+    """A chunk of each, in steps that cost one of them no bytecode. Raises KeyError where one is empty, or longer than most
+    tokens."""
+    chunks = zip(map(_line_of, map(len, pieces)), pieces, repeat(b"\r\n"), strict=False)
+    return b"".join(chain.from_iterable(chunks))
 
 
 def _join(crumbs: list[Buffer], buffers: list[Buffer]) -> None:

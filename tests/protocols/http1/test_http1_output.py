@@ -200,42 +200,42 @@ def test_what_is_queued_is_written_though_the_peer_has_broken_the_protocol() -> 
 
 
 @pytest.mark.parametrize("size", [0, 1, 15, 16, 511, 512, 513, LARGE])
-def test_a_piece_is_the_chunk_that_a_data_event_makes(size: int) -> None:
+@pytest.mark.parametrize("neighbours", [[], [b"a", b"bc"]], ids=["alone", "between others"])
+def test_a_piece_is_the_chunk_that_a_data_event_makes(size: int, neighbours: list[bytes]) -> None:
     pieces, events = started(), started()
-    pieces.send_piece(1, b"x" * size)
-    push(events, b"x" * size)
+    texts = [*neighbours[:1], b"x" * size, *neighbours[1:]]
+    pieces.send_pieces(1, texts)
+    for text in texts:
+        push(events, text)
     assert pieces.room(1) == events.room(1)
     assert written(pieces) == written(events)
 
 
 def test_pieces_stay_in_order_with_whatever_is_sent_beside_them() -> None:
     pieces, events = started(), started()
-    for n, text in enumerate((b"a", b"bc", b"d" * 511, b"e" * 512, b"f", b"", b"g" * 20)):
-        pieces.send_piece(1, text)
-        push(events, text)
-        if pieces.pieces:
-            pieces.pieces.append(b"h%d" % n)
-            push(events, b"h%d" % n)
+    for texts in ([b"a", b"bc", b"d" * 511], [b"e" * 512], [b"f", b"", b"g" * 20], [], [b"h"], [b""]):
+        pieces.send_pieces(1, texts)
+        for text in texts:
+            push(events, text)
     assert pieces.data_to_send(1 << 20) == events.data_to_send(1 << 20)
-    pieces.send_piece(1, b"i")  # while the others are on their way
+    pieces.send_pieces(1, [b"i", b"j"])  # while the others are on their way
     push(events, b"i")
-    pieces.data_sent(), events.data_sent()
-    pieces.send_piece(1, b"j")
     push(events, b"j")
+    pieces.data_sent(), events.data_sent()
     for machine in (pieces, events):
         push(machine, b"k" * LARGE)
-    pieces.send_piece(1, b"l")
+    pieces.send_pieces(1, [b"l", b"m"])
     push(events, b"l")
+    push(events, b"m")
     for machine in (pieces, events):
         machine.send(End(stream=1))
-    assert not pieces.pieces
     assert pieces.room(1) == events.room(1)
     assert written(pieces) == written(events)
 
 
 def test_pieces_are_given_up_with_the_connection() -> None:
     machine = started()
-    machine.send_piece(1, b"x")
+    machine.send_pieces(1, [b"x", b"y"])
     machine.close()
     assert machine.data_to_send(100) == []
     assert machine.room(1) == 65536
@@ -243,4 +243,18 @@ def test_pieces_are_given_up_with_the_connection() -> None:
 
 def test_a_piece_of_another_stream_is_refused() -> None:
     with pytest.raises(LocalProtocolError, match="stream 2"):
-        started().send_piece(2, b"x")
+        started().send_pieces(2, [b"x", b"y"])
+
+
+def test_pieces_before_the_head_are_refused() -> None:
+    machine = server(request())
+    pull(machine)
+    with pytest.raises(LocalProtocolError, match="needs a head first"):
+        machine.send_pieces(1, [b"x", b"y"])
+
+
+def test_of_pieces_longer_than_the_head_declares_those_that_fit_are_queued() -> None:
+    machine = started((b"content-length", b"5"))
+    with pytest.raises(LocalProtocolError, match="2 bytes of body, the head leaves 1"):
+        machine.send_pieces(1, [b"ab", b"cd", b"ef"])
+    assert written(machine) == b"abcd"
