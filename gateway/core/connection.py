@@ -59,7 +59,7 @@ class ConnectionWire(Wire, Protocol):
 
     def data_to_send(self, at_most: int) -> list[Buffer]: ...
     def data_sent(self) -> Sent | None:
-        """What `data_to_send` gave has left, or else the connection's `answer`. None where its exchange was told so."""
+        """What `data_to_send` gave has left, or else the connection's `whole_answer`. None where its exchange was told."""
         ...
 
     def held(self) -> tuple[int, int]:
@@ -90,9 +90,9 @@ class Connection:
 
     __slots__ = (  # a dict of more than 30 names has no place in CPython's inline caches
         "_blocked_since", "_certificate", "_closed", "_dirty", "_ending", "_fields", "_headers", "_hung_up", "_linger",
-        "_lost", "_ready", "_rest", "_soon", "_watch", "answer", "behind", "blocked", "budget", "clock", "eof", "exchanges",
+        "_lost", "_ready", "_rest", "_soon", "_watch", "behind", "blocked", "budget", "clock", "eof", "exchanges",
         "last_received", "last_sent", "limits", "peer", "pool", "proxies", "reading_paused", "requests", "server",
-        "transport", "wire",
+        "transport", "whole_answer", "wire",
     )  # fmt: skip
 
     def __init__(
@@ -120,8 +120,13 @@ class Connection:
         """True while it has received more than it may hand on at once: its turns begin the rest, bit by bit."""
         self.reading_paused = self._dirty = False
         self._ending = False  # being told what has left: whether the wire is over is looked at after that
-        self.answer: bytes | None = None
-        """What a wire had to send, where that was all when it was said: it leaves without `data_to_send`."""
+        self.whole_answer: bytes | None = None
+        """An answer that a wire was given whole, small, and while nothing else was to be sent: that of most unary calls over
+        HTTP/1.1, whose machine returns its bytes from `respond` (which says where it does) and queues them too. The next
+        write begins with them. Where the transport takes them all, the wire is not asked what to send: it learns from
+        `data_sent` that they have left, and tells their exchange itself. Where it does not, they leave as the first of what
+        the wire has queued. Both ways the client gets the same bytes, and the exchange the same ending; only the steps on
+        this side are fewer."""
         self._rest = _NOTHING  # what the transport did not take
         self.blocked = False
         self._blocked_since: float | None = None
@@ -323,9 +328,9 @@ class Connection:
             self._soon(self)
 
     def _write(self) -> None:
-        wire, answer, n = self.wire, self.answer, None
+        wire, answer, n = self.wire, self.whole_answer, None
         if answer is not None:
-            self.answer = None
+            self.whole_answer = None
             n = self.transport.try_send((answer,))
         if answer is not None and n == len(answer) and not self.transport.pending:
             self.last_sent = self.clock()

@@ -262,7 +262,7 @@ class HTTP1Wire:
         if inbound is not None and not inbound.input_ended:
             self._machine.close_after_response()
         connection = self._connection
-        connection.answer = self._machine.respond(stream, status, headers, buffers, fresh, length)
+        connection.whole_answer = self._machine.respond(stream, status, headers, buffers, fresh, length)
         connection.output_ready()
 
     def reset(self, stream: int, ending: Ending) -> None:

@@ -2,7 +2,7 @@
 
 Quick ways that end here, beside `send` and with its result: `respond` writes a small answer as one buffer (a whole exchange
 of 64 bytes of tensor costs 3.6 us, and 7.7 with a Response, a Data and an End), and `send_pieces` frames the tokens of one
-write together (XXX us a token, and 0.48 by `send_data`).
+write together (0.27 us a token, and 0.48 by `send_data`).
 """
 
 from __future__ import annotations

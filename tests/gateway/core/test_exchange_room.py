@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 from collections.abc import Sequence
+from functools import partial
 from typing import Any
 
 import pytest
@@ -14,6 +15,7 @@ from gateway.core.exchange import Exchange
 from gateway.core.turn import Turn
 from gateway.errors import Ending
 from protocols.buffers import ByteBudget
+from protocols.errors import LocalProtocolError
 from protocols.events import Buffer, End, Headers, Request, Response
 from protocols.http1.connection import HTTP1Connection, HTTP1Limits
 from protocols.roles import Role
@@ -25,7 +27,7 @@ class Wire:
     name, windowed, peer, last_sent, pool = "http/1.1", False, "test", 0.0, None
     fields = staticmethod(dict)
 
-    def __init__(self, exclusive: bool, send_buffer: int) -> None:
+    def __init__(self, exclusive: bool, send_buffer: int, headers: Headers = ()) -> None:
         self.exclusive = exclusive
         self.machine = HTTP1Connection(Role.SERVER, HTTP1Limits(send_buffer=send_buffer))
         self.machine.receive_data(b"GET / HTTP/1.1\r\nhost: a\r\n\r\n")
@@ -36,7 +38,7 @@ class Wire:
         self.now, self.asked, self.told = 0.0, 0, 0
         self.exchange = Exchange(self, self, request, "x", 0.0)  # type: ignore[arg-type]
         self.exchange.begin(trio.CancelScope(), Turn())
-        self.exchange.outbound.start(200, [])
+        self.exchange.outbound.start(200, headers)
 
     def clock(self) -> float:
         return self.now
@@ -143,3 +145,63 @@ async def test_the_shortest_messages_fill_the_room_and_no_more(how: str) -> None
                 push(b"x")
         assert not exchange.outbound.try_room(1)
         assert exchange.outbound.bytes_out == wire.write().count(b"\r\nx\r\n")
+
+
+def said(wire: Wire, *pieces: bytes) -> None:
+    for piece in pieces:
+        assert wire.exchange.outbound.try_room(len(piece))
+        wire.exchange.outbound.push_piece(piece)
+
+
+def test_pieces_wait_until_the_wire_writes_and_it_is_told_once_for_each_write() -> None:
+    wire = Wire(True, 65536)
+    wire.write()
+    for telling in (1, 2):
+        said(wire, b"a", b"bc", b"d")
+        assert wire.told == telling
+        assert wire.exchange.outbound.pieces == [b"a", b"bc", b"d"]
+        assert wire.write() == b"1\r\na\r\n2\r\nbc\r\n1\r\nd\r\n"
+        assert not wire.exchange.outbound.pieces
+
+
+def test_whatever_else_is_said_leaves_behind_the_pieces() -> None:
+    wire = Wire(True, 65536)
+    wire.write()
+    said(wire, b"a", b"b")
+    wire.exchange.outbound.push(b"c", b"d")
+    said(wire, b"e")
+    wire.exchange.outbound.finish()
+    assert wire.write() == b"1\r\na\r\n1\r\nb\r\n2\r\ncd\r\n1\r\ne\r\n0\r\n\r\n"
+
+
+def test_on_a_wire_that_others_share_no_piece_waits() -> None:
+    wire = Wire(False, 65536)
+    wire.write()
+    said(wire, b"a", b"b")
+    assert not wire.exchange.outbound.pieces
+    assert wire.write() == b"1\r\na\r\n1\r\nb\r\n"
+
+
+@pytest.mark.parametrize("end", ["abort", "cut"])
+def test_pieces_that_nobody_will_read_are_dropped(end: str) -> None:
+    wire = Wire(True, 65536)
+    wire.write()
+    said(wire, b"a", b"b")
+    if end == "abort":
+        wire.exchange.outbound.abort(Ending.LOST)
+    else:
+        wire.exchange.peer_gone(Ending.CANCELLED)
+    assert not wire.exchange.outbound.pieces
+    assert wire.write() == b""
+
+
+@pytest.mark.parametrize("next", ["push", "finish"])
+def test_pieces_that_are_longer_than_the_head_has_declared_show_where_something_comes_behind_them(next: str) -> None:
+    wire = Wire(True, 65536, [(b"content-length", b"3")])
+    wire.write()
+    said(wire, b"ab", b"cd")
+    act = wire.exchange.outbound.finish if next == "finish" else partial(wire.exchange.outbound.push, b"e")
+    with pytest.raises(LocalProtocolError, match="2 bytes of body, the head leaves 1"):
+        act()
+    assert wire.exchange.outbound.finishing is None, "another ending may be said"
+    assert wire.write() == b"ab"

@@ -10,6 +10,7 @@ import trio
 
 from gateway.config import Config, LimitsConfig
 from gateway.core.connection import Connection
+from gateway.core.exchange import Exchange
 from gateway.core.route import Row
 from gateway.core.whole_body import receive_body
 from gateway.net.transport import MemoryTransport
@@ -142,7 +143,7 @@ async def test_what_a_stream_says_before_the_answer_ahead_of_it_has_left_leaves_
             line.transport.try_send([asks("probe", 6)])
             await house.still()
         (connection,) = held
-        assert connection.answer
+        assert connection.whole_answer
         connection.turn()
         said = b""
         with at_once():
@@ -152,6 +153,74 @@ async def test_what_a_stream_says_before_the_answer_ahead_of_it_has_left_leaves_
         probe.go.set()
         await house.still()
         assert house.endings == {"complete": 2}
+
+
+async def test_tokens_of_one_turn_leave_together_each_as_a_chunk(autojump_clock: Any) -> None:
+    probe = Probe(pausing)
+    async with serving(probe.spec("lmi-http1")) as house:
+        line = house.line("http1")
+        line.transport.try_send([asks("probe", 6)])
+        await house.still()
+        (connection,) = house.gateway.server.connections
+        (exchange,) = connection.exchanges.values()
+        assert not exchange.outbound.pieces, "what waited was taken when the wire wrote"
+        writes = []
+        with at_once():
+            writes.append(await some(line, memoryview(bytearray(64 * KiB))))
+            probe.go.set()
+            await house.still()
+            writes.append(await some(line, memoryview(bytearray(64 * KiB))))
+        assert [write.count(b'"token"') for write in writes] == [3, 3]
+        assert writes[1].count(b'\r\n{"token"') == 3
+
+
+async def test_pieces_that_are_longer_than_their_head_has_declared_end_the_connection_that_writes_them(
+    autojump_clock: Any, caplog: pytest.LogCaptureFixture
+) -> None:
+    async def too_long(exchange: Exchange) -> None:
+        outbound = exchange.outbound
+        outbound.start(200, [(b"content-length", b"3")])
+        for piece in (b"ab", b"cd"):
+            await outbound.wait_room(2)
+            outbound.push_piece(piece)
+        await trio.sleep_forever()
+
+    async with serving() as house:
+        house.gateway.router.add(Row("GET", "/long", too_long))
+        line, other = house.line("http1"), house.line("http1")
+        line.transport.try_send([wire_bytes("/long")])
+        await house.still()
+        assert [record.message for record in caplog.records if record.levelname == "ERROR"] == ["connection failed"]
+        assert house.endings == {"transport-lost": 1}
+        other.transport.try_send([wire_bytes("/ping")])
+        with at_once():
+            assert [status for status, _ in await answers(other, 1)] == [200]
+
+
+async def test_what_was_said_before_a_body_was_found_garbled_still_leaves(
+    autojump_clock: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def early(exchange: Exchange) -> None:
+        exchange.outbound.start(200, [])
+        for piece in (b"ab", b"cd"):
+            await exchange.outbound.wait_room(2)
+            exchange.outbound.push_piece(piece)
+        await trio.sleep_forever()
+
+    async with serving() as house:
+        house.gateway.router.add(Row("GET", "/early", early))
+        line = house.line("http1")
+        held: list[Connection] = []
+        with monkeypatch.context() as patch:
+            patch.setattr(Connection, "turn", lambda connection: held.append(connection))
+            for sent in (wire_bytes("/early", b"", "transfer-encoding: chunked"), b"no chunk\r\n"):
+                line.transport.try_send([sent])
+                await house.still()
+        held[0].turn()
+        with at_once():
+            said = await some(line, memoryview(bytearray(64 * KiB)))
+        assert said.endswith(b"\r\n\r\n2\r\nab\r\n2\r\ncd\r\n")
+        assert house.endings == {"refused": 1}
 
 
 async def test_a_request_that_is_found_garbled_before_the_answer_ahead_of_it_has_left_is_refused_behind_it(
