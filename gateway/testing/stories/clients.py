@@ -21,8 +21,9 @@ from gateway.client.questions import Question
 from gateway.errors import TransportLost
 from gateway.net.transport import MemoryTransport
 from gateway.testing.network import Link
-from gateway.testing.stories.models import CHAT, END, Talk, View, fragment
-from gateway.testing.stories.plan import Deceit, Form, Leave, LinePlan
+from gateway.testing.stories.models import CHAT, END, PlannedTalk
+from gateway.testing.stories.plan import LinePlan
+from gateway.testing.stories.talk import Deceit, Form, Leave, View
 from protocols.aws import bidi
 from protocols.errors import LocalProtocolError, RemoteProtocolError
 from protocols.events import Buffer, Close, ConnectionEnd, Data, End, Frame, Opcode, Request, Reset, Response
@@ -46,7 +47,7 @@ class Line:
     def __init__(
         self,
         plan: LinePlan,
-        talks: list[Talk],
+        talks: list[PlannedTalk],
         transport: MemoryTransport,
         link: Link | None,
         seed: int,
@@ -83,7 +84,7 @@ class Line:
 
     # -- what all have in common -------------------------------------------------------------------------------------
 
-    async def _play(self, talk: Talk, reading: Any, *writing: Any) -> None:
+    async def _play(self, talk: PlannedTalk, reading: Any, *writing: Any) -> None:
         """Reads while it writes, until the answer is over, the client leaves, or its patience is over."""
         plan = talk.plan
         with trio.move_on_after(plan.patience):
@@ -112,7 +113,7 @@ class Line:
         except LocalProtocolError:
             return  # the answer is over, or the connection: the reader sees which
 
-    async def _viewed(self, talk: Talk, reading: Callable[[], Any]) -> View:
+    async def _viewed(self, talk: PlannedTalk, reading: Callable[[], Any]) -> View:
         try:
             view: View = await reading()
         except TransportLost:
@@ -123,7 +124,7 @@ class Line:
             return View.CUT
         return view
 
-    async def _garble(self, talk: Talk) -> None:
+    async def _garble(self, talk: PlannedTalk) -> None:
         await trio.sleep(talk.plan.pause)
         self.left = True
         for each in self.talks:
@@ -132,7 +133,7 @@ class Line:
         with suppress(TransportLost):
             self._transport.try_send([self._garbage])
 
-    async def _leave(self, talk: Talk) -> None:
+    async def _leave(self, talk: PlannedTalk) -> None:
         talk.left, talk.gave_up = True, talk.plan.leave_after is None
         how = talk.plan.leave
         talk.tell(f"{talk.name} leaves: {how.value}")
@@ -159,7 +160,7 @@ class Line:
         for other in self.talks:
             other.left = True
 
-    def _leave_stream(self, talk: Talk) -> None:
+    def _leave_stream(self, talk: PlannedTalk) -> None:
         machine: Any = self._peer.machine
         try:
             if isinstance(machine, HTTP2Connection):
@@ -185,7 +186,7 @@ class Line:
                 if n is None:
                     await self._transport.wait_readable()
 
-    async def _hear(self, talk: Talk, answer: Answer, data: Buffer) -> None:
+    async def _hear(self, talk: PlannedTalk, answer: Answer, data: Buffer) -> None:
         """A piece of the answer, in the client's own time."""
         plan = talk.plan
         if plan.pace:
@@ -194,11 +195,11 @@ class Line:
         answer.feed(data)
         if not isinstance(answer, InferAnswer):
             self._heard(talk, answer)
-        if plan.silent_after is not None and talk.taken and len(answer.messages) >= plan.silent_after:
+        if plan.silent_after is not None and talk.taken.data and len(answer.messages) >= plan.silent_after:
             talk.tell(f"{talk.name} is silent")
             await trio.sleep_forever()
 
-    def _heard(self, talk: Talk, answer: Answer) -> None:
+    def _heard(self, talk: PlannedTalk, answer: Answer) -> None:
         messages, answer.messages = answer.messages[self._counted(talk) :], answer.messages
         for message in messages:
             at = self._counts[talk]
@@ -206,16 +207,16 @@ class Line:
             if isinstance(message, str):
                 talk.hear(message.encode())
             elif isinstance(answer, EventsAnswer):
-                talk.hear(fragment(talk, message, answer.states[at] is not bidi.Completion.PARTIAL))
+                talk.hear(talk.kept(message, answer.states[at] is not bidi.Completion.PARTIAL))
             elif isinstance(message, bytes):
                 talk.hear(message)
             else:
                 talk.hear(message.outputs[0].array.tobytes())
 
-    def _counted(self, talk: Talk) -> int:
+    def _counted(self, talk: PlannedTalk) -> int:
         return self._counts.setdefault(talk, 0)
 
-    def _ended(self, talk: Talk, answer: Answer) -> View:
+    def _ended(self, talk: PlannedTalk, answer: Answer) -> View:
         answer.end()
         self._heard(talk, answer)
         return View.COMPLETE if answer.complete else View.ERROR
@@ -224,8 +225,8 @@ class Line:
 
     async def _over_http1(self) -> None:
         self._peer = peer = client.http1(self._transport)
-        self._streams: dict[Talk, int] = {}
-        self._counts: dict[Talk, int] = {}
+        self._streams: dict[PlannedTalk, int] = {}
+        self._counts: dict[PlannedTalk, int] = {}
         machine: Any = peer.machine
         assert isinstance(machine, HTTP1Connection)
         for stream, talk in enumerate(self.talks, 1):
@@ -235,7 +236,7 @@ class Line:
             question = _question(talk)
             answer = question.answer()
 
-            async def read(talk: Talk = talk, answer: Answer = answer) -> View:
+            async def read(talk: PlannedTalk = talk, answer: Answer = answer) -> View:
                 while True:
                     match event := await peer.next_event():
                         case Response() if event.status >= 200:
@@ -248,13 +249,13 @@ class Line:
                         case ConnectionEnd():
                             return View.CUT
 
-            async def write(talk: Talk = talk, stream: int = stream, question: Question = question) -> None:
+            async def write(talk: PlannedTalk = talk, stream: int = stream, question: Question = question) -> None:
                 await peer.send(_head(talk, stream, question, expects=True))
                 await self._write(talk, stream, question)
 
             await self._play(talk, read, write)
 
-    async def _write(self, talk: Talk, stream: int, question: Question) -> None:
+    async def _write(self, talk: PlannedTalk, stream: int, question: Question) -> None:
         async with aclosing(_pieces(talk, question)) as pieces:
             async for piece in pieces:
                 await self._peer.send(Data(stream=stream, buffers=(piece,)))
@@ -299,7 +300,7 @@ class Line:
         if inbox is not None:
             inbox.close()
 
-    async def _on_stream(self, talk: Talk) -> None:
+    async def _on_stream(self, talk: PlannedTalk) -> None:
         await trio.sleep(talk.plan.start)
         peer, machine = self._peer, self._peer.machine
         assert isinstance(machine, HTTP2Connection)
@@ -339,7 +340,7 @@ class Line:
 
     # -- WebSocket -----------------------------------------------------------------------------------------------------
 
-    async def _over_websocket(self, talk: Talk) -> None:
+    async def _over_websocket(self, talk: PlannedTalk) -> None:
         self._streams, self._counts = {}, {}
         plan = talk.plan
         await trio.sleep(plan.start)
@@ -371,7 +372,7 @@ class Line:
                         if plan.pace:
                             await trio.sleep(plan.pace)
                         machine.credit(len(event.data))
-                        talk.hear(fragment(talk, event.data, event.fin))
+                        talk.hear(talk.kept(event.data, event.fin))
                         heard += 1
                         if plan.silent_after is not None and heard >= plan.silent_after:
                             talk.tell(f"{talk.name} is silent")
@@ -390,7 +391,7 @@ class Line:
                     await trio.sleep(plan.pause)
                 if not machine.is_open:
                     return
-                talk.ask(fragment(talk, data, last))
+                talk.ask(talk.kept(data, last))
                 await peer.send(Frame(opcode=Opcode.BINARY if first else Opcode.CONTINUATION, fin=last, data=data))
                 first = last
 
@@ -400,7 +401,7 @@ class Line:
 # -- what is asked -----------------------------------------------------------------------------------------------------
 
 
-def _question(talk: Talk) -> Question:
+def _question(talk: PlannedTalk) -> Question:
     plan = talk.plan
     model = "nobody" if plan.deceit is Deceit.MODEL else plan.model
     most = max(plan.messages, 1)
@@ -429,11 +430,11 @@ def _question(talk: Talk) -> Question:
     return replace(question, path=path)
 
 
-def _array(talk: Talk) -> Any:
+def _array(talk: PlannedTalk) -> Any:
     return np.arange(1 + talk.plan.size, dtype=np.int32) + sum(talk.name.encode())
 
 
-def _asked(talk: Talk, question: Question) -> bytes:
+def _asked(talk: PlannedTalk, question: Question) -> bytes:
     """The request as its model will have it."""
     plan = talk.plan
     match plan.form.kind:
@@ -445,21 +446,21 @@ def _asked(talk: Talk, question: Question) -> bytes:
             return question.body or b""
 
 
-def _head(talk: Talk, stream: int, question: Question, *, expects: bool = False) -> Request:
+def _head(talk: PlannedTalk, stream: int, question: Question, *, expects: bool = False) -> Request:
     body = None if talk.plan.chunked else question.body
     (head, *_) = client.post(stream, question.path, body, question.headers)
     assert isinstance(head, Request)
     return msgspec.structs.replace(head, expects_continue=expects and talk.plan.chunked)
 
 
-async def _pieces(talk: Talk, question: Question) -> AsyncGenerator[bytes, None]:
+async def _pieces(talk: PlannedTalk, question: Question) -> AsyncGenerator[bytes, None]:
     """The body, in the client's own time."""
     plan, body = talk.plan, question.body
     if body is None:
         for data, last in _parts(talk):
             if plan.pause:
                 await trio.sleep(plan.pause)
-            talk.ask(fragment(talk, data, last))
+            talk.ask(talk.kept(data, last))
             state = bidi.Completion.COMPLETE if last else bidi.Completion.PARTIAL
             event = b"".join(bidi.encode_request_part(data, bidi.DataType.BINARY, state, date_ms=0))
             if plan.deceit is Deceit.BODY:
@@ -480,7 +481,7 @@ async def _pieces(talk: Talk, question: Question) -> AsyncGenerator[bytes, None]
         yield body[at : at + step]
 
 
-def _parts(talk: Talk) -> list[tuple[bytes, bool]]:
+def _parts(talk: PlannedTalk) -> list[tuple[bytes, bool]]:
     """What a duplex client says, each third part whole and the others to be continued, and the word that is the last."""
     plan = talk.plan
     parts = [(f"{i:04d}".encode().ljust(plan.size, b"."), i % 3 == 2) for i in range(plan.messages)]

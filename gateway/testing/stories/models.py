@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import enum
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any, final
 
@@ -15,6 +13,7 @@ from gateway.core.exchange import Exchange
 from gateway.doorbell import Doorbell
 from gateway.testing.faults import ModelFaults, with_faults
 from gateway.testing.stories.plan import CALM, FAULTY, Plan, TalkPlan
+from gateway.testing.stories.talk import Talk, fragment, named, unmarked
 from models.adapt import spec_of
 from models.blocking import cancel_token
 from models.messages import Family, InferRequest, InferResponse, Part, Prompt, Tensor, Token
@@ -29,33 +28,15 @@ CHAT = "User: ", "\nAssistant:"
 """Around what a chat's only message says, in its prompt."""
 
 
-class View(enum.Enum):
-    """What a client made of the end of its call."""
-
-    PENDING = "pending"
-    COMPLETE = "complete"
-    ERROR = "error"
-    CUT = "cut"
-
-
 @final
-@dataclass(slots=True, eq=False)
-class Talk:
-    """One call as both ends remember it: the bytes of all messages, in order."""
+@dataclass(slots=True, eq=False, kw_only=True)
+class PlannedTalk(Talk):
+    """A call that keeps to a plan. That either end gets anything but what the other said is reported at once, by the bytes:
+    some forms join messages."""
 
     plan: TalkPlan
     report: Callable[[str], None]
-    tell: Callable[[str], None]
     bound: int
-    asked: bytearray = field(default_factory=bytearray)
-    taken: bytearray = field(default_factory=bytearray)
-    said: bytearray = field(default_factory=bytearray)
-    heard: bytearray = field(default_factory=bytearray)
-    view: View = View.PENDING
-    begun: int = 0
-    over: int = 0
-    left: bool = False
-    """The client ended it, or gave up."""
     gave_up: bool = False
     garbled: bool = False
     """Bytes that are nothing may be among those that its client has sent."""
@@ -71,55 +52,32 @@ class Talk:
     moved_at: float = 0.0
 
     @property
-    def name(self) -> str:
-        return self.plan.name
-
-    @property
     def progress(self) -> tuple[int, ...]:
-        return len(self.asked), len(self.taken), len(self.said), len(self.heard), self.received, self.begun, self.over
+        bytes_of = (len(messages.data) for messages in (self.asked, self.taken, self.said, self.heard))
+        return *bytes_of, self.received, self.begun, self.over
 
     @property
     def lies(self) -> bool:
         """Whether what its model says is not what leaves it."""
         return self.plan.faults is not None and self.plan.faults.lie_at is not None
 
-    def ask(self, data: bytes) -> None:
-        """The client says it."""
-        self.asked += data
+    def take(self, message: bytes) -> None:
+        asked, at = self.asked.data, len(self.taken.data)
+        if not self.garbled and asked[at : at + len(message)] != message:
+            self.report(f"1: {self.name}: the model took {message[:30]!r} behind {at} of {len(asked)} bytes")
+        self.taken.add(message)
 
-    def take(self, data: bytes) -> None:
-        """The model has it."""
-        if not self.garbled and self.asked[len(self.taken) : len(self.taken) + len(data)] != data:
-            self.report(f"1: {self.name}: the model took {data[:30]!r} behind {len(self.taken)} of {len(self.asked)} bytes")
-        self.taken += data
+    def say(self, message: bytes) -> None:
+        self.said.add(message)
+        said, heard = len(self.said.data), len(self.heard.data)
+        if self.plan.form.streams and said - heard > self.bound + 4 * (self.plan.size + 1):
+            self.report(f"6: {self.name}: the model said {said} bytes, the client has taken {heard}")
 
-    def say(self, data: bytes) -> None:
-        """The model says it."""
-        self.said += data
-        if self.plan.form.streams and len(self.said) - len(self.heard) > self.bound + 4 * (self.plan.size + 1):
-            self.report(f"6: {self.name}: the model said {len(self.said)} bytes, the client has taken {len(self.heard)}")
-
-    def hear(self, data: bytes) -> None:
-        """The client has it."""
-        if not self.lies and self.said[len(self.heard) : len(self.heard) + len(data)] != data:
-            self.report(f"1: {self.name}: the client heard {data[:30]!r} behind {len(self.heard)} of {len(self.said)} bytes")
-        self.heard += data
-
-    @contextmanager
-    def call(self) -> Iterator[None]:
-        """The model's call."""
-        self.begun += 1
-        self.tell(f"{self.name} model begins")
-        try:
-            yield
-        finally:
-            self.over += 1
-            self.tell(f"{self.name} model ends")
-
-
-def fragment(talk: Talk, data: Any, last: bool) -> bytes:
-    """A part as it is remembered: where the wire keeps parts apart, with whether others continue it."""
-    return bytes(data) + (b"." if last else b"+") if talk.plan.form.duplex else bytes(data)
+    def hear(self, message: bytes) -> None:
+        said, at = self.said.data, len(self.heard.data)
+        if not self.lies and said[at : at + len(message)] != message:
+            self.report(f"1: {self.name}: the client heard {message[:30]!r} behind {at} of {len(said)} bytes")
+        self.heard.add(message)
 
 
 @final
@@ -129,15 +87,19 @@ class Cast:
     def __init__(self, plan: Plan, report: Callable[[str], None], tell: Callable[[str], None]) -> None:
         self.plan = plan
         self.talks = {
-            talk.name: Talk(talk, report, tell, plan.bound + (line.window if line.transport == "http2" else 0))
+            talk.name: PlannedTalk(
+                talk.name, line.name, talk.model, plan=talk, report=report, tell=tell,
+                kept=fragment if talk.form.duplex else unmarked,
+                bound=plan.bound + (line.window if line.transport == "http2" else 0),
+            )
             for line in plan.lines
             for talk in line.talks
-        }
+        }  # fmt: skip
         self.crashes = {name: Doorbell() for name in (f"{kind}-{FAULTY}" for kind in ("text", "tensor", "parts"))}
 
-    def named(self, query: str) -> Talk | None:
+    def named(self, query: str) -> PlannedTalk | None:
         """The call whose request has this query."""
-        return self.talks.get(query.removeprefix("talk="))
+        return self.talks.get(named(query))
 
     def specs(self) -> list[ModelSpec]:
         """A calm and a faulty model of each family, and one in threads."""
@@ -196,31 +158,31 @@ class Cast:
                 for text in _numbered(talk.plan) if not talk.plan.form.duplex else ():
                     await _say(session, talk, text.encode())
                 async for part in session:
-                    talk.take(fragment(talk, part.data, part.last))
+                    talk.take(talk.kept(part.data, part.last))
                     await _say(session, talk, bytes(part.data), part.last)
                     if part.data == END:
                         break
                 await _say(session, talk, b"goodbye")
 
-    async def _listen(self, session: Session[Part, Part], talk: Talk) -> None:
+    async def _listen(self, session: Session[Part, Part], talk: PlannedTalk) -> None:
         async for part in session:
-            talk.take(fragment(talk, part.data, part.last))
+            talk.take(talk.kept(part.data, part.last))
             if part.data == END:
                 break
 
-    def _called(self, session: Session[Any, Any]) -> Talk:
+    def _called(self, session: Session[Any, Any]) -> PlannedTalk:
         talk = self.named(session.call.query)
         assert talk is not None, f"a call without a name: {session.call.query}"
         return talk
 
 
-async def _say(session: Session[Part, Part], talk: Talk, data: bytes, last: bool = True) -> None:
+async def _say(session: Session[Part, Part], talk: PlannedTalk, data: bytes, last: bool = True) -> None:
     await _think(talk)
     await session.send(Part(data=data, last=last))
-    talk.say(fragment(talk, data, last))
+    talk.say(talk.kept(data, last))
 
 
-async def _think(talk: Talk) -> None:
+async def _think(talk: PlannedTalk) -> None:
     if talk.plan.think:
         await trio.sleep(talk.plan.think)
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import enum
 import math
 import random
 from dataclasses import dataclass
@@ -11,76 +10,9 @@ from typing import Any, final
 from gateway.config import BidiConfig, Config, DrainConfig, HTTP2Config, LimitsConfig, ListenConfig, WebSocketConfig
 from gateway.testing.faults import Lie, ModelFaults
 from gateway.testing.network import NetworkProfile, Way
+from gateway.testing.stories.talk import Deceit, Form, Leave
 
 KiB = 1024
-
-
-@final
-class Form(enum.Enum):
-    """How a client asks, and so what its model is."""
-
-    LMI = "lmi"
-    LMI_JSON = "lmi-json"
-    OPENAI = "openai"
-    INFER = "infer"
-    INFER_JSON = "infer-json"
-    INFER_EVENTS = "infer-events"
-    INFER_FRAMES = "infer-frames"
-    INVOKE = "invoke"
-    STREAM = "stream"
-    BIDI = "bidi"
-    SOCKET = "websocket"
-
-    @property
-    def kind(self) -> str:
-        """The models that it is for."""
-        match self:
-            case Form.LMI | Form.LMI_JSON | Form.OPENAI:
-                return "text"
-            case Form.INFER | Form.INFER_JSON | Form.INFER_EVENTS | Form.INFER_FRAMES:
-                return "tensor"
-            case _:
-                return "parts"
-
-    @property
-    def tensors(self) -> int:
-        """Responses of a model of tensors: 1 where there can be no more, 0 where it is for the plan to say."""
-        return 1 if self in (Form.INFER, Form.INFER_JSON) else 0
-
-    @property
-    def duplex(self) -> bool:
-        return self in (Form.BIDI, Form.SOCKET)
-
-    @property
-    def streams(self) -> bool:
-        """Whether each message leaves when it is sent."""
-        return self not in (Form.LMI_JSON, Form.INFER, Form.INFER_JSON)
-
-    @property
-    def cuts(self) -> bool:
-        """Whether an error in the middle of an answer has no words: the answer is cut off."""
-        return self is Form.INVOKE
-
-
-class Leave(enum.Enum):
-    """How a client goes away before its answer is over."""
-
-    CLOSE = "close"
-    RESET = "reset"
-    HALF = "half-close"
-    STREAM = "stream"
-    """Its stream alone, or a WebSocket Close."""
-
-
-class Deceit(enum.Enum):
-    """What a client says that it must not."""
-
-    GARBAGE = "garbage"
-    """Bytes that are nothing on its wire."""
-    BODY = "body"
-    """A body that is nothing in its dialect."""
-    MODEL = "model"
-    """A model that does not exist."""
 
 
 @final

@@ -24,8 +24,9 @@ from gateway.testing.memory import MemoryEdges
 from gateway.testing.network import Link
 from gateway.testing.seeding import seeded
 from gateway.testing.stories.clients import Line
-from gateway.testing.stories.models import Cast, Talk, View
-from gateway.testing.stories.plan import CALM, Deceit, LinePlan, Plan, Swizzle, plan
+from gateway.testing.stories.models import Cast, PlannedTalk
+from gateway.testing.stories.plan import CALM, LinePlan, Plan, Swizzle, plan
+from gateway.testing.stories.talk import Deceit, View
 from gateway.wires.http2 import HTTP2Wire
 from gateway.workers.states import State
 from protocols.http2.connection import HTTP2Connection
@@ -232,7 +233,7 @@ class Simulation(trio.abc.Instrument):
             if left := [exchange.query.decode() for exchange in sessions if exchange in worker.slots.live]:
                 self.report(f"7: {', '.join(left)} outlived the worker of {name}")
 
-    def _runnable(self, talk: Talk) -> bool:
+    def _runnable(self, talk: PlannedTalk) -> bool:
         line = self._lines_of[talk.name]
         if not talk.plan.calm or not line.plan.calm or line.link is not None or self.draining_at is not None:
             return False
@@ -375,7 +376,7 @@ class Simulation(trio.abc.Instrument):
         if drained and (report is None or sum(report.endings.values()) != report.live):
             self.report(f"9: the drain reports {report}")
 
-    def _check(self, talk: Talk) -> None:
+    def _check(self, talk: PlannedTalk) -> None:
         line, exchange, plan_ = self._lines_of[talk.name], talk.exchange, talk.plan
         ending = exchange.ending if exchange is not None else None
         if talk.begun > 1 or talk.begun != talk.over:
@@ -393,8 +394,10 @@ class Simulation(trio.abc.Instrument):
                 f"2: {talk.name}: the exchange's ending is {ending and ending.value}, the client's view {talk.view.value}, "
                 f"left={talk.left}, disturbed={disturbed}"
             )
-        if ending is Ending.COMPLETE and talk.view is View.COMPLETE and talk.heard != talk.said and not talk.lies:
-            self.report(f"1: {talk.name}: complete, and the client heard {len(talk.heard)} of {len(talk.said)} bytes")
+        if ending is Ending.COMPLETE and talk.view is View.COMPLETE and talk.heard.data != talk.said.data and not talk.lies:
+            self.report(
+                f"1: {talk.name}: complete, and the client heard {len(talk.heard.data)} of {len(talk.said.data)} bytes"
+            )
         if ending is Ending.COMPLETE and exchange is not None and exchange.outbound.finishing is not ending:
             self.report(f"2: {talk.name}: complete, and its answer was never whole")
         if talk.gave_up and plan_.calm and line.plan.calm and plan_.model.endswith(CALM):
@@ -408,7 +411,7 @@ class Simulation(trio.abc.Instrument):
         if plan_.deceit in (Deceit.MODEL, Deceit.BODY) and plan_.form.kind != "parts" and ending is Ending.COMPLETE:
             self.report(f"2: {talk.name}: nonsense was answered")
 
-    def _may_be_refused(self, talk: Talk, line: Line) -> bool:
+    def _may_be_refused(self, talk: PlannedTalk, line: Line) -> bool:
         """Whether somebody else's doing may have ended it."""
         if line.plan.transport == "http1" and any(t.view is not View.COMPLETE for t in line.talks[: line.talks.index(talk)]):
             return True  # HTTP/1.1 may not survive an error
@@ -416,7 +419,7 @@ class Simulation(trio.abc.Instrument):
         return crashing or self.plan.tight or self.draining_at is not None
 
 
-def _agree(ending: Ending | None, talk: Talk, disturbed: bool, exchange: Exchange | None) -> bool:
+def _agree(ending: Ending | None, talk: PlannedTalk, disturbed: bool, exchange: Exchange | None) -> bool:
     """Whether what the client saw is what the exchange says of its end."""
     match talk.view:
         case View.PENDING:

@@ -24,8 +24,9 @@ from gateway.core.outbound import Outbound
 from gateway.errors import Ending
 from gateway.net.readiness import Poller
 from gateway.testing.log_capture import errors_logged
-from gateway.testing.stories.plan import Form, plan
+from gateway.testing.stories.plan import plan
 from gateway.testing.stories.run import run_seed
+from gateway.testing.stories.talk import Form
 from gateway.wires.http2 import HTTP2Wire
 from gateway.workers.slots import Slots
 from gateway.workers.worker import Worker
