@@ -1,288 +1,136 @@
-"""The clients of a simulation: each keeps to its plan, and remembers what it asked and heard."""
+"""One client for each transport: it sends what a story says, and its talk hears what comes, in the client's own time."""
 
 from __future__ import annotations
 
 import math
-import random
-from collections.abc import AsyncGenerator, Callable
+from collections.abc import AsyncGenerator, Awaitable, Callable, Iterable
 from contextlib import aclosing, suppress
-from dataclasses import replace
-from typing import Any, final
+from typing import Any
 
-import msgspec
-import numpy as np
 import trio
 
 from gateway import client
-from gateway.client import Peer, questions
-from gateway.client.answers import Answer, EventsAnswer, InferAnswer
+from gateway.client import Peer
+from gateway.client.answers import Answer, EventsAnswer
 from gateway.client.conversations import CUT_OFF
-from gateway.client.questions import Question
 from gateway.errors import TransportLost
 from gateway.net.transport import MemoryTransport
-from gateway.testing.network import Link
-from gateway.testing.stories.models import CHAT, END, PlannedTalk
-from gateway.testing.stories.plan import LinePlan
-from gateway.testing.stories.talk import Deceit, Form, Leave, View
+from gateway.testing.stories.talk import Talk, View
 from protocols.aws import bidi
-from protocols.errors import LocalProtocolError, RemoteProtocolError
-from protocols.events import Buffer, Close, ConnectionEnd, Data, End, Frame, Opcode, Request, Reset, Response
-from protocols.http1.connection import HTTP1Connection
+from protocols.errors import RemoteProtocolError
+from protocols.events import Buffer, Close, ConnectionEnd, Data, End, Frame, Opcode, Reset, Response
 from protocols.http2.connection import HTTP2Connection, HTTP2Limits
 from protocols.roles import Role
 from protocols.websocket.connection import WebSocketConnection
 
-
-class HeardPieces(Answer):
-    """A body whose pieces are heard as they come."""
-
-    def _read(self, data: Buffer) -> None:
-        self.messages.append(bytes(data))
+Body = Callable[[], AsyncGenerator[Buffer, None]]
+"""A request's body, piece by piece."""
+Broken = Callable[[RemoteProtocolError], None]
+"""Told of what a client cannot read."""
 
 
-@final
-class Line:
-    """One connection of a client, and the calls on it."""
+class Hearing:
+    """What the client of a talk makes of its answer: each message is heard when its last byte is there."""
 
-    def __init__(
-        self,
-        plan: LinePlan,
-        talks: list[PlannedTalk],
-        transport: MemoryTransport,
-        link: Link | None,
-        seed: int,
-        survived: Callable[[Line, HTTP2Connection], None],
-    ) -> None:
-        """`survived` is told of a connection of HTTP/2 that is about to be closed, while nothing moves on it."""
-        self.plan, self.talks, self.link, self._transport, self._survived = plan, talks, link, transport, survived
-        self._garbage = random.Random(f"{plan.name} {seed}").randbytes(60)
-        self._inboxes: dict[int, trio.MemorySendChannel[Any]] = {}
-        self._nursery: trio.Nursery
-        self._peer: Peer
-        self.left = False
-        """Its client has closed or reset it, or sent what is nothing."""
+    def __init__(self, talk: Talk, answer: Answer, pace: float | None = None) -> None:
+        """`pace` is the client's, in seconds a piece."""
+        self.talk, self.answer, self._pace = talk, answer, pace
+        self.count = 0
+        """Messages so far."""
 
-    @property
-    def disturbed(self) -> bool:
-        """Whether anything was done to the whole connection."""
-        return self.left or (self.link is not None and self.link.disturbed)
+    async def pause(self) -> None:
+        """Before each piece."""
+        if self._pace is not None:
+            await trio.sleep(self._pace)
 
-    async def run(self) -> None:
-        """All of its calls, then it is closed."""
-        async with trio.open_nursery() as self._nursery:
-            match self.plan.transport:
-                case "http1":
-                    await self._over_http1()
-                case "http2":
-                    await self._over_http2()
-                case _:
-                    await self._over_websocket(self.talks[0])
-            for talk in self.talks:
-                talk.unopened |= talk.view is View.PENDING
-            self._transport.close()
-            self._nursery.cancel_scope.cancel()
+    async def piece(self, data: Buffer) -> None:
+        """A piece of the body."""
+        self.answer.feed(data)
+        self._hear()
 
-    # -- what all have in common -------------------------------------------------------------------------------------
+    async def frame(self, frame: Frame) -> None:
+        """A frame of a WebSocket."""
+        self.talk.hear(self.talk.kept(frame.data, frame.fin))
+        self.count += 1
 
-    async def _play(self, talk: PlannedTalk, reading: Any, *writing: Any) -> None:
-        """Reads while it writes, until the answer is over, the client leaves, or its patience is over."""
-        plan = talk.plan
-        with trio.move_on_after(plan.patience):
-            async with trio.open_nursery() as nursery:
-                for write in writing:
-                    nursery.start_soon(self._written, write)
-                if plan.leave_after is not None:
-                    nursery.start_soon(self._end_after, nursery, plan.leave_after)
-                if plan.deceit is Deceit.GARBAGE:
-                    nursery.start_soon(self._garble, talk)
-                talk.view = await self._viewed(talk, reading)
-                nursery.cancel_scope.cancel()
-        talk.tell(f"{talk.name} sees {talk.view.value}")
-        if talk.view is View.PENDING:
-            await self._leave(talk)
+    def end(self) -> View:
+        """The body is whole."""
+        self.answer.end()
+        self._hear()
+        return View.COMPLETE if self.answer.complete else View.ERROR
 
-    async def _end_after(self, nursery: trio.Nursery, seconds: float) -> None:
-        await trio.sleep(seconds)
-        nursery.cancel_scope.cancel()
-
-    async def _written(self, write: Callable[[], Any]) -> None:
-        try:
-            await write()
-        except TransportLost:
-            return
-        except LocalProtocolError:
-            return  # the answer is over, or the connection: the reader sees which
-
-    async def _viewed(self, talk: PlannedTalk, reading: Callable[[], Any]) -> View:
-        try:
-            view: View = await reading()
-        except TransportLost:
-            return View.CUT
-        except RemoteProtocolError as e:
-            if CUT_OFF not in str(e):
-                talk.report(f"2: {talk.name}: the client cannot read what it is sent: {e}")
-            return View.CUT
-        return view
-
-    async def _garble(self, talk: PlannedTalk) -> None:
-        await trio.sleep(talk.plan.pause)
-        self.left = True
-        for each in self.talks:
-            each.garbled = True
-        talk.tell(f"{talk.name} garbles")
-        with suppress(TransportLost):
-            self._transport.try_send([self._garbage])
-
-    async def _leave(self, talk: PlannedTalk) -> None:
-        talk.left, talk.gave_up = True, talk.plan.leave_after is None
-        how = talk.plan.leave
-        talk.tell(f"{talk.name} leaves: {how.value}")
-        if how is Leave.STREAM and self.plan.transport == "http1":
-            how = Leave.CLOSE
-        if self.plan.transport == "http2" and talk.plan.leave_after is None:
-            how = Leave.STREAM  # it gave up, and its neighbours did not
-        match how:
-            case Leave.STREAM:
-                self._leave_stream(talk)
-                return
-            case Leave.RESET:
-                self._transport.reset()
-            case Leave.HALF:
-                self._transport.send_eof()
-                with trio.move_on_after(3):
-                    if self.plan.transport != "http2":  # there one task reads for all
-                        await self._drained()
-                    await trio.sleep_forever()
-                self._transport.close()
-            case Leave.CLOSE:
-                self._transport.close()
-        self.left = True
-        for other in self.talks:
-            other.left = True
-
-    def _leave_stream(self, talk: PlannedTalk) -> None:
-        machine: Any = self._peer.machine
-        try:
-            if isinstance(machine, HTTP2Connection):
-                stream = self._streams.get(talk)
-                if stream is not None and machine.is_open(stream):
-                    machine.send(Reset(stream=stream, code=8))
-                    self._forget(stream)
-            elif machine.is_open:
-                machine.send(Close())
-        except LocalProtocolError:
-            pass
-        self._nursery.start_soon(self._flushed)
-
-    async def _flushed(self) -> None:
-        with suppress(TransportLost):
-            await self._peer.flush()
-
-    async def _drained(self) -> None:
-        """Whatever comes is dropped, to the end of the connection."""
-        buffer = memoryview(bytearray(4096))
-        with suppress(TransportLost):
-            while (n := self._transport.try_receive_into(buffer)) != 0:
-                if n is None:
-                    await self._transport.wait_readable()
-
-    async def _hear(self, talk: PlannedTalk, answer: Answer, data: Buffer) -> None:
-        """A piece of the answer, in the client's own time."""
-        plan = talk.plan
-        if plan.pace:
-            await trio.sleep(plan.pace)
-        talk.received += 1
-        answer.feed(data)
-        if not isinstance(answer, InferAnswer):
-            self._heard(talk, answer)
-        if plan.silent_after is not None and talk.taken.data and len(answer.messages) >= plan.silent_after:
-            talk.tell(f"{talk.name} is silent")
-            await trio.sleep_forever()
-
-    def _heard(self, talk: PlannedTalk, answer: Answer) -> None:
-        messages, answer.messages = answer.messages[self._counted(talk) :], answer.messages
-        for message in messages:
-            at = self._counts[talk]
-            self._counts[talk] += 1
+    def _hear(self) -> None:
+        messages = self.answer.messages
+        while self.count < len(messages):
+            at, message = self.count, messages[self.count]
+            self.count += 1
             if isinstance(message, str):
-                talk.hear(message.encode())
-            elif isinstance(answer, EventsAnswer):
-                talk.hear(talk.kept(message, answer.states[at] is not bidi.Completion.PARTIAL))
+                for text in self.talk.split(message):
+                    self.talk.hear(text)
+            elif isinstance(self.answer, EventsAnswer):
+                self.talk.hear(self.talk.kept(message, self.answer.states[at] is bidi.Completion.COMPLETE))
             elif isinstance(message, bytes):
-                talk.hear(message)
+                self.talk.hear(message)
             else:
-                talk.hear(message.outputs[0].array.tobytes())
+                self.talk.hear(message.outputs[0].elements.tobytes())
 
-    def _counted(self, talk: PlannedTalk) -> int:
-        return self._counts.setdefault(talk, 0)
 
-    def _ended(self, talk: PlannedTalk, answer: Answer) -> View:
-        answer.end()
-        self._heard(talk, answer)
-        return View.COMPLETE if answer.complete else View.ERROR
+async def viewed(reading: Callable[[], Awaitable[View]], broken: Broken) -> View:
+    """How the call ended, as its reader sees it. Only the end of a connection may come in the middle of something."""
+    try:
+        return await reading()
+    except TransportLost:
+        return View.CUT
+    except RemoteProtocolError as e:
+        if CUT_OFF not in str(e):
+            broken(e)
+        return View.CUT
 
-    # -- HTTP/1.1 ------------------------------------------------------------------------------------------------------
 
-    async def _over_http1(self) -> None:
-        self._peer = peer = client.http1(self._transport)
-        self._streams: dict[PlannedTalk, int] = {}
-        self._counts: dict[PlannedTalk, int] = {}
-        machine: Any = peer.machine
-        assert isinstance(machine, HTTP1Connection)
-        for stream, talk in enumerate(self.talks, 1):
-            await trio.sleep(talk.plan.start)
-            if self.left or (stream > 1 and (not machine.idle or machine.must_close)):
-                return
-            question = _question(talk)
-            answer = question.answer()
+async def write(peer: Peer, stream: int, body: Body) -> None:
+    """A request's body, and its end."""
+    async with aclosing(body()) as pieces:
+        async for piece in pieces:
+            await peer.send(Data(stream=stream, buffers=(piece,)))
+    await peer.send(End(stream=stream))
 
-            async def read(talk: PlannedTalk = talk, answer: Answer = answer) -> View:
-                while True:
-                    match event := await peer.next_event():
-                        case Response() if event.status >= 200:
-                            answer.head(event)
-                        case Data():
-                            peer.credit(event)
-                            await self._hear(talk, answer, event.buffers[0])
-                        case End():
-                            return self._ended(talk, answer)
-                        case ConnectionEnd():
-                            return View.CUT
 
-            async def write(talk: PlannedTalk = talk, stream: int = stream, question: Question = question) -> None:
-                await peer.send(_head(talk, stream, question, expects=True))
-                await self._write(talk, stream, question)
+# -- HTTP/1.1 ----------------------------------------------------------------------------------------------------------
 
-            await self._play(talk, read, write)
 
-    async def _write(self, talk: PlannedTalk, stream: int, question: Question) -> None:
-        async with aclosing(_pieces(talk, question)) as pieces:
-            async for piece in pieces:
-                await self._peer.send(Data(stream=stream, buffers=(piece,)))
-        await self._peer.send(End(stream=stream))
+async def read_http1(peer: Peer, hearing: Hearing) -> View:
+    """The answer that is next on a connection."""
+    while True:
+        match event := await peer.next_event():
+            case Response() if event.status >= 200:
+                hearing.answer.head(event)
+            case Data():
+                await hearing.pause()
+                peer.credit(event)
+                await hearing.piece(event.buffers[0])
+            case End():
+                return hearing.end()
+            case ConnectionEnd():
+                return View.CUT
 
-    # -- HTTP/2 --------------------------------------------------------------------------------------------------------
 
-    async def _over_http2(self) -> None:
-        limits = HTTP2Limits(initial_window=self.plan.window, max_window=self.plan.window)
-        self._peer = Peer(self._transport, HTTP2Connection(Role.CLIENT, limits))
-        self._streams, self._counts = {}, {}
-        self._nursery.start_soon(self._deal)
-        async with trio.open_nursery() as nursery:
-            for talk in self.talks:
-                nursery.start_soon(self._on_stream, talk)
-        machine = self._peer.machine
-        assert isinstance(machine, HTTP2Connection)
-        if not self.left and machine.can_open:
-            await trio.sleep(0.001 if self.link is None else 1.0)  # nobody has anything to do then but to wait
-            said = not self._peer._rest  # what is still to be written is of no window any more
-            if said and not self.disturbed and machine.can_open and (self.link is None or self.link.idle):
-                self._survived(self, machine)
+# -- HTTP/2 ------------------------------------------------------------------------------------------------------------
 
-    async def _deal(self) -> None:
-        """Events go to their streams until the connection ends."""
+
+class Streams:
+    """A connection of HTTP/2, whose events go to the streams that they are of."""
+
+    def __init__(self, transport: MemoryTransport, window: int, broken: Broken) -> None:
+        """`window` is that of each stream, and does not grow: answers wait for their readers."""
+        self.machine = HTTP2Connection(Role.CLIENT, HTTP2Limits(initial_window=window, max_window=window))
+        self.peer = Peer(transport, self.machine)
+        self._broken = broken
+        self._inboxes: dict[int, trio.MemorySendChannel[Any]] = {}
+
+    async def deal(self) -> None:
+        """Until the connection ends."""
         try:
-            while not isinstance(event := await self._peer.next_event(), ConnectionEnd):
+            while not isinstance(event := await self.peer.next_event(), ConnectionEnd):
                 inbox = self._inboxes.get(getattr(event, "stream", 0))
                 if inbox is not None:
                     inbox.send_nowait(event)
@@ -290,199 +138,98 @@ class Line:
             pass
         except RemoteProtocolError as e:
             if CUT_OFF not in str(e):
-                self.talks[0].report(f"2: {self.plan.name}: the client cannot read what it is sent: {e}")
+                self._broken(e)
         finally:
             for stream in list(self._inboxes):
-                self._forget(stream)
+                self.forget(stream)
 
-    def _forget(self, stream: int) -> None:
+    def open(self) -> tuple[int, trio.MemoryReceiveChannel[Any]]:
+        """A new stream, whose request is to be sent, and what comes on it."""
+        stream = self.machine.next_stream
+        self._inboxes[stream], inbox = trio.open_memory_channel[Any](math.inf)
+        return stream, inbox
+
+    def forget(self, stream: int) -> None:
+        """The stream's reader hears no more."""
         inbox = self._inboxes.pop(stream, None)
         if inbox is not None:
             inbox.close()
 
-    async def _on_stream(self, talk: PlannedTalk) -> None:
-        await trio.sleep(talk.plan.start)
-        peer, machine = self._peer, self._peer.machine
-        assert isinstance(machine, HTTP2Connection)
-        if self.left or not machine.can_open:
-            return
-        question = _question(talk)
-        answer = question.answer()
-        stream = self._streams[talk] = machine.next_stream
-        self._inboxes[stream], inbox = trio.open_memory_channel[Any](math.inf)
+    def reset(self, stream: int) -> bool:
+        """Queues the end of the stream by its client; whether it was still open."""
+        if not self.machine.is_open(stream):
+            return False
+        self.machine.send(Reset(stream=stream, code=8))
+        self.forget(stream)
+        return True
+
+    async def read(self, inbox: trio.MemoryReceiveChannel[Any], hearing: Hearing) -> View:
+        """The answer on a stream."""
+        async for event in inbox:
+            match event:
+                case Response() if event.status >= 200:
+                    hearing.answer.head(event)
+                case Data():
+                    await hearing.pause()
+                    await hearing.piece(event.buffers[0])
+                    self.peer.credit(event)
+                    with suppress(TransportLost):  # what was written before is still to be read
+                        await self.peer.flush()
+                case End():
+                    return hearing.end()
+                case Reset():
+                    return View.CUT
+        return View.CUT
+
+
+# -- WebSocket ---------------------------------------------------------------------------------------------------------
+
+
+class Socket:
+    """A WebSocket of one talk."""
+
+    def __init__(self, peer: Peer) -> None:
+        assert isinstance(peer.machine, WebSocketConnection)
+        self.peer, self.machine = peer, peer.machine
+
+    @classmethod
+    async def open(cls, talk: Talk, transport: MemoryTransport, path: str) -> Socket | None:
+        """Its handshake; None where there is none, which is what the talk sees."""
         try:
-            machine.send(_head(talk, stream, question))
-        except LocalProtocolError:
-            self._forget(stream)
-            return
-
-        async def read() -> View:
-            async for event in inbox:
-                match event:
-                    case Response() if event.status >= 200:
-                        answer.head(event)
-                    case Data():
-                        await self._hear(talk, answer, event.buffers[0])
-                        peer.credit(event)
-                        with suppress(TransportLost):  # what was written before is still to be read
-                            await peer.flush()
-                    case End():
-                        return self._ended(talk, answer)
-                    case Reset():
-                        return View.CUT
-            return View.CUT
-
-        async def write() -> None:
-            await peer.flush()
-            await self._write(talk, stream, question)
-
-        await self._play(talk, read, write)
-
-    # -- WebSocket -----------------------------------------------------------------------------------------------------
-
-    async def _over_websocket(self, talk: PlannedTalk) -> None:
-        self._streams, self._counts = {}, {}
-        plan = talk.plan
-        await trio.sleep(plan.start)
-        model = "nobody" if plan.deceit is Deceit.MODEL else plan.model
-        path = f"/models/{model}/invocations-bidirectional-stream?talk={plan.name}"
-        self._peer = client.http1(self._transport)
-        began = trio.current_time()
-        try:
-            with trio.move_on_after(min(plan.patience, math.inf if plan.leave_after is None else plan.leave_after)) as scope:
-                self._peer = await client.websocket(self._transport, path)
-        except (TransportLost, RemoteProtocolError) as e:
-            talk.view = View.ERROR if str(e).rpartition(" ")[2].isdigit() else View.CUT
+            return cls(await client.websocket(transport, path))
+        except client.UpgradeRefused as e:
+            talk.view = View.ERROR
             talk.tell(f"{talk.name} sees {talk.view.value}: {e}")
-            return
-        if scope.cancelled_caught:
-            talk.left = self.left = True
-            self._transport.close()
-            return
-        if plan.leave_after is not None:
-            talk.plan = replace(plan, leave_after=max(0.0, plan.leave_after - (trio.current_time() - began)))
-        peer, machine = self._peer, self._peer.machine
-        assert isinstance(machine, WebSocketConnection)
+        except (TransportLost, RemoteProtocolError) as e:
+            talk.view = View.CUT
+            talk.tell(f"{talk.name} sees {talk.view.value}: {e}")
+        return None
 
-        async def read() -> View:
-            heard = 0
-            while True:
-                match event := await peer.next_event():
-                    case Frame():
-                        if plan.pace:
-                            await trio.sleep(plan.pace)
-                        machine.credit(len(event.data))
-                        talk.hear(talk.kept(event.data, event.fin))
-                        heard += 1
-                        if plan.silent_after is not None and heard >= plan.silent_after:
-                            talk.tell(f"{talk.name} is silent")
-                            await trio.sleep_forever()
-                    case Close():
-                        with suppress(TransportLost):
-                            await peer.flush()
-                        return View.COMPLETE if event.code == 1000 else View.ERROR
-                    case ConnectionEnd():
-                        return View.CUT
-
-        async def write() -> None:
-            first = True
-            for data, last in _parts(talk):
-                if plan.pause:
-                    await trio.sleep(plan.pause)
-                if not machine.is_open:
-                    return
-                talk.ask(talk.kept(data, last))
-                await peer.send(Frame(opcode=Opcode.BINARY if first else Opcode.CONTINUATION, fin=last, data=data))
-                first = last
-
-        await self._play(talk, read, write)
-
-
-# -- what is asked -----------------------------------------------------------------------------------------------------
-
-
-def _question(talk: PlannedTalk) -> Question:
-    plan = talk.plan
-    model = "nobody" if plan.deceit is Deceit.MODEL else plan.model
-    most = max(plan.messages, 1)
-    match plan.form:
-        case Form.LMI:
-            question = questions.lmi(plan.name, model, stream=True, max_new_tokens=most)
-        case Form.LMI_JSON:
-            question = questions.lmi(plan.name, model, max_new_tokens=most)
-        case Form.OPENAI:
-            question = questions.openai(plan.name, model, stream=True, max_tokens=most)
-        case Form.INFER | Form.INFER_JSON:
-            question = questions.infer({"x": _array(talk)}, model, binary=plan.form is Form.INFER)
-        case Form.INFER_EVENTS | Form.INFER_FRAMES:
-            question = questions.infer({"x": _array(talk)}, model, binary=plan.form is Form.INFER_FRAMES, stream=True)
-        case Form.INVOKE | Form.STREAM:
-            body = plan.name.encode().ljust(plan.size, b".")
-            question = questions.invoke(model, body, "application/octet-stream", stream=plan.form is Form.STREAM)
-            if plan.form is Form.INVOKE:
-                question = replace(question, answer=HeardPieces)
-        case _:
-            question = questions.bidirectional(model)
-    path = f"{question.path}?talk={plan.name}"
-    if plan.form is Form.BIDI:
-        query = (bidi.MODEL_QUERY_STRING.encode(), b"talk=" + plan.name.encode())
-        return replace(question, path=path, headers=(*question.headers, query))
-    return replace(question, path=path)
-
-
-def _array(talk: PlannedTalk) -> Any:
-    return np.arange(1 + talk.plan.size, dtype=np.int32) + sum(talk.name.encode())
-
-
-def _asked(talk: PlannedTalk, question: Question) -> bytes:
-    """The request as its model will have it."""
-    plan = talk.plan
-    match plan.form.kind:
-        case "text":
-            return plan.name.join(CHAT if plan.form is Form.OPENAI else ("", "")).encode()
-        case "tensor":
-            return bytes(_array(talk).tobytes())
-        case _:
-            return question.body or b""
-
-
-def _head(talk: PlannedTalk, stream: int, question: Question, *, expects: bool = False) -> Request:
-    body = None if talk.plan.chunked else question.body
-    (head, *_) = client.post(stream, question.path, body, question.headers)
-    assert isinstance(head, Request)
-    return msgspec.structs.replace(head, expects_continue=expects and talk.plan.chunked)
-
-
-async def _pieces(talk: PlannedTalk, question: Question) -> AsyncGenerator[bytes, None]:
-    """The body, in the client's own time."""
-    plan, body = talk.plan, question.body
-    if body is None:
-        for data, last in _parts(talk):
-            if plan.pause:
-                await trio.sleep(plan.pause)
+    async def write(self, talk: Talk, parts: Iterable[tuple[bytes, bool]], pause: float) -> None:
+        """Parts, and whether others continue them, as frames; `pause` is before each."""
+        first = True
+        for data, last in parts:
+            if pause:
+                await trio.sleep(pause)
+            if not self.machine.is_open:
+                return
             talk.ask(talk.kept(data, last))
-            state = bidi.Completion.COMPLETE if last else bidi.Completion.PARTIAL
-            event = b"".join(bidi.encode_request_part(data, bidi.DataType.BINARY, state, date_ms=0))
-            if plan.deceit is Deceit.BODY:
-                event = event[:-1] + bytes((event[-1] ^ 1,))
-            half = len(event) // 2
-            yield event[:half]
-            yield event[half:]
-        yield b"".join(bidi.encode_request_end(date_ms=0))
-        return
-    if plan.deceit is Deceit.BODY and plan.form.kind != "parts":
-        body = b"{" * len(body)
-    else:
-        talk.ask(_asked(talk, question))
-    step = max(1, len(body) // 3)
-    for at in range(0, len(body), step):
-        if plan.pause:
-            await trio.sleep(plan.pause)
-        yield body[at : at + step]
+            await self.peer.send(Frame(opcode=Opcode.BINARY if first else Opcode.CONTINUATION, fin=last, data=data))
+            first = last
 
-
-def _parts(talk: PlannedTalk) -> list[tuple[bytes, bool]]:
-    """What a duplex client says, each third part whole and the others to be continued, and the word that is the last."""
-    plan = talk.plan
-    parts = [(f"{i:04d}".encode().ljust(plan.size, b"."), i % 3 == 2) for i in range(plan.messages)]
-    return [*parts, (END, True)]
+    async def read(self, hearing: Hearing) -> View:
+        """The answer, to the Close."""
+        while True:
+            match event := await self.peer.next_event():
+                case Frame():
+                    await hearing.pause()
+                    self.machine.credit(len(event.data))
+                    await hearing.frame(event)
+                case Close():
+                    with suppress(TransportLost):
+                        await self.peer.flush()
+                    if hearing.talk.left:
+                        return View.CUT
+                    return View.COMPLETE if event.code == 1000 else View.ERROR
+                case ConnectionEnd():
+                    return View.CUT

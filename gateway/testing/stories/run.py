@@ -23,7 +23,7 @@ from gateway.testing.log_capture import brief, errors_logged
 from gateway.testing.memory import MemoryEdges
 from gateway.testing.network import Link
 from gateway.testing.seeding import seeded
-from gateway.testing.stories.clients import Line
+from gateway.testing.stories.lines import Line
 from gateway.testing.stories.models import Cast, PlannedTalk
 from gateway.testing.stories.plan import CALM, LinePlan, Plan, Swizzle, plan
 from gateway.testing.stories.talk import Deceit, View

@@ -99,6 +99,11 @@ def unmarked(data: Buffer, last: bool) -> bytes:
     return bytes(data)
 
 
+def whole(text: str) -> list[bytes]:
+    """A text that is one message."""
+    return [text.encode()]
+
+
 @final
 class Messages:
     """What one end has said or has got, in order: each message, and the bytes of them all."""
@@ -159,6 +164,8 @@ class Talk:
     """Messages that begin alike, up to a full stop, are in order; others are side by side."""
     kept: Callable[[Buffer, bool], bytes] = fragment
     """How a part is remembered."""
+    split: Callable[[str], list[bytes]] = whole
+    """The messages that a text is remembered as."""
     tell: Callable[[str], None] = _untold
     """Writes a line of the trace."""
 
