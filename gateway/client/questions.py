@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, final
 
@@ -38,7 +38,7 @@ class Question:
     """A request of some dialect, and what reads its answer. `body` None: it is sent piece by piece."""
 
     path: str
-    answer: type[Answer]
+    answer: Callable[[], Answer]
     headers: Headers = _JSON
     body: bytes | None = b""
 

@@ -34,12 +34,13 @@ from gateway.telemetry.account import PARTS, Account, account_of
 from gateway.telemetry.observer import Observer
 from gateway.testing import MemoryEdges, seeded
 from gateway.testing.log_capture import brief, errors_logged
+from gateway.testing.stories.talk import Talk, View, named
 from gateway.wires.http2 import HTTP2Wire
 from gateway.workers.states import State
 from protocols.http2.connection import HTTP2Connection
 from tests.gateway.sweep_batched import BATCHED
 from tests.gateway.sweep_sagemaker import SAGEMAKER
-from tests.gateway.sweep_scenarios import FRESH, ONE_OF_EACH, VICTIM, Scenario, Stage, Talk, View, named, serve
+from tests.gateway.sweep_scenarios import FRESH, ONE_OF_EACH, VICTIM, Scenario, Stage, serve
 from tests.gateway.sweep_text import TEXT
 from tests.gateway.sweep_v2 import V2
 from tests.gateway.ways import DRIVERS, serves
@@ -331,8 +332,8 @@ class Run(trio.abc.Instrument):
                 if isinstance(connection.wire, HTTP2Wire):
                     self._check_windows(connection.wire._machine, task)
             victim = self.victim
-            if victim is not None and len(victim.said) - len(victim.heard) > self.scenario.ahead:
-                self.problems.append(f"6: {task.name}: said {_short(victim.said)} of which {_short(victim.heard)} are heard")
+            if victim is not None and len(victim.said.each) - len(victim.heard.each) > self.scenario.ahead:
+                self.problems.append(f"6: {task.name}: said {victim.said} of which {victim.heard} are heard")
 
     def _check_windows(self, machine: HTTP2Connection, task: trio.lowlevel.Task) -> None:
         for stream, ledger in machine.windows().items():
@@ -440,7 +441,7 @@ class Run(trio.abc.Instrument):
         for talk in self.stage.talks.values():
             self._check_talk(talk)
         if self.target.anybody:
-            hit = [t.name for t in self.stage.talks.values() if t.view is not View.COMPLETE and t.asked]
+            hit = [t.name for t in self.stage.talks.values() if t.view is not View.COMPLETE and t.asked.each]
             if len(hit) > 1:
                 problem(f"7: {' and '.join(hit)} were hit by one fault")
         for exchange, endings in self.recorder.endings_of.items():
@@ -485,10 +486,10 @@ class Run(trio.abc.Instrument):
 
     def _check_talk(self, talk: Talk) -> None:
         ending, problem = self.recorder.ending(talk), self.problems.append
-        if not _begins(talk, talk.asked, talk.taken):
-            problem(f"1: {talk.name}: the model took {_short(talk.taken)} of {_short(talk.asked)}")
-        if not _begins(talk, talk.said, talk.heard):
-            problem(f"1: {talk.name}: the client heard {_short(talk.heard)} of {_short(talk.said)}")
+        if not talk.asked.begin_with(talk.taken, strands=talk.strands):
+            problem(f"1: {talk.name}: the model took {talk.taken} of {talk.asked}")
+        if not talk.said.begin_with(talk.heard, strands=talk.strands):
+            problem(f"1: {talk.name}: the client heard {talk.heard} of {talk.said}")
         if talk.begun > talk.calls or talk.begun != talk.over:
             problem(f"3: {talk.name}: the model was called {talk.begun} times and ended {talk.over} times")
         said = _agree(ending, talk) or (self.scenario.cuts and talk.view is View.CUT) or self._torn(talk)
@@ -496,14 +497,18 @@ class Run(trio.abc.Instrument):
             problem(f"2: {talk.name}: the exchange's ending is {ending}, the client's view is {talk.view}, left={talk.left}")
         if ending is Ending.COMPLETE and self.recorder.by_talk[talk.name].outbound.finishing is not ending:
             problem(f"2: {talk.name}: ended with {ending}, and its answer was never whole")
-        if ending is Ending.COMPLETE and talk.view is View.COMPLETE and not _begins(talk, talk.heard, talk.said):
-            problem(f"1: {talk.name}: complete, and the client heard {_short(talk.heard)} of {_short(talk.said)}")
+        if (
+            ending is Ending.COMPLETE
+            and talk.view is View.COMPLETE
+            and not talk.heard.begin_with(talk.said, strands=talk.strands)
+        ):
+            problem(f"1: {talk.name}: complete, and the client heard {talk.heard} of {talk.said}")
         fired = self.fired_at
         if self.target.anybody:
             if ending is Ending.LOST:
                 problem(f"7: {talk.name}: ended with {ending}")
         elif fired is None or talk.name == FRESH or (talk.name != VICTIM and self.target.spares(self, talk)):
-            if ending is not Ending.COMPLETE and talk.asked:
+            if ending is not Ending.COMPLETE and talk.asked.each:
                 problem(f"7: {talk.name}: ended with {ending}, and nothing had been done to it")
         elif talk.name == VICTIM:
             rude = {Ending.MODEL_ERROR} if self.scenario.rude else set()
@@ -529,26 +534,6 @@ def _agree(ending: Ending | None, talk: Talk) -> bool:
             return talk.left and view is View.CUT
         case _, view:
             return view is View.ERROR or talk.left
-
-
-def _begins(talk: Talk, messages: list[bytes], with_these: list[bytes]) -> bool:
-    """Whether messages begin with others, in each strand of the talk where it has several."""
-    if not talk.strands:
-        return messages[: len(with_these)] == with_these
-    whole: dict[bytes, list[bytes]] = {}
-    for message in messages:
-        whole.setdefault(message.partition(b".")[0], []).append(message)
-    at = Counter[bytes]()
-    for message in with_these:
-        strand = message.partition(b".")[0]
-        if message not in whole.get(strand, [])[at[strand] : at[strand] + 1]:
-            return False
-        at[strand] += 1
-    return True
-
-
-def _short(messages: list[bytes]) -> str:
-    return repr([m[:12] for m in messages])
 
 
 # -- targets -------------------------------------------------------------------------------------------------------

@@ -2,45 +2,36 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 from contextlib import ExitStack, asynccontextmanager, contextmanager
+from functools import partial
 from typing import Any, final
 
 import numpy as np
 import numpy.typing as npt
 import trio
 
-from gateway import client
+from gateway.client import Peer, questions
+from gateway.testing.stories.talk import Talk
 from models.adapt import adapt
 from models.messages import Family, FinishReason, InferRequest, InferResponse, Prompt, Tensor, Token
 from models.rolling import Advanced, rolling
 from models.session import Session
 from models.spec import Batching, Model, ModelSpec
-from protocols import v2
-from protocols.events import Headers
 from tests.gateway.sweep_scenarios import (
-    _JSON,
     _STREAM,
-    COMPANION,
-    FRESH,
-    NEIGHBOUR,
-    NEXT,
     VICTIM,
     HTTP2Line,
-    LinesParser,
     Scenario,
     Stage,
-    Talk,
-    TensorParser,
-    _line,
-    _together,
+    ask,
+    complete,
     double,
     generate,
-    generate_over_http1,
-    on_stream,
+    in_pieces,
     over_http1,
-    pieces_of,
+    over_http2,
+    tensor_of,
 )
 
 Served = Callable[[Stage], Callable[[str], ModelSpec]]
@@ -71,8 +62,8 @@ class _Rows:
                     talk.calls += len(talks) > 1  # each is called again, alone
                 raise
             for talk, row in zip(talks, x, strict=True):
-                talk.taken.append(row.tobytes())
-                talk.said.append((row + row).tobytes())
+                talk.take(row.tobytes())
+                talk.say((row + row).tobytes())
 
     def _points(self, talks: Sequence[Talk]) -> None:
         for talk in talks:
@@ -119,24 +110,10 @@ def _joined(kind: Callable[[_Rows], Model]) -> Served:
     return served
 
 
-def _row(talk: Talk, elements: int) -> tuple[bytes, bytes, Headers]:
-    x = np.arange(elements, dtype=np.int32)[np.newaxis] + sum(talk.name.encode())
-    headers, buffers = v2.encode_infer_request([v2.V2Tensor(name="x", datatype="INT32", array=x)], binary_data_output=True)
-    return b"".join(buffers), x.tobytes(), [h for h in headers if h[0] != b"content-length"]
-
-
-async def _infer_over_http1(stage: Stage, talk: Talk, *, pace: float = 0.0) -> None:
-    body, row, headers = _row(talk, 300)
-    peer = client.http1(stage.connect(talk.line))
-    path, content = f"/v2/models/{talk.model}/infer{talk.query}", pieces_of(talk, body, row, 3)
-    await over_http1(peer, 1, talk, path, headers, content, TensorParser(talk), length=len(body), pace=pace)
-    peer.close()
-
-
-async def _infer_over_http2(line: HTTP2Line, talk: Talk, *, pace: float = 0.0) -> None:
-    body, row, headers = _row(talk, 300)
-    path, content = f"/v2/models/{talk.model}/infer{talk.query}", pieces_of(talk, body, row, 3)
-    await on_stream(line, talk, path, headers, content, TensorParser(talk), length=len(body), pace=pace)
+async def _infer(where: Peer | HTTP2Line, talk: Talk, **how: Any) -> None:
+    x = tensor_of(talk, 300)[np.newaxis]
+    question = questions.infer({"x": x}, talk.model)
+    await ask(where, talk, question, in_pieces(talk, question.body or b"", 3, x.tobytes()), **how)
 
 
 # -- sequences in one step -------------------------------------------------------------------------------------------
@@ -168,7 +145,7 @@ class _Steps:
         if not sequence.begun:
             sequence.begun = True
             talk.begun += 1
-            talk.taken.append(talk.name.encode())
+            talk.take(talk.name.encode())
         self._stage.point(talk)
         sequence.pending -= min(at_most, 2)
 
@@ -182,7 +159,7 @@ class _Steps:
         except Exception as e:
             return e
         text, number = f" {sequence.made}".ljust(self._size, "_"), sequence.made
-        talk.said.append(text.encode())
+        talk.say(text.encode())
         sequence.made += 1
         finish = FinishReason.LENGTH if sequence.made == sequence.wanted else None
         return Token(text=text, id=number, finish=finish)
@@ -203,62 +180,26 @@ def _stepped(*, blocking: bool, size: int = 40) -> Served:
     return served
 
 
-async def _generate_over_http2(line: HTTP2Line, talk: Talk, *, tokens: int = 6, pace: float = 0.0) -> None:
-    asked = {"inputs": talk.name, "parameters": {"max_new_tokens": tokens}, "stream": True}
-    body, path = json.dumps(asked).encode(), f"/predictions/{talk.model}{talk.query}"
-    content = pieces_of(talk, body, talk.name.encode(), 1)
-    await on_stream(line, talk, path, _JSON, content, LinesParser(talk), length=len(body), pace=pace)
-
-
 # -- scenarios: all of a story are called by one model -----------------------------------------------------------------
 
-
-def _http1(name: str, family: Family, served: Served, ask: Any, *, pace: float = 0.0004, **more: Any) -> Scenario:
-    async def play(stage: Stage) -> None:
-        victim, neighbour = stage.talk(VICTIM), stage.talk(NEIGHBOUR)
-        await _together(ask(stage, victim, pace=pace), ask(stage, neighbour))
-
-    async def again(stage: Stage) -> None:
-        await ask(stage, stage.talk(FRESH))
-
-    more = {"memory": 2 * (4096 + 2048 + 1600), "buffer": 600, **more}
-    return _scenario(name, "http/1.1", family, served, play, again, **more)
-
-
-def _http2(name: str, family: Family, served: Served, ask: Any, **more: Any) -> Scenario:
-    async def play(stage: Stage) -> None:
-        victim, companion = stage.talk(VICTIM), stage.talk(COMPANION, VICTIM)
-        async with _line(stage, VICTIM) as line:
-            await _together(ask(line, victim, pace=0.0004), ask(line, companion))
-            if line.machine.can_open:
-                await ask(line, stage.talk(NEXT, VICTIM))
-
-    async def again(stage: Stage) -> None:
-        async with _line(stage, FRESH) as line:
-            await ask(line, stage.talk(FRESH))
-
-    return _scenario(name, "http/2", family, served, play, again, memory=2 * (_STREAM + 2 * 1600), **more)
-
-
-def _scenario(name: str, wire: str, family: Family, served: Served, play: Any, again: Any, **more: Any) -> Scenario:
-    model = double if family is Family.TENSOR else generate
-    return Scenario(name=name, wire=wire, model=model, family=family, play=play, again=again, served=served, **more)
-
-
-async def _long_lines(stage: Stage, talk: Talk, *, pace: float = 0.0) -> None:
-    await generate_over_http1(stage, talk, tokens=12, pace=pace)
-
+_HTTP1: dict[str, Any] = {"other": "m", "memory": 2 * (4096 + 2048 + 1600)}
+_HTTP2: dict[str, Any] = {"other": "m", "memory": 2 * (_STREAM + 2 * 1600)}
+_ROWED: dict[str, Any] = {"family": Family.TENSOR, "model": double}
+_LINES: dict[str, Any] = {"family": Family.TEXT, "model": generate}
 
 BATCHED: dict[str, Scenario] = {
     scenario.name: scenario
     for scenario in (
-        _http1("batched", Family.TENSOR, _joined(_tasks), _infer_over_http1),
-        _http1("batched-threads", Family.TENSOR, _joined(_threads), _infer_over_http1),
-        _http2("batched-h2", Family.TENSOR, _joined(_tasks), _infer_over_http2),
-        _http1("rolling", Family.TEXT, _stepped(blocking=False), generate_over_http1),
-        _http1("rolling-threads", Family.TEXT, _stepped(blocking=True), generate_over_http1),
-        _http2("rolling-h2", Family.TEXT, _stepped(blocking=False), _generate_over_http2),
+        over_http1("batched", _infer, served=_joined(_tasks), **_HTTP1, **_ROWED),
+        over_http1("batched-threads", _infer, served=_joined(_threads), **_HTTP1, **_ROWED),
+        over_http2("batched-h2", _infer, served=_joined(_tasks), **_HTTP2, **_ROWED),
+        over_http1("rolling", complete, served=_stepped(blocking=False), **_HTTP1, **_LINES),
+        over_http1("rolling-threads", complete, served=_stepped(blocking=True), **_HTTP1, **_LINES),
+        over_http2("rolling-h2", complete, served=_stepped(blocking=False), **_HTTP2, **_LINES),
         # what a word of 400 bytes may wait in: the send buffer, the pipe, the client's read, and two ahead of its session
-        _http1("rolling-slow", Family.TEXT, _stepped(blocking=False, size=400), _long_lines, pace=0.001, ahead=8),
+        over_http1(
+            "rolling-slow", partial(complete, tokens=12), served=_stepped(blocking=False, size=400), pace=0.001, ahead=8,
+            **_HTTP1, **_LINES,
+        ),
     )
-}
+}  # fmt: skip

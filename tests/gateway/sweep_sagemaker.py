@@ -3,24 +3,27 @@
 from __future__ import annotations
 
 import base64
-import functools
 import json
 import tempfile
 import time
 from collections.abc import AsyncGenerator, Awaitable, Callable, Sequence
 from dataclasses import replace
+from functools import cache, partial
 from pathlib import Path
-from typing import Any
+from typing import Any, final
 
 import trio
 
 from gateway import client
-from gateway.client import Peer
+from gateway.client import Peer, questions
+from gateway.client.answers import Answer, EventsAnswer, LinesAnswer
+from gateway.client.questions import Question
 from gateway.config import BidiConfig, EndpointConfig, RepositoryConfig, SigV4Config
 from gateway.containers.connection import ContainerLimits
 from gateway.containers.model import container_spec
 from gateway.errors import TransportLost
 from gateway.net.transport import MemoryTransport, memory_pair
+from gateway.testing.stories.talk import Messages, Talk, fragment
 from models.errors import ModelError
 from models.messages import Family, Part
 from models.session import Session
@@ -33,37 +36,31 @@ from protocols.roles import Role
 from protocols.websocket.connection import WebSocketConnection
 from protocols.websocket.handshake import END_OF_INPUT, accept_headers, end_of_input
 from tests.gateway.sweep_scenarios import (
-    _EVENTS,
-    _JSON,
     _SMALL,
     _STREAM,
-    COMPANION,
     FRESH,
     NEIGHBOUR,
     NEXT,
     VICTIM,
     Boom,
     HTTP2Line,
-    LinesParser,
-    Parser,
-    PartsParser,
     Scenario,
     Stage,
-    Talk,
-    View,
     Watched,
-    _bidi_scenario,
-    _line,
-    _together,
+    ask,
+    bidi_scenario,
     bidi_talk,
+    conversation,
     echo,
-    fragment,
     generate,
+    http2_line,
+    in_pieces,
     numbered,
-    on_stream,
     over_http1,
-    over_websocket,
-    pieces_of,
+    over_http2,
+    state_of,
+    together,
+    websocket_scenario,
 )
 
 _PART = 400
@@ -91,65 +88,69 @@ def answer(stage: Stage) -> Model:
     return model
 
 
-class BodyParser(Parser):
+@final
+class PartsAnswer(Answer):
     """A body as it is, read as parts of one size."""
 
-    def data(self, piece: Buffer) -> None:
-        super().data(piece)
-        while self.status == 200 and len(self.body) >= _PART:
-            self.talk.heard.append(fragment(self.body[:_PART], True))
+    def _read(self, data: Buffer) -> None:
+        super()._read(data)
+        while len(self.body) >= _PART:
+            self.messages.append(fragment(self.body[:_PART], True))
             del self.body[:_PART]
 
+    def _finish(self) -> None:
+        assert not self.body, "half a part"
 
-class StreamedParser(Parser):
-    """A response stream: another parser's body in PayloadParts."""
 
-    def __init__(self, inner: Parser) -> None:
-        super().__init__(inner.talk)
-        self._inner, self._decoder, self._failed = inner, bidi.ResponseDecoder(), False
+@final
+class WithinEvents(Answer):
+    """A response stream: another answer's body in its parts."""
+
+    def __init__(self, inner: Callable[[], Answer]) -> None:
+        super().__init__()
+        self._events, self._inner = EventsAnswer(), inner()
+        self.messages = self._inner.messages
 
     def head(self, response: Response) -> None:
+        for answer in (self._events, self._inner):
+            answer.head(response)
         super().head(response)
-        self._inner.head(response)
 
-    def data(self, piece: Buffer) -> None:
-        if self.status != 200:
-            return
-        self._decoder.receive_data(piece)
-        while isinstance(event := self._decoder.next_event(), bidi.PayloadPart | bidi.StreamFailure):
-            if isinstance(event, bidi.PayloadPart):
-                self._inner.data(event.data)
-            else:
-                self._failed = True
+    def _read(self, data: Buffer) -> None:
+        self._events.feed(data)
+        self._pull()
 
-    def end(self) -> View:
-        if self.status != 200:
-            return View.ERROR
-        self._decoder.receive_eof()
-        return View.ERROR if self._failed else self._inner.end()
+    def _pull(self) -> None:
+        for part in self._events.messages:
+            self._inner.feed(part)
+        self._events.messages.clear()
+
+    def _finish(self) -> None:
+        self._events.end()
+        self._pull()
+        if not self._events.error:
+            self._inner.end()
+        self.error = self._events.error or self._inner.error
 
 
-class LiteralParser(Parser):
+@final
+class LiteralAnswer(EventsAnswer):
     """The literal JSON form."""
 
-    _failed = False
-
-    def data(self, piece: Buffer) -> None:
-        super().data(piece)
-        while self.status == 200 and (at := self.body.find(b"\n")) >= 0:
+    def _read(self, data: Buffer) -> None:
+        self.body += data
+        while (at := self.body.find(b"\n")) >= 0:
             ((kind, members),) = json.loads(self.body[:at]).items()
             del self.body[: at + 1]
+            assert not self.error, "an object after the failure"
             if kind == "PayloadPart":
-                last = members["CompletionState"] == bidi.Completion.COMPLETE.value
-                self.talk.heard.append(fragment(base64.b64decode(members["Bytes"]), last))
+                self.messages.append(base64.b64decode(members["Bytes"]))
+                self.states.append(bidi.Completion(members["CompletionState"]))
             else:
-                self._failed = True
+                self.error = kind
 
-    def end(self) -> View:
-        if self.status != 200:
-            return View.ERROR
+    def _finish(self) -> None:
         assert not self.body, "half an object"
-        return View.ERROR if self._failed else View.COMPLETE
 
 
 # -- one request, one body -------------------------------------------------------------------------------------------
@@ -159,53 +160,26 @@ def _unary(
     name: str,
     route: str,
     model: Callable[[Stage], Model],
-    parser: Callable[[Talk], Parser],
+    answer: Callable[[], Answer],
     *,
     http2: bool = False,
     **more: Any,
 ) -> Scenario:
     """A request whose answer comes piece by piece: of text in lines, or of parts."""
     text = model is generate
-    family = Family.TEXT if text else Family.PARTS
 
-    async def ask(where: Peer | HTTP2Line, talk: Talk, pace: float = 0.0, words: int = 150) -> None:
-        said = f"{talk.name} ".encode() * words
-        body = json.dumps({"inputs": said.decode(), "parameters": {"max_new_tokens": 5}, "stream": True}).encode()
-        headers, body, message = (_JSON, body, said) if text else (_OCTETS, said, fragment(said, True))
-        path = route.format(talk.model) + talk.query
-        content = pieces_of(talk, body, message, 3)
-        if isinstance(where, HTTP2Line):
-            await on_stream(where, talk, path, headers, content, parser(talk), pace=pace, length=len(body))
-        else:
-            await over_http1(where, 1, talk, path, headers, content, parser(talk), pace=pace, length=len(body))
-
-    async def alone(stage: Stage, talk: Talk, **how: Any) -> None:
-        if http2:
-            async with _line(stage, talk.line) as line:
-                await ask(line, talk, **how)
-        else:
-            peer = client.http1(stage.connect(talk.line))
-            await ask(peer, talk, **how)
-            peer.close()
-
-    async def play(stage: Stage) -> None:
-        victim, other = stage.talk(VICTIM), stage.talk(COMPANION, VICTIM if http2 else "", "n")
-        if not http2:
-            await _together(alone(stage, victim, pace=0.0004), alone(stage, other, words=20))
-            return
-        async with _line(stage, VICTIM) as line:
-            await _together(ask(line, victim, 0.0003), ask(line, other, words=20))
-            if line.machine.can_open:
-                await ask(line, stage.talk(NEXT, VICTIM, "n"), words=1)
-
-    async def again(stage: Stage) -> None:
-        await alone(stage, stage.talk(FRESH), words=2)
+    async def asking(where: Peer | HTTP2Line, talk: Talk, **how: Any) -> None:
+        said = f"{talk.name} ".encode() * {VICTIM: 150, NEXT: 1, FRESH: 2}.get(talk.name, 20)
+        question = Question(path="", headers=_OCTETS, body=said, answer=answer)
+        if text:
+            question = replace(questions.lmi(said.decode(), stream=True, max_new_tokens=5), answer=answer)
+        body = in_pieces(talk, question.body or b"", 3, said if text else fragment(said, True))
+        await ask(where, talk, replace(question, path=route.format(talk.model)), body, **how)
 
     each = (_STREAM if http2 else _HTTP) + 2 * 8 * 150 + _PART
     settings: dict[str, Any] = {"memory": 2 * each, "buffer": 600} | more
-    return Scenario(
-        name=name, wire="http/2" if http2 else "http/1.1", model=model, family=family, play=play, again=again, **settings
-    )
+    build, pace = (over_http2, 0.0003) if http2 else (over_http1, 0.0004)
+    return build(name, asking, pace=pace, model=model, family=Family.TEXT if text else Family.PARTS, **settings)
 
 
 # -- the forms of BiDi -----------------------------------------------------------------------------------------------
@@ -213,7 +187,7 @@ def _unary(
 _SIGNER = sigv4.Credentials(access_key_id="AKIDEXAMPLE", secret_access_key="a secret of ours", region="eu-west-1")
 
 
-@functools.cache
+@cache
 def _folder() -> tempfile.TemporaryDirectory[str]:
     """What the stories need of a file system, as long as the process lasts."""
     folder = tempfile.TemporaryDirectory()
@@ -230,108 +204,43 @@ def _path(*names: str) -> str:
     return str(Path(_folder().name, *names))
 
 
-Encode = Callable[[bytes, bool], Any]
-
-
-def _ga(data: bytes, last: bool) -> Any:
-    return bidi.encode_request_event(data, bidi.DataType.BINARY, _state(last))
-
-
-def _json_event(data: bytes, last: bool) -> Any:
-    return b"".join(bidi.encode_json_event(data, bidi.DataType.BINARY, _state(last)))
-
-
-def _state(last: bool) -> bidi.Completion:
-    return bidi.Completion.COMPLETE if last else bidi.Completion.PARTIAL
-
-
-async def _talk_in_form(
-    form: str, line: HTTP2Line, talk: Talk, parts: Sequence[tuple[bytes, bool]], *, pace: float = 0.0, cut: int = 0
-) -> None:
-    path = f"/endpoints/{talk.model}/invocations-bidirectional-stream{talk.query}"
-    headers = [*_EVENTS, (bidi.MODEL_QUERY_STRING.encode(), talk.query[1:].encode())]
+async def _talk_in_form(form: str, line: HTTP2Line, talk: Talk, parts: Sequence[tuple[bytes, bool]], **how: Any) -> None:
+    question = conversation(talk)
     sign: Callable[[int, bytes], bytes] = lambda date, event: bytes(32)  # noqa: E731
     if form == "signed":
-        head = Request(stream=1, method=b"POST", target=path.encode(), authority=b"a", headers=headers)
+        target = (question.path + talk.query).encode()
+        head = Request(stream=1, method=b"POST", target=target, authority=b"a", headers=question.headers)
         given = sigv4.sign_request(head, _SIGNER, now=time.time(), payload=sigv4.STREAMING_EVENTS)
         assert given.events is not None
-        headers += given.headers
+        question = replace(question, headers=(*question.headers, *given.headers))
         sign = given.events.sign
     elif form == "literal":
-        headers[0] = (b"content-type", bidi.JSON_CONTENT_TYPE.encode())
+        headers = ((b"content-type", bidi.JSON_CONTENT_TYPE.encode()), *question.headers[1:])
+        question = replace(question, headers=headers, answer=LiteralAnswer)
 
-    def sealed(event: bytes) -> bytes:
+    def sealed(event: bytes = b"") -> bytes:
         date = int(time.time() * 1000)
         return b"".join(bidi.encode_envelope(event, date_ms=date, signature=sign(date, event)))
 
-    async def body() -> AsyncGenerator[Buffer, None]:
-        for data, last in parts:
-            await trio.sleep(0.0003)
-            talk.asked.append(fragment(data, last))
-            if form == "literal":
-                written = b"".join(bidi.encode_literal_part(data, bidi.DataType.BINARY, _state(last)))
-            else:
-                written = sealed((_json_event if form == "json" else _ga)(data, last))
-            half = len(written) // 2 + 1
-            yield written[:half]
-            yield written[half:]
-        if form != "literal":
-            yield sealed(b"")
+    def written(data: bytes, last: bool) -> bytes:
+        told = data, bidi.DataType.BINARY, state_of(last)
+        match form:
+            case "literal":
+                return b"".join(bidi.encode_literal_part(*told))
+            case "json":
+                return sealed(b"".join(bidi.encode_json_event(*told)))
+            case _:
+                return sealed(bidi.encode_request_event(*told))
 
-    parse = LiteralParser(talk) if form == "literal" else PartsParser(talk)
-    await on_stream(line, talk, path, headers, body, parse, pace=pace)
+    end = bytes if form == "literal" else sealed
+    await bidi_talk(line, talk, parts, question=question, write=written, end=end, **how)
 
 
 def _in_form(form: str, **more: Any) -> Scenario:
     # base64 is a third more, and the part that is put together from it is paid beside it
     settings: dict[str, Any] = {"memory": 3 * (_STREAM + 3 * 2600)} | more
-    talk = functools.partial(_talk_in_form, form)
-    return _bidi_scenario(f"bidi-{form}", echo, [10, 900, 2600, 5], talk=talk, **settings)
-
-
-def _anywhere() -> Scenario:
-    """A path that a client has made up: the default model's."""
-
-    async def play(stage: Stage) -> None:
-        victim, neighbour = stage.talk(VICTIM), stage.talk(NEIGHBOUR, model="n")
-        frames = [*numbered(VICTIM, [10, 900, 1800, 1500]), (b"end", True)]
-        await _together(
-            over_websocket(stage, victim, frames, pace=0.0021, path="/any/path.of/theirs"),
-            over_websocket(stage, neighbour, [*numbered(NEIGHBOUR, [30, 30]), (b"end", True)]),
-        )
-
-    async def again(stage: Stage) -> None:
-        await over_websocket(stage, stage.talk(FRESH), [(b"end", True)], path="/x")
-
-    return Scenario(
-        name="anywhere",
-        wire="websocket",
-        model=echo,
-        family=Family.PARTS,
-        play=play,
-        again=again,
-        memory=2 * (_HTTP + 4000),
-        config=replace(_SMALL, bidi=BidiConfig(default_model="m")),
-    )
-
-
-def _ended() -> Scenario:
-    """A client of the container's WebSocket that says when there is no more input, and then waits for the answer."""
-
-    async def play(stage: Stage) -> None:
-        victim, neighbour = stage.talk(VICTIM), stage.talk(NEIGHBOUR, model="n")
-        await _together(
-            over_websocket(stage, victim, numbered(VICTIM, [10, 900, 1800]), pace=0.0021, ends=True),
-            over_websocket(stage, neighbour, numbered(NEIGHBOUR, [30, 30, 30]), ends=True),
-        )
-
-    async def again(stage: Stage) -> None:
-        await over_websocket(stage, stage.talk(FRESH), [(b"part", True)], ends=True)
-
-    memory = 2 * (_HTTP + 4000)
-    return Scenario(
-        name="ended", wire="websocket", model=echo, family=Family.PARTS, play=play, again=again, memory=memory, config=_SMALL
-    )
+    talk = partial(_talk_in_form, form)
+    return bidi_scenario(f"bidi-{form}", echo, [10, 900, 2600, 5], talk=talk, **settings)
 
 
 # -- a container behind a bridge -------------------------------------------------------------------------------------
@@ -381,13 +290,13 @@ async def _invocation(stage: Stage, peer: Peer, request: Request) -> None:
         peer.credit(event)
         body += event.buffers[0]
     with stage.call(f"talk={body.partition(b' ')[0].decode()}") as talk:
-        talk.taken.append(fragment(body, True))
+        talk.take(fragment(body, True))
         stage.point(talk)
         await peer.send(Response(stream=1, status=200, headers=_OCTETS))
         for i in range(5):
             await trio.sleep(0.0003)
             stage.point(talk)
-            talk.said.append(fragment(b"%d" % i * _PART, True))
+            talk.say(fragment(b"%d" % i * _PART, True))
             await peer.send(Data(stream=1, buffers=(b"%d" % i * _PART,)))
         await peer.send(End(stream=1))
         while not isinstance(await peer.next_event(), ConnectionEnd):
@@ -406,8 +315,8 @@ async def _container_echo(stage: Stage, peer: Peer, request: Request) -> None:
                 case Frame() as frame:
                     stage.point(talk)
                     machine.credit(len(frame.data))
-                    talk.taken.append(fragment(frame.data, frame.fin))
-                    talk.said.append(fragment(frame.data, frame.fin))
+                    talk.take(fragment(frame.data, frame.fin))
+                    talk.say(fragment(frame.data, frame.fin))
                     await peer.send(frame)
                 case Close():
                     await peer.flush()
@@ -416,7 +325,7 @@ async def _container_echo(stage: Stage, peer: Peer, request: Request) -> None:
 
 
 def _behind_bridge() -> Scenario:
-    found = _bidi_scenario("bridge", echo, [10, 900, 2600, 5], memory=3 * (_STREAM + 2600), neighbour=True)
+    found = bidi_scenario("bridge", echo, [10, 900, 2600, 5], memory=3 * (_STREAM + 2600), neighbour=True)
     return replace(found, served=_bridged)
 
 
@@ -437,7 +346,7 @@ async def _late_answer(stage: Stage, peer: Peer, request: Request) -> None:
                 machine.credit(len(event.data))
                 if event.data == end:
                     break
-                talk.taken.append(fragment(event.data, event.fin))
+                talk.take(fragment(event.data, event.fin))
                 frames.append(event)
         else:
             await peer.flush()
@@ -445,24 +354,22 @@ async def _late_answer(stage: Stage, peer: Peer, request: Request) -> None:
         for frame in frames:
             await trio.sleep(0.002)
             stage.point(talk)
-            talk.said.append(fragment(frame.data, frame.fin))
+            talk.say(fragment(frame.data, frame.fin))
             await peer.send(frame)
         await peer.send(Close())
         while not isinstance(await peer.next_event(), Close | ConnectionEnd):
             pass
 
 
-async def _whole_talk(
-    line: HTTP2Line, talk: Talk, parts: Sequence[tuple[bytes, bool]], *, pace: float = 0.0, cut: int = 0
-) -> None:
+async def _whole_talk(line: HTTP2Line, talk: Talk, parts: Sequence[tuple[bytes, bool]], **how: Any) -> None:
     """A conversation whose last part ends its message: the container cannot be told the end in the middle of one."""
-    await bidi_talk(line, talk, [*parts[:-1], (parts[-1][0], True)], pace=pace, cut=cut)
+    await bidi_talk(line, talk, [*parts[:-1], (parts[-1][0], True)], **how)
 
 
 def _late_behind_bridge() -> Scenario:
     """The client has ended its input, and the session waits for the container's answer."""
-    found = _bidi_scenario("bridge-late", echo, [10, 900, 2600], memory=3 * (_STREAM + 2600), talk=_whole_talk)
-    return replace(found, served=functools.partial(_bridged, talk=_late_answer))
+    found = bidi_scenario("bridge-late", echo, [10, 900, 2600], memory=3 * (_STREAM + 2600), talk=_whole_talk)
+    return replace(found, served=partial(_bridged, talk=_late_answer))
 
 
 # -- models that come and go -----------------------------------------------------------------------------------------
@@ -470,18 +377,16 @@ def _late_behind_bridge() -> Scenario:
 
 async def _ask(peer: Peer, talk: Talk, method: bytes, path: str, body: bytes = b"", headers: Headers = ()) -> bytes:
     """One request on an HTTP/1.1 connection; the body of its answer."""
-    kept = Parser(talk)
 
     async def content() -> AsyncGenerator[Buffer, None]:
         for at in range(0, len(body), 20):
             await trio.sleep(0.0017)  # some of it comes when the model is there
             yield body[at : at + 20]
 
-    target = f"{path}{talk.query}"
-    talk.asked.append(body)
-    talk.taken.append(body)
-    await over_http1(peer, 1, talk, target, headers, content, kept, length=len(body), method=method)
-    return bytes(kept.body)
+    talk.ask(body)
+    talk.take(body)
+    question = Question(path=path, headers=headers, body=body, answer=Answer)
+    return bytes((await ask(peer, talk, question, content, pace=0.0, method=method)).body)
 
 
 def _load(name: str) -> bytes:
@@ -542,7 +447,7 @@ async def _loading(stage: Stage) -> None:
         await trio.sleep(0.002)
         await _alone(stage, NEIGHBOUR, b"GET", "/models")
 
-    await _together(
+    await together(
         _one_of_model(stage, VICTIM, b"POST", "/models", _load("a")),
         _alone(stage, f"{NEIGHBOUR}-b", b"POST", "/models", _load("b")),
         late(),
@@ -566,15 +471,15 @@ async def _unloading(stage: Stage) -> None:
 
     async def session(talk: Talk, delay: float, sizes: Sequence[int]) -> None:
         await trio.sleep(delay)
-        async with _line(stage, talk.line) as line:
+        async with http2_line(stage, talk.line) as line:
             await bidi_talk(line, talk, numbered(talk.name, sizes), pace=0.0003)
 
     async def unload() -> None:
         await trio.sleep(0.0008)
         await _one_of_model(stage, VICTIM, b"DELETE", "/models/a")
 
-    await _together(session(_library_talk(stage, NEIGHBOUR), 0, [10, 700, 20]), session(queued, 0.0004, [10]), unload())
-    queued.asked.clear()  # it may be told that the model is gone
+    await together(session(_library_talk(stage, NEIGHBOUR), 0, [10, 700, 20]), session(queued, 0.0004, [10]), unload())
+    queued.asked = queued.taken = Messages()  # it may be told that the model is gone
 
 
 def _library_talk(stage: Stage, name: str) -> Talk:
@@ -586,7 +491,7 @@ def _library_talk(stage: Stage, name: str) -> Talk:
 
 async def _using(stage: Stage) -> None:
     """The first use of a model, and another's beside it."""
-    await _together(
+    await together(
         _one_of_model(stage, VICTIM, b"POST", "/endpoints/many/invocations", b"one " * 50, _target("a")),
         _alone(stage, NEIGHBOUR, b"POST", "/endpoints/many/invocations", b"two", _target("b")),
         _alone(stage, f"{NEIGHBOUR}-a", b"POST", "/endpoints/many/invocations", b"three", _target("a")),
@@ -598,26 +503,29 @@ def _target(model: str) -> Headers:
 
 
 def _scenarios() -> list[Scenario]:
-    streamed_lines = lambda talk: StreamedParser(LinesParser(talk))  # noqa: E731
-    streamed_parts = lambda talk: StreamedParser(BodyParser(talk))  # noqa: E731
+    streamed_lines, streamed_parts = partial(WithinEvents, LinesAnswer), partial(WithinEvents, PartsAnswer)
+    at_any_path = replace(_SMALL, bidi=BidiConfig(default_model="m"))
+    path, others = "/any/path.of/theirs", {"other": [30, 30], "memory": 2 * (_HTTP + 4000)}
     stream, invoke = "/endpoints/{}/invocations-response-stream", "/endpoints/{}/invocations"
     signed = replace(_SMALL, sagemaker=replace(_SMALL.sagemaker, sigv4=SigV4Config(credentials=_path("credentials"))))
     bridge_invoke = _unary("bridge-invoke", stream, answer, streamed_parts)
     return [
         _unary("stream", stream, generate, streamed_lines),
         _unary("stream-h2", stream, answer, streamed_parts, http2=True),
-        _unary("invoke", invoke, answer, BodyParser, cuts=True),
-        _unary("invoke-h2", invoke, generate, LinesParser, http2=True),
-        _unary("container", "/models/{}/invoke", answer, BodyParser, cuts=True),
-        _unary("container-h2", "/models/{}/invoke", answer, BodyParser, http2=True, cuts=True),
+        _unary("invoke", invoke, answer, PartsAnswer, cuts=True),
+        _unary("invoke-h2", invoke, generate, LinesAnswer, http2=True),
+        _unary("container", "/models/{}/invoke", answer, PartsAnswer, cuts=True),
+        _unary("container-h2", "/models/{}/invoke", answer, PartsAnswer, http2=True, cuts=True),
         _in_form("json"),
         _in_form("literal"),
         _in_form("signed", config=signed),
         _in_form("padded", config=replace(_SMALL, bidi=replace(_SMALL.bidi, padding=64))),
-        _anywhere(),
+        # a path that a client has made up: the default model's
+        websocket_scenario("anywhere", [10, 900, 1800, 1500], path=path, config=at_any_path, **others),
         _behind_bridge(),
         _late_behind_bridge(),
-        _ended(),
+        # clients of the container's WebSocket that say when there is no more input, and then wait for the answer
+        websocket_scenario("ended", [10, 900, 1800], ends=True, memory=2 * (_HTTP + 4000)),
         replace(bridge_invoke, served=_bridged),
         _models("load", _loading),
         _models("unload", _unloading, without=["memory"]),  # which would hit the load before it

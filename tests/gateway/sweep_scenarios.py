@@ -2,42 +2,42 @@
 
 from __future__ import annotations
 
-import enum
-import json
-import math
 import ssl
 from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Iterator, Sequence
-from contextlib import aclosing, asynccontextmanager, contextmanager, suppress
-from dataclasses import dataclass, field, replace
+from contextlib import asynccontextmanager, contextmanager, suppress
+from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any, Generic, TypeVar
 
+import msgspec
 import numpy as np
 import trio
 import trio.testing
 
 from gateway import client
 from gateway.catalog.repository import Repository
-from gateway.client import Peer
+from gateway.client import Peer, questions
+from gateway.client.answers import Answer, InferAnswer
+from gateway.client.questions import Question
 from gateway.config import BidiConfig, Config, HTTP2Config, LimitsConfig, ListenConfig
 from gateway.doorbell import Doorbell
 from gateway.errors import TransportLost
 from gateway.net.tls_transport import TLSTransport
 from gateway.net.transport import MemoryTransport
+from gateway.testing.stories.clients import Body, Hearing, Socket, Streams, read_http1, viewed, write
+from gateway.testing.stories.talk import Talk, View, fragment, named
 from models.adapt import adapt
 from models.blocking import cancel_token
 from models.errors import ModelError
 from models.messages import Family, InferRequest, InferResponse, Part, PartKind, Prompt, Tensor, Token
 from models.session import Session
 from models.spec import Model, ModelSpec
-from protocols import v2
 from protocols.aws import bidi
 from protocols.errors import LocalProtocolError, RemoteProtocolError
-from protocols.events import Buffer, Close, ConnectionEnd, Data, End, Frame, Headers, Opcode, Request, Reset, Response
+from protocols.events import Buffer, Close, ConnectionEnd, Data, End, Frame, Opcode, Request, Response
 from protocols.http1.connection import HTTP1Connection
-from protocols.http2.connection import HTTP2Connection, HTTP2Limits
-from protocols.lmi.response import parse_stream_line
+from protocols.http2.connection import HTTP2Connection
 from protocols.roles import Role
-from protocols.websocket.connection import WebSocketConnection
 
 VICTIM, COMPANION, NEIGHBOUR, NEXT, FRESH = "victim", "companion", "neighbour", "next", "fresh"
 """Who is interrupted; who shares its connection; who has its own; who comes afterwards on the same connection, and on
@@ -45,53 +45,6 @@ a new one."""
 
 In = TypeVar("In")
 Out = TypeVar("Out")
-
-
-def fragment(data: Buffer, last: bool) -> bytes:
-    """A part, with whether others continue it."""
-    return bytes(data) + (b"." if last else b"+")
-
-
-class View(enum.Enum):
-    """What a client made of the end of its exchange."""
-
-    PENDING = "pending"
-    COMPLETE = "complete"
-    ERROR = "error"
-    CUT = "cut"
-
-
-@dataclass(slots=True, eq=False)
-class Talk:
-    """One exchange as both ends remember it. What was said and heard are the messages' bytes, in order."""
-
-    name: str
-    line: str
-    model: str
-    asked: list[bytes] = field(default_factory=list)
-    taken: list[bytes] = field(default_factory=list)
-    said: list[bytes] = field(default_factory=list)
-    heard: list[bytes] = field(default_factory=list)
-    view: View = View.PENDING
-    begun: int = 0
-    over: int = 0
-    left: bool = False
-    """The client ended it by itself."""
-    calls: int = 1
-    """How often the model may be called for it."""
-    strands: bool = False
-    """Messages that begin alike, up to a full stop, are in order; others are side by side."""
-    kept: Callable[[Buffer, bool], bytes] = fragment
-    """How a part is remembered."""
-
-    @property
-    def query(self) -> str:
-        return f"?talk={self.name}"
-
-
-def named(query: str) -> str:
-    """The name of a talk, by the query of its request."""
-    return query.removeprefix("talk=")
 
 
 class Boom(Exception):
@@ -144,17 +97,15 @@ class Stage:
 
     @contextmanager
     def call(self, query: str) -> Iterator[Talk]:
-        """A model's call: its beginning and its end are counted."""
+        """A model's call."""
         talk = self.talks[named(query)]
-        talk.begun += 1
-        try:
-            yield talk
-        except BaseException:
-            if self.rude and talk.name == VICTIM:
-                raise Boom("rude") from None
-            raise
-        finally:
-            talk.over += 1
+        with talk.call():
+            try:
+                yield talk
+            except BaseException:
+                if self.rude and talk.name == VICTIM:
+                    raise Boom("rude") from None
+                raise
 
 
 class Watched(Generic[In, Out]):
@@ -166,14 +117,14 @@ class Watched(Generic[In, Out]):
     async def receive(self) -> In:
         self._stage.point(self._talk)
         message: In = await self._session.receive()
-        self._talk.taken.append(said(message))
+        self._talk.take(said(message))
         self._stage.point(self._talk)
         return message
 
     async def send(self, message: Out) -> None:
         self._stage.point(self._talk)
         await self._session.send(message)
-        self._talk.said.append(said(message))
+        self._talk.say(said(message))
         self._stage.point(self._talk)
 
 
@@ -302,11 +253,11 @@ def generate_in_threads(stage: Stage) -> Model:
 
     def model(prompt: Prompt) -> Iterator[str]:
         with stage.call(f"talk={prompt.text}") as talk:
-            talk.taken.append(prompt.text.encode())
+            talk.take(prompt.text.encode())
             for i in range(prompt.parameters.max_new_tokens):
                 stage.point(talk)
                 cancel_token().check()
-                talk.said.append(b" %d" % i)
+                talk.say(b" %d" % i)
                 yield f" {i}"
 
     return adapt(model, family=Family.TEXT)[0]
@@ -342,21 +293,23 @@ def double_at_once(stage: Stage) -> Model:
 # -- clients -------------------------------------------------------------------------------------------------------
 
 _DATE = 1_700_000_000_000
-_EVENTS: Headers = [(b"content-type", bidi.CONTENT_TYPE.encode())]
-_JSON: Headers = [(b"content-type", b"application/json")]
+_TURN = 0.0003
+"""Of a writer, seconds a piece."""
 
 
-class HTTP2Line:
+def fail(error: RemoteProtocolError) -> None:
+    """A client may meet a connection that ends in the middle of something, and no other violation."""
+    raise error
+
+
+class HTTP2Line(Streams):
     """Streams that share a connection, with small windows so that answers wait for their readers."""
 
     def __init__(self, stage: Stage, name: str, *, window: int = 1024) -> None:
-        limits = HTTP2Limits(initial_window=window, max_window=window)
-        self.machine = HTTP2Connection(Role.CLIENT, limits)
-        self.peer = Peer(stage.connect(name), self.machine)
+        super().__init__(stage.connect(name), window, fail)
         if stage.tls is not None:
             self.peer.transport = TLSTransport(self.peer.transport, stage.tls, server_side=False, hostname="localhost")
         self.stage = stage
-        self._inboxes: dict[int, trio.MemorySendChannel[Any]] = {}
 
     async def run(self, *, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
         """Deals events out to the streams until the connection ends."""
@@ -366,244 +319,54 @@ class HTTP2Line:
         except TransportLost:
             self.peer.close()
         task_status.started()
-        try:
-            while not isinstance(event := await self.peer.next_event(), ConnectionEnd):
-                inbox = self._inboxes.get(getattr(event, "stream", 0))
-                if inbox is not None:
-                    inbox.send_nowait(event)
-        except TransportLost:
-            pass
-        except RemoteProtocolError as e:
-            _cut_off(e)
-        finally:
-            for stream in list(self._inboxes):
-                self.forget(stream)
-
-    def forget(self, stream: int) -> None:
-        """The stream's reader hears no more."""
-        inbox = self._inboxes.pop(stream, None)
-        if inbox is not None:
-            inbox.close()
-
-    def open(self, path: str, headers: Headers, length: int | None = None) -> tuple[int, trio.MemoryReceiveChannel[Any]]:
-        """Queues a request's head."""
-        if not self.machine.can_open:
-            raise TransportLost("no stream can be opened any more")
-        stream = self.machine.next_stream
-        self._inboxes[stream], inbox = trio.open_memory_channel[Any](math.inf)
-        self.machine.send(
-            Request(
-                stream=stream, method=b"POST", target=path.encode(), authority=b"a", headers=headers, content_length=length
-            )
-        )
-        return stream, inbox
-
-    async def write(self, stream: int, data: Buffer) -> None:
-        """Sends a piece of the body while anybody wants it."""
-        if self.machine.is_open(stream):
-            await self.peer.send(Data(stream=stream, buffers=(data,)))
-
-    async def end(self, stream: int) -> None:
-        if self.machine.is_open(stream):
-            await self.peer.send(End(stream=stream))
+        await self.deal()
 
     async def reset_when_told(self, talk: Talk, stream: int) -> None:
         """The victim leaves when the sweep says so."""
         self.stage.can_leave = True
         await self.stage.leave.wait()
-        if self.machine.is_open(stream):
+        if self.reset(stream):
             talk.left = True
-            self.machine.send(Reset(stream=stream, code=8))
-            self.forget(stream)
             with suppress(TransportLost):
                 await self.peer.flush()
 
 
-async def on_stream(
-    line: HTTP2Line,
+async def ask(
+    where: Peer | HTTP2Line,
     talk: Talk,
-    path: str,
-    headers: Headers,
-    body: Callable[[], AsyncGenerator[Buffer, None]],
-    parse: Parser,
+    question: Question,
+    body: Body,
     *,
     pace: float = 0.0,
-    length: int | None = None,
-) -> None:
-    """One request and its answer on an HTTP/2 connection; `pace` is the reader's, in seconds a frame."""
-
-    async def write(stream: int) -> None:
-        try:
-            async with aclosing(body()) as pieces:
-                async for piece in pieces:
-                    await line.write(stream, piece)
-            await line.end(stream)
-        except TransportLost:
-            return
-
-    async def read(events: trio.MemoryReceiveChannel[Any]) -> View:
-        async for event in events:
-            match event:
-                case Response():
-                    parse.head(event)
-                case Data():
-                    await trio.sleep(pace)
-                    parse.data(event.buffers[0])
-                    line.peer.credit(event)
-                    with suppress(TransportLost):  # what was written before is still to be read
-                        await line.peer.flush()
-                case End():
-                    return parse.end()
-                case Reset():
-                    return View.CUT
-        return View.CUT
-
-    try:
-        stream, events = line.open(path, headers, length)
-        await line.peer.flush()
-        async with trio.open_nursery() as nursery:
-            nursery.start_soon(write, stream)
-            if talk.name == VICTIM:
-                nursery.start_soon(line.reset_when_told, talk, stream)
-            talk.view = await _or_cut(read(events))
-            nursery.cancel_scope.cancel()
-    except TransportLost:
-        talk.view = View.CUT
-
-
-async def _or_cut(reading: Awaitable[View]) -> View:
-    try:
-        return await reading
-    except TransportLost:
-        return View.CUT
-    except RemoteProtocolError as e:
-        _cut_off(e)
-        return View.CUT
-
-
-def _cut_off(error: RemoteProtocolError) -> None:
-    """A client may meet a connection that ends in the middle of something, and no other violation."""
-    if "the connection ended" not in str(error):
-        raise error
-
-
-class Parser:
-    """What a client makes of an answer's body. This one keeps it whole."""
-
-    def __init__(self, talk: Talk) -> None:
-        self.talk = talk
-        self.status = 0
-        self.headers: Headers = []
-        self.body = bytearray()
-
-    def head(self, response: Response) -> None:
-        """The answer begins."""
-        self.status, self.headers = response.status, response.headers
-
-    def data(self, piece: Buffer) -> None:
-        self.body += piece
-
-    def end(self) -> View:
-        """The body is whole."""
-        return View.COMPLETE if self.status == 200 else View.ERROR
-
-
-class PartsParser(Parser):
-    """An event stream."""
-
-    def __init__(self, talk: Talk) -> None:
-        super().__init__(talk)
-        self._decoder = bidi.ResponseDecoder()
-        self._failed = False
-
-    def data(self, piece: Buffer) -> None:
-        if self.status == 200:
-            self._decoder.receive_data(piece)
-            self._pull()
-
-    def _pull(self) -> None:
-        while isinstance(event := self._decoder.next_event(), bidi.PayloadPart | bidi.StreamFailure):
-            if isinstance(event, bidi.PayloadPart):
-                self.talk.heard.append(self.talk.kept(event.data, event.completion is bidi.Completion.COMPLETE))
-            else:
-                self._failed = True
-
-    def end(self) -> View:
-        if self.status != 200:
-            return View.ERROR
-        self._decoder.receive_eof()
-        self._pull()
-        return View.ERROR if self._failed else View.COMPLETE
-
-
-class LinesParser(Parser):
-    """LMI's jsonlines."""
-
-    _last = False
-    _failed = False
-
-    def data(self, piece: Buffer) -> None:
-        super().data(piece)
-        while self.status == 200 and (at := self.body.find(b"\n")) >= 0:
-            line = parse_stream_line(self.body[:at])
-            del self.body[: at + 1]
-            assert not self._last, "a line after the last"
-            self._last = "generated_text" in line
-            if line.get("details", {}).get("finish_reason") == "error":
-                self._failed = True
-            elif not line["token"].get("special_token"):
-                self.talk.heard.append(line["token"]["text"].encode())
-
-    def end(self) -> View:
-        if self.status != 200:
-            return View.ERROR
-        assert self._last, "the stream ended without its last line"
-        assert not self.body, "the stream ended in the middle of a line"
-        return View.ERROR if self._failed else View.COMPLETE
-
-
-class TensorParser(Parser):
-    """A v2 reply."""
-
-    def end(self) -> View:
-        if self.status != 200:
-            return View.ERROR
-        reply = v2.decode_infer_reply(self.headers, self.body)
-        self.talk.heard.append(reply.outputs[0].array.tobytes())
-        return View.COMPLETE
-
-
-async def over_http1(
-    peer: Peer,
-    stream: int,
-    talk: Talk,
-    path: str,
-    headers: Headers,
-    body: Callable[[], AsyncGenerator[Buffer, None]],
-    parse: Parser,
-    *,
-    pace: float = 0.0,
-    length: int | None = None,
+    stream: int = 1,
     method: bytes = b"POST",
-) -> None:
-    """One request and its answer on an HTTP/1.1 connection. A chunked one says Expect, and does not wait for it."""
+) -> Answer:
+    """One request and its answer; `pace` is the reader's, in seconds a piece. A body that the question has not is of no
+    length that its client would know."""
+    answer = question.answer()
     head = Request(
         stream=stream,
         method=method,
-        target=path.encode(),
+        target=(question.path + talk.query).encode(),
         authority=b"a",
-        headers=headers,
-        content_length=length,
-        expects_continue=length is None,
+        headers=question.headers,
+        content_length=None if question.body is None else len(question.body),
     )
+    hearing = Hearing(talk, answer, pace)
+    if isinstance(where, Peer):
+        await _on_connection(where, talk, head, body, hearing)
+    else:
+        await _on_stream(where, talk, head, body, hearing)
+    return answer
 
-    async def write() -> None:
+
+async def _on_connection(peer: Peer, talk: Talk, head: Request, body: Body, hearing: Hearing) -> None:
+    """Over HTTP/1.1. A chunked request says Expect, and does not wait for it."""
+
+    async def writing() -> None:
         try:
-            await peer.send(head)
-            async with aclosing(body()) as pieces:
-                async for piece in pieces:
-                    await peer.send(Data(stream=stream, buffers=(piece,)))
-            await peer.send(End(stream=stream))
+            await peer.send(msgspec.structs.replace(head, expects_continue=head.content_length is None))
+            await write(peer, head.stream, body)
         except TransportLost:
             return
         except LocalProtocolError as e:
@@ -611,39 +374,180 @@ async def over_http1(
                 raise
 
     async with trio.open_nursery() as nursery:
-        nursery.start_soon(write)
+        nursery.start_soon(writing)
         await trio.lowlevel.checkpoint()
-        talk.view = await _or_cut(_answer(peer, parse, pace))
+        talk.view = await viewed(partial(read_http1, peer, hearing), fail)
         nursery.cancel_scope.cancel()
 
 
-async def _answer(peer: Peer, parse: Parser, pace: float) -> View:
-    while True:
-        match event := await peer.next_event():
-            case Response():
-                parse.head(event)
-            case Data():
-                await trio.sleep(pace)
-                peer.credit(event)
-                parse.data(event.buffers[0])
-            case End():
-                return parse.end()
-            case ConnectionEnd():
-                return View.CUT
+async def _on_stream(line: HTTP2Line, talk: Talk, head: Request, body: Body, hearing: Hearing) -> None:
+    """Over HTTP/2."""
+    if not line.machine.can_open:
+        talk.view = View.CUT
+        return
+    stream, inbox = line.open()
+    line.machine.send(msgspec.structs.replace(head, stream=stream))
+
+    async def writing() -> None:
+        try:
+            await write(line.peer, stream, body)
+        except TransportLost:
+            return
+        except LocalProtocolError:
+            if line.machine.is_open(stream):
+                raise
+
+    try:
+        await line.peer.flush()
+    except TransportLost:
+        talk.view = View.CUT
+        return
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(writing)
+        if talk.name == VICTIM:
+            nursery.start_soon(line.reset_when_told, talk, stream)
+        talk.view = await viewed(partial(line.read, inbox, hearing), fail)
+        nursery.cancel_scope.cancel()
+
+
+async def on_socket(
+    stage: Stage, talk: Talk, path: str, hearing: Hearing, writing: Callable[[Socket], Awaitable[None]]
+) -> None:
+    """A WebSocket, on which the model says when it is over."""
+    transport = stage.connect(talk.line)
+    socket = await Socket.open(talk, transport, path + talk.query)
+    if socket is None:
+        transport.close()
+        return
+    machine, peer = socket.machine, socket.peer
+
+    async def written() -> None:
+        with suppress(TransportLost):
+            await writing(socket)
+
+    async def close_when_told() -> None:
+        stage.can_leave = True
+        await stage.leave.wait()
+        if machine.is_open:
+            talk.left = True
+            with suppress(TransportLost):
+                await peer.send(Close())
+
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(written)
+        if talk.name == VICTIM:
+            nursery.start_soon(close_when_told)
+        talk.view = await viewed(partial(socket.read, hearing), fail)
+        nursery.cancel_scope.cancel()
+    transport.close()
+
+
+async def over_websocket(
+    stage: Stage, talk: Talk, parts: Sequence[tuple[bytes, bool]], *, pace: float = 0.0, path: str = "", ends: bool = False
+) -> None:
+    """A duplex conversation of frames; the model ends it, where it is told (`ends`) that there is no more input."""
+
+    async def writing(socket: Socket) -> None:
+        await socket.write(talk, parts, _TURN)
+        if ends and socket.machine.is_open and socket.peer.end_of_input:
+            await socket.peer.send(Frame(opcode=Opcode.TEXT, fin=True, data=socket.peer.end_of_input))
+
+    path = path or f"/models/{talk.model}/invocations-bidirectional-stream"
+    await on_socket(stage, talk, path, Hearing(talk, Answer(), pace), writing)
+
+
+# -- what is said --------------------------------------------------------------------------------------------------
+
+
+def in_pieces(talk: Talk, body: bytes, n: int, *messages: bytes) -> Body:
+    """A body in n pieces, which is these messages."""
+
+    async def pieces() -> AsyncGenerator[Buffer, None]:
+        for message in messages:
+            talk.ask(message)
+        size = len(body) // n + 1
+        for at in range(0, len(body), size):
+            await trio.sleep(_TURN)
+            yield body[at : at + size]
+
+    return pieces
+
+
+def numbered(name: str, sizes: Sequence[int]) -> list[tuple[bytes, bool]]:
+    """Parts of these sizes or a little more, each third one whole and the others to be continued."""
+    return [(f"{name} {i} ".encode().ljust(size, b"."), i % 3 == 2) for i, size in enumerate(sizes)]
+
+
+def _event(data: bytes, last: bool) -> bytes:
+    return b"".join(bidi.encode_request_part(data, bidi.DataType.BINARY, state_of(last), date_ms=_DATE))
+
+
+def state_of(last: bool) -> bidi.Completion:
+    """Whether a part ends its message."""
+    return bidi.Completion.COMPLETE if last else bidi.Completion.PARTIAL
+
+
+def conversation(talk: Talk) -> Question:
+    """A BiDi conversation with the talk's model."""
+    question = questions.bidirectional(talk.model)  # the query in its path is by what the ledger knows it
+    return replace(question, headers=(*question.headers, (bidi.MODEL_QUERY_STRING.encode(), talk.query[1:].encode())))
+
+
+async def bidi_talk(
+    line: HTTP2Line,
+    talk: Talk,
+    parts: Sequence[tuple[bytes, bool]],
+    *,
+    pace: float = 0.0,
+    cut: int = 0,
+    question: Question | None = None,
+    write: Callable[[bytes, bool], bytes] = _event,
+    end: Callable[[], bytes] = lambda: b"".join(bidi.encode_request_end(date_ms=_DATE)),
+) -> None:
+    """A BiDi conversation on one stream, each event in two pieces, or in pieces of `cut` bytes."""
+
+    async def body() -> AsyncGenerator[Buffer, None]:
+        for data, last in parts:
+            await trio.sleep(_TURN)
+            talk.ask(talk.kept(data, last))
+            event = write(data, last)
+            size = cut or len(event) // 2 + 1
+            for at in range(0, len(event), size):
+                yield event[at : at + size]
+        if ended := end():
+            yield ended
+
+    await ask(line, talk, question or conversation(talk), body, pace=pace)
+
+
+def tensor_of(talk: Talk, elements: int, dtype: Any = np.int32) -> Any:
+    """A tensor that is the talk's own."""
+    return np.arange(elements, dtype=dtype) + sum(talk.name.encode())
+
+
+async def infer(
+    where: Peer | HTTP2Line, talk: Talk, *, elements: int = 0, pieces: int = 3, pace: float = 0.0, stream: int = 1
+) -> None:
+    """A v2 request with a binary tensor, its body in pieces."""
+    x = tensor_of(talk, elements or {VICTIM: 1500, COMPANION: 300, NEXT: 30}.get(talk.name, 20))
+    question = questions.infer({"x": x}, talk.model)
+    body = in_pieces(talk, question.body or b"", pieces, x.tobytes())
+    await ask(where, talk, question, body, pace=pace, stream=stream)
 
 
 async def infer_at_once(peer: Peer, stream: int, talk: Talk) -> None:
     """A small v2 request in one write, and its answer."""
-    body, tensor, headers = _tensor(talk, 40)
-    talk.asked.append(tensor)
+    x = tensor_of(talk, 40)
+    question = questions.infer({"x": x}, talk.model)
+    talk.ask(x.tobytes())
     try:
-        await peer.send(*client.post(stream, f"/v2/models/{talk.model}/infer{talk.query}", body, headers))
+        await peer.send(*client.post(stream, question.path + talk.query, question.body, question.headers))
     except TransportLost:
         pass  # what was said before is still to be read
     except LocalProtocolError as e:
         if "takes no further request" not in str(e):
             raise
-    talk.view = await _or_cut(_answer(peer, TensorParser(talk), 0.0))
+    talk.view = await viewed(partial(read_http1, peer, Hearing(talk, question.answer(), 0.0)), fail)
 
 
 async def pipelined(stage: Stage, *talks: Talk) -> None:
@@ -652,22 +556,23 @@ async def pipelined(stage: Stage, *talks: Talk) -> None:
     machines = [HTTP1Connection(Role.CLIENT) for _ in talks]
     requests = bytearray()
     for machine, talk in zip(machines, talks, strict=True):
-        body, tensor, headers = _tensor(talk, 40)
-        talk.asked.append(tensor)
-        for event in client.post(1, f"/v2/models/{talk.model}/infer{talk.query}", body, headers):
+        x = tensor_of(talk, 40)
+        question = questions.infer({"x": x}, talk.model)
+        talk.ask(x.tobytes())
+        for event in client.post(1, question.path + talk.query, question.body, question.headers):
             machine.send(event)
-        requests += b"".join(machine.data_to_send(len(body) + 4096))
+        requests += b"".join(machine.data_to_send(len(question.body or b"") + 4096))
     buffer, received = memoryview(bytearray(4096)), bytearray()
 
-    async def read(machine: HTTP1Connection, parse: Parser) -> View:
+    async def read(machine: HTTP1Connection, hearing: Hearing) -> View:
         while True:
             match machine.next_event():
                 case Response() as head:
-                    parse.head(head)
+                    hearing.answer.head(head)
                 case Data(buffers=(piece,)):
-                    parse.data(piece)
+                    await hearing.piece(piece)
                 case End():
-                    return parse.end()
+                    return hearing.end()
                 case ConnectionEnd():
                     return View.CUT
                 case _:
@@ -685,164 +590,24 @@ async def pipelined(stage: Stage, *talks: Talk) -> None:
     with suppress(TransportLost):
         assert transport.try_send([requests]) == len(requests)
     for machine, talk in zip(machines, talks, strict=True):
-        talk.view = await _or_cut(read(machine, TensorParser(talk)))
+        talk.view = await viewed(partial(read, machine, Hearing(talk, InferAnswer())), fail)
     transport.close()
 
 
-async def over_websocket(
-    stage: Stage,
-    talk: Talk,
-    frames: Sequence[tuple[bytes, bool]],
-    *,
-    pace: float = 0.0,
-    path: str = "",
-    ends: bool = False,
-) -> None:
-    """A duplex conversation of frames; the model ends it, where it is told (`ends`) that there is no more input."""
-    path = path or f"/models/{talk.model}/invocations-bidirectional-stream"
-    transport = stage.connect(talk.line)
-    try:
-        peer = await client.websocket(transport, path + talk.query)
-    except (TransportLost, RemoteProtocolError) as e:
-        refused = str(e).rpartition(" ")[2].isdigit()
-        talk.view = View.ERROR if refused else View.CUT
-        transport.close()
-        return
-    machine = peer.machine
-    assert isinstance(machine, WebSocketConnection)
-
-    async def write() -> None:
-        first = True
-        try:
-            for data, last in frames:
-                await trio.sleep(0.0003)
-                if not machine.is_open:
-                    return
-                talk.asked.append(talk.kept(data, last))
-                await peer.send(Frame(opcode=Opcode.BINARY if first else Opcode.CONTINUATION, fin=last, data=data))
-                first = last
-            if ends and machine.is_open and peer.end_of_input:
-                await peer.send(Frame(opcode=Opcode.TEXT, fin=True, data=peer.end_of_input))
-        except TransportLost:
-            return
-
-    async def read() -> View:
-        while True:
-            match event := await peer.next_event():
-                case Frame():
-                    await trio.sleep(pace)
-                    machine.credit(len(event.data))
-                    talk.heard.append(talk.kept(event.data, event.fin))
-                case Close():
-                    with suppress(TransportLost):
-                        await peer.flush()
-                    if talk.left:
-                        return View.CUT
-                    return View.COMPLETE if event.code == 1000 else View.ERROR
-                case ConnectionEnd():
-                    return View.CUT
-
-    async def close_when_told() -> None:
-        stage.can_leave = True
-        await stage.leave.wait()
-        if machine.is_open:
-            talk.left = True
-            try:
-                await peer.send(Close())
-            except TransportLost:
-                return
-
-    async with trio.open_nursery() as nursery:
-        nursery.start_soon(write)
-        if talk.name == VICTIM:
-            nursery.start_soon(close_when_told)
-        talk.view = await _or_cut(read())
-        nursery.cancel_scope.cancel()
-    transport.close()
-
-
-# -- what is said --------------------------------------------------------------------------------------------------
-
-
-def events_of(
-    talk: Talk, parts: Sequence[tuple[bytes, bool]], *, cut: int = 0
-) -> Callable[[], AsyncGenerator[Buffer, None]]:
-    """Parts as a BiDi client sends them, each event in two pieces, or in pieces of `cut` bytes."""
-
-    async def body() -> AsyncGenerator[Buffer, None]:
-        for data, last in parts:
-            await trio.sleep(0.0003)
-            talk.asked.append(talk.kept(data, last))
-            state = bidi.Completion.COMPLETE if last else bidi.Completion.PARTIAL
-            event = b"".join(bidi.encode_request_part(data, bidi.DataType.BINARY, state, date_ms=_DATE))
-            size = cut or len(event) // 2 + 1
-            for at in range(0, len(event), size):
-                yield event[at : at + size]
-        yield b"".join(bidi.encode_request_end(date_ms=_DATE))
-
-    return body
-
-
-def numbered(name: str, sizes: Sequence[int]) -> list[tuple[bytes, bool]]:
-    """Parts of these sizes or a little more, each third one whole and the others to be continued."""
-    return [(f"{name} {i} ".encode().ljust(size, b"."), i % 3 == 2) for i, size in enumerate(sizes)]
-
-
-def pieces_of(talk: Talk, body: bytes, message: bytes, n: int) -> Callable[[], AsyncGenerator[Buffer, None]]:
-    """A body in n pieces."""
-
-    async def pieces() -> AsyncGenerator[Buffer, None]:
-        talk.asked.append(message)
-        size = len(body) // n + 1
-        for at in range(0, len(body), size):
-            await trio.sleep(0.0003)
-            yield body[at : at + size]
-
-    return pieces
-
-
-async def bidi_talk(
-    line: HTTP2Line, talk: Talk, parts: Sequence[tuple[bytes, bool]], *, pace: float = 0.0, cut: int = 0
-) -> None:
-    """A BiDi conversation on one stream."""
-    path = f"/endpoints/{talk.model}/invocations-bidirectional-stream{talk.query}"  # by which the ledger knows it
-    headers = [*_EVENTS, (bidi.MODEL_QUERY_STRING.encode(), talk.query[1:].encode())]
-    await on_stream(line, talk, path, headers, events_of(talk, parts, cut=cut), PartsParser(talk), pace=pace)
-
-
-def _tensor(talk: Talk, elements: int) -> tuple[bytes, bytes, Headers]:
-    array = np.arange(elements, dtype=np.int32) + sum(talk.name.encode())
-    headers, buffers = v2.encode_infer_request(
-        [v2.V2Tensor(name="x", datatype="INT32", array=array)], binary_data_output=True
-    )
-    return b"".join(buffers), array.tobytes(), [h for h in headers if h[0] != b"content-length"]
-
-
-async def infer(peer: Peer, stream: int, talk: Talk, *, elements: int = 1500, pieces: int = 4, pace: float = 0.0) -> None:
-    """A v2 request with a binary tensor over HTTP/1.1, its body in pieces."""
-    body, tensor, headers = _tensor(talk, elements)
-    path = f"/v2/models/{talk.model}/infer{talk.query}"
-    content = pieces_of(talk, body, tensor, pieces)
-    await over_http1(peer, stream, talk, path, headers, content, TensorParser(talk), length=len(body), pace=pace)
-
-
-async def generate_over_http1(
-    stage: Stage, talk: Talk, *, tokens: int = 6, pace: float = 0.0, chunked: int = 0, prompt: str = ""
+async def complete(
+    where: Peer | HTTP2Line, talk: Talk, *, tokens: int = 6, pace: float = 0.0, chunked: int = 0, prompt: str = ""
 ) -> None:
     """An LMI request answered in jsonlines; `chunked` is the number of chunks of its body, 0 for a declared length."""
-    prompt = prompt or talk.name
-    body = json.dumps({"inputs": prompt, "parameters": {"max_new_tokens": tokens}, "stream": True}).encode()
-    path = f"/predictions/{talk.model}{talk.query}"
-    peer = client.http1(stage.connect(talk.line))
-    content = pieces_of(talk, body, prompt.encode(), chunked or 1)
-    length = None if chunked else len(body)
-    await over_http1(peer, 1, talk, path, _JSON, content, LinesParser(talk), length=length, pace=pace)
-    peer.close()
+    question = questions.lmi(prompt or talk.name, talk.model, stream=True, max_new_tokens=tokens)
+    body = in_pieces(talk, question.body or b"", chunked or 1, (prompt or talk.name).encode())
+    await ask(where, talk, replace(question, body=None) if chunked else question, body, pace=pace)
 
 
 # -- scenarios -----------------------------------------------------------------------------------------------------
 
 Play = Callable[[Stage], Awaitable[None]]
+Ask = Callable[..., Awaitable[None]]
+"""Asks once, given a connection and a talk; `pace` is the reader's."""
 
 _SMALL = Config(
     listen=ListenConfig(port=-1),
@@ -886,7 +651,7 @@ class Scenario:
     """Messages that the victim's model may have said, or be about to say, and its client not heard."""
 
 
-async def _together(*plays: Awaitable[Any]) -> None:
+async def together(*plays: Awaitable[Any]) -> None:
     async def run(play: Awaitable[Any]) -> None:
         await play
 
@@ -896,7 +661,7 @@ async def _together(*plays: Awaitable[Any]) -> None:
 
 
 @asynccontextmanager
-async def _line(stage: Stage, name: str, **more: Any) -> AsyncIterator[HTTP2Line]:
+async def http2_line(stage: Stage, name: str, **more: Any) -> AsyncIterator[HTTP2Line]:
     """A connection, and its end."""
     line = HTTP2Line(stage, name, **more)
     async with trio.open_nursery() as nursery:
@@ -907,216 +672,174 @@ async def _line(stage: Stage, name: str, **more: Any) -> AsyncIterator[HTTP2Line
         line.peer.close()
 
 
-def _bidi_scenario(
+def over_http1(name: str, ask: Ask, *, pace: float = 0.0004, again: bool = False, other: str = "n", **more: Any) -> Scenario:
+    """Two clients at once, each on its own connection; the victim's is used `again` if it can be."""
+
+    async def alone(stage: Stage, talk: Talk, **how: Any) -> None:
+        peer = client.http1(stage.connect(talk.line))
+        await ask(peer, talk, **how)
+        if again and talk.name == VICTIM and usable(peer, talk):
+            await ask(peer, stage.talk(NEXT, VICTIM, other), stream=2)
+        peer.close()
+
+    async def play(stage: Stage) -> None:
+        victim, neighbour = stage.talk(VICTIM), stage.talk(NEIGHBOUR, model=other)
+        await together(alone(stage, victim, pace=pace), alone(stage, neighbour))
+
+    async def fresh(stage: Stage) -> None:
+        await alone(stage, stage.talk(FRESH))
+
+    return Scenario(**{"name": name, "wire": "http/1.1", "play": play, "again": fresh, "buffer": 600, **more})
+
+
+def usable(peer: Peer, talk: Talk) -> bool:
+    """Whether a connection of HTTP/1.1 takes another request after the talk's."""
+    assert isinstance(peer.machine, HTTP1Connection)
+    return talk.view in (View.COMPLETE, View.ERROR) and peer.machine.idle and not peer.machine.must_close
+
+
+def over_http2(
     name: str,
-    model: Callable[[Stage], Model],
-    sizes: Sequence[int],
+    ask: Ask,
     *,
-    cut: int = 0,
+    pace: float = 0.0004,
     window: int = 1024,
     neighbour: bool = False,
-    talk: Callable[..., Awaitable[None]] = bidi_talk,
+    other: str = "n",
     **more: Any,
 ) -> Scenario:
     """Two streams at once on one connection, one of them the victim; then, if the connection lives, a third."""
 
+    async def three(stage: Stage) -> None:
+        victim, companion = stage.talk(VICTIM), stage.talk(COMPANION, VICTIM, other)
+        async with http2_line(stage, VICTIM, window=window) as line:
+            await together(ask(line, victim, pace=pace), ask(line, companion))
+            if line.machine.can_open:
+                await ask(line, stage.talk(NEXT, VICTIM, other))
+
+    async def alone(stage: Stage, name: str, model: str) -> None:
+        async with http2_line(stage, name) as line:
+            await ask(line, stage.talk(name, model=model))
+
+    async def four(stage: Stage) -> None:
+        await together(three(stage), alone(stage, NEIGHBOUR, "n"))
+
+    async def fresh(stage: Stage) -> None:
+        await alone(stage, FRESH, "m")
+
+    play = four if neighbour else three
+    return Scenario(**{"name": name, "wire": "http/2", "play": play, "again": fresh, **more})
+
+
+def bidi_scenario(
+    name: str, model: Callable[[Stage], Model], sizes: Sequence[int], *, cut: int = 0, talk: Ask = bidi_talk, **more: Any
+) -> Scenario:
+    """Conversations of parts of these sizes."""
+    others = {COMPANION: [30, 700], NEIGHBOUR: [30, 700], NEXT: [20], FRESH: [20, 40]}
+
+    async def converse(line: HTTP2Line, one: Talk, **how: Any) -> None:
+        victim = one.name == VICTIM
+        await talk(line, one, numbered(one.name, sizes if victim else others[one.name]), cut=cut if victim else 0, **how)
+
+    return over_http2(name, converse, model=model, family=Family.PARTS, **more)
+
+
+def websocket_scenario(
+    name: str, sizes: Sequence[int], *, other: Sequence[int] = (30, 30, 30), path: str = "", ends: bool = False, **more: Any
+) -> Scenario:
+    """Two clients at once, whose model ends when it is told; the victim's and the last have the path."""
+
+    async def converse(stage: Stage, talk: Talk, sizes: Sequence[int], **how: Any) -> None:
+        parts = numbered(talk.name, sizes)
+        if not ends or not parts:
+            parts.append((b"part" if ends else b"end", True))
+        await over_websocket(stage, talk, parts, path="" if talk.name == NEIGHBOUR else path, ends=ends, **how)
+
     async def play(stage: Stage) -> None:
-        victim, companion = stage.talk(VICTIM), stage.talk(COMPANION, VICTIM, "n")
-
-        async def three() -> None:
-            async with _line(stage, VICTIM, window=window) as line:
-                await _together(
-                    talk(line, victim, numbered(VICTIM, sizes), pace=0.0004, cut=cut),
-                    talk(line, companion, numbered(COMPANION, [30, 700])),
-                )
-                if line.machine.can_open:
-                    await talk(line, stage.talk(NEXT, VICTIM, "n"), numbered(NEXT, [20]))
-
-        async def elsewhere() -> None:
-            if neighbour:
-                async with _line(stage, NEIGHBOUR) as line:
-                    await talk(line, stage.talk(NEIGHBOUR, model="n"), numbered(NEIGHBOUR, [30, 700]))
-
-        await _together(three(), elsewhere())
+        victim, neighbour = stage.talk(VICTIM), stage.talk(NEIGHBOUR, model="n")
+        await together(converse(stage, victim, sizes, pace=0.0021), converse(stage, neighbour, other))
 
     async def again(stage: Stage) -> None:
-        async with _line(stage, FRESH) as line:
-            await talk(line, stage.talk(FRESH), numbered(FRESH, [20, 40]))
+        await converse(stage, stage.talk(FRESH), ())
 
-    return Scenario(name=name, wire="http/2", model=model, family=Family.PARTS, play=play, again=again, **more)
+    return Scenario(name=name, wire="websocket", model=echo, family=Family.PARTS, play=play, again=again, **more)
 
 
 async def _infer_again(stage: Stage) -> None:
     peer = client.http1(stage.connect(FRESH))
-    await infer(peer, 1, stage.talk(FRESH), elements=20, pieces=1)
+    await infer(peer, stage.talk(FRESH), pieces=1)
     peer.close()
 
 
-def _v2_http1() -> Scenario:
-    async def play(stage: Stage) -> None:
-        victim, neighbour = stage.talk(VICTIM), stage.talk(NEIGHBOUR, model="n")
-
-        async def twice() -> None:
-            peer = client.http1(stage.connect(VICTIM))
-            await infer(peer, 1, victim, pace=0.0002)
-            assert isinstance(peer.machine, HTTP1Connection)
-            if victim.view in (View.COMPLETE, View.ERROR) and peer.machine.idle and not peer.machine.must_close:
-                await infer(peer, 2, stage.talk(NEXT, VICTIM, "n"), elements=100)
-            peer.close()
-
-        async def once() -> None:
-            peer = client.http1(stage.connect(NEIGHBOUR))
-            await infer(peer, 1, neighbour, elements=400, pieces=2)
-            peer.close()
-
-        await _together(twice(), once())
-
-    # the body, what is read ahead of it, and the answer, which is more than the send buffer; for two clients
-    memory = 2 * (6200 + 4096 + 2048 + 6200)
+def _tensor_scenario(name: str, play: Play, model: Callable[[Stage], Model]) -> Scenario:
     return Scenario(
-        name="v2", wire="http/1.1", model=double, family=Family.TENSOR, play=play, again=_infer_again, memory=memory
+        name=name, wire="http/1.1", model=model, family=Family.TENSOR, play=play, again=_infer_again, memory=2 * 4096
     )
 
 
 def _inline() -> Scenario:
     """Small requests one after the other, each there whole when it is found: a leader answers most of them itself."""
 
-    async def play(stage: Stage) -> None:
-        async def line(own: str, *names: str) -> None:
-            peer = client.http1(stage.connect(own))
-            assert isinstance(peer.machine, HTTP1Connection)
-            for stream, name in enumerate(names, 1):
-                talk = stage.talk(name, own, "m" if name == VICTIM else "n")
-                await infer_at_once(peer, stream, talk)
-                if talk.view not in (View.COMPLETE, View.ERROR) or not peer.machine.idle or peer.machine.must_close:
-                    break
-            peer.close()
+    async def line(stage: Stage, own: str, *names: str) -> None:
+        peer = client.http1(stage.connect(own))
+        for stream, name in enumerate(names, 1):
+            talk = stage.talk(name, own, "m" if name == VICTIM else "n")
+            await infer_at_once(peer, stream, talk)
+            if not usable(peer, talk):
+                break
+        peer.close()
 
-        await _together(
-            line(VICTIM, "first", VICTIM, f"{NEXT}-slow", f"{NEXT}-1", f"{NEXT}-2"),
-            line(NEIGHBOUR, NEIGHBOUR, f"{NEIGHBOUR}-1", f"{NEIGHBOUR}-slow", f"{NEIGHBOUR}-2"),
+    async def play(stage: Stage) -> None:
+        await together(
+            line(stage, VICTIM, "first", VICTIM, f"{NEXT}-slow", f"{NEXT}-1", f"{NEXT}-2"),
+            line(stage, NEIGHBOUR, NEIGHBOUR, f"{NEIGHBOUR}-1", f"{NEIGHBOUR}-slow", f"{NEIGHBOUR}-2"),
         )
 
-    return Scenario(
-        name="inline",
-        wire="http/1.1",
-        model=double_at_once,
-        family=Family.TENSOR,
-        play=play,
-        again=_infer_again,
-        memory=2 * 4096,
-    )
+    return _tensor_scenario("inline", play, double_at_once)
 
 
 def _pipelined() -> Scenario:
     async def play(stage: Stage) -> None:
         await pipelined(stage, stage.talk(VICTIM), stage.talk(NEXT, VICTIM, "n"))
 
-    return Scenario(
-        name="pipelined",
-        wire="http/1.1",
-        model=double,
-        family=Family.TENSOR,
-        play=play,
-        again=_infer_again,
-        memory=2 * 4096,
-    )
+    return _tensor_scenario("pipelined", play, double)
 
 
-def _v2_http2() -> Scenario:
-    async def post(line: HTTP2Line, talk: Talk, elements: int, pace: float = 0.0) -> None:
-        body, tensor, headers = _tensor(talk, elements)
-        path = f"/v2/models/{talk.model}/infer{talk.query}"
-        content = pieces_of(talk, body, tensor, 3)
-        await on_stream(line, talk, path, headers, content, TensorParser(talk), length=len(body), pace=pace)
-
-    async def play(stage: Stage) -> None:
-        victim, companion = stage.talk(VICTIM), stage.talk(COMPANION, VICTIM, "n")
-        async with _line(stage, VICTIM) as line:
-            await _together(post(line, victim, 1500, 0.0002), post(line, companion, 300))
-            if line.machine.can_open:
-                await post(line, stage.talk(NEXT, VICTIM, "n"), 30)
-
-    async def again(stage: Stage) -> None:
-        async with _line(stage, FRESH) as line:
-            await post(line, stage.talk(FRESH), 20)
-
-    return Scenario(
-        name="v2-h2",
-        wire="http/2",
-        model=double,
-        family=Family.TENSOR,
-        play=play,
-        again=again,
-        memory=2 * (_STREAM + 6200 + 6200),
-    )
+async def _infer_over_http1(peer: Peer, talk: Talk, **how: Any) -> None:
+    elements, pieces = {VICTIM: (0, 4), NEXT: (100, 4), NEIGHBOUR: (400, 2)}.get(talk.name, (20, 1))
+    await infer(peer, talk, elements=elements, pieces=pieces, **how)
 
 
 def _lmi(name: str, model: Callable[[Stage], Model], *, chunked: int = 0, prompt: str = "", tokens: int = 6) -> Scenario:
-    async def play(stage: Stage) -> None:
-        victim, neighbour = stage.talk(VICTIM), stage.talk(NEIGHBOUR, model="n")
-        await _together(
-            generate_over_http1(stage, victim, pace=0.0004, chunked=chunked, prompt=prompt, tokens=tokens),
-            generate_over_http1(stage, neighbour, tokens=3),
-        )
-
-    async def again(stage: Stage) -> None:
-        await generate_over_http1(stage, stage.talk(FRESH), tokens=2)
+    async def ask(peer: Peer, talk: Talk, **how: Any) -> None:
+        if talk.name == VICTIM:
+            await complete(peer, talk, chunked=chunked, prompt=prompt, tokens=tokens, **how)
+        else:
+            await complete(peer, talk, tokens=3 if talk.name == NEIGHBOUR else 2, **how)
 
     memory = 2 * (4096 + 2048 + 2 * len(prompt) + 1024)
-    return Scenario(
-        name=name, wire="http/1.1", model=model, family=Family.TEXT, play=play, again=again, memory=memory, buffer=600
-    )
+    return over_http1(name, ask, model=model, family=Family.TEXT, memory=memory)
 
 
 def _queue() -> Scenario:
     """One slot: the victim waits for it, or holds it while others wait."""
 
+    async def late(stage: Stage, delay: float, talk: Talk, tokens: int = 3) -> None:
+        await trio.sleep(delay)
+        peer = client.http1(stage.connect(talk.line))
+        await complete(peer, talk, tokens=tokens)
+        peer.close()
+
     async def play(stage: Stage) -> None:
         first, victim, third = stage.talk("first"), stage.talk(VICTIM), stage.talk("third")
-
-        async def late(delay: float, talk: Talk) -> None:
-            await trio.sleep(delay)
-            await generate_over_http1(stage, talk, tokens=3)
-
-        await _together(late(0, first), late(0.0001, victim), late(0.0002, third))
+        await together(late(stage, 0, first), late(stage, 0.0001, victim), late(stage, 0.0002, third))
 
     async def again(stage: Stage) -> None:
-        await generate_over_http1(stage, stage.talk(FRESH), tokens=2)
+        await late(stage, 0, stage.talk(FRESH), 2)
 
+    memory = 3 * (4096 + 2048 + 1024)
     return Scenario(
-        name="queue",
-        wire="http/1.1",
-        model=generate,
-        family=Family.TEXT,
-        play=play,
-        again=again,
-        memory=3 * (4096 + 2048 + 1024),
-        capacity=1,
-    )
-
-
-def _websocket(name: str, sizes: Sequence[int], *, memory: int, config: Config = _SMALL, **more: Any) -> Scenario:
-    async def play(stage: Stage) -> None:
-        victim, neighbour = stage.talk(VICTIM), stage.talk(NEIGHBOUR, model="n")
-        await _together(
-            over_websocket(stage, victim, [*numbered(VICTIM, sizes), (b"end", True)], pace=0.0021),
-            over_websocket(stage, neighbour, [*numbered(NEIGHBOUR, [30, 30, 30]), (b"end", True)]),
-        )
-
-    async def again(stage: Stage) -> None:
-        await over_websocket(stage, stage.talk(FRESH), [(b"end", True)])
-
-    return Scenario(
-        name=name,
-        wire="websocket",
-        model=echo,
-        family=Family.PARTS,
-        play=play,
-        again=again,
-        memory=memory,
-        config=config,
-        **more,
+        name="queue", wire="http/1.1", model=generate, family=Family.TEXT, play=play, again=again, memory=memory, capacity=1
     )
 
 
@@ -1129,20 +852,26 @@ _LARGE = replace(
 ONE_OF_EACH: dict[str, Scenario] = {
     scenario.name: scenario
     for scenario in (
-        _v2_http1(),
-        _v2_http2(),
+        # the body, what is read ahead of it, and the answer, which is more than the send buffer; for two clients
+        over_http1(
+            "v2", _infer_over_http1, pace=0.0002, again=True, buffer=1500, model=double, family=Family.TENSOR,
+            memory=2 * (6200 + 4096 + 2048 + 6200),
+        ),
+        over_http2(
+            "v2-h2", infer, pace=0.0002, model=double, family=Family.TENSOR, memory=2 * (_STREAM + 6200 + 6200)
+        ),
         _pipelined(),
         _inline(),
         _lmi("lmi", generate),
         _lmi("chunked", generate, chunked=4, prompt="victim" + " words" * 900),
         _lmi("threads", generate_in_threads, tokens=4),
         _queue(),
-        _bidi_scenario("bidi", echo, [10, 900, 2600, 5], memory=3 * (_STREAM + 2600), neighbour=True),
-        _bidi_scenario("tls", echo, [10, 900, 2600, 5], memory=3 * (_STREAM + 2600), tls=True),
-        _bidi_scenario("early", early, [10, 900, 2600, 3000, 900], memory=3 * (_STREAM + 2600)),
-        _bidi_scenario("nursery", both_ways, [10, 900, 300], memory=3 * _STREAM),
-        _bidi_scenario("rude", both_ways, [10, 900, 300], memory=3 * _STREAM, rude=True),
-        _bidi_scenario(
+        bidi_scenario("bidi", echo, [10, 900, 2600, 5], memory=3 * (_STREAM + 2600), neighbour=True),
+        bidi_scenario("tls", echo, [10, 900, 2600, 5], memory=3 * (_STREAM + 2600), tls=True),
+        bidi_scenario("early", early, [10, 900, 2600, 3000, 900], memory=3 * (_STREAM + 2600)),
+        bidi_scenario("nursery", both_ways, [10, 900, 300], memory=3 * _STREAM),
+        bidi_scenario("rude", both_ways, [10, 900, 300], memory=3 * _STREAM, rude=True),
+        bidi_scenario(
             "bidi-large",
             echo,
             [10, 70_000, 5],
@@ -1153,7 +882,7 @@ ONE_OF_EACH: dict[str, Scenario] = {
             # the part as it is put together, and its echo until it is written
             memory=3 * (65_535 + 65_536) + 70_200 + 70_000,
         ),
-        _websocket("websocket", [10, 900, 2600, 1800, 1500, 1700, 1600, 1400], memory=2 * (4096 + 2048 + 2600)),
-        _websocket("websocket-large", [10, 70_000, 5], memory=3 * 70_000 + 4096, config=_LARGE, buffer=32_768),
+        websocket_scenario("websocket", [10, 900, 2600, 1800, 1500, 1700, 1600, 1400], memory=2 * (4096 + 2048 + 2600)),
+        websocket_scenario("websocket-large", [10, 70_000, 5], memory=3 * 70_000 + 4096, config=_LARGE, buffer=32_768),
     )
-}
+}  # fmt: skip

@@ -6,17 +6,19 @@ from __future__ import annotations
 import itertools
 import json
 import re
-from collections.abc import AsyncGenerator, AsyncIterator, Callable, Iterator, Sequence
+from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 from contextlib import aclosing, contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import partial
 from typing import Any, final
 
 import trio
 
-from gateway import client
 from gateway.client import Peer
+from gateway.client.answers import Answer, CompletionEventsAnswer, GenerateEventsAnswer, GenerateReplyAnswer
+from gateway.client.questions import Question
 from gateway.config import Config, LMIConfig
+from gateway.testing.stories.talk import Talk
 from models.adapt import blocking, spec_of
 from models.blocking import cancel_token
 from models.chat import ChatMessage
@@ -25,36 +27,32 @@ from models.messages import Family, Finish, FinishReason, Part, Prompt, Token, T
 from models.session import Session
 from models.spec import ModelSpec
 from protocols.events import Buffer, Headers
-from protocols.http1.connection import HTTP1Connection
 from protocols.lmi.response import parse_stream_line
 from protocols.sse import ServerSentEvent, SSEDecoder
-from tests.gateway.sweep_sagemaker import _HTTP, StreamedParser
+from tests.gateway.sweep_sagemaker import _HTTP, WithinEvents
 from tests.gateway.sweep_scenarios import (
-    _JSON,
     _SMALL,
     _STREAM,
-    COMPANION,
     FRESH,
     NEIGHBOUR,
-    NEXT,
     VICTIM,
+    Ask,
     HTTP2Line,
-    Parser,
     Scenario,
     Stage,
-    Talk,
-    View,
     Watched,
-    _line,
-    _together,
+    ask,
     bidi_talk,
-    on_stream,
+    in_pieces,
     over_http1,
+    over_http2,
     over_websocket,
+    together,
 )
 
+_JSON: Headers = [(b"content-type", b"application/json")]
 _PLAIN: Headers = [(b"content-type", b"text/plain")]
-_WORD = re.compile(rb"\[[^\]]*\]")
+_WORD = re.compile(r"\[[^\]]*\]")
 _MOST = 5
 """Words of an answer where nobody asks for fewer."""
 
@@ -68,12 +66,11 @@ def _word(strand: str, number: int, size: int = 40) -> str:
     return f"[{strand}.{number}".ljust(size, "_") + "]"
 
 
-def _words(data: Buffer | str) -> list[bytes]:
+def _words(text: str) -> list[bytes]:
     """Those of a text, which has nothing else."""
-    text = data.encode() if isinstance(data, str) else bytes(data)
     found = _WORD.findall(text)
-    assert b"".join(found) == text, f"half a word in {text[:200]!r}"
-    return found
+    assert "".join(found) == text, f"half a word in {text[:200]!r}"
+    return [word.encode() for word in found]
 
 
 @contextmanager
@@ -82,7 +79,7 @@ def _asked(stage: Stage, prompt: Prompt) -> Iterator[tuple[Talk, list[str]]]:
     strand, _, rest = prompt.text.partition(".")
     with stage.call(f"talk={rest.partition(' ')[0]}") as talk:
         stage.point(talk)
-        talk.taken.append(prompt.text.encode())
+        talk.take(prompt.text.encode())
         yield talk, [_word(f"{strand}/0", number) for number in range(min(prompt.parameters.max_new_tokens, _most(strand)))]
         _over(talk)
 
@@ -95,7 +92,7 @@ def _most(strand: str) -> int:
 def _over(talk: Talk) -> None:
     """An answer among others of a session is ended by a part that is empty."""
     if talk.kept is _bare:
-        talk.said.append(b"")
+        talk.say(b"")
 
 
 def async_generator(stage: Stage) -> Callable[..., Any]:
@@ -107,7 +104,7 @@ def async_generator(stage: Stage) -> Callable[..., Any]:
                 if number % 3 == 1:
                     await trio.sleep(0.0007)
                 stage.point(talk)
-                talk.said.append(word.encode())
+                talk.say(word.encode())
                 yield word
             await trio.sleep(0.3 if words and words[0].startswith("[2/") else 0.0011)  # a third prompt is hard
 
@@ -139,7 +136,7 @@ def generator(stage: Stage) -> Callable[..., Any]:
             for word in words:
                 stage.point(talk)
                 cancel_token().check()
-                talk.said.append(word.encode())
+                talk.say(word.encode())
                 yield word
 
     return model
@@ -159,7 +156,8 @@ def coroutine(stage: Stage) -> Callable[..., Any]:
             await trio.sleep(0.0007)
             stage.point(talk)
             await trio.sleep(0.0007)
-            talk.said += [word.encode() for word in words]
+            for word in words:
+                talk.say(word.encode())
             return "".join(words)
 
     return model
@@ -172,7 +170,8 @@ def function(stage: Stage) -> Callable[..., Any]:
         with _asked(stage, prompt) as (talk, words):
             stage.point(talk)
             cancel_token().check()
-            talk.said += [word.encode() for word in words]
+            for word in words:
+                talk.say(word.encode())
             return "".join(words)
 
     return model
@@ -202,7 +201,7 @@ def session(stage: Stage) -> Callable[..., Any]:
                     try:
                         await me.send(word)
                     except trio.ClosedResourceError:
-                        talk.said.append(b"what nobody wanted")  # though nobody has more words than were asked for
+                        talk.say(b"what nobody wanted")  # though nobody has more words than were asked for
                         raise
             await trio.sleep(0.0011)
             _over(talk)
@@ -217,7 +216,7 @@ def parts(stage: Stage) -> Callable[..., Any]:
         with _asked(stage, Prompt(text=bytes(part.data).decode())) as (talk, words):
             for word in words:
                 stage.point(talk)
-                talk.said.append(word.encode())
+                talk.say(word.encode())
                 yield word.encode()
 
     return model
@@ -228,11 +227,11 @@ def endless(stage: Stage) -> Callable[..., Any]:
 
     async def model(prompt: Prompt) -> AsyncIterator[str]:
         with stage.call(f"talk={prompt.text.partition('.')[2].partition(' ')[0]}") as talk:
-            talk.taken.append(prompt.text.encode())
+            talk.take(prompt.text.encode())
             for number in range(prompt.parameters.max_new_tokens):
                 stage.point(talk)
                 word = _word("0/0", number, 400)
-                talk.said.append(word.encode())
+                talk.say(word.encode())
                 yield word
 
     return model
@@ -245,14 +244,14 @@ def careless(stage: Stage) -> Callable[..., Any]:
         strand, _, rest = prompt.text.partition(".")
         wanted = 2 if prompt.parameters.stop_sequences else prompt.parameters.max_new_tokens
         with stage.call(f"talk={rest.partition(' ')[0]}") as talk:
-            talk.taken.append(prompt.text.encode())
+            talk.take(prompt.text.encode())
             for number in itertools.count():
                 if number % 3 == 1:
                     await trio.sleep(0.0007)
                 stage.point(talk)
                 word = _word(f"{strand}/0", number)
                 if number < wanted:
-                    talk.said.append(word.encode())
+                    talk.say(word.encode())
                     if number + 1 == wanted:
                         _over(talk)
                 yield word
@@ -267,31 +266,24 @@ _STOPS = [f"[{strand}/0.2" for strand in range(3)]
 # -- what clients make of the answers ------------------------------------------------------------------------------------
 
 
-class _Words(Parser):
+class _Words(Answer):
     """An answer of words."""
 
-    failed = False
+    def told(self, text: str) -> None:
+        assert not self.error, "a word after the failure"
+        self.messages.append(text)
 
-    def heard(self, text: str) -> None:
-        assert not self.failed, "a word after the failure"
-        self.talk.heard += _words(text)
-
-    def end(self) -> View:
-        if self.status != 200:
-            return View.ERROR
-        self.whole()
-        return View.ERROR if self.failed else View.COMPLETE
-
-    def whole(self) -> None:
-        """The body of a success, or of a failure in mid-stream, is here."""
+    def failed(self) -> None:
+        assert not self.error, "a second failure"
+        self.error = "failed"
 
 
 class _Lines(_Words):
     """Lines, each of which is an object."""
 
-    def data(self, piece: Buffer) -> None:
-        super().data(piece)
-        while self.status == 200 and (at := self.body.find(b"\n")) >= 0:
+    def _read(self, data: Buffer) -> None:
+        super()._read(data)
+        while (at := self.body.find(b"\n")) >= 0:
             line = bytes(self.body[:at])
             del self.body[: at + 1]
             self.line(line)
@@ -299,59 +291,33 @@ class _Lines(_Words):
     def line(self, line: bytes) -> None:
         raise NotImplementedError
 
-    def whole(self) -> None:
+    def _finish(self) -> None:
         assert not self.body, "the stream ended in the middle of a line"
 
 
-class _Events(_Words):
-    """Server-sent events."""
-
-    def __init__(self, talk: Talk) -> None:
-        super().__init__(talk)
-        self._decoder = SSEDecoder()
-
-    def data(self, piece: Buffer) -> None:
-        if self.status == 200:
-            self._decoder.receive_data(piece)
-            while isinstance(event := self._decoder.next_event(), ServerSentEvent):
-                self.event(event.data)
-
-    def event(self, data: bytes) -> None:
-        raise NotImplementedError
-
-
 @final
-class ChunksParser(_Events):
-    """Chunks of OpenAI's, of a chat or of completions."""
+class Chunks(CompletionEventsAnswer):
+    """Chunks of OpenAI's, of a chat or of completions, with the reason of each choice's last."""
 
-    _done = False
-
-    def __init__(self, talk: Talk) -> None:
-        super().__init__(talk)
+    def __init__(self) -> None:
+        super().__init__()
         self._reasons: dict[int, str | None] = {}
 
-    def event(self, data: bytes) -> None:
-        assert not self._done, "an event after the last"
-        if data == b"[DONE]":
-            assert not self.failed, "the end of a whole answer after a failure"
-            self._done = True
-            return
-        document = json.loads(data)
-        if "error" in document:
-            self.failed = True
-            return
-        for choice in document["choices"]:
+    def _chunk(self, chunk: dict[str, Any]) -> None:
+        for choice in chunk.get("choices", ()):
             assert self._reasons.get(choice["index"]) is None, "a chunk after the choice's last"
-            self.heard(choice["delta"].get("content", "") if "delta" in choice else choice["text"])
             self._reasons[choice["index"]] = choice["finish_reason"]
+            if "text" in choice:
+                choice["delta"] = {"content": choice["text"]}
+        super()._chunk(chunk)
 
-    def whole(self) -> None:
-        assert self._done != self.failed, "the stream ended without its end"
-        assert self.failed or (self._reasons and all(self._reasons.values())), f"no reason in {self._reasons}"
+    def _finish(self) -> None:
+        super()._finish()
+        assert self.error or (self._reasons and all(self._reasons.values())), f"no reason in {self._reasons}"
 
 
 @final
-class ChatLinesParser(_Lines):
+class ChatLines(_Lines):
     """LMI's chunks of a chat, each on a line."""
 
     _reason: str | None = None
@@ -359,81 +325,91 @@ class ChatLinesParser(_Lines):
     def line(self, line: bytes) -> None:
         document = json.loads(line)
         if "error" in document:
-            self.failed = True
+            self.failed()
             return
         (choice,) = document["choices"]
         assert self._reason is None, "a chunk after the last"
-        self.heard(choice["delta"].get("content", ""))
+        self.told(choice["delta"].get("content", ""))
         self._reason = choice["finish_reason"]
 
-    def whole(self) -> None:
-        super().whole()
-        assert self.failed or self._reason, "the stream ended without a reason"
+    def _finish(self) -> None:
+        super()._finish()
+        assert self.error or self._reason, "the stream ended without a reason"
 
 
-class DocumentParser(_Words):
-    """A document, of whichever schema."""
+@final
+class Document(_Words):
+    """A document of OpenAI's, LMI's or TGI's, with every sequence."""
 
-    def whole(self) -> None:
+    def _finish(self) -> None:
         document = json.loads(self.body)
         if isinstance(document, dict) and "choices" in document:
             for choice in document["choices"]:
                 assert choice["finish_reason"], "no reason"
-                self.heard(choice["message"]["content"] if "message" in choice else choice["text"])
+                self.told(choice["message"]["content"] if "message" in choice else choice["text"])
             return
         for answer in document if isinstance(document, list) else [document]:
             self._answer(answer)
 
     def _answer(self, answer: dict[str, Any]) -> None:
-        """LMI's or TGI's, or v2's."""
-        if "text_output" in answer:
-            self.heard(answer["text_output"])
-            return
         details = answer.get("details", {})
-        self.heard(answer["generated_text"])
+        self.told(answer["generated_text"])
         for one in (details | answer, *details.get("best_of_sequences", [])) if details else ():
             assert one["finish_reason"] in ("length", "eos_token"), one
             assert "".join(token["text"] for token in one["tokens"]) == one["generated_text"]
             assert len(one["tokens"]) == one["generated_tokens"]
         for other in details.get("best_of_sequences", []):
-            self.heard(other["generated_text"])
+            self.told(other["generated_text"])
 
 
-class LMIEvents(_Events):
+@final
+class LMIEvents(_Words):
     """LMI's server-sent events, and TGI's."""
 
     _text: str | None = None
 
-    def event(self, data: bytes) -> None:
-        told = parse_stream_line(data)
+    def __init__(self) -> None:
+        super().__init__()
+        self._decoder = SSEDecoder()
+
+    def _read(self, data: Buffer) -> None:
+        self._decoder.receive_data(data)
+        while isinstance(event := self._decoder.next_event(), ServerSentEvent):
+            self._event(parse_stream_line(event.data))
+
+    def _event(self, told: dict[str, Any]) -> None:
         assert self._text is None, "an event after the last"
-        assert not self.failed
         if "error" in told or (told.get("details") or {}).get("finish_reason") == "error":
-            self.failed = True
+            self.failed()
             return
+        assert not self.error
         token = told["token"]
         if not (token.get("special_token") or token.get("special")):
-            self.heard(token["text"])
+            self.told(token["text"])
         self._text = told.get("generated_text")
 
-    def whole(self) -> None:
-        assert self.failed or self._text is not None, "the stream ended without its last event"
-        assert self.failed or self._text == b"".join(self.talk.heard).decode(), "the whole is not the sum of its words"
+    def _finish(self) -> None:
+        assert self.error or self._text is not None, "the stream ended without its last event"
+        assert self.error or self._text == self.text, "the whole is not the sum of its words"
 
 
 @final
 class BatchLines(_Lines):
     """Lines of a dynamic batch."""
 
+    def __init__(self, prompts: int = 3) -> None:
+        super().__init__()
+        self._prompts = prompts
+
     def line(self, line: bytes) -> None:
         told = json.loads(line)
         if "error" in told:
-            self.failed = True
+            self.failed()
             return
-        assert len(told["outputs"]) == self.talk.calls
+        assert len(told["outputs"]) == self._prompts
         for place, text in enumerate(told["outputs"]):
             assert text == "" or text.startswith(f"[{place}/0."), f"a word of another prompt at {place}: {text}"
-            self.heard(text)
+            self.told(text)
 
 
 @final
@@ -443,32 +419,20 @@ class WrittenLines(_Lines):
     _last = False
 
     def line(self, line: bytes) -> None:
-        assert not self.failed
         if line.startswith(b"{"):
             assert "error" in json.loads(line)
-            self.failed = True
-        elif line:  # an error has a line end before it
+            self.failed()
+            return
+        assert not self.error
+        if line:  # an error has a line end before it
             assert not self._last, "a line after the last"
-            assert line.startswith(b"<") == (not self.talk.heard), "the first line is marked, and no other"
+            assert line.startswith(b"<") == (not self.messages), "the first line is marked, and no other"
             self._last = line.endswith(b">")
-            self.heard(line.decode().strip("<>"))
+            self.told(line.decode().strip("<>"))
 
-    def whole(self) -> None:
-        super().whole()
-        assert self.failed or self._last, "the answer ended without its last line"
-
-
-@final
-class V2Events(_Events):
-    """Events of v2's generate_stream."""
-
-    def event(self, data: bytes) -> None:
-        told = json.loads(data)
-        if "error" in told:
-            assert not self.failed
-            self.failed = True
-        else:
-            self.heard(told["text_output"])
+    def _finish(self) -> None:
+        super()._finish()
+        assert self.error or self._last, "the answer ended without its last line"
 
 
 # -- functions of a model's author -----------------------------------------------------------------------------------------
@@ -514,49 +478,30 @@ def _bare(data: Buffer, last: bool) -> bytes:
     return json.loads(said)["inputs"].encode() if said.startswith(b"{") else said
 
 
-@final
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Form:
-    """How a request is written, and its answer read."""
+def _form(
+    path: str,
+    write: Callable[[Talk, list[str]], Any],
+    answer: Callable[[], Answer],
+    *,
+    prompts: int = 1,
+    strands: bool = False,
+    words: int = 20,
+) -> Ask:
+    """How a request is written, its JSON or its text, and its answer read; `words` are those of each prompt."""
 
-    path: str
-    write: Callable[[Talk, list[str]], Any]
-    """The JSON of a request, or its text."""
-    read: Callable[[Talk], Parser]
-    prompts: int = 1
-    strands: bool = False
-    words: int = 20
-    """Of each prompt."""
-
-    def talk(self, stage: Stage, name: str, line: str = "", model: str = "m") -> Talk:
-        talk = stage.talk(name, line, model)
-        talk.calls, talk.strands = self.prompts, self.strands
-        return talk
-
-    async def ask(self, where: Peer | HTTP2Line, talk: Talk, *, stream: int = 1, pace: float = 0.0) -> None:
-        """One request and its answer."""
-        prompts = [f"{place}.{talk.name} " + "word " * self.words for place in range(self.prompts)]
-        written = self.write(talk, prompts)
-        body = written.encode() if isinstance(written, str) else json.dumps(written).encode()
+    async def asking(where: Peer | HTTP2Line, talk: Talk, **how: Any) -> None:
+        talk.calls, talk.strands, talk.split = prompts, strands, _words
+        texts = [f"{place}.{talk.name} " + "word " * words for place in range(prompts)]
+        written = write(talk, texts)
         headers = _PLAIN if isinstance(written, str) else _JSON
-        half = len(body) // 2
+        body = written.encode() if isinstance(written, str) else json.dumps(written).encode()
+        question = Question(path=path.format(talk.model), headers=headers, body=body, answer=answer)
+        await ask(where, talk, question, in_pieces(talk, body, 2, *(text.encode() for text in texts)), **how)
 
-        async def content() -> AsyncGenerator[Buffer, None]:
-            await trio.sleep(0.0003)
-            talk.asked += [prompt.encode() for prompt in prompts]
-            yield body[:half]
-            await trio.sleep(0.0003)
-            yield body[half:]
-
-        path = self.path.format(talk.model) + talk.query
-        parse = self.read(talk)
-        if isinstance(where, HTTP2Line):
-            await on_stream(where, talk, path, headers, content, parse, pace=pace, length=len(body))
-        else:
-            await over_http1(where, stream, talk, path, headers, content, parse, pace=pace, length=len(body))
+    return asking
 
 
-def _lmi(path: str, read: Callable[[Talk], Parser], *, several: bool = False, **parameters: Any) -> Form:
+def _lmi(path: str, answer: Callable[[], Answer], *, several: bool = False, **parameters: Any) -> Ask:
     """LMI's schema."""
     stream = parameters.pop("stream", False)
     given = {"max_new_tokens": 4, **parameters}
@@ -564,40 +509,43 @@ def _lmi(path: str, read: Callable[[Talk], Parser], *, several: bool = False, **
     def write(talk: Talk, prompts: list[str]) -> Any:
         return {"inputs": prompts[0], "parameters": given, "stream": stream}
 
-    return Form(path=path, write=write, read=read, strands=several)
+    return _form(path, write, answer, strands=several)
 
 
-def _batch(path: str, read: Callable[[Talk], Parser], **asked: Any) -> Form:
+def _batch(path: str, answer: Callable[[], Answer], **asked: Any) -> Ask:
     """LMI's schema with three prompts, the later ones with shorter answers."""
 
     def write(talk: Talk, prompts: list[str]) -> Any:
         return {"inputs": prompts, "parameters": {"max_new_tokens": 4, **asked}}
 
-    return Form(path=path, write=write, read=read, prompts=3, strands=True, words=4)
+    return _form(path, write, answer, prompts=3, strands=True, words=4)
 
 
-def _messages(path: str, read: Callable[[Talk], Parser], *, tokens: int = 4, **asked: Any) -> Form:
+def _messages(path: str, answer: Callable[[], Answer], *, tokens: int = 4, **asked: Any) -> Ask:
     """A chat."""
 
     def write(talk: Talk, prompts: list[str]) -> Any:
         messages = [{"role": "system", "content": "Count."}, {"role": "user", "content": prompts[0]}]
         return {"model": talk.model, "messages": messages, "max_tokens": tokens, **asked}
 
-    return Form(path=path, write=write, read=read, strands="n" in asked)
+    return _form(path, write, answer, strands="n" in asked)
 
 
-def _completions(read: Callable[[Talk], Parser], *, prompts: int = 2, **asked: Any) -> Form:
+def _completions(answer: Callable[[], Answer], *, prompts: int = 2, **asked: Any) -> Ask:
     def write(talk: Talk, texts: list[str]) -> Any:
         return {"model": talk.model, "prompt": texts, "max_tokens": 4, **asked}
 
-    return Form(path="/v1/completions", write=write, read=read, prompts=prompts, strands="n" in asked, words=5)
+    return _form("/v1/completions", write, answer, prompts=prompts, strands="n" in asked, words=5)
 
 
-def _generate(path: str, read: Callable[[Talk], Parser], *, tokens: int = 4, **asked: Any) -> Form:
+def _generate(*, tokens: int = 4, stream: bool = False, **asked: Any) -> Ask:
+    """v2's generate, or its stream."""
+
     def write(talk: Talk, prompts: list[str]) -> Any:
         return {"text_input": prompts[0], "id": "7", "parameters": {"max_new_tokens": tokens, **asked}}
 
-    return Form(path=path, write=write, read=read)
+    path = "/v2/models/{}/generate" + ("_stream" if stream else "")
+    return _form(path, write, GenerateEventsAnswer if stream else GenerateReplyAnswer)
 
 
 # -- scenarios -----------------------------------------------------------------------------------------------------------------
@@ -606,49 +554,16 @@ _TWO = 2 * 1600
 """What two requests over HTTP/1.1 may hold: their bodies in two pieces, and a message beyond the send buffer."""
 
 
-def _http1(name: str, kind: Kind, form: Form, *, pace: float = 0.0004, **more: Any) -> Scenario:
-    """Two clients at once; the victim's connection is used again if it can be."""
-
-    async def alone(stage: Stage, talk: Talk, pace: float = 0.0) -> None:
-        peer = client.http1(stage.connect(talk.line))
-        await form.ask(peer, talk, pace=pace)
-        assert isinstance(peer.machine, HTTP1Connection)
-        over = talk.view in (View.COMPLETE, View.ERROR) and peer.machine.idle and not peer.machine.must_close
-        if talk.name == VICTIM and over:
-            await form.ask(peer, form.talk(stage, NEXT, VICTIM, "n"), stream=2)
-        peer.close()
-
-    async def play(stage: Stage) -> None:
-        victim, neighbour = form.talk(stage, VICTIM), form.talk(stage, NEIGHBOUR, model="n")
-        await _together(alone(stage, victim, pace), alone(stage, neighbour))
-
-    async def again(stage: Stage) -> None:
-        await alone(stage, form.talk(stage, FRESH))
-
-    return _scenario(name, "http/1.1", kind, play, again, **{"memory": _TWO, "buffer": 600, **more})
+def _http1(name: str, kind: Kind, form: Ask, *, formatted: int = 0, **more: Any) -> Scenario:
+    """Over HTTP/1.1; `formatted` is how many words at most a model with formatters is asked for."""
+    served: dict[str, Any] = {"model": kind, "family": Family.TEXT, "served": _serving(kind, formatted)}
+    return over_http1(name, form, again=True, **{"memory": _TWO, **served, **more})
 
 
-def _http2(name: str, kind: Kind, form: Form, *, pace: float = 0.0004, **more: Any) -> Scenario:
-    """Two streams at once on one connection, one of them the victim; then, if the connection lives, a third."""
-
-    async def play(stage: Stage) -> None:
-        victim, companion = form.talk(stage, VICTIM), form.talk(stage, COMPANION, VICTIM, "n")
-        async with _line(stage, VICTIM) as line:
-            await _together(form.ask(line, victim, pace=pace), form.ask(line, companion))
-            if line.machine.can_open:
-                await form.ask(line, form.talk(stage, NEXT, VICTIM, "n"))
-
-    async def again(stage: Stage) -> None:
-        async with _line(stage, FRESH) as line:
-            await form.ask(line, form.talk(stage, FRESH))
-
-    return _scenario(name, "http/2", kind, play, again, **{"memory": 2 * (_STREAM + 1600), **more})
-
-
-def _scenario(name: str, wire: str, kind: Kind, play: Any, again: Any, *, formatted: int = 0, **more: Any) -> Scenario:
-    """`formatted` is how many words at most a model with formatters is asked for."""
-    served = _serving(kind, formatted)
-    return Scenario(name=name, wire=wire, model=kind, family=Family.TEXT, play=play, again=again, served=served, **more)
+def _http2(name: str, kind: Kind, form: Ask, *, formatted: int = 0, **more: Any) -> Scenario:
+    """Over HTTP/2."""
+    served: dict[str, Any] = {"model": kind, "family": Family.TEXT, "served": _serving(kind, formatted)}
+    return over_http2(name, form, **{"memory": 2 * (_STREAM + 1600), **served, **more})
 
 
 def _prompts(talk: Talk, count: int, **asked: Any) -> list[tuple[bytes, bool]]:
@@ -663,7 +578,7 @@ def _prompts(talk: Talk, count: int, **asked: Any) -> list[tuple[bytes, bool]]:
 def _websocket() -> Scenario:
     async def play(stage: Stage) -> None:
         victim, neighbour = stage.talk(VICTIM), stage.talk(NEIGHBOUR, model="n")
-        await _together(
+        await together(
             over_websocket(stage, victim, _prompts(victim, 3), pace=0.0011),
             over_websocket(stage, neighbour, _prompts(neighbour, 2)),
         )
@@ -672,122 +587,111 @@ def _websocket() -> Scenario:
         talk = stage.talk(FRESH)
         await over_websocket(stage, talk, _prompts(talk, 2))
 
-    memory = 2 * (_HTTP + 2 * 800)
-    return _scenario("text-websocket", "websocket", session, play, again, memory=memory, buffer=600)
+    return Scenario(
+        name="text-websocket", wire="websocket", model=session, family=Family.TEXT, play=play, again=again,
+        served=_serving(session, 0), memory=2 * (_HTTP + 2 * 800), buffer=600,
+    )  # fmt: skip
 
 
 def _bidi(name: str, kind: Kind, **asked: Any) -> Scenario:
-    async def play(stage: Stage) -> None:
-        victim, companion = stage.talk(VICTIM), stage.talk(COMPANION, VICTIM, "n")
-        async with _line(stage, VICTIM) as line:
-            await _together(
-                bidi_talk(line, victim, _prompts(victim, 2, **asked), pace=0.0004),
-                bidi_talk(line, companion, _prompts(companion, 1, **asked)),
-            )
-            if line.machine.can_open:
-                talk = stage.talk(NEXT, VICTIM, "n")
-                await bidi_talk(line, talk, _prompts(talk, 1, **asked))
+    async def converse(line: HTTP2Line, talk: Talk, **how: Any) -> None:
+        await bidi_talk(line, talk, _prompts(talk, 2 if talk.name == VICTIM else 1, **asked), **how)
 
-    async def again(stage: Stage) -> None:
-        async with _line(stage, FRESH) as line:
-            talk = stage.talk(FRESH)
-            await bidi_talk(line, talk, _prompts(talk, 1, **asked))
-
-    return _scenario(name, "http/2", kind, play, again, memory=3 * (_STREAM + 800))
+    return _http2(name, kind, converse, memory=3 * (_STREAM + 800))
 
 
 def _with(**lmi: Any) -> Config:
     return replace(_SMALL, lmi=LMIConfig(**lmi))
 
 
-def _streamed(inner: Callable[[Talk], Parser]) -> Callable[[Talk], Parser]:
-    return lambda talk: StreamedParser(inner(talk))
-
-
 def _scenarios() -> Iterator[Scenario]:
     chat, predictions, invoke = "/v1/chat/completions", "/predictions/{}", "/models/{}/invoke"
     platform, stream = "/endpoints/{}/invocations", "/endpoints/{}/invocations-response-stream"
     usage: dict[str, Any] = {"stream": True, "stream_options": {"include_usage": True}}
-    yield _http1("chat", coroutine, _messages(chat, DocumentParser))
-    yield _http2("chat-h2", session, _messages(chat, DocumentParser, n=2))
-    yield _http1("chat-stream", async_generator, _messages(chat, ChunksParser, tokens=8, **usage))
-    yield _http2("chat-stream-h2", session, _messages(chat, ChunksParser, n=2, **usage))
-    yield _http1("chat-counted", counted, _messages(chat, ChunksParser, stop=["never"], **usage))
-    yield _http2("completions-counted-h2", counted, _completions(ChunksParser, **usage))
-    yield _http1("completions", generator, _completions(DocumentParser))
-    yield _http1("completions-stream", session, _completions(ChunksParser, n=2, **usage))
-    yield _http2("completions-stream-h2", async_generator, _completions(ChunksParser, prompts=3, stream=True))
+    yield _http1("chat", coroutine, _messages(chat, Document))
+    yield _http2("chat-h2", session, _messages(chat, Document, n=2))
+    yield _http1("chat-stream", async_generator, _messages(chat, Chunks, tokens=8, **usage))
+    yield _http2("chat-stream-h2", session, _messages(chat, Chunks, n=2, **usage))
+    yield _http1("chat-counted", counted, _messages(chat, Chunks, stop=["never"], **usage))
+    yield _http2("completions-counted-h2", counted, _completions(Chunks, **usage))
+    yield _http1("completions", generator, _completions(Document))
+    yield _http1("completions-stream", session, _completions(Chunks, n=2, **usage))
+    yield _http2("completions-stream-h2", async_generator, _completions(Chunks, prompts=3, stream=True))
 
-    yield _http1("messages", quick_generator, _messages(predictions, ChunksParser, stream=True))
-    yield _http2("messages-h2", function, _messages(invoke, DocumentParser))
+    yield _http1("messages", quick_generator, _messages(predictions, Chunks, stream=True))
+    yield _http2("messages-h2", function, _messages(invoke, Document))
     lines = _with(output_formatter="jsonlines_chat")
-    yield _http2("messages-streamed-h2", session, _messages(stream, _streamed(ChatLinesParser)), config=lines)
+    yield _http2("messages-streamed-h2", session, _messages(stream, partial(WithinEvents, ChatLines)), config=lines)
 
-    yield _http1("lmi-json", async_generator, _lmi(predictions, DocumentParser, details=True))
-    yield _http2("lmi-json-h2", function, _lmi(platform, DocumentParser, details=True))
+    yield _http1("lmi-json", async_generator, _lmi(predictions, Document, details=True))
+    yield _http2("lmi-json-h2", function, _lmi(platform, Document, details=True))
     best: dict[str, Any] = {"n": 2, "best_of": 3, "do_sample": True, "details": True, "top_n_tokens": 2}
-    yield _http1("best-of", session, _lmi(predictions, DocumentParser, several=True, **best))
-    yield _http2("best-of-h2", session, _lmi(invoke, DocumentParser, several=True, **best))
+    yield _http1("best-of", session, _lmi(predictions, Document, several=True, **best))
+    yield _http2("best-of-h2", session, _lmi(invoke, Document, several=True, **best))
     sse: dict[str, Any] = {"output_formatter": "sse", "details": True}
     yield _http1("lmi-sse", generator, _lmi(predictions, LMIEvents, max_new_tokens=8, **sse))
     yield _http2("lmi-sse-h2", async_generator, _lmi(predictions, LMIEvents, **sse))
     yield _http1("lmi-parts", parts, _lmi(predictions, LMIEvents, max_new_tokens=8, **sse))
     tgi = _with(tgi_compat=True)
-    yield _http1("tgi", coroutine, _lmi(predictions, DocumentParser), config=tgi)
+    yield _http1("tgi", coroutine, _lmi(predictions, Document), config=tgi)
     yield _http1("tgi-stream", session, _lmi(invoke, LMIEvents, stream=True, top_n_tokens=2), config=tgi)
     yield _http2("tgi-stream-h2", quick_generator, _lmi(predictions, LMIEvents, stream=True, max_new_tokens=8), config=tgi)
 
     batch, batch_lines = _with(rolling_batch="disable"), _with(rolling_batch="disable", enable_streaming=True)
-    yield _http1("dynamic", function, _batch(predictions, DocumentParser), config=batch)
+    yield _http1("dynamic", function, _batch(predictions, Document), config=batch)
     # that a transport is broken shows when something is said, and a third prompt says nothing for long
     some: dict[str, Any] = {"config": batch_lines, "without": frozenset(["transport"])}
     yield _http1("dynamic-lines", async_generator, _batch(predictions, BatchLines), **some)
     yield _http1("dynamic-rude", async_generator, _batch(predictions, BatchLines), rude=True, **some)
     yield _http2("dynamic-lines-h2", generator, _batch(invoke, BatchLines), config=batch_lines)
-    yield _http2("dynamic-streamed-h2", async_generator, _batch(stream, _streamed(BatchLines)), config=batch_lines)
+    yield _http2(
+        "dynamic-streamed-h2", async_generator, _batch(stream, partial(WithinEvents, BatchLines)), config=batch_lines
+    )
 
-    text = Form(path=predictions, write=lambda talk, prompts: prompts[0], read=WrittenLines)
+    as_it_is: Callable[[Talk, list[str]], Any] = lambda talk, prompts: prompts[0]  # noqa: E731
+    text = _form(predictions, as_it_is, WrittenLines)
     yield _http1("formatted", async_generator, text, formatted=4)
     yield _http2("formatted-h2", session, text, formatted=8)
-    yield _http1("formatted-invoked", generator, replace(text, path=platform), formatted=8)
+    yield _http1("formatted-invoked", generator, _form(platform, as_it_is, WrittenLines), formatted=8)
 
-    yield _http1("v2-generate", coroutine, _generate("/v2/models/{}/generate", DocumentParser))
-    yield _http1("v2-generate-stream", generator, _generate("/v2/models/{}/generate_stream", V2Events))
-    yield _http2("v2-generate-stream-h2", session, _generate("/v2/models/{}/generate_stream", V2Events))
+    yield _http1("v2-generate", coroutine, _generate())
+    yield _http1("v2-generate-stream", generator, _generate(stream=True))
+    yield _http2("v2-generate-stream-h2", session, _generate(stream=True))
 
     yield _websocket()
     yield _bidi("text-bidi", async_generator)
     yield _bidi("text-bidi-threads", generator)
 
-    generate, events = "/v2/models/{}/generate", "/v2/models/{}/generate_stream"
-    yield _http1("more-chat", careless, _messages(chat, ChunksParser, stream=True))
-    yield _http2("more-completions-h2", careless, _completions(DocumentParser))
+    yield _http1("more-chat", careless, _messages(chat, Chunks, stream=True))
+    yield _http2("more-completions-h2", careless, _completions(Document))
     yield _http1("more-lmi", careless, _lmi(predictions, LMIEvents, **sse))
-    yield _http2("more-tgi-h2", careless, _lmi(predictions, DocumentParser), config=tgi)
+    yield _http2("more-tgi-h2", careless, _lmi(predictions, Document), config=tgi)
     yield _http1("more-dynamic", careless, _batch(predictions, BatchLines), **some)
     yield _http1("more-formatted", careless, text, formatted=4)
-    yield _http1("more-v2-generate", careless, _generate(generate, DocumentParser))
-    yield _http2("more-v2-generate-stream-h2", careless, _generate(events, V2Events))
+    yield _http1("more-v2-generate", careless, _generate())
+    yield _http2("more-v2-generate-stream-h2", careless, _generate(stream=True))
     yield _bidi("more-bidi", careless, max_new_tokens=4)
 
     cut: dict[str, Any] = {"stop_sequences": _STOPS, "include_stop_str_in_output": False}
-    yield _http1("stop-chat", careless, _messages(chat, ChunksParser, stream=True, stop=_STOPS))
-    yield _http2("stop-completions-h2", careless, _completions(DocumentParser, stop=_STOPS))
+    yield _http1("stop-chat", careless, _messages(chat, Chunks, stream=True, stop=_STOPS))
+    yield _http2("stop-completions-h2", careless, _completions(Document, stop=_STOPS))
     yield _http1("stop-lmi", careless, _lmi(predictions, LMIEvents, **sse, **cut))
     yield _http1("stop-tgi", careless, _lmi(predictions, LMIEvents, stream=True, **cut), config=tgi)
     yield _http2("stop-dynamic-h2", careless, _batch(invoke, BatchLines, **cut), config=batch_lines)
-    yield _http1("stop-v2-generate", careless, _generate(generate, DocumentParser, **cut))
-    yield _http2("stop-v2-generate-stream-h2", careless, _generate(events, V2Events, **cut))
+    yield _http1("stop-v2-generate", careless, _generate(**cut))
+    yield _http2("stop-v2-generate-stream-h2", careless, _generate(stream=True, **cut))
     yield _bidi("stop-bidi", careless, **cut)
 
     # what a word of 400 bytes may wait in: the send buffer, the pipe, the client's read, and the model's hand
     slow: dict[str, Any] = {"pace": 0.001, "ahead": 6}
-    yield _http1("slow", endless, _messages(chat, ChunksParser, tokens=9, stream=True), **slow)
-    yield _http2("slow-h2", endless, _messages(chat, ChunksParser, tokens=9, stream=True), **slow)
+    yield _http1("slow", endless, _messages(chat, Chunks, tokens=9, stream=True), **slow)
+    yield _http2("slow-h2", endless, _messages(chat, Chunks, tokens=9, stream=True), **slow)
     yield _http1("slow-lmi", endless, _lmi(predictions, LMIEvents, max_new_tokens=9, **sse), **slow)
-    yield _http1("slow-lines", endless, _lmi(predictions, BatchLines, max_new_tokens=9), config=batch_lines, **slow)
+    yield _http1(
+        "slow-lines", endless, _lmi(predictions, partial(BatchLines, 1), max_new_tokens=9), config=batch_lines, **slow
+    )
     yield _http1("slow-formatted", endless, text, formatted=9, **slow)
-    yield _http1("slow-v2", endless, _generate("/v2/models/{}/generate_stream", V2Events, tokens=9), **slow)
+    yield _http1("slow-v2", endless, _generate(stream=True, tokens=9), **slow)
 
 
 TEXT: dict[str, Scenario] = {scenario.name: scenario for scenario in _scenarios()}

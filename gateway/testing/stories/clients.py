@@ -64,6 +64,8 @@ class Hearing:
         while self.count < len(messages):
             at, message = self.count, messages[self.count]
             self.count += 1
+            if isinstance(message, dict):
+                message = message["text_output"]
             if isinstance(message, str):
                 for text in self.talk.split(message):
                     self.talk.hear(text)
