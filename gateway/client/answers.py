@@ -76,6 +76,10 @@ class Answer:
     def _finish(self) -> None:
         """Every byte has been read."""
 
+    def _fail(self, words: str) -> None:
+        """The answer says that something went wrong, with these words or without any."""
+        self.error = words or _WORDLESS
+
 
 class BodyAnswer(Answer):
     """A body that is the message."""
@@ -108,12 +112,13 @@ class LinesAnswer(Answer):
 
     def _line(self, line: dict[str, Any]) -> None:
         if isinstance(error := line.get("error"), str):
-            self.error, self._last = error, True
+            self._fail(error)
+            self._last = True
             return
         token = _member(line, "token")
         self._last = line.get("generated_text") is not None
         if "error_msg" in token:
-            self.error = token["error_msg"]
+            self._fail(token["error_msg"])
         elif (line.get("details") or {}).get("finish_reason") == "error":
             self.error = "error"
         elif not token.get("special_token"):
@@ -149,7 +154,8 @@ class CompletionEventsAnswer(Answer):
 
     def _chunk(self, chunk: dict[str, Any]) -> None:
         if "error" in chunk:
-            self.error, self._last = _member(chunk, "error", "message"), True
+            self._fail(_member(chunk, "error", "message"))
+            self._last = True
             return
         for choice in _member(chunk, "choices"):
             if content := _member(choice, "delta").get("content"):
@@ -191,7 +197,7 @@ class GenerateEventsAnswer(Answer):
                 raise RemoteProtocolError("a response after the failure")
             document = _document(event.data)
             if isinstance(error := document.get("error"), str):
-                self.error = error
+                self._fail(error)
             else:
                 self.messages.append(document)
 
@@ -224,7 +230,7 @@ class InferEventsAnswer(Answer):
         try:
             self.messages.append(v2.decode_streamed_reply(data, header_length))
         except v2.V2Error as e:
-            self.error = e.message
+            self._fail(e.message)
 
     def _finish(self) -> None:
         """Nothing marks its end but the body's."""
@@ -247,12 +253,14 @@ class InferFramesAnswer(InferEventsAnswer):
 
 
 class EventsAnswer(Answer):
-    """SageMaker's event stream; a message is a part's bytes. `states` tells of each whether it is whole."""
+    """SageMaker's event stream; a message is a part's bytes. `states` tells of each whether it is whole, `failure` what went
+    wrong in band, with the name of its exception."""
 
     def __init__(self) -> None:
         super().__init__()
         self._decoder = bidi.ResponseDecoder()
         self.states: list[bidi.Completion | None] = []
+        self.failure: bidi.StreamFailure | None = None
 
     def _read(self, data: Buffer) -> None:
         self._decoder.receive_data(data)
@@ -260,13 +268,14 @@ class EventsAnswer(Answer):
 
     def _pull(self) -> None:
         while isinstance(event := self._decoder.next_event(), bidi.PayloadPart | bidi.StreamFailure):
-            if self.error:
+            if self.failure is not None:
                 raise RemoteProtocolError("an event after the failure")
             if isinstance(event, bidi.PayloadPart):
                 self.messages.append(bytes(event.data))
                 self.states.append(event.completion)
             else:
-                self.error = event.message or event.exception_type
+                self.failure = event
+                self._fail(event.message or event.exception_type)
 
     def _finish(self) -> None:
         self._decoder.receive_eof()
@@ -339,7 +348,7 @@ def words_of(body: bytes | bytearray) -> str:
     try:
         document = json.loads(text)
     except ValueError:
-        return text or "no reason given"
+        return text or _WORDLESS
     for path in _WORDS:
         found: Any = document
         for step in path:
@@ -349,6 +358,7 @@ def words_of(body: bytes | bytearray) -> str:
     return text
 
 
+_WORDLESS = "no reason given"
 _WORDS: Sequence[Sequence[str]] = (
     ("error", "message"), ("error",), ("OriginalMessage",), ("message",), ("Message",), ("detail",),
 )  # fmt: skip

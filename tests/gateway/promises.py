@@ -19,7 +19,8 @@ import trio
 from trio.testing import wait_all_tasks_blocked
 
 from gateway import client
-from gateway.client import Peer
+from gateway.client import Peer, Question, questions
+from gateway.client.answers import Answer, EventsAnswer
 from gateway.config import Config, LimitsConfig, SigV4Config
 from gateway.containers.connection import ContainerLimits
 from gateway.containers.model import container_spec
@@ -27,6 +28,8 @@ from gateway.core.connection import Connection
 from gateway.errors import TransportLost
 from gateway.net.transport import MemoryTransport
 from gateway.testing import MemoryGateway, memory_gateway
+from gateway.testing.invariants import broken_ledgers, left_over
+from gateway.testing.stories.plan import Form
 from gateway.wires.http2 import HTTP2Wire
 from models.adapt import spec_of
 from models.messages import Family, InferResponse, Part, Tensor, Token
@@ -35,10 +38,21 @@ from models.spec import ModelSpec
 from protocols import v2
 from protocols.aws import bidi, sigv4
 from protocols.errors import RemoteProtocolError
-from protocols.events import Close, ConnectionEnd, Data, End, Frame, GoAway, Opcode, Ping, Pong, Request, Reset, Response
+from protocols.events import (
+    Buffer,
+    Close,
+    ConnectionEnd,
+    Data,
+    End,
+    Frame,
+    GoAway,
+    Opcode,
+    Ping,
+    Request,
+    Reset,
+    Response,
+)
 from protocols.http2.frames import Kind
-from protocols.lmi import parse_stream_line
-from protocols.sse import ServerSentEvent, SSEDecoder
 from tests.gateway import ways
 
 KiB = 1024
@@ -58,28 +72,70 @@ CANCELLED = {"cancelled-by-client": 1}
 class Wire:
     """A wire's calls: what carries them, and how they say what went wrong."""
 
-    family: Family = Family.PARTS
+    form: Form
     transport: str = "http2"
-    streams: bool = True
-    """Whether each message leaves when it is sent."""
-    duplex: bool = False
+    carries: Form | None = None
+    """What is asked in the body, where the form is SageMaker's and the model's is another."""
+    asks: Callable[[str], Question] | None = None
+    """The request for a model by its name, where the form's is another."""
     opens: bool = False
     """Whether a duplex client speaks first: its first message tells the form of the answer."""
-    in_band: str = "line"
-    """Where an answer that has begun says its error: in a last "line", an "event", a "close"; or the body is "cut"."""
     blames: bool = False
     """Whether the platform answers for its model: 424, whatever the model's own status was."""
-    crash: str = "424"
-    """The status of a model that raised."""
-    accepted: bool = False
-    """Whether the head goes out before the model is called."""
     survives: bool = False
     """Whether it goes on after an error of its model, which ends one request of many."""
+
+    @property
+    def body(self) -> Form:
+        """The form of what the model is asked."""
+        return self.carries or self.form
+
+    @property
+    def family(self) -> Family:
+        """What the model speaks."""
+        return Family(self.body.kind)
+
+    @property
+    def streams(self) -> bool:
+        """Whether each message leaves when it is sent."""
+        return self.body.streams
+
+    @property
+    def duplex(self) -> bool:
+        return self.form.duplex
+
+    @property
+    def accepted(self) -> bool:
+        """Whether the head goes out before the model is called."""
+        return self.duplex or self.transport == "websocket"
 
     @property
     def asked(self) -> bool:
         """Whether there is a message before the answer."""
         return self.opens or not self.duplex
+
+    @property
+    def crash(self) -> str:
+        """The status of a model that raised."""
+        return "424" if self.blames or self.family is Family.TEXT else "500"
+
+    @property
+    def in_band(self) -> str:
+        """Where an answer that has begun says its error: in a last "line", an "event", a "close"; or the body is "cut"."""
+        if self.transport == "websocket":
+            return "close"
+        if self.form in (Form.BIDI, Form.STREAM):
+            return "event"
+        return "cut" if self.body.cuts else "line"
+
+    def question(self, model: str, upto: int | None = None) -> Question:
+        """The request for a model; `upto` is the most tokens."""
+        question = self.asks(model) if self.asks is not None else asked(self.body, model, upto)
+        if self.carries is None:
+            return question
+        through = questions.invoke(model, question.body or b"", stream=self.form is Form.STREAM)
+        answer = question.answer if through.answer is not EventsAnswer else in_events(question.answer)
+        return replace(through, headers=question.headers, answer=answer)
 
     def expected(self, *, lost: bool = False) -> tuple[str, str]:
         """`how` and `code` of an error in the middle of an answer; `lost`: it was not the model's fault."""
@@ -102,42 +158,151 @@ class Wire:
             assert text in over.text
 
 
-_BIDI = Wire(duplex=True, in_band="event", accepted=True)
-_SOCKET = Wire(transport="websocket", duplex=True, in_band="close", accepted=True)
+def asked(form: Form, model: str, upto: int | None = None) -> Question:
+    """The request of a form."""
+    match form:
+        case Form.LMI | Form.LMI_JSON:
+            most = upto or (65536 if form.streams else 1000)
+            return questions.lmi("x", model, stream=form.streams, max_new_tokens=most)
+        case Form.INFER_JSON | Form.INFER_EVENTS | Form.INFER_FRAMES:
+            inputs = {"x": np.array([1])}
+            return questions.infer(inputs, model, binary=form is Form.INFER_FRAMES, stream=form.streams)
+        case Form.INVOKE | Form.STREAM:
+            question = questions.invoke(model, b"00000000", "application/octet-stream", stream=form is Form.STREAM)
+            return replace(question, answer=NumberedAnswer if form is Form.INVOKE else in_events(NumberedAnswer))
+        case Form.SOCKET:
+            return _posted(f"/models/{model}/invocations-bidirectional-stream")
+        case _:
+            return questions.bidirectional(model)
 
 
-def _both(name: str, **about: Any) -> dict[str, Wire]:
-    return {f"{name}-{transport}": Wire(transport=transport, **about) for transport in ("http1", "http2")}
+def _posted(path: str, body: bytes | None = None, answer: type[Answer] = Answer) -> Question:
+    return Question(path=path, body=body, answer=answer, headers=())
 
+
+class NumberedAnswer(Answer):
+    """One numbered message after the other."""
+
+    def _read(self, data: Buffer) -> None:
+        self.body += data
+        while len(self.body) >= PAYLOAD:
+            self.messages.append(bytes(self.body[:PAYLOAD]))
+            del self.body[:PAYLOAD]
+
+    def _finish(self) -> None:
+        assert not self.body, "half a message"
+
+
+class ObjectsAnswer(Answer):
+    """The seed's JSON form as it stands: a run of objects, each on a line."""
+
+    failure: bidi.StreamFailure | None = None
+
+    def _read(self, data: Buffer) -> None:
+        self.body += data
+        while (at := self.body.find(b"\n")) >= 0:
+            ((kind, members),) = json.loads(self.body[:at]).items()
+            del self.body[: at + 1]
+            assert self.failure is None, "a line after the last"
+            if kind == "PayloadPart":
+                self.messages.append(base64.b64decode(members["Bytes"]))
+            else:
+                self.failure, self.error = bidi.StreamFailure(exception_type=kind, message=members["Message"]), kind
+
+    def _finish(self) -> None:
+        assert not self.body, "half an object"
+
+
+class InEvents(EventsAnswer):
+    """The response stream, and the answer of another form that its parts carry. A failure in band cuts that one off."""
+
+    carried: type[Answer]
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.inside = self.carried()
+
+    def head(self, response: Response) -> None:
+        super().head(response)
+        self.inside.head(response)
+
+    def _pull(self) -> None:
+        super()._pull()
+        for part in self.messages:
+            self.inside.feed(part)
+        self._take()
+
+    def _finish(self) -> None:
+        super()._finish()
+        if self.failure is None:
+            self.inside.end()
+            self._take()
+            self.error, self.body = self.inside.error, self.inside.body
+
+    def _take(self) -> None:
+        self.messages[:] = self.inside.messages
+        self.inside.messages.clear()
+
+
+@functools.cache
+def in_events(carried: type[Answer]) -> type[Answer]:
+    """The answer of another form in the parts of the response stream."""
+    return type(f"{carried.__name__}InEvents", (InEvents,), {"carried": carried})
+
+
+def _both(name: str, form: Form, **about: Any) -> dict[str, Wire]:
+    return {f"{name}-{transport}": Wire(form=form, transport=transport, **about) for transport in ("http1", "http2")}
+
+
+_BIDI = Wire(form=Form.BIDI)
+_SOCKET = Wire(form=Form.SOCKET, transport="websocket")
 
 WIRE: dict[str, Wire] = {
-    **_both("lmi", family=Family.TEXT),
+    **_both("lmi", Form.LMI),
     "bidi": _BIDI,
     "websocket": _SOCKET,
     # what SageMaker's platform and its containers add
-    **_both("stream", family=Family.TEXT, in_band="event", blames=True),
-    **_both("streamparts", in_band="event", blames=True),
-    **_both("invoke", family=Family.TEXT, blames=True),
-    **_both("invokeparts", in_band="cut", blames=True),
-    **_both("container", in_band="cut", crash="500"),
-    **_both("mme", in_band="cut", crash="500"),
+    **_both("stream", Form.STREAM, carries=Form.LMI, blames=True),
+    **_both("streamparts", Form.STREAM, blames=True),
+    **_both("invoke", Form.INVOKE, carries=Form.LMI, blames=True),
+    **_both("invokeparts", Form.INVOKE, blames=True),
+    **_both(
+        "container",
+        Form.INVOKE,
+        asks=lambda model: _posted(f"/invocations?model_name={model}", b"00000000", NumberedAnswer),
+    ),
+    **_both("mme", Form.INVOKE, asks=lambda model: _posted(f"/models/{model}/invoke", b"00000000", NumberedAnswer)),
     "bidi-json": replace(_BIDI, opens=True),
-    "bidi-literal": _BIDI,
+    "bidi-literal": replace(
+        _BIDI,
+        asks=lambda model: replace(
+            questions.bidirectional(model),
+            headers=[(b"content-type", bidi.JSON_CONTENT_TYPE.encode())],
+            answer=ObjectsAnswer,
+        ),
+    ),
     "bidi-signed": _BIDI,
     "bidi-padded": _BIDI,
-    "websocket-anywhere": _SOCKET,  # of the model "probe"
+    "websocket-anywhere": replace(  # of the model "probe"
+        _SOCKET, asks=lambda model: _posted("/as/one/likes.it?a=b") if model == _ANYWHERE else asked(Form.SOCKET, model)
+    ),
     "bridge": _BIDI,
     # v2, with each response as it comes
-    **_both("inferstream", family=Family.TENSOR, crash="500"),
-    **_both("inferframes", family=Family.TENSOR, crash="500"),
-    **_both("generatestream", family=Family.TENSOR, crash="500"),
-    "v2session": Wire(family=Family.TENSOR, transport="websocket", in_band="close", accepted=True, survives=True),
+    **_both("inferstream", Form.INFER_EVENTS),
+    **_both("inferframes", Form.INFER_FRAMES),
+    **_both("generatestream", Form.INFER_EVENTS, asks=lambda model: questions.generate({"x": 1}, model, stream=True)),
+    "v2session": Wire(
+        form=Form.INFER_EVENTS,
+        transport="websocket",
+        asks=lambda model: replace(asked(Form.INFER_JSON, model), path=f"/v2/models/{model}/infer"),
+        survives=True,
+    ),
     # answers of one piece
-    **_both("json", family=Family.TEXT, streams=False),
-    **_both("v2", family=Family.TENSOR, streams=False, crash="500"),
-    **_both("invokejson", family=Family.TEXT, streams=False, blames=True),
-    **_both("invokev2", family=Family.TENSOR, streams=False, blames=True),
-    "streamv2-http2": Wire(family=Family.TENSOR, streams=False, blames=True),
+    **_both("json", Form.LMI_JSON),
+    **_both("v2", Form.INFER_JSON),
+    **_both("invokejson", Form.INVOKE, carries=Form.LMI_JSON, blames=True),
+    **_both("invokev2", Form.INVOKE, carries=Form.INFER_JSON, blames=True),
+    "streamv2-http2": Wire(form=Form.STREAM, carries=Form.INFER_JSON, blames=True),
 }
 WIRES = tuple(WIRE)
 STREAMS = tuple(name for name, wire in WIRE.items() if wire.streams)
@@ -302,21 +467,13 @@ class House:
 
     async def call(self, wire: str, model: str = "probe", line: Line | None = None, **options: Any) -> Call:
         """A call of a model over a wire, on a connection of its own where none is given; its request is written."""
-        about = WIRE[wire]
-        if about.transport == "websocket":
+        question = WIRE[wire].question(model, **options)
+        if WIRE[wire].transport == "websocket":
             tap = Tap(self.memory.connect())
-            named = f"/models/{model}/invocations-bidirectional-stream"
-            if wire == "v2session":
-                session = SessionCall(self._keep(Line(await client.websocket(tap, f"/v2/models/{model}/infer"), tap)), 1)
-                await session.ask()
-                return session
-            anywhere = wire == "websocket-anywhere" and model == _ANYWHERE
-            peer = await client.websocket(tap, "/as/one/likes.it?a=b" if anywhere else named)
-            return SocketCall(self._keep(Line(peer, tap)), 1)
-        line = line or self.line(about.transport)
-        call: Call = _CALLS[wire.removesuffix(f"-{about.transport}")](line, line.next_stream())
-        opening: Any = call.open  # each has options of its own
-        await opening(model, **options)
+            line = self._keep(Line(await client.websocket(tap, question.path), tap))
+        line = line or self.line(WIRE[wire].transport)
+        call = _CALLS.get(wire, _BY_FORM.get(WIRE[wire].form, Call))(line, line.next_stream(), whole=not WIRE[wire].streams)
+        await call.open(question)
         return call
 
     async def ask(
@@ -374,15 +531,13 @@ class House:
         """No exchange is live, so nothing is held: no byte, no slot, no credit, on connections that stay open."""
         counts = self.gateway.counts()
         assert (counts.exchanges, counts.bytes_reserved, counts.slots_in_use) == (0, 0, 0)
-        for container in self.containers:
-            left = container.gateway.counts()
-            assert (left.connections, left.exchanges, left.bytes_reserved, left.slots_in_use) == (0, 0, 0, 0)
+        assert not [left for container in self.containers for left in left_over(container.gateway)]
+        assert not list(broken_ledgers(self.gateway))
         for connection in self.gateway.server.connections:
             assert not connection.exchanges
             if isinstance(connection.wire, HTTP2Wire):
                 machine = connection.wire._machine
                 assert (machine.open_streams, machine.unconsumed) == (0, 0)
-                assert all(ledger.available == ledger.library for ledger in machine.windows().values())
 
     async def closed(self) -> None:
         """The clients leave: neither connection nor task outlives them. What was loaded at run time goes too."""
@@ -395,8 +550,7 @@ class House:
         for line in self.lines:
             line.peer.close()
         await self.still()
-        counts = self.gateway.counts()
-        assert (counts.connections, counts.exchanges, counts.bytes_reserved, counts.slots_in_use) == (0, 0, 0, 0)
+        assert not left_over(self.gateway)
         drained = self.gateway.over
         if not (drained and self.containers):  # those have no drain
             assert await self._busy_tasks() == (self._tasks_before if drained else self._tasks)
@@ -597,16 +751,28 @@ class Over:
 class Call:
     """One call. `next` gives the next number of the answer, or Over, again and again."""
 
-    def __init__(self, line: Line, stream: int) -> None:
-        self.line, self.stream = line, stream
-        self.status = 0
-        self.headers: dict[bytes, bytes] = {}
+    def __init__(self, line: Line, stream: int, *, whole: bool = False) -> None:
+        self.line, self.stream, self._whole = line, stream, whole
+        self.answer = Answer()
         self.over: Over | None = None
         self._numbers: deque[int] = deque()
-        self._failure: Over | None = None
 
-    async def open(self, model: str) -> None:
-        raise NotImplementedError
+    @property
+    def status(self) -> int:
+        return self.answer.status
+
+    @property
+    def headers(self) -> dict[bytes, bytes]:
+        return dict(self.answer.headers)
+
+    async def open(self, question: Question) -> None:
+        """Sends the request."""
+        self.answer = question.answer()
+        head, *rest = client.post(self.stream, question.path, question.body, question.headers)
+        await self.line.send(self.signed(head), *rest)
+
+    def signed(self, head: Request) -> Request:
+        return head
 
     async def next(self) -> int | Over:
         while not self._numbers:
@@ -628,25 +794,44 @@ class Call:
         return numbers  # type: ignore[return-value]
 
     async def _step(self) -> None:
-        event = await self.line.event(self.stream)
-        match event:
-            case Response() if event.status >= 200:
-                self.status, self.headers = event.status, dict(event.headers)
-                self._body = bytearray()
-            case Data():
-                self.line.peer.credit(event)
-                self.feed(bytes(event.buffers[0]))
+        match await self.line.event(self.stream):
+            case Response() as response if response.status >= 200:
+                self.answer.head(response)
+            case Data() as data:
+                self.line.peer.credit(data)
+                self.answer.feed(data.buffers[0])
+                self._count()
             case End():
-                self.over = self.ended()
-            case Reset() | ConnectionEnd():
-                self.over = Over("cut", code=str(getattr(event, "code", "")))
+                self.answer.end()
+                self._count()
+                self.over = self._ended()
+            case Frame(data=frame):
+                self._numbers.append(number_of(self.heard(frame)))
+            case Close(code=code, reason=reason):
+                await self.line.peer.flush()  # the machine has answered
+                self.over = Over("complete" if code == 1000 else "error", reason, str(code))
+            case Reset() | ConnectionEnd() as end:
+                self.over = Over("cut", code=str(getattr(end, "code", "")))
 
-    def feed(self, data: bytes) -> None:
-        self._body += data
+    def heard(self, data: Any) -> Any:
+        """The message of a frame."""
+        return bytes(data)
 
-    def ended(self) -> Over:
-        text = self._body.decode(errors="replace")
-        return Over("complete" if self.status == 200 else "refused", text, str(self.status))
+    def _count(self) -> None:
+        """An answer of one piece has no numbers here: its text is at its end."""
+        if not self._whole:
+            self._numbers += map(number_of, self.answer.messages)
+            self.answer.messages.clear()
+
+    def _ended(self) -> Over:
+        answer = self.answer
+        text = answer.body.decode(errors="replace")
+        if answer.status != 200:
+            return Over("refused", text, str(answer.status))
+        if answer.error:
+            failure = getattr(answer, "failure", None)
+            return Over("error", failure.message, failure.exception_type) if failure else Over("error", answer.error)
+        return Over("complete", text, "200") if self._whole else Over("complete")
 
     async def leave(self, how: str) -> None:
         """The client goes away: "fin", "half-close" (of the transport), "rst", "reset" (RST_STREAM), "goaway", "close"
@@ -668,236 +853,39 @@ class Call:
                 await line.send(Close(code=1000))
 
 
-class LinesCall(Call):
-    """LMI, jsonlines."""
+def number_of(message: Any) -> int:
+    """Which of its model's messages it is, in whatever words."""
+    match message:
+        case str() | bytes():
+            return int(message[:8])
+        case dict():
+            return int(message["y"][0]) - BASE
+        case _:
+            return int(message["y"].elements[0]) - BASE
+
+
+class DuplexCall(Call):
+    """One whose client sends numbered parts too."""
 
-    path = "/predictions/{}"
-
-    async def open(self, model: str, *, upto: int = 65536, body: bytes | None = None) -> None:
-        asked = {"inputs": "x", "stream": True, "parameters": {"max_new_tokens": upto}}
-        self._whole = False
-        await self.line.send(*client.post(self.stream, self.path.format(model), body or json.dumps(asked).encode()))
-
-    def feed(self, data: bytes) -> None:
-        self._body += data
-        while self.status == 200 and b"\n" in self._body:
-            line, _, rest = bytes(self._body).partition(b"\n")
-            self._body[:] = rest
-            document = parse_stream_line(line)
-            token = document["token"]
-            if "error_msg" in token:
-                self._failure = Over("error", token["error_msg"])
-            elif not token.get("special_token"):
-                self._numbers.append(token["id"])
-            self._whole |= "generated_text" in document
-
-    def ended(self) -> Over:
-        if self.status != 200:
-            return Call.ended(self)
-        return self._failure or (Over("complete") if self._whole else Over("cut", "no last line"))
-
-
-class JSONCall(LinesCall):
-    """LMI, one JSON document."""
-
-    async def open(self, model: str, *, upto: int = 1000, body: bytes | None = None) -> None:
-        asked = {"inputs": "x", "parameters": {"max_new_tokens": upto}}
-        await self.line.send(*client.post(self.stream, self.path.format(model), body or json.dumps(asked).encode()))
-
-    feed, ended = Call.feed, Call.ended
-
-
-class InferCall(Call):
-    """v2 infer."""
-
-    path = "/v2/models/{}/infer"
-
-    async def open(self, model: str) -> None:
-        tensor = {"name": "x", "shape": [1], "datatype": "INT64", "data": [1]}
-        body = json.dumps({"inputs": [tensor]}).encode()
-        await self.line.send(*client.post(self.stream, self.path.format(model), body))
-
-
-class StreamedReplies(InferCall):
-    """v2 infer_stream, as server-sent events."""
-
-    path = "/v2/models/{}/infer_stream"
-
-    async def open(self, model: str) -> None:
-        await super().open(model)
-        self._events = SSEDecoder()
-
-    def feed(self, data: bytes) -> None:
-        if self.status != 200:
-            self._body += data
-            return
-        self._events.receive_data(data)
-        while isinstance(event := self._events.next_event(), ServerSentEvent):
-            self.told(event.data)
-
-    def told(self, data: Any, header_length: int | None = None) -> None:
-        assert self._failure is None, "a response after the last"
-        try:
-            self._numbers.append(int(v2.decode_streamed_reply(data, header_length)["y"].elements[0]) - BASE)
-        except v2.V2Error as error:
-            self._failure = Over("error", error.message)
-
-    def ended(self) -> Over:
-        return super().ended() if self.status != 200 else self._failure or Over("complete")
-
-
-class FramedReplies(StreamedReplies):
-    """v2 infer_stream, as frames."""
-
-    async def open(self, model: str) -> None:
-        tensor = v2.V2Tensor(name="x", datatype="INT64", array=np.array([1]))
-        headers, body = v2.encode_infer_request([tensor], binary_data_output=True)
-        asked = [*(h for h in headers if h[0] != b"content-length"), (b"accept", v2.FRAMES.encode())]
-        await self.line.send(*client.post(self.stream, self.path.format(model), b"".join(body), asked))
-        self._frames = v2.FrameDecoder()
-
-    def feed(self, data: bytes) -> None:
-        if self.status != 200:
-            self._body += data
-            return
-        self._frames.receive_data(data)
-        while isinstance(frame := self._frames.next_frame(), v2.V2Frame):
-            self.told(frame.body, frame.header_length)
-
-    def ended(self) -> Over:
-        if self.status == 200:
-            self._frames.receive_eof()
-        return super().ended()
-
-
-class GeneratedReplies(StreamedReplies):
-    """v2 generate_stream of a model of tensors."""
-
-    path = "/v2/models/{}/generate_stream"
-
-    async def open(self, model: str) -> None:
-        await self.line.send(*client.post(self.stream, self.path.format(model), b'{"x":1}'))
-        self._events = SSEDecoder()
-
-    def told(self, data: Any, header_length: int | None = None) -> None:
-        assert self._failure is None, "a response after the last"
-        reply = json.loads(data)
-        if "error" in reply:
-            self._failure = Over("error", reply["error"])
-        else:
-            self._numbers.append(reply["y"][0] - BASE)
-
-
-class BodyCall(Call):
-    """A model of parts whose answer is a body as it is, or one part after the other."""
-
-    path = "/invocations?model_name={}"
-
-    async def open(self, model: str) -> None:
-        await self.line.send(*client.post(self.stream, self.path.format(model), b"00000000"))
-
-    def feed(self, data: bytes) -> None:
-        self._body += data
-        while self.status == 200 and len(self._body) >= PAYLOAD:
-            self._numbers.append(int(self._body[:8]))
-            del self._body[:PAYLOAD]
-
-    def ended(self) -> Over:
-        if self.status != 200:
-            return super().ended()
-        assert not self._body, "half a message"
-        return self._failure or Over("complete")
-
-
-class Events:
-    """The response stream: the body comes in PayloadParts. Before the class whose body that is."""
-
-    path = "/endpoints/{}/invocations-response-stream"
-    _decoder: bidi.ResponseDecoder | None = None
-    _failure: Over | None
-
-    def feed(self: Any, data: bytes) -> None:
-        if self.status != 200:
-            self._body += data
-            return
-        decoder = self._decoder = self._decoder or bidi.ResponseDecoder()
-        decoder.receive_data(data)
-        while True:
-            match decoder.next_event():
-                case bidi.PayloadPart(data=part):
-                    super().feed(bytes(part))  # type: ignore[misc]
-                case bidi.StreamFailure() as failure:
-                    self._failure = Over("error", failure.message, failure.exception_type)
-                case _:
-                    return
-
-    def ended(self: Any) -> Over:
-        if self.status == 200 and self._decoder is not None:
-            self._decoder.receive_eof()
-        return self._failure or super().ended()  # type: ignore[misc,no-any-return]
-
-
-class StreamedLines(Events, LinesCall):
-    """InvokeEndpointWithResponseStream, text."""
-
-
-class StreamedParts(Events, BodyCall):
-    """InvokeEndpointWithResponseStream, parts."""
-
-
-class StreamedInfer(Events, InferCall):
-    """InvokeEndpointWithResponseStream, tensors."""
-
-
-class InvokedLines(LinesCall):
-    """InvokeEndpoint, text in lines."""
-
-    path = "/endpoints/{}/invocations"
-
-
-class InvokedJSON(JSONCall):
-    """InvokeEndpoint, text in one document."""
-
-    path = "/endpoints/{}/invocations"
-
-
-class InvokedInfer(InferCall):
-    """InvokeEndpoint, tensors."""
-
-    path = "/endpoints/{}/invocations"
-
-
-class InvokedParts(BodyCall):
-    """InvokeEndpoint, parts."""
-
-    path = "/endpoints/{}/invocations"
-
-
-class MMECall(BodyCall):
-    """The multi-model container's invoke."""
-
-    path = "/models/{}/invoke"
-
-
-class EventsCall(Call):
-    """BiDi over HTTP/2."""
-
-    content_type = bidi.CONTENT_TYPE
     _said = 0
 
-    async def open(self, model: str) -> None:
-        self._decoder = bidi.ResponseDecoder()
-        path = f"/endpoints/{model}/invocations-bidirectional-stream"
-        (head,) = client.post(self.stream, path, None, [(b"content-type", self.content_type.encode())])
-        await self.line.send(self.signed(head))
-
-    def signed(self, head: Request) -> Request:
-        return head
-
-    def part(self, size: int = PAYLOAD) -> Data:
-        """The next numbered part, as the SDK frames it."""
+    def part(self, size: int = PAYLOAD) -> Any:
+        """The next part, as its wire frames it."""
         data = f"{self._said:08d}".encode().ljust(size, b".")
         self._said += 1
+        return self.framed(data)
+
+    def framed(self, data: bytes) -> Any:
+        raise NotImplementedError
+
+    async def say(self, size: int = PAYLOAD) -> None:
+        await self.line.send(self.part(size))
+
+
+class EventsCall(DuplexCall):
+    """BiDi over HTTP/2."""
+
+    def framed(self, data: bytes) -> Data:
         return Data(stream=self.stream, buffers=tuple(self.encoded(data)))
 
     def encoded(self, data: bytes) -> Any:
@@ -906,41 +894,18 @@ class EventsCall(Call):
     def encoded_end(self) -> Any:
         return bidi.encode_request_end(date_ms=0)
 
-    async def say(self, size: int = PAYLOAD) -> None:
-        await self.line.send(self.part(size))
-
     async def hush(self) -> None:
         """The input is complete."""
         end = tuple(self.encoded_end())
         await self.line.send(*([Data(stream=self.stream, buffers=end)] if end else []), End(stream=self.stream))
 
-    def feed(self, data: bytes) -> None:
-        if self.status != 200:
-            self._body += data
-            return
-        self._decoder.receive_data(data)
-        while True:
-            match self._decoder.next_event():
-                case bidi.PayloadPart(data=part):
-                    self._numbers.append(int(bytes(part[:8])))
-                case bidi.StreamFailure() as failure:
-                    self._failure = Over("error", failure.message, failure.exception_type)
-                case _:
-                    return
-
-    def ended(self) -> Over:
-        if self.status != 200:
-            return super().ended()
-        self._decoder.receive_eof()
-        return self._failure or Over("complete")
-
 
 class JSONEventsCall(EventsCall):
     """The seed's JSON form as events. The first of them comes before the numbered ones, and tells the form."""
 
-    async def open(self, model: str) -> None:
-        await super().open(model)
-        await self.line.send(Data(stream=self.stream, buffers=tuple(self.encoded(b"hello"))))
+    async def open(self, question: Question) -> None:
+        await super().open(question)
+        await self.line.send(self.framed(b"hello"))
 
     def encoded(self, data: bytes) -> Any:
         return bidi.encode_envelope(b"".join(bidi.encode_json_event(data)), date_ms=0)
@@ -949,25 +914,11 @@ class JSONEventsCall(EventsCall):
 class LiteralCall(EventsCall):
     """The seed's JSON form as it stands: a run of objects."""
 
-    content_type = bidi.JSON_CONTENT_TYPE
-
     def encoded(self, data: bytes) -> Any:
         return bidi.encode_literal_part(data)
 
     def encoded_end(self) -> Any:
         return ()
-
-    def feed(self, data: bytes) -> None:
-        self._body += data
-        while self.status == 200 and b"\n" in self._body:
-            line, _, rest = bytes(self._body).partition(b"\n")
-            self._body[:] = rest
-            ((kind, members),) = json.loads(line).items()
-            assert self._failure is None, "a line after the last"
-            if kind == "PayloadPart":
-                self._numbers.append(int(base64.b64decode(members["Bytes"])[:8]))
-            else:
-                self._failure = Over("error", members["Message"], kind)
 
 
 class SignedCall(EventsCall):
@@ -990,71 +941,35 @@ class SignedCall(EventsCall):
         return self._sealed(b"")
 
 
-class SocketCall(Call):
+class SocketCall(DuplexCall):
     """The container's WebSocket."""
 
-    _said = 0
+    async def open(self, question: Question) -> None:
+        """Its handshake was the request."""
 
-    def part(self, size: int = PAYLOAD) -> Frame:
-        data = f"{self._said:08d}".encode().ljust(size, b".")
-        self._said += 1
+    def framed(self, data: bytes) -> Frame:
         return Frame(opcode=Opcode.BINARY, fin=True, data=data)
 
-    async def say(self, size: int = PAYLOAD) -> None:
-        await self.line.send(self.part(size))
 
-    def heard(self, data: Any) -> int:
-        return int(bytes(data[:8]))
-
-    async def _step(self) -> None:
-        match await self.line.event(1):
-            case Frame(data=data):
-                self._numbers.append(self.heard(data))
-            case Close(code=code, reason=reason):
-                await self.line.peer.flush()  # the machine has answered
-                self.over = Over("complete" if code == 1000 else "error", reason, str(code))
-            case ConnectionEnd():
-                self.over = Over("cut")
-            case Ping() | Pong():
-                pass
-
-
-class SessionCall(SocketCall):
+class SessionCall(Call):
     """A WebSocket session of v2. An error of the model is the end of its request, and here of the call: there is one."""
 
-    async def ask(self) -> None:
-        """One request."""
-        tensor = {"name": "x", "shape": [1], "datatype": "INT64", "data": [1]}
-        await self.line.send(Frame(opcode=Opcode.TEXT, fin=True, data=json.dumps({"id": "7", "inputs": [tensor]}).encode()))
+    async def open(self, question: Question) -> None:
+        asked = {"id": "7", **json.loads(question.body or b"")}
+        await self.line.send(Frame(opcode=Opcode.TEXT, fin=True, data=json.dumps(asked).encode()))
 
-    def heard(self, data: Any) -> int:
-        return int(v2.decode_streamed_reply(data)["y"].elements[0]) - BASE
+    def heard(self, data: Any) -> Any:
+        return v2.decode_streamed_reply(data)
 
 
-_CALLS: dict[str, type[Any]] = {
-    "lmi": LinesCall,
-    "json": JSONCall,
-    "v2": InferCall,
-    "inferstream": StreamedReplies,
-    "inferframes": FramedReplies,
-    "generatestream": GeneratedReplies,
-    "stream": StreamedLines,
-    "streamparts": StreamedParts,
-    "streamv2": StreamedInfer,
-    "invoke": InvokedLines,
-    "invokejson": InvokedJSON,
-    "invokev2": InvokedInfer,
-    "invokeparts": InvokedParts,
-    "container": BodyCall,
-    "mme": MMECall,
-    "bidi": EventsCall,
+_BY_FORM: dict[Form, type[Call]] = {Form.BIDI: EventsCall, Form.SOCKET: SocketCall}
+_CALLS: dict[str, type[Call]] = {
     "bidi-json": JSONEventsCall,
     "bidi-literal": LiteralCall,
     "bidi-signed": SignedCall,
-    "bidi-padded": EventsCall,
-    "bridge": EventsCall,
+    "v2session": SessionCall,
 }
-"""By the wire's name without its transport."""
+"""By the wire's name, where it has one of its own."""
 
 
 def raw(stream: int, method: bytes, path: str, **options: Any) -> Request:

@@ -23,12 +23,12 @@ from tests.gateway.promises import (
     UNARY,
     WIRE,
     Call,
+    DuplexCall,
     EventsCall,
     House,
     KiB,
     Over,
     Probe,
-    SocketCall,
     answering,
     at_once,
     counting,
@@ -116,7 +116,7 @@ async def test_while_the_model_is_blocked_in_receive(wire: str, how: str, autoju
     probe = Probe(echoing)
     async with serving(probe.spec(wire), wire=wire) as house:
         call = await house.call(wire)
-        assert isinstance(call, EventsCall | SocketCall)
+        assert isinstance(call, DuplexCall)
         await call.say()
         assert await call.next() == 0
         await leaves(house, call, how, probe)
@@ -127,7 +127,7 @@ async def test_while_the_model_leaves_its_input_unread(wire: str, how: str, auto
     probe = Probe(deaf)
     async with serving(probe.spec(wire), wire=wire) as house:
         call = await house.call(wire)
-        assert isinstance(call, EventsCall | SocketCall)
+        assert isinstance(call, DuplexCall)
         for _ in range(20):
             await call.say()
         await house.still()
@@ -354,7 +354,7 @@ async def test_a_blocking_step_holds_its_slot_until_it_returns_and_its_wire_no_l
     spec = spec_of(fn, "probe", family=Probe(silent).spec(wire).family, capacity=1)
     async with serving(spec) as house:  # the clock is real: a thread works in it
         call = await house.call(wire)
-        if isinstance(call, EventsCall | SocketCall):
+        if isinstance(call, DuplexCall):
             await call.say()
         await trio.to_thread.run_sync(began.wait, 60)
         await call.leave(how)

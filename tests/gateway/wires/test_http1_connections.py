@@ -18,7 +18,6 @@ from protocols.events import ConnectionEnd, Data, End
 from tests.gateway.promises import (
     KiB,
     Line,
-    LinesCall,
     Over,
     Probe,
     answering,
@@ -380,7 +379,6 @@ async def test_a_stream_ends_whole_and_its_connection_serves_the_next(autojump_c
         line = house.line("http1")
         for number in range(3):
             call = await house.call("lmi-http1", line=line)
-            assert isinstance(call, LinesCall)
             assert await call.rest() == ([6 * number + i for i in range(6)], Over("complete"))
         assert (house.connections, house.endings) == (1, {"complete": 3})
 

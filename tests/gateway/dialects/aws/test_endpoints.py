@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 
+from gateway.client.questions import bidirectional
 from gateway.config import BidiConfig, Config, EndpointConfig, VariantConfig
 from gateway.config.problem import ConfigError
 from gateway.gateway import Gateway
@@ -87,7 +88,7 @@ async def test_bidi_takes_its_turn_with_the_others_and_says_who_answers(autojump
         for _ in range(4):
             given.append(await invoked(house))
             call = EventsCall(house.line("http2"), 1)
-            await call.open("live")
+            await call.open(bidirectional("live"))
             while not call.status:
                 await call._step()
             given.append(call.headers[INVOKED.encode()].decode())
@@ -146,5 +147,5 @@ async def test_a_duplex_call_reaches_the_variants_model(autojump_clock: Any) -> 
 
     async with serving(Probe(says, "blue").spec("bidi"), config=variants(blue=1)) as house:
         call = EventsCall(house.line("http2"), 1)
-        await call.open("live")
+        await call.open(bidirectional("live"))
         assert await call.rest() == ([0, 1], Over("complete"))

@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 
+from gateway.client.questions import bidirectional
 from gateway.config import Config
 from models.messages import Part
 from models.session import Session
@@ -241,7 +242,7 @@ async def test_an_event_that_is_not_as_it_was_signed_ends_the_stream_in_band(spo
     probe = Probe(numbers)
     async with serving(probe.spec("bidi-signed"), wire="bidi-signed") as house:
         forger = Forger(house.line("http2"), 1)
-        await forger.open("probe")
+        await forger.open(bidirectional("probe"))
         await forger.say()
         assert await forger.next() == 0
         forger.spoil = spoil
@@ -268,7 +269,7 @@ async def test_the_message_that_ends_the_input_is_signed_too(autojump_clock: Any
         probe = Probe(numbers)
         async with serving(probe.spec("bidi-signed"), wire="bidi-signed") as house:
             forger = Forger(house.line("http2"), 1)
-            await forger.open("probe")
+            await forger.open(bidirectional("probe"))
             await forger.say()
             if spoil is not None:
                 forger.spoil = unsigned
@@ -282,7 +283,7 @@ async def test_an_unsigned_stream_is_refused_in_its_first_event_where_only_the_h
     async with serving(probe.spec("bidi-signed"), wire="bidi-signed") as house:
         call = EventsCall(house.line("http2"), 1)
         call.signed = lambda head: SignedCall.signed(call, head)  # type: ignore[arg-type,method-assign]
-        await call.open("probe")
+        await call.open(bidirectional("probe"))
         await call.say()
         _, over = await call.rest()
         assert (over.how, probe.received) == ("error", [])
@@ -291,7 +292,7 @@ async def test_an_unsigned_stream_is_refused_in_its_first_event_where_only_the_h
 async def test_json_events_are_signed_as_the_others_are(autojump_clock: Any) -> None:
     async with serving(Probe(echo).spec("bidi-signed"), wire="bidi-signed") as house:
         call = SignedCall(house.line("http2"), 1)
-        await call.open("probe")
+        await call.open(bidirectional("probe"))
         event = b"".join(bidi.encode_json_event(b"00000007"))
         await call.line.send(Data(stream=1, buffers=tuple(call._sealed(event))))
         assert await call.next() == 7
