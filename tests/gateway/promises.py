@@ -29,7 +29,7 @@ from gateway.errors import TransportLost
 from gateway.net.transport import MemoryTransport
 from gateway.testing import MemoryGateway, memory_gateway
 from gateway.testing.invariants import broken_ledgers, left_over
-from gateway.testing.stories.plan import Form
+from gateway.testing.stories.talk import Form, Leave
 from gateway.wires.http2 import HTTP2Wire
 from models.adapt import spec_of
 from models.messages import Family, InferResponse, Part, Tensor, Token
@@ -308,6 +308,8 @@ WIRES = tuple(WIRE)
 STREAMS = tuple(name for name, wire in WIRE.items() if wire.streams)
 UNARY = tuple(name for name, wire in WIRE.items() if not wire.streams)
 DUPLEX = tuple(name for name, wire in WIRE.items() if wire.duplex)
+LEAVES = {"fin": Leave.CLOSE, "half-close": Leave.HALF, "rst": Leave.RESET}
+"""How a client takes its whole connection with it, by the tests' names."""
 _ANYWHERE = "probe"
 PADDING = 64
 """The most of a padded wire's part."""
@@ -833,24 +835,21 @@ class Call:
             return Over("error", failure.message, failure.exception_type) if failure else Over("error", answer.error)
         return Over("complete", text, "200") if self._whole else Over("complete")
 
-    async def leave(self, how: str) -> None:
-        """The client goes away: "fin", "half-close" (of the transport), "rst", "reset" (RST_STREAM), "goaway", "close"
-        (a WebSocket Close)."""
+    async def leave(self, how: Leave | GoAway) -> None:
+        """The client goes away: as simulate's do, or it says GOAWAY before it closes."""
         line = self.line
         match how:
-            case "fin":
+            case Leave.CLOSE:
                 line.peer.close()
-            case "half-close":
+            case Leave.HALF:
                 line.transport.send_eof()
-            case "rst":
+            case Leave.RESET:
                 line.reset()
-            case "reset":
-                await line.send(Reset(stream=self.stream, code=8))
-            case "goaway":
-                await line.send(GoAway())
+            case Leave.STREAM:
+                await line.send(Reset(stream=self.stream, code=8) if line.http2 else Close(code=1000))
+            case GoAway():
+                await line.send(how)
                 line.peer.close()
-            case "close":
-                await line.send(Close(code=1000))
 
 
 def number_of(message: Any) -> int:
@@ -951,7 +950,7 @@ class SocketCall(DuplexCall):
         return Frame(opcode=Opcode.BINARY, fin=True, data=data)
 
 
-class SessionCall(Call):
+class SessionCall(SocketCall):
     """A WebSocket session of v2. An error of the model is the end of its request, and here of the call: there is one."""
 
     async def open(self, question: Question) -> None:

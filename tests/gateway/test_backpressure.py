@@ -15,6 +15,7 @@ from gateway.containers.connection import ContainerLimits
 from gateway.core.exchange import Exchange
 from gateway.core.route import Row
 from gateway.errors import BadRequest
+from gateway.testing.stories.talk import Leave
 from models.messages import Family, Part
 from models.session import Session
 from protocols.aws import bidi
@@ -102,7 +103,7 @@ async def test_a_client_that_reads_nothing_stops_its_model_within_the_bound(wire
 
         assert await call.take(produced + 500) == list(range(produced + 500))
         assert probe.sent <= produced + 500 + most
-        await call.leave("fin")
+        await call.leave(Leave.CLOSE)
 
 
 OF_HTTP2 = [w for w in STREAMS if WIRE[w].transport == "http2" and w != "bridge"]
@@ -123,7 +124,7 @@ async def test_a_client_that_gives_no_credit_stops_its_model_within_the_bound(wi
         produced = probe.sent
 
         assert await call.take(produced + 200) == list(range(produced + 200))
-        await call.leave("reset")
+        await call.leave(Leave.STREAM)
 
 
 async def other_streams_go_on(house: House, line: Any, wire: str) -> None:
@@ -158,7 +159,7 @@ async def test_stalled_streams_do_not_hold_the_large_messages_of_another(stalled
             await lively.hush()
             assert await lively.rest() == ([], Over("complete"))
         for call in calls:
-            await call.leave("reset")
+            await call.leave(Leave.STREAM)
 
 
 async def test_a_message_larger_than_the_send_buffer_is_charged_until_it_has_left(autojump_clock: Any) -> None:
@@ -224,7 +225,7 @@ async def test_a_container_that_reads_nothing_stops_the_platforms_client(autojum
         model.go.set()
         await call.line.read()
         assert model.received == list(range(60))
-        await call.leave("reset")
+        await call.leave(Leave.STREAM)
 
 
 @pytest.mark.parametrize("wire", ["websocket", "websocket-anywhere"])
@@ -252,7 +253,7 @@ async def test_a_websocket_is_read_ahead_to_its_bound_and_no_further(wire: str, 
         await house.still()
         assert model.received == list(range(40))
         assert machine.unconsumed == 0
-        await call.leave("close")
+        await call.leave(Leave.STREAM)
 
 
 EMPTY = Frame(opcode=Opcode.BINARY, fin=True, data=b"")
@@ -268,7 +269,7 @@ async def test_a_frame_that_is_larger_than_what_is_read_ahead_arrives(autojump_c
             await call.say(40 * KiB)
             assert await call.next() == probe.sent - 1
         assert probe.received == [0, 1, 2]
-        await call.leave("close")
+        await call.leave(Leave.STREAM)
 
 
 @pytest.mark.parametrize("part", ["head", "trailers"])
@@ -326,7 +327,7 @@ async def test_a_run_of_empty_frames_is_read_ahead_to_the_same_bound(autojump_cl
         await call.line.peer.flush()
         await house.still()
         assert exchange.held == house.gateway.budget.used == 0
-        await call.leave("close")
+        await call.leave(Leave.STREAM)
 
 
 @pytest.mark.parametrize("wire", [w for w in STREAMS if WIRE[w].family is Family.PARTS])
@@ -347,7 +348,7 @@ async def test_a_run_of_empty_parts_stops_at_a_client_that_reads_nothing(wire: s
             assert await call.rest() == ([], Over("complete"))
         else:
             assert 0 < probe.sent < MOST
-            await call.leave("rst")
+            await call.leave(Leave.RESET)
 
 
 MOST = 200_000
@@ -398,7 +399,7 @@ async def test_requests_pipelined_behind_a_waiting_one_are_read_to_the_bound_and
             sent += n
             await house.still()
         assert READ_AHEAD <= sent < READ_AHEAD + 64 * KiB + CAPACITY
-        await call.leave("fin")
+        await call.leave(Leave.CLOSE)
         await trio.sleep(2)  # the reader had stopped: the coarse timer looks for a hang-up
         assert house.endings == {"cancelled-by-client": 1}
 
@@ -458,7 +459,7 @@ async def test_many_sessions_at_once_are_each_whole(wire: str, autojump_clock: A
         for call in calls:
             assert await call.take(10) == list(range(10))
         for call in calls:
-            await call.leave("close" if line is None else "reset")
+            await call.leave(Leave.STREAM)
         await house.still()
         assert house.endings == {"cancelled-by-client": 50}
 
@@ -491,7 +492,7 @@ async def test_a_slow_client_costs_its_neighbour_on_another_connection_nothing(a
         with at_once():
             neighbour = await house.call("lmi-http1", "quick")
             assert await neighbour.rest() == ([0], Over("complete"))
-        await call.leave("rst")
+        await call.leave(Leave.RESET)
 
 
 async def test_a_window_of_tiny_frames_holds_about_what_the_window_says(autojump_clock: Any) -> None:

@@ -12,6 +12,7 @@ import pytest
 import trio
 from trio.testing import wait_all_tasks_blocked
 
+from gateway.testing.stories.talk import Leave
 from gateway.wires.http1 import HTTP1Wire
 from models.errors import ModelError
 from models.messages import Family, Finish, FinishReason
@@ -339,7 +340,7 @@ async def test_a_model_that_raises_while_it_is_cancelled_ends_its_session_once(
     async with serving(probe.spec(wire), wire=wire) as house:
         call = await house.call(wire)
         assert await call.next() == 0
-        await call.leave("fin")
+        await call.leave(Leave.CLOSE)
         await house.still()
         assert house.endings == {"cancelled-by-client": 1}
 

@@ -10,15 +10,17 @@ import trio
 
 from gateway import client
 from gateway.config import Config
+from gateway.testing.stories.talk import Leave
 from models.adapt import spec_of
 from models.blocking import cancel_token
 from models.messages import Part, Prompt
 from models.session import Session
 from protocols.aws import bidi
-from protocols.events import Data, Frame, Opcode
+from protocols.events import Data, Frame, GoAway, Opcode
 from tests.gateway.promises import (
     CANCELLED,
     DUPLEX,
+    LEAVES,
     STREAMS,
     UNARY,
     WIRE,
@@ -41,10 +43,10 @@ from tests.gateway.promises import (
     silent,
 )
 
-WAYS = {
-    "http1": ("fin", "half-close", "rst"),
-    "http2": ("reset", "goaway", "fin", "half-close", "rst"),
-    "websocket": ("close", "fin", "half-close", "rst"),
+WAYS: dict[str, dict[str, Leave | GoAway]] = {
+    "http1": {**LEAVES},
+    "http2": {"reset": Leave.STREAM, "goaway": GoAway(), **LEAVES},
+    "websocket": {"close": Leave.STREAM, **LEAVES},
 }
 
 
@@ -58,22 +60,22 @@ SLOTTED = [name for name in WIRE if transport_of(name) != "websocket"]
 
 def each_way(*wires: str) -> list[Any]:
     """Every wire with every way to leave it."""
-    return [pytest.param(wire, way, id=f"{wire}-{way}") for wire in wires for way in WAYS[transport_of(wire)]]
+    return [pytest.param(wire, way, id=f"{wire}-{name}") for wire in wires for name, way in WAYS[transport_of(wire)].items()]
 
 
-async def leaves(house: House, call: Call, how: str, probe: Probe) -> None:
+async def leaves(house: House, call: Call, how: Leave | GoAway, probe: Probe) -> None:
     """The client leaves; before any time has passed its model has stopped and the one ending is counted."""
     with at_once():
         await call.leave(how)
         await house.still()
         assert (probe.live, probe.stopped, probe.returned) == (0, probe.calls, 0)
         assert house.endings == CANCELLED
-        assert house.connections == (1 if how in ("reset", "close") else 0)
+        assert house.connections == (1 if how is Leave.STREAM else 0)
         house.check_ledger()
 
 
 @pytest.mark.parametrize(("wire", "how"), each_way(*STREAMS))
-async def test_before_the_first_byte_of_the_answer(wire: str, how: str, autojump_clock: Any) -> None:
+async def test_before_the_first_byte_of_the_answer(wire: str, how: Leave | GoAway, autojump_clock: Any) -> None:
     probe = Probe(silent)
     async with serving(probe.spec(wire), wire=wire) as house:
         call = await house.call(wire)
@@ -83,7 +85,7 @@ async def test_before_the_first_byte_of_the_answer(wire: str, how: str, autojump
 
 
 @pytest.mark.parametrize(("wire", "how"), each_way(*UNARY))
-async def test_during_a_unary_call(wire: str, how: str, autojump_clock: Any) -> None:
+async def test_during_a_unary_call(wire: str, how: Leave | GoAway, autojump_clock: Any) -> None:
     probe = Probe(silent)
     async with serving(probe.spec(wire), wire=wire) as house:
         call = await house.call(wire)
@@ -93,7 +95,7 @@ async def test_during_a_unary_call(wire: str, how: str, autojump_clock: Any) -> 
 
 
 @pytest.mark.parametrize(("wire", "how"), each_way(*STREAMS))
-async def test_in_mid_stream(wire: str, how: str, autojump_clock: Any) -> None:
+async def test_in_mid_stream(wire: str, how: Leave | GoAway, autojump_clock: Any) -> None:
     probe = Probe(pausing)
     async with serving(probe.spec(wire), wire=wire) as house:
         call = await house.call(wire)
@@ -102,7 +104,7 @@ async def test_in_mid_stream(wire: str, how: str, autojump_clock: Any) -> None:
 
 
 @pytest.mark.parametrize(("wire", "how"), each_way(*STREAMS))
-async def test_while_the_model_is_blocked_in_send(wire: str, how: str, autojump_clock: Any) -> None:
+async def test_while_the_model_is_blocked_in_send(wire: str, how: Leave | GoAway, autojump_clock: Any) -> None:
     probe = Probe(counting)
     async with serving(probe.spec(wire), wire=wire) as house:
         call = await house.call(wire)
@@ -112,7 +114,7 @@ async def test_while_the_model_is_blocked_in_send(wire: str, how: str, autojump_
 
 
 @pytest.mark.parametrize(("wire", "how"), each_way(*DUPLEX))
-async def test_while_the_model_is_blocked_in_receive(wire: str, how: str, autojump_clock: Any) -> None:
+async def test_while_the_model_is_blocked_in_receive(wire: str, how: Leave | GoAway, autojump_clock: Any) -> None:
     probe = Probe(echoing)
     async with serving(probe.spec(wire), wire=wire) as house:
         call = await house.call(wire)
@@ -123,7 +125,7 @@ async def test_while_the_model_is_blocked_in_receive(wire: str, how: str, autoju
 
 
 @pytest.mark.parametrize(("wire", "how"), each_way(*DUPLEX))
-async def test_while_the_model_leaves_its_input_unread(wire: str, how: str, autojump_clock: Any) -> None:
+async def test_while_the_model_leaves_its_input_unread(wire: str, how: Leave | GoAway, autojump_clock: Any) -> None:
     probe = Probe(deaf)
     async with serving(probe.spec(wire), wire=wire) as house:
         call = await house.call(wire)
@@ -135,7 +137,7 @@ async def test_while_the_model_leaves_its_input_unread(wire: str, how: str, auto
 
 
 @pytest.mark.parametrize(("wire", "how"), each_way(*SLOTTED))
-async def test_while_waiting_for_a_slot(wire: str, how: str, autojump_clock: Any) -> None:
+async def test_while_waiting_for_a_slot(wire: str, how: Leave | GoAway, autojump_clock: Any) -> None:
     probe = Probe(answering)
     async with serving(probe.spec(wire, capacity=1), wire=wire) as house:
         first = await house.call(wire)
@@ -152,8 +154,8 @@ async def test_while_waiting_for_a_slot(wire: str, how: str, autojump_clock: Any
             assert over.how == "complete"
 
 
-@pytest.mark.parametrize("how", WAYS["http1"])
-async def test_a_websocket_while_waiting_for_a_slot(how: str, autojump_clock: Any) -> None:
+@pytest.mark.parametrize("how", LEAVES.values(), ids=LEAVES)
+async def test_a_websocket_while_waiting_for_a_slot(how: Leave | GoAway, autojump_clock: Any) -> None:
     probe = Probe(answering)
     async with serving(probe.spec("websocket", capacity=1)) as house:
         first = await house.call("websocket")
@@ -174,8 +176,11 @@ UPGRADE = [(b"sec-websocket-key", b"dGhlIHNhbXBsZSBub25jZQ=="), (b"sec-websocket
 
 @pytest.mark.parametrize("declared", [True, False], ids=["length", "chunked"])
 @pytest.mark.parametrize("path", ["/predictions/probe", "/v2/models/probe/infer"])
-@pytest.mark.parametrize(("transport", "how"), [(t, how) for t in ("http1", "http2") for how in WAYS[t]])
-async def test_in_mid_upload(transport: str, how: str, path: str, declared: bool, autojump_clock: Any) -> None:
+@pytest.mark.parametrize(
+    ("transport", "how"),
+    [pytest.param(t, how, id=f"{t}-{name}") for t in ("http1", "http2") for name, how in WAYS[t].items()],
+)
+async def test_in_mid_upload(transport: str, how: Leave | GoAway, path: str, declared: bool, autojump_clock: Any) -> None:
     probe = Probe(silent)
     wire = "lmi-http1" if "predictions" in path else "v2-http1"
     async with serving(probe.spec(wire), wire=wire) as house:
@@ -227,7 +232,7 @@ async def returning(probe: Probe, session: Session[Any, Any]) -> None:
     ),
 )
 async def test_a_model_that_is_woken_and_left_in_the_same_moment_sees_cancellation(
-    wire: str, how: str, script: Any, autojump_clock: Any, caplog: pytest.LogCaptureFixture
+    wire: str, how: Leave | GoAway, script: Any, autojump_clock: Any, caplog: pytest.LogCaptureFixture
 ) -> None:
     # in whichever order the two tasks run: what the model still says goes nowhere, and is an error of nobody
     probe = Probe(script)
@@ -255,7 +260,7 @@ async def test_room_that_comes_with_the_reset_is_no_error_of_the_models(
             await line.read()  # up to the window
             line.peer.credit(await line.data(call.stream))
             await line.peer.flush()
-            await call.leave("reset")
+            await call.leave(Leave.STREAM)
             await house.still()
         assert (probe.live, house.endings) == (0, {"cancelled-by-client": 20})
         assert not [record for record in caplog.records if record.levelname == "ERROR"]
@@ -284,7 +289,7 @@ async def test_a_close_that_crosses_a_whole_answer_leaves_the_ending_to_its_last
         call = await house.call("websocket")
         await house.still()
         assert (probe.returned, house.endings) == (1, {})  # queued, and not taken yet
-        await call.leave("close")
+        await call.leave(Leave.STREAM)
         await house.still()
         assert house.endings == {}
         if then == "rst":
@@ -307,7 +312,7 @@ async def test_a_reset_touches_no_neighbour_on_the_connection(leave: str, stay: 
         for _ in range(5):
             call = await house.call(leave, line=line)
             await line.read()
-            await call.leave("reset")
+            await call.leave(Leave.STREAM)
         await line.ping()
         assert gone.live == 0
         other.go.set()
@@ -328,7 +333,9 @@ async def test_a_client_that_overfills_the_read_ahead_and_leaves_is_seen_by_the_
 
 
 @pytest.mark.parametrize(("wire", "how"), each_way("lmi-http1", "lmi-http2", "bidi", "websocket", "v2-http1"))
-async def test_a_blocking_step_holds_its_slot_until_it_returns_and_its_wire_no_longer(wire: str, how: str) -> None:
+async def test_a_blocking_step_holds_its_slot_until_it_returns_and_its_wire_no_longer(
+    wire: str, how: Leave | GoAway
+) -> None:
     began, go, cancelled = threading.Event(), threading.Event(), threading.Event()
 
     def step() -> None:
@@ -387,7 +394,7 @@ async def test_a_model_with_a_nursery_of_its_own_is_cancelled_as_a_whole(wire: s
     async with serving(probe.spec(wire), config=Config()) as house:
         call = await house.call(wire)
         await house.still()
-        await leaves(house, call, WAYS[transport_of(wire)][0], probe)
+        await leaves(house, call, next(iter(WAYS[transport_of(wire)].values())), probe)
         assert sorted(stopped) == ["receiver", "sender"]
 
 

@@ -13,6 +13,7 @@ from gateway import client
 from gateway.config import BidiConfig, Config, LimitsConfig, WebSocketConfig
 from gateway.errors import Ending
 from gateway.testing import memory_gateway
+from gateway.testing.stories.talk import Leave
 from models.messages import FinishReason, Prompt, Token
 from protocols.events import ConnectionEnd, Data, End, Frame, Opcode, Reset, Response
 from tests.gateway.promises import (
@@ -203,7 +204,7 @@ async def test_above_the_first_watermark_nothing_new_begins(autojump_clock: Any)
         await house.still()
         await line.send(raw(2, b"GET", "/v2"), End(stream=2))
         assert (await line.peer.read_answer(2))[0] == 200
-        await call.leave("close")
+        await call.leave(Leave.STREAM)
 
 
 async def test_above_the_second_watermark_the_largest_makes_room(autojump_clock: Any) -> None:
@@ -222,7 +223,7 @@ async def test_above_the_second_watermark_the_largest_makes_room(autojump_clock:
         probe.go.set()
         await house.still()
         assert probe.received == [0]
-        await small.leave("close")
+        await small.leave(Leave.STREAM)
 
 
 # -- heads, silence, idleness ------------------------------------------------------------------------------------------
@@ -383,7 +384,7 @@ async def test_a_stream_may_be_as_silent_as_it_likes(wire: str, autojump_clock: 
             nursery.start_soon(give_up_after, nursery, 990)
             assert await call.take(4) == [0, 1, 2, 3]
             nursery.cancel_scope.cancel()
-        await call.leave("fin")
+        await call.leave(Leave.CLOSE)
 
 
 async def give_up_after(nursery: trio.Nursery, seconds: float) -> None:
@@ -458,7 +459,7 @@ async def test_without_the_limit_a_parked_client_may_stay(wire: str, autojump_cl
         await trio.sleep(900)
         assert probe.live == 1
         assert await call.take(500) == list(range(500))
-        await call.leave("rst")
+        await call.leave(Leave.RESET)
 
 
 @pytest.mark.parametrize("wire", ["lmi-http1", "lmi-http2", "bidi", "websocket"])
@@ -470,7 +471,7 @@ async def test_a_client_that_takes_a_little_now_and_then_is_slow_and_not_gone(wi
             await trio.sleep(25)
             assert await call.take(25) == list(range(number, number + 25))
         assert house.endings == {}
-        await call.leave("rst")
+        await call.leave(Leave.RESET)
 
 
 async def test_a_stalled_stream_is_reset_alone(autojump_clock: Any) -> None:
@@ -558,7 +559,7 @@ async def test_a_slow_model_does_not_make_its_client_look_dead(autojump_clock: A
             await house.still()
             assert len(probe.received) == 40
             nursery.cancel_scope.cancel()
-        await call.leave("close")
+        await call.leave(Leave.STREAM)
 
 
 @pytest.mark.parametrize("size", [16 * MiB + 1, 2**40])
@@ -588,7 +589,7 @@ async def test_a_large_frame_lands_in_memory_reserved_first_and_a_client_that_le
         call.line.transport.try_send([b"\x82\xff" + (2 * MiB).to_bytes(8, "big") + bytes(4) + bytes(100)])
         await house.still()
         assert house.gateway.budget.used == 2 * MiB
-        await call.leave("fin")
+        await call.leave(Leave.CLOSE)
         await house.still()
         assert house.gateway.budget.used == 0
         assert house.endings == CANCELLED
@@ -672,7 +673,7 @@ async def test_a_model_that_never_waits_still_meets_its_cancellation_and_lets_ot
         neighbour = await house.call("json-http1", "other")
         assert (await neighbour.rest())[1].how == "complete"
         assert 0 < probe.sent < 5000
-        await call.leave("rst")
+        await call.leave(Leave.RESET)
         await house.still()
         assert probe.live == 0
         assert house.endings == {"complete": 1, **CANCELLED}

@@ -9,12 +9,13 @@ import trio
 from trio.testing import wait_all_tasks_blocked
 
 from gateway.net.transport import MemoryTransport, memory_pair
-from tests.gateway.promises import CANCELLED, WIRE, House, KiB, Probe, answering, at_once, counting, serving
+from gateway.testing.stories.talk import Leave
+from tests.gateway.promises import CANCELLED, LEAVES, WIRE, House, KiB, Probe, answering, at_once, counting, serving
 from tests.gateway.sweep import AsStream
 
 WIRES = ("lmi-http1", "lmi-http2", "bidi", "websocket", "json-http1", "v2-http2")
-WAYS = ("fin", "half-close", "rst")
-LEFT = [*((wire, how) for wire in WIRES for how in WAYS), ("bidi", "reset")]
+LEFT = [pytest.param(wire, how, id=f"{wire}-{name}") for wire in WIRES for name, how in LEAVES.items()]
+LEFT.append(pytest.param("bidi", Leave.STREAM, id="bidi-reset"))
 
 
 class TellsLate(AsStream):
@@ -51,7 +52,7 @@ class Embedder:
 
 @pytest.mark.parametrize(("wire", "how"), LEFT)
 async def test_a_client_that_leaves_with_its_whole_answer_has_had_it(
-    wire: str, how: str, autojump_clock: Any, monkeypatch: pytest.MonkeyPatch
+    wire: str, how: Leave, autojump_clock: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     probe = Probe(answering)
     probe.go.set()
@@ -83,16 +84,16 @@ async def test_one_whose_last_bytes_the_stream_could_not_send_has_left(
         assert isinstance(stream, TellsLate)
         stream.fails = True
         await call.rest()
-        await call.leave("rst")
+        await call.leave(Leave.RESET)
         await told(house)
         assert house.endings == CANCELLED
         house.check_ledger()
 
 
-@pytest.mark.parametrize("how", WAYS)
+@pytest.mark.parametrize("how", LEAVES.values(), ids=LEAVES)
 @pytest.mark.parametrize("wire", [wire for wire in WIRES if WIRE[wire].streams])
 async def test_one_that_leaves_in_mid_answer_cancels_its_model_at_once_whatever_is_being_sent(
-    wire: str, how: str, autojump_clock: Any, monkeypatch: pytest.MonkeyPatch
+    wire: str, how: Leave, autojump_clock: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     probe = Probe(counting)
     async with serving(probe.spec(wire), wire=wire) as house, trio.open_nursery() as nursery:
@@ -116,9 +117,9 @@ class NeverTells(AsStream):
         await trio.sleep_forever()
 
 
-@pytest.mark.parametrize("how", WAYS)
+@pytest.mark.parametrize("how", LEAVES.values(), ids=LEAVES)
 async def test_a_stream_that_never_says_is_given_up_when_it_has_stalled(
-    how: str, autojump_clock: Any, monkeypatch: pytest.MonkeyPatch
+    how: Leave, autojump_clock: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     probe = Probe(answering)
     probe.go.set()

@@ -21,6 +21,7 @@ from starlette.routing import Mount
 from gateway.config import Config, DrainConfig, ListenConfig, OperatorConfig, RepositoryConfig, SageMakerConfig, V2Config
 from gateway.gateway import Gateway
 from gateway.operator.app import operator_app
+from gateway.testing.stories.talk import Leave
 from models.adapt import spec_of
 from models.messages import Family, Prompt
 from models.session import Session
@@ -306,7 +307,7 @@ async def test_a_live_stream_says_what_it_waits_for(autojump_clock: Any) -> None
         assert "ending" not in first
         assert len((await operator.get("/streams?limit=2"))["streams"]) == 2
         for call in calls:
-            await call.leave("rst")
+            await call.leave(Leave.RESET)
         await house.still()
         assert (await operator.get("/streams"))["live"] == 0
 

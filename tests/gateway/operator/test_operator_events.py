@@ -15,6 +15,7 @@ from gateway.config import Config, DrainConfig
 from gateway.gateway import Gateway
 from gateway.operator import events as watch
 from gateway.operator.app import operator_app
+from gateway.testing.stories.talk import Leave
 from protocols.events import NEED_DATA
 from protocols.sse import SSEDecoder
 from tests.gateway.catalog.test_repository import swept
@@ -125,7 +126,7 @@ async def test_what_a_stream_waits_for_is_told_when_it_changes(autojump_clock: A
         await trio.sleep(1.5)
         ((name, data),) = reader.events()
         assert (name, data["waits_for"]) == ("changed", "room")
-        await call.leave("rst")
+        await call.leave(Leave.RESET)
 
 
 async def test_models_are_told_when_a_slot_of_one_is_taken_and_when_it_is_free_again(autojump_clock: Any) -> None:
@@ -133,7 +134,7 @@ async def test_models_are_told_when_a_slot_of_one_is_taken_and_when_it_is_free_a
         reader.events()
         call = await house.call("json-http1")
         await trio.sleep(1.5)
-        await call.leave("rst")
+        await call.leave(Leave.RESET)
         await trio.sleep(1.5)
         assert [[model["slots_in_use"] for model in models] for _, models in reader.told("models")] == [[1], [0]]
 
@@ -165,7 +166,7 @@ async def test_a_reader_that_stops_is_told_how_much_it_has_missed(autojump_clock
         for _ in range(20):
             await (await house.call("json-http1")).rest()
         for call in held:
-            await call.leave("rst")
+            await call.leave(Leave.RESET)
         await trio.sleep(10)
         (watching,) = house.gateway.observer.watchers
         state = watching.__self__  # type: ignore[attr-defined]
@@ -189,7 +190,7 @@ async def test_events_are_written_in_pieces(autojump_clock: Any) -> None:
             said = [data["waits_for"] for _, data in reader.told("opened")]
             assert (len(said), said.count("slot")) == (300, 299)
             assert reader.largest == 32 * 1024
-        await calls[0].leave("rst")
+        await calls[0].leave(Leave.RESET)
 
 
 async def test_a_stream_without_news_says_that_it_is_there(autojump_clock: Any) -> None:
@@ -276,4 +277,4 @@ async def test_a_reader_that_is_cancelled_at_any_step_leaves_nothing(autojump_cl
             assert [reader.status for reader in readers] == [200] * 8
             for reader in readers:
                 reader.left.set()
-        await call.leave("rst")
+        await call.leave(Leave.RESET)

@@ -12,6 +12,7 @@ from gateway.config import Config, ListenConfig, OperatorConfig, RepositoryConfi
 from gateway.gateway import Gateway
 from gateway.operator.app import operator_app
 from gateway.operator.operations import OPEN, OPERATIONS, document
+from gateway.testing.stories.talk import Leave
 from gateway.version import version
 from tests.gateway.operator.operators import Operator
 from tests.gateway.promises import Probe, serving, silent
@@ -66,4 +67,4 @@ async def test_what_is_asked_and_answered_is_as_it_says(
         check(answer.json, operation["responses"][str(status)]["content"]["application/json"]["schema"])
         if status == 200 and body is not None:
             check(body, operation["requestBody"]["content"]["application/json"]["schema"])
-        await live.leave("rst")
+        await live.leave(Leave.RESET)

@@ -12,6 +12,7 @@ from trio.testing import MockClock
 from gateway import client
 from gateway.config import AdmissionConfig, Config, SageMakerConfig
 from gateway.errors import DeadlineExceeded
+from gateway.testing.stories.talk import Leave
 from gateway.workers.slots import retry_estimate
 from models.session import Session
 from models.spec import ModelSpec
@@ -127,7 +128,7 @@ async def test_who_waits_longer_than_the_queue_allows_is_refused_before_any_mode
         assert trio.current_time() - began == pytest.approx(3.0)
         assert headers["retry-after"] == "1"
         assert (probe.calls, house.gateway.models["probe"].queued) == (1, 0)
-        await first.leave("close" if WIRE[wire].transport == "websocket" else "fin")
+        await first.leave(Leave.STREAM if WIRE[wire].transport == "websocket" else Leave.CLOSE)
 
 
 @pytest.mark.parametrize("wire", OVERLOADED)
@@ -178,7 +179,7 @@ async def test_an_upload_is_refused_before_it_is_read_where_nobody_may_wait(path
             if path != "/v1/chat/completions":  # the body says which model
                 status, headers, _ = await line.peer.read_answer(1)
                 assert (status, headers[b"retry-after"]) == (503, b"1")
-        await busy.leave("fin")
+        await busy.leave(Leave.CLOSE)
         line.peer.close()
 
 
@@ -385,7 +386,7 @@ async def test_a_deadline_that_passes_in_the_queue_is_told_before_the_model_is_c
         status, _, body = await house.ask("/predictions/probe", BODY, ("x-request-timeout", "0"))
         assert (status, json.loads(body)["code"], probe.calls) == (504, 504, 1)
         assert trio.current_time() == pytest.approx(4.0)
-        await busy.leave("fin")
+        await busy.leave(Leave.CLOSE)
 
 
 async def test_a_slot_that_comes_in_the_moment_of_the_deadline_starts_nothing(autojump_clock: MockClock) -> None:

@@ -16,6 +16,7 @@ from gateway.gateway import Gateway
 from gateway.net.readiness import Poller
 from gateway.serving.drain import DrainReport
 from gateway.testing import MemoryEdges, MemoryGateway
+from gateway.testing.stories.talk import Leave
 from models.adapt import spec_of
 from models.messages import Prompt
 from models.spec import Model, ModelSpec, RestartPolicy
@@ -512,7 +513,7 @@ async def test_a_client_that_left_during_the_drain_was_not_cut(autojump_clock: A
         call = await house.call("lmi-http1")
         await call.take(3)
         async with draining(house) as reports:
-            await call.leave("fin")
+            await call.leave(Leave.CLOSE)
         assert (reports[0].endings, reports[0].finished, reports[0].cut) == ({"cancelled-by-client": 1}, 1, ())
 
 

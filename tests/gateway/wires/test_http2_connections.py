@@ -8,6 +8,7 @@ import pytest
 import trio
 
 from gateway.config import Config, HTTP2Config
+from gateway.testing.stories.talk import Leave
 from models.messages import Part
 from models.session import Session
 from protocols.aws import bidi, eventstream
@@ -47,7 +48,7 @@ async def works(house: House, line: Line) -> None:
         call = await bidi_call(house, line, "other")
         await call.say()
         assert await call.next() == 0
-        await call.leave("reset")
+        await call.leave(Leave.STREAM)
     await line.ping()
 
 
@@ -338,7 +339,7 @@ async def test_an_answer_whose_client_hangs_up_before_it_gave_the_window_was_can
         call = await bidi_call(house, line)
         await line.read()
         with at_once():
-            await call.leave("half-close")
+            await call.leave(Leave.HALF)
             await line.read()
             assert (house.connections, house.endings) == (0, CANCELLED)
 
@@ -364,4 +365,4 @@ async def test_a_silent_model_keeps_its_connection_and_pings_keep_an_idle_one(au
             await trio.sleep(60)
         assert house.connections == 2
         await line.ping()
-        await call.leave("reset")
+        await call.leave(Leave.STREAM)

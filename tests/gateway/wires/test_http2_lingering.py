@@ -9,12 +9,13 @@ import pytest
 import trio
 
 from gateway.config import Config, HTTP2Config
+from gateway.testing.stories.talk import Leave
 from gateway.wires.http2 import HTTP2Wire
 from models.errors import ModelError
 from models.session import Session
-from protocols.events import Data, End, Reset, Response
+from protocols.events import Data, End, GoAway, Reset, Response
 from protocols.http2.connection import LOOKS, HTTP2Connection
-from tests.gateway.promises import Call, House, KiB, Line, Probe, at_once, echoing, limits, raw, serving, silent
+from tests.gateway.promises import LEAVES, Call, House, KiB, Line, Probe, at_once, echoing, limits, raw, serving, silent
 
 WINDOW = HTTP2Config().initial_window
 FIRST = 65_535
@@ -196,13 +197,13 @@ async def test_streams_that_linger_leave_the_places_to_new_ones(streams: int, au
             assert machine(house, line).lingering == 0
             assert house.gateway.counts().exchanges == streams
             for call in calls:
-                await call.leave("reset")
+                await call.leave(Leave.STREAM)
             await house.still()
         assert house.endings == {"refused": 10 * streams, "cancelled-by-client": streams}
 
 
-@pytest.mark.parametrize("how", ["fin", "half-close", "rst", "goaway"])
-async def test_a_client_that_leaves_behind_its_answer_leaves_nothing(how: str, autojump_clock: Any) -> None:
+@pytest.mark.parametrize("how", [*LEAVES.values(), GoAway()], ids=[*LEAVES, "goaway"])
+async def test_a_client_that_leaves_behind_its_answer_leaves_nothing(how: Leave | GoAway, autojump_clock: Any) -> None:
     async with house_of() as house:
         call = await house.call("bidi", "brief")
         assert await call.next() == 0
@@ -219,7 +220,7 @@ async def test_the_clients_own_reset_behind_its_answer_is_not_leaving(autojump_c
         call = await house.call("bidi", "brief")
         await call.rest()
         with at_once():
-            await call.leave("reset")
+            await call.leave(Leave.STREAM)
             await house.still()
             assert machine(house, call.line).lingering == 0
             await works(house, call.line)

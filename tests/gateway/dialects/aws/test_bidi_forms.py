@@ -15,6 +15,7 @@ from gateway.config import BidiConfig, Config, ListenConfig, SageMakerConfig, We
 from gateway.config.problem import ConfigError
 from gateway.errors import TransportLost
 from gateway.gateway import Gateway
+from gateway.testing.stories.talk import Leave
 from models.errors import ModelError
 from models.messages import Part, PartKind
 from models.session import Session
@@ -416,7 +417,7 @@ async def test_parts_and_frames_are_one_to_one_and_a_split_character_stays_split
         await call.line.send(*sent)
         heard = [await call.line.event(1) for _ in sent]
         assert [(f.opcode, f.fin, bytes(f.data)) for f in heard] == [(f.opcode, f.fin, bytes(f.data)) for f in sent]
-        await call.leave("close")
+        await call.leave(Leave.STREAM)
 
 
 @pytest.mark.parametrize(
@@ -476,7 +477,7 @@ async def test_a_session_that_waits_for_a_slot_is_answered_in_the_end(autojump_c
         status, _, body = await house.ask(PATH, b"", ("content-type", GA), line=house.line("http2"))
         assert (status, trio.current_time() - began) == (503, 5)
         assert "bidi.session_timeout" in json.loads(body)["Message"]
-        await first.leave("rst")
+        await first.leave(Leave.RESET)
         await house.still()
 
 

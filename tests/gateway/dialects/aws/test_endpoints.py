@@ -12,6 +12,7 @@ from gateway.client.questions import bidirectional
 from gateway.config import BidiConfig, Config, EndpointConfig, VariantConfig
 from gateway.config.problem import ConfigError
 from gateway.gateway import Gateway
+from gateway.testing.stories.talk import Leave
 from models.messages import Part
 from models.session import Session
 from tests.gateway.promises import EventsCall, House, Over, Probe, raw, serving
@@ -92,7 +93,7 @@ async def test_bidi_takes_its_turn_with_the_others_and_says_who_answers(autojump
             while not call.status:
                 await call._step()
             given.append(call.headers[INVOKED.encode()].decode())
-            await call.leave("reset")
+            await call.leave(Leave.STREAM)
         assert Counter(given) == {"blue": 4, "green": 4}
 
 

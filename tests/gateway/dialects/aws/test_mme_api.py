@@ -13,6 +13,7 @@ import pytest
 import trio
 
 from gateway.config import Config, EndpointConfig, RepositoryConfig, SageMakerConfig
+from gateway.testing.stories.talk import Leave
 from models.adapt import spec_of
 from models.messages import Family, Part
 from models.session import Session
@@ -420,4 +421,4 @@ async def test_a_loaded_model_is_served_on_bidi_and_websocket_too(folders: Path)
                 await call.hush()  # type: ignore[attr-defined]
                 assert await call.rest() == ([], Over("complete"))
             else:
-                await call.leave("close")
+                await call.leave(Leave.STREAM)

@@ -11,6 +11,7 @@ import pytest
 
 from gateway.client.questions import bidirectional
 from gateway.config import Config
+from gateway.testing.stories.talk import Leave
 from models.messages import Part
 from models.session import Session
 from protocols.aws import bidi, sigv4
@@ -158,7 +159,7 @@ async def test_a_containers_routes_are_its_platforms_and_not_signed(autojump_clo
         assert (await house.ask("/models/probe/invoke", BODY))[0] == 200
         assert (await house.ask("/ping", method=b"GET"))[0] == 200
         call = await house.call("websocket")
-        await call.leave("close")
+        await call.leave(Leave.STREAM)
 
 
 async def test_without_credentials_nobody_looks(autojump_clock: Any) -> None:
@@ -310,4 +311,4 @@ async def test_two_streams_of_one_connection_have_a_chain_each(autojump_clock: A
                 await call.say()
                 assert await call.next() == number
         for call in calls:
-            await call.leave("reset")
+            await call.leave(Leave.STREAM)

@@ -11,6 +11,7 @@ import pytest
 import trio
 
 from gateway.client import post
+from gateway.testing.stories.talk import Leave
 from gateway.workers.statistics import ModelStatistics
 from models.adapt import spec_of
 from models.errors import ModelError
@@ -78,7 +79,7 @@ async def test_a_call_whose_client_leaves_is_one_that_was_cancelled(wire: str, a
     async with serving(probe.spec(wire), wire=wire) as house:
         call = await house.call(wire)
         await house.still()
-        await call.leave("rst")
+        await call.leave(Leave.RESET)
         await house.still()
         assert await counts(house) == (0, 1, 1)
         assert (await stats(house))["last_inference"] > 0
@@ -96,7 +97,7 @@ async def test_a_call_whose_model_raises_is_one_that_failed(wire: str, autojump_
         call = await house.call(wire)
         await house.still()
         assert await counts(house) == (0, 1, 0)
-        await call.leave("close" if WIRE[wire].transport == "websocket" else "rst")
+        await call.leave(Leave.STREAM if WIRE[wire].transport == "websocket" else Leave.RESET)
 
 
 # -- v2
@@ -172,10 +173,10 @@ async def test_who_leaves_the_queue_was_cancelled_and_who_finds_it_full_has_fail
         full = await house.call("v2-http1")
         assert (await full.rest())[1].code == "503"
         assert await counts(house) == (0, 1, 0)
-        await waiting.leave("rst")
+        await waiting.leave(Leave.RESET)
         await house.still()
         assert await counts(house) == (0, 2, 1)
-        await running.leave("rst")
+        await running.leave(Leave.RESET)
         await house.still()
         assert await counts(house) == (0, 3, 2)
 
