@@ -63,6 +63,11 @@ class SSEDecoder:
         """Stores bytes. Call `next_event` until NEED_DATA before storing more: that is what bounds the memory."""
         self._buffer += data
 
+    @property
+    def begun(self) -> bool:
+        """Whether an event, or a line, has begun and not ended: where the body ends here, it was cut off."""
+        return bool(self._data) or len(self._buffer) > self._at
+
     def next_event(self) -> ServerSentEvent | Signal:
         """The next event, or NEED_DATA."""
         if self._error is not None:

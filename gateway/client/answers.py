@@ -136,8 +136,8 @@ class CompletionAnswer(Answer):
         self.messages.append(_member(_document(self.body), "choices", 0, "message", "content"))
 
 
-class CompletionEventsAnswer(Answer):
-    """OpenAI's stream; a message is what a chunk adds."""
+class EventStreamAnswer(Answer):
+    """What the answers of server-sent events have in common: nothing comes behind the last, and none is cut off."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -148,20 +148,37 @@ class CompletionEventsAnswer(Answer):
         while isinstance(event := self._decoder.next_event(), ServerSentEvent):
             if self._last:
                 raise RemoteProtocolError("an event after the last")
-            self._last = event.data == b"[DONE]"
-            if not self._last:
-                self._chunk(_document(event.data))
+            self._event(event.data)
 
-    def _chunk(self, chunk: dict[str, Any]) -> None:
+    def _event(self, data: Buffer) -> None:
+        raise NotImplementedError
+
+    def _fail(self, words: str) -> None:
+        super()._fail(words)
+        self._last = True
+
+    def _finish(self) -> None:
+        if self._decoder.begun:
+            raise RemoteProtocolError("the stream ends in the middle of an event")
+
+
+class CompletionEventsAnswer(EventStreamAnswer):
+    """OpenAI's stream; a message is what a chunk adds."""
+
+    def _event(self, data: Buffer) -> None:
+        if data == b"[DONE]":
+            self._last = True
+            return
+        chunk = _document(data)
         if "error" in chunk:
             self._fail(_member(chunk, "error", "message"))
-            self._last = True
             return
         for choice in _member(chunk, "choices"):
             if content := _member(choice, "delta").get("content"):
                 self.messages.append(content)
 
     def _finish(self) -> None:
+        super()._finish()
         if not self._last:
             raise RemoteProtocolError("the stream ends without [DONE]")
 
@@ -183,26 +200,15 @@ class GenerateReplyAnswer(Answer):
         self.messages.append(_document(self.body))
 
 
-class GenerateEventsAnswer(Answer):
+class GenerateEventsAnswer(EventStreamAnswer):
     """v2's generate_stream; each message is an object."""
 
-    def __init__(self) -> None:
-        super().__init__()
-        self._events = SSEDecoder()
-
-    def _read(self, data: Buffer) -> None:
-        self._events.receive_data(data)
-        while isinstance(event := self._events.next_event(), ServerSentEvent):
-            if self.error:
-                raise RemoteProtocolError("a response after the failure")
-            document = _document(event.data)
-            if isinstance(error := document.get("error"), str):
-                self._fail(error)
-            else:
-                self.messages.append(document)
-
-    def _finish(self) -> None:
-        """Nothing marks its end but the body's."""
+    def _event(self, data: Buffer) -> None:
+        document = _document(data)
+        if isinstance(error := document.get("error"), str):
+            self._fail(error)
+        else:
+            self.messages.append(document)
 
 
 class InferAnswer(Answer):
@@ -212,28 +218,17 @@ class InferAnswer(Answer):
         self.messages.append(v2.decode_infer_reply(self.headers, self.body))
 
 
-class InferEventsAnswer(Answer):
+class InferEventsAnswer(EventStreamAnswer):
     """v2's infer_stream as server-sent events; a message is a `protocols.v2.V2Answer`."""
 
-    def __init__(self) -> None:
-        super().__init__()
-        self._events = SSEDecoder()
+    def _event(self, data: Buffer) -> None:
+        self._reply(data, None)
 
-    def _read(self, data: Buffer) -> None:
-        self._events.receive_data(data)
-        while isinstance(event := self._events.next_event(), ServerSentEvent):
-            self._reply(event.data)
-
-    def _reply(self, data: Buffer, header_length: int | None = None) -> None:
-        if self.error:
-            raise RemoteProtocolError("a response after the failure")
+    def _reply(self, data: Buffer, header_length: int | None) -> None:
         try:
             self.messages.append(v2.decode_streamed_reply(data, header_length))
         except v2.V2Error as e:
             self._fail(e.message)
-
-    def _finish(self) -> None:
-        """Nothing marks its end but the body's."""
 
 
 class InferFramesAnswer(InferEventsAnswer):
@@ -246,6 +241,8 @@ class InferFramesAnswer(InferEventsAnswer):
     def _read(self, data: Buffer) -> None:
         self._frames.receive_data(data)
         while isinstance(frame := self._frames.next_frame(), v2.V2Frame):
+            if self._last:
+                raise RemoteProtocolError("a frame after the last")
             self._reply(frame.body, frame.header_length)
 
     def _finish(self) -> None:

@@ -137,3 +137,13 @@ def test_need_data_is_what_an_unfinished_event_gives() -> None:
     decoder = SSEDecoder()
     decoder.receive_data(b"data: a\n")
     assert decoder.next_event() is NEED_DATA
+
+
+@pytest.mark.parametrize(
+    ("rest", "begun"), [(b"", False), (b"d", True), (b"data: x\n", True), (b": so\n", False), (b"\r", False)]
+)
+def test_a_decoder_knows_whether_its_body_may_end_here(rest: bytes, begun: bool) -> None:
+    decoder = SSEDecoder()
+    decoder.receive_data(b"data: whole\r\n\r\n" + rest)
+    assert len(drain(decoder)) == 1
+    assert decoder.begun == begun
