@@ -27,7 +27,8 @@ class Wire:
     name, windowed, peer, last_sent, pool = "http/1.1", False, "test", 0.0, None
     fields = staticmethod(dict)
 
-    def __init__(self, exclusive: bool, send_buffer: int, headers: Headers = ()) -> None:
+    def __init__(self, exclusive: bool, send_buffer: int, headers: Headers | None = ()) -> None:
+        """`headers` None: its answer has not begun."""
         self.exclusive = exclusive
         self.machine = HTTP1Connection(Role.SERVER, HTTP1Limits(send_buffer=send_buffer))
         self.machine.receive_data(b"GET / HTTP/1.1\r\nhost: a\r\n\r\n")
@@ -38,7 +39,8 @@ class Wire:
         self.now, self.asked, self.told = 0.0, 0, 0
         self.exchange = Exchange(self, self, request, "x", 0.0)  # type: ignore[arg-type]
         self.exchange.begin(trio.CancelScope(), Turn())
-        self.exchange.outbound.start(200, headers)
+        if headers is not None:
+            self.exchange.outbound.start(200, headers)
 
     def clock(self) -> float:
         return self.now
@@ -205,3 +207,24 @@ def test_pieces_that_are_longer_than_the_head_has_declared_show_where_something_
         act()
     assert wire.exchange.outbound.finishing is None, "another ending may be said"
     assert wire.write() == b"ab"
+
+
+@pytest.mark.parametrize("next", ["start", "respond"])
+def test_pieces_before_the_head_show_when_a_head_comes(next: str) -> None:
+    wire = Wire(True, 65536, None)
+    said(wire, b"a")
+    with pytest.raises(LocalProtocolError, match="needs a head first"):
+        getattr(wire.exchange.outbound, next)(200, [])
+
+
+async def test_a_message_that_waits_for_its_turn_waits_for_room_behind_the_pieces_too(autojump_clock: Any) -> None:
+    wire = Wire(True, 1000)
+    wire.write()
+    said(wire, b"x" * 600)
+    wire.now += 1.0
+    assert not wire.exchange.outbound.try_room(500), "its turn is over, so nobody has looked for room"
+    with trio.move_on_after(1) as scope:
+        await wire.exchange.outbound.wait_room(500)
+    assert scope.cancelled_caught
+    wire.write()
+    await wire.exchange.outbound.wait_room(500)

@@ -173,6 +173,35 @@ async def test_tokens_of_one_turn_leave_together_each_as_a_chunk(autojump_clock:
         assert writes[1].count(b'\r\n{"token"') == 3
 
 
+async def test_a_connection_holds_the_pieces_that_wait_too(autojump_clock: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    go, end = trio.Event(), trio.Event()
+
+    async def paused(exchange: Exchange) -> None:
+        exchange.outbound.start(200, [])
+        await go.wait()
+        for piece in (b"ab", b"cd"):
+            await exchange.outbound.wait_room(2)
+            exchange.outbound.push_piece(piece)
+        await end.wait()
+        exchange.outbound.finish()
+
+    async with serving() as house:
+        house.gateway.router.add(Row("GET", "/paused", paused))
+        house.line("http1").transport.try_send([wire_bytes("/paused")])
+        await house.still()
+        (connection,) = house.gateway.server.connections
+        assert connection.wire.held() == (0, 0)
+        with monkeypatch.context() as patch:
+            patch.setattr(Connection, "turn", lambda _: None)
+            go.set()
+            await house.still()
+            assert connection.wire.held() == (0, 4)
+        connection.turn()
+        assert connection.wire.held() == (0, 0)
+        end.set()
+        await house.still()
+
+
 async def test_pieces_that_are_longer_than_their_head_has_declared_end_the_connection_that_writes_them(
     autojump_clock: Any, caplog: pytest.LogCaptureFixture
 ) -> None:
