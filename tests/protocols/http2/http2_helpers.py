@@ -111,8 +111,15 @@ class ByHand:
 
     OPENING = (PREFACE, settings(), frame(Kind.SETTINGS, 0x1))
 
-    def __init__(self, limits: HTTP2Limits = DEFAULT, *, budget: ByteBudget | None = None, ready: bool = True) -> None:
-        self.server = HTTP2Connection(Role.SERVER, limits, budget=budget)
+    def __init__(
+        self,
+        limits: HTTP2Limits = DEFAULT,
+        *,
+        budget: ByteBudget | None = None,
+        ready: bool = True,
+        payload_path: bool = True,
+    ) -> None:
+        self.server = HTTP2Connection(Role.SERVER, limits, budget=budget, payload_path=payload_path)
         self.encoder = Encoder()
         self.decoder = Decoder()
         if ready:

@@ -15,7 +15,8 @@ from protocols.http2 import payload
 from protocols.http2.connection import HTTP2Connection
 from protocols.http2.payload import PayloadPath
 from protocols.roles import Role
-from tests.protocols.http2.http2_helpers import GET, POST, ByHand, Pair, data, output
+from tests.protocols.http2.http2_helpers import GET, POST, ByHand, Pair, data, frames, output
+from tests.protocols.http2.http2_helpers import settings as settings_frame
 from tests.protocols.http2.http2_paths import STRIDED, compare, sequences
 
 test_both_paths_do_the_same_with_the_same_bytes = settings(
@@ -40,6 +41,18 @@ def test_a_client_and_a_server_without_the_payload_path_understand_each_other() 
     assert pair.at_server[-1] == End(stream=1)
     assert pair.at_client[0] == Response(stream=1, status=200, headers=((b"x", b"y"),))
     assert sum(event.nbytes for event in pair.at_client if isinstance(event, Data)) == 50_000
+
+
+def test_the_table_of_a_library_path_becomes_smaller_where_the_peer_says_so_and_never_larger_than_it_begins() -> None:
+    client = ByHand(payload_path=False)
+    for stream, sizes, left in ((1, (2**31, 65_536), 4096), (3, (100, 2**20, 2000), 100), (5, (0,), 0)):
+        client.says(*(settings_frame({1: size}) for size in sizes), client.head(stream, GET, 1))
+        output(client.server)
+        client.server.send(Response(stream=stream, status=200, headers=((b"x", b"y"),)))
+        (head,) = frames(output(client.server))
+        client.decoder.max_allowed_table_size = sizes[-1]
+        assert list(client.decoder.decode(head.payload, raw=True)) == [(b":status", b"200"), (b"x", b"y")]
+        assert client.decoder.header_table_size == left
 
 
 WITHOUT = """
