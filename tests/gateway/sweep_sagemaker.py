@@ -16,7 +16,7 @@ import trio
 
 from gateway import client
 from gateway.client import Peer, questions
-from gateway.client.answers import Answer, EventsAnswer, LinesAnswer
+from gateway.client.answers import Answer, EventsAnswer
 from gateway.client.questions import Question
 from gateway.config import BidiConfig, EndpointConfig, RepositoryConfig, SigV4Config
 from gateway.containers.connection import ContainerLimits
@@ -44,6 +44,7 @@ from tests.gateway.sweep_scenarios import (
     VICTIM,
     Boom,
     HTTP2Line,
+    Lines,
     Scenario,
     Stage,
     Watched,
@@ -503,7 +504,7 @@ def _target(model: str) -> Headers:
 
 
 def _scenarios() -> list[Scenario]:
-    streamed_lines, streamed_parts = partial(WithinEvents, LinesAnswer), partial(WithinEvents, PartsAnswer)
+    streamed_lines, streamed_parts = partial(WithinEvents, Lines), partial(WithinEvents, PartsAnswer)
     at_any_path = replace(_SMALL, bidi=BidiConfig(default_model="m"))
     path, others = "/any/path.of/theirs", {"other": [30, 30], "memory": 2 * (_HTTP + 4000)}
     stream, invoke = "/endpoints/{}/invocations-response-stream", "/endpoints/{}/invocations"
@@ -513,7 +514,7 @@ def _scenarios() -> list[Scenario]:
         _unary("stream", stream, generate, streamed_lines),
         _unary("stream-h2", stream, answer, streamed_parts, http2=True),
         _unary("invoke", invoke, answer, PartsAnswer, cuts=True),
-        _unary("invoke-h2", invoke, generate, LinesAnswer, http2=True),
+        _unary("invoke-h2", invoke, generate, Lines, http2=True),
         _unary("container", "/models/{}/invoke", answer, PartsAnswer, cuts=True),
         _unary("container-h2", "/models/{}/invoke", answer, PartsAnswer, http2=True, cuts=True),
         _in_form("json"),

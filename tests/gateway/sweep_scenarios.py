@@ -7,7 +7,7 @@ from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, 
 from contextlib import asynccontextmanager, contextmanager, suppress
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import Any, Generic, TypeVar
+from typing import Any, Generic, TypeVar, final
 
 import msgspec
 import numpy as np
@@ -17,7 +17,7 @@ import trio.testing
 from gateway import client
 from gateway.catalog.repository import Repository
 from gateway.client import Peer, questions
-from gateway.client.answers import Answer, InferAnswer
+from gateway.client.answers import Answer, InferAnswer, LinesAnswer
 from gateway.client.questions import Question
 from gateway.config import BidiConfig, Config, HTTP2Config, LimitsConfig, ListenConfig
 from gateway.doorbell import Doorbell
@@ -594,11 +594,28 @@ async def pipelined(stage: Stage, *talks: Talk) -> None:
     transport.close()
 
 
+@final
+class Lines(LinesAnswer):
+    """LMI's lines in its own form, in which nothing is between them, and a failure has its token and its reason."""
+
+    def _read(self, data: Buffer) -> None:
+        text = bytes(self.body) + bytes(data)
+        assert not text.startswith(b"\n"), "an empty line"
+        assert b"\n\n" not in text, "an empty line"
+        super()._read(data)
+
+    def _line(self, line: dict[str, Any]) -> None:
+        failed = (line.get("details") or {}).get("finish_reason") == "error"
+        assert failed == ("error_msg" in line["token"]), line
+        super()._line(line)
+
+
 async def complete(
     where: Peer | HTTP2Line, talk: Talk, *, tokens: int = 6, pace: float = 0.0, chunked: int = 0, prompt: str = ""
 ) -> None:
     """An LMI request answered in jsonlines; `chunked` is the number of chunks of its body, 0 for a declared length."""
     question = questions.lmi(prompt or talk.name, talk.model, stream=True, max_new_tokens=tokens)
+    question = replace(question, answer=Lines)
     body = in_pieces(talk, question.body or b"", chunked or 1, (prompt or talk.name).encode())
     await ask(where, talk, replace(question, body=None) if chunked else question, body, pace=pace)
 

@@ -74,7 +74,7 @@ class Hearing:
             elif isinstance(message, bytes):
                 self.talk.hear(message)
             else:
-                self.talk.hear(message.outputs[0].elements.tobytes())
+                self.talk.hear(message["y"].elements.tobytes())
 
 
 async def viewed(reading: Callable[[], Awaitable[View]], broken: Broken) -> View:
