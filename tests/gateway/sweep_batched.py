@@ -87,9 +87,9 @@ def _tasks(rows: _Rows) -> Model:
 
 
 def _threads(rows: _Rows) -> Model:
-    def model(x: npt.NDArray[np.int32]) -> npt.NDArray[np.int32]:
+    def model(x: npt.NDArray[np.int32]) -> dict[str, npt.NDArray[np.int32]]:
         with rows.called(x):
-            return x + x
+            return {"y": x + x}
 
     return adapt(model)[0]
 

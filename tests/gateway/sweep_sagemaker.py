@@ -26,7 +26,6 @@ from gateway.net.transport import MemoryTransport, memory_pair
 from gateway.testing.stories.talk import Messages, Talk, fragment
 from models.errors import ModelError
 from models.messages import Family, Part
-from models.session import Session
 from models.spec import Model, ModelSpec
 from protocols.aws import bidi, sigv4
 from protocols.errors import LocalProtocolError, RemoteProtocolError
@@ -47,7 +46,7 @@ from tests.gateway.sweep_scenarios import (
     Lines,
     Scenario,
     Stage,
-    Watched,
+    Sweeping,
     ask,
     bidi_scenario,
     bidi_talk,
@@ -59,6 +58,7 @@ from tests.gateway.sweep_scenarios import (
     numbered,
     over_http1,
     over_http2,
+    played,
     state_of,
     together,
     websocket_scenario,
@@ -73,20 +73,15 @@ _HTTP = 4096 + 2048
 # -- models and what is made of their answers ------------------------------------------------------------------------
 
 
-def answer(stage: Stage) -> Model:
+@played
+async def answer(me: Sweeping[Part, Part]) -> None:
     """Takes the one part, and answers with parts of one size."""
-
-    async def model(session: Session[Part, Part]) -> None:
-        with stage.call(session.call.query) as talk:
-            me = Watched[Part, Part](stage, session, talk)
-            await me.receive()
-            for i in range(5):
-                if i % 2:
-                    await trio.sleep(0.0007)
-                await me.send(Part(data=b"%d" % i * _PART))
-            await trio.sleep(0.0011)
-
-    return model
+    await me.receive()
+    for i in range(5):
+        if i % 2:
+            await trio.sleep(0.0007)
+        await me.send(Part(data=b"%d" % i * _PART))
+    await trio.sleep(0.0011)
 
 
 @final

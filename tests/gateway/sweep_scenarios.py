@@ -7,7 +7,7 @@ from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, 
 from contextlib import asynccontextmanager, contextmanager, suppress
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import Any, Generic, TypeVar, final
+from typing import Any, final
 
 import msgspec
 import numpy as np
@@ -24,8 +24,10 @@ from gateway.doorbell import Doorbell
 from gateway.errors import TransportLost
 from gateway.net.tls_transport import TLSTransport
 from gateway.net.transport import MemoryTransport
+from gateway.testing.stories import models
 from gateway.testing.stories.clients import Body, Hearing, Socket, Streams, read_http1, viewed, write
-from gateway.testing.stories.talk import Talk, View, fragment, named
+from gateway.testing.stories.models import END, In, Out, Watched
+from gateway.testing.stories.talk import Talk, View, named
 from models.adapt import adapt
 from models.blocking import cancel_token
 from models.errors import ModelError
@@ -42,9 +44,6 @@ from protocols.roles import Role
 VICTIM, COMPANION, NEIGHBOUR, NEXT, FRESH = "victim", "companion", "neighbour", "next", "fresh"
 """Who is interrupted; who shares its connection; who has its own; who comes afterwards on the same connection, and on
 a new one."""
-
-In = TypeVar("In")
-Out = TypeVar("Out")
 
 
 class Boom(Exception):
@@ -108,39 +107,23 @@ class Stage:
                 raise
 
 
-class Watched(Generic[In, Out]):
-    """A session whose messages are remembered."""
+class Sweeping(Watched[In, Out]):
+    """A session whose model may raise before and after each message."""
 
-    def __init__(self, stage: Stage, session: Session[Any, Any], talk: Talk) -> None:
-        self._stage, self._session, self._talk = stage, session, talk
+    def __init__(self, session: Session[In, Out], talk: Talk, stage: Stage) -> None:
+        super().__init__(session, talk)
+        self.session, self.stage = session, stage
 
     async def receive(self) -> In:
-        self._stage.point(self._talk)
-        message: In = await self._session.receive()
-        self._talk.take(said(message))
-        self._stage.point(self._talk)
+        self.stage.point(self.talk)
+        message = await super().receive()
+        self.stage.point(self.talk)
         return message
 
     async def send(self, message: Out) -> None:
-        self._stage.point(self._talk)
-        await self._session.send(message)
-        self._talk.say(said(message))
-        self._stage.point(self._talk)
-
-
-def said(message: Any) -> bytes:
-    """The bytes by which a message is remembered."""
-    match message:
-        case Part():
-            return fragment(message.data, message.last)
-        case Prompt() | Token():
-            return message.text.encode()
-        case InferRequest():
-            return bytes(message["x"].tobytes())
-        case InferResponse():
-            return bytes(message.outputs[0].data.tobytes())
-        case _:
-            raise TypeError(message)
+        self.stage.point(self.talk)
+        await super().send(message)
+        self.stage.point(self.talk)
 
 
 # -- models --------------------------------------------------------------------------------------------------------
@@ -173,79 +156,60 @@ def serve(stage: Stage, scenario: Scenario) -> list[ModelSpec]:
     return [replace(calm, load=load, capacity=scenario.capacity), replace(other, capacity=scenario.capacity)]
 
 
-def echo(stage: Stage) -> Model:
-    """Says hello, sends every part back, says goodbye at the end of input or after the part `end`."""
+def played(act: Callable[[Sweeping[Any, Any]], Awaitable[None]]) -> Callable[[Stage], Model]:
+    """What makes a model of what it does in its session."""
 
-    async def model(session: Session[Part, Part]) -> None:
-        with stage.call(session.call.query) as talk:
-            me = Watched[Part, Part](stage, session, talk)
-            await me.send(Part(data=b"hello"))
-            try:
-                while True:
-                    part = await me.receive()
-                    await me.send(part)
-                    if part.data == b"end":
-                        break
-            except trio.EndOfChannel:
-                pass
-            await me.send(Part(data=b"goodbye", kind=PartKind.UTF8))
+    def model_of(stage: Stage) -> Model:
+        async def model(session: Session[Any, Any]) -> None:
+            with stage.call(session.call.query) as talk:
+                await act(Sweeping(session, talk, stage))
 
-    return model
+        return model
+
+    return model_of
 
 
-def both_ways(stage: Stage) -> Model:
+@played
+async def echo(me: Sweeping[Part, Part]) -> None:
+    """Sends every part back."""
+    await models.echo(me, goodbye=Part(data=b"goodbye", kind=PartKind.UTF8))
+
+
+@played
+async def both_ways(me: Sweeping[Part, Part]) -> None:
     """Reads in a task of its own while it writes."""
 
-    async def model(session: Session[Part, Part]) -> None:
-        with stage.call(session.call.query) as talk:
-            me = Watched[Part, Part](stage, session, talk)
+    async def listen() -> None:
+        try:
+            await models.listen(me)
+        except trio.Cancelled:
+            if me.stage.rude and me.talk.name == VICTIM:
+                raise Boom("rude listener") from None
+            raise
 
-            async def listen() -> None:
-                try:
-                    while (await me.receive()).data != b"end":
-                        pass
-                except trio.EndOfChannel:
-                    return
-                except trio.Cancelled:
-                    if stage.rude and talk.name == VICTIM:
-                        raise Boom("rude listener") from None
-                    raise
-
-            async with trio.open_nursery() as nursery:
-                nursery.start_soon(listen)
-                for i in range(5):
-                    await me.send(Part(data=b"tick %d" % i * 20))
-                    await trio.sleep(0.0013)
-
-    return model
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(listen)
+        for i in range(5):
+            await me.send(Part(data=b"tick %d" % i * 20))
+            await trio.sleep(0.0013)
 
 
-def early(stage: Stage) -> Model:
+@played
+async def early(me: Sweeping[Part, Part]) -> None:
     """Has enough after the first part."""
-
-    async def model(session: Session[Part, Part]) -> None:
-        with stage.call(session.call.query) as talk:
-            me = Watched[Part, Part](stage, session, talk)
-            await me.receive()
-            await me.send(Part(data=b"enough " * 300))
-
-    return model
+    await me.receive()
+    await me.send(Part(data=b"enough " * 300))
 
 
-def generate(stage: Stage) -> Model:
+@played
+async def generate(me: Sweeping[Prompt, Token]) -> None:
     """A few tokens, and some work after the last of them."""
-
-    async def model(session: Session[Prompt, Token]) -> None:
-        with stage.call(session.call.query) as talk:
-            me = Watched[Prompt, Token](stage, session, talk)
-            prompt = await me.receive()
-            for i in range(prompt.parameters.max_new_tokens):
-                if i % 3 == 1:
-                    await trio.sleep(0.0007)
-                await me.send(Token(text=f" {i}" * 20, id=i))
-            await trio.sleep(0.0021)
-
-    return model
+    prompt = await me.receive()
+    for i in range(prompt.parameters.max_new_tokens):
+        if i % 3 == 1:
+            await trio.sleep(0.0007)
+        await me.send(Token(text=f" {i}" * 20, id=i))
+    await trio.sleep(0.0021)
 
 
 def generate_in_threads(stage: Stage) -> Model:
@@ -263,31 +227,21 @@ def generate_in_threads(stage: Stage) -> Model:
     return adapt(model, family=Family.TEXT)[0]
 
 
-def double(stage: Stage) -> Model:
+@played
+async def double(me: Sweeping[InferRequest, InferResponse]) -> None:
     """x + x."""
-
-    async def model(session: Session[InferRequest, InferResponse]) -> None:
-        with stage.call(session.call.query) as talk:
-            me = Watched[InferRequest, InferResponse](stage, session, talk)
-            x = (await me.receive())["x"]
-            await trio.sleep(0.0011)
-            await me.send(InferResponse(outputs=[Tensor(name="y", data=x + x)]))
-
-    return model
+    x = (await me.receive())["x"]
+    await trio.sleep(0.0011)
+    await me.send(InferResponse(outputs=[Tensor(name="y", data=x + x)]))
 
 
-def double_at_once(stage: Stage) -> Model:
+@played
+async def double_at_once(me: Sweeping[InferRequest, InferResponse]) -> None:
     """x + x, without waiting but for the slow: a request that is there whole is answered in the step that found it."""
-
-    async def model(session: Session[InferRequest, InferResponse]) -> None:
-        with stage.call(session.call.query) as talk:
-            me = Watched[InferRequest, InferResponse](stage, session, talk)
-            x = (await me.receive())["x"]
-            if talk.name.endswith("slow"):
-                await trio.sleep(0.0011)
-            await me.send(InferResponse(outputs=[Tensor(name="y", data=x + x)]))
-
-    return model
+    x = (await me.receive())["x"]
+    if me.talk.name.endswith("slow"):
+        await trio.sleep(0.0011)
+    await me.send(InferResponse(outputs=[Tensor(name="y", data=x + x)]))
 
 
 # -- clients -------------------------------------------------------------------------------------------------------
@@ -769,7 +723,7 @@ def websocket_scenario(
     async def converse(stage: Stage, talk: Talk, sizes: Sequence[int], **how: Any) -> None:
         parts = numbered(talk.name, sizes)
         if not ends or not parts:
-            parts.append((b"part" if ends else b"end", True))
+            parts.append((b"part" if ends else END, True))
         await over_websocket(stage, talk, parts, path="" if talk.name == NEIGHBOUR else path, ends=ends, **how)
 
     async def play(stage: Stage) -> None:

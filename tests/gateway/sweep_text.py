@@ -24,7 +24,6 @@ from models.blocking import cancel_token
 from models.chat import ChatMessage
 from models.formatters import Input, TextGenerationOutput, TextInput
 from models.messages import Family, Finish, FinishReason, Part, Prompt, Token, TopToken
-from models.session import Session
 from models.spec import ModelSpec
 from protocols.events import Buffer, Headers
 from protocols.lmi.response import parse_stream_line
@@ -40,13 +39,14 @@ from tests.gateway.sweep_scenarios import (
     HTTP2Line,
     Scenario,
     Stage,
-    Watched,
+    Sweeping,
     ask,
     bidi_talk,
     in_pieces,
     over_http1,
     over_http2,
     over_websocket,
+    played,
     together,
 )
 
@@ -177,36 +177,32 @@ def function(stage: Stage) -> Callable[..., Any]:
     return model
 
 
-def session(stage: Stage) -> Callable[..., Any]:
+@played
+async def session(me: Sweeping[Prompt, Token | Finish]) -> None:
     """As many sequences as are asked for, in turn. Others than the first are a word shorter, which they say."""
-
-    async def model(session: Session[Prompt, Token | Finish]) -> None:
-        with stage.call(session.call.query) as talk:
-            if talk.begun > talk.calls - (talk.kept is _bare):
-                return  # a prompt that is not taken ends the session
-            me = Watched[Prompt, Token | Finish](stage, session, talk)
-            prompt = await me.receive()
-            session.prompt_tokens = 3
-            strand, asked = prompt.text.partition(".")[0], prompt.parameters
-            most = min(asked.max_new_tokens, _most(strand))
-            for number in range(most):
-                if number % 3 == 1:
-                    await trio.sleep(0.0007)
-                for sequence in range(asked.n):
-                    if sequence and number + 1 == most:
-                        await session.send(Finish(reason=FinishReason.EOS_TOKEN, sequence=sequence))
-                        continue
-                    top = (TopToken(text=" top"),) * asked.top_n_tokens
-                    word = Token(text=_word(f"{strand}/{sequence}", number), id=number, top=top, sequence=sequence)
-                    try:
-                        await me.send(word)
-                    except trio.ClosedResourceError:
-                        talk.say(b"what nobody wanted")  # though nobody has more words than were asked for
-                        raise
-            await trio.sleep(0.0011)
-            _over(talk)
-
-    return model
+    talk = me.talk
+    if talk.begun > talk.calls - (talk.kept is _bare):
+        return  # a prompt that is not taken ends the session
+    prompt = await me.receive()
+    me.session.prompt_tokens = 3
+    strand, asked = prompt.text.partition(".")[0], prompt.parameters
+    most = min(asked.max_new_tokens, _most(strand))
+    for number in range(most):
+        if number % 3 == 1:
+            await trio.sleep(0.0007)
+        for sequence in range(asked.n):
+            if sequence and number + 1 == most:
+                await me.session.send(Finish(reason=FinishReason.EOS_TOKEN, sequence=sequence))
+                continue
+            top = (TopToken(text=" top"),) * asked.top_n_tokens
+            word = Token(text=_word(f"{strand}/{sequence}", number), id=number, top=top, sequence=sequence)
+            try:
+                await me.send(word)
+            except trio.ClosedResourceError:
+                talk.say(b"what nobody wanted")  # though nobody has more words than were asked for
+                raise
+    await trio.sleep(0.0011)
+    _over(talk)
 
 
 def parts(stage: Stage) -> Callable[..., Any]:
@@ -462,6 +458,8 @@ def _write(stage: Stage, output: TextGenerationOutput) -> str:
 def _serving(kind: Kind, formatted: int) -> Callable[[Stage], Callable[[str], ModelSpec]]:
     def served(stage: Stage) -> Callable[[str], ModelSpec]:
         fields: dict[str, Any] = {"chat_template": partial(_chat, stage)}
+        if kind is session:
+            fields["family"] = Family.TEXT
         if formatted:
             fields |= {"input_formatter": partial(_read, stage, formatted), "output_formatter": partial(_write, stage)}
         return lambda name: spec_of(kind(stage), name, **fields)

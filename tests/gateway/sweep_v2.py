@@ -28,12 +28,13 @@ from tests.gateway.sweep_scenarios import (
     HTTP2Line,
     Scenario,
     Stage,
-    Watched,
+    Sweeping,
     ask,
     in_pieces,
     on_socket,
     over_http1,
     over_http2,
+    played,
     tensor_of,
     together,
 )
@@ -45,20 +46,15 @@ _ROWS, _ROW = 8, 300
 # -- models and what is made of their answers ------------------------------------------------------------------------
 
 
-def repeat(stage: Stage) -> Model:
+@played
+async def repeat(me: Sweeping[InferRequest, InferResponse]) -> None:
     """Says x five times."""
-
-    async def model(session: Session[InferRequest, InferResponse]) -> None:
-        with stage.call(session.call.query) as talk:
-            me = Watched[InferRequest, InferResponse](stage, session, talk)
-            x = (await me.receive())["x"]
-            for number in range(5):
-                if number % 2:
-                    await trio.sleep(0.0007)
-                await me.send(InferResponse(outputs=[Tensor(name="y", data=x + number)]))
-            await trio.sleep(0.0011)
-
-    return model
+    x = (await me.receive())["x"]
+    for number in range(5):
+        if number % 2:
+            await trio.sleep(0.0007)
+        await me.send(InferResponse(outputs=[Tensor(name="y", data=x + number)]))
+    await trio.sleep(0.0011)
 
 
 def row_by_row(stage: Stage) -> Callable[[str], ModelSpec]:
@@ -86,17 +82,12 @@ def row_by_row(stage: Stage) -> Callable[[str], ModelSpec]:
     return lambda name: ModelSpec(name=name, family=Family.TENSOR, load=load, pieces=True)
 
 
-def converse(stage: Stage) -> Model:
+@played
+async def converse(me: Sweeping[InferRequest, InferResponse]) -> None:
     """Says each x twice, until one is empty."""
-
-    async def model(session: Session[InferRequest, InferResponse]) -> None:
-        with stage.call(session.call.query) as talk:
-            me = Watched[InferRequest, InferResponse](stage, session, talk)
-            while (x := (await me.receive())["x"]).size:
-                await me.send(InferResponse(outputs=[Tensor(name="y", data=x)]))
-                await me.send(InferResponse(outputs=[Tensor(name="y", data=x)]))
-
-    return model
+    while (x := (await me.receive())["x"]).size:
+        for _ in range(2):
+            await me.send(InferResponse(outputs=[Tensor(name="y", data=x)]))
 
 
 @final

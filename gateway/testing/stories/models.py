@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
-from typing import Any, final
+from typing import Any, Generic, TypeVar, final
 
 import numpy as np
 import trio
@@ -19,6 +20,9 @@ from models.blocking import cancel_token
 from models.messages import Family, InferRequest, InferResponse, Part, Prompt, Tensor, Token
 from models.session import Call, Session
 from models.spec import ModelSpec
+
+In = TypeVar("In")
+Out = TypeVar("Out")
 
 END = b"end"
 """The last part of a duplex client: its model ends the call."""
@@ -80,6 +84,71 @@ class PlannedTalk(Talk):
         self.heard.add(message)
 
 
+def said(talk: Talk, message: Any) -> bytes:
+    """The bytes by which a message is remembered."""
+    match message:
+        case Part():
+            return talk.kept(message.data, message.last)
+        case Prompt() | Token():
+            return message.text.encode()
+        case InferRequest():
+            return bytes(message["x"].tobytes())
+        case InferResponse():
+            return bytes(message.outputs[0].data.tobytes())
+        case _:
+            raise TypeError(message)
+
+
+class Watched(Generic[In, Out]):
+    """A model's session, whose messages its talk remembers."""
+
+    def __init__(self, session: Session[In, Out], talk: Talk) -> None:
+        self._session, self.talk = session, talk
+
+    async def receive(self) -> In:
+        message = await self._session.receive()
+        self.talk.take(said(self.talk, message))
+        return message
+
+    async def send(self, message: Out) -> None:
+        await self._session.send(message)
+        self.talk.say(said(self.talk, message))
+
+
+async def echo(me: Watched[Part, Part], *more: Part, goodbye: Part) -> None:
+    """Says hello and more, sends every part back, says goodbye at the end of input or after the part `end`."""
+    for part in (Part(data=b"hello"), *more):
+        await me.send(part)
+    with suppress(trio.EndOfChannel):
+        while True:
+            part = await me.receive()
+            await me.send(part)
+            if part.data == END:
+                break
+    await me.send(goodbye)
+
+
+async def listen(me: Watched[Part, Part]) -> None:
+    """Reads to the end of input, or to the part `end`."""
+    with suppress(trio.EndOfChannel):
+        while (await me.receive()).data != END:
+            pass
+
+
+@final
+class Thinking(Watched[In, Out]):
+    """A session of a planned talk: its model thinks before it says anything."""
+
+    def __init__(self, session: Session[In, Out], talk: PlannedTalk) -> None:
+        super().__init__(session, talk)
+        self.plan = talk.plan
+
+    async def send(self, message: Out) -> None:
+        if self.plan.think:
+            await trio.sleep(self.plan.think)
+        await super().send(message)
+
+
 @final
 class Cast:
     """The calls of one run by name, and the models that answer them."""
@@ -117,13 +186,10 @@ class Cast:
         return talk.plan.faults if talk is not None else None
 
     async def _text(self, session: Session[Prompt, Token]) -> None:
-        talk = self._called(session)
-        with talk.call():
-            talk.take((await session.receive()).text.encode())
-            for number, text in enumerate(_numbered(talk.plan)):
-                await _think(talk)
-                await session.send(Token(text=text, id=number))
-                talk.say(text.encode())
+        with self._called(session) as me:
+            await me.receive()
+            for number, text in enumerate(_numbered(me.plan)):
+                await me.send(Token(text=text, id=number))
 
     def _threads(self, prompt: Prompt) -> Iterator[str]:
         talk = self.talks[prompt.text.removeprefix(CHAT[0]).removesuffix(CHAT[1])]
@@ -135,56 +201,29 @@ class Cast:
                 yield text
 
     async def _tensor(self, session: Session[InferRequest, InferResponse]) -> None:
-        talk = self._called(session)
-        with talk.call():
-            x = (await session.receive())["x"]
-            talk.take(x.tobytes())
-            for number in range(talk.plan.form.tensors or talk.plan.messages):
-                await _think(talk)
+        with self._called(session) as me:
+            x = (await me.receive())["x"]
+            for number in range(me.plan.form.tensors or me.plan.messages):
                 y = np.arange(len(x), dtype=np.int32) + 1_000_000 * number
-                await session.send(InferResponse(outputs=[Tensor(name="y", data=y)]))
-                talk.say(y.tobytes())
+                await me.send(InferResponse(outputs=[Tensor(name="y", data=y)]))
 
     async def _parts(self, session: Session[Part, Part]) -> None:
-        talk = self._called(session)
-        with talk.call():
-            if talk.plan.both:
+        with self._called(session) as me:
+            numbered = [Part(data=text.encode()) for text in _numbered(me.plan)]
+            if me.plan.both:
                 async with trio.open_nursery() as nursery:
-                    nursery.start_soon(self._listen, session, talk)
-                    for text in _numbered(talk.plan):
-                        await _say(session, talk, text.encode())
+                    nursery.start_soon(listen, me)
+                    for part in numbered:
+                        await me.send(part)
             else:
-                await _say(session, talk, b"hello")
-                for text in _numbered(talk.plan) if not talk.plan.form.duplex else ():
-                    await _say(session, talk, text.encode())
-                async for part in session:
-                    talk.take(talk.kept(part.data, part.last))
-                    await _say(session, talk, bytes(part.data), part.last)
-                    if part.data == END:
-                        break
-                await _say(session, talk, b"goodbye")
+                await echo(me, *([] if me.plan.form.duplex else numbered), goodbye=Part(data=b"goodbye"))
 
-    async def _listen(self, session: Session[Part, Part], talk: PlannedTalk) -> None:
-        async for part in session:
-            talk.take(talk.kept(part.data, part.last))
-            if part.data == END:
-                break
-
-    def _called(self, session: Session[Any, Any]) -> PlannedTalk:
+    @contextmanager
+    def _called(self, session: Session[In, Out]) -> Iterator[Thinking[In, Out]]:
         talk = self.named(session.call.query)
         assert talk is not None, f"a call without a name: {session.call.query}"
-        return talk
-
-
-async def _say(session: Session[Part, Part], talk: PlannedTalk, data: bytes, last: bool = True) -> None:
-    await _think(talk)
-    await session.send(Part(data=data, last=last))
-    talk.say(talk.kept(data, last))
-
-
-async def _think(talk: PlannedTalk) -> None:
-    if talk.plan.think:
-        await trio.sleep(talk.plan.think)
+        with talk.call():
+            yield Thinking(session, talk)
 
 
 def _numbered(plan: TalkPlan) -> Iterator[str]:
