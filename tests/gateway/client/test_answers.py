@@ -11,8 +11,10 @@ import pytest
 
 from gateway.client.answers import (
     Answer,
+    CompletionAnswer,
     CompletionEventsAnswer,
     EventsAnswer,
+    GeneratedAnswer,
     GenerateEventsAnswer,
     InferEventsAnswer,
     InferFramesAnswer,
@@ -85,6 +87,16 @@ def test_a_message_and_the_last_are_a_whole_answer_and_an_error_without_words_is
 
 
 @each
+@pytest.mark.parametrize("step", [1, 7])
+def test_it_is_the_same_answer_in_pieces_of_any_size(name: str, step: int) -> None:
+    kind, message, last = ENDS[name]
+    body = message + last
+    answer = begun(kind, *(body[at : at + step] for at in range(0, len(body), step)))
+    answer.end()
+    assert (len(answer.messages), answer.over, answer.complete) == (1, True, "error" not in name)
+
+
+@each
 def test_nothing_comes_behind_the_last(name: str) -> None:
     kind, message, last = ENDS[name]
     for more in (message, last):
@@ -108,6 +120,15 @@ def test_an_answer_that_has_a_last_message_is_not_whole_without_it(name: str) ->
     kind, message, _ = ENDS[name]
     answer = begun(kind, message)
     with pytest.raises(RemoteProtocolError, match="ends without"):
+        answer.end()
+
+
+@pytest.mark.parametrize(
+    ("kind", "body"), [(GeneratedAnswer, b'{"generated_text": "on'), (CompletionAnswer, b'{"choices": []}')]
+)
+def test_a_document_that_is_cut_off_or_lacks_its_text_is_not_taken(kind: Callable[[], Answer], body: bytes) -> None:
+    answer = begun(kind, body)
+    with pytest.raises(RemoteProtocolError):
         answer.end()
 
 
