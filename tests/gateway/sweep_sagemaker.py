@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import base64
 import json
 import tempfile
 import time
@@ -16,7 +15,7 @@ import trio
 
 from gateway import client
 from gateway.client import Peer, questions
-from gateway.client.answers import Answer, EventsAnswer
+from gateway.client.answers import Answer
 from gateway.client.questions import Question
 from gateway.config import BidiConfig, EndpointConfig, RepositoryConfig, SigV4Config
 from gateway.containers.connection import ContainerLimits
@@ -34,6 +33,7 @@ from protocols.http1.connection import HTTP1Connection
 from protocols.roles import Role
 from protocols.websocket.connection import WebSocketConnection
 from protocols.websocket.handshake import END_OF_INPUT, accept_headers, end_of_input
+from tests.gateway.sagemaker_answers import LiteralAnswer, WithinEvents
 from tests.gateway.sweep_scenarios import (
     _SMALL,
     _STREAM,
@@ -96,57 +96,6 @@ class PartsAnswer(Answer):
 
     def _finish(self) -> None:
         assert not self.body, "half a part"
-
-
-@final
-class WithinEvents(Answer):
-    """A response stream: another answer's body in its parts."""
-
-    def __init__(self, inner: Callable[[], Answer]) -> None:
-        super().__init__()
-        self._events, self._inner = EventsAnswer(), inner()
-        self.messages = self._inner.messages
-
-    def head(self, response: Response) -> None:
-        for answer in (self._events, self._inner):
-            answer.head(response)
-        super().head(response)
-
-    def _read(self, data: Buffer) -> None:
-        self._events.feed(data)
-        self._pull()
-
-    def _pull(self) -> None:
-        for part in self._events.messages:
-            self._inner.feed(part)
-        self._events.messages.clear()
-
-    def _finish(self) -> None:
-        self._events.end()
-        self._pull()
-        if not self._events.error:
-            self._inner.end()
-        self.error = self._events.error or self._inner.error
-
-
-@final
-class LiteralAnswer(EventsAnswer):
-    """The literal JSON form."""
-
-    def _read(self, data: Buffer) -> None:
-        self.body += data
-        while (at := self.body.find(b"\n")) >= 0:
-            ((kind, members),) = json.loads(self.body[:at]).items()
-            del self.body[: at + 1]
-            assert not self.error, "an object after the failure"
-            if kind == "PayloadPart":
-                self.messages.append(base64.b64decode(members["Bytes"]))
-                self.states.append(bidi.Completion(members["CompletionState"]))
-            else:
-                self.error = kind
-
-    def _finish(self) -> None:
-        assert not self.body, "half an object"
 
 
 # -- one request, one body -------------------------------------------------------------------------------------------
@@ -299,12 +248,17 @@ async def _invocation(stage: Stage, peer: Peer, request: Request) -> None:
             pass
 
 
-async def _container_echo(stage: Stage, peer: Peer, request: Request) -> None:
-    await peer.send(Response(stream=1, status=101, headers=accept_headers(request)))
+async def _upgraded(peer: Peer, request: Request, *fields: tuple[bytes, bytes]) -> tuple[Peer, WebSocketConnection]:
+    """The WebSocket that the request asks for."""
+    await peer.send(Response(stream=1, status=101, headers=[*accept_headers(request), *fields]))
     assert isinstance(peer.machine, HTTP1Connection)
     machine = WebSocketConnection(Role.SERVER)
     machine.receive_data(peer.machine.switch())
-    peer = Peer(peer.transport, machine)
+    return Peer(peer.transport, machine), machine
+
+
+async def _container_echo(stage: Stage, peer: Peer, request: Request) -> None:
+    peer, machine = await _upgraded(peer, request)
     with stage.call(request.target.partition(b"?")[2].decode()) as talk:
         while True:
             match await peer.next_event():
@@ -329,11 +283,7 @@ async def _late_answer(stage: Stage, peer: Peer, request: Request) -> None:
     """A container that is told the end of the input, and only then answers, one frame after the other, after a while."""
     end = end_of_input(request.headers)
     assert end is not None
-    await peer.send(Response(stream=1, status=101, headers=[*accept_headers(request), (END_OF_INPUT, end)]))
-    assert isinstance(peer.machine, HTTP1Connection)
-    machine = WebSocketConnection(Role.SERVER)
-    machine.receive_data(peer.machine.switch())
-    peer = Peer(peer.transport, machine)
+    peer, machine = await _upgraded(peer, request, (END_OF_INPUT, end))
     with stage.call(request.target.partition(b"?")[2].decode()) as talk:
         frames: list[Frame] = []
         while not isinstance(event := await peer.next_event(), Close | ConnectionEnd):

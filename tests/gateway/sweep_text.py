@@ -28,7 +28,8 @@ from models.spec import ModelSpec
 from protocols.events import Buffer, Headers
 from protocols.lmi.response import parse_stream_line
 from protocols.sse import ServerSentEvent, SSEDecoder
-from tests.gateway.sweep_sagemaker import _HTTP, WithinEvents
+from tests.gateway.sagemaker_answers import WithinEvents
+from tests.gateway.sweep_sagemaker import _HTTP
 from tests.gateway.sweep_scenarios import (
     _SMALL,
     _STREAM,
@@ -73,11 +74,16 @@ def _words(text: str) -> list[bytes]:
     return [word.encode() for word in found]
 
 
+def _whose(prompt: str) -> str:
+    """The talk that asks it."""
+    return prompt.partition(".")[2].partition(" ")[0]
+
+
 @contextmanager
 def _asked(stage: Stage, prompt: Prompt) -> Iterator[tuple[Talk, list[str]]]:
     """A call for one prompt: whose it is, by the prompt itself, as functions see nothing else; and the words to say."""
-    strand, _, rest = prompt.text.partition(".")
-    with stage.call(f"talk={rest.partition(' ')[0]}") as talk:
+    strand = prompt.text.partition(".")[0]
+    with stage.call(f"talk={_whose(prompt.text)}") as talk:
         stage.point(talk)
         talk.take(prompt.text.encode())
         yield talk, [_word(f"{strand}/0", number) for number in range(min(prompt.parameters.max_new_tokens, _most(strand)))]
@@ -121,7 +127,7 @@ def counted(stage: Stage) -> Callable[..., Any]:
                 yield Token(text="", data=word.encode())
 
     def count_tokens(text: str) -> int:
-        stage.point(stage.talks[text.partition(".")[2].partition(" ")[0]])
+        stage.point(stage.talks[_whose(text)])
         return len(text.split())
 
     model.count_tokens = count_tokens  # type: ignore[attr-defined]
@@ -222,7 +228,7 @@ def endless(stage: Stage) -> Callable[..., Any]:
     """As many words as are asked for, without a pause: only its client stops it."""
 
     async def model(prompt: Prompt) -> AsyncIterator[str]:
-        with stage.call(f"talk={prompt.text.partition('.')[2].partition(' ')[0]}") as talk:
+        with stage.call(f"talk={_whose(prompt.text)}") as talk:
             talk.take(prompt.text.encode())
             for number in range(prompt.parameters.max_new_tokens):
                 stage.point(talk)
@@ -237,9 +243,9 @@ def careless(stage: Stage) -> Callable[..., Any]:
     """Says words for ever, whatever was asked for, of which two come before a stop sequence. The wanted ones are said."""
 
     async def model(prompt: Prompt) -> AsyncIterator[str]:
-        strand, _, rest = prompt.text.partition(".")
+        strand = prompt.text.partition(".")[0]
         wanted = 2 if prompt.parameters.stop_sequences else prompt.parameters.max_new_tokens
-        with stage.call(f"talk={rest.partition(' ')[0]}") as talk:
+        with stage.call(f"talk={_whose(prompt.text)}") as talk:
             talk.take(prompt.text.encode())
             for number in itertools.count():
                 if number % 3 == 1:
@@ -437,20 +443,20 @@ class WrittenLines(_Lines):
 def _chat(stage: Stage, messages: Sequence[ChatMessage]) -> str:
     """The prompt is the last message's."""
     prompt = messages[-1].content
-    stage.point(stage.talks[prompt.partition(".")[2].partition(" ")[0]])
+    stage.point(stage.talks[_whose(prompt)])
     return prompt
 
 
 def _read(stage: Stage, tokens: int, item: Input, **more: Any) -> TextInput:
     """The body is the prompt."""
     prompt = item.as_text()
-    stage.point(stage.talks[prompt.partition(".")[2].partition(" ")[0]])
+    stage.point(stage.talks[_whose(prompt)])
     return TextInput(prompt, {"max_new_tokens": tokens})
 
 
 def _write(stage: Stage, output: TextGenerationOutput) -> str:
     """Each word on a line, the first after "<" and the last before ">"."""
-    stage.point(stage.talks[output.input.input_text.partition(".")[2].partition(" ")[0]])
+    stage.point(stage.talks[_whose(output.input.input_text)])
     token, first, last = output.sequences[output.best_sequence_index].get_next_token()
     return f"{'<' if first else ''}{token.text}{'>' if last else ''}\n"
 
