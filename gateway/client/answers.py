@@ -166,10 +166,11 @@ class CompletionEventsAnswer(EventStreamAnswer):
     """OpenAI's stream; a message is what a chunk adds."""
 
     def _event(self, data: Buffer) -> None:
-        if data == b"[DONE]":
-            self._last = True
-            return
-        chunk = _document(data)
+        self._last = data == b"[DONE]"
+        if not self._last:
+            self._chunk(_document(data))
+
+    def _chunk(self, chunk: dict[str, Any]) -> None:
         if "error" in chunk:
             self._fail(_member(chunk, "error", "message"))
             return

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import base64
 import functools
 import itertools
 import json
@@ -12,6 +11,7 @@ from collections import deque
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from contextlib import AsyncExitStack, asynccontextmanager, contextmanager
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -20,7 +20,7 @@ from trio.testing import wait_all_tasks_blocked
 
 from gateway import client
 from gateway.client import Peer, Question, questions
-from gateway.client.answers import Answer, EventsAnswer
+from gateway.client.answers import Answer
 from gateway.config import Config, LimitsConfig, SigV4Config
 from gateway.containers.connection import ContainerLimits
 from gateway.containers.model import container_spec
@@ -54,6 +54,7 @@ from protocols.events import (
 )
 from protocols.http2.frames import Kind
 from tests.gateway import ways
+from tests.gateway.sagemaker_answers import LiteralAnswer, WithinEvents
 
 KiB = 1024
 PAYLOAD = 1000
@@ -134,7 +135,7 @@ class Wire:
         if self.carries is None:
             return question
         through = questions.invoke(model, question.body or b"", stream=self.form is Form.STREAM)
-        answer = question.answer if through.answer is not EventsAnswer else in_events(question.answer)
+        answer = partial(WithinEvents, question.answer) if self.form is Form.STREAM else question.answer
         return replace(through, headers=question.headers, answer=answer)
 
     def expected(self, *, lost: bool = False) -> tuple[str, str]:
@@ -169,7 +170,7 @@ def asked(form: Form, model: str, upto: int | None = None) -> Question:
             return questions.infer(inputs, model, binary=form is Form.INFER_FRAMES, stream=form.streams)
         case Form.INVOKE | Form.STREAM:
             question = questions.invoke(model, b"00000000", "application/octet-stream", stream=form is Form.STREAM)
-            return replace(question, answer=NumberedAnswer if form is Form.INVOKE else in_events(NumberedAnswer))
+            return replace(question, answer=NumberedAnswer if form is Form.INVOKE else partial(WithinEvents, NumberedAnswer))
         case Form.SOCKET:
             return _posted(f"/models/{model}/invocations-bidirectional-stream")
         case _:
@@ -191,63 +192,6 @@ class NumberedAnswer(Answer):
 
     def _finish(self) -> None:
         assert not self.body, "half a message"
-
-
-class ObjectsAnswer(Answer):
-    """The seed's JSON form as it stands: a run of objects, each on a line."""
-
-    failure: bidi.StreamFailure | None = None
-
-    def _read(self, data: Buffer) -> None:
-        self.body += data
-        while (at := self.body.find(b"\n")) >= 0:
-            ((kind, members),) = json.loads(self.body[:at]).items()
-            del self.body[: at + 1]
-            assert self.failure is None, "a line after the last"
-            if kind == "PayloadPart":
-                self.messages.append(base64.b64decode(members["Bytes"]))
-            else:
-                self.failure, self.error = bidi.StreamFailure(exception_type=kind, message=members["Message"]), kind
-
-    def _finish(self) -> None:
-        assert not self.body, "half an object"
-
-
-class InEvents(EventsAnswer):
-    """The response stream, and the answer of another form that its parts carry. A failure in band cuts that one off."""
-
-    carried: type[Answer]
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.inside = self.carried()
-
-    def head(self, response: Response) -> None:
-        super().head(response)
-        self.inside.head(response)
-
-    def _pull(self) -> None:
-        super()._pull()
-        for part in self.messages:
-            self.inside.feed(part)
-        self._take()
-
-    def _finish(self) -> None:
-        super()._finish()
-        if self.failure is None:
-            self.inside.end()
-            self._take()
-            self.error, self.body = self.inside.error, self.inside.body
-
-    def _take(self) -> None:
-        self.messages[:] = self.inside.messages
-        self.inside.messages.clear()
-
-
-@functools.cache
-def in_events(carried: type[Answer]) -> type[Answer]:
-    """The answer of another form in the parts of the response stream."""
-    return type(f"{carried.__name__}InEvents", (InEvents,), {"carried": carried})
 
 
 def _both(name: str, form: Form, **about: Any) -> dict[str, Wire]:
@@ -278,7 +222,7 @@ WIRE: dict[str, Wire] = {
         asks=lambda model: replace(
             questions.bidirectional(model),
             headers=[(b"content-type", bidi.JSON_CONTENT_TYPE.encode())],
-            answer=ObjectsAnswer,
+            answer=LiteralAnswer,
         ),
     ),
     "bidi-signed": _BIDI,
