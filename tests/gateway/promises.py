@@ -259,11 +259,6 @@ PADDING = 64
 """The most of a padded wire's part."""
 
 
-def family_of(wire: str) -> Family:
-    """The family that a wire's dialect speaks."""
-    return WIRE[wire].family
-
-
 @functools.cache
 def _credentials() -> Any:
     """A file of one key, which lasts as long as the tests."""
@@ -408,15 +403,18 @@ class House:
     def line(self, kind: str) -> Line:
         """A new client connection, "http1" or "http2"."""
         transport = Tap(self.memory.connect())
-        peer = client.http1(transport) if kind == "http1" else client.http2(transport)
-        return self._keep(Line(peer, transport))
+        return self._keep(Line(client.http1(transport) if kind == "http1" else client.http2(transport), transport))
+
+    async def socket(self, path: str) -> Line:
+        """A new WebSocket."""
+        transport = Tap(self.memory.connect())
+        return self._keep(Line(await client.websocket(transport, path), transport))
 
     async def call(self, wire: str, model: str = "probe", line: Line | None = None, **options: Any) -> Call:
         """A call of a model over a wire, on a connection of its own where none is given; its request is written."""
         question = WIRE[wire].question(model, **options)
         if WIRE[wire].transport == "websocket":
-            tap = Tap(self.memory.connect())
-            line = self._keep(Line(await client.websocket(tap, question.path), tap))
+            line = await self.socket(question.path)
         line = line or self.line(WIRE[wire].transport)
         call = _CALLS.get(wire, _BY_FORM.get(WIRE[wire].form, Call))(line, line.next_stream(), whole=not WIRE[wire].streams)
         await call.open(question)

@@ -18,7 +18,7 @@ from gateway.workers.states import State
 from models.spec import Model, ModelSpec, WarmupFailed
 from protocols.events import Data, End
 from tests.gateway.catalog.test_repository import swept
-from tests.gateway.promises import STREAMS, House, Probe, answering, at_once, family_of, pausing, raw, serving, silent
+from tests.gateway.promises import STREAMS, WIRE, House, Probe, answering, at_once, pausing, raw, serving, silent
 
 
 class Version:
@@ -47,7 +47,7 @@ class Version:
 
     def spec(self, **options: Any) -> ModelSpec:
         return ModelSpec(
-            name="probe", family=family_of(self.wire), load=self.load, version=self.version, **options
+            name="probe", family=WIRE[self.wire].family, load=self.load, version=self.version, **options
         )  # fmt: skip
 
 

@@ -36,7 +36,6 @@ from tests.gateway.promises import (
     at_once,
     configured,
     counting,
-    family_of,
     pausing,
     raw,
     serving,
@@ -427,7 +426,7 @@ async def test_a_drain_ends_by_its_deadline_whatever_state_a_model_is_in(state: 
                 await trio.sleep(3)  # a clean-up with patience of its own
 
     policy = RestartPolicy(intensity=0 if state == "failed" else 100, backoff=1000, backoff_max=1000)
-    spec = ModelSpec(name="probe", family=family_of("bidi"), load=load, restart=policy)
+    spec = ModelSpec(name="probe", family=WIRE["bidi"].family, load=load, restart=policy)
     gateway = Gateway(Config(listen=ListenConfig(port=-1)), [spec, Probe(silent, "other").spec("bidi")])
     async with trio.open_nursery() as nursery:
         nursery.start_soon(gateway.serve)

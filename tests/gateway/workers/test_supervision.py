@@ -21,7 +21,7 @@ from gateway.gateway import Gateway
 from gateway.workers.states import State
 from gateway.workers.worker import Worker
 from models.spec import Model, ModelSpec, Restart, RestartPolicy
-from tests.gateway.promises import WIRE, WIRES, House, Probe, answering, family_of, pausing, serving, silent
+from tests.gateway.promises import WIRE, WIRES, House, Probe, answering, pausing, serving, silent
 
 
 class Loader:
@@ -55,7 +55,7 @@ class Loader:
 
     def spec(self, wire: str, name: str = "probe", **policy: Any) -> ModelSpec:
         restart = RestartPolicy(**{"backoff": 2.5, "jitter": 0.0, **policy})
-        return ModelSpec(name=name, family=family_of(wire), load=self.load, restart=restart)
+        return ModelSpec(name=name, family=WIRE[wire].family, load=self.load, restart=restart)
 
 
 def made(script: Any, wire: str, **policy: Any) -> tuple[Probe, Loader, ModelSpec]:

@@ -25,7 +25,7 @@ from models.errors import ModelError
 from models.messages import Family, InferRequest, InferResponse, Tensor
 from models.spec import Batching, ModelSpec, RestartPolicy, Shape, TensorSpec, declare
 from protocols.events import Close, Frame, Opcode
-from tests.gateway.promises import House, Line, Tap, serving
+from tests.gateway.promises import House, Line, serving
 
 PATH = "/v2/models/m/infer"
 X = TensorSpec(name="x", datatype="FP32", shape=(2,))
@@ -67,8 +67,7 @@ class Crowd:
     async def comes(self, name: str, body: bytes, wire: str = "http1") -> Any:
         """A client asks; what comes back is the line that it left by."""
         if wire == "websocket":
-            tap = Tap(self.house.memory.connect())
-            line = self.house._keep(Line(await client.websocket(tap, PATH), tap))
+            line = await self.house.socket(PATH)
             self.nursery.start_soon(self._converse, name, line, body)
         else:
             line = self.house.line("http1") if wire == "http1" else self.http2

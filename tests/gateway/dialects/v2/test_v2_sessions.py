@@ -12,7 +12,6 @@ import numpy as np
 import pytest
 import trio
 
-from gateway import client
 from gateway.config import BidiConfig, Config, LimitsConfig, WebSocketConfig
 from models.adapt import spec_of
 from models.errors import ModelError
@@ -22,7 +21,7 @@ from models.spec import Model, ModelSpec
 from protocols import v2
 from protocols.events import Close, Frame, Opcode
 from protocols.websocket.handshake import request_headers
-from tests.gateway.promises import House, KiB, Line, Tap, limits, raw, serving
+from tests.gateway.promises import House, KiB, Line, limits, raw, serving
 
 TEXT, BINARY, CONTINUATION = Opcode.TEXT, Opcode.BINARY, Opcode.CONTINUATION
 
@@ -90,8 +89,7 @@ class Client:
 
 
 async def join(house: House, path: str = "/v2/models/m/infer") -> Client:
-    tap = Tap(house.memory.connect())
-    return Client(house._keep(Line(await client.websocket(tap, path), tap)))
+    return Client(await house.socket(path))
 
 
 @asynccontextmanager
