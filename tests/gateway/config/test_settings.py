@@ -330,42 +330,20 @@ def test_a_key_that_is_no_setting_names_the_file_and_the_nearest_setting(directo
     ("text", "message"),
     [
         ('[listen]\nport = "9000"', "listen.port must be a whole number from -1 to 65535, not '9000'"),
-        ("[listen]\nport = 65536", "listen.port must be a whole number from -1 to 65535, not 65536"),
-        ("[listen]\nport = -2", "listen.port must be a whole number from -1 to 65535, not -2"),
-        ("[listen]\nport = true", "listen.port must be a whole number from -1 to 65535, not true"),
-        ("[listen]\nport = 1.5", "listen.port must be a whole number from -1 to 65535, not 1.5"),
         (
             "[listen]\nhost = ''",
             'listen.host must be an address or a host name ("0.0.0.0" for every IPv4 address, "::" for IPv6 too), unix:/PATH or '
             "systemd:NAME, or a list of them, not ''",
         ),
         ("[tls]\ndev = 'yes'", "tls.dev must be true or false, not 'yes'"),
-        ("[tls]\ndev = 1", "tls.dev must be true or false, not 1"),
         ("[tls]\ncert = 1", "tls.cert must be a string, not 1"),
         (
             "[limits]\nbody = '64 KB/s'",
             'limits.body must be a number of bytes, at least 1, such as 65536, "64 KiB" or "1GiB", not \'64 KB/s\'',
         ),
         (
-            "[limits]\nbody = 0",
-            'limits.body must be a number of bytes, at least 1, such as 65536, "64 KiB" or "1GiB", not 0',
-        ),
-        ("[limits]\nfields = 0", "limits.fields must be a whole number, at least 1, not 0"),
-        (
             "[limits]\nhead_timeout = 0",
             'limits.head_timeout must be a duration above 0, such as 30, "500ms" or "5min", not 0',
-        ),
-        (
-            "[limits]\nwrite_stall = -1",
-            'limits.write_stall must be a duration, at least 0, such as 30, "500ms" or "5min", not -1',
-        ),
-        (
-            "[limits]\nkeep_alive = inf",
-            'limits.keep_alive must be a duration above 0, such as 30, "500ms" or "5min", not inf',
-        ),
-        (
-            "[limits]\nkeep_alive = nan",
-            'limits.keep_alive must be a duration above 0, such as 30, "500ms" or "5min", not nan',
         ),
         (
             "[http2]\nframe_size = 16383",
@@ -385,8 +363,6 @@ def test_a_key_that_is_no_setting_names_the_file_and_the_nearest_setting(directo
             "[models.lm]\nfactory = 'app.py'",
             "models.lm.factory must be \"module:attribute\", or the name of a library model, not 'app.py'",
         ),
-        ("[models.lm]\nfactory = 'a:b'\noptions = 3", "models.lm.options must be a table, not 3"),
-        ("[models.lm]\nfactory = 'a:b'\ncapacity = 0", "models.lm.capacity must be a whole number, at least 1, not 0"),
         ("listen = 5", "listen is a section, and cannot be 5: set listen.host and so on"),
         ("[models]\nlm = 'a:b'", "models.lm is a section, and cannot be 'a:b': set models.lm.factory and so on"),
         ("models = 5", "models is a section, and cannot be 5: set models.NAME.factory and so on"),
@@ -396,7 +372,6 @@ def test_a_key_that_is_no_setting_names_the_file_and_the_nearest_setting(directo
             "'a b' cannot be the name of a model: 1 to 128 letters, digits, '.', '_' and '-', beginning with a letter, "
             "a digit or '_'",
         ),
-        ("endpoints = 5", "endpoints is a section, and cannot be 5: set endpoints.NAME.variants.VARIANT.model and so on"),
         (
             "[endpoints.chat]\nvariants = 5",
             "endpoints.chat.variants is a section, and cannot be 5: set endpoints.chat.variants.VARIANT.model and so on",
@@ -414,35 +389,14 @@ def test_a_key_that_is_no_setting_names_the_file_and_the_nearest_setting(directo
             "'-blue' cannot be the name of a variant: 1 to 63 letters, digits and '-', neither beginning nor ending with '-'",
         ),
         (
-            "[endpoints.chat.variants.blue]\nmodel = ''",
-            "endpoints.chat.variants.blue.model must be the name of a model, not ''",
-        ),
-        (
             "[endpoints.chat.variants.blue]\nweight = -0.5",
             "endpoints.chat.variants.blue.weight must be a number, at least 0, not -0.5",
-        ),
-        (
-            "[endpoints.chat.variants.blue]\nweight = '1'",
-            "endpoints.chat.variants.blue.weight must be a number, at least 0, not '1'",
-        ),
-        (
-            "[endpoints.chat.variants.blue]\nweight = nan",
-            "endpoints.chat.variants.blue.weight must be a number, at least 0, not nan",
         ),
         ('[endpoints.chat]\nmodels = "a\\u0000b"', "endpoints.chat.models must be a path, not 'a\\x00b'"),
         (
             "[repository]\nroots = '/srv:/opt'",
             'repository.roots must be a list of paths, such as ["/srv/models", "more"], not \'/srv:/opt\'',
         ),
-        (
-            "[repository]\nroots = ['/srv', 5]",
-            'repository.roots must be a list of paths, such as ["/srv/models", "more"], not [\'/srv\', 5]',
-        ),
-        (
-            "[repository]\nroots = ['']",
-            'repository.roots must be a list of paths, such as ["/srv/models", "more"], not [\'\']',
-        ),
-        ("[bidi]\npadding = 4097", "bidi.padding must be a whole number from 0 to 4096, not 4097"),
         (
             "[sagemaker]\nvariant = 'all_traffic'",
             "sagemaker.variant must be 1 to 63 letters, digits and '-', neither beginning nor ending with '-', "
@@ -988,9 +942,9 @@ def with_names(setting: Setting) -> tuple[str, dict[str, Any]]:
 
 def test_the_bounds_of_a_setting_are_allowed_and_what_is_beyond_is_not() -> None:
     for setting in SETTINGS.values():
-        if setting.unit in (Unit.COUNT, Unit.BYTES):
+        if setting.unit in (Unit.COUNT, Unit.BYTES, Unit.SECONDS, Unit.NUMBER):
             key, complete = with_names(setting)
-            for outside in (setting.low - 1, setting.high + 1):
+            for outside in (setting.low - (not setting.above), setting.high + 1):
                 assert f"{key} must be" in complaint(overrides={**complete, key: int(outside)})
 
 
@@ -1012,12 +966,12 @@ def test_each_number_that_the_meaning_of_a_setting_explains_may_be_set() -> None
 
 # As the environment or a flag has them, and a file where they are TOML.
 _WRONG = {
-    Unit.FLAG: ("maybe", "2", "[true]"),
-    Unit.CHOICE: ("of another kind", "5"),
-    Unit.COUNT: ("-2", "1.5", "1 KiB", "true", "9223372036854775808"),
-    Unit.NUMBER: ("-2", "many", "1s", "true", "", "inf", "nan"),
-    Unit.BYTES: ("-2", "1 XB", "0.3 KiB", "true", "9223372036854775808"),
-    Unit.SECONDS: ("-2", "5 minutes", "true", "inf", "nan"),
+    Unit.FLAG: ("maybe", "2", "[true]", '"true"'),
+    Unit.CHOICE: ("of another kind", "5", '"of another kind"'),
+    Unit.COUNT: ("-2", "1.5", "1 KiB", "true", "9223372036854775808", '"1"'),
+    Unit.NUMBER: ("-2", "many", "1s", "true", "", "inf", "nan", '"1"'),
+    Unit.BYTES: ("-2", "1 XB", "0.3 KiB", "true", "9223372036854775808", '"1 XB"'),
+    Unit.SECONDS: ("-2", "5 minutes", "true", "inf", "nan", '"5 minutes"'),
     Unit.PATHS: ("[5]", '[""]', ":"),
     Unit.TEXTS: ("[5]", "x", "5"),
     Unit.ADDRESSES: ("[]", '["a", "a"]', "a b", "unix:"),
@@ -1026,6 +980,13 @@ _WRONG = {
     Unit.TENSORS: ("5", "[{}]", '[{name = "x", dims = 1}]'),
     Unit.TABLE: ("5", "[]"),
 }
+_WRONG_IN_A_FILE = {
+    Unit.FLAG: ("1",), Unit.TEXT: ("1",), Unit.PATHS: ('"/srv:/opt"',),
+    **dict.fromkeys((Unit.TEXTS, Unit.COUNTS, Unit.NETWORKS, Unit.TENSORS), ('"[]"',)), Unit.TABLE: ('"{}"',),
+}  # fmt: skip
+"""What is right where it is text."""
+_NO_SETTING = ("1979-05-27", "[[5]]")
+"""A date, and a list of lists."""
 
 
 def _wrong_text(setting: Setting) -> tuple[str, ...]:
@@ -1044,7 +1005,7 @@ def test_every_setting_says_in_every_source_what_it_must_be_and_what_came(direct
             end = f": {key} must be {setting.expected}, not {show(without_secrets(path, text))}"
             assert complaint(environ={variable: text}, overrides=others).startswith(f"{variable}{end}")
             assert complaint(overrides={**others, key: text}).startswith(f"--set {key}{end}")
-        for toml in (*texts, "1979-05-27", "[[5]]"):  # no setting is a date, nor a list of lists
+        for toml in (*texts, *_WRONG_IN_A_FILE.get(setting.unit, ()), *_NO_SETTING):
             with contextlib.suppress(tomllib.TOMLDecodeError):  # a word without quotes
                 value = tomllib.loads(f"value = {toml}")["value"]
                 said = complaint(file=f"{key} = {toml}", overrides=others)
