@@ -142,6 +142,23 @@ async def test_a_reset_ends_the_connection(source: str) -> None:
         assert server.hub is None or server.hub._owners == {}
 
 
+async def test_one_that_has_said_everything_hears_what_still_comes_and_the_end_of_it(source: str, pair: Any) -> None:
+    ours, theirs = pair
+    async with serving(source) as server:
+        wire = served(server, ours)
+        wire.over = True
+        wire.connection.output_ready()
+        server.write()
+        for _ in range(3):
+            await wait_all_tasks_blocked()
+            theirs.sendall(b"late")
+        await wait_all_tasks_blocked()
+        assert not wire.closed
+        theirs.close()
+        await until(lambda: wire.closed)
+        assert not wire.received
+
+
 async def test_a_connection_that_is_over_is_told_nothing_more(source: str, pair: Any) -> None:
     async with serving(source) as server:
         wire = served(server, pair[0])
