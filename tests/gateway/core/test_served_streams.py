@@ -136,3 +136,33 @@ async def test_a_stream_that_never_says_is_given_up_when_it_has_stalled(
         assert house.endings == {"transport-lost": 1}
         house.check_ledger()
         call.line.peer.close()
+
+
+class Breaks(AsStream):
+    """It fails as no stream should, when it is asked for bytes for the last time."""
+
+    reads = 0
+
+    async def receive_some(self, max_bytes: int | None = None) -> bytes:
+        self.reads -= 1
+        if self.reads < 0:
+            raise RuntimeError("a mistake of the embedder's")
+        return await super().receive_some(max_bytes)
+
+
+@pytest.mark.parametrize("reads", [0, 1])
+async def test_a_stream_that_fails_in_a_way_of_its_own_ends_its_connection_and_nothing_else(
+    reads: int, autojump_clock: Any, caplog: pytest.LogCaptureFixture
+) -> None:
+    async with serving(Probe(answering).spec("json-http1")) as house:
+        ours, theirs = memory_pair()
+        stream = Breaks(theirs)
+        stream.reads = reads
+        ours.try_send((b"GET /ping HTTP/1.1\r\nhost: everywire\r\n\r\n",))
+        await house.gateway.serve_stream(stream)
+        assert house.gateway.counts().connections == 0
+        assert ours.hung_up()
+    failures = [record for record in caplog.records if record.levelname == "ERROR"]
+    assert [(record.message, str(record.exc_info and record.exc_info[1])) for record in failures] == [
+        ("connection failed", "a mistake of the embedder's")
+    ]
