@@ -207,6 +207,7 @@ async def test_a_full_socket_is_written_to_the_end_and_in_order_for_a_slow_reade
                 with trio.fail_after(60):
                     await trio.lowlevel.wait_readable(theirs)
                 continue
+            assert piece, f"ended after {n} of {len(data)} bytes"
             got.update(piece)
             n += len(piece)
             if n % 7 == 0:
