@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Coroutine, Sequence
 from functools import partial
 from time import perf_counter_ns
-from typing import Any, Protocol, final
+from typing import Any, final
 
 import trio
 
@@ -13,11 +13,12 @@ from gateway.codecs.tensors import check_response, outputs_of, request_of
 from gateway.codecs.threads import run_in_codec_thread
 from gateway.core.exchange import Exchange
 from gateway.dialects.answers import reply_headers, reply_of
+from gateway.dialects.call import call_of
 from gateway.dialects.v2.requests import V2Calls, error_of, refuse
 from gateway.errors import GatewayError, ModelFailed
 from gateway.workers.worker import Worker
 from models.messages import Family, InferRequest, InferResponse
-from models.session import Session
+from models.session import Call, Channel, Session
 from protocols import v2
 from protocols.events import Buffer
 from protocols.jsonlines import unbroken
@@ -25,99 +26,91 @@ from protocols.jsonlines import unbroken
 _LONG = 2 * 1024 * 1024  # bytes whose copying the loop would feel
 _JOINED = 64 * 1024  # bytes of a text that are copied to leave in one buffer
 
-
-class Source(Protocol):
-    """Where a call's requests come from."""
-
-    @property
-    def exhausted(self) -> bool: ...
-    async def receive(self) -> Any: ...
-
-
-@final
-class WholeRequest:
-    """One request, all of it here."""
-
-    __slots__ = ("_exchange", "_request", "exhausted")
-
-    def __init__(self, exchange: Exchange, request: v2.V2Request) -> None:
-        self._exchange = exchange
-        self._request: v2.V2Request | None = request
-        self.exhausted = False
-
-    async def receive(self) -> InferRequest:
-        request, self._request = self._request, None
-        if request is None:
-            await self._exchange.turn.checkpoint()
-            raise trio.EndOfChannel
-        self.exhausted = True
-        return request_of(request)
+Arriving = Callable[[], Awaitable[InferRequest]]
+"""Gives the next piece of a request, until it has given the last. Two tasks cannot wait in it."""
 
 
 class _Requests:
-    """Requests in, from wherever they come."""
+    """Requests in, of whoever inherits: the one that is here whole, or its pieces as they arrive."""
 
-    @property
-    def complete(self) -> bool:
-        return False  # a model of tensors says by its return that there is no more
+    complete = False  # a model of tensors says by its return that there is no more
+    exhausted: bool
+    _exchange: Exchange
+    _request: v2.V2Request
+    _arriving: Arriving | None
 
-    __slots__ = ("_exchange", "_source", "_worker")
+    __slots__ = ()
 
-    def __init__(self, exchange: Exchange, worker: Worker, source: Source) -> None:
-        self._exchange, self._worker, self._source = exchange, worker, source
-
-    @property
-    def exhausted(self) -> bool:
-        return self._source.exhausted
-
-    @property
-    def reply(self) -> dict[str, str]:
-        return reply_of(self._exchange)
-
-    async def receive(self) -> Any:
-        return await self._source.receive()
+    async def receive(self) -> InferRequest:
+        if self.exhausted:
+            await self._exchange.turn.checkpoint()
+            raise trio.EndOfChannel
+        request = request_of(self._request) if self._arriving is None else await self._arriving()
+        self.exhausted = request.last  # type: ignore[misc]  # its slot is of who inherits, as two bases cannot have some
+        return request
 
 
 @final
-class OneResponse(_Requests):
-    """Requests in; one response out, which is kept."""
+class UnaryCall(_Requests, Session[InferRequest, InferResponse]):
+    """Requests in, one response out, which is kept: a session that is its own channel, as it is made for each small request.
+    It never waits but for the next piece of a request that arrives in pieces, and who gives those knows of two receivers."""
 
-    __slots__ = ("_given",)
+    __slots__ = ("_arriving", "_exchange", "_given", "_request", "_worker", "exhausted", "outputs", "response", "size")
 
-    def __init__(self, exchange: Exchange, worker: Worker, source: Source) -> None:
-        super().__init__(exchange, worker, source)
-        self._given: list[InferResponse] = []
+    def __init__(self, exchange: Exchange, worker: Worker, request: v2.V2Request, arriving: Arriving | None = None) -> None:
+        self._exchange, self._worker, self._request, self._arriving = exchange, worker, request, arriving
+        self._call = self._reply = self._prompt_tokens = None
+        self.deadline = exchange.deadline
+        self.exhausted = self._given = False
+        self.response: InferResponse | None = None
+        """What the model has given; None where it was none, or several. Where there is one, there are the two below."""
+        self.outputs: list[v2.V2Tensor]
+        """Of the response, as the codec takes them."""
+        self.size: int
+        """The number of their elements, as `outputs_of` counts them."""
 
-    async def send(self, message: InferResponse, /) -> None:
-        check_response(message)
-        outputs_of(message)  # what is wrong with them is its model's to hear, not of whoever writes them
-        self._given.append(message)
-        if len(self._given) > 1:
-            self.response()
+    @property
+    def channel(self) -> Channel[InferRequest, InferResponse]:  # type: ignore[override]
+        return self
 
-    def response(self) -> InferResponse:
-        """The one that was given; ModelFailed if there is none, or were others."""
-        given = self._given
-        if not given:
-            raise no_answer(self._worker)
-        if len(given) > 1:
-            del given[2:]
-            raise too_many(self._worker)
-        return given[0]
+    @property
+    def call(self) -> Call:
+        call = self._call
+        if type(call) is not Call:
+            call = self._call = call_of(self._exchange, self._worker, parameters=self._request.parameters)
+        return call
 
+    def _shared_reply(self) -> dict[str, str]:
+        return reply_of(self._exchange)
 
-def no_answer(worker: Worker) -> ModelFailed:
-    """What a call ends with whose model gave no response."""
-    return ModelFailed(f"model {worker.name!r} returned without an answer", code="NoAnswer", status=500)
+    def accept(self) -> None:
+        """The head goes out with the answer."""
 
+    def __anext__(self) -> Coroutine[Any, Any, InferRequest]:
+        if self.exhausted:
+            raise StopAsyncIteration
+        return self.receive()
 
-def too_many(worker: Worker) -> ModelFailed:
-    """What a call of one response ends with whose model gave another."""
-    return ModelFailed(
-        f"model {worker.name!r} gave more than one response: ask for them at /infer_stream, or at /generate_stream",
-        code="TooManyResponses",
-        status=500,
-    )
+    async def send(self, message: InferResponse) -> None:
+        given: object = message
+        if type(given) is not InferResponse:
+            check_response(given)
+        if self._given:
+            self.response = None
+            raise self.failure()
+        self.outputs, self.size = outputs_of(message)  # what is wrong with them is its model's to hear
+        self.response, self._given = message, True
+
+    def failure(self) -> ModelFailed:
+        """What the call ends with where there is no `response`."""
+        name = self._worker.name
+        if not self._given:
+            return ModelFailed(f"model {name!r} returned without an answer", code="NoAnswer", status=500)
+        return ModelFailed(
+            f"model {name!r} gave more than one response: ask for them at /infer_stream, or at /generate_stream",
+            code="TooManyResponses",
+            status=500,
+        )
 
 
 async def replied(
@@ -166,16 +159,20 @@ EVENTS = StreamForm(f"{v2.EVENTS}; charset=utf-8", _event)
 FRAMES = StreamForm(v2.FRAMES, v2.encode_frame)
 
 
-class StreamedResponses(_Requests):
-    """Requests in; responses out, each its own event or frame, the first one carrying the head."""
+class StreamedResponses:
+    """Responses out, each its own event or frame, the first one carrying the head."""
 
-    __slots__ = ("_form", "_outbound", "_sent", "_since")
+    __slots__ = ("_exchange", "_form", "_outbound", "_sent", "_since", "_worker")
 
-    def __init__(self, exchange: Exchange, worker: Worker, source: Source, form: StreamForm) -> None:
-        super().__init__(exchange, worker, source)
+    def __init__(self, exchange: Exchange, worker: Worker, form: StreamForm) -> None:
+        self._exchange, self._worker = exchange, worker
         self._form, self._outbound = form, exchange.outbound
         self._sent = 0
         self._since = perf_counter_ns()  # when the last response was on its way
+
+    @property
+    def reply(self) -> dict[str, str]:
+        return reply_of(self._exchange)
 
     def put(self, buffers: Sequence[Buffer], made: int) -> None:
         """Sends a response for which there is room, and which its model made then, on `perf_counter_ns`."""
@@ -222,21 +219,23 @@ class StreamedResponses(_Requests):
 
 
 @final
-class StreamChannel(StreamedResponses):
+class StreamChannel(_Requests, StreamedResponses):
     """Requests in; responses out. `encode` makes the event or frame of a message, and of nothing else."""
 
-    __slots__ = ("_encode",)
+    __slots__ = ("_arriving", "_encode", "_request", "exhausted")
 
     def __init__(
         self,
         exchange: Exchange,
         worker: Worker,
-        source: Source,
+        request: v2.V2Request,
         form: StreamForm,
         encode: Callable[[Any], Awaitable[Sequence[Buffer]]],
+        arriving: Arriving | None = None,
     ) -> None:
-        super().__init__(exchange, worker, source, form)
-        self._encode = encode
+        super().__init__(exchange, worker, form)
+        self._request, self._arriving, self._encode = request, arriving, encode
+        self.exhausted = False
 
     async def send(self, message: Any, /) -> None:
         made = perf_counter_ns()

@@ -20,7 +20,7 @@ from gateway.dialects.answers import JSON, reply_headers
 from gateway.dialects.call import NO_PARAMETERS, session_of
 from gateway.dialects.compression import compressed
 from gateway.dialects.text.requests import OnePrompt, within_ceiling
-from gateway.dialects.v2.channels import EVENTS, OneResponse, StreamChannel, StreamedResponses, WholeRequest
+from gateway.dialects.v2.channels import EVENTS, StreamChannel, StreamedResponses, UnaryCall
 from gateway.dialects.v2.operations import rows_of
 from gateway.dialects.v2.requests import V2Calls, error_of, schedule, slot_within, weight_of, writing
 from gateway.errors import ModelFailed
@@ -82,16 +82,18 @@ class GenerateDialect:
     async def _tensors(
         self, exchange: Exchange, worker: Worker, request: v2.V2Request, arrived: int, *, streams: bool
     ) -> None:
-        within, source = schedule(exchange, request.parameters), WholeRequest(exchange, request)
+        within = schedule(exchange, request.parameters)
         if streams:
-            channel = StreamChannel(exchange, worker, source, EVENTS, partial(_event, exchange, worker, request))
+            channel = StreamChannel(exchange, worker, request, EVENTS, partial(_event, exchange, worker, request))
             slot = await slot_within(exchange, worker, within, request, arrived)
             await _stream(exchange, worker, channel, slot, Family.TENSOR, request.parameters)
             return
-        one = OneResponse(exchange, worker, source)
         with await slot_within(exchange, worker, within, request, arrived):
-            await worker.call(session_of(exchange, worker, one, parameters=request.parameters), exchange, Family.TENSOR)
-            text = await _rendered(exchange, worker, request, one.response())
+            call = UnaryCall(exchange, worker, request)
+            await worker.call(call, exchange, Family.TENSOR)
+            if call.response is None:
+                raise call.failure()
+            text = await _rendered(exchange, worker, request, call.response, call.outputs)
         await self._respond(exchange, text)
 
     async def _text(self, exchange: Exchange, worker: Worker, asked: _TextAsked, *, streams: bool) -> None:
@@ -128,13 +130,15 @@ async def _stream(
 async def _event(exchange: Exchange, worker: Worker, request: v2.V2Request, response: InferResponse) -> Sequence[Buffer]:
     check_response(response)
     try:
-        return EVENTS.wrap(await _rendered(exchange, worker, request, response), ())
+        outputs, _ = outputs_of(response)
+        return EVENTS.wrap(await _rendered(exchange, worker, request, response, outputs), ())
     except v2.V2Error as e:
         raise error_of(e) from None
 
 
-async def _rendered(exchange: Exchange, worker: Worker, request: v2.V2Request, response: InferResponse) -> bytes:
-    outputs, _ = outputs_of(response)
+async def _rendered(
+    exchange: Exchange, worker: Worker, request: v2.V2Request, response: InferResponse, outputs: list[v2.V2Tensor]
+) -> bytes:
     spec, infer = worker.spec, worker.tensor_codec
     assert isinstance(infer, v2.InferCodec)  # it has read the request
     v2.check_outputs(outputs, infer.signature, request)
@@ -223,13 +227,20 @@ class _TextEvents(StreamedResponses):
     """One prompt in; tokens out, each its own event."""
 
     def __init__(self, exchange: Exchange, worker: Worker, prompt: Prompt, reply: Callable[[str], bytes]) -> None:
-        source = OnePrompt(exchange, worker, prompt)
-        super().__init__(exchange, worker, source, EVENTS)
-        self._reply_with, self.text = reply, source.text
+        super().__init__(exchange, worker, EVENTS)
+        self._prompt = OnePrompt(exchange, worker, prompt)
+        self._reply_with, self.text = reply, self._prompt.text
 
     @property
     def complete(self) -> bool:
         return self.text.complete
+
+    @property
+    def exhausted(self) -> bool:
+        return self._prompt.exhausted
+
+    async def receive(self) -> Prompt:
+        return await self._prompt.receive()
 
     async def send(self, message: Token | Finish, /) -> None:
         made, text = perf_counter_ns(), self.text

@@ -6,24 +6,20 @@ from collections.abc import Callable, Coroutine
 from time import perf_counter_ns
 from typing import Any, final
 
-import trio
-
-from gateway.codecs.tensors import SHORT, check_response, outputs_of, request_of
+from gateway.codecs.tensors import SHORT
 from gateway.core.exchange import Exchange
 from gateway.core.outbound import Outbound
 from gateway.core.route import Row
 from gateway.core.whole_body import receive_body, whole_body
-from gateway.dialects.answers import JSON, Wrapping, reply_headers, reply_of
-from gateway.dialects.call import call_of
+from gateway.dialects.answers import JSON, Wrapping, reply_headers
 from gateway.dialects.compression import compressed, varying
-from gateway.dialects.v2.channels import no_answer, too_many
+from gateway.dialects.v2.channels import UnaryCall
 from gateway.dialects.v2.operations import rows_of
-from gateway.dialects.v2.requests import V2Calls, batch_of, error_of, schedule
+from gateway.dialects.v2.requests import V2Calls, batch_of, error_of, schedule, slot_within
 from gateway.dialects.v2.streamed_request import infer_in_pieces
 from gateway.errors import Ending
 from gateway.workers.worker import Worker
-from models.messages import Family, InferRequest, InferResponse
-from models.session import Call, Channel, Session
+from models.messages import Family
 from protocols import v2
 from protocols.events import Buffer, Headers
 
@@ -84,14 +80,11 @@ class InferDialect:
         except v2.V2Error as e:
             _refuse(wrapping or exchange.outbound, e)
             return
-        call = _InferCall(exchange, worker, request)
-        if timeout is not None:
-            timeout.apply(exchange)
-        slot = worker.slots.take_now(exchange) or await worker.slots.take(exchange)
-        try:
-            if timeout is not None:
-                timeout.apply(exchange)
-            call.deadline = exchange.deadline
+        slot = worker.slots.take_now(exchange) if timeout is None else None  # two coroutines less for most
+        if slot is None:
+            slot = await slot_within(exchange, worker, timeout)
+        try:  # `with slot`, whose two calls stand apart here: the answer is written between them
+            call = UnaryCall(exchange, worker, request)
             await worker.call(call, exchange, _TENSOR)
         except BaseException as e:
             slot.leave(stopped=True)
@@ -101,9 +94,7 @@ class InferDialect:
         try:
             response = call.response
             if response is None:
-                raise no_answer(worker)
-            if call.more:
-                raise too_many(worker)
+                raise call.failure()
             outputs, size = call.outputs, call.size
             parameters = dict(response.parameters) if response.parameters else v2.NO_PARAMETERS
             if size <= SHORT:
@@ -134,61 +125,3 @@ class InferDialect:
 def _refuse(answer: Outbound | Wrapping, error: v2.V2Error) -> None:
     """Tells the client that its request cannot be met."""
     answer.respond(error.status, [JSON], error.error_body(), ending=Ending.REFUSED)
-
-
-@final
-class _InferCall(Session[InferRequest, InferResponse]):
-    """One request in, one response out, as a session that is its own channel: neither direction ever waits, so nobody can
-    be in the middle of it. It is made for each small request."""
-
-    complete = False  # its model says by its return that there is no more
-
-    __slots__ = ("_exchange", "_request", "_worker", "exhausted", "more", "outputs", "response", "size")
-
-    def __init__(self, exchange: Exchange, worker: Worker, request: v2.V2Request) -> None:
-        self._exchange, self._worker, self._request = exchange, worker, request
-        self._call = self._reply = self._prompt_tokens = None
-        self.exhausted = self.more = False
-        self.response: InferResponse | None = None
-        self.outputs: list[v2.V2Tensor]
-        """Of the response, as the codec takes them, and their elements."""
-        self.size: int
-
-    @property
-    def channel(self) -> Channel[InferRequest, InferResponse]:  # type: ignore[override]
-        return self
-
-    @property
-    def call(self) -> Call:
-        call = self._call
-        if type(call) is not Call:
-            call = self._call = call_of(self._exchange, self._worker, parameters=self._request.parameters)
-        return call
-
-    def _shared_reply(self) -> dict[str, str]:
-        return reply_of(self._exchange)
-
-    def accept(self) -> None:
-        """The head goes out with the answer."""
-
-    async def receive(self) -> InferRequest:
-        if self.exhausted:
-            await self._exchange.turn.checkpoint()
-            raise trio.EndOfChannel
-        self.exhausted = True
-        return request_of(self._request)
-
-    def __anext__(self) -> Coroutine[Any, Any, InferRequest]:
-        if self.exhausted:
-            raise StopAsyncIteration
-        return self.receive()
-
-    async def send(self, message: InferResponse) -> None:
-        given: object = message
-        if type(given) is not InferResponse:
-            check_response(given)
-        if self.response is not None:
-            self.more = True
-            raise too_many(self._worker)
-        self.outputs, self.size = outputs_of(message)
-        self.response = message

@@ -11,7 +11,7 @@ from gateway.core.exchange import Exchange
 from gateway.core.route import Row
 from gateway.core.whole_body import receive_body
 from gateway.dialects.call import session_of
-from gateway.dialects.v2.channels import EVENTS, FRAMES, Source, StreamChannel, StreamForm, WholeRequest, replied
+from gateway.dialects.v2.channels import EVENTS, FRAMES, StreamChannel, StreamForm, replied
 from gateway.dialects.v2.operations import rows_of
 from gateway.dialects.v2.requests import V2Calls, error_of, schedule, slot_within
 from gateway.dialects.v2.streamed_request import Pieces
@@ -39,17 +39,15 @@ class StreamDialect:
         calls = self._calls
         worker = calls.worker(exchange, name, version, infers=True)
         header_length = calls.header_length(exchange)
-        source: Source
-        whole, arrived = None, 0
+        whole, arriving, arrived = None, None, 0
         try:
             if worker.spec.pieces and header_length:
-                source = pieces = await Pieces.begin(calls, exchange, worker, header_length)
-                request = pieces.request
+                pieces = await Pieces.begin(calls, exchange, worker, header_length)
+                request, arriving = pieces.request, pieces.next_piece
             else:
                 body = await receive_body(exchange, calls.body, setting="limits.body")
                 arrived = perf_counter_ns()
                 request = whole = await calls.read(exchange, worker, body, header_length)
-                source = WholeRequest(exchange, request)
             frames = v2.prefers_frames(exchange.header_values(b"accept"))
             if not frames and (request.binary_default or any(output.binary for output in request.outputs)):
                 raise BadRequest(
@@ -60,7 +58,8 @@ class StreamDialect:
         except v2.V2Error as e:
             raise error_of(e) from None
         form = FRAMES if frames else EVENTS
-        channel = StreamChannel(exchange, worker, source, form, partial(self._replied, exchange, worker, request, form))
+        encode = partial(self._replied, exchange, worker, request, form)
+        channel = StreamChannel(exchange, worker, request, form, encode, arriving)
         with await slot_within(exchange, worker, within, whole, arrived):
             await channel.call(session_of(exchange, worker, channel, parameters=request.parameters), Family.TENSOR)
         channel.finish()

@@ -13,9 +13,8 @@ from gateway.codecs.threads import codec, run_in_codec_thread
 from gateway.core.exchange import Exchange
 from gateway.core.inbound import Inbound
 from gateway.dialects.answers import reply_headers
-from gateway.dialects.call import session_of
 from gateway.dialects.compression import compressed
-from gateway.dialects.v2.channels import OneResponse
+from gateway.dialects.v2.channels import UnaryCall
 from gateway.dialects.v2.requests import V2Calls, error_of, schedule, slot_within
 from gateway.errors import GatewayError, Overloaded, UnsupportedEncoding
 from gateway.workers.worker import Worker
@@ -32,12 +31,13 @@ async def infer_in_pieces(calls: V2Calls, exchange: Exchange, worker: Worker, he
         within = schedule(exchange, pieces.request.parameters)
     except v2.V2Error as e:
         raise error_of(e) from None
-    channel = OneResponse(exchange, worker, pieces)
     with await slot_within(exchange, worker, within):
-        session = session_of(exchange, worker, channel, parameters=pieces.request.parameters)
-        await worker.call(session, exchange, Family.TENSOR)
+        call = UnaryCall(exchange, worker, pieces.request, pieces.next_piece)
+        await worker.call(call, exchange, Family.TENSOR)
+        if call.response is None:
+            raise call.failure()
         try:
-            reply = await calls.write(exchange, worker, channel.response(), pieces.request)
+            reply = await calls.write(exchange, worker, call.response, pieces.request)
         except v2.V2Error as e:
             raise error_of(e) from None
     head = [*reply.form, *reply_headers(exchange)]
@@ -49,12 +49,12 @@ async def infer_in_pieces(calls: V2Calls, exchange: Exchange, worker: Worker, he
 class Pieces:
     """A request whose body is read as its model receives: what the model does not ask for stays with the client."""
 
-    __slots__ = ("_exchange", "_inbound", "_reader", "exhausted", "request")
+    __slots__ = ("_exchange", "_inbound", "_reader", "_receiving", "request")
 
     def __init__(self, exchange: Exchange, reader: PieceReader, request: v2.V2Request) -> None:
         self._exchange, self._reader, self.request = exchange, reader, request
         self._inbound = exchange.open_inbound()
-        self.exhausted = False
+        self._receiving = False
 
     @classmethod
     async def begin(cls, calls: V2Calls, exchange: Exchange, worker: Worker, header_length: int) -> Pieces:
@@ -78,24 +78,26 @@ class Pieces:
         exchange.parts_in = 0
         return cls(exchange, reader, request)
 
-    async def receive(self) -> InferRequest:
-        exchange, reader = self._exchange, self._reader
-        if self.exhausted:
-            await exchange.turn.checkpoint()
-            raise trio.EndOfChannel
-        self._inbound.assembled()  # the piece before
-        await exchange.turn.checkpoint()
+    async def next_piece(self) -> InferRequest:
+        """The next one, until the last was given. trio.BusyResourceError if another task waits for it."""
+        if self._receiving:
+            raise trio.BusyResourceError("another task is receiving from this session")
+        self._receiving = True
+        reader = self._reader
         try:
+            self._inbound.assembled()  # the piece before
+            await self._exchange.turn.checkpoint()
             while True:
                 piece = reader.next_piece() if reader.work <= SHORT else await run_in_codec_thread(reader.next_piece)
                 if isinstance(piece, V2Piece):
-                    self.exhausted = piece.last
                     return self._message(piece)
                 await _read(self._inbound, reader)
         except v2.V2Error as e:
             raise self._broken(error_of(e)) from None
         except Overloaded as e:
             raise self._broken(e) from None
+        finally:
+            self._receiving = False
 
     def _message(self, piece: V2Piece) -> InferRequest:
         self._exchange.parts_in += 1
