@@ -186,7 +186,7 @@ class Continuations:
 
     __slots__ = (
         "_asked", "_at_least", "_dropped", "_included", "_most", "_one_stop", "_open", "_refused", "_refuses", "_sequences",
-        "_stops", "complete", "decodes", "in_bytes", "scope", "stopped",
+        "_stops", "complete", "decodes", "judges", "scope", "stopped",
     )  # fmt: skip
 
     def __init__(self, parameters: GenerationParameters, *, own_stops: bool = False) -> None:
@@ -203,8 +203,9 @@ class Continuations:
         self._refuses = False
         self.decodes = not own_stops
         """True if texts are decoded from the bytes of tokens that have them."""
-        self.in_bytes = False
-        """True once one was."""
+        self.judges = parameters.n > 1 or bool(self._stops)
+        """True if more has to be known of a token than how many came before it: several sequences were asked for, stop
+        sequences are looked for, characters are put together (once a token had bytes), or the text has its end."""
         self.complete = False
         """True once nothing that the model sends is in the answer any more."""
         self.stopped = False
@@ -256,12 +257,6 @@ class Continuations:
             if task._cancel_status is status:
                 scope.__exit__(None, None, None)
 
-    @property
-    def judges(self) -> bool:
-        """True if more has to be known of a token than how many came before it: several sequences were asked for, stop
-        sequences are looked for, or characters are put together."""
-        return self._asked > 1 or bool(self._stops) or self.in_bytes
-
     def went_by(self, tokens: int) -> None:
         """Sequence 0, the only one, has so many tokens now, since a wire need not ask of each while there is nothing that
         `judges` them."""
@@ -307,7 +302,7 @@ class Continuations:
         if reason is None and sequence.made >= self._most:
             reason = FinishReason.LENGTH
         if self.decodes and (message.data or sequence.unfinished):
-            self.in_bytes = True
+            self.judges = True
             text = sequence.decode(message.data or utf8(text))
             if reason is not None:
                 text += sequence.decode(b"", final=True)
@@ -369,13 +364,14 @@ class Continuations:
 
     def stop(self) -> None:
         """The answer is complete, and the model's call is to end."""
-        self.complete = self.stopped = True
+        self.complete = self.stopped = self.judges = True
         self.scope.cancel()
 
     def _end(self, sequence: _Sequence) -> None:
         sequence.over = True
         self._open -= 1
         self.complete = not self._open
+        self.judges |= self.complete
 
     def _named(self, message: Message, reason: FinishReason) -> Message:
         """The message with the stop sequence that has ended the text, if the model leaves it out and it can only be one."""

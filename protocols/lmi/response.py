@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from json.encoder import encode_basestring
 from typing import Any, Protocol, final
 
@@ -165,6 +165,7 @@ class TextEncoder:
         "_max",
         "_most",
         "_others",
+        "_plain",
         "_prefill",
         "_repeated",
         "_request",
@@ -174,7 +175,6 @@ class TextEncoder:
         "_wants_top",
         "content_type",
         "finished",
-        "plain",
         "prompt_tokens",
         "several",
         "streaming",
@@ -199,9 +199,9 @@ class TextEncoder:
         self._keeps_prefill = self._details and asked.decoder_input_details
         self._keeps_top = self._details and asked.top_n_tokens > 0
         self._wants_top = self._keeps_top or (request.tgi and self.streaming and asked.top_n_tokens > 0)
-        self.plain = not (request.tgi or self._keeps_tokens or self._keeps_top)
-        """Whether `plain_token` may be called: a token is a line of LMI's, or none, and nothing is kept but its text, as
-        of most answers. No longer once it is finished."""
+        # Whether `_plain_token` may be called: a token is a line of LMI's, or none, and nothing is kept but its text, as of
+        # most answers. No longer once it is finished.
+        self._plain = not (request.tgi or self._keeps_tokens or self._keeps_top)
         self._last = asked.max_new_tokens
         self._max = self._room = max_text
         self._best = _Continuation()
@@ -216,6 +216,13 @@ class TextEncoder:
         self.prompt_tokens = 0
         """The tokens of the prompt, for TGI's `input_length`: those given to `prefill`, or what is set; 0: nobody knows."""
         self._ended = False
+
+    @property
+    def line(self) -> Callable[[int, str, float | None], bytes] | None:
+        """What makes a token's line of its id, text and log-probability in the fewest steps: `token`, of one that is not
+        special, of sequence 0 and not said to be the last. It is fixed for the whole answer, and not to be called once that
+        is `finished`. None where a line says more than that, where none is sent, or where more than the text is kept."""
+        return self._plain_token if self._plain and self.streaming else None
 
     @property
     def generated_tokens(self) -> int:
@@ -250,12 +257,12 @@ class TextEncoder:
         Raises LMIError above `max_text`, or for a sequence beyond the number asked for, and the token counts for nothing:
         send `error` then. A token after the last is the caller's mistake, LocalProtocolError.
         """
-        if self.plain and finish is None and not (special or sequence):
-            return self.plain_token(id, text, log_prob)
+        if self._plain and finish is None and not (special or sequence):
+            return self._plain_token(id, text, log_prob)
         return self._token(id, text, log_prob, special, finish, top, sequence)
 
-    def plain_token(self, id: int, text: str, log_prob: float | None) -> bytes:
-        """`token` in the fewest steps, where `plain` is true, for one of which nothing else is to be said."""
+    def _plain_token(self, id: int, text: str, log_prob: float | None) -> bytes:
+        """`token` in the fewest steps, where `_plain` is true, for one of which nothing else is to be said."""
         quoted = encode_basestring(text).encode() if text.isascii() else json_string(text)  # a call cheaper, for most
         line = self._line
         if line:
@@ -415,7 +422,7 @@ class TextEncoder:
             self._stop()
 
     def _stop(self) -> None:
-        self.finished, self.plain = True, False
+        self.finished, self._plain = True, False
 
     def _last_line(self, line: bytes) -> bytes:
         self._ended = True

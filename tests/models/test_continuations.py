@@ -6,6 +6,7 @@ import itertools
 from collections.abc import Sequence
 from typing import Any
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -107,6 +108,20 @@ def test_a_text_without_bytes_costs_no_decoding() -> None:
     token = Token(text="é")
     assert text.take(token) is token
     assert not text.judges
+
+
+@pytest.mark.parametrize(
+    "last", [Finish(reason=FinishReason.EOS_TOKEN), Token(text="é", finish=FinishReason.EOS_TOKEN), None]
+)
+def test_what_comes_after_the_end_of_a_text_is_judged(last: Token | Finish | None) -> None:
+    text = Continuations(GenerationParameters())
+    text.take(Token(text="é"))
+    if last is None:
+        text.stop()
+    else:
+        text.take(last)
+    assert text.judges
+    assert not text.passes(Token(text="more"))
 
 
 def test_a_stop_sequence_is_named_for_a_model_that_leaves_it_out_only_if_it_must_have_been_that_one() -> None:

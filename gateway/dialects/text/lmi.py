@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from functools import partial
 from typing import Any, final
 
@@ -133,28 +134,31 @@ class _TextChannel(OnePrompt):
         self.asks: Session[Any, Any] | None = None
         """Who is asked, until it is known, how many tokens the prompt has: where the answer says it."""
         self._encoder = lmi.TextEncoder(request, max_text=max_text)
+        self._line: Callable[[int, str, float | None], bytes] | None = None
+        """The encoder's own way with a token of which its line is all there is to say, once the head is out."""
         self._reason = self._rest = ""
-        # True during a stream of LMI lines with tokens alone, the most frequent kind. `text` need not judge its tokens: the
-        # encoder counts them too, and no stop sequence is looked for.
-        self._plain = False
 
     def try_send(self, message: object, /) -> bool:
-        """Sends a plain token that need not wait. False, and nothing is sent, where it must, or is another message."""
-        if type(message) is not Token or not self._plain or message.finish is not None:
+        """`send` without its wait, for the most frequent message: a token in mid-stream of which its line is all there is to
+        say, and which `text` need not judge, as the encoder counts it too. False, and nothing is sent, where it has to wait,
+        or is another message."""
+        line = self._line
+        if type(message) is not Token or line is None or message.finish is not None:
             return False
-        if message.special or message.prefill or message.sequence or (message.data and self.text.decodes):
+        judge = self.text
+        if judge.judges or message.special or message.prefill or message.sequence or (message.data and judge.decodes):
             return False
         outbound, text = self._outbound, message.text
         if not outbound.try_room(len(text) + LINE):
             return False
         try:
-            line = self._encoder.plain_token(message.id, text, message.log_prob)
+            piece = line(message.id, text, message.log_prob)
         except lmi.LMIError as e:
             raise _too_long(e) from None
-        outbound.push_piece(line)
+        outbound.push_piece(piece)
         if self._encoder.finished:
             self._end()
-            self.text.stop()
+            judge.stop()
         return True
 
     async def send(self, message: Token | Finish, /) -> None:
@@ -168,7 +172,8 @@ class _TextChannel(OnePrompt):
             await self._exchange.turn.checkpoint()
         else:
             await self._answer.wait_room(self._size(message))
-        if self._plain:
+        by = self._line is not None and not text.judges
+        if by:  # as others may have gone by `try_send`
             text.went_by(self._encoder.generated_tokens)
         message = text.take(message)
         try:
@@ -177,19 +182,18 @@ class _TextChannel(OnePrompt):
             elif message.prefill:
                 self._encoder.prefill(message.id, message.text, message.log_prob)
             else:
-                self._plain = self._plain and not text.judges
-                self._put(message)
+                self._put(message, by=by)
         except lmi.LMIError as e:
             raise _too_long(e) from None
         text.sent()
 
-    def _put(self, token: Token) -> None:
+    def _put(self, token: Token, *, by: bool) -> None:
         encoder = self._encoder
         if self.asks is not None:
             self._count_prompt(self.asks, token)
         reason = None if token.finish is None else token.finish.value
         line = encoder.token(token.id, token.text, token.log_prob, token.special, reason, token.top, token.sequence)
-        if self._plain:
+        if by:
             self._outbound.push_piece(line)
         elif line:
             if not self._outbound.status:
@@ -206,7 +210,6 @@ class _TextChannel(OnePrompt):
 
     def _end(self) -> None:
         """The last token is sent."""
-        self._plain = False
         if self._encoder.streaming:
             self._answer.finish()
 
@@ -219,7 +222,6 @@ class _TextChannel(OnePrompt):
     def _finished(self, message: Finish) -> None:
         if self.asks is not None:
             self._count_prompt(self.asks, message)
-        self._plain = False
         reason, rest = message.reason.value, self.text.rest(message.sequence)
         if message.sequence:
             self._encoder.rest(rest, message.sequence)
@@ -230,7 +232,8 @@ class _TextChannel(OnePrompt):
     def _start(self) -> None:
         content_type = (b"content-type", self._encoder.content_type.encode())
         self._answer.start(200, [content_type, *lmi.response_headers(), *reply_headers(self._exchange)])
-        self._plain = self._encoder.plain and not self.text.judges and self._answer is self._outbound
+        if self._answer is self._outbound:
+            self._line = self._encoder.line
 
     def finish(self) -> None:
         """The model has returned: the document, or the last line where it is not out yet."""

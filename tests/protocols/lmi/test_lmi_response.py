@@ -667,3 +667,36 @@ def test_text_that_was_held_back_is_bounded_and_comes_before_the_end_or_not_at_a
     ended.token(1, "a", -0.5, finish="length")
     ended.rest("b")
     assert ended.finish("eos_token") == b'{"generated_text": "a"}'
+
+
+# ---- the short way
+
+
+@pytest.mark.parametrize("formatter", STREAMS)
+def test_a_line_made_in_the_fewest_steps_is_the_same(formatter: Formatter) -> None:
+    short = encoder(formatter, max_new_tokens=200)
+    whole = encoder(formatter, max_new_tokens=200, details=True, top_n_tokens=2)  # which has only the long way
+    line = short.line
+    assert line is not None
+    for number in range(150):  # the texts are put together now and then
+        said = number, ["a", "\u00e9", '"\n', ""][number % 4], [-0.5, None, 0.0, -1e-9, math.nan][number % 5]
+        assert line(*said) == whole.token(*said)
+    assert short.generated_tokens == whole.generated_tokens == 150
+
+
+def test_the_line_of_the_last_token_ends_the_answer() -> None:
+    short, whole = (encoder(Formatter.SSE, max_new_tokens=70, details=True) for _ in range(2))
+    line = short.line
+    assert line is not None
+    lines = [line(number, "a", -0.5) for number in range(70)]
+    assert lines == [whole.token(number, "a", -0.5) for number in range(69)] + [whole.token(69, "a", -0.5, finish="length")]
+    assert short.finished
+
+
+def test_a_stream_that_keeps_more_than_the_text_has_no_such_line() -> None:
+    assert encoder(Formatter.JSONLINES, details=True, top_n_tokens=2).line is None
+
+
+def test_neither_has_a_document_nor_the_other_form() -> None:
+    assert encoder(Formatter.JSON).line is None
+    assert TextEncoder(TextRequest(inputs="a", parameters=Parameters(), formatter=Formatter.SSE, tgi=True)).line is None
