@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import enum
 from collections.abc import Sequence
+from functools import cached_property
 from typing import TypeAlias, final
 
 import msgspec
@@ -31,11 +32,12 @@ PAUSED = Signal.PAUSED
 
 
 @final
-class Request(msgspec.Struct, frozen=True, kw_only=True, gc=False):
-    """A request head. `headers` have lower-case names, keep their order, hold no pseudo-header and no connection
-    field; `target` is origin-form, path and query as sent; `content_length` is None where the head does not tell."""
+class Head(msgspec.Struct, frozen=True, kw_only=True, dict=True):
+    """What a request says before its body. `headers` have lower-case names, keep their order, hold no pseudo-header and no
+    connection field; `target` is origin-form, path and query as sent; `content_length` is None where the head does not
+    tell. Received, it is the same object for as long as a client repeats itself: what was found out from it may be kept
+    beside it."""
 
-    stream: int
     method: bytes
     target: bytes
     headers: Headers = ()
@@ -46,6 +48,21 @@ class Request(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     expects_continue: bool = False
     upgrade: bytes = b""
     """The lower-case protocol of a well-formed HTTP/1.1 Upgrade, such as b"websocket"; else empty."""
+
+    @cached_property
+    def fields(self) -> dict[bytes, bytes]:
+        """The first field of each name."""
+        return dict(reversed(self.headers))  # in this order the first one of a name is the one that stays
+
+
+@final
+class Request(msgspec.Struct, frozen=True, kw_only=True, gc=False):
+    """A request begins. `body` is received only: all of it, where it is here already and wants no credit. Nothing else is
+    here then, and neither a Data nor an End follows. None: they do."""
+
+    stream: int
+    head: Head
+    body: bytes | None = None
 
 
 @final
@@ -73,7 +90,8 @@ class Data(msgspec.Struct, frozen=True, kw_only=True, gc=False):
 
 @final
 class End(msgspec.Struct, frozen=True, kw_only=True, gc=False):
-    """The body is complete. Every message ends with exactly one, also one without a body."""
+    """The body is complete. Every message ends with exactly one, also one without a body, but for a Request that says all of
+    its body itself."""
 
     stream: int
     trailers: Headers = ()

@@ -27,6 +27,7 @@ from protocols.events import (  # noqa: E402
     End,
     Frame,
     GoAway,
+    Head,
     Headers,
     Opcode,
     Ping,
@@ -223,7 +224,9 @@ def _http1_server() -> Machine:
 
 def _http1_request(method: bytes, headers: Headers = (), upgrade: bytes = b"") -> Callable[[Any], None]:
     return _send(
-        lambda m: Request(stream=m.stream + 1, method=method, target=b"/", authority=b"a", headers=headers, upgrade=upgrade)
+        lambda m: Request(
+            stream=m.stream + 1, head=Head(method=method, target=b"/", authority=b"a", headers=headers, upgrade=upgrade)
+        )
     )
 
 
@@ -408,7 +411,11 @@ def _http2_client_stream() -> Machine:
         _we(
             "Request",
             _send(
-                lambda m: Request(stream=m.next_stream, method=b"POST", target=b"/", authority=b"a") if _first(m) else None
+                lambda m: (
+                    Request(stream=m.next_stream, head=Head(method=b"POST", target=b"/", authority=b"a"))
+                    if _first(m)
+                    else None
+                )
             ),
         ),
         *_ANSWER,
@@ -706,7 +713,7 @@ def _unless(refused: Callable[[Exchange], bool], do: Callable[[Exchange], None])
 def _exchange() -> Machine:
     def make() -> Exchange:
         silent: Any = _Silent()
-        return Exchange(silent, silent, Request(stream=1, method=b"POST", target=b"/"), "1", 0.0)
+        return Exchange(silent, silent, Request(stream=1, head=Head(method=b"POST", target=b"/")), "1", 0.0)
 
     def said(exchange: Exchange) -> bool:
         return exchange.outbound.finishing is not None or exchange.gone or exchange._returned

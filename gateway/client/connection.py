@@ -18,7 +18,7 @@ from gateway.errors import TransportLost
 from gateway.net.tls_transport import TLSTransport
 from gateway.net.transport import SocketTransport, Transport
 from protocols.errors import RemoteProtocolError
-from protocols.events import Buffer, ConnectionEnd, Data, End, Headers, Request, Reset, Response, Sent, Signal
+from protocols.events import Buffer, ConnectionEnd, Data, End, Head, Headers, Request, Reset, Response, Sent, Signal
 from protocols.http1.connection import HTTP1Connection
 from protocols.http2.connection import HTTP2Connection
 from protocols.roles import Role
@@ -181,10 +181,12 @@ async def websocket(transport: Transport, path: str, *, authority: bytes = b"loc
     await handshake.send(
         Request(
             stream=1,
-            method=b"GET",
-            target=path.encode(),
-            authority=authority,
-            headers=[*request_headers(key), offered, *headers],
+            head=Head(
+                method=b"GET",
+                target=path.encode(),
+                authority=authority,
+                headers=[*request_headers(key), offered, *headers],
+            ),
         ),
         End(stream=1),
     )
@@ -222,8 +224,7 @@ def post(
     scheme: bytes = b"http",
 ) -> Sequence[Any]:
     """The events of a POST: head, body and end; only the head where `body` is None."""
-    head = Request(
-        stream=stream,
+    head = Head(
         method=b"POST",
         target=path.encode(),
         authority=authority,
@@ -231,9 +232,10 @@ def post(
         headers=[*headers, *([(b"content-length", b"%d" % len(body))] if body is not None else [])],
         content_length=len(body) if body is not None else None,
     )
+    request = Request(stream=stream, head=head)
     if body is None:
-        return [head]
-    return [head, *([Data(stream=stream, buffers=(body,))] if body else []), End(stream=stream)]
+        return [request]
+    return [request, *([Data(stream=stream, buffers=(body,))] if body else []), End(stream=stream)]
 
 
 async def dial(host: str, port: int, *, tls: ssl.SSLContext | None = None) -> Transport:

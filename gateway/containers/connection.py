@@ -32,7 +32,7 @@ from gateway.net.transport import SocketTransport, Transport
 from gateway.telemetry.trace_fields import trace_fields
 from models.errors import ModelError
 from protocols.errors import LocalProtocolError, RemoteProtocolError
-from protocols.events import Buffer, Data, End, Headers, Request, Response
+from protocols.events import Buffer, Data, End, Head, Headers, Request, Response
 from protocols.http1.connection import HTTP1Connection
 from protocols.roles import Role
 from protocols.websocket.connection import WebSocketConnection, WebSocketLimits
@@ -255,8 +255,7 @@ class Container:
         """One request, in the trace of the current exchange, and the head of its final answer. NoAnswer if there is none in
         time, BadRequest for a target or a header that cannot be written."""
         length = None if body is None else memoryview(body).nbytes
-        request = Request(
-            stream=1,
+        head = Head(
             method=method,
             target=target,
             authority=self._authority,
@@ -264,7 +263,7 @@ class Container:
             content_length=length,
         )
         try:
-            peer.machine.send(request)
+            peer.machine.send(Request(stream=1, head=head))
         except LocalProtocolError as e:
             raise BadRequest(f"cannot ask the container: {e}") from None
         if body is not None and length:

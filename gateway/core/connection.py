@@ -15,7 +15,7 @@ from gateway.net.certificate import read_client
 from gateway.net.tls_transport import TLSTransport
 from gateway.untrusted_text import unquoted
 from protocols.errors import RemoteProtocolError
-from protocols.events import Buffer, Headers, Request, Sent
+from protocols.events import Buffer, Head, Request, Sent
 
 if TYPE_CHECKING:
     from gateway.core.server import Server
@@ -44,10 +44,7 @@ class ConnectionWire(Wire, Protocol):
         """Whether it is worth a `pump` already: not for each piece of a large body that lands where it will stay."""
         ...
 
-    def receive_data(self, data: memoryview) -> bool:
-        """The same: not where these bytes were all of a request, which is handed on already."""
-        ...
-
+    def receive_data(self, data: memoryview) -> None: ...
     def receive_eof(self) -> None: ...
     def pump(self, at_most: int) -> bool:
         """Takes events from the machine and hands them on; True when it has no more. Raises RemoteProtocolError."""
@@ -89,10 +86,10 @@ class Connection:
     """
 
     __slots__ = (  # a dict of more than 30 names has no place in CPython's inline caches
-        "_blocked_since", "_certificate", "_closed", "_dirty", "_ending", "_fields", "_headers", "_hung_up", "_linger",
-        "_lost", "_ready", "_rest", "_soon", "_watch", "behind", "blocked", "budget", "clock", "eof", "exchanges",
-        "last_received", "last_sent", "limits", "peer", "pool", "proxies", "reading_paused", "requests", "server",
-        "transport", "whole_answer", "wire",
+        "_blocked_since", "_certificate", "_closed", "_dirty", "_ending", "_hung_up", "_linger", "_lost", "_ready", "_rest",
+        "_soon", "_watch", "behind", "blocked", "budget", "clock", "eof", "exchanges", "last_received", "last_sent",
+        "limits", "peer", "pool", "proxies", "reading_paused", "requests", "routed", "server", "transport", "whole_answer",
+        "wire",
     )  # fmt: skip
 
     def __init__(
@@ -108,8 +105,7 @@ class Connection:
         self.limits, self.budget, self.pool, self.clock = server.limits, server.budget, server.pool, server.clock
         self.peer, self.proxies = transport.peer, proxies
         self.exchanges: dict[int, Exchange] = {}
-        self._headers: Headers = ()
-        self._fields: dict[bytes, bytes] = {}
+        self.routed: tuple[Head, Any] | None = None
         self.eof = False
         self.last_received = self.last_sent = self.clock()
         self.requests = 0
@@ -182,8 +178,8 @@ class Connection:
         self._dirty = False
         if self._lost is None:
             try:
-                if self.behind:
-                    self._catch_up()
+                if self.behind and not self._catch_up():
+                    return
                 if self._ready or self._linger is not None:
                     self._read()
                 if not self.blocked:
@@ -243,6 +239,7 @@ class Connection:
             self._swallow(self._linger)
             return
         transport, wire, scratch = self.transport, self.wire, self.server.scratch
+        at_most = self.limits.checkpoint_events
         for _ in range(_READS):
             buffer = None if self.behind else wire.receive_buffer(scratch)
             if buffer is None:
@@ -261,12 +258,18 @@ class Connection:
                 if n < len(buffer) and transport.short_is_dry and not self._hung_up:
                     self._ready = False
                     self._watch.want_readable()
-                if not (wire.receive_data(scratch[:n]) if buffer is scratch else wire.buffer_updated(n)):
+                if buffer is scratch:
+                    wire.receive_data(scratch[:n])
+                elif not wire.buffer_updated(n):
                     if not self._ready:
                         return
                     continue
             del buffer  # a body must not live longer than its exchange
-            if not self._pump_some():
+            try:
+                done = wire.pump(at_most)
+            except RemoteProtocolError as e:
+                done = self._broken(e)
+            if not done:
                 self.pump_soon()
             if not self._ready or self._lost is not None or self._linger is not None:
                 return
@@ -287,25 +290,29 @@ class Connection:
         self.behind = True
         self.turn_soon()
 
-    def _catch_up(self) -> None:
+    def _catch_up(self) -> bool:
+        """Hands on a bit more; False where that was the connection's end."""
         if self._pump_some():
             self.behind = False
             self.read_more()
         else:
             self.turn_soon()
+        return self._lost is None
 
     def _pump_some(self) -> bool:
         if self._lost is not None:
             return True
         try:
-            done = self.wire.pump(self.limits.checkpoint_events)
+            return self.wire.pump(self.limits.checkpoint_events)
         except RemoteProtocolError as e:
-            reason = unquoted(str(e))[:300]
-            log.info("protocol error", extra={"peer": self.peer, "wire": self.wire.name, "reason": reason})
-            self.wire.protocol_error(e)
-            self.output_ready()
-            return True
-        return done
+            return self._broken(e)
+
+    def _broken(self, error: RemoteProtocolError) -> bool:
+        reason = unquoted(str(error))[:300]
+        log.info("protocol error", extra={"peer": self.peer, "wire": self.wire.name, "reason": reason})
+        self.wire.protocol_error(error)
+        self.output_ready()
+        return True
 
     def read_more(self) -> None:
         """Something was consumed: a reader that had stopped looks again."""
@@ -424,25 +431,15 @@ class Connection:
 
     # -- exchanges -------------------------------------------------------------------------------------------------
 
-    def open_exchange(
-        self, request: Request, like: Exchange | None = None, stream: int = 0, body: bytes | None = None
-    ) -> Exchange:
-        """A request head has arrived: its exchange starts in a task of its own. `like` is one with the same head, perhaps
-        the very same object; then `stream` says which this one is. `body` is all of its body, where that is here."""
+    def open_exchange(self, request: Request) -> Exchange:
+        """A request has arrived, or its head alone: its exchange starts in a task of its own."""
         self.requests += 1
         server = self.server
-        exchange = Exchange(self, self.wire, request, server.new_id(), self.last_received, like, stream, body)
-        self.exchanges[exchange.stream] = exchange
+        exchange = Exchange(self, self.wire, request, server.new_id(), self.last_received)
+        self.exchanges[request.stream] = exchange
         server.exchange_opened(exchange)
         server.run_exchange(exchange)
         return exchange
-
-    def fields(self, headers: Headers) -> dict[bytes, bytes]:
-        """The first field of each name; made once for a client that repeats itself."""
-        if headers is not self._headers:
-            # in this order the first one of a name is the one that stays
-            self._headers, self._fields = headers, dict(reversed(headers))
-        return self._fields
 
     def exchange_closed(self, exchange: Exchange) -> None:
         """The exchange has its ending and its task is done."""

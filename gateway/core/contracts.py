@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from gateway.net.proxies import TrustedProxies
     from models.session import ClientCertificate
     from protocols.buffers import ByteBudget
-    from protocols.events import Buffer, Headers, Opcode, Request
+    from protocols.events import Buffer, Head, Headers, Opcode
 
 FRAMING = 20
 """Bytes of framing, at most, around one message of a wire that is `exclusive`."""
@@ -71,6 +71,9 @@ class Owner(Protocol):
     last_sent: float
     """When bytes were last taken by the transport, on Trio's clock."""
 
+    routed: tuple[Head, Any] | None
+    """The last head whose route was found, and that `gateway.core.route.Route`: for the dispatcher alone."""
+
     @property
     def door(self) -> Door:
         """Decides which fields of a request models see."""
@@ -84,10 +87,6 @@ class Owner(Protocol):
     def clock(self) -> float: ...
     def output_ready(self) -> None:
         """The wire has something to write, or will find it in an Outbound when it writes."""
-        ...
-
-    def fields(self, headers: Headers) -> dict[bytes, bytes]:
-        """The first field of each name."""
         ...
 
     def exchange_closed(self, exchange: Any) -> None:
@@ -127,7 +126,7 @@ class Stream(Protocol):
     id: str
     stream: int
     owner: Owner
-    request: Request
+    request: Head
     fields: dict[bytes, bytes]
     gone: bool
     """The client is gone, or the connection: nothing more can be said."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any, final
+from typing import TYPE_CHECKING, final
 
 import msgspec
 import trio
@@ -45,13 +45,9 @@ class Exchange:
         "_cancelled_at", "_made", "_objects", "_returned", "_scope", "arrived_at", "awaited", "began_at", "body", "bytes_in",
         "cancelled", "copied", "deadline", "dialect", "ending", "fail", "fields", "gone", "id", "inbound", "incident",
         "interruption", "left_at", "model", "outbound", "owner", "parts_in", "priority", "reply", "request", "reserved",
-        "route", "started_at", "stopped_by", "stream", "time_limits", "waits", "wire", "words",
+        "started_at", "stopped_by", "stream", "time_limits", "waits", "wire", "words",
     )  # fmt: skip
 
-    fields: dict[bytes, bytes]
-    """The first field of each (lower-case) name."""
-    route: Any
-    """Who answers it, a `gateway.core.route.Route`, for the dispatcher alone; None before that is known."""
     began_at: float
     """When its work began, on Trio's clock, like all of these; not set before."""
     left_at: float
@@ -66,32 +62,17 @@ class Exchange:
     awaited: Callable[[], str]
     """Says for whom its model waits, for an error that its time is over; not set where the model has not said."""
 
-    def __init__(
-        self,
-        owner: Owner,
-        wire: Wire,
-        request: Request,
-        id: str,
-        now: float,
-        like: Exchange | None = None,
-        stream: int = 0,
-        body: bytes | None = None,
-    ) -> None:
-        """`like` is one whose request had the same head: what was found out from that is not looked for again. `body` is all
-        of its body where that came with the head, on a wire without windows that wants no credit for it: as with `feed` and
-        `feed_end`."""
+    def __init__(self, owner: Owner, wire: Wire, request: Request, id: str, now: float) -> None:
         self.owner = owner
         self.wire = wire
-        self.request = request
+        head, body = request.head, request.body
+        self.request = head
+        """What it says before its body; another one once that was inflated."""
+        self.fields = head.fields
+        """The first field of each (lower-case) name."""
         self.id = id
-        self.stream = stream or request.stream
-        if like is not None and like.request is request:  # one whose body was inflated has another request since
-            self.fields = like.fields
-            self.route = like.route
-        else:
-            self.fields = owner.fields(request.headers)
-            self.route = None
-        self.outbound = Outbound(self, owner, wire, self.stream, now)
+        self.stream = stream = request.stream
+        self.outbound = Outbound(self, owner, wire, stream, now)
         self.inbound = Inbound(self, wire) if body is None else None
         """Its body as it arrives; None where it came whole with the head and nobody has asked for it piece by piece, and
         once the exchange is over."""

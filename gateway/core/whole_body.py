@@ -191,7 +191,7 @@ async def _inflated(
     exchange.request = msgspec.structs.replace(
         exchange.request, headers=[field for field in exchange.request.headers if field[0] not in gone]
     )
-    exchange.fields = exchange.owner.fields(exchange.request.headers)
+    exchange.fields = exchange.request.fields
     return out.view()
 
 

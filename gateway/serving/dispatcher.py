@@ -32,10 +32,10 @@ class Dispatcher:
 
     def work(self, exchange: Exchange) -> Coroutine[Any, Any, None]:
         """What the exchange asks for, to be awaited. What may go wrong is for `blame`."""
-        route: Route | None = exchange.route
-        if route is None:
-            route = exchange.route = self._route_of(exchange)
-        row, handler, arguments = route
+        owner, head = exchange.owner, exchange.request
+        if (routed := owner.routed) is None or routed[0] is not head:
+            routed = owner.routed = head, self._route_of(exchange)
+        row, handler, arguments = routed[1]
         server = self._server
         if server.draining or server.budget.used > self._refuse_above:
             self._turn_away(exchange, row)

@@ -16,7 +16,7 @@ from gateway.core.exchange import Exchange
 from gateway.doorbell import Doorbell
 from gateway.errors import Drained, Ending, SlowReader
 from gateway.untrusted_text import escape
-from protocols.events import Buffer, Frame, Headers, Opcode, Request
+from protocols.events import Buffer, Frame, Head, Headers, Opcode, Request
 
 if TYPE_CHECKING:
     from gateway.core.server import Server
@@ -79,10 +79,11 @@ class ASGICall:
         self._blocked_since: float | None = None
         self._scope = trio.CancelScope()
         self._cut = self._over = False
-        self.exchange = Exchange(self, self, request_of(scope), server.new_id(), self.last_received)
+        self.exchange = Exchange(self, self, Request(stream=1, head=head_of(scope)), server.new_id(), self.last_received)
 
     client_certificate: ClientCertificate | None = None
     """Whoever ended the TLS knows; what a scope says of it is not believed."""
+    routed: tuple[Head, Any] | None = None
 
     # -- life ------------------------------------------------------------------------------------------------------
 
@@ -148,9 +149,6 @@ class ASGICall:
 
     def drain_now(self) -> None:
         self.exchange.interrupt(Drained("the server is shutting down and its drain deadline (drain.timeout) has passed"))
-
-    def fields(self, headers: Headers) -> dict[bytes, bytes]:
-        return dict(reversed(headers))
 
     def exchange_closed(self, exchange: Exchange) -> None:
         self.server.exchange_closed(exchange)
@@ -337,7 +335,7 @@ class ASGICall:
             self.lost(ending)
 
 
-def request_of(scope: Scope) -> Request:
+def head_of(scope: Scope) -> Head:
     """The request head that an ASGI scope tells of; its path begins where the application is mounted."""
     path: bytes = scope.get("raw_path") or quote(scope["path"]).encode()
     path = path.partition(b"?")[0]
@@ -352,8 +350,7 @@ def request_of(scope: Scope) -> Request:
     fields = dict(reversed(headers))
     length = fields.get(b"content-length", b"")
     socket = scope["type"] == "websocket"
-    return Request(
-        stream=1,
+    return Head(
         method=b"GET" if socket else scope["method"].encode(),
         target=b"%b?%b" % (path or b"/", query) if query else path or b"/",
         headers=headers,

@@ -92,16 +92,12 @@ class HTTP1Wire:
         machine.buffer_updated(n)
         return machine.unread >= _LANDED or machine.get_buffer() is None
 
-    def receive_data(self, data: memoryview) -> bool:
+    def receive_data(self, data: memoryview) -> None:
         if self._failed:
-            return False
-        whole = self._machine.receive_whole(data)
-        if whole is not None:
-            self._open(whole[0], self._current, self._machine.stream, whole[1])
-            return False
+            return
+        self._machine.receive_data(data)
         if self._input.unread == len(data):
             self._head_since = self._connection.last_received
-        return True
 
     def receive_eof(self) -> None:
         self._machine.receive_eof()
@@ -110,9 +106,10 @@ class HTTP1Wire:
         if self._failed:
             return True
         connection, machine = self._connection, self._machine
-        inbound, next_event = self._inbound, machine.next_event
-        for _ in range(at_most):
-            event = next_event()
+        inbound = self._inbound
+        while at_most > 0:
+            at_most -= 1
+            event = machine.next_event()
             if type(event) is Data:
                 if inbound is not None:
                     piece = event.buffers[0]
@@ -122,21 +119,18 @@ class HTTP1Wire:
                 if inbound is not None and inbound.exchange.request.upgrade != _WEBSOCKET:
                     inbound.feed_end()
             elif type(event) is Request:
-                inbound = self._open(event).inbound
+                if connection.requests >= self._last_request or connection.server.draining:
+                    machine.close_after_response()
+                self._current = exchange = connection.open_exchange(event)
+                self._inbound = inbound = exchange.inbound
+                if event.body is not None:  # which is all that was here
+                    return True
             else:
                 if type(event) is ConnectionEnd or (event is PAUSED and connection.eof):
                     self._leave()
                     connection.output_ready()
                 return True
         return False
-
-    def _open(self, request: Request, like: Exchange | None = None, stream: int = 0, body: bytes | None = None) -> Exchange:
-        connection = self._connection
-        if connection.requests >= self._last_request or connection.server.draining:
-            self._machine.close_after_response()
-        self._current = exchange = connection.open_exchange(request, like, stream, body)
-        self._inbound = exchange.inbound
-        return exchange
 
     def _leave(self) -> None:
         # RFC 9112 section 9.6 lets a client half-close after its request; every real client that does so while it

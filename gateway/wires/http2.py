@@ -80,9 +80,8 @@ class HTTP2Wire:
     def buffer_updated(self, n: int) -> bool:
         raise AssertionError("HTTP/2 bodies do not land")
 
-    def receive_data(self, data: memoryview) -> bool:
+    def receive_data(self, data: memoryview) -> None:
         self._machine.receive_data(data)
-        return True
 
     def receive_eof(self) -> None:
         self._machine.receive_eof()

@@ -86,9 +86,8 @@ class WebSocketWire:
         self._machine.buffer_updated(n)
         return True
 
-    def receive_data(self, data: memoryview) -> bool:
+    def receive_data(self, data: memoryview) -> None:
         self._machine.receive_data(data)
-        return True
 
     def receive_eof(self) -> None:
         self._machine.receive_eof()

@@ -14,7 +14,7 @@ from typing import Final, NamedTuple, TypeAlias, final
 from urllib.parse import quote, unquote_to_bytes
 
 from protocols.errors import LocalProtocolError, ProtocolError
-from protocols.events import Buffer, Headers, Request
+from protocols.events import Buffer, Head, Headers
 
 SERVICE: Final = "sagemaker"
 """The service name in the credential scope of every SageMaker runtime operation."""
@@ -181,7 +181,7 @@ def _fields(headers: Headers) -> _Fields:
     return fields
 
 
-def _canonical_head(request: Request, fields: _Fields, names: Sequence[bytes]) -> bytes:
+def _canonical_head(request: Head, fields: _Fields, names: Sequence[bytes]) -> bytes:
     """The canonical request up to the payload hash, which is all that follows. `fields` has each of `names`."""
     path, _, query = request.target.partition(b"?")
     return b"\n".join(
@@ -387,7 +387,7 @@ class Verifier:
         self._allow_unsigned = allow_unsigned_payload
         self._derived: dict[tuple[str, _Scope], bytes] = {}
 
-    def verify_head(self, request: Request, *, now: float, streaming: bool = False) -> VerifiedHead:
+    def verify_head(self, request: Head, *, now: float, streaming: bool = False) -> VerifiedHead:
         """Checks all that the head alone decides; `now` is in seconds since 1970. SigV4Error if anything is wrong.
 
         `streaming` says that the operation's body is an event stream: then it must be signed message by message, else
@@ -454,7 +454,7 @@ class Verifier:
         got = "no such header" if declared is None else _shown(value)
         raise _invalid(f"x-amz-content-sha256 must be {expected}, got {got}")
 
-    def _heads(self, request: Request, fields: _Fields, names: Sequence[bytes]) -> Iterable[bytes]:
+    def _heads(self, request: Head, fields: _Fields, names: Sequence[bytes]) -> Iterable[bytes]:
         yield _canonical_head(request, fields, names)
         # AWS signers leave a scheme's own port out of the host they sign, some clients send it all the same. Behind a
         # proxy that ends TLS the scheme here is not the client's, so either port will do.
@@ -567,9 +567,7 @@ def payload_hash(body: Buffer = b"") -> str:
     return sha256(body).hexdigest()
 
 
-def sign_request(
-    request: Request, credentials: Credentials, *, now: float, payload: str, declare: bool = True
-) -> SignedHead:
+def sign_request(request: Head, credentials: Credentials, *, now: float, payload: str, declare: bool = True) -> SignedHead:
     """Signs a head that is ready to go but for the headers that this gives back, to be added to its own.
 
     `payload` is a `payload_hash`, STREAMING_EVENTS or UNSIGNED_PAYLOAD. `declare` also sends it as

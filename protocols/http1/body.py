@@ -24,7 +24,7 @@ class Input:
     They are joined only where a head is cut across them; a body comes out as it came in, and a line is carried over.
     """
 
-    __slots__ = ("_carry", "_more", "_pos", "_scanned", "blank_line", "data", "unread")
+    __slots__ = ("_carry", "_more", "_scanned", "blank_line", "data", "pos", "unread")
 
     def __init__(self) -> None:
         self.data = b""
@@ -33,7 +33,8 @@ class Input:
         """Bytes received and not consumed."""
         self.blank_line = False
         """Whether an empty line was skipped before the head that is due."""
-        self._pos = 0
+        self.pos = 0
+        """How much of `data` is consumed."""
         self._more: list[bytes] = []  # the buffers behind it: few, for crumbs are joined
         self._scanned = 0  # bytes of an incomplete head that were searched already
         self._carry = b""  # the start of a line that the next buffer continues
@@ -52,16 +53,16 @@ class Input:
     def clear(self) -> bytes:
         """Forgets everything, and returns it."""
         rest = self._joined()
-        self.data, self._pos, self._carry, self.unread = b"", 0, b"", 0
+        self.data, self.pos, self._carry, self.unread = b"", 0, b"", 0
         return rest
 
     def take(self, at_most: int) -> Buffer | None:
         """The next piece of a body of which `at_most` bytes are left, a view of what was received where it is large;
         None if there is nothing."""
-        data, start = self.data, self._pos
+        data, start = self.data, self.pos
         size, end = len(data), start + at_most
         if end < size:
-            self._pos = end
+            self.pos = end
         elif size:
             end = size
             self._forward()
@@ -74,13 +75,13 @@ class Input:
 
     def accept(self, expected: bytes) -> bool:
         """Consumes `expected` if it comes next, whole and in one buffer."""
-        start = self._pos
+        start = self.pos
         if not self.data.startswith(expected, start) or self._carry:
             return False
         n = len(expected)
         self.unread -= n
         if start + n < len(self.data):
-            self._pos = start + n
+            self.pos = start + n
         else:
             self._forward()
         self._scanned, self.blank_line = 0, False
@@ -88,9 +89,9 @@ class Input:
 
     def match(self, pattern: re.Pattern[bytes]) -> re.Match[bytes] | None:
         """Consumes what matches if it comes next, whole and in one buffer."""
-        match = None if self._carry else pattern.match(self.data, self._pos)
+        match = None if self._carry else pattern.match(self.data, self.pos)
         if match is not None:
-            self.unread -= match.end() - self._pos
+            self.unread -= match.end() - self.pos
             self._consume(match.end())
         return match
 
@@ -98,7 +99,7 @@ class Input:
         """The next line without its CRLF, at most `limit` bytes; None until it is here. Raises RemoteProtocolError,
         with the text `too_long` as soon as that is certain."""
         while True:
-            start = self._pos
+            start = self.pos
             stop = min(start + limit + 2 - len(self._carry), len(self.data))
             end = self.data.find(b"\n", start, stop)
             line = self._carry + self.data[start : stop if end < 0 else end + 1]
@@ -123,7 +124,7 @@ class Input:
             # RFC 9112 section 2.2: a server should ignore at least one empty line before a request
             if blank_line and not self.blank_line and self.accept(b"\r\n"):
                 self.blank_line = True
-            start = self._pos
+            start = self.pos
             if self.data.startswith(b"\r\n", start):
                 raise RemoteProtocolError("head: begins with an empty line")
             end = self.data.find(b"\r\n\r\n", start + max(0, self._scanned - 3), start + limit)
@@ -132,7 +133,7 @@ class Input:
             if not self._more:
                 self._check_partial(limit, line_limit)
                 return None
-            self.data, self._pos = self._joined(), 0
+            self.data, self.pos = self._joined(), 0
         if self.data.find(b"\r\n", start, start + line_limit + 2) < 0:
             raise _long_line(line_limit)
         head = self.data[start : end + 4]
@@ -142,13 +143,13 @@ class Input:
         return head
 
     def _check_partial(self, limit: int, line_limit: int) -> None:
-        size = len(self.data) - self._pos
-        if size > line_limit + 1 and self.data.find(b"\r\n", self._pos, self._pos + line_limit + 2) < 0:
+        size = len(self.data) - self.pos
+        if size > line_limit + 1 and self.data.find(b"\r\n", self.pos, self.pos + line_limit + 2) < 0:
             raise _long_line(line_limit)
         if size >= limit:
             raise RemoteProtocolError(f"head: over {limit} bytes, the limit (head)", status=431)
-        start = self._pos + self._scanned
-        if start > self._pos and self.data[start - 1] == 0x0D:
+        start = self.pos + self._scanned
+        if start > self.pos and self.data[start - 1] == 0x0D:
             start -= 1
         # it could wait for the whole head, but a peer that ends its lines with LF alone would never complete one
         if self.data.count(b"\n", start) != self.data.count(b"\r\n", start):
@@ -158,13 +159,13 @@ class Input:
     def _consume(self, end: int) -> None:
         """All before `end` is consumed."""
         if end < len(self.data):
-            self._pos = end
+            self.pos = end
         else:
             self._forward()
 
     def _forward(self) -> None:
         """All of this buffer is consumed."""
-        self._pos = 0
+        self.pos = 0
         if self._more:
             self.data = self._more.pop(0)
         else:
@@ -172,7 +173,7 @@ class Input:
 
     def _joined(self) -> bytes:
         """What is not consumed, as one, taken away from behind."""
-        rest = b"".join((self.data[self._pos :], *self._more))
+        rest = b"".join((self.data[self.pos :], *self._more))
         self._more.clear()
         return rest
 

@@ -262,37 +262,38 @@ class HTTP1Connection(MessageReader):
             raise LocalProtocolError("send: this connection takes no further request")
         if event.stream != self.stream + 1:
             raise LocalProtocolError(f"send: expected stream {self.stream + 1}, got {event.stream}")
-        line = request_line(event.method, event.target)
-        if not is_authority(event.authority):
-            raise LocalProtocolError(f"authority: expected a host and perhaps a port, got {event.authority[:40]!r}")
-        fields = write_fields(event.headers)
+        if event.body is not None:
+            raise LocalProtocolError("send: a body is sent as Data, behind its Request")
+        head = event.head
+        line = request_line(head.method, head.target)
+        if not is_authority(head.authority):
+            raise LocalProtocolError(f"authority: expected a host and perhaps a port, got {head.authority[:40]!r}")
+        fields = write_fields(head.headers)
         length, own = fields.length, b""
-        if event.content_length is not None:
+        if head.content_length is not None:
             if length is None:
-                length, own = event.content_length, b"content-length: %d\r\n" % event.content_length
-            if length != event.content_length or not 0 <= length < 2**63:
-                raise LocalProtocolError(
-                    f"content-length: {length} in the headers, content_length is {event.content_length}"
-                )
-        chunked = length is None and event.method in _BODY_METHODS
+                length, own = head.content_length, b"content-length: %d\r\n" % head.content_length
+            if length != head.content_length or not 0 <= length < 2**63:
+                raise LocalProtocolError(f"content-length: {length} in the headers, content_length is {head.content_length}")
+        chunked = length is None and head.method in _BODY_METHODS
         if chunked:
             own = b"transfer-encoding: chunked\r\n"
-        if event.expects_continue and b"expect" not in fields.special:
+        if head.expects_continue and b"expect" not in fields.special:
             own += b"expect: 100-continue\r\n"
-        upgrade = event.upgrade or fields.upgrade.lower()
+        upgrade = head.upgrade or fields.upgrade.lower()
         if upgrade and not is_protocol(upgrade):
             raise LocalProtocolError(f"upgrade: expected one protocol, got {upgrade[:40]!r}")
         asked = fields.connection
         self.must_close = self._closing or b"close" in asked
         self._closing = False
         self._upgrade = upgrade
-        self._head_request = event.method == b"HEAD"
+        self._head_request = head.method == b"HEAD"
         self._to_send = length or 0
         self._writing = Writing.CHUNKED if chunked else Writing.LENGTH
         self._reading = Reading.HEAD
         self._next_stream()
         connection = self._connection_fields(asked, self._upgrade)
-        self._put(b"%bhost: %b\r\n%b%b%b\r\n" % (line, event.authority, fields.block, connection, own))
+        self._put(b"%bhost: %b\r\n%b%b%b\r\n" % (line, head.authority, fields.block, connection, own))
 
     def _send_end(self, trailers: Headers = ()) -> None:
         if self._writing is _WRITE_CHUNKED:

@@ -10,7 +10,7 @@ from typing import NamedTuple, final
 import httptools
 
 from protocols.errors import LocalProtocolError, RemoteProtocolError
-from protocols.events import Headers, Request
+from protocols.events import Head, Headers
 
 _TOKEN = (string.digits + string.ascii_letters + "!#$%&'*+-.^_`|~").encode()  # RFC 9110 section 5.6.2
 _VISIBLE = bytes(c for c in range(0x21, 0x7F) if c != ord("#"))  # a request target has no fragment (RFC 9112 section 3.2)
@@ -73,8 +73,8 @@ _CODED_THEN_CHUNKED = re.compile(rb"(?:" + _CODING + rb"[ \t]*+,[ \t]*+)++chunke
 class RequestHead(NamedTuple):
     """A request head that has passed every check. A named tuple: one is made for each request."""
 
-    event: Request
-    """What it says, of stream 0."""
+    head: Head
+    """What it says."""
     length: int
     """Of the body; 0 where it does not say."""
     chunked: bool
@@ -171,8 +171,7 @@ def read_request(head: bytes, *, max_fields: int, scheme: bytes) -> RequestHead:
     length, chunked = _framing(special, modern)
     connection = _tokens(special.get(b"connection", ()))
     has_body = bool(length or chunked)
-    request = Request(
-        stream=0,
+    request = Head(
         method=method,
         target=target,
         headers=tuple(fields.headers),

@@ -1,15 +1,14 @@
 """The receiving end of an HTTP/1.1 connection: requests or answers out of bytes, and whose turn it is.
 
-One quick way ends here: `receive_whole`, for a client that repeats itself, which takes 1.5 to 1.8 us of `next_event` from
-each request.
+One quick way ends here, inside `next_event`: a request with the head of the one before, which lies whole and alone in the
+input, comes with its body. It takes 1.1 us of 2.7 from each request of a client that repeats itself, and two events from
+its driver.
 """
 
 from __future__ import annotations
 
 import contextlib
 import enum
-
-from msgspec.structs import replace
 
 from protocols.errors import LocalProtocolError, RemoteProtocolError
 from protocols.events import (
@@ -20,6 +19,7 @@ from protocols.events import (
     Data,
     End,
     Event,
+    Head,
     Request,
     Response,
     Signal,
@@ -92,7 +92,7 @@ class MessageReader(Output):
         self._eof = False
         self._reading = Reading.DONE if self._client else Reading.HEAD
         self._known: tuple[bytes, RequestHead] | None = None  # the head of the last request
-        self._whole: tuple[bytes, int, Request] | None = None  # the same, with the bytes of all of it, for `receive_whole`
+        self._whole: tuple[bytes, int, Head] | None = None  # the same, and the bytes of all of it, where it may come whole
         self._rest = 0  # what is left of the declared length, not given out
         self._chunks: Chunks | None = None
         self.landing: memoryview | None = None
@@ -141,9 +141,25 @@ class MessageReader(Output):
 
     def next_event(self) -> Event | Signal:
         """One event, NEED_DATA, or PAUSED: a pipelined request is here whose turn has not come. After the peer's end
-        it is ConnectionEnd, again and again. Raises RemoteProtocolError, then always one that says the same."""
-        reading = self._reading
+        it is ConnectionEnd, again and again. Raises RemoteProtocolError, then always one that says the same.
+
+        A Request brings its body where it is all that is here, and its head is, byte for byte, that of the request before,
+        declares a body below 16 KiB or none, and expects and upgrades nothing. That is as if the Request, a Data unless the
+        body is empty, and the End had been given, and the Data credited."""
+        reading, whole, source = self._reading, self._whole, self.input
         event: Event | Signal | None = None
+        if whole is not None and source.unread == whole[1] and reading is READ_HEAD and not (source.pos or self._eof):
+            text, size, head = whole
+            data = source.data
+            if len(data) == size and data.startswith(text):
+                source.data, source.unread, source.blank_line = b"", 0, False
+                # what else depends on the head is as the request before has left it, for it had the same
+                if self.unconsumed:
+                    self._next_stream()
+                else:
+                    self.stream += 1
+                self._reading, self._writing = READ_DONE, WRITE_HEAD
+                return Request(stream=self.stream, head=head, body=data[len(text) :])
         try:
             if reading is _READ_LENGTH:
                 event = self._read_length() if self.landing is None else self._read_landed(self.landing)
@@ -161,28 +177,6 @@ class MessageReader(Output):
             if self._error is None:
                 self._fail(error)
             raise
-
-    def receive_whole(self, data: memoryview) -> tuple[Request, bytes] | None:
-        """Exactly as `receive_data`; and it returns the request and its whole body where these bytes are just that, the turn
-        is theirs, and the connection repeats itself: the head is, byte for byte, that of the request before, declares a body
-        below 16 KiB or none, and expects and upgrades nothing. It is then as if `next_event` had given the Request, a Data
-        unless the body is empty, and the End, and the Data had been credited; but the Request is the very object that came
-        first, and `stream` says which this one is. None where anything is otherwise: then `next_event` goes on."""
-        whole = self._whole
-        # a head that is due, where nothing is unread, begins with these bytes; and a machine that reads heads is in use
-        if whole is not None and self._reading is READ_HEAD and not self.input.unread and not self._eof:
-            head, size, request = whole
-            if len(data) == size and (text := data.tobytes()).startswith(head):
-                self.input.blank_line = False
-                # what else depends on the head is as the request before has left it, for it had the same
-                if self.unconsumed:
-                    self._next_stream()
-                else:
-                    self.stream += 1
-                self._reading, self._writing = READ_DONE, WRITE_HEAD
-                return request, text[len(head) :]
-        self.receive_data(data)
-        return None
 
     def _read_other(self, reading: Reading) -> Event | None:
         if self._error is not None:
@@ -242,30 +236,29 @@ class MessageReader(Output):
         if not source.data:
             return None
         if known is not None and source.accept(known[0]):
-            head = known[1]
+            found = known[1]
         else:
             limits = self._limits
             text = source.head(limits.head, limits.request_line, blank_line=True)
             if text is None:
                 return None
-            head = read_request(text, max_fields=limits.fields, scheme=self._scheme)
-            self._remember(text, head)
-        request, length, chunked, keep_alive, http10, is_head = head
+            found = read_request(text, max_fields=limits.fields, scheme=self._scheme)
+            self._remember(text, found)
+        head, length, chunked, keep_alive, http10, is_head = found
         self._next_stream()
         self._writing = WRITE_HEAD
         self._head_request, self._http10, self.must_close = is_head, http10, not keep_alive
         self._usual = keep_alive and not is_head and not http10
-        self._continue_due = request.expects_continue
-        self._upgrade = request.upgrade
+        self._continue_due = head.expects_continue
+        self._upgrade = head.upgrade
         self._start_body(length, chunked)
-        return replace(request, stream=self.stream)
+        return Request(stream=self.stream, head=head)
 
-    def _remember(self, text: bytes, head: RequestHead) -> None:
-        known = len(text) <= _REMEMBERED
-        request = head.event
-        whole = known and head.length < LARGE and not (head.chunked or request.expects_continue or request.upgrade)
-        self._known = (text, head) if known else None
-        self._whole = (text, len(text) + head.length, request) if whole else None
+    def _remember(self, text: bytes, found: RequestHead) -> None:
+        known, head = len(text) <= _REMEMBERED, found.head
+        whole = known and found.length < LARGE and not (found.chunked or head.expects_continue or head.upgrade)
+        self._known = (text, found) if known else None
+        self._whole = (text, len(text) + found.length, head) if whole else None
 
     def _read_response(self) -> Response | None:
         limits = self._limits

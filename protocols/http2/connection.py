@@ -299,13 +299,15 @@ class HTTP2Connection(FrameReader):
             raise LocalProtocolError("no stream may be opened now: see can_open")
         if not event.stream % 2 or not self.next_stream <= event.stream <= LARGEST_ID:
             raise LocalProtocolError(f"stream {event.stream} cannot be opened; the next number is {self.next_stream}")
-        fields = request_fields(event, self.scheme)
+        if event.body is not None:
+            raise LocalProtocolError("send: a body is sent as Data, behind its Request")
+        fields = request_fields(event.head, self.scheme)
         window = self._windows.open(self._h2.local_settings.initial_window_size)
         assert window is not None, "can_open has asked the budget"
         self._h2.send_headers(event.stream, fields)
         found = self._adopt(event.stream, self._h2.streams[event.stream], window)
         found.head_sent = True
-        found.bodyless = event.method == b"HEAD"
+        found.bodyless = event.head.method == b"HEAD"
         self._drain()
         self._return_connection_credit()
 

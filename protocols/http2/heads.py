@@ -11,7 +11,7 @@ from h2.exceptions import ProtocolError
 from h2.utilities import HeaderValidationFlags, normalize_inbound_headers, validate_headers
 
 from protocols.errors import LocalProtocolError
-from protocols.events import Headers, Refused, Request, Response
+from protocols.events import Head, Headers, Refused, Request, Response
 
 Fields: TypeAlias = list[tuple[bytes, bytes]]
 
@@ -55,8 +55,7 @@ def read_request(
     length = content_length(regular) if b"content-length" in names else None
     if ended and length:
         raise MalformedHeadError(f"content-length is {length} and no body follows")
-    return Request(
-        stream=stream,
+    head = Head(
         method=pseudo[b":method"],
         target=pseudo[b":path"],
         headers=tuple(regular),
@@ -66,19 +65,20 @@ def read_request(
         content_length=length,
         expects_continue=b"expect" in names and _expects_continue(regular),
     )
+    return Request(stream=stream, head=head)
 
 
-def plain_request(headers: Sequence[tuple[bytes, bytes]], *, fields: int, size: int) -> Request | None:
-    """The request, on stream 0 and with a body to come, that a header list straight from HPACK means; None where
+def plain_request(headers: Sequence[tuple[bytes, bytes]], *, fields: int, size: int) -> Head | None:
+    """The head of the request, with a body to come, that a header list straight from HPACK means; None where
     anything is wrong with it, also what `read_request` leaves to h2."""
     names = [name for name, _ in headers]
     if b"cookie" in names:
         headers = joined_cookies(headers)
     try:
-        head = read_request(0, headers, ended=False, fields=fields, size=size)
+        request = read_request(0, headers, ended=False, fields=fields, size=size)
     except MalformedHeadError:
         return None
-    return head if isinstance(head, Request) else None
+    return request.head if isinstance(request, Request) else None
 
 
 def read_response(stream: int, headers: Sequence[tuple[bytes, bytes]], *, fields: int, size: int) -> Response:
@@ -135,7 +135,7 @@ def content_length(headers: Iterable[tuple[bytes, bytes]]) -> int | None:
     return next((int(value) for name, value in headers if name == b"content-length"), None)
 
 
-def request_fields(request: Request, scheme: bytes) -> Fields:
+def request_fields(request: Head, scheme: bytes) -> Fields:
     """The header list of a request to send. The authority may also stand in a Host field, which does not go out itself
     (section 8.3.1). Raises LocalProtocolError for what HTTP/2 cannot carry."""
     hosts = {value for name, value in request.headers if name == b"host"}

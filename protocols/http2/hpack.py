@@ -11,7 +11,7 @@ from hpack.exceptions import HPACKDecodingError
 from hpack.huffman_table import decode_huffman
 from hpack.table import HeaderTable
 
-from protocols.events import Request
+from protocols.events import Head
 
 REMEMBERED_BYTES = 8192
 """What the remembered blocks of one connection may hold, each counted as its own bytes and its list's (RFC 9113
@@ -36,14 +36,14 @@ class _Unusual(Exception):
 class Block:
     """What one header block means."""
 
-    __slots__ = ("headers", "request", "size")
+    __slots__ = ("head", "headers", "size")
 
     def __init__(self, headers: list[HeaderTuple], size: int) -> None:
         self.headers = headers
         self.size = size
         """The list's bytes as RFC 9113 section 6.5.2 counts them."""
-        self.request: Request | None = None
-        """The request that it is on stream 0, once that is known: checked, and of no content-length that h2 refuses."""
+        self.head: Head | None = None
+        """The request that it is, once that is known: checked, and of no content-length that h2 refuses."""
 
 
 class RememberingDecoder(Decoder):

@@ -25,7 +25,6 @@ from h2.events import (
 from h2.exceptions import ProtocolError as LibraryError
 from h2.settings import SettingCodes
 from h2.stream import H2Stream
-from msgspec.structs import force_setattr
 
 from protocols.buffers import ByteBudget
 from protocols.errors import LocalProtocolError, RemoteProtocolError
@@ -196,16 +195,14 @@ class FrameReader(StreamTable):
         known = beside.decoder.look(block)
         if known is None:
             return None
-        head = known.request
+        head = known.head
         if head is None:
-            head = known.request = plain_request(known.headers, fields=self.limits.fields, size=self.limits.head)
+            head = known.head = plain_request(known.headers, fields=self.limits.fields, size=self.limits.head)
         if head is None or (ended and head.content_length) or not self._welcome(stream):
             beside.decoder.put_back(known)
             return None
         splitter.skip_block(len(block))
-        head = head.__copy__()  # type: ignore[attr-defined]  # what copy.copy would come to
-        force_setattr(head, "stream", stream)
-        self._open_request(head, beside.open_inbound(stream, ended=ended), ended=ended)
+        self._open_request(Request(stream=stream, head=head), beside.open_inbound(stream, ended=ended), ended=ended)
         return self._events.popleft() if self._events else None
 
     # All frames.
@@ -307,14 +304,14 @@ class FrameReader(StreamTable):
             return
         headers = joined_cookies(self._h2.decoder.fields)
         try:
-            head = read_request(stream, headers, ended=ended, fields=self.limits.fields, size=self.limits.head)
+            request = read_request(stream, headers, ended=ended, fields=self.limits.fields, size=self.limits.head)
         except MalformedHeadError:
             self._stream_error(stream, Code.PROTOCOL_ERROR)
             return
-        self._open_request(head, self._h2.streams[stream], ended=ended)
+        self._open_request(request, self._h2.streams[stream], ended=ended)
 
-    def _open_request(self, head: Request | Refused, library: H2Stream, *, ended: bool) -> None:
-        stream = head.stream
+    def _open_request(self, request: Request | Refused, library: H2Stream, *, ended: bool) -> None:
+        stream = request.stream
         window = self._windows.open(library.inbound_flow_control_window)
         if window is None:
             self._reset_in_library(stream, Code.REFUSED_STREAM)
@@ -322,11 +319,11 @@ class FrameReader(StreamTable):
         found = self._adopt(stream, library, window)
         found.receiving = not ended
         self._highest = stream
-        self._events.append(head)
-        if isinstance(head, Refused):
+        self._events.append(request)
+        if isinstance(request, Refused):
             found.dropped = True
         else:
-            found.expected = head.content_length
+            found.expected = request.head.content_length
             if ended:
                 self._events.append(End(stream=stream))
         self._return_connection_credit()

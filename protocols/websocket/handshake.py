@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from wsproto.utilities import generate_accept_token
 
 from protocols.errors import LocalProtocolError, RemoteProtocolError
-from protocols.events import Headers, Request, Response
+from protocols.events import Head, Headers, Response
 
 VERSION = b"13"
 
@@ -23,7 +23,7 @@ that nobody sends by chance."""
 _END_OF_INPUT = re.compile(rb"[!-~](?:[ -~]{0,254}[!-~])?")
 
 
-def accept_headers(request: Request, *, subprotocols: Sequence[bytes] = ()) -> list[tuple[bytes, bytes]]:
+def accept_headers(request: Head, *, subprotocols: Sequence[bytes] = ()) -> list[tuple[bytes, bytes]]:
     """The headers of the 101 that accepts `request`; no extension is ever taken up.
 
     `subprotocols` are ours, the most wanted first; the first that the client offers is chosen, and none if it offers

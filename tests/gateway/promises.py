@@ -46,6 +46,7 @@ from protocols.events import (
     End,
     Frame,
     GoAway,
+    Head,
     Opcode,
     Ping,
     Request,
@@ -439,8 +440,8 @@ class House:
     @staticmethod
     def posted(stream: int, path: str, body: bytes | None, method: bytes = b"POST", headers: Any = ()) -> tuple[Any, ...]:
         """The events of a request by any method."""
-        head, *rest = client.post(stream, path, body, headers)
-        named = raw(stream, method, path, headers=head.headers, content_length=head.content_length)
+        asked, *rest = client.post(stream, path, body, headers)
+        named = raw(stream, method, path, headers=asked.head.headers, content_length=asked.head.content_length)
         return (named, *rest)
 
     def _keep(self, line: Line) -> Line:
@@ -865,11 +866,12 @@ class LiteralCall(EventsCall):
 class SignedCall(EventsCall):
     """BiDi whose head and events are signed."""
 
-    def signed(self, head: Request) -> Request:
+    def signed(self, request: Request) -> Request:
+        head = request.head
         given = sigv4.sign_request(head, SIGNER, now=time.time(), payload=sigv4.STREAMING_EVENTS)
         assert given.events is not None
         self._signer = given.events
-        return raw(head.stream, head.method, head.target.decode(), headers=[*head.headers, *given.headers])
+        return raw(request.stream, head.method, head.target.decode(), headers=[*head.headers, *given.headers])
 
     def _sealed(self, event: bytes) -> Any:
         date = int(time.time() * 1000)
@@ -914,5 +916,5 @@ _CALLS: dict[str, type[Call]] = {
 
 
 def raw(stream: int, method: bytes, path: str, **options: Any) -> Request:
-    """A request head by hand."""
-    return Request(stream=stream, method=method, target=path.encode(), authority=b"localhost", **options)
+    """A request by hand."""
+    return Request(stream=stream, head=Head(method=method, target=path.encode(), authority=b"localhost", **options))

@@ -28,7 +28,7 @@ from models.messages import Family, Part
 from models.spec import Model, ModelSpec
 from protocols.aws import bidi, sigv4
 from protocols.errors import LocalProtocolError, RemoteProtocolError
-from protocols.events import Buffer, Close, ConnectionEnd, Data, End, Frame, Headers, Request, Response
+from protocols.events import Buffer, Close, ConnectionEnd, Data, End, Frame, Head, Headers, Request, Response
 from protocols.http1.connection import HTTP1Connection
 from protocols.roles import Role
 from protocols.websocket.connection import WebSocketConnection
@@ -154,7 +154,7 @@ async def _talk_in_form(form: str, line: HTTP2Line, talk: Talk, parts: Sequence[
     sign: Callable[[int, bytes], bytes] = lambda date, event: bytes(32)  # noqa: E731
     if form == "signed":
         target = (question.path + talk.query).encode()
-        head = Request(stream=1, method=b"POST", target=target, authority=b"a", headers=question.headers)
+        head = Head(method=b"POST", target=target, authority=b"a", headers=question.headers)
         given = sigv4.sign_request(head, _SIGNER, now=time.time(), payload=sigv4.STREAMING_EVENTS)
         assert given.events is not None
         question = replace(question, headers=(*question.headers, *given.headers))
@@ -215,9 +215,9 @@ async def _contain(
         request = await peer.next_event()
         if not isinstance(request, Request):
             return
-        if request.method == b"POST":
+        if request.head.method == b"POST":
             await _invocation(stage, peer, request)
-        elif not request.upgrade:
+        elif not request.head.upgrade:
             await peer.send(Response(stream=1, status=200, headers=[(b"content-length", b"0")]), End(stream=1))
         else:
             await talk(stage, peer, request)
@@ -250,7 +250,7 @@ async def _invocation(stage: Stage, peer: Peer, request: Request) -> None:
 
 async def _upgraded(peer: Peer, request: Request, *fields: tuple[bytes, bytes]) -> tuple[Peer, WebSocketConnection]:
     """The WebSocket that the request asks for."""
-    await peer.send(Response(stream=1, status=101, headers=[*accept_headers(request), *fields]))
+    await peer.send(Response(stream=1, status=101, headers=[*accept_headers(request.head), *fields]))
     assert isinstance(peer.machine, HTTP1Connection)
     machine = WebSocketConnection(Role.SERVER)
     machine.receive_data(peer.machine.switch())
@@ -259,7 +259,7 @@ async def _upgraded(peer: Peer, request: Request, *fields: tuple[bytes, bytes]) 
 
 async def _container_echo(stage: Stage, peer: Peer, request: Request) -> None:
     peer, machine = await _upgraded(peer, request)
-    with stage.call(request.target.partition(b"?")[2].decode()) as talk:
+    with stage.call(request.head.target.partition(b"?")[2].decode()) as talk:
         while True:
             match await peer.next_event():
                 case Frame() as frame:
@@ -281,10 +281,10 @@ def _behind_bridge() -> Scenario:
 
 async def _late_answer(stage: Stage, peer: Peer, request: Request) -> None:
     """A container that is told the end of the input, and only then answers, one frame after the other, after a while."""
-    end = end_of_input(request.headers)
+    end = end_of_input(request.head.headers)
     assert end is not None
     peer, machine = await _upgraded(peer, request, (END_OF_INPUT, end))
-    with stage.call(request.target.partition(b"?")[2].decode()) as talk:
+    with stage.call(request.head.target.partition(b"?")[2].decode()) as talk:
         frames: list[Frame] = []
         while not isinstance(event := await peer.next_event(), Close | ConnectionEnd):
             if isinstance(event, Frame):

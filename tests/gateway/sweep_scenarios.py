@@ -36,7 +36,7 @@ from models.session import Session
 from models.spec import Model, ModelSpec
 from protocols.aws import bidi
 from protocols.errors import LocalProtocolError, RemoteProtocolError
-from protocols.events import Buffer, Close, ConnectionEnd, Data, End, Frame, Opcode, Request, Response
+from protocols.events import Buffer, Close, ConnectionEnd, Data, End, Frame, Head, Opcode, Request, Response
 from protocols.http1.connection import HTTP1Connection
 from protocols.http2.connection import HTTP2Connection
 from protocols.roles import Role
@@ -298,8 +298,7 @@ async def ask(
     """One request and its answer; `pace` is the reader's, in seconds a piece. A body that the question has not is of no
     length that its client would know."""
     answer = question.answer()
-    head = Request(
-        stream=stream,
+    head = Head(
         method=method,
         target=(question.path + talk.query).encode(),
         authority=b"a",
@@ -308,19 +307,20 @@ async def ask(
     )
     hearing = Hearing(talk, answer, pace)
     if isinstance(where, Peer):
-        await _on_connection(where, talk, head, body, hearing)
+        await _on_connection(where, talk, Request(stream=stream, head=head), body, hearing)
     else:
         await _on_stream(where, talk, head, body, hearing)
     return answer
 
 
-async def _on_connection(peer: Peer, talk: Talk, head: Request, body: Body, hearing: Hearing) -> None:
+async def _on_connection(peer: Peer, talk: Talk, request: Request, body: Body, hearing: Hearing) -> None:
     """Over HTTP/1.1. A chunked request says Expect, and does not wait for it."""
 
     async def writing() -> None:
         try:
-            await peer.send(msgspec.structs.replace(head, expects_continue=head.content_length is None))
-            await write(peer, head.stream, body)
+            head = msgspec.structs.replace(request.head, expects_continue=request.head.content_length is None)
+            await peer.send(Request(stream=request.stream, head=head))
+            await write(peer, request.stream, body)
         except TransportLost:
             return
         except LocalProtocolError as e:
@@ -334,13 +334,13 @@ async def _on_connection(peer: Peer, talk: Talk, head: Request, body: Body, hear
         nursery.cancel_scope.cancel()
 
 
-async def _on_stream(line: HTTP2Line, talk: Talk, head: Request, body: Body, hearing: Hearing) -> None:
+async def _on_stream(line: HTTP2Line, talk: Talk, head: Head, body: Body, hearing: Hearing) -> None:
     """Over HTTP/2."""
     if not line.machine.can_open:
         talk.view = View.CUT
         return
     stream, inbox = line.open()
-    line.machine.send(msgspec.structs.replace(head, stream=stream))
+    line.machine.send(Request(stream=stream, head=head))
 
     async def writing() -> None:
         try:

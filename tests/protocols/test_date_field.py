@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from protocols.date_field import DateField
-from protocols.events import Data, End, Headers, Request, Response
+from protocols.events import Data, End, Head, Headers, Request, Response
 from protocols.http1.connection import HTTP1Connection
 from protocols.http2.connection import HTTP2Connection
 from protocols.roles import Role
@@ -96,7 +96,7 @@ def test_a_request_shows_its_own_date() -> None:
     machine.receive_data(b"GET / HTTP/1.1\r\nhost: a\r\nDate: " + OWN[1] + b"\r\n\r\n")
     request = machine.next_event()
     assert isinstance(request, Request)
-    assert list(request.headers) == [OWN]
+    assert list(request.head.headers) == [OWN]
 
 
 def answered(client: HTTP2Connection, server: HTTP2Connection) -> list[Response]:
@@ -117,7 +117,7 @@ def test_http2_heads_have_one_as_well(payload_path: bool, whole: bool, own: list
         HTTP2Connection(Role.CLIENT, payload_path=payload_path),
         HTTP2Connection(Role.SERVER, payload_path=payload_path, date=date),
     )
-    client.send(Request(stream=1, method=b"GET", target=b"/", authority=b"a"))
+    client.send(Request(stream=1, head=Head(method=b"GET", target=b"/", authority=b"a")))
     client.send(End(stream=1))
     server.receive_data(b"".join(bytes(b) for b in client.data_to_send(1 << 20)))
     assert isinstance(server.next_event(), Request)

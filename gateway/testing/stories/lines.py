@@ -329,9 +329,10 @@ def _asked(talk: PlannedTalk, question: Question) -> bytes:
 
 def _head(talk: PlannedTalk, stream: int, question: Question, *, expects: bool = False) -> Request:
     body = None if talk.plan.chunked else question.body
-    (head, *_) = client.post(stream, question.path, body, question.headers)
-    assert isinstance(head, Request)
-    return msgspec.structs.replace(head, expects_continue=expects and talk.plan.chunked)
+    (request, *_) = client.post(stream, question.path, body, question.headers)
+    assert isinstance(request, Request)
+    head = msgspec.structs.replace(request.head, expects_continue=expects and talk.plan.chunked)
+    return Request(stream=stream, head=head)
 
 
 async def _pieces(talk: PlannedTalk, question: Question) -> AsyncGenerator[bytes, None]:

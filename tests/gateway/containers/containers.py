@@ -143,7 +143,7 @@ def websocket(script: Script, *, headers: Headers = (), seen: list[Request] | No
         assert isinstance(request, Request)
         if seen is not None:
             seen.append(request)
-        await peer.send(Response(stream=1, status=101, headers=[*accept_headers(request), *headers]))
+        await peer.send(Response(stream=1, status=101, headers=[*accept_headers(request.head), *headers]))
         assert isinstance(peer.machine, HTTP1Connection)
         machine = WebSocketConnection(Role.SERVER)
         machine.receive_data(peer.machine.switch())

@@ -114,9 +114,12 @@ async def test_the_container_sees_the_path_the_query_and_the_headers_that_are_it
         call: dict[str, Any] = {"id": "r-1", "headers": headers, "query": "a=%2Fb&c=%7e"}
         await found.call(Client(), **call)
         await found.call(Client(), **call, parameters={"invocation_path": "v1/listen.ws"})
-    assert [r.target for r in seen] == [b"/invocations-bidirectional-stream?a=%2Fb&c=%7e", b"/v1/listen.ws?a=%2Fb&c=%7e"]
-    assert seen[0].authority == b"container:8080"
-    ours = {name: value for name, value in seen[0].headers if not name.startswith(b"sec-websocket-")}
+    assert [r.head.target for r in seen] == [
+        b"/invocations-bidirectional-stream?a=%2Fb&c=%7e",
+        b"/v1/listen.ws?a=%2Fb&c=%7e",
+    ]
+    assert seen[0].head.authority == b"container:8080"
+    ours = {name: value for name, value in seen[0].head.headers if not name.startswith(b"sec-websocket-")}
     assert re.fullmatch(rb"end-of-input-[0-9a-f]{32}", ours.pop(b"x-everywire-end-of-input"))
     assert ours == {
         b"content-type": b"application/vnd.amazon.eventstream",

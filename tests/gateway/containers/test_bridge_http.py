@@ -72,8 +72,8 @@ async def test_an_invocation_is_a_post_with_the_one_parts_bytes_and_an_answer_pa
         await found.call(client, id="r-2", headers=headers, parameters={"unary": True})
         assert found.all_closed
     [(request, body)] = seen
-    assert (request.method, request.target, body) == (b"POST", b"/invocations", b"1,2\n" * 50_000)
-    assert dict(request.headers) == {
+    assert (request.head.method, request.head.target, body) == (b"POST", b"/invocations", b"1,2\n" * 50_000)
+    assert dict(request.head.headers) == {
         b"content-length": b"200000",
         b"content-type": b"text/csv",
         b"accept": b"application/jsonlines",
@@ -261,7 +261,7 @@ async def test_loading_waits_until_ping_answers_200(autojump_clock: MockClock, c
         async with spec.load():
             assert trio.current_time() == pytest.approx(2 * (2 + 1) + 2 * 1)
         assert found.all_closed
-    assert [(r.method, r.target) for r, _ in seen] == [(b"GET", b"/ping")] * 3
+    assert [(r.head.method, r.head.target) for r, _ in seen] == [(b"GET", b"/ping")] * 3
     assert [r.reason for r in caplog.records] == [  # type: ignore[attr-defined]
         "the container did not answer within 2 s (health_timeout)",
         "the container answered 503 to GET /ping",

@@ -227,8 +227,8 @@ class API:
     async def __call__(self, transport: Transport) -> None:
         peer = Peer(transport, HTTP1Connection(Role.SERVER))
         request, body = await read_request(peer)
-        path, _, _ = request.target.decode().partition("?")
-        match request.method, path:
+        path, _, _ = request.head.target.decode().partition("?")
+        match request.head.method, path:
             case b"POST", "/models":
                 what, name = "load", json.loads(body)["url"].rpartition("/")[2]
             case b"DELETE", _:

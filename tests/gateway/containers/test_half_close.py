@@ -24,7 +24,7 @@ from models.errors import ModelError
 from models.messages import Family, Part, PartKind, Prompt
 from models.session import Session
 from models.spec import Model, ModelSpec
-from protocols.events import Close, ConnectionEnd, Data, End, Frame, Opcode, Ping, Request, Response
+from protocols.events import Close, ConnectionEnd, Data, End, Frame, Head, Opcode, Ping, Request, Response
 from protocols.http1.connection import HTTP1Connection
 from protocols.roles import Role
 from protocols.websocket.connection import WebSocketConnection
@@ -160,8 +160,8 @@ def told(name: bytes | None, pause: float, heard: list[bytes]) -> Serve:
         peer = Peer(transport, HTTP1Connection(Role.SERVER))
         request = await peer.next_event()
         assert isinstance(request, Request)
-        end = name or dict(request.headers)[END_OF_INPUT]
-        headers = [*accept_headers(request), (END_OF_INPUT, end)]
+        end = name or dict(request.head.headers)[END_OF_INPUT]
+        headers = [*accept_headers(request.head), (END_OF_INPUT, end)]
         await peer.send(Response(stream=1, status=101, headers=headers))
         assert isinstance(peer.machine, HTTP1Connection)
         machine = WebSocketConnection(Role.SERVER)
@@ -280,10 +280,10 @@ def with_ping(script: Script) -> Serve:
         peer = Peer(transport, HTTP1Connection(Role.SERVER))
         request = await peer.next_event()
         assert isinstance(request, Request)
-        if request.target == b"/ping":
+        if request.head.target == b"/ping":
             await peer.send(Response(stream=1, status=200, headers=[(b"content-length", b"0")]), End(stream=1))
             return
-        await peer.send(Response(stream=1, status=101, headers=accept_headers(request)))
+        await peer.send(Response(stream=1, status=101, headers=accept_headers(request.head)))
         assert isinstance(peer.machine, HTTP1Connection)
         machine = WebSocketConnection(Role.SERVER)
         machine.receive_data(peer.machine.switch())
@@ -471,10 +471,12 @@ async def handshake(served: MemoryGateway, *fields: tuple[bytes, bytes]) -> tupl
     peer = served.http1()
     request = Request(
         stream=1,
-        method=b"GET",
-        target=b"/models/listed/invocations-bidirectional-stream",
-        authority=b"localhost",
-        headers=[*request_headers(bytes(16)), *fields],
+        head=Head(
+            method=b"GET",
+            target=b"/models/listed/invocations-bidirectional-stream",
+            authority=b"localhost",
+            headers=[*request_headers(bytes(16)), *fields],
+        ),
     )
     await peer.send(request, End(stream=1))
     answer = await peer.next_event()

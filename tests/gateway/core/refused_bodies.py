@@ -39,7 +39,7 @@ from models.messages import Part, Prompt
 from models.spec import Batching, ModelSpec
 from protocols import v2
 from protocols.aws import sigv4
-from protocols.events import Request
+from protocols.events import Head
 
 MiB = 1024 * 1024
 FEW = 3
@@ -249,8 +249,8 @@ def signature(request: Refused, authority: bytes) -> Fields:
         return request.fields
     given = dict(request.fields)
     payload = given.get(b"x-amz-content-sha256", b"").decode() or sigv4.payload_hash(request.body)
-    head = Request(
-        stream=1, method=b"POST", target=request.path.encode(), authority=authority,
+    head = Head(
+        method=b"POST", target=request.path.encode(), authority=authority,
         headers=[f for f in request.fields if f[0] != b"x-amz-content-sha256"], content_length=len(request.body),
     )  # fmt: skip
     signed = sigv4.sign_request(head, SIGNER, now=time.time(), payload=payload)

@@ -27,7 +27,7 @@ from models.library.echo import Echo
 from models.library.tensors import identity
 from models.messages import Family, Part
 from models.session import Session
-from protocols.events import Buffer, Data, End, Headers, Request, Response
+from protocols.events import Buffer, Data, End, Head, Headers, Request, Response
 
 KiB, MiB = 1024, 1024**2
 TEXT = b"some text, some more text, and more of it. " * 50
@@ -148,11 +148,13 @@ async def test_who_expects_100_continue_is_told_to_send_its_coded_body() -> None
         peer, body = there.served.http1(), gzip.compress(TEXT)
         head = Request(
             stream=1,
-            method=b"POST",
-            target=b"/body",
-            authority=b"localhost",
-            headers=[GZIP, (b"expect", b"100-continue"), (b"content-length", b"%d" % len(body))],
-            content_length=len(body),
+            head=Head(
+                method=b"POST",
+                target=b"/body",
+                authority=b"localhost",
+                headers=[GZIP, (b"expect", b"100-continue"), (b"content-length", b"%d" % len(body))],
+                content_length=len(body),
+            ),
         )
         await peer.send(head)
         assert (await peer.next_event()).status == 100
@@ -279,7 +281,8 @@ async def test_an_unknown_coding_is_told_which_are_known(path: str, value: bytes
         peer = served.http1()
         headers = [(b"content-encoding", value), (b"expect", b"100-continue"), (b"content-length", b"5")]
         head = Request(
-            stream=1, method=b"POST", target=path.encode(), authority=b"localhost", headers=headers, content_length=5
+            stream=1,
+            head=Head(method=b"POST", target=path.encode(), authority=b"localhost", headers=headers, content_length=5),
         )
         await peer.send(head)
         answer = await peer.next_event()

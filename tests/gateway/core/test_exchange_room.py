@@ -25,7 +25,6 @@ class Wire:
     """An HTTP/1.1 answer whose bytes leave when the test says so. Both the wire and the exchange's owner."""
 
     name, windowed, peer, last_sent, pool = "http/1.1", False, "test", 0.0, None
-    fields = staticmethod(dict)
 
     def __init__(self, exclusive: bool, send_buffer: int, headers: Headers | None = ()) -> None:
         """`headers` None: its answer has not begun."""

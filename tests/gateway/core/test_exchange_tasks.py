@@ -20,7 +20,7 @@ from gateway.core.exchange import Exchange
 from gateway.core.runner import Runner
 from gateway.errors import Ending, GatewayError, ModelCrashed
 from protocols.buffers import ByteBudget
-from protocols.events import Request
+from protocols.events import Head, Request
 
 Script = Callable[[Exchange], Awaitable[Any]]
 
@@ -81,7 +81,6 @@ class House:
         self.nursery: trio.Nursery
 
     clock = staticmethod(trio.current_time)
-    fields = staticmethod(dict)
 
     async def work(self, exchange: Exchange) -> None:
         await self.scripts[exchange.stream](exchange)
@@ -110,7 +109,7 @@ class House:
     def make(self, script: Script, id: str = "") -> Exchange:
         stream = len(self.scripts) + 1
         self.scripts[stream] = script
-        request = Request(stream=stream, method=b"POST", target=b"/", authority=b"", headers=[])
+        request = Request(stream=stream, head=Head(method=b"POST", target=b"/", authority=b"", headers=[]))
         return Exchange(self, Wire(), request, id=id or str(stream), now=self.clock())  # type: ignore[arg-type]
 
     def tell(self, act: Callable[[], None]) -> None:

@@ -15,7 +15,7 @@ from gateway.testing import MemoryGateway, memory_gateway
 from models.adapt import spec_of
 from models.library.echo import Echo
 from models.library.tensors import identity
-from protocols.events import End, Request
+from protocols.events import End, Head, Request
 from tests.gateway.wires.test_asgi import Server, served
 
 WIRES = ["http1", "http2"]
@@ -33,7 +33,7 @@ async def get(
     peer: Peer, path: str = "/", accept: bytes = b"", method: bytes = b"GET"
 ) -> tuple[int, dict[bytes, bytes], bytes]:
     headers = [(b"accept", accept)] if accept else []
-    asked = Request(stream=1, method=method, target=path.encode(), authority=b"localhost", headers=headers)
+    asked = Request(stream=1, head=Head(method=method, target=path.encode(), authority=b"localhost", headers=headers))
     await peer.send(asked, End(stream=1))
     answer = await peer.read_answer(1)
     peer.close()

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from typing import Any
 
+import msgspec
 import pytest
 import trio
 from trio.testing import MockClock
@@ -16,6 +17,7 @@ from gateway.testing.stories.talk import Leave
 from gateway.workers.slots import retry_estimate
 from models.session import Session
 from models.spec import ModelSpec
+from protocols.events import Request
 from tests.gateway.catalog.test_repository import swept
 from tests.gateway.promises import WIRE, WIRES, House, Probe, answering, at_once, counting, raw, serving, silent
 from tests.gateway.workers.test_supervision import refused
@@ -342,20 +344,17 @@ async def test_a_request_says_how_long_it_may_take_and_its_model_sees_it(
 
 @pytest.mark.parametrize("wire", ["bidi", "lmi-http2", "v2-http2", "inferstream-http2", "mme-http2", "invoke-http2"])
 async def test_it_holds_on_every_wire(wire: str, autojump_clock: MockClock, monkeypatch: pytest.MonkeyPatch) -> None:
-    made = raw
-
     async with serving(Probe(silent).spec(wire), wire=wire) as house:
         line = house.line("http2")
         send = line.send
 
         async def timed(*events: Any) -> None:
-            head, *rest = events
-            if hasattr(head, "headers"):
-                head = made(
-                    head.stream, head.method, head.target.decode(),
-                    headers=[*head.headers, (b"x-request-timeout", b"5")], content_length=head.content_length,
-                )  # fmt: skip
-            await send(head, *rest)
+            first, *rest = events
+            if isinstance(first, Request):
+                head = first.head
+                headers = [*head.headers, (b"x-request-timeout", b"5")]
+                first = Request(stream=first.stream, head=msgspec.structs.replace(head, headers=headers))
+            await send(first, *rest)
 
         monkeypatch.setattr(line, "send", timed)
         began = trio.current_time()

@@ -13,7 +13,7 @@ from gateway.gateway import Gateway
 from gateway.testing import memory_gateway
 from models.adapt import spec_of
 from models.library.echo import Echo
-from protocols.events import End, Request
+from protocols.events import End, Head, Request
 
 MiB = 1024**2
 CONFIG = Config(
@@ -76,7 +76,7 @@ async def test_a_server_that_takes_nothing_new_says_so_in_the_words_of_the_route
         why(served.gateway)
         await trio.testing.wait_all_tasks_blocked()
         peer = served.http2()
-        head = Request(stream=1, method=method.encode(), target=path.encode(), authority=b"localhost")
+        head = Request(stream=1, head=Head(method=method.encode(), target=path.encode(), authority=b"localhost"))
         await peer.send(head, End(stream=1))
         status, headers, body = await peer.read_answer(1)
         assert status == 503

@@ -18,7 +18,7 @@ from models.library.echo import Echo
 from models.library.tensors import identity
 from models.messages import Family, Prompt
 from protocols.aws import bidi
-from protocols.events import End, Request, Response
+from protocols.events import End, Head, Request, Response
 from tests.gateway.dialects.every_route import EVERY_ROUTE
 
 EPOCH = 784111777.0  # Sun, 06 Nov 1994 08:49:37 GMT
@@ -39,7 +39,9 @@ async def head(peer: Peer, method: str, path: str, *headers: tuple[bytes, bytes]
         await peer.send(*post(1, path, body, headers))
     else:
         await peer.send(
-            Request(stream=1, method=method.encode(), target=path.encode(), authority=b"localhost", headers=headers),
+            Request(
+                stream=1, head=Head(method=method.encode(), target=path.encode(), authority=b"localhost", headers=headers)
+            ),
             End(stream=1),
         )
     while not isinstance(event := await peer.next_event(), Response):

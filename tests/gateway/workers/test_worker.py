@@ -37,7 +37,7 @@ from models.messages import Family, Part, PartKind, Token
 from models.session import Session
 from models.spec import Model, ModelSpec, RestartPolicy
 from protocols.buffers import ByteBudget
-from protocols.events import Request
+from protocols.events import Head, Request
 from tests.models.channels import MemoryChannel
 
 Parts = Session[Part, Part]
@@ -50,7 +50,6 @@ class Nobody:
 
     name, windowed, exclusive, peer = "memory", True, False, "test"
     limits, budget, clock = LimitsConfig(), ByteBudget(1 << 20), staticmethod(trio.current_time)
-    fields = staticmethod(dict)
 
 
 class Caller:
@@ -61,7 +60,7 @@ class Caller:
     def __init__(self, *messages: Part) -> None:
         nobody: Any = Nobody()
         self.exchange = Exchange(
-            nobody, nobody, Request(stream=1, method=b"POST", target=b"/"), id=f"x{next(self.numbers)}", now=0.0
+            nobody, nobody, Request(stream=1, head=Head(method=b"POST", target=b"/")), id=f"x{next(self.numbers)}", now=0.0
         )
         self.channel = MemoryChannel(*messages)
         self.called = trio.Event()

@@ -28,7 +28,7 @@ from protocols.aws.sigv4 import (
     timestamp,
 )
 from protocols.errors import LocalProtocolError
-from protocols.events import Buffer, Headers, Request
+from protocols.events import Buffer, Head, Headers
 
 NOW = 1795165142.0  # 2026-11-20T08:59:02Z
 SECRET = "wJalrXUtnFEMI/K7MDENG+bPxRfiCYEXAMPLEKEY"
@@ -41,41 +41,39 @@ Edit = Callable[[bytes], bytes | None]
 
 def request(
     *headers: tuple[bytes, bytes], target: bytes = b"/endpoints/e/invocations", authority: bytes = b"localhost:9448"
-) -> Request:
+) -> Head:
     fields = headers or ((b"content-type", b"application/json"),)
-    return Request(stream=1, method=b"POST", target=target, authority=authority, headers=fields)
+    return Head(method=b"POST", target=target, authority=authority, headers=fields)
 
 
-def with_headers(unsigned: Request, headers: Headers) -> Request:
-    return Request(
-        stream=1, method=unsigned.method, target=unsigned.target, authority=unsigned.authority, headers=list(headers)
-    )
+def with_headers(unsigned: Head, headers: Headers) -> Head:
+    return Head(method=unsigned.method, target=unsigned.target, authority=unsigned.authority, headers=list(headers))
 
 
 def signed(
-    unsigned: Request | None = None,
+    unsigned: Head | None = None,
     credentials: Credentials = CREDENTIALS,
     *,
     payload: str = payload_hash(BODY),
     declare: bool = True,
     now: float = NOW,
-) -> Request:
+) -> Head:
     unsigned = unsigned or request()
     head = sign_request(unsigned, credentials, now=now, payload=payload, declare=declare)
     return with_headers(unsigned, (*unsigned.headers, *head.headers))
 
 
-def edited(sent: Request, name: bytes, edit: Edit) -> Request:
+def edited(sent: Head, name: bytes, edit: Edit) -> Head:
     """The request with each value of that header put through `edit`, which drops it by giving None."""
     pairs = [(field, edit(value) if field == name else value) for field, value in sent.headers]
     return with_headers(sent, [(field, value) for field, value in pairs if value is not None])
 
 
-def header(sent: Request, name: bytes) -> bytes:
+def header(sent: Head, name: bytes) -> bytes:
     return dict(sent.headers)[name]
 
 
-def refusal(sent: Request, *, verifier: Verifier = VERIFIER, now: float = NOW, streaming: bool = False) -> SigV4Error:
+def refusal(sent: Head, *, verifier: Verifier = VERIFIER, now: float = NOW, streaming: bool = False) -> SigV4Error:
     with pytest.raises(SigV4Error) as caught:
         verifier.verify_head(sent, now=now, streaming=streaming)
     return caught.value
@@ -166,7 +164,7 @@ def test_the_port_of_the_scheme_may_be_left_out_of_the_signed_host_and_no_other(
     for port, fine in ((b"443", True), (b"80", True), (b"8443", False), (b"", False)):
         unsigned = request(authority=b"localhost")
         sent = signed(unsigned)
-        moved = Request(stream=1, method=b"POST", target=sent.target, authority=b"localhost:" + port, headers=sent.headers)
+        moved = Head(method=b"POST", target=sent.target, authority=b"localhost:" + port, headers=sent.headers)
         if fine:
             VERIFIER.verify_head(moved, now=NOW)
         else:
@@ -176,7 +174,7 @@ def test_the_port_of_the_scheme_may_be_left_out_of_the_signed_host_and_no_other(
 def test_a_host_in_a_header_is_signed_where_the_client_has_no_authority() -> None:
     sent = signed(request((b"host", b"localhost:9448"), authority=b""))
     VERIFIER.verify_head(
-        Request(stream=1, method=b"POST", target=sent.target, authority=b"localhost:9448", headers=sent.headers), now=NOW
+        Head(method=b"POST", target=sent.target, authority=b"localhost:9448", headers=sent.headers), now=NOW
     )
 
 
@@ -391,7 +389,7 @@ def test_a_query_is_encoded_one_way_and_sorted(query: bytes, canonical: str) -> 
 
 def test_the_empty_query_of_the_sdk_is_none() -> None:
     sent = signed(request(target=b"/endpoints/e/invocations-bidirectional-stream"))
-    asked = Request(stream=1, method=b"POST", target=sent.target + b"?", authority=sent.authority, headers=sent.headers)
+    asked = Head(method=b"POST", target=sent.target + b"?", authority=sent.authority, headers=sent.headers)
     VERIFIER.verify_head(asked, now=NOW)
 
 
@@ -509,9 +507,7 @@ NAMES = st.sampled_from([b"accept", b"content-type", b"x-amz-meta", b"x-amzn-sag
 HEADERS = st.lists(st.tuples(NAMES, VALUES), max_size=6)
 TARGETS = st.lists(VISIBLE, min_size=1, max_size=4).map(lambda parts: b"/" + b"/".join(parts))
 REQUESTS = st.builds(
-    lambda method, target, authority, headers: Request(
-        stream=1, method=method, target=target, authority=authority, headers=headers
-    ),
+    lambda method, target, authority, headers: Head(method=method, target=target, authority=authority, headers=headers),
     st.sampled_from([b"GET", b"POST", b"DELETE"]),
     TARGETS,
     st.sampled_from([b"h", b"localhost:8443", b"[::1]:9"]),
@@ -519,7 +515,7 @@ REQUESTS = st.builds(
 )
 
 
-def meaning(sent: Request) -> tuple[object, ...]:
+def meaning(sent: Head) -> tuple[object, ...]:
     """What a signature tells apart: requests with the same meaning have the same signature by design."""
     path, _, query = sent.target.partition(b"?")
     fields: dict[bytes, list[bytes]] = {}
@@ -529,7 +525,7 @@ def meaning(sent: Request) -> tuple[object, ...]:
     return sent.method, canonical_path(path), canonical_query(query), sent.authority, joined
 
 
-def verified(sent: Request, body: bytes) -> VerifiedHead:
+def verified(sent: Head, body: bytes) -> VerifiedHead:
     head = VERIFIER.verify_head(sent, now=NOW)
     head.verify_body(digest(body))
     return head
@@ -537,13 +533,13 @@ def verified(sent: Request, body: bytes) -> VerifiedHead:
 
 @given(REQUESTS, st.binary(max_size=50), st.booleans())
 @settings(max_examples=150)
-def test_what_is_signed_verifies(unsigned: Request, body: bytes, declare: bool) -> None:
+def test_what_is_signed_verifies(unsigned: Head, body: bytes, declare: bool) -> None:
     verified(signed(unsigned, payload=payload_hash(body), declare=declare), body)
 
 
 @given(REQUESTS, REQUESTS, st.booleans(), st.sampled_from(["method", "target", "authority", "headers"]))
 @settings(max_examples=250)
-def test_a_request_that_means_something_else_is_refused(one: Request, two: Request, declare: bool, part: str) -> None:
+def test_a_request_that_means_something_else_is_refused(one: Head, two: Head, declare: bool, part: str) -> None:
     sent = signed(one, declare=declare)
     changed = {name: getattr(sent, name) for name in ("method", "target", "authority", "headers")}
     if part == "headers":
@@ -553,7 +549,7 @@ def test_a_request_that_means_something_else_is_refused(one: Request, two: Reque
         assume({name for name, _ in two.headers} <= known | {b"x-amz-meta"})
     else:
         changed[part] = getattr(two, part)
-    other = Request(stream=1, **changed)
+    other = Head(**changed)
     assume(meaning(other) != meaning(sent))
     with pytest.raises(SigV4Error):
         verified(other, BODY)
@@ -623,8 +619,7 @@ def test_a_garbled_request_raises_nothing_but_a_refusal(
         b"SignedHeaders=a;host;x-amz-date, Signature=" + b"0" * 64
     )
     for extra in ([], [(b"x-amz-date", b"20261120T085902Z"), (b"a", b"")]):
-        sent = Request(
-            stream=1,
+        sent = Head(
             method=b"POST",
             target=target,
             authority=authority,

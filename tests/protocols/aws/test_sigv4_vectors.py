@@ -24,7 +24,7 @@ from protocols.aws.sigv4 import (
     sign_request,
 )
 from protocols.errors import RemoteProtocolError
-from protocols.events import Headers, Request
+from protocols.events import Head, Headers
 
 VECTORS = Path(__file__).parents[2] / "vectors"
 CAPTURE = VECTORS / "eventstream" / "captures" / "python-0.12.0-signed-request"
@@ -34,11 +34,10 @@ NOW = RECORD["messages"][0]["date_ms"] / 1000
 CAPTURED = Verifier({RECORD["access_key_id"]: RECORD["secret_access_key"]}, region=RECORD["region"])
 
 
-def captured_request() -> Request:
+def captured_request() -> Head:
     fields = [(name.encode(), value.encode()) for name, value in RECORD["request_headers"]]
     pseudo = dict(fields)
-    return Request(
-        stream=1,
+    return Head(
         method=pseudo[b":method"],
         target=pseudo[b":path"],
         authority=pseudo[b":authority"],
@@ -47,9 +46,8 @@ def captured_request() -> Request:
     )
 
 
-def with_headers(request: Request, headers: Headers, *, authority: bytes | None = None, target: bytes = b"") -> Request:
-    return Request(
-        stream=request.stream,
+def with_headers(request: Head, headers: Headers, *, authority: bytes | None = None, target: bytes = b"") -> Head:
+    return Head(
         method=request.method,
         target=target or request.target,
         authority=request.authority if authority is None else authority,
@@ -164,13 +162,13 @@ def test_events_left_out_repeated_or_swapped_are_refused() -> None:
             events.verify(*whole[order[-1]], now=NOW)
 
 
-def signed_names(request: Request) -> set[bytes]:
+def signed_names(request: Head) -> set[bytes]:
     found = re.search(rb"SignedHeaders=([^,]*)", dict(request.headers)[b"authorization"])
     assert found is not None
     return set(found[1].split(b";"))
 
 
-def changed_heads() -> Iterator[tuple[str, Request]]:
+def changed_heads() -> Iterator[tuple[str, Head]]:
     request = captured_request()
     headers = list(request.headers)
     relevant = signed_names(request) | {b"authorization"}
@@ -225,7 +223,7 @@ SUITE_SECRET = "wJalrXUtnFEMI/K7MDENG+bPxRfiCYEXAMPLEKEY"
 SUITE_VERIFIER = Verifier({"AKIDEXAMPLE": SUITE_SECRET}, region="us-east-1", service="service")
 
 
-def suite_request(path: Path) -> tuple[Request, bytes]:
+def suite_request(path: Path) -> tuple[Head, bytes]:
     head, _, body = path.read_bytes().partition(b"\n\n")
     line, *fields = re.sub(rb"\n +", b" ", head).strip().split(b"\n")  # one header is folded
     method, rest = line.split(b" ", 1)
@@ -235,7 +233,7 @@ def suite_request(path: Path) -> tuple[Request, bytes]:
     if (published := path.with_suffix(".authz")).exists():
         own = [field for field in own if field[0] != b"authorization"] + [(b"authorization", published.read_bytes())]
     target = rest.removesuffix(b" HTTP/1.1")
-    return Request(stream=1, method=method, target=target, authority=dict(headers)[b"host"], headers=own), body
+    return Head(method=method, target=target, authority=dict(headers)[b"host"], headers=own), body
 
 
 def test_the_suite_is_whole() -> None:
@@ -290,10 +288,10 @@ def golden(
     *headers: tuple[bytes, bytes],
     authority: bytes = b"localhost:9448",
     method: bytes = b"POST",
-) -> Request:
+) -> Head:
     said = f"AWS4-HMAC-SHA256 Credential=AKIDEXAMPLE/20261120/us-west-2/sagemaker/aws4_request, SignedHeaders={names}, "
     authorization = (b"authorization", f"{said}Signature={signature}".encode())
-    return Request(stream=1, method=method, target=target, authority=authority, headers=[*headers, authorization])
+    return Head(method=method, target=target, authority=authority, headers=[*headers, authorization])
 
 
 SIGNED_ELSEWHERE = {

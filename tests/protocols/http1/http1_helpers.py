@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 from typing import Any
 
-from protocols.events import ConnectionEnd, Data, End, Event, Request, Response, Signal
+from protocols.events import ConnectionEnd, Data, End, Event, Head, Request, Response, Signal
 from protocols.http1.connection import HTTP1Connection, HTTP1Limits
 from protocols.roles import Role
 
@@ -34,7 +34,8 @@ def request(
 
 
 def pull(machine: HTTP1Connection, events: list[Any] | None = None) -> list[Any]:  # a test knows which event is where
-    """All events there are now, after those of `events`; pieces of one body as one Data."""
+    """All events there are now, after those of `events`; pieces of one body as one Data, and a request that brings its body
+    as the events that it stands for."""
     events = [] if events is None else events
     while not isinstance(event := machine.next_event(), Signal):
         append(events, event)
@@ -50,6 +51,11 @@ def append(events: list[Any], event: Event | Signal) -> None:
             piece = b"".join(last.buffers) + piece
             events.pop()
         event = Data(stream=event.stream, buffers=(piece,))
+    if isinstance(event, Request) and event.body is not None:
+        stream, body = event.stream, event.body
+        data = [Data(stream=stream, buffers=(body,))] if body else []
+        events += [Request(stream=stream, head=event.head), *data, End(stream=stream)]
+        return
     events.append(event)
 
 
@@ -80,4 +86,4 @@ def answer(machine: HTTP1Connection, status: int = 200, content: bytes = b"", *f
 
 
 def get(stream: int = 1, **fields: Any) -> Request:
-    return Request(**{"stream": stream, "method": b"GET", "target": b"/", "authority": b"a.example", **fields})
+    return Request(stream=stream, head=Head(**{"method": b"GET", "target": b"/", "authority": b"a.example", **fields}))

@@ -316,7 +316,7 @@ def test_a_body_lands_wherever_landing_begins_and_however_it_arrives() -> None:
                 answer(machine)
                 event = machine.next_event()
                 assert isinstance(event, Request)
-                assert event.target == b"/next"
+                assert event.head.target == b"/next"
 
 
 def test_landed_data_is_a_view_of_the_memory_given() -> None:

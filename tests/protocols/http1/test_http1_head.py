@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from protocols.errors import RemoteProtocolError
-from protocols.events import NEED_DATA, End, Request
+from protocols.events import NEED_DATA, End, Head, Request
 from tests.protocols.http1.http1_helpers import HOST, answer, cuts, pull, request, server, written
 
 
@@ -29,12 +29,14 @@ def test_a_request_is_read_as_it_was_sent_without_its_connection_fields() -> Non
     assert pull(server(data)) == [
         Request(
             stream=1,
-            method=b"POST",
-            target=b"/v2/models/m/infer?x=%20y",
-            headers=((b"x-one", b"1"), (b"x-two", b""), (b"x-one", b"\xe9"), (b"content-length", b"0")),
-            authority=b"A.example:8080",
-            version=b"1.1",
-            content_length=0,
+            head=Head(
+                method=b"POST",
+                target=b"/v2/models/m/infer?x=%20y",
+                headers=((b"x-one", b"1"), (b"x-two", b""), (b"x-one", b"\xe9"), (b"content-length", b"0")),
+                authority=b"A.example:8080",
+                version=b"1.1",
+                content_length=0,
+            ),
         ),
         End(stream=1),
     ]
@@ -250,33 +252,33 @@ def test_an_empty_line_alone_is_no_message_under_way() -> None:
 )
 def test_targets_come_out_in_origin_form(target: bytes, method: bytes, seen: bytes) -> None:
     event = one(request(method, target))
-    assert (event.target, event.authority, event.scheme) == (seen, b"a.example", b"http")
+    assert (event.head.target, event.head.authority, event.head.scheme) == (seen, b"a.example", b"http")
 
 
 @pytest.mark.parametrize("host", [b"a", b"a.b:1", b"a.b:", b"127.0.0.1:8080", b"[::1]:8080", b"[fe80::1]", b"x_y~%41"])
 def test_hosts_of_every_form_are_taken(host: bytes) -> None:
-    assert one(request(host=b"Host: " + host + b"\r\n")).authority == host
+    assert one(request(host=b"Host: " + host + b"\r\n")).head.authority == host
 
 
 def test_http_10_needs_no_host_and_names_one_by_an_absolute_target() -> None:
-    assert one(request(version=b"1.0", host=b"")).authority == b""
-    assert one(request(target=b"http://b.example/", version=b"1.0", host=b"")).authority == b"b.example"
+    assert one(request(version=b"1.0", host=b"")).head.authority == b""
+    assert one(request(target=b"http://b.example/", version=b"1.0", host=b"")).head.authority == b"b.example"
 
 
 @pytest.mark.parametrize("value", [b"0", b"00000000000000000000000000000005", b"%d" % (2**63 - 1)])
 def test_lengths_are_any_decimal_number_below_2_to_the_63(value: bytes) -> None:
     event = one(request(b"POST", fields=b"content-length: " + value + b"\r\n"))
-    assert event.content_length == int(value)
-    assert event.headers == ((b"content-length", value),)
+    assert event.head.content_length == int(value)
+    assert event.head.headers == ((b"content-length", value),)
 
 
 def test_expect_is_met_by_a_flag_where_a_body_follows_in_http_11() -> None:
     fields = b"Expect: 100-Continue\r\n"
-    assert one(request(b"POST", fields=fields + b"content-length: 1\r\n")).expects_continue
-    assert one(request(b"POST", fields=fields + b"transfer-encoding: chunked\r\n")).expects_continue
-    assert not one(request(b"POST", fields=fields + b"content-length: 0\r\n")).expects_continue
-    assert not one(request(b"GET", fields=fields)).expects_continue
-    assert not one(request(b"POST", fields=fields + b"content-length: 1\r\n", version=b"1.0")).expects_continue
+    assert one(request(b"POST", fields=fields + b"content-length: 1\r\n")).head.expects_continue
+    assert one(request(b"POST", fields=fields + b"transfer-encoding: chunked\r\n")).head.expects_continue
+    assert not one(request(b"POST", fields=fields + b"content-length: 0\r\n")).head.expects_continue
+    assert not one(request(b"GET", fields=fields)).head.expects_continue
+    assert not one(request(b"POST", fields=fields + b"content-length: 1\r\n", version=b"1.0")).head.expects_continue
 
 
 @pytest.mark.parametrize(
@@ -294,20 +296,20 @@ def test_expect_is_met_by_a_flag_where_a_body_follows_in_http_11() -> None:
 )
 def test_an_upgrade_is_shown_where_it_is_well_formed(fields: bytes, upgrade: bytes) -> None:
     event = one(request(fields=fields + b"sec-websocket-key: k\r\n"))
-    assert event.upgrade == upgrade
-    assert (b"sec-websocket-key", b"k") in event.headers
-    assert b"upgrade" not in dict(event.headers)
+    assert event.head.upgrade == upgrade
+    assert (b"sec-websocket-key", b"k") in event.head.headers
+    assert b"upgrade" not in dict(event.head.headers)
 
 
 def test_only_get_in_http_11_can_upgrade() -> None:
     fields = b"connection: upgrade\r\nupgrade: websocket\r\n"
-    assert one(request(b"POST", fields=fields)).upgrade == b""
-    assert one(request(fields=fields, version=b"1.0")).upgrade == b""
+    assert one(request(b"POST", fields=fields)).head.upgrade == b""
+    assert one(request(fields=fields, version=b"1.0")).head.upgrade == b""
 
 
 def test_limits_of_a_head_are_exact() -> None:
     line = b"GET /" + b"x" * (100 - len(b"GET / HTTP/1.1")) + b" HTTP/1.1\r\n"
-    assert one(line + HOST + b"\r\n").method == b"GET"
+    assert one(line + HOST + b"\r\n").head.method == b"GET"
     assert refusal(line + HOST + b"\r\n", request_line=99) == 414
     head = request(fields=b"x: y\r\n")
     assert pull(server(head, request_line=20, head=len(head)))
@@ -346,7 +348,7 @@ def test_a_head_sent_again_is_read_the_same_and_belongs_to_the_next_stream() -> 
     second = pull(machine)
     assert [e.stream for e in first] == [1, 1, 1]
     assert [e.stream for e in second] == [2, 2, 2]
-    assert (first[0].headers, first[0].target, first[0].content_length) == (second[0].headers, second[0].target, 2)
+    assert first[0].head is second[0].head
 
 
 def test_a_head_that_begins_as_the_last_one_did_is_another() -> None:
@@ -354,7 +356,7 @@ def test_a_head_that_begins_as_the_last_one_did_is_another() -> None:
     pull(machine)
     answer(machine)
     machine.receive_data(request(fields=b"x: y\r\n"))
-    assert pull(machine)[0].headers == ((b"x", b"y"),)
+    assert pull(machine)[0].head.headers == ((b"x", b"y"),)
 
 
 def test_messages_never_echo_much_of_what_came() -> None:

@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from protocols.errors import RemoteProtocolError
-from protocols.events import ConnectionEnd, Data, End, Request, Response, Signal
+from protocols.events import ConnectionEnd, Data, End, Head, Request, Response, Signal
 from protocols.http1.connection import HTTP1Connection
 from protocols.roles import Role
 from tests.protocols.http1.http1_helpers import append, pull, request
@@ -70,7 +70,8 @@ def collect(data: st.DataObject, machine: HTTP1Connection, seen: list[Any]) -> N
             machine.credit(event.stream, len(event.buffers[0]))
         append(seen, event)
         if isinstance(event, Request | Response):
-            length = int(dict(event.headers).get(b"content-length", b"0"))
+            head = event.head if isinstance(event, Request) else event
+            length = int(dict(head.headers).get(b"content-length", b"0"))
             if length and data.draw(st.booleans()):
                 machine.land(event.stream, memoryview(bytearray(length)))
 
@@ -87,11 +88,13 @@ def test_what_one_machine_sends_the_other_sees(data: st.DataObject) -> None:
         has_body = method in (b"POST", b"PUT")
         head = Request(
             stream=stream,
-            method=method,
-            target=data.draw(TARGETS),
-            authority=b"a.example:80",
-            headers=asked["headers"],
-            content_length=asked["length"] if has_body else None,
+            head=Head(
+                method=method,
+                target=data.draw(TARGETS),
+                authority=b"a.example:80",
+                headers=asked["headers"],
+                content_length=asked["length"] if has_body else None,
+            ),
         )
         send(client, head, asked, has_body=has_body)
         assert carry(data, client, server, at_server) == [stream]
@@ -107,9 +110,14 @@ def test_what_one_machine_sends_the_other_sees(data: st.DataObject) -> None:
 
         seen = at_server.pop(0)
         assert isinstance(seen, Request)
-        assert (seen.stream, seen.method, seen.target, seen.authority) == (stream, method, head.target, head.authority)
-        assert tuple(h for h in seen.headers if h[0] != b"content-length") == head.headers
-        assert seen.content_length == head.content_length
+        assert (seen.stream, seen.head.method, seen.head.target, seen.head.authority) == (
+            stream,
+            method,
+            head.head.target,
+            head.head.authority,
+        )
+        assert tuple(h for h in seen.head.headers if h[0] != b"content-length") == head.head.headers
+        assert seen.head.content_length == head.head.content_length
         expect(at_server, stream, asked, has_body)
         while isinstance(at_client[0], Response) and at_client[0].status == 103:
             at_client.pop(0)
@@ -182,7 +190,7 @@ def test_garbage_to_a_server_is_events_or_an_error_and_the_same_in_crumbs(garbag
 def test_garbage_to_a_client_is_events_or_an_error_and_the_same_in_crumbs(garbage: list[bytes], before: bytes) -> None:
     def asking() -> HTTP1Connection:
         machine = HTTP1Connection(Role.CLIENT)
-        machine.send(Request(stream=1, method=b"GET", target=b"/", authority=b"a", upgrade=b"x"))
+        machine.send(Request(stream=1, head=Head(method=b"GET", target=b"/", authority=b"a", upgrade=b"x")))
         return machine
 
     data = before + b"".join(garbage)

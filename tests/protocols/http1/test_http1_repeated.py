@@ -1,4 +1,4 @@
-"""Requests that are given out whole because the connection repeats itself: the same as their events, one after another."""
+"""Requests that come with their body because the connection repeats itself: the same as their events, one after another."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from protocols.http1.body import Chunks, Input
 from protocols.http1.connection import HTTP1Connection
 from protocols.http1.output import Output
 from protocols.http1.reader import MessageReader
-from tests.protocols.http1.http1_helpers import answer, client, cuts, pull, request, server, written
+from tests.protocols.http1.http1_helpers import answer, append, client, cuts, get, pull, request, server, written
 
 LARGE = 16 * 1024
 PING = request(b"POST", b"/p", b"content-length: 4\r\n", b"ping")
@@ -33,68 +33,97 @@ def again(data: bytes = PING) -> HTTP1Connection:
 
 
 def state(machine: HTTP1Connection) -> dict[str, Any]:
-    """All that a machine is, as values; what it counts of its input is what is there."""
-    held: dict[str, Any] = {}
+    """All that a machine is, as values, and what lies in its input, however that came; what it counts of it is there."""
     source = machine.input
-    halves = (machine, HTTP1Connection), (machine, MessageReader), (machine, Output)
-    parts = *halves, (source, Input), (machine._chunks, Chunks)
+    unread = source._carry + b"".join((source.data[source.pos :], *source._more))
+    held: dict[str, Any] = {"unread": unread, "blank_line": source.blank_line}
+    parts = (machine, HTTP1Connection), (machine, MessageReader), (machine, Output), (machine._chunks, Chunks)
     for part, kind in parts:
         for name in kind.__slots__ if part is not None else ():
             value = getattr(part, name)
             if not isinstance(value, Input | Chunks):
                 held[f"{kind.__name__}.{name}"] = bytes(value) if isinstance(value, memoryview) else repr(value)
-    assert source.unread == len(source.data) - source._pos + sum(map(len, source._more)) + len(source._carry)
+    assert source.unread == len(unread)
     assert sum(machine._earlier.values()) <= machine.unconsumed
     return held
 
 
-def pulled(machine: HTTP1Connection) -> list[Any]:
-    """The events that come next, until none does."""
-    events: list[Any] = []
+def pulled(machine: HTTP1Connection, events: list[Any]) -> tuple[Any, list[tuple[int, int]]]:
+    """Puts the events that come next into the list, and gives what comes then; and the streams and sizes of the bodies that
+    came with their requests."""
+    whole: list[tuple[int, int]] = []
     while True:
         try:
             event = machine.next_event()
         except (LocalProtocolError, RemoteProtocolError) as error:
-            return [*events, (type(error), str(error))]
-        events.append(event)
+            return (type(error), str(error)), whole
         if not isinstance(event, Request | Data | End):
-            return events
+            return event, whole
+        if isinstance(event, Request) and event.body is not None:
+            whole.append((event.stream, len(event.body)))
+        append(events, event)
 
 
-def receive_alike(whole: HTTP1Connection, by_events: HTTP1Connection, data: bytes) -> bool:
-    """The same bytes for both, in the two ways: what comes of them is the same. True where the first gave it out whole."""
-    found = whole.receive_whole(memoryview(data))
-    by_events.receive_data(data)
+def receive_alike(at_once: HTTP1Connection, by_bytes: HTTP1Connection, data: bytes) -> bool:
+    """The same bytes for both, which one has in a piece, and the other each alone: what comes of them is the same. True where
+    the first has given out a request with its body."""
+    if data:
+        at_once.receive_data(data)
     events: list[Any] = []
-    if found is None:
-        assert state(whole) == state(by_events)
-    else:
-        head, body = replace(found[0], stream=whole.stream), found[1]
-        events = [head, *([Data(stream=head.stream, buffers=(body,))] if body else []), End(stream=head.stream)]
-    assert events + pulled(whole) == pulled(by_events)
-    if found is not None:
-        by_events.credit(by_events.stream, len(found[1]))
-    assert state(whole) == state(by_events)
-    return found is not None
+    said, whole = pulled(at_once, events)
+    others: list[Any] = []
+    for i in range(len(data)):
+        by_bytes.receive_data(data[i : i + 1])
+        assert pulled(by_bytes, others)[1] == []
+    finally_said, ahead = pulled(by_bytes, others)  # bytes that were sent ahead are joined: they may bring a whole one too
+    assert (events, said) == (others, finally_said)
+    for stream, size in whole:
+        if (stream, size) not in ahead:
+            by_bytes.credit(stream, size)
+    for stream, size in ahead:
+        if (stream, size) not in whole:
+            at_once.credit(stream, size)
+    assert state(at_once) == state(by_bytes)
+    return bool(whole)
 
 
 def received(machine: HTTP1Connection, data: bytes = PING) -> bytes | None:
-    """The body that is given out whole."""
-    found = machine.receive_whole(memoryview(data))
-    return None if found is None else found[1]
+    """The body that comes with the request which these bytes bring; None where they bring none that has it."""
+    machine.receive_data(data)
+    event = machine.next_event()
+    return event.body if isinstance(event, Request) else None
 
 
-def test_a_request_that_comes_again_is_given_out_whole() -> None:
-    machine = again()
-    found = machine.receive_whole(memoryview(bytearray(PONG)))
-    assert found is not None
-    head, body = found
-    assert (head.method, head.target, head.content_length, body) == (b"POST", b"/p", 4, b"pong")
+def test_a_request_that_comes_again_brings_its_body() -> None:
+    machine = server(PING)
+    first, *_ = pull(machine)
+    machine.credit(1, 4)
+    answer(machine)
+    written(machine)
+    machine.receive_data(bytearray(PONG))
+    second = machine.next_event()
+    assert isinstance(second, Request)
+    assert (second.stream, second.body) == (2, b"pong")
+    assert second.head is first.head
     assert (machine.stream, machine.unread, machine.unconsumed) == (2, 0, 0)
     assert machine.next_event() is NEED_DATA
     machine.respond(2, 200, (), (b"ok",), ((b"content-length", b"2"),))
     assert written(machine) == b"HTTP/1.1 200 OK\r\ncontent-length: 2\r\n\r\nok"
     assert machine.idle
+
+
+def test_a_body_is_not_sent_with_its_request() -> None:
+    asking = client()
+    with pytest.raises(LocalProtocolError, match="Data"):
+        asking.send(Request(stream=1, head=get().head, body=b"ping"))
+    assert written(asking) == b""
+
+
+def test_a_head_knows_the_first_field_of_each_name() -> None:
+    head = get(headers=((b"a", b"1"), (b"b", b"2"), (b"a", b"3"))).head
+    assert head.fields == {b"a": b"1", b"b": b"2"}
+    assert head.fields is head.fields
+    assert replace(head, headers=((b"a", b"4"),)).fields == {b"a": b"4"}
 
 
 def test_a_request_without_a_body_has_an_empty_one() -> None:
@@ -106,22 +135,28 @@ def test_a_request_without_a_body_has_an_empty_one() -> None:
         assert machine.idle
 
 
-def test_requests_sent_ahead_are_given_out_in_events() -> None:
+def test_of_requests_sent_ahead_one_that_lies_alone_brings_its_body() -> None:
     machine = again()
     assert received(machine) == b"ping"
     assert received(machine, PONG) is None  # whose turn has not come
     assert machine.next_event() is PAUSED
+    machine.receive_data(PING)
     answer(machine)
-    assert received(machine) is None  # there is something before it
-    for body in (b"pong", b"ping"):
-        assert [type(e) for e in pull(machine)] == [Request, Data, End]
-        machine.credit(machine.stream, len(body))
-        answer(machine)
+    event = machine.next_event()
+    assert isinstance(event, Request)
+    assert event.body is None  # there is something behind it
+    assert [type(e) for e in pull(machine)] == [Data, End]
+    machine.credit(3, 4)
+    answer(machine)
+    event = machine.next_event()
+    assert isinstance(event, Request)
+    assert event.body == b"ping"
+    answer(machine)
     machine.data_to_send(1 << 20)
     assert machine.data_sent() == Sent(room=[2, 3, 4], ended=[2, 3, 4])
     assert machine.unread == machine.unconsumed == 0
     assert received(machine, PING + PONG) is None
-    assert machine.unread == len(PING + PONG)
+    assert machine.unread == len(b"ping" + PONG)
 
 
 def test_a_body_of_16_kib_is_given_out_in_events() -> None:
@@ -163,15 +198,18 @@ def test_only_the_request_just_before_counts() -> None:
 def test_a_machine_that_reads_no_request_gives_none_whole() -> None:
     assert received(server()) is None  # the first of its kind
     assert received(again(), request()) is None
-    assert received(client(), b"HTTP/1.1 200 OK\r\n\r\n") is None
+    asking = client()
+    asking.send(get())
+    asking.send(End(stream=1))
+    assert received(asking, b"HTTP/1.1 200 OK\r\n\r\n") is None
     begun = again()
     assert received(begun, PING[:1]) is None
-    assert received(begun) is None
+    assert received(begun, PING[1:]) is None
     broken = again()
-    broken.receive_data(b"\0\r\n\r\n")
-    with pytest.raises(RemoteProtocolError):
-        broken.next_event()
-    assert received(broken) is None
+    for data in (b"\0\r\n\r\n", PING):
+        broken.receive_data(data)
+        with pytest.raises(RemoteProtocolError):
+            broken.next_event()
     closed = again()
     closed.close()
     with pytest.raises(LocalProtocolError):
@@ -232,7 +270,7 @@ def act(machine: HTTP1Connection, what: str) -> Any:
     st.lists(st.tuples(st.lists(REQUESTS, max_size=3).map(b"".join), st.lists(ACTS, max_size=3)), max_size=7),
     st.one_of(st.just(1 << 20), st.just(len(PING)), st.integers(1, 120)),
 )
-def test_a_conversation_is_the_same_by_whole_requests_and_by_events(told: list[tuple[bytes, list[str]]], step: int) -> None:
+def test_a_conversation_is_the_same_by_whole_requests_and_by_bytes(told: list[tuple[bytes, list[str]]], step: int) -> None:
     machines = server(), server()
     for data, acts in told:
         for i in range(0, len(data), step):
@@ -240,4 +278,4 @@ def test_a_conversation_is_the_same_by_whole_requests_and_by_events(told: list[t
                 receive_alike(*machines, data[i : i + step])
         for what in acts:
             assert act(machines[0], what) == act(machines[1], what)
-            assert state(machines[0]) == state(machines[1])
+            receive_alike(*machines, b"")  # what was sent ahead

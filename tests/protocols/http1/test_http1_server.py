@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from protocols.errors import LocalProtocolError, RemoteProtocolError
-from protocols.events import NEED_DATA, PAUSED, ConnectionEnd, Data, End, Request, Response
+from protocols.events import NEED_DATA, PAUSED, ConnectionEnd, Data, End, Head, Request, Response
 from protocols.http1.connection import HTTP1Connection
 from protocols.roles import Role
 from tests.protocols.http1.http1_helpers import answer, append, body, cuts, pull, request, server, written
@@ -157,7 +157,7 @@ def test_another_stream_than_the_one_under_way_is_refused() -> None:
 
 def test_a_server_sends_no_request() -> None:
     with pytest.raises(LocalProtocolError):
-        server().send(Request(stream=1, method=b"GET", target=b"/", authority=b"a"))
+        server().send(Request(stream=1, head=Head(method=b"GET", target=b"/", authority=b"a")))
 
 
 def test_a_declared_length_is_kept() -> None:
@@ -251,7 +251,7 @@ def test_interim_answers_come_any_number_before_the_answer() -> None:
     machine = server(request(b"POST", fields=b"expect: 100-continue\r\ncontent-length: 2\r\n"))
     event = machine.next_event()
     assert isinstance(event, Request)
-    assert event.expects_continue
+    assert event.head.expects_continue
     assert machine.next_event() is NEED_DATA
     start(machine, 100)
     start(machine, 103, (b"link", b"</x>"))
@@ -284,7 +284,7 @@ def test_a_pipelined_request_waits_for_our_answer() -> None:
     finish(machine)
     event = machine.next_event()
     assert isinstance(event, Request)
-    assert (event.stream, event.target) == (2, b"/second")
+    assert (event.stream, event.head.target) == (2, b"/second")
 
 
 def test_without_more_bytes_it_needs_data_instead() -> None:
@@ -336,7 +336,7 @@ def test_a_body_that_is_here_but_was_not_pulled_is_skipped_and_the_connection_go
     assert not machine.must_close
     event = machine.next_event()
     assert isinstance(event, Request)
-    assert (event.stream, event.target) == (2, b"/next")
+    assert (event.stream, event.head.target) == (2, b"/next")
     assert machine.unconsumed == 0
 
 

@@ -434,4 +434,4 @@ def test_a_head_sent_again_is_read_the_same_wherever_it_is_cut() -> None:
         assert [type(e) for e in events] == [Request, Data, End]
         assert events[0].stream == 2
         assert events[1].buffers == (b"ping",)
-        assert machine.unconsumed == 8
+        assert machine.unconsumed == (4 if PING in pieces else 8)  # one that comes with its head is credited

@@ -9,7 +9,7 @@ from hpack import Decoder, Encoder
 
 from protocols.buffers import ByteBudget
 from protocols.errors import RemoteProtocolError
-from protocols.events import ConnectionEnd, Data, End, Event, Request, Response, Sent, Signal
+from protocols.events import ConnectionEnd, Data, End, Event, Head, Request, Response, Sent, Signal
 from protocols.http2.connection import HTTP2Connection, HTTP2Limits
 from protocols.http2.frames import PREFACE, FrameSplitter, HTTP2Frame, Kind
 from protocols.roles import Role
@@ -190,7 +190,7 @@ class Pair:
 
     def request(self, stream: int, payload: bytes = b"", *, end: bool = True) -> None:
         """Sends a request; the bytes do not flow yet."""
-        self.client.send(Request(stream=stream, method=b"POST", target=b"/", authority=b"example"))
+        self.client.send(Request(stream=stream, head=Head(method=b"POST", target=b"/", authority=b"example")))
         if payload:
             self.client.send(Data(stream=stream, buffers=(payload,)))
         if end:

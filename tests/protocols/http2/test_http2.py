@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from protocols.errors import LocalProtocolError
-from protocols.events import NEED_DATA, ConnectionEnd, Data, End, Event, Ping, Request, Reset, Response
+from protocols.events import NEED_DATA, ConnectionEnd, Data, End, Event, Head, Ping, Request, Reset, Response
 from protocols.http2.connection import HTTP2Connection, HTTP2Limits
 from protocols.http2.frames import PREFACE, Kind
 from protocols.roles import Role
@@ -54,36 +54,38 @@ def test_a_duplex_echo_runs_both_ways_at_once() -> None:
 def test_the_request_head_arrives_without_pseudo_headers() -> None:
     pair = Pair()
     sent = ((b"content-length", b"3"), (b"x-a", b"1"), (b"x-a", b"2"), (b"expect", b"100-continue"))
-    pair.client.send(Request(stream=1, method=b"PUT", target=b"/a?b=c", headers=sent, authority=b"host:81"))
+    pair.client.send(Request(stream=1, head=Head(method=b"PUT", target=b"/a?b=c", headers=sent, authority=b"host:81")))
     pair.flow()
     assert pair.at_server == [
         Request(
             stream=1,
-            method=b"PUT",
-            target=b"/a?b=c",
-            headers=sent,
-            authority=b"host:81",
-            scheme=b"https",
-            version=b"2",
-            content_length=3,
-            expects_continue=True,
+            head=Head(
+                method=b"PUT",
+                target=b"/a?b=c",
+                headers=sent,
+                authority=b"host:81",
+                scheme=b"https",
+                version=b"2",
+                content_length=3,
+                expects_continue=True,
+            ),
         )
     ]
 
 
 def test_a_host_field_becomes_the_authority() -> None:
     pair = Pair()
-    pair.client.send(Request(stream=1, method=b"GET", target=b"/", headers=((b"host", b"h"),), content_length=0))
+    pair.client.send(Request(stream=1, head=Head(method=b"GET", target=b"/", headers=((b"host", b"h"),), content_length=0)))
     pair.flow()
     (head,) = pair.at_server
     assert isinstance(head, Request)
-    assert (head.authority, head.headers, head.content_length) == (b"h", ((b"content-length", b"0"),), 0)
+    assert (head.head.authority, head.head.headers, head.head.content_length) == (b"h", ((b"content-length", b"0"),), 0)
 
 
 def test_a_request_with_host_alone_is_a_request_for_that_authority() -> None:
     (head,) = ByHand().says(ByHand().head(1, [field for field in GET if field[0] != b":authority"] + [(b"host", b"h")]))
     assert isinstance(head, Request)
-    assert head.authority == b"h"
+    assert head.head.authority == b"h"
 
 
 def test_trailers_pass_both_ways_behind_all_payload() -> None:
@@ -130,7 +132,7 @@ def test_a_status_that_http2_has_not_is_refused_before_anything_is_queued(status
 
 def test_the_answer_to_head_has_a_length_and_no_body() -> None:
     pair = Pair()
-    pair.client.send(Request(stream=1, method=b"HEAD", target=b"/", authority=b"h"))
+    pair.client.send(Request(stream=1, head=Head(method=b"HEAD", target=b"/", authority=b"h")))
     pair.client.send(End(stream=1))
     pair.flow()
     pair.server.send(Response(stream=1, status=200, headers=((b"content-length", b"5"),)))
@@ -197,7 +199,7 @@ def test_the_end_of_input_is_reported_again_and_again() -> None:
 def test_illegal_sends_queue_nothing_and_break_nothing() -> None:
     pair = Pair()
     server, client = pair.server, pair.client
-    head = Request(stream=1, method=b"GET", target=b"/", authority=b"h")
+    head = Request(stream=1, head=Head(method=b"GET", target=b"/", authority=b"h"))
     refused = [
         (server, head),
         (server, Response(stream=1, status=200)),
@@ -206,21 +208,27 @@ def test_illegal_sends_queue_nothing_and_break_nothing() -> None:
         (client, End(stream=1)),
         (client, Response(stream=1, status=200)),
         (client, Ping(data=b"short")),
-        (client, Request(stream=2, method=b"GET", target=b"/", authority=b"h")),
-        (client, Request(stream=1, method=b"GET", target=b"/")),
-        (client, Request(stream=1, method=b"GET", target=b"x", authority=b"h")),
-        (client, Request(stream=1, method=b"G T", target=b"/", authority=b"h")),
-        (client, Request(stream=1, method=b"CONNECT", target=b"/", authority=b"h")),
-        (client, Request(stream=1, method=b"GET", target=b"/", authority=b"h", headers=((b"host", b"i"),))),
-        (client, Request(stream=1, method=b"GET", target=b"/", authority=b"h", headers=((b"Upper", b"i"),))),
-        (client, Request(stream=1, method=b"GET", target=b"/", authority=b"h", headers=((b":path", b"i"),))),
-        (client, Request(stream=1, method=b"GET", target=b"/", authority=b"h", headers=((b"connection", b"x"),))),
-        (client, Request(stream=1, method=b"GET", target=b"/", authority=b"h", headers=((b"a", b"x\r\nb: c"),))),
-        (client, Request(stream=1, method=b"GET", target=b"/", authority=b"h", headers=((b"content-length", b"+1"),))),
+        (client, Request(stream=2, head=Head(method=b"GET", target=b"/", authority=b"h"))),
+        (client, Request(stream=1, head=Head(method=b"GET", target=b"/"))),
+        (client, Request(stream=1, head=Head(method=b"GET", target=b"x", authority=b"h"))),
+        (client, Request(stream=1, head=Head(method=b"G T", target=b"/", authority=b"h"))),
+        (client, Request(stream=1, head=Head(method=b"CONNECT", target=b"/", authority=b"h"))),
+        (client, Request(stream=1, head=Head(method=b"GET", target=b"/", authority=b"h", headers=((b"host", b"i"),)))),
+        (client, Request(stream=1, head=Head(method=b"GET", target=b"/", authority=b"h", headers=((b"Upper", b"i"),)))),
+        (client, Request(stream=1, head=Head(method=b"GET", target=b"/", authority=b"h", headers=((b":path", b"i"),)))),
+        (client, Request(stream=1, head=Head(method=b"GET", target=b"/", authority=b"h", headers=((b"connection", b"x"),)))),
+        (client, Request(stream=1, head=Head(method=b"GET", target=b"/", authority=b"h", headers=((b"a", b"x\r\nb: c"),)))),
+        (
+            client,
+            Request(stream=1, head=Head(method=b"GET", target=b"/", authority=b"h", headers=((b"content-length", b"+1"),))),
+        ),
         (
             client,
             Request(
-                stream=1, method=b"GET", target=b"/", authority=b"h", headers=((b"content-length", b"1"),), content_length=2
+                stream=1,
+                head=Head(
+                    method=b"GET", target=b"/", authority=b"h", headers=((b"content-length", b"1"),), content_length=2
+                ),
             ),
         ),
     ]
@@ -344,4 +352,4 @@ def test_cookie_crumbs_are_joined() -> None:
     client = ByHand()
     (head,) = client.says(client.head(1, [*POST, (b"cookie", b"a=1"), (b"cookie", b"b=2")]))
     assert isinstance(head, Request)
-    assert head.headers == ((b"cookie", b"a=1; b=2"),)
+    assert head.head.headers == ((b"cookie", b"a=1; b=2"),)

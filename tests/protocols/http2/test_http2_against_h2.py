@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from protocols.errors import RemoteProtocolError
-from protocols.events import Data, End, Event, Request, Reset, Response
+from protocols.events import Data, End, Event, Head, Request, Reset, Response
 from protocols.http2.connection import HTTP2Connection, HTTP2Limits
 from protocols.http2.frames import PREFACE, Kind
 from protocols.roles import Role
@@ -42,7 +42,7 @@ class Plain:
         match event:
             case h2_events.RequestReceived():
                 assert event.stream_id is not None
-                return [Request(stream=event.stream_id, method=b"POST", target=b"/")]
+                return [Request(stream=event.stream_id, head=Head(method=b"POST", target=b"/"))]
             case h2_events.DataReceived() if event.data:
                 return [Data(stream=event.stream_id, buffers=(event.data,))]
             case h2_events.StreamEnded():
@@ -80,7 +80,7 @@ class Ours:
     def _event(self, event: Event) -> Event:
         match event:
             case Request(stream=stream):
-                return Request(stream=stream, method=b"POST", target=b"/")
+                return Request(stream=stream, head=Head(method=b"POST", target=b"/"))
             case End(stream=stream):
                 return End(stream=stream)
         return event

@@ -242,7 +242,7 @@ def test_the_peers_end_or_reset_ends_a_lingering_stream_silently(last: Callable[
     assert ticks(server, 3) == [[], [], []]
     request, end = client.says(client.head(3, [*GET, (b"x-new", b"value")], END_STREAM))
     assert isinstance(request, Request)
-    assert request.headers == ((b"x-new", b"value"),), "the header table was kept"
+    assert request.head.headers == ((b"x-new", b"value"),), "the header table was kept"
     assert end == End(stream=3)
 
 
@@ -380,7 +380,7 @@ def test_trailers_after_the_reset_behind_our_answer_are_ignored_and_keep_the_hea
     assert output(server) == b""
     request, _ = client.says(client.head(3, [*GET, (b"x-new", b"value")], END_STREAM))
     assert isinstance(request, Request)
-    assert request.headers == ((b"x-new", b"value"),)
+    assert request.head.headers == ((b"x-new", b"value"),)
 
 
 def test_an_early_answer_reaches_our_client_whole_and_frees_the_stream() -> None:

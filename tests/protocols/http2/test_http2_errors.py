@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from protocols.errors import RemoteProtocolError
-from protocols.events import Data, End, Event, Refused, Request, Reset, Response, Signal
+from protocols.events import Data, End, Event, Head, Refused, Request, Reset, Response, Signal
 from protocols.http2.connection import HTTP2Connection, HTTP2Limits
 from protocols.http2.frames import PREFACE, Kind
 from protocols.roles import Role
@@ -503,7 +503,7 @@ def test_garbage_raises_nothing_but_remote_protocol_error(written: list[bytes], 
     machine.receive_data((PREFACE if role is Role.SERVER else b"") + wire.settings())
     if role is Role.CLIENT:
         for stream in (1, 3):
-            machine.send(Request(stream=stream, method=b"POST", target=b"/", authority=b"h"))
+            machine.send(Request(stream=stream, head=Head(method=b"POST", target=b"/", authority=b"h")))
         machine.send(End(stream=1))
     for piece in written:
         machine.receive_data(piece)

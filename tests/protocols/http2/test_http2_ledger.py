@@ -8,7 +8,7 @@ from hypothesis.stateful import Bundle, RuleBasedStateMachine, invariant, rule
 
 from protocols.buffers import ByteBudget
 from protocols.errors import LocalProtocolError
-from protocols.events import Data, End, Event, Request, Reset, Response, Signal
+from protocols.events import Data, End, Event, Head, Request, Reset, Response, Signal
 from protocols.http2.connection import HTTP2Connection, HTTP2Limits
 from protocols.roles import Role
 from tests.protocols.http2.http2_helpers import check
@@ -83,7 +83,7 @@ class Exchanges(RuleBasedStateMachine):
         machine = self.client.machine
         stream = machine.next_stream
         if machine.can_open:
-            machine.send(Request(stream=stream, method=b"POST", target=b"/", authority=b"h"))
+            machine.send(Request(stream=stream, head=Head(method=b"POST", target=b"/", authority=b"h")))
             self.client.said[stream] = bytearray()
             self.client.heard[stream] = bytearray()
         return stream

@@ -6,7 +6,7 @@ import pytest
 
 from protocols.buffers import ByteBudget
 from protocols.errors import LocalProtocolError
-from protocols.events import Data, End, Event, Ping, Request, Reset, Response
+from protocols.events import Data, End, Event, Head, Ping, Request, Reset, Response
 from protocols.http2.connection import HTTP2Connection, HTTP2Limits
 from protocols.http2.frames import Kind
 from protocols.http2.windows import FIRST_CONNECTION_WINDOW, ReceiveWindows
@@ -169,7 +169,7 @@ def test_a_client_without_budget_cannot_open() -> None:
     client = HTTP2Connection(Role.CLIENT, budget=ByteBudget(65_535))
     assert not client.can_open
     with pytest.raises(LocalProtocolError, match="can_open"):
-        client.send(Request(stream=1, method=b"GET", target=b"/", authority=b"h"))
+        client.send(Request(stream=1, head=Head(method=b"GET", target=b"/", authority=b"h")))
 
 
 def test_padding_is_credited_at_once() -> None:

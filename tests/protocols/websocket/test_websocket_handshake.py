@@ -11,7 +11,7 @@ from wsproto.events import Request as WsprotoRequest
 from wsproto.handshake import H11Handshake
 
 from protocols.errors import LocalProtocolError, RemoteProtocolError
-from protocols.events import Headers, Request, Response
+from protocols.events import Head, Headers, Response
 from protocols.websocket.handshake import accept_headers, check_response, refusal_headers, request_headers
 
 NONCE = b"the sample nonce"  # RFC 6455 section 1.3
@@ -25,9 +25,9 @@ def handshake(
     version: bytes = b"13",
     method: bytes = b"GET",
     upgrade: bytes = b"websocket",
-) -> Request:
+) -> Head:
     headers = [(b"sec-websocket-key", key), (b"sec-websocket-version", version), *extra]
-    return Request(stream=1, method=method, target=b"/chat", headers=headers, upgrade=upgrade)
+    return Head(method=method, target=b"/chat", headers=headers, upgrade=upgrade)
 
 
 def answer(*extra: tuple[bytes, bytes], status: int = 101, token: bytes = TOKEN) -> Response:
@@ -80,10 +80,10 @@ def test_another_version_is_refused_with_426_and_told_ours(version: bytes) -> No
         pytest.param(handshake((b"sec-websocket-version", b"13")), id="two versions"),
         pytest.param(handshake(method=b"POST"), id="not GET"),
         pytest.param(handshake(upgrade=b"h2c"), id="another upgrade"),
-        pytest.param(Request(stream=1, method=b"GET", target=b"/", upgrade=b"websocket"), id="no headers"),
+        pytest.param(Head(method=b"GET", target=b"/", upgrade=b"websocket"), id="no headers"),
     ],
 )
-def test_a_bad_handshake_is_refused_with_400(request_: Request) -> None:
+def test_a_bad_handshake_is_refused_with_400(request_: Head) -> None:
     with pytest.raises(RemoteProtocolError) as caught:
         accept_headers(request_)
     assert caught.value.status == 400
@@ -92,7 +92,7 @@ def test_a_bad_handshake_is_refused_with_400(request_: Request) -> None:
 
 def test_a_client_and_a_server_of_ours_agree() -> None:
     headers = request_headers(NONCE, subprotocols=[b"a", b"b"])
-    request = Request(stream=1, method=b"GET", target=b"/", headers=headers, upgrade=b"websocket")
+    request = Head(method=b"GET", target=b"/", headers=headers, upgrade=b"websocket")
     response = Response(stream=1, status=101, headers=accept_headers(request, subprotocols=[b"b"]))
     assert check_response(NONCE, response, subprotocols=[b"a", b"b"]) == b"b"
 
@@ -128,7 +128,7 @@ def test_wsproto_as_the_client_accepts_our_answer() -> None:
     head = client.send(WsprotoRequest(host="example.org", target="/", subprotocols=["parts"]))
     headers = [tuple(line.split(b": ", 1)) for line in head.split(b"\r\n")[1:-2]]
     lowered = [(name.lower(), value) for name, value in headers]
-    request = Request(stream=1, method=b"GET", target=b"/", headers=lowered, upgrade=b"websocket")
+    request = Head(method=b"GET", target=b"/", headers=lowered, upgrade=b"websocket")
     client.receive_data(b"HTTP/1.1 101 \r\n" + lines(accept_headers(request, subprotocols=[b"parts"])))
     [event] = client.events()
     assert isinstance(event, AcceptConnection)

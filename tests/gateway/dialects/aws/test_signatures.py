@@ -52,9 +52,10 @@ def signed(path: str, *, signer: sigv4.Credentials = SIGNER, body: bytes = BODY,
     """A request with its signature."""
     payload = sigv4.STREAMING_EVENTS if path is BIDI else sigv4.payload_hash(body)
     kind = bidi.CONTENT_TYPE.encode() if path is BIDI else b"audio/wav"
-    head = raw(1, b"POST", path, headers=[(b"content-type", kind)], content_length=None if path is BIDI else len(body))
+    length = None if path is BIDI else len(body)
+    head = raw(1, b"POST", path, headers=[(b"content-type", kind)], content_length=length).head
     given = sigv4.sign_request(head, signer, now=now or time.time(), payload=payload, **how)
-    return raw(1, b"POST", path, headers=[*head.headers, *given.headers], content_length=head.content_length)
+    return raw(1, b"POST", path, headers=[*head.headers, *given.headers], content_length=length)
 
 
 async def answered(house: House, head: Request, body: bytes = BODY, kind: str = "http2") -> tuple[int, str, str]:
@@ -111,12 +112,14 @@ WRONG: list[tuple[str, Callable[[str], Request], str]] = [
 ]
 
 
-def edited(head: Request, name: bytes, value: bytes) -> Request:
+def edited(request: Request, name: bytes, value: bytes) -> Request:
+    head = request.head
     headers = [(n, value if n == name else v) for n, v in head.headers]
     return raw(1, b"POST", head.target.decode(), headers=headers, content_length=head.content_length)
 
 
-def without(head: Request, name: bytes) -> Request:
+def without(request: Request, name: bytes) -> Request:
+    head = request.head
     headers = [h for h in head.headers if h[0] != name]
     return raw(1, b"POST", head.target.decode(), headers=headers, content_length=head.content_length)
 
@@ -170,11 +173,10 @@ async def test_without_credentials_nobody_looks(autojump_clock: Any) -> None:
 
 async def test_the_literal_form_has_nothing_to_sign(autojump_clock: Any) -> None:
     async with serving(Probe(echo).spec("bidi"), config=on()) as house:
-        head = raw(1, b"POST", BIDI, headers=[(b"content-type", bidi.JSON_CONTENT_TYPE.encode())])
+        head = raw(1, b"POST", BIDI, headers=[(b"content-type", bidi.JSON_CONTENT_TYPE.encode())]).head
         given = sigv4.sign_request(head, SIGNER, now=time.time(), payload=sigv4.STREAMING_EVENTS)
-        head = raw(1, b"POST", BIDI, headers=[*head.headers, *given.headers])
         line = house.line("http2")
-        await line.send(head)
+        await line.send(raw(1, b"POST", BIDI, headers=[*head.headers, *given.headers]))
         status, _, body = await line.peer.read_answer(1)
         assert (status, b"where signatures are verified" in body) == (400, True)
 

@@ -16,7 +16,7 @@ from models.adapt import blocking, spec_of
 from models.library.tensors import add_sub, identity, simple
 from models.messages import InferRequest, InferResponse, Tensor
 from models.spec import Shape
-from protocols.events import End, Request
+from protocols.events import End, Head, Request
 
 Rows = Annotated[npt.NDArray[np.float32], Shape(-1, 2)]
 
@@ -42,7 +42,9 @@ async def ask(model: Any, path: str, body: dict[str, Any] | None = None) -> tupl
         peer = served.http1()
         route = f"/v2/models/m{path}"
         if body is None:
-            await peer.send(Request(stream=1, method=b"GET", target=route.encode(), authority=b"localhost"), End(stream=1))
+            await peer.send(
+                Request(stream=1, head=Head(method=b"GET", target=route.encode(), authority=b"localhost")), End(stream=1)
+            )
         else:
             await peer.send(*post(1, route, json.dumps(body).encode()))
         status, _headers, answer = await peer.read_answer(1)

@@ -32,7 +32,7 @@ from gateway.client import Peer
 from gateway.config import Config
 from gateway.errors import TransportLost
 from gateway.testing import MemoryGateway, memory_gateway
-from protocols.events import Data, End, Request
+from protocols.events import Data, End, Head, Request
 from protocols.http1.connection import HTTP1Connection
 from tests.interop.served_grammar import declared
 from tests.interop.servers import serving
@@ -228,7 +228,7 @@ class MemoryServer:
 def _events(stream: int, sending: Sending) -> Sequence[Any]:
     length = None if sending.chunked else len(sending.pieces[0])
     headers = [*sending.headers, *([] if length is None else [(b"content-length", b"%d" % length)])]
-    head = Request(stream=stream, method=b"POST", target=sending.path.encode(), authority=b"localhost", headers=headers, content_length=length)  # fmt: skip
+    head = Request(stream=stream, head=Head(method=b"POST", target=sending.path.encode(), authority=b"localhost", headers=headers, content_length=length))  # fmt: skip
     return [head, *(Data(stream=stream, buffers=(piece,)) for piece in sending.pieces if piece), End(stream=stream)]
 
 

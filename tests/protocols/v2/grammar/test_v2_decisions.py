@@ -109,7 +109,7 @@ def test_header_name_in_any_case(name: str) -> None:
     machine = server(f"POST /v2/models/m/infer HTTP/1.1\r\nhost: x\r\n{name}: 16\r\n\r\n".encode())
     received = machine.next_event()
     assert isinstance(received, Request)
-    assert [value for name, value in received.headers if name == IHCL] == [b"16"]
+    assert [value for name, value in received.head.headers if name == IHCL] == [b"16"]
 
 
 def test_ihcl_above_the_body() -> None:
