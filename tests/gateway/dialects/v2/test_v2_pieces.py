@@ -88,6 +88,36 @@ async def whole(house: House, kind: str, headers: Any, body: bytes, path: str = 
     return status, answer
 
 
+@pytest.mark.parametrize("path", ["/v2/models/m/infer", "/v2/models/m/infer_stream"])
+async def test_two_tasks_cannot_wait_for_a_piece_and_the_first_goes_on(path: str, autojump_clock: Any) -> None:
+    told: list[str] = []
+
+    async def both(session: Session[InferRequest, InferResponse]) -> None:
+        async def first() -> None:
+            async for piece in session:
+                told.append(f"a piece, last: {piece.last}")
+
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(first)
+            await trio.testing.wait_all_tasks_blocked()
+            for wait in (session.receive, session.__anext__):
+                with pytest.raises(trio.BusyResourceError):
+                    await wait()
+            told.append("one waits")
+        await session.send(InferResponse(outputs=(Tensor(name="sum", data=np.array([1])),)))
+
+    headers, body = body_of(np.arange(3, dtype=np.uint8))
+    async with serving(spec_of(both, "m", family=Family.TENSOR, pieces=True)) as house:
+        line = house.line("http1")
+        stream = await begin(line, headers, path, len(body))
+        await more(line, stream, body[:-3])  # the model is called, and waits
+        await trio.testing.wait_all_tasks_blocked(0.01)
+        await more(line, stream, body[-3:])
+        await line.send(End(stream=stream))
+        status, _, _ = await line.peer.read_answer(stream)
+    assert (status, told) == (200, ["one waits", "a piece, last: True"])
+
+
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("size", [1, 1000, 3 * MiB])
 async def test_a_request_comes_in_pieces_and_is_answered_once(kind: str, size: int) -> None:
