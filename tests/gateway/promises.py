@@ -29,6 +29,7 @@ from gateway.errors import TransportLost
 from gateway.net.transport import MemoryTransport
 from gateway.testing import MemoryGateway, memory_gateway
 from gateway.testing.invariants import broken_ledgers, left_over
+from gateway.testing.stories.clients import ask
 from gateway.testing.stories.talk import Form, Leave
 from gateway.wires.http2 import HTTP2Wire
 from models.adapt import spec_of
@@ -162,20 +163,11 @@ class Wire:
 
 def asked(form: Form, model: str, upto: int | None = None) -> Question:
     """The request of a form."""
-    match form:
-        case Form.LMI | Form.LMI_JSON:
-            most = upto or (65536 if form.streams else 1000)
-            return questions.lmi("x", model, stream=form.streams, max_new_tokens=most)
-        case Form.INFER_JSON | Form.INFER_EVENTS | Form.INFER_FRAMES:
-            inputs = {"x": np.array([1])}
-            return questions.infer(inputs, model, binary=form is Form.INFER_FRAMES, stream=form.streams)
-        case Form.INVOKE | Form.STREAM:
-            question = questions.invoke(model, b"00000000", "application/octet-stream", stream=form is Form.STREAM)
-            return replace(question, answer=NumberedAnswer if form is Form.INVOKE else partial(WithinEvents, NumberedAnswer))
-        case Form.SOCKET:
-            return _posted(f"/models/{model}/invocations-bidirectional-stream")
-        case _:
-            return questions.bidirectional(model)
+    most = upto or (65536 if form.streams else 1000)
+    question = ask(form, model, text="x", tokens=most, tensor=np.array([1]), body=b"00000000")
+    if form in (Form.INVOKE, Form.STREAM):
+        return replace(question, answer=NumberedAnswer if form is Form.INVOKE else partial(WithinEvents, NumberedAnswer))
+    return question
 
 
 def _posted(path: str, body: bytes | None = None, answer: type[Answer] = Answer) -> Question:

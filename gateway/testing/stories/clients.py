@@ -7,21 +7,46 @@ from collections.abc import AsyncGenerator, Awaitable, Callable, Iterable
 from contextlib import aclosing, suppress
 from typing import Any
 
+import numpy as np
+import numpy.typing as npt
 import trio
 
 from gateway import client
-from gateway.client import Peer
+from gateway.client import Peer, questions
 from gateway.client.answers import Answer, EventsAnswer
 from gateway.client.conversations import CUT_OFF
+from gateway.client.questions import Question
 from gateway.errors import TransportLost
 from gateway.net.transport import MemoryTransport
-from gateway.testing.stories.talk import Talk, View
+from gateway.testing.stories.talk import Form, Talk, View
 from protocols.aws import bidi
 from protocols.errors import RemoteProtocolError
 from protocols.events import Buffer, Close, ConnectionEnd, Data, End, Frame, Opcode, Reset, Response
 from protocols.http2.connection import HTTP2Connection, HTTP2Limits
 from protocols.roles import Role
 from protocols.websocket.connection import WebSocketConnection
+
+
+def ask(
+    form: Form, model: str, *, text: str = "", tokens: int = 1, tensor: npt.NDArray[Any] | None = None, body: bytes = b""
+) -> Question:
+    """The request of a form: a prompt for so many tokens, the tensor "x", or a body as it is."""
+    match form:
+        case Form.LMI | Form.LMI_JSON:
+            return questions.lmi(text, model, stream=form.streams, max_new_tokens=tokens)
+        case Form.OPENAI:
+            return questions.openai(text, model, stream=True, max_tokens=tokens)
+        case Form.INFER | Form.INFER_JSON | Form.INFER_EVENTS | Form.INFER_FRAMES:
+            binary = form in (Form.INFER, Form.INFER_FRAMES)
+            return questions.infer({"x": np.asarray(tensor)}, model, binary=binary, stream=form.streams)
+        case Form.INVOKE | Form.STREAM:
+            return questions.invoke(model, body, "application/octet-stream", stream=form is Form.STREAM)
+        case Form.BIDI:
+            return questions.bidirectional(model)
+        case Form.SOCKET:
+            path = f"/models/{model}/invocations-bidirectional-stream"
+            return Question(path=path, body=None, answer=Answer, headers=())
+
 
 Body = Callable[[], AsyncGenerator[Buffer, None]]
 """A request's body, piece by piece."""

@@ -15,13 +15,13 @@ import numpy as np
 import trio
 
 from gateway import client
-from gateway.client import Peer, questions
+from gateway.client import Peer
 from gateway.client.answers import Answer
 from gateway.client.questions import Question
 from gateway.errors import TransportLost
 from gateway.net.transport import MemoryTransport
 from gateway.testing.network import Link
-from gateway.testing.stories.clients import Broken, Hearing, Socket, Streams, read_http1, viewed, write
+from gateway.testing.stories.clients import Broken, Hearing, Socket, Streams, ask, read_http1, viewed, write
 from gateway.testing.stories.models import CHAT, END, PlannedTalk
 from gateway.testing.stories.plan import LinePlan
 from gateway.testing.stories.talk import Deceit, Form, Leave, View
@@ -261,7 +261,7 @@ class Line:
         plan = talk.plan
         await trio.sleep(plan.start)
         model = "nobody" if plan.deceit is Deceit.MODEL else plan.model
-        path = f"/models/{model}/invocations-bidirectional-stream{talk.query}"
+        path = ask(Form.SOCKET, model).path + talk.query
         self._peer = client.http1(self._transport)
         began = trio.current_time()
         socket: Socket | None = None
@@ -285,25 +285,10 @@ class Line:
 def _question(talk: PlannedTalk) -> Question:
     plan = talk.plan
     model = "nobody" if plan.deceit is Deceit.MODEL else plan.model
-    most = max(plan.messages, 1)
-    match plan.form:
-        case Form.LMI:
-            question = questions.lmi(plan.name, model, stream=True, max_new_tokens=most)
-        case Form.LMI_JSON:
-            question = questions.lmi(plan.name, model, max_new_tokens=most)
-        case Form.OPENAI:
-            question = questions.openai(plan.name, model, stream=True, max_tokens=most)
-        case Form.INFER | Form.INFER_JSON:
-            question = questions.infer({"x": _array(talk)}, model, binary=plan.form is Form.INFER)
-        case Form.INFER_EVENTS | Form.INFER_FRAMES:
-            question = questions.infer({"x": _array(talk)}, model, binary=plan.form is Form.INFER_FRAMES, stream=True)
-        case Form.INVOKE | Form.STREAM:
-            body = plan.name.encode().ljust(plan.size, b".")
-            question = questions.invoke(model, body, "application/octet-stream", stream=plan.form is Form.STREAM)
-            if plan.form is Form.INVOKE:
-                question = replace(question, answer=HeardPieces)
-        case _:
-            question = questions.bidirectional(model)
+    body = plan.name.encode().ljust(plan.size, b".")
+    question = ask(plan.form, model, text=plan.name, tokens=max(plan.messages, 1), tensor=_array(talk), body=body)
+    if plan.form is Form.INVOKE:
+        question = replace(question, answer=HeardPieces)
     path = f"{question.path}{talk.query}"
     if plan.form is Form.BIDI:
         query = (bidi.MODEL_QUERY_STRING.encode(), talk.query[1:].encode())
