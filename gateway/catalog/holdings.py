@@ -1,4 +1,4 @@
-"""The models that are loaded at run time, on their way in or out, and the memory that they hold of what they may."""
+"""Decides whether one more model fits: those that are loaded at run time, and the memory that they hold of what they may."""
 
 from __future__ import annotations
 

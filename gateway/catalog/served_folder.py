@@ -1,4 +1,4 @@
-"""The model of a folder that a configuration serves from the start: which folder it is, and what its own files say."""
+"""The one folder that is served from the start, that of `repository.model` or SageMaker's own, found and read."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What an exchange, its wire and its connection may ask of one another."""
+"""The interfaces of the core, as Protocols: what an exchange, its wire and its connection may ask of one another."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The tasks that exchanges run in, kept and used again: one of them leads, and connections have their turns.
+"""The tasks that exchanges run in: which of them runs next, who may write now, and when connections have their turns.
 
 The ten rules of the data path:
 

@@ -1,4 +1,4 @@
-"""What a model of tensors stands on: requests from somewhere, one response or a stream of them to somewhere else."""
+"""The channels of v2's calls: requests to a model of tensors, and its one response, or the stream of them, back."""
 
 from __future__ import annotations
 
