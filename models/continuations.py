@@ -205,7 +205,8 @@ class Continuations:
         """True if texts are decoded from the bytes of tokens that have them."""
         self.judges = parameters.n > 1 or bool(self._stops)
         """True if more has to be known of a token than how many came before it: several sequences were asked for, stop
-        sequences are looked for, characters are put together (once a token had bytes), or the text has its end."""
+        sequences are looked for, characters are put together (once a token had bytes), or the text has its end. Once true
+        it stays."""
         self.complete = False
         """True once nothing that the model sends is in the answer any more."""
         self.stopped = False

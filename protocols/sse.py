@@ -65,8 +65,12 @@ class SSEDecoder:
 
     @property
     def begun(self) -> bool:
-        """Whether an event, or a line, has begun and not ended: where the body ends here, it was cut off."""
-        return bool(self._data) or len(self._buffer) > self._at
+        """Whether an event, or a line that is no comment, has begun and not ended: where the body ends here, it was cut
+        off."""
+        line = bytes(self._buffer[self._at : self._at + len(_BOM) + 1])
+        if self._first:
+            line = b"" if _BOM.startswith(line) else line.removeprefix(_BOM)
+        return bool(self._data or self._type) or (bool(line) and not line.startswith(b":"))
 
     def next_event(self) -> ServerSentEvent | Signal:
         """The next event, or NEED_DATA."""

@@ -155,7 +155,8 @@ class Connection:
         if received:
             self.wire.receive_data(memoryview(received))
             self.pump()
-        self._read()
+        if self._lost is None:
+            self._read()
 
     def readable(self, hung_up: bool = False) -> None:
         """The transport has something to receive; `hung_up` where its end or an error may be behind it."""

@@ -143,9 +143,9 @@ class MessageReader(Output):
         """One event, NEED_DATA, or PAUSED: a pipelined request is here whose turn has not come. After the peer's end
         it is ConnectionEnd, again and again. Raises RemoteProtocolError, then always one that says the same.
 
-        A Request brings its body where it is all that is here, and its head is, byte for byte, that of the request before,
-        declares a body below 16 KiB or none, and expects and upgrades nothing. That is as if the Request, a Data unless the
-        body is empty, and the End had been given, and the Data credited."""
+        A Request brings its body where it lies whole and alone in one buffer, and its head is, byte for byte, that of the
+        request before, declares a body below 16 KiB or none, and expects and upgrades nothing. That is as if the Request, a
+        Data unless the body is empty, and the End had been given, and the Data credited."""
         reading, whole, source = self._reading, self._whole, self.input
         event: Event | Signal | None = None
         if whole is not None and source.unread == whole[1] and reading is READ_HEAD and not (source.pos or self._eof):

@@ -140,10 +140,29 @@ def test_need_data_is_what_an_unfinished_event_gives() -> None:
 
 
 @pytest.mark.parametrize(
-    ("rest", "begun"), [(b"", False), (b"d", True), (b"data: x\n", True), (b": so\n", False), (b"\r", False)]
+    ("rest", "begun"),
+    [
+        (b"", False),
+        (b"d", True),
+        (b"data: x\n", True),
+        (b"event: e\n", True),
+        (b": so\n", False),
+        (b": so", False),
+        (b"\r", False),
+    ],
 )
 def test_a_decoder_knows_whether_its_body_may_end_here(rest: bytes, begun: bool) -> None:
     decoder = SSEDecoder()
     decoder.receive_data(b"data: whole\r\n\r\n" + rest)
     assert len(drain(decoder)) == 1
+    assert decoder.begun == begun
+
+
+@pytest.mark.parametrize(
+    ("body", "begun"), [(b"\xef\xbb\xbf", False), (b"\xef\xbb\xbf: so", False), (b"\xef\xbb\xbfd", True), (b"d", True)]
+)
+def test_a_mark_at_the_start_is_no_event(body: bytes, begun: bool) -> None:
+    decoder = SSEDecoder()
+    decoder.receive_data(body)
+    assert not drain(decoder)
     assert decoder.begun == begun
