@@ -13,6 +13,7 @@ from gateway.credentials import Door
 from gateway.errors import Drained, Ending, SlowReader, TransportLost
 from gateway.net.certificate import read_client
 from gateway.net.tls_transport import TLSTransport
+from gateway.party import Party
 from gateway.untrusted_text import unquoted
 from protocols.errors import RemoteProtocolError
 from protocols.events import Buffer, Head, Request, Sent
@@ -86,8 +87,8 @@ class Connection:
     """
 
     __slots__ = (  # a dict of more than 30 names has no place in CPython's inline caches
-        "_blocked_since", "_certificate", "_closed", "_dirty", "_ending", "_hung_up", "_linger", "_lost", "_ready", "_rest",
-        "_soon", "_watch", "behind", "blocked", "budget", "clock", "eof", "exchanges", "last_received", "last_sent",
+        "_blocked_since", "_certificate", "_closed", "_dirty", "_ending", "_hung_up", "_linger", "_lost", "_party", "_ready",
+        "_rest", "_soon", "_watch", "behind", "blocked", "budget", "clock", "eof", "exchanges", "last_received", "last_sent",
         "limits", "peer", "pool", "proxies", "reading_paused", "requests", "routed", "server", "transport", "whole_answer",
         "wire",
     )  # fmt: skip
@@ -130,12 +131,22 @@ class Connection:
         self._lost: Ending | None = None
         self._closed = False
         self._certificate: ClientCertificate | None = None
+        self._party: Party | None = None
         self.wire = make_wire(self)
 
     @property
     def door(self) -> Door:
         """Decides which fields of a request models see."""
         return self.server.door
+
+    @property
+    def party(self) -> Party:
+        """Whom its exchanges are counted for: the subject of the client's certificate, else the connection itself."""
+        if self._party is None:
+            certificate = self.client_certificate
+            known = certificate is not None and certificate.subject
+            self._party = self.server.parties.of_certificate(known) if known else Party(self.peer)
+        return self._party
 
     @property
     def client_certificate(self) -> ClientCertificate | None:

@@ -12,6 +12,7 @@ if TYPE_CHECKING:
     from gateway.credentials import Door
     from gateway.errors import Ending, GatewayError
     from gateway.net.proxies import TrustedProxies
+    from gateway.party import Party
     from models.session import ClientCertificate
     from protocols.buffers import ByteBudget
     from protocols.events import Buffer, Head, Headers, Opcode
@@ -77,6 +78,11 @@ class Owner(Protocol):
     @property
     def door(self) -> Door:
         """Decides which fields of a request models see."""
+        ...
+
+    @property
+    def party(self) -> Party:
+        """Whom its exchanges are counted for, where they do not say more about themselves."""
         ...
 
     @property

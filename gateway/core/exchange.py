@@ -24,6 +24,7 @@ from protocols.events import Request
 
 if TYPE_CHECKING:
     from gateway.core.contracts import Owner, Wire
+    from gateway.party import Party
 
 _FOREVER = float("inf")
 
@@ -44,8 +45,8 @@ class Exchange:
     __slots__ = (
         "_cancelled_at", "_made", "_objects", "_returned", "_scope", "arrived_at", "awaited", "began_at", "body", "bytes_in",
         "cancelled", "copied", "deadline", "dialect", "ending", "fail", "fields", "gone", "id", "inbound", "incident",
-        "interruption", "left_at", "model", "outbound", "owner", "parts_in", "priority", "reply", "request", "reserved",
-        "started_at", "stopped_by", "stream", "time_limits", "waits", "wire", "words",
+        "interruption", "key", "left_at", "model", "outbound", "owner", "parts_in", "priority", "reply", "request",
+        "reserved", "started_at", "stopped_by", "stream", "time_limits", "waits", "wire", "words",
     )  # fmt: skip
 
     began_at: float
@@ -78,6 +79,8 @@ class Exchange:
         once the exchange is over."""
         self.body = body
         """All of its body, until somebody takes it; None where it did not come with the head."""
+        self.key: Party | None = None
+        """That of the key which its request has shown; None where it has shown none."""
         self._scope: trio.CancelScope | None = None
         self.cancelled = False
         self.ending: Ending | None = None
@@ -112,6 +115,11 @@ class Exchange:
             else:
                 self.body = b""
                 self.interrupt(no_bytes(owner.budget, n + PIECE))
+
+    @property
+    def party(self) -> Party:
+        """Whom it is counted for: its key, or else whoever its connection is."""
+        return self.key or self.owner.party
 
     # -- what the request says -----------------------------------------------------------------------------------
 

@@ -17,6 +17,7 @@ from gateway.core.runner import HasTurns, Runner
 from gateway.credentials import Door
 from gateway.doorbell import Doorbell
 from gateway.net.proxies import TrustedProxies
+from gateway.party import Parties
 from protocols.buffers import ByteBudget
 from protocols.date_field import DateField
 
@@ -65,6 +66,7 @@ class Server:
         """Where bytes are received that nobody keeps."""
         self.door = Door(passes_credentials=config.access.pass_credentials)
         """Decides which fields of a request its models see."""
+        self.parties = Parties()
         self.proxies = _trusted_proxies(config)
         self.date = DateField()
         """The Date field of its answers."""

@@ -15,6 +15,7 @@ from gateway.core.contracts import LAST_WORD
 from gateway.core.exchange import Exchange
 from gateway.doorbell import Doorbell
 from gateway.errors import Drained, Ending, SlowReader
+from gateway.party import Party
 from gateway.untrusted_text import escape
 from protocols.events import Buffer, Frame, Head, Headers, Opcode, Request
 
@@ -58,6 +59,7 @@ class ASGICall:
         self.server = server
         self.limits, self.budget, self.pool, self.clock = server.limits, server.budget, server.pool, server.clock
         self.door = server.door
+        self._party: Party | None = None
         self._socket = scope["type"] == "websocket"
         self._http2 = str(scope.get("http_version", "1.1")).startswith("2")
         self.name = "websocket" if self._socket else "http/2" if self._http2 else "http/1.1"
@@ -84,6 +86,13 @@ class ASGICall:
     client_certificate: ClientCertificate | None = None
     """Whoever ended the TLS knows; what a scope says of it is not believed."""
     routed: tuple[Head, Any] | None = None
+
+    @property
+    def party(self) -> Party:
+        """Whom its exchange is counted for: the connection that its server names, or else the call itself."""
+        if self._party is None:
+            self._party = self.server.parties.of_peer(self.peer) if self.peer else Party("")
+        return self._party
 
     # -- life ------------------------------------------------------------------------------------------------------
 

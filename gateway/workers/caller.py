@@ -8,6 +8,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
     from gateway.errors import Ending, GatewayError
+    from gateway.party import Party
     from models.spec import Model, ModelSpec
 
 
@@ -24,6 +25,11 @@ class Caller(Protocol):
     @property
     def priority(self) -> int:
         """The level at which it waits for a slot: `gateway.workers.slots`."""
+        ...
+
+    @property
+    def party(self) -> Party:
+        """Whom its slot is counted for."""
         ...
 
     @property
