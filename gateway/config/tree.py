@@ -241,9 +241,11 @@ class LimitsConfig:
     """Seconds that one step may keep the event loop from everything else; one that lasts longer is named in the log and in
     metrics. 0: nobody looks."""
     connections: Count = 10_000
-    """Open at once."""
+    """Open at once. From 90 percent of them on each that arrives closes idle ones, and beyond them it is answered 503."""
+    per_peer: CountOrOff = 0
+    """Connections of one address, for those without proxies; more are answered 503. 0: as many as it likes."""
     descriptors_reserved: CountOrOff = 64
-    """File descriptors kept free: accepting pauses when only these are left."""
+    """File descriptors kept free of connections: with those that are left, more of them are answered 503."""
     part: Bytes = 16 * MiB
     """One event of an event stream, such as a BiDi payload part."""
     event_headers: Bytes = 128 * KiB
@@ -568,8 +570,15 @@ class ModelConfig:
     queue: CountOrOff | None = None
     """Sessions that may wait for a slot; more are refused with 503; 1000 where the model does not say."""
     queue_timeout: SecondsOrOff | None = None
-    """How long a session may wait for a slot until it is refused with 503; 0, which is meant where the model does not say:
-    as long as its own time allows."""
+    """How long a session may wait for a slot until it is refused with 503; 60 seconds where the model does not say; 0: as
+    long as its own time allows."""
+    party_share: Percent | None = None
+    """Percent of `capacity`, and of `queue`, that one party may hold, which is a key, the subject of clients' certificates,
+    or else a connection: rounded up, and never all where there are two or more. 90 where the model does not say. 100: all,
+    for those who are called over one connection of a proxy's."""
+    idle_when_wanted: SecondsOrOff | None = None
+    """How long a session may wait for its client, without a message in either direction, while others wait for a slot:
+    one that has for longer is ended for them. 30 seconds where the model does not say; 0: nobody is."""
     queue_bytes: BytesOrOff | None = None
     """What the bodies of those that wait may hold together; one more is refused with 503; 0, which is meant where the model
     does not say: bounded by `limits.total_bytes` alone."""
@@ -628,6 +637,9 @@ class LogConfig:
     """The least severity that is logged."""
     format: Literal["auto", "json", "text"] = "auto"
     """One JSON object a line, or text to read; auto is text on a terminal and JSON elsewhere."""
+    access: Literal["all", "limited", "none"] = "limited"
+    """Which exchanges have a line: all; limited: of those that were refused, or whose client left, before any model had
+    them, 20 at once and 10 a second, and sums of the others; none."""
 
 
 @final

@@ -243,7 +243,10 @@ class Simulation(trio.abc.Instrument):
         # another call of its connection that is not read may fill it: the transport has one order
         if any(not other.plan.calm for other in line.talks):
             return False
-        return talk.begun > 0 or (worker.state is State.READY and worker.slots.in_use < self.plan.slots)
+        if talk.begun > 0:
+            return True
+        assert talk.exchange is not None
+        return worker.state is State.READY and worker.slots.in_use < self.plan.slots and worker.slots.room_for(talk.exchange)
 
     # -- the run -------------------------------------------------------------------------------------------------------
 

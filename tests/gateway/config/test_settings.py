@@ -921,8 +921,10 @@ def test_what_a_model_may_say_itself_has_the_unit_of_any_such_number_and_no_defa
         "instances": Unit.COUNT, "retry": Unit.FLAG, "priority_levels": Unit.COUNT, "default_priority": Unit.COUNT,
     }  # fmt: skip
     counts, seconds, tensors = (
-        dict.fromkeys(("capacity", "queue", "max_batch_size", "threads", "stuck_limit"), Unit.COUNT),
-        dict.fromkeys(("timeout", "load_timeout", "queue_timeout", "step_timeout", "stop_within"), Unit.SECONDS),
+        dict.fromkeys(("capacity", "queue", "max_batch_size", "threads", "stuck_limit", "party_share"), Unit.COUNT),
+        dict.fromkeys(
+            ("timeout", "load_timeout", "queue_timeout", "step_timeout", "stop_within", "idle_when_wanted"), Unit.SECONDS
+        ),
         dict.fromkeys(("inputs", "outputs"), Unit.TENSORS),
     )
     others = {
