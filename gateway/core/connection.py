@@ -66,6 +66,15 @@ class ConnectionWire(Wire, Protocol):
         ...
 
     @property
+    def idle_since(self) -> float | None:
+        """When its last exchange was over, or it began; None where it never is without one."""
+        ...
+
+    def end_idle(self) -> None:
+        """Says goodbye while there is no exchange; the connection closes then."""
+        ...
+
+    @property
     def over(self) -> bool:
         """Nothing will be written any more: the connection may close once its output is out."""
         ...
@@ -337,8 +346,8 @@ class Connection:
             return self._broken(e)
 
     def _broken(self, error: RemoteProtocolError) -> bool:
-        reason = unquoted(str(error))[:300]
-        log.info("protocol error", extra={"peer": self.peer, "wire": self.wire.name, "reason": reason})
+        facts = {"peer": self.peer, "wire": self.wire.name, "reason": unquoted(str(error))[:300]}
+        self.server.log_limits.write(log, "protocol error", facts)
         self.wire.protocol_error(error)
         self.output_ready()
         return True
@@ -504,12 +513,12 @@ class Connection:
                 self.wire.tick(now)
 
     def _stalled(self, stall: float, waited: float) -> None:
-        """The peer takes nothing: what runs for it stops, and says so behind what is queued. The connection ends a moment
-        later, where the peer has not taken that either."""
+        """The peer takes nothing: what runs stops, and says so behind what is queued; or it ends a moment later."""
         running = [e for e in self.exchanges.values() if e.interruption is None and e.outbound.finishing is None]
         told = any(e.interruption is not None for e in self.exchanges.values())
         if running or not told:
-            log.info("write stalled", extra={"peer": self.peer, "seconds": stall, "setting": "limits.write_stall"})
+            facts = {"peer": self.peer, "seconds": stall, "setting": "limits.write_stall"}
+            self.server.log_limits.write(log, "write stalled", facts)
         for exchange in running:
             exchange.interrupt(SlowReader(stall))
         if waited > stall + LAST_WORD or not (running or told):

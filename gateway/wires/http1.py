@@ -202,6 +202,13 @@ class HTTP1Wire:
         return machine.unread + machine.unconsumed, unsent
 
     @property
+    def idle_since(self) -> float:
+        return self._idle_since
+
+    def end_idle(self) -> None:
+        self.drain()
+
+    @property
     def over(self) -> bool:
         if not (self._machine.must_close or self._gone or self._failed or self._draining):
             return False

@@ -183,6 +183,13 @@ class HTTP2Wire:
         return machine.unconsumed, sum(map(machine.queued, self._connection.exchanges))
 
     @property
+    def idle_since(self) -> float:
+        return self._idle_since
+
+    def end_idle(self) -> None:
+        self._machine.shutdown(last=True)
+
+    @property
     def over(self) -> bool:
         return self._gone or self._failed or (self._machine.must_close and not self._connection.exchanges)
 
@@ -267,7 +274,7 @@ class HTTP2Wire:
         told = exchange.interruption is not None
         if not told:
             facts = {"peer": self._connection.peer, "id": exchange.id, "setting": "limits.write_stall"}
-            log.info("stream stalled", extra=facts)
+            self._connection.server.log_limits.write(log, "stream stalled", facts)
             exchange.interrupt(SlowReader(stall))
         if waited > stall + LAST_WORD or (not told and exchange.outbound.finishing is not None):
             self._cut(exchange, Ending.LOST)

@@ -160,6 +160,13 @@ class WebSocketWire:
         return machine.unread + machine.unconsumed, limits.send_buffer - machine.room()
 
     @property
+    def idle_since(self) -> None:
+        return None
+
+    def end_idle(self) -> None:
+        raise AssertionError("a WebSocket is one exchange")
+
+    @property
     def over(self) -> bool:
         return self._gone or self._failed or self._machine.closed
 
@@ -231,7 +238,8 @@ class WebSocketWire:
             if self._connection.last_received >= self._ping_at or self._connection.reading_paused:
                 self._pong_due = None
             elif now > self._pong_due:
-                log.info("no pong", extra={"peer": self._connection.peer, "setting": "websocket.ping_timeout"})
+                facts = {"peer": self._connection.peer, "setting": "websocket.ping_timeout"}
+                self._connection.server.log_limits.write(log, "no pong", facts)
                 self._connection.lost(Ending.LOST)
         elif config.ping_interval and self._machine.is_open and now - self._heard > config.ping_interval:
             self._machine.send(Ping())
