@@ -90,11 +90,13 @@ class ConnectionTable:
             if idle is None:
                 return
             self._server.connection_ended(Closing.EVICTED)
-            if isinstance(idle, Connection):
-                _evict(idle)
-            else:
+            if isinstance(idle, trio.CancelScope):
                 self.evicted.add(idle)
                 idle.cancel()
+            else:  # closed at once, as nginx does: an end that waits for its peer would keep the place for as long
+                idle.wire.end_idle()
+                idle.turn()
+                idle.lost()
 
     def _next(self, now: float) -> Connection | trio.CancelScope | None:
         """Who has to go first; None where nobody is idle for long enough."""
@@ -104,10 +106,10 @@ class ConnectionTable:
         while self._candidates:
             _, since, _, idle = self._candidates.pop()
             # much may have become of it since
-            if isinstance(idle, Connection) and _idle_since(idle) == since:
-                return idle
-            if idle in self._arriving() and idle not in self.evicted:
-                assert isinstance(idle, trio.CancelScope)
+            if isinstance(idle, trio.CancelScope):
+                if idle in self._arriving() and idle not in self.evicted:
+                    return idle
+            elif idle in self._server.connections and _idle_since(idle) == since:
                 return idle
         return None
 
@@ -128,17 +130,9 @@ class ConnectionTable:
 
 
 def _idle_since(connection: Connection) -> float | None:
-    """Since when it has had no exchange; None where it has one, or has received one, or ends."""
-    ends = connection.exchanges or connection.behind or connection.wire.over
-    return None if ends else connection.wire.idle_since
-
-
-def _evict(connection: Connection) -> None:
-    """It says goodbye and is closed at once, as nginx does with those: an end that waits for its peer would take the place
-    for as long."""
-    connection.wire.end_idle()
-    connection.turn()
-    connection.lost()
+    """Since when it has had no exchange; None where it has one, or may have received one, or ends."""
+    busy = connection.exchanges or connection.behind or connection.heavy or connection.wire.over
+    return None if busy else connection.wire.idle_since
 
 
 def _address(peer: str) -> str:

@@ -148,6 +148,25 @@ async def test_one_arrival_closes_thirty_two_at_most_and_all_are_looked_at_now_a
         house.gateway.acceptor.disconnect()
 
 
+async def test_who_has_gone_since_the_last_look_makes_no_room_twice(autojump_clock: MockClock) -> None:
+    async with serving(Probe(silent).spec("json-http1"), config=limits(connections=10)) as house:
+        lines = []
+        for _ in range(9):
+            lines.append(await asked(house, "http1"))
+            await trio.sleep(0.1)
+        await trio.sleep(1)
+        arrive(house)  # all are looked at, and the first of them goes
+        await house.still()
+        lines[1].reset()  # the next one leaves by itself
+        await house.still()
+        last = [arrive(house), arrive(house)]
+        await house.still()
+        assert [closed(line.transport.below) for line in lines] == [True] * 3 + [False] * 6
+        assert ended(house) == {"evicted": 2}
+        assert not any(map(closed, last))
+        house.gateway.acceptor.disconnect()
+
+
 # -- nobody is idle ------------------------------------------------------------------------------------------------------
 
 
