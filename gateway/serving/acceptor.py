@@ -54,7 +54,8 @@ class Acceptor:
         self._own: frozenset[trio.lowlevel.Task] = frozenset()
         descriptors, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
         known = None if descriptors == resource.RLIM_INFINITY else descriptors
-        self.table, self.lobby = ConnectionTable(server, lambda: self.arriving, known), Lobby()
+        self.table = ConnectionTable(server, lambda: self.arriving, known)
+        self.lobby = Lobby(self.table.spare)
 
     # -- its life ----------------------------------------------------------------------------------------------------
 

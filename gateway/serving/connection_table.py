@@ -13,6 +13,7 @@ from gateway.addresses import split_port
 from gateway.core.connection import Connection
 from gateway.core.server import Server
 from gateway.errors import Closing
+from gateway.serving.lobby import GUESTS
 
 _WARY = 90  # percent of the places, from which on idle connections are closed
 _AT_ONCE = 32  # connections, at most, that one arrival closes: as nginx does
@@ -37,8 +38,12 @@ class ConnectionTable:
         self._server, self._arriving, limits = server, arriving, server.limits
         self._most = limits.connections
         self._setting = "limits.connections"
+        self.spare = GUESTS
+        """Descriptors that there are for connections which have no place: of the reserve, where descriptors are the bound, a
+        half."""
         if descriptors is not None and (left := max(descriptors - limits.descriptors_reserved, 1)) < self._most:
             self._most, self._setting = left, "the process's file descriptors and limits.descriptors_reserved"
+            self.spare = min(limits.descriptors_reserved // 2, GUESTS)
         self._wary = self._most * _WARY // 100
         self._per_peer = limits.per_peer
         self._of: Counter[str] = Counter()  # by address, where that is bounded

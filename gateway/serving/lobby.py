@@ -16,7 +16,7 @@ from protocols.http2.frames import FRAME_HEAD, PREFACE, Code, Kind
 log = logging.getLogger("gateway")
 
 GUESTS = 64
-"""Those that are waited for at once, until they have said what they ask. Each has a descriptor, which is not one of
+"""Those that are waited for at once, at most, until they have said what they ask. Each has a descriptor, which is not one of
 `limits.connections`."""
 PATIENCE = 1.0
 """Seconds that each of them has for that, and to read the answer."""
@@ -30,7 +30,9 @@ class Lobby:
     with GOAWAY; a TLS handshake is refused by a close, as it would cost more than whoever has a place. Where as many wait,
     the answer does not wait for a head."""
 
-    def __init__(self) -> None:
+    def __init__(self, most: int = GUESTS) -> None:
+        """`most` are waited for at once."""
+        self._most = most
         self.guests: set[trio.CancelScope] = set()
         """One for each that is here."""
 
@@ -39,7 +41,7 @@ class Lobby:
         this nursery."""
         if secure:
             transport.close()
-        elif len(self.guests) >= GUESTS:
+        elif len(self.guests) >= self._most:
             with suppress(TransportLost):
                 transport.try_send([_http1(why)])
             transport.close()

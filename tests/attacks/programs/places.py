@@ -101,10 +101,22 @@ def idle_connections(attacker: Attacker) -> None:
             attacker.ended("fin" if sock.fileno() in over else "open")
 
 
+def fill(attacker: Attacker, places: int) -> None:
+    """Takes them all, and each that a good client gives back; and asks beside that."""
+    with ExitStack() as held:
+        for _ in range(places):
+            opened(attacker, held, requests.upgrade())
+        attacker.sleep(0.3)
+        while attacker.goes_on:
+            opened(attacker, held, requests.upgrade())
+            attacker.ask("GET", "/v2/health/live")
+            attacker.sleep(0.02)
+
+
 @attack(
     "connections-full",
     settings=("limits.connections=60",),
-    ends="status 503",
+    ends="status (503|200)",
     counters=('everywire_ended_connections_total{reason="refused-at-limit"}',),
     lines=500,
     fair=False,
@@ -114,14 +126,23 @@ def full_table(attacker: Attacker) -> None:
 
     That is so for good clients that come anew.
     """
-    with ExitStack() as held:
-        for _ in range(4):  # good clients that come and go have had a place or two
-            for _ in range(20):
-                opened(attacker, held, requests.upgrade())
-            attacker.sleep(0.1)
-        while attacker.goes_on:
-            attacker.ask("GET", "/v2/health/live")
-            attacker.sleep(0.01)
+    fill(attacker, 60)
+
+
+@attack(
+    "connections-descriptors",
+    descriptors=200,
+    ends="status (503|200)",
+    counters=('everywire_ended_connections_total{reason="refused-at-limit"}',),
+    lines=500,
+    fair=False,
+)
+def no_descriptors(attacker: Attacker) -> None:
+    """As many connections with a session as the server has descriptors for: whoever comes is told to come later.
+
+    That is so for good clients that come anew.
+    """
+    fill(attacker, 140)
 
 
 class Dropped(HTTP2Ear):

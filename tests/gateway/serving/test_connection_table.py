@@ -274,10 +274,16 @@ def nobody(*_: Any) -> None:
 
 
 @pytest.mark.parametrize(
-    ("descriptors", "most", "setting"),
-    [(None, 100, "limits.connections"), (1000, 100, "limits.connections"), (90, 26, "limits.descriptors_reserved")],
+    ("descriptors", "most", "spare", "setting"),
+    [
+        (None, 100, 64, "limits.connections"),
+        (1000, 100, 64, "limits.connections"),
+        (90, 26, 32, "limits.descriptors_reserved"),
+    ],
 )
-async def test_where_descriptors_are_fewer_they_are_the_bound(descriptors: int | None, most: int, setting: str) -> None:
+async def test_where_descriptors_are_fewer_they_are_the_bound_and_their_reserve_pays_for_the_lobby(
+    descriptors: int | None, most: int, spare: int, setting: str
+) -> None:
     table = ConnectionTable(Server(limits(connections=100), nobody, nobody), set, descriptors)
     table.starting = most - 1
     assert table.refusal("127.0.0.1:1") is None
@@ -286,6 +292,7 @@ async def test_where_descriptors_are_fewer_they_are_the_bound(descriptors: int |
     assert said is not None
     assert said.startswith(f"{most} connections are open (")
     assert setting in said
+    assert table.spare == spare
 
 
 def test_connections_of_one_address_may_be_bounded() -> None:
