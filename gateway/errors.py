@@ -45,6 +45,19 @@ class Refusal(enum.Enum):
     """Its head says that its time is over."""
 
 
+class Closing(enum.Enum):
+    """Why the server has ended a connection by itself."""
+
+    FLOOD = "flood"
+    """Its peer did too much of what costs it little."""
+    HEAD_TIMEOUT = "head-timeout"
+    """What had begun was not whole in time: a head, a frame, or all that a connection begins with."""
+    IDLE = "idle"
+    """Nothing was asked for longer than it may be."""
+    STALLED = "stalled"
+    """Its peer took nothing, or stopped in the middle of a frame."""
+
+
 class GatewayError(Exception):
     """Base of the errors that end an exchange.
 
