@@ -187,8 +187,8 @@ class LimitsConfig:
     fields: Count = 100
     """Header fields; more are answered 431."""
     head_timeout: Seconds = 10.0
-    """From the first byte of a request to the end of its head. HTTP/2: of a header block, and of the nine bytes before a frame;
-    and until the first SETTINGS."""
+    """From the first byte of a request to the end of its head. HTTP/2: of a header block, and of the nine bytes before a
+    frame; and until the first SETTINGS."""
     tls_handshake_timeout: Seconds = 10.0
     """From the accepted connection to the end of its handshake."""
     body: Bytes = 1 * GiB
@@ -212,8 +212,8 @@ class LimitsConfig:
     bytes_elements: Count = 1_000_000
     """Elements of BYTES in the inputs of one request, each of which becomes an object; more are answered 400."""
     body_silence: Seconds = 30.0
-    """A unary upload whose window is open and that sends less than `body_rate` bytes a second over this time ends; so does an
-    HTTP/2 connection on which a frame that has begun does."""
+    """A unary upload whose window is open and that sends less than `body_rate` bytes a second over this time ends; so does
+    an HTTP/2 connection on which a frame that has begun comes as slowly."""
     body_rate: Bytes = 1 * KiB
     """A second; see `body_silence`."""
     chunk_line: Bytes = 256
@@ -272,7 +272,7 @@ class HTTP2FloodsConfig:
     enabled: bool = True
     """Whether connections end for that."""
     reset_burst: CountOrOff = 200
-    """Cancels of streams younger than a second, streams that the peer broke, and heads refused before they are an exchange."""
+    """Cancels of streams younger than a second, streams that the peer broke, and heads that are refused as they come."""
     reset_rate: Rate = 33
     """A second; see `reset_burst`."""
     refused_burst: CountOrOff = 0
@@ -288,7 +288,8 @@ class HTTP2FloodsConfig:
     settings_rate: Rate = 1
     """A second; see `settings_burst`."""
     empty_burst: CountOrOff = 200
-    """DATA frames without payload that do not end their stream. Of 11 in a row on one stream the last is always one too many."""
+    """DATA frames without payload that do not end their stream. Of 11 in a row on one stream the last is one too many,
+    whatever this is."""
     empty_rate: Rate = 20
     """A second; see `empty_burst`."""
     window_burst: CountOrOff = 500
@@ -344,8 +345,8 @@ class WebSocketFloodsConfig:
     control_rate: Rate = 10
     """A second; see `control_burst`."""
     hollow_burst: CountOrOff = 200
-    """Frames without payload that do not end their message. Of 1025 in a row with less than 16 bytes each the last is always
-    one too many."""
+    """Frames without payload that do not end their message. Of 1025 in a row with less than 16 bytes each the last is one
+    too many, whatever this is."""
     hollow_rate: Rate = 100
     """A second; see `hollow_burst`."""
 

@@ -10,7 +10,7 @@ from gateway.core.contracts import LAST_WORD, TURN_SECONDS, Wire
 from gateway.core.exchange import Exchange
 from gateway.core.linger import Linger, Swallowed
 from gateway.credentials import Door
-from gateway.errors import Drained, Ending, SlowReader, TransportLost
+from gateway.errors import Closing, Drained, Ending, SlowReader, TransportLost
 from gateway.net.certificate import read_client
 from gateway.net.tls_transport import TLSTransport
 from gateway.party import Party
@@ -89,9 +89,9 @@ class Connection:
 
     __slots__ = (  # a dict of more than 30 names has no place in CPython's inline caches
         "_blocked_since", "_certificate", "_closed", "_dirty", "_ending", "_hung_up", "_linger", "_lost", "_party", "_ready",
-        "_rest", "_soon", "_watch", "behind", "blocked", "budget", "clock", "eof", "exchanges", "heavy", "last_received",
-        "last_sent", "limits", "peer", "pool", "proxies", "reading_paused", "requests", "routed", "server", "transport",
-        "whole_answer", "wire",
+        "_rest", "_soon", "_watch", "behind", "blocked", "brief", "budget", "clock", "completed", "eof", "exchanges",
+        "heavy", "last_received", "last_sent", "limits", "peer", "pool", "proxies", "reading_paused", "requests", "routed",
+        "server", "transport", "whole_answer", "wire",
     )  # fmt: skip
 
     def __init__(
@@ -111,6 +111,10 @@ class Connection:
         self.eof = False
         self.last_received = self.last_sent = self.clock()
         self.requests = 0
+        self.completed = 0
+        """Exchanges that ended complete."""
+        self.brief = False
+        """Its wire has ended it, for what its peer does: nobody listens to that peer for long."""
         self._watch, self._soon = watch, server.turn_soon
         self._ready = True  # worth a try to receive
         self._hung_up = False
@@ -445,12 +449,12 @@ class Connection:
             self.lost(Ending.CANCELLED)
             return
         self.reading_paused = False
-        self._linger = Linger(self.clock())
+        self._linger = Linger(self.clock(), brief=self.brief)
         self.transport.send_eof()
         self._swallow(self._linger)
 
     def _swallow(self, linger: Linger) -> None:
-        match linger.swallow(self.transport, self.server.scratch):
+        match linger.swallow(self.transport, self.server.scratch, self.clock()):
             case Swallowed.DRY:
                 self._dry()
             case Swallowed.MORE:
@@ -473,6 +477,8 @@ class Connection:
     def exchange_closed(self, exchange: Exchange) -> None:
         """The exchange has its ending and its task is done."""
         del self.exchanges[exchange.stream]
+        if exchange.ending is Ending.COMPLETE:
+            self.completed += 1
         self.server.exchange_closed(exchange)
         if self._lost is not None:
             self._close_if_over()
@@ -513,6 +519,7 @@ class Connection:
         for exchange in running:
             exchange.interrupt(SlowReader(stall))
         if waited > stall + LAST_WORD or not (running or told):
+            self.server.connection_ended(Closing.STALLED)
             self.lost(Ending.LOST)
 
     def _left_unread(self) -> None:

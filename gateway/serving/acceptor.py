@@ -13,7 +13,7 @@ import trio
 
 from gateway.core.connection import Connection, ConnectionWire
 from gateway.core.server import Server
-from gateway.errors import TransportLost
+from gateway.errors import Closing, TransportLost
 from gateway.net.listeners import Listener, Port, Rules, open_listeners
 from gateway.net.proxies import TrustedProxies
 from gateway.net.readiness import Poller, WaitedTransport, Watchable
@@ -257,6 +257,8 @@ class Acceptor:
                 finally:
                     self.arriving.remove(arrival)
                     self._server.bell.ring()
+            if not self._server.draining:
+                self._server.connection_ended(Closing.HEAD_TIMEOUT)
             if greeting.begun and not self._server.draining:
                 raise TransportLost("the PROXY header took too long (limits.head_timeout)")
         except TransportLost as e:
