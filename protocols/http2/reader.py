@@ -306,7 +306,8 @@ class FrameReader(StreamTable):
             case WindowUpdated(stream_id=0):
                 self._granted_to_us += event.delta
             case RemoteSettingsChanged():
-                if SettingCodes.INITIAL_WINDOW_SIZE in event.changed_settings:
+                change = event.changed_settings.get(SettingCodes.INITIAL_WINDOW_SIZE)
+                if change is not None and change.new_value != change.original_value:
                     self.counters.settings += self._open // 100
                     self.counters.total += self._open // 100
                     for found in self._streams.values():
@@ -472,9 +473,7 @@ class FrameReader(StreamTable):
             self._count_reset()
             self._remember_reset(found.id)
             self._drain(found.id)
-        elif found.finished:
-            self._count_priority()
-        elif self.now - found.opened_at < YOUNG:
+        elif not found.finished and self.now - found.opened_at < YOUNG:
             self._count_reset()
         lingered = found.lingering
         self._lose(found)
