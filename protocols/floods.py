@@ -6,6 +6,7 @@ whether what was counted is within them.
 
 from __future__ import annotations
 
+from array import array
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from typing import Generic, Protocol, TypeVar, final
@@ -94,44 +95,44 @@ def _frames(row: Allowance[C], in_hand: float, longest: int) -> int:
 
 
 @final
-class _Purse:
-    """What one connection has in hand of one kind, and what was seen when that was reckoned."""
-
-    __slots__ = ("count", "earned", "in_hand", "seen_earned")
-
-    def __init__(self, count: int, seen_earned: int, in_hand: float, earned: float) -> None:
-        self.count, self.seen_earned = count, seen_earned
-        self.in_hand, self.earned = in_hand, earned
-
-
-@final
 class FloodPolicy(Generic[C]):
     """Judges one connection. It has no clock: whoever asks says when, in seconds on any clock that never goes back."""
 
-    __slots__ = ("_allowances", "_asked", "_began", "_purses", "due")
+    __slots__ = ("_allowances", "_asked", "_began", "_purses", "_quiet_until", "_seen", "due")
 
     def __init__(self, allowances: Allowances[C], now: float) -> None:
         self._allowances = allowances
-        self._began = self._asked = now
-        self._purses: list[_Purse] | None = None  # most connections never need any
+        self._began = self._asked = self._quiet_until = now
+        self._purses: array[float] | None = None  # of each row: counted, earned, and of both what is in hand
+        self._seen = 0
         self.due = allowances.due
         """While `FloodCounts.total` is less there is nothing to ask about: the answer would be None."""
 
     def judge(self, counters: C, now: float) -> Flood | None:
         """The first kind of which more came than was allowed until now; None where there is none. To be asked after every
         few frames: what comes between two questions is taken to have come evenly, and what earns to have come first."""
-        if counters.total < self.due:
-            return None
-        rows = self._allowances.rows
-        before = self._purses or [_Purse(0, 0, row.burst, 0) for row in rows]
-        elapsed = max(0.0, now - self._asked)
-        purses: list[_Purse] = []
+        return None if counters.total < self.due else self._reckon(counters, now)
+
+    def tick(self, counters: C, now: float) -> Flood | None:
+        """The same, to be asked about once a second also where nothing comes: so what comes at once after a pause is not
+        taken to have come evenly all through it."""
+        if counters.total != self._seen:
+            return self._reckon(counters, now)
+        self._quiet_until = now
+        return None
+
+    def _reckon(self, counters: C, now: float) -> Flood | None:
+        rows, before = self._allowances.rows, self._purses
+        quiet = max(0.0, self._quiet_until - self._asked)
+        elapsed = max(0.0, now - max(self._quiet_until, self._asked))
+        purses: list[float] = []
         left: int | None = None
-        for row, purse in zip(rows, before, strict=True):
+        for number, row in enumerate(rows):
+            counted, seen, in_hand, earned = before[4 * number : 4 * number + 4] if before else (0, 0, row.burst, 0)
             count = row.count(counters)
-            in_hand = purse.in_hand + row.rate * elapsed - (count - purse.count)
-            seen = 0 if row.earned is None else row.earned(counters)
-            earned = purse.earned + seen - purse.seen_earned
+            in_hand = min(in_hand + row.rate * quiet, row.burst) + row.rate * elapsed - (count - counted)
+            earns = 0 if row.earned is None else row.earned(counters)
+            earned += earns - seen
             if in_hand < 0:
                 earned, in_hand = earned + in_hand, 0.0
             longest = 0 if row.longest is None else row.longest(counters)
@@ -140,9 +141,10 @@ class FloodPolicy(Generic[C]):
             in_hand = min(in_hand, row.burst)
             if row.most_earned is not None:
                 earned = min(earned, row.most_earned)
-            purses.append(_Purse(count, seen, in_hand, earned))
+            purses += (count, earns, in_hand, earned)
             frames = _frames(row, in_hand + earned, longest)
             left = frames if left is None or frames < left else left
-        self._purses, self._asked = purses, max(now, self._asked)
+        self._purses, self._seen = array("d", purses), counters.total
+        self._asked = self._quiet_until = max(now, self._asked)
         self.due = counters.total + (left or 0) + 1
         return None

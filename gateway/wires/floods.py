@@ -53,6 +53,15 @@ class FloodGuard(Generic[C]):
         self.due = policy.due
         return flood
 
+    def tick(self, counters: C, now: float) -> Flood | None:
+        """The same, about once a second."""
+        policy = self._policy
+        if policy is None:
+            return None
+        flood = policy.tick(counters, now)
+        self.due = policy.due
+        return flood
+
 
 def end_exchanges(connection: Connection, closing: Closing) -> int:
     """The server ends the connection, whose machine has said so to its peer: exchanges are cut as refused, and the end is

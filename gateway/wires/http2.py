@@ -31,6 +31,7 @@ from protocols.events import (
     Response,
     Sent,
 )
+from protocols.floods import Flood
 from protocols.http2.connection import HTTP2Connection, HTTP2Limits
 from protocols.http2.floods import HTTP2_FLOODS
 from protocols.http2.frames import Code
@@ -156,7 +157,9 @@ class HTTP2Wire:
         """Whether its peer floods it: then that was its end."""
         if self._gone or self._failed:
             return False
-        flood = self._floods.judge(self._machine.flood_counters(self._connection.completed))
+        return self._verdict(self._floods.judge(self._machine.flood_counters(self._connection.completed)))
+
+    def _verdict(self, flood: Flood | None) -> bool:
         if flood is None:
             return False
         report(self._connection, flood, self._end(Closing.FLOOD, f"too many {flood.kind} frames (http2.floods)"))
@@ -296,7 +299,7 @@ class HTTP2Wire:
             connection.output_ready()
         if self._failed or self._gone:
             return
-        if self._counters.total >= self._floods.due and self._judge():
+        if self._verdict(self._floods.tick(machine.flood_counters(connection.completed), now)):
             return
         if not connection.exchanges and self._idle_for_too_long(now):
             machine.shutdown(last=True)

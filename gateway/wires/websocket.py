@@ -16,9 +16,10 @@ from gateway.errors import Closing, Ending
 from gateway.wires.floods import GOODBYE, FloodGuard, allowances_of, end_exchanges, report
 from protocols.errors import LocalProtocolError, RemoteProtocolError
 from protocols.events import NEED_DATA, Buffer, Close, ConnectionEnd, Frame, Headers, Opcode, Ping, Pong, Sent
+from protocols.floods import Flood
 from protocols.roles import Role
 from protocols.websocket.connection import WebSocketConnection, WebSocketLimits
-from protocols.websocket.floods import WEBSOCKET_FLOODS
+from protocols.websocket.floods import WEBSOCKET_FLOODS, FrameCounters
 
 if TYPE_CHECKING:
     from gateway.core.connection import Connection, ConnectionWire
@@ -148,9 +149,13 @@ class WebSocketWire:
         """Whether its peer floods it: then that was its end."""
         if self._gone or self._failed:
             return False
+        return self._verdict(self._floods.judge(self._counted()))
+
+    def _counted(self) -> FrameCounters:
         inbound = self._inbound
-        frames = inbound.received + inbound.waiting // PIECE + self._exchange.outbound.items_out
-        flood = self._floods.judge(self._machine.flood_counters(frames))
+        return self._machine.flood_counters(inbound.received + inbound.waiting // PIECE + self._exchange.outbound.items_out)
+
+    def _verdict(self, flood: Flood | None) -> bool:
         if flood is None:
             return False
         self._failed, self._ended_at = True, self._connection.clock()
@@ -259,7 +264,7 @@ class WebSocketWire:
                 self._connection.lost(Ending.REFUSED)
             return
         self._exchange.check_stamps(now)
-        if self._counters.total >= self._floods.due and self._judge():
+        if not (self._gone or self._failed) and self._verdict(self._floods.tick(self._counted(), now)):
             return
         if self._closing_since is not None:
             if now - self._closing_since > config.close_timeout:
