@@ -110,11 +110,8 @@ class Connection:
         self.routed: tuple[Head, Any] | None = None
         self.eof = False
         self.last_received = self.last_sent = self.clock()
-        self.requests = 0
-        self.completed = 0
-        """Exchanges that ended complete."""
-        self.brief = False
-        """Its wire has ended it, for what its peer does: nobody listens to that peer for long."""
+        self.requests = self.completed = 0  # exchanges that began, and those that ended complete
+        self.brief = False  # its wire has ended it for what its peer does: that is listened to for a moment alone
         self._watch, self._soon = watch, server.turn_soon
         self._ready = True  # worth a try to receive
         self._hung_up = False
@@ -477,8 +474,7 @@ class Connection:
     def exchange_closed(self, exchange: Exchange) -> None:
         """The exchange has its ending and its task is done."""
         del self.exchanges[exchange.stream]
-        if exchange.ending is Ending.COMPLETE:
-            self.completed += 1
+        self.completed += exchange.ending is Ending.COMPLETE
         self.server.exchange_closed(exchange)
         if self._lost is not None:
             self._close_if_over()

@@ -126,7 +126,7 @@ HTTP2_FLOODS: Allowances[FloodCounters] = Allowances(
         ),
         Allowance(
             kind="waste",
-            counts="bytes of all frames but heads and DATA, and of DATA that comes 3 s and more after its stream was reset",
+            counts="a byte of a frame that is neither a head nor DATA, or of DATA 3 s and more after our reset of its stream",
             count=lambda counters: counters.waste,
             burst=4 * 1024 * 1024,
             rate=16 * 1024,
