@@ -114,12 +114,11 @@ class Connection:
         self.brief = False  # its wire has ended it for what its peer does: that is listened to for a moment alone
         self._watch, self._soon = watch, server.turn_soon
         self._ready = True  # worth a try to receive
-        self._hung_up = False
         self.behind = False
         """True while it has received more than it has handed on, which its next turns do, bit by bit, before it reads."""
         self.heavy = False
         """True from a turn that was not enough for it until one that was: it comes after all others."""
-        self.reading_paused = self._dirty = False
+        self.reading_paused = self._dirty = self._hung_up = self._closed = False
         self._ending = False  # being told what has left: whether the wire is over is looked at after that
         self.whole_answer: bytes | None = None
         """An answer that a wire was given whole, small, and while nothing else was to be sent: that of most unary calls over
@@ -133,7 +132,6 @@ class Connection:
         self._blocked_since: float | None = None
         self._linger: Linger | None = None
         self._lost: Ending | None = None
-        self._closed = False
         self._certificate: ClientCertificate | None = None
         self._party: Party | None = None
         self.wire = make_wire(self)
@@ -523,7 +521,6 @@ class Connection:
         unfinished = [exchange for exchange in self.exchanges.values() if exchange.outbound.finishing is None]
         if len(unfinished) == len(self.exchanges):
             self.lost(Ending.CANCELLED)
-            return
         for exchange in unfinished:
             exchange.peer_gone(Ending.CANCELLED)
 

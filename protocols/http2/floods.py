@@ -126,7 +126,7 @@ HTTP2_FLOODS: Allowances[FloodCounters] = Allowances(
         ),
         Allowance(
             kind="waste",
-            counts="a byte of a frame that is neither a head nor DATA, or of DATA 3 s and more after our reset of its stream",
+            counts="a byte of a frame that is neither a head nor DATA, or of DATA 3 s and more after we reset its stream",
             count=lambda counters: counters.waste,
             burst=4 * 1024 * 1024,
             rate=16 * 1024,
