@@ -273,36 +273,36 @@ class HTTP2FloodsConfig:
     """Whether connections end for that."""
     reset_burst: CountOrOff = 200
     """Cancels of streams younger than a second, streams that the peer broke, and heads that are refused as they come."""
-    reset_rate: Rate = 33
+    reset_rate: Rate = 33.0
     """A second; see `reset_burst`."""
     refused_burst: CountOrOff = 0
     """Streams beyond `http2.streams`. A burst of 0 is twice `http2.streams`."""
-    refused_rate: Rate = 100
+    refused_rate: Rate = 100.0
     """A second; see `refused_burst`."""
     ping_burst: CountOrOff = 200
     """PINGs."""
-    ping_rate: Rate = 10
+    ping_rate: Rate = 10.0
     """A second; see `ping_burst`."""
     settings_burst: CountOrOff = 50
     """SETTINGS frames; one that changes the windows of open streams counts 1 more for each 100 of them."""
-    settings_rate: Rate = 1
+    settings_rate: Rate = 1.0
     """A second; see `settings_burst`."""
     empty_burst: CountOrOff = 200
     """DATA frames without payload that do not end their stream. Of 11 in a row on one stream the last is one too many,
     whatever this is."""
-    empty_rate: Rate = 20
+    empty_rate: Rate = 20.0
     """A second; see `empty_burst`."""
     window_burst: CountOrOff = 500
     """WINDOW_UPDATE frames."""
-    window_rate: Rate = 10
+    window_rate: Rate = 10.0
     """A second; see `window_burst`."""
     priority_burst: CountOrOff = 500
     """PRIORITY, extensions, and other frames that say nothing."""
-    priority_rate: Rate = 50
+    priority_rate: Rate = 50.0
     """A second; see `priority_burst`."""
     cramped_burst: CountOrOff = 1000
     """DATA frames of ours that the peer's window makes shorter than 256 bytes."""
-    cramped_rate: Rate = 100
+    cramped_rate: Rate = 100.0
     """A second; see `cramped_burst`."""
     waste_burst: BytesOrOff = 4 * MiB
     """Bytes of frames that are neither heads nor DATA."""
@@ -342,12 +342,12 @@ class WebSocketFloodsConfig:
     """Whether connections end for that."""
     control_burst: CountOrOff = 100
     """Pings, and Pongs that answer nothing."""
-    control_rate: Rate = 10
+    control_rate: Rate = 10.0
     """A second; see `control_burst`."""
     hollow_burst: CountOrOff = 200
     """Frames without payload that do not end their message. Of 1025 in a row with less than 16 bytes each the last is one
     too many, whatever this is."""
-    hollow_rate: Rate = 100
+    hollow_rate: Rate = 100.0
     """A second; see `hollow_burst`."""
 
 
