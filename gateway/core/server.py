@@ -81,6 +81,8 @@ class Server:
         self.clock: Callable[[], float] = trio.current_time
         self.connections: set[Served] = set()
         """Those that live."""
+        self.floods: dict[tuple[str, str], int] = {}
+        """Connections that were ended because their peers did too much of one kind, by wire and kind."""
         self.endings_of_connections: dict[Closing, int] = dict.fromkeys(Closing, 0)
         """Connections that it has ended by itself."""
         self.bell = Doorbell()
@@ -93,6 +95,10 @@ class Server:
     def begin(self) -> None:
         """Inside Trio: its clock is asked without a look for who it is."""
         self.clock = trio.lowlevel.current_clock().current_time
+
+    def flooded(self, wire: str, kind: str) -> None:
+        """A peer did too much of that kind."""
+        self.floods[wire, kind] = self.floods.get((wire, kind), 0) + 1
 
     def connection_ended(self, why: Closing) -> None:
         """Called once for each connection that the server ends by itself, by whoever ends it."""

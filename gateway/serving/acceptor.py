@@ -277,8 +277,10 @@ class Acceptor:
                     self._server.bell.ring()
             if arrival in self.table.evicted:
                 self.table.evicted.discard(arrival)
-            elif greeting.begun and not self._server.draining:
-                raise TransportLost("the PROXY header took too long (limits.head_timeout)")
+            elif not self._server.draining:
+                self._server.connection_ended(Closing.HEAD_TIMEOUT)
+                if greeting.begun:
+                    raise TransportLost("the PROXY header took too long (limits.head_timeout)")
         except TransportLost as e:
             # there is no exchange to end; but a client without our CA, or with TLS on the wrong port, leaves only this
             level = logging.DEBUG if e.left else logging.INFO
