@@ -17,6 +17,8 @@ PREFACE = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n"
 OPENING = PREFACE + frame(4, 0, 0, b"") + frame(4, 1, 0, b"")
 PING = frame(6, 0, 0, bytes(8))
 _END_STREAM, _END_HEADERS = 1, 4
+_ALWAYS = ("flood-reset", "flood-broken-streams", "flood-ping", "flood-websocket-ping", "slow-continuations")
+"""The others are nightly."""
 _SOON = ("http2.floods.reset_burst=40",)
 """What such a stream costs is more than a loaded machine has in a second for the usual two hundred."""
 _PATIENCE = 4.0  # seconds more for a verdict on a loaded machine; who was ended is over before
@@ -61,7 +63,7 @@ def flood(
         run.__doc__ = make.__doc__
         attack(
             name, ends="goaway 11", counters=(f'everywire_floods_total{{kind="{kind}",wire="http/2"}}',), events=("flood",),
-            settings=settings, lines=lines,
+            settings=settings, lines=lines, nightly=name not in _ALWAYS,
         )(run)  # fmt: skip
         return make
 
@@ -200,7 +202,7 @@ class Cramped(HTTP2Ear):
 
 @attack(
     "flood-cramped", ends="goaway 11", counters=('everywire_floods_total{kind="cramped",wire="http/2"}',), events=("flood",),
-    settings=("http2.floods.cramped_burst=20", "http2.floods.cramped_rate=1"),
+    settings=("http2.floods.cramped_burst=20", "http2.floods.cramped_rate=1"), nightly=True,
 )  # fmt: skip
 def cramped(attacker: Attacker) -> None:
     """A window that is opened byte by byte, so that each of them leaves in a frame of its own."""
@@ -209,7 +211,8 @@ def cramped(attacker: Attacker) -> None:
 
 
 @attack(
-    "flood-unread", ends="goaway 11|reset|fin", counters=("everywire_ended_connections_total",), settings=("limits.write_stall=0.2",)
+    "flood-unread", ends="goaway 11|reset|fin", counters=("everywire_ended_connections_total",), settings=("limits.write_stall=0.2",),
+    nightly=True,
 )  # fmt: skip
 def unread(attacker: Attacker) -> None:
     """PINGs of which no answer is read."""
@@ -233,7 +236,7 @@ def begun(name: str, written: Callable[[], bytes], *, drip: Callable[[int], byte
         run.__doc__ = about.__doc__
         attack(
             name, ends="goaway 11", settings=("limits.head_timeout=0.3", "limits.body_silence=0.3"), lines=400,
-            counters=("everywire_ended_connections_total",),
+            counters=("everywire_ended_connections_total",), nightly=name not in _ALWAYS,
         )(run)  # fmt: skip
         return about
 
@@ -277,6 +280,7 @@ def _socket_flood(name: str, kind: str) -> Any:
             ends="close 1008",
             counters=(f'everywire_floods_total{{kind="{kind}",wire="websocket"}}',),
             events=("flood",),
+            nightly=name not in _ALWAYS,
         )(run)
         return make
 
