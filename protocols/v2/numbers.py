@@ -11,7 +11,7 @@ import numpy.typing as npt
 import orjson
 import simdjson
 
-from protocols.strict_json import may_hold_long_number
+from protocols.json_text import may_hold_long_number
 from protocols.v2.tensors import DATATYPES, FLOATS, RANGES, Array, narrowed
 
 FAST_FROM: Final = 2048
