@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator
 from typing import Final, TypeAlias, final
 
@@ -66,12 +67,18 @@ def census_of(text: Text | memoryview) -> Census:
     return Census(arrays=arrays, objects=objects, commas=commas)
 
 
-def close_census_of(text: Text) -> Census:
-    """What stands in a text outside of its strings."""
-    arrays = objects = commas = 0
+def close_census_of(text: Text | memoryview, containers: float = math.inf, values: float = math.inf) -> Census:
+    """What stands in a text outside of its strings. It ends where there is more than so much of it."""
+    census = Census()
     for piece in outside_strings(text):
-        arrays, objects, commas = arrays + piece.count(b"["), objects + piece.count(b"{"), commas + piece.count(b",")
-    return Census(arrays=arrays, objects=objects, commas=commas)
+        census = Census(
+            arrays=census.arrays + piece.count(b"["),
+            objects=census.objects + piece.count(b"{"),
+            commas=census.commas + piece.count(b","),
+        )
+        if census.containers > containers or census.values > values:
+            break
+    return census
 
 
 def count(text: Text, byte: bytes) -> int:
@@ -85,12 +92,12 @@ def _count_code(codes: Codes, code: int) -> int:
     return sum(int(np.count_nonzero(codes[at : at + _CHUNK] == code)) for at in range(0, len(codes), _CHUNK))
 
 
-def find(text: Text, wanted: bytes, start: int = 0) -> int:
+def find(text: Text | memoryview, wanted: bytes, start: int = 0) -> int:
     """Where some bytes begin in a text from `start` on; -1 where they do not."""
     while start < len(text):
-        found = text.find(wanted, start, start + STEP + len(wanted) - 1)
+        found = bytes(text[start : start + STEP + len(wanted) - 1]).find(wanted)
         if found >= 0:
-            return found
+            return start + found
         start += STEP
     return -1
 
@@ -142,7 +149,7 @@ def deeper_than(text: Text, depth: int) -> bool:
     return False
 
 
-def outside_strings(text: Text) -> Iterator[bytes]:
+def outside_strings(text: Text | memoryview) -> Iterator[bytes]:
     """The text without its strings, in pieces; of each string its closing quote is left, and keeps what stood beside it
     apart."""
     for at, inside in _insides(text):
@@ -155,7 +162,7 @@ def inside_strings(text: Text) -> npt.NDArray[np.bool_]:
     return np.concatenate(pieces) if pieces else np.zeros(0, np.bool_)
 
 
-def _insides(text: Text) -> Iterator[tuple[int, npt.NDArray[np.bool_]]]:
+def _insides(text: Text | memoryview) -> Iterator[tuple[int, npt.NDArray[np.bool_]]]:
     """Where each piece begins, and which of its bytes are in strings.
 
     Backslashes stand in runs; with the pairs of each run gone, one that is left escapes what follows it. Where a text
@@ -163,7 +170,7 @@ def _insides(text: Text) -> Iterator[tuple[int, npt.NDArray[np.bool_]]]:
     """
     escaped = within = False  # the first byte of the piece, and what stands before it
     for at in range(0, len(text), STEP):
-        piece = text[at : at + STEP]
+        piece = bytes(text[at : at + STEP])
         if escaped:
             piece = b"." + piece[1:]
         if b"\\" in piece:

@@ -20,6 +20,7 @@ from protocols.json_text import (
     Marks,
     Text,
     census_of,
+    close_census_of,
     count,
     deeper_than,
     has_long_number,
@@ -34,7 +35,8 @@ CONTAINERS: Final = 100_000
 VALUES: Final = 1_000_000
 """Commas and opening brackets that it may have outside of its strings: so many values are there at most."""
 
-_BOM = b"\xef\xbb\xbf"
+BOM: Final = b"\xef\xbb\xbf"
+"""The byte order mark in UTF-8, which is skipped at the begin of a text."""
 _BEYOND_64_BITS = 19  # digits: may be
 _PAIR_SIGNS = (b'":', b" :", b"\t:", b"\n:", b"\r:")
 _SHORT = 2**10  # bytes that may all be floats of the kind of which the decoder takes 8 us each, as for 1e300
@@ -96,8 +98,8 @@ def loads(
     A long text is read in steps of some milliseconds, between which other threads have their turn.
     """
     text = bytes(data) if isinstance(data, memoryview) else data
-    if text.startswith(_BOM):
-        text = text[len(_BOM) :]
+    if text.startswith(BOM):
+        text = text[len(BOM) :]
     _check_bounds(text, depth, what, containers, values)
     if float_hook is None:
         read = _reader(what, allow_nonfinite, duplicates, floats)
@@ -108,6 +110,17 @@ def loads(
     ):
         return _Pieces(text, read).value()
     return read.value(text)
+
+
+def cost_of(data: Buffer, *, containers: int = CONTAINERS, values: int = VALUES) -> int:
+    """The bytes of memory that the values of a text take once `loads` has read it, beside the texts of its strings. 0 for
+    one that it refuses for its `containers` or `values`: then nothing is made of it."""
+    census = census_of(data)
+    if census.cost > len(data):  # strings may have the most of it
+        census = close_census_of(data, containers, values)
+        if census.containers > containers or census.values > values:
+            return 0
+    return census.cost
 
 
 def is_plain(text: bytes, pairs: int) -> bool:
@@ -131,13 +144,11 @@ def _check_bounds(text: Text, depth: int, what: str, containers: int, values: in
 
 
 def _check_counts(text: Text, what: str, containers: int, values: int) -> None:
-    brackets = commas = 0
-    for piece in outside_strings(text):
-        brackets, commas = brackets + piece.count(b"[") + piece.count(b"{"), commas + piece.count(b",")
-        if brackets > containers:
-            raise JSONError(f"{what} has more than {containers} arrays and objects (limits.json_containers)")
-        if brackets + commas > values:
-            raise JSONError(f"{what} has more than {values} values (limits.json_values)")
+    census = close_census_of(text, containers, values)
+    if census.containers > containers:
+        raise JSONError(f"{what} has more than {containers} arrays and objects (limits.json_containers)")
+    if census.values > values:
+        raise JSONError(f"{what} has more than {values} values (limits.json_values)")
 
 
 @final

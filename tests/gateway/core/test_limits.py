@@ -43,7 +43,7 @@ MiB = 1024 * KiB
 TICK = 1.0
 EXPECT = [(b"expect", b"100-continue")]
 TRANSPORTS = ("http1", "http2")
-UPLOADS = [("/predictions/probe", "lmi-http1", "limits.json"), ("/v2/models/probe/infer", "v2-http1", "limits.body")]
+UPLOADS = [("/predictions/probe", "lmi-http1", "limits.text_json"), ("/v2/models/probe/infer", "v2-http1", "limits.body")]
 
 
 async def ends(line: Line, seconds: float) -> None:
