@@ -120,10 +120,12 @@ def split_body(body: Buffer, header_length: int | None, limits: V2Limits, what: 
 def _read_head(data: Buffer, limits: V2Limits, what: str) -> object:
     """The value of a JSON text. Where it has more values than it may, the numbers of its inputs' data, which become no
     objects, are left in the text: a `NumbersIn` stands for each."""
-    census, apart = census_of(data), None
-    if census.values > limits.values or census.containers > limits.containers:
-        text = bytes(data).removeprefix(strict_json.BOM)
-        apart = apart_from_numbers(text, limits.tensors)
+    apart = None
+    if len(data) > min(limits.values, 2 * limits.containers):
+        census = census_of(data)
+        if census.values > limits.values or census.containers > limits.containers:
+            text = bytes(data).removeprefix(strict_json.BOM)
+            apart = apart_from_numbers(text, limits.tensors)
     if apart is None:
         return strict_json.loads(
             data,

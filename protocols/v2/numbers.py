@@ -41,7 +41,8 @@ _MARKS = bytes(ord("0") if byte in b"0123456789+-.eEnulltrfasINity" else byte fo
 _TO_SPACES = bytes.maketrans(b"[]", b"  ")
 _BLOCK = 2**16  # bytes of a structure that are made together
 
-_MARK = b"0e-00"  # with a number after it, what stands in a text for the data that were taken out of it
+_MARK = b"0e-00"  # what begins a number that stands in a text for the data that were taken out of it
+_MARKED = b"0e-00%09d"  # of one width, so that a digit behind it makes none
 _TO_DATA = re.compile(rb"[ \t\n\r]{0,1000}:[ \t\n\r]{0,1000}(?=\[)")
 
 
@@ -61,7 +62,7 @@ class NumbersApart:
 
     def next_place(self, mark: msgspec.Raw) -> tuple[int, int] | None:
         """Where the next data stand in the text, for which `mark` must stand; None where it does not."""
-        if bytes(mark) != b"%b%d" % (_MARK, self._next):
+        if bytes(mark) != _MARKED % self._next:
             return None
         self._next += 1
         return self._places[self._next - 1]
@@ -73,7 +74,9 @@ class NumbersApart:
 
     def float_hook(self, text: str) -> float | NumbersAt:
         """What a number in `beside` is: a double, or the data that a mark stands for."""
-        if text.startswith(_MARK.decode()):
+        if text.startswith("0e-00"):
+            if len(text) != len(_MARKED % 0):
+                raise ValueError("invalid number")
             return NumbersAt(*self._places[int(text[len(_MARK) :])])
         value = float(text)
         if math.isinf(value):
@@ -118,7 +121,7 @@ def apart_from_numbers(text: bytes, arrays: int, largest: float = math.inf) -> N
     pieces.append(text[at:])
     if any(find(piece, _MARK) >= 0 for piece in pieces):
         return None
-    beside = b"".join([b"%b%b%d" % (piece, _MARK, n) for n, piece in enumerate(pieces[:-1])] + pieces[-1:])
+    beside = b"".join([piece + _MARKED % n for n, piece in enumerate(pieces[:-1])] + pieces[-1:])
     return NumbersApart(beside, places)
 
 
@@ -163,14 +166,15 @@ def read_data(text: bytes, place: NumbersAt, datatype: str, shape: tuple[int, ..
         there = census_of(memoryview(text)[start:end]).commas + 1
         if count != there:
             raise V2Error(f"tensor {show(name)}: shape {show_shape(shape)} takes {show(count)} values, data has {there}")
-    if _may_be(text, start, end, shape):
+    if datatype != "BYTES" and _may_be(text, start, end, shape):
         try:
             return _read(text, start, end, datatype, shape, name)
         except (ValueError, TypeError, RuntimeError, struct.error):
             pass
-    raise V2Error(
-        f"tensor {show(name)}: data is no JSON array of numbers, or nested otherwise than shape {show_shape(shape)}"
-    )
+    if datatype == "BYTES":
+        raise V2Error(f"tensor {show(name)}: BYTES takes strings")
+    otherwise = f"or nested otherwise than shape {show_shape(shape)}"
+    raise V2Error(f"tensor {show(name)}: data is no JSON array of numbers, {otherwise}")
 
 
 def _may_be(text: bytes, start: int, end: int, shape: tuple[int, ...]) -> bool:

@@ -188,10 +188,10 @@ def _read_inputs(
         if size is None and data is not None:
             if apart is None:
                 array = from_json(datatype, shape, data, name, numbers=True)
+            elif type(data) is not msgspec.Raw or len(shape) > limits.depth - _AROUND:
+                return None
             else:
-                place = (
-                    apart.next_place(data) if type(data) is msgspec.Raw and len(shape) <= limits.depth - _AROUND else None
-                )
+                place = apart.next_place(data)
                 array = None if place is None else read_numbers(text, *place, datatype, shape)
             if array is None:
                 return None
