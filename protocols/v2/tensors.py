@@ -57,6 +57,7 @@ PACKED = {
 """The datatypes that `struct` writes too, by the rules of `from_json`: it refuses what does not fit, and rounds as numpy."""
 STEP = 16_384
 """Elements of BYTES that are made, or written, at once: a few milliseconds of the interpreter."""
+_WRITTEN_AT_ONCE = 65_536  # numbers that are written in one call
 PACK_AT_ONCE = 4096
 """Numbers that are given to `struct` in one call."""
 _CASTABLE = frozenset(name for name in PACKED if np.zeros(1, DATATYPES[name]).data.format in "bBhHiIlLqQfd")
@@ -328,7 +329,11 @@ def to_json(array: Array | BytesData, datatype: str) -> bytes:
             return b"[%b]" % b",".join([_encode([_as_text(item) for item in items])[1:-1] for items in _bytes_items(array)])
         _check_dtype(array, datatype)
         array = np.array(array, _FP32 if datatype == "BF16" else DATATYPES[datatype])  # in native order, and aligned
-    return _dumps(array.ravel(), None, _NUMPY)  # ravel: contiguous
+    flat = array.ravel()  # contiguous
+    if flat.size <= _WRITTEN_AT_ONCE:
+        return _dumps(flat, None, _NUMPY)
+    steps = range(0, flat.size, _WRITTEN_AT_ONCE)
+    return b"[%b]" % b",".join([_dumps(flat[at : at + _WRITTEN_AT_ONCE], None, _NUMPY)[1:-1] for at in steps])
 
 
 def numbers_of(array: Array, datatype: str) -> Array:
