@@ -102,6 +102,14 @@ def loads(
         text = text[len(BOM) :]
     _check_bounds(text, depth, what, containers, values)
     if float_hook is None:
+        if len(text) <= _SHORT and floats:
+            try:
+                value = _DECODER.decode(text)
+            except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
+                pass  # the reader has the words
+            else:
+                if duplicates or not _may_repeat_keys(text, value):
+                    return value
         read = _reader(what, allow_nonfinite, duplicates, floats)
     else:
         read = _Reader(what, allow_nonfinite, duplicates, float_hook)
@@ -134,7 +142,8 @@ def is_plain(text: bytes, pairs: int) -> bool:
 
 def _check_bounds(text: Text, depth: int, what: str, containers: int, values: int) -> None:
     # The raw text can only overstate: strings are taken out where it speaks against the peer.
-    brackets = count(text, b"[") + count(text, b"{")
+    short = len(text) <= _SHORT
+    brackets = text.count(b"[") + text.count(b"{") if short else count(text, b"[") + count(text, b"{")
     if brackets > containers or (len(text) > values and brackets + count(text, b",") > values):
         _check_counts(text, what, containers, values)
     if brackets > depth and deeper_than(text, depth):

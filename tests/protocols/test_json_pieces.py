@@ -23,7 +23,7 @@ from tests.protocols.test_strict_json import EDITS, JSON_VALUES, edited, refusal
 def in_pieces(size: int, marks: int = 3) -> Iterator[None]:
     """Texts are read in pieces of so few bytes, and of so few brackets and commas."""
     with (
-        mock.patch.multiple(strict_json, _ALWAYS_AT_ONCE=-1, _AT_ONCE=size, _MARKS_AT_ONCE=marks, STEP=size),
+        mock.patch.multiple(strict_json, _SHORT=-1, _ALWAYS_AT_ONCE=-1, _AT_ONCE=size, _MARKS_AT_ONCE=marks, STEP=size),
         mock.patch.object(json_text, "STEP", size + 1),
     ):
         yield
