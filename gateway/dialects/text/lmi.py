@@ -91,6 +91,8 @@ class LMIDialect:
             request = await codec(len(body), partial(_parse, document, options))
             parameters = document.get("parameters")
             del document  # with all that nobody asked for
+            if asked is None and not request.parameters.extra:
+                exchange.making(0)
             check_supported(worker, request, options)
             request = within_ceiling(worker, limits, request)
         except lmi.LMIError as e:

@@ -92,6 +92,9 @@ class OpenAIDialect:
             options = self._calls.options(worker)
             read = partial(openai.parse_completion, document, max_tokens=self._models.config.openai.max_tokens)
             request = await codec(size, read)
+            del document, read
+            if not request.parameters.extra:
+                exchange.making(0)
             _check_supported(worker, request, options)
             request = _within_ceiling(worker, self._models.config.limits, request)
         except openai.OpenAIError as e:

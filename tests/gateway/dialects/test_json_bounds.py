@@ -269,6 +269,27 @@ async def test_where_there_is_no_room_for_values_the_request_is_refused(name: st
         assert house.gateway.budget.used == 0
 
 
+async def test_what_nobody_asked_for_is_paid_for_no_longer_than_it_is_there() -> None:
+    held: list[int] = []
+    houses: list[House] = []
+
+    @blocking(False)
+    def looking(prompt: str) -> str:
+        held.append(houses[0].gateway.budget.used)
+        return "an answer"
+
+    async with serving(spec_of(looking, "m")) as house:
+        houses.append(house)
+        for body in (
+            b'{"inputs":"x","ignored":%b}',
+            b'{"inputs":"x","parameters":{"more":%b}}',
+            b'{"messages":[{"role":"user","content":"x"}],"more":%b}',
+        ):
+            assert (await ask(house, Route("/predictions/m", body), DENSE))[0] == 200
+    assert held[0] < MiB
+    assert min(held[1:]) >= 248 * 20_000
+
+
 async def test_a_short_body_is_not_counted_for_what_it_takes(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(json_bodies, "cost_of", mock.Mock(side_effect=AssertionError))
     async with serving(*specs()) as house:
