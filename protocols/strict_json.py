@@ -234,7 +234,7 @@ class _Pieces:
     def __init__(self, text: Text, read: _Reader) -> None:
         self._text, self._read = text, read
         self._marks = Marks(text)
-        self._twice: JSONError | None = None  # a member that is there twice, which is said of what is JSON
+        self._twice = ""  # of a member that is there twice, which is said of what is JSON
 
     def value(self) -> Any:
         """The value of the text. JSONError."""
@@ -242,9 +242,8 @@ class _Pieces:
             value = self._value(0, len(self._text), 0, len(self._marks.at), _BEHIND)
         except RecursionError:
             raise JSONError(f"{self._read.what} is nested too deep to be read") from None
-        if (twice := self._twice) is not None:
-            self._twice = None
-            raise twice
+        if self._twice:
+            raise JSONError(self._twice)
         return value
 
     def _value(self, start: int, end: int, low: int, high: int, expected: str) -> Any:
@@ -308,8 +307,8 @@ class _Pieces:
         return items if opening == _SQUARE else members
 
     def _add(self, members: dict[str, Any], more: dict[str, Any]) -> None:
-        if not self._read.duplicates and self._twice is None and not members.keys().isdisjoint(more):
-            self._twice = _twice(self._read.what, next(key for key in more if key in members))
+        if not self._read.duplicates and not self._twice and not members.keys().isdisjoint(more):
+            self._twice = _twice(self._read.what, next(key for key in more if key in members)).message
         members.update(more)
 
     def _decoded(self, before: bytes, start: int, end: int, after: bytes) -> Any:
@@ -320,11 +319,11 @@ class _Pieces:
         except JSONError as error:
             message = error.message
         else:
-            if not read.duplicates and self._twice is None and _may_repeat_keys(piece, value):
+            if not read.duplicates and not self._twice and _may_repeat_keys(piece, value):
                 try:
                     _check_keys(piece, read.what)
                 except JSONError as error:
-                    self._twice = JSONError(error.message)
+                    self._twice = error.message
             return value
         shift = start - len(before)
         message = _PATH.sub("", message)  # which is that in the piece
