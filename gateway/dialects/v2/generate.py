@@ -65,7 +65,7 @@ class GenerateDialect:
         tensors = worker.spec.family is Family.TENSOR
         if not tensors:
             calls.models.check_family(worker, Family.TEXT, "generate")
-        worker.check_ready()
+        worker.check_ready(exchange)
         body = await receive_body(exchange, min(calls.bounds.text, calls.body), setting="limits.text_json")
         arrived = perf_counter_ns()
         try:
