@@ -73,6 +73,20 @@ def codec_threads() -> trio.CapacityLimiter:
         return limiter
 
 
+_turn: trio.lowlevel.RunVar[trio.Lock] = trio.lowlevel.RunVar("long JSON texts")
+
+
+def json_turn() -> trio.Lock:
+    """Whose turn it is to read a long JSON text: one is read after the other, so that what they take is there once, and
+    short ones do not wait for them."""
+    try:
+        return _turn.get()
+    except LookupError:
+        lock = trio.Lock()
+        _turn.set(lock)
+        return lock
+
+
 @final
 class Raised:
     """An exception of a call, as a value."""

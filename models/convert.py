@@ -10,7 +10,7 @@ from typing import Any, TypeAlias, final
 
 import trio
 
-from models.blocking import codec_threads, in_thread
+from models.blocking import codec_threads, in_thread, json_turn, step_holder
 from models.continuations import Continuations
 from models.errors import ModelError, is_failure
 from models.messages import Family, Finish, Part, PartKind, Prompt, Token, utf8
@@ -157,6 +157,8 @@ class _PartsFromText:
 
 
 _MESSAGE_LIMIT = 1024 * 1024
+_SHORT = 256 * 1024  # bytes of a prompt that are read in no time that others would notice
+_FOR_A_BYTE = 24  # bytes of memory, at most, that JSON of this length takes for each of its own while it is read
 
 
 @final
@@ -171,10 +173,20 @@ class _PartsAsPrompts:
                 raise ModelError(f"a prompt is at most {_MESSAGE_LIMIT} bytes", code="PromptTooLarge", status=413)
             message += part.data
             if part.last:
-                return self._read(bytes(message))
+                return await self._prompt(bytes(message))
         if message:
             raise ModelError(f"the input ended inside a prompt, after {len(message)} bytes", code="BadPrompt", status=400)
         return None
+
+    async def _prompt(self, data: bytes) -> Prompt:
+        if len(data) <= _SHORT:
+            return self._read(data)
+        async with json_turn():
+            give_back = step_holder().reserve(_FOR_A_BYTE * len(data) if data[:1] == b"{" else 0)
+            try:
+                return await in_thread(partial(self._read, data), limiter=codec_threads(), expected=(ModelError,))
+            finally:
+                give_back()
 
 
 @final

@@ -56,10 +56,13 @@ def marked(module: Mapping[str, Any]) -> tuple[InputFormatter | None, OutputForm
 class Input:
     """A request as it came: its body, and its fields as properties."""
 
-    def __init__(self, content: bytes, properties: Mapping[str, str]) -> None:
-        """`properties` by lower-case name."""
+    def __init__(
+        self, content: bytes, properties: Mapping[str, str], *, decode: Callable[[bytes], Any] | None = None
+    ) -> None:
+        """`properties` by lower-case name. `decode` reads JSON, where its bounds are known."""
         self.content = content
         self.properties = properties
+        self._decode = decode or msgspec.json.decode
 
     def get_property(self, name: str) -> str | None:
         """The value of a field, whatever the case of its name."""
@@ -73,9 +76,9 @@ class Input:
             raise ModelError(f"the body is not UTF-8: {e.reason} at byte {e.start}", code="BadInput", status=424) from None
 
     def as_json(self) -> Any:
-        """The body as JSON; ModelError with status 424 where it is not."""
+        """The body as JSON; ModelError with status 424 where it is not, 400 where it has more than may be read."""
         try:
-            return msgspec.json.decode(self.content)
+            return self._decode(self.content)
         except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as e:
             raise ModelError(f"the body is not JSON: {str(e)[:200]}", code="BadInput", status=424) from None
 

@@ -9,14 +9,21 @@ import msgspec
 from models.errors import ModelError
 from models.messages import GenerationParameters, Prompt
 from protocols import lmi
+from protocols.strict_json import CONTAINERS, VALUES
 
 
-def read_prompt(data: bytes, within: Callable[[lmi.TextRequest], lmi.TextRequest] | None = None) -> Prompt:
+def read_prompt(
+    data: bytes,
+    within: Callable[[lmi.TextRequest], lmi.TextRequest] | None = None,
+    *,
+    containers: int = CONTAINERS,
+    values: int = VALUES,
+) -> Prompt:
     """A prompt as a part carries it: an LMI request object, or the plain text itself. Its answer is one text. `within` is
     `within_ceiling` of a model."""
     try:
         kind = "application/json" if data.lstrip()[:1] == b"{" else "text/plain"
-        request = lmi.parse_request(data, kind)
+        request = lmi.parse_request(data, kind, containers=containers, values=values)
         lmi.check_one_sequence(request.parameters, request.given, "here, where an answer is one text")
         if within is not None:
             request = within(request)

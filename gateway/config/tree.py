@@ -202,9 +202,17 @@ class LimitsConfig:
     memory_reset: Percent = 90
     """Percent of the byte budget in use above which the exchange that holds most is ended, one a second."""
     json: Bytes = 64 * MiB
-    """A JSON body, or the JSON head of a binary one."""
+    """A JSON body of v2, or the JSON head of a binary one; see `text_json` for others."""
     json_depth: Count = 64
     """Arrays and objects inside one another."""
+    json_containers: Count = 100_000
+    """Arrays and objects in one JSON text, each of which takes 80 to 200 bytes of memory once it is read; more are answered
+    400."""
+    json_values: Count = 1_000_000
+    """Values in one JSON text, told by its commas and opening brackets; more are answered 400. The numbers of v2's tensors
+    do not count: their memory is that of their arrays."""
+    text_json: Bytes = 16 * MiB
+    """The body of a call of a text model, by LMI, TGI or OpenAI's API, and of generate; a larger one is answered 413."""
     tensors: Count = 256
     """Inputs of one request."""
     tensor_dims: Count = 16

@@ -9,7 +9,7 @@ from protocols.lmi.dynamic_batch import (
 )
 from protocols.lmi.errors import ErrorType, LMIError, Stage, error_body, generation_error_body, tgi_error_body
 from protocols.lmi.parameters import Parameters, SamplingRule, Table, check_one_sequence, read_parameters
-from protocols.lmi.request import Formatter, TextRequest, is_chat, parse_document, parse_request, read_document
+from protocols.lmi.request import Formatter, TextRequest, is_chat, is_text, parse_document, parse_request, read_document
 from protocols.lmi.response import TextEncoder, parse_stream_line, response_headers
 
 __all__ = [
@@ -29,6 +29,7 @@ __all__ = [
     "error_body",
     "generation_error_body",
     "is_chat",
+    "is_text",
     "parse_document",
     "parse_dynamic",
     "parse_dynamic_document",

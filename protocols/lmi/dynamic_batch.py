@@ -13,7 +13,7 @@ from protocols.errors import LocalProtocolError
 from protocols.events import Buffer
 from protocols.lmi.errors import LMIError, json_string
 from protocols.lmi.parameters import Parameters, SamplingRule, Table, check_one_sequence, read_parameters, refuse
-from protocols.lmi.request import parameters_of, read_document, stream_of
+from protocols.lmi.request import TEXT_JSON, parameters_of, read_document, stream_of
 
 MiB = 1024 * 1024
 MAX_PROMPTS = 64
@@ -38,7 +38,7 @@ def parse_dynamic(
     max_prompts: int = MAX_PROMPTS,
     table: Table = Table.VLLM,
     rule: SamplingRule = SamplingRule.V0_31,
-    json_limit: int = 64 * MiB,
+    json_limit: int = TEXT_JSON,
     depth: int = 64,
 ) -> DynamicRequest:
     """`protocols.lmi.request.read_document` and `parse_dynamic_document` in one. `text/plain` is one prompt."""

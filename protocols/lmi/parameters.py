@@ -22,10 +22,11 @@ MAX_SEQUENCES = 64
 MAX_TOP = 20
 """Of top_n_tokens, logprobs and prompt_logprobs. vLLM's `max_logprobs`, and OpenAI's bound for top_logprobs."""
 
-MAX_BIASES = 1024
+MAX_BIASES = 65_536
 """Tokens in logit_bias."""
 
 _INT32 = 2**31 - 1
+_TOKEN_ID = re.compile(r"0|[1-9][0-9]{0,9}").fullmatch
 _EMPTY: Mapping[Any, Any] = MappingProxyType({})
 
 
@@ -270,12 +271,12 @@ def _logit_bias(name: str, value: object) -> dict[int, float]:
     biases = {}
     for token_id, item in value.items():
         # No zero before it: two keys for one token would have the last one win.
-        if not re.fullmatch(r"0|[1-9][0-9]{0,9}", token_id) or int(token_id) > _INT32:
+        if not _TOKEN_ID(token_id) or (token := int(token_id)) > _INT32:
             refuse(name, f"token ids from 0 to {_INT32} as keys", token_id)
-        bias = _number(item)
+        bias = item if type(item) is float else _number(item)
         if bias is None or not -100 <= bias <= 100:
             refuse(f"{name}.{token_id}", "a number from -100 to 100", item)
-        biases[int(token_id)] = bias
+        biases[token] = bias
     return biases
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import enum
 from collections.abc import Collection, Mapping
 from types import MappingProxyType
-from typing import Any, final
+from typing import Any, Final, final
 
 import msgspec
 
@@ -15,6 +15,8 @@ from protocols.lmi.errors import LMIError
 from protocols.lmi.parameters import Parameters, SamplingRule, Table, boolean, check_one_sequence, read_parameters, refuse
 
 MiB = 1024 * 1024
+TEXT_JSON: Final = 16 * MiB
+"""Bytes of a request's body, where nobody says otherwise."""
 
 
 class Formatter(enum.Enum):
@@ -52,17 +54,27 @@ def parse_request(
     tgi: bool = False,
     table: Table = Table.VLLM,
     rule: SamplingRule = SamplingRule.V0_31,
-    json_limit: int = 64 * MiB,
+    json_limit: int = TEXT_JSON,
     depth: int = 64,
+    containers: int = strict_json.CONTAINERS,
+    values: int = strict_json.VALUES,
 ) -> TextRequest:
     """`read_document` and `parse_document` in one, for a route that offers no chat: one that asks for it is refused."""
-    document = read_document(body, content_type, json_limit=json_limit, depth=depth)
+    document = read_document(body, content_type, json_limit=json_limit, depth=depth, containers=containers, values=values)
     if is_chat(document):
         raise LMIError("messages: chat is not offered at this route; send the prompt in inputs", stage="payload")
     return parse_document(document, configured=configured, tgi=tgi, table=table, rule=rule)
 
 
-def read_document(body: Buffer, content_type: str, *, json_limit: int = 64 * MiB, depth: int = 64) -> dict[str, Any]:
+def read_document(
+    body: Buffer,
+    content_type: str,
+    *,
+    json_limit: int = TEXT_JSON,
+    depth: int = 64,
+    containers: int = strict_json.CONTAINERS,
+    values: int = strict_json.VALUES,
+) -> dict[str, Any]:
     """The object that the body of an invocation is; LMIError of stage "payload" where it is none.
 
     `text/plain` is the prompt itself, and an empty body an empty one, which is refused later. Everything else is read
@@ -70,24 +82,33 @@ def read_document(body: Buffer, content_type: str, *, json_limit: int = 64 * MiB
     """
     size = memoryview(body).nbytes
     if size > json_limit:
-        raise LMIError(f"body: at most {json_limit} bytes (limits.json), got {size}", stage="payload")
-    media_type = content_type.partition(";")[0].strip().lower()
+        raise LMIError(f"body: at most {json_limit} bytes (limits.text_json), got {size}", stage="payload")
     if not size:
         return {"inputs": ""}
-    if media_type == "text/plain":
+    if is_text(content_type):
         try:
             return {"inputs": str(body, "utf-8")}
         except UnicodeDecodeError as error:
             raise LMIError(f"body: expected UTF-8, the byte at {error.start} is not", stage="payload") from None
     try:
-        document = strict_json.loads(body, depth=depth)
+        document = strict_json.loads(body, depth=depth, containers=containers, values=values)
     except strict_json.JSONError as error:
+        media_type = _media_type(content_type)
         known = media_type in ("", "application/json")
         hint = "" if known else f" (Content-Type {media_type[:80]!r}: send application/json or text/plain)"
         raise LMIError(f"{error.message}{hint}", stage="payload") from None
     if not isinstance(document, dict):
         refuse("body", "an object", document, stage="payload")
     return document
+
+
+def is_text(content_type: str) -> bool:
+    """Whether a body of that type is the prompt itself, and no JSON."""
+    return _media_type(content_type) == "text/plain"
+
+
+def _media_type(content_type: str) -> str:
+    return content_type.partition(";")[0].strip().lower()
 
 
 def is_chat(document: Mapping[str, Any]) -> bool:

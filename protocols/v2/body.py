@@ -13,6 +13,8 @@ import numpy as np
 
 from protocols import strict_json
 from protocols.events import Buffer, Headers
+from protocols.json_text import census_of, find
+from protocols.v2.numbers import NumbersAt, apart_from_numbers, read_data
 from protocols.v2.tensors import (
     DATATYPES,
     MAX_DIMS,
@@ -42,11 +44,15 @@ UNSUPPORTED = frozenset(("shared_memory_region", "shared_memory_byte_size", "sha
 @final
 @dataclass(frozen=True, slots=True, kw_only=True)
 class V2Limits:
-    """What one body may ask for: `json` bytes of JSON, nested to `depth`; `tensors` inputs, and as many outputs, of
-    `dims` dimensions each; `elements` of BYTES in all inputs together, each of which becomes an object."""
+    """What one body may ask for: `json` bytes of JSON, `text` of one of the generate extension, nested to `depth`, with so
+    many `containers`, arrays and objects, and so many `values`; `tensors` inputs, and as many outputs, of `dims` dimensions
+    each; `elements` of BYTES in all inputs together, each of which becomes an object."""
 
     json: int = 64 * 1024 * 1024
+    text: int = 16 * 1024 * 1024
     depth: int = 64
+    containers: int = strict_json.CONTAINERS
+    values: int = strict_json.VALUES
     tensors: int = 256
     dims: int = MAX_DIMS
     elements: int = 1_000_000
@@ -101,14 +107,68 @@ def split_body(body: Buffer, header_length: int | None, limits: V2Limits, what: 
         raise V2Error(f"the JSON of {what} is at most {limits.json} bytes (limits.json), got {size}", status=413)
     data = body if size == view.nbytes else view[:size]
     try:
-        head = strict_json.loads(data, depth=limits.depth, what=what, allow_nonfinite=True, duplicates=False)
+        head = _read_head(data, limits, what)
     except strict_json.JSONError as error:
-        missing = header_length is None and b"binary_data_size" in bytes(data)
+        missing = header_length is None and find(data, b"binary_data_size") >= 0
         hint = "; it seems to have binary data, but Inference-Header-Content-Length is missing" if missing else ""
         raise V2Error(error.message + hint) from None
     if type(head) is not dict:
         raise V2Error(f"{what} must be a JSON object, got {show(head)}")
     return head, view[size:]
+
+
+def _read_head(data: Buffer, limits: V2Limits, what: str) -> object:
+    """The value of a JSON text. Where it has more values than it may, the numbers of its inputs' data, which become no
+    objects, are left in the text: a `NumbersIn` stands for each."""
+    apart = None
+    if len(data) > min(limits.values, 2 * limits.containers):
+        census = census_of(data)
+        if census.values > limits.values or census.containers > limits.containers:
+            text = bytes(data).removeprefix(strict_json.BOM)
+            apart = apart_from_numbers(text, limits.tensors)
+    if apart is None:
+        return strict_json.loads(
+            data,
+            depth=limits.depth,
+            what=what,
+            allow_nonfinite=True,
+            duplicates=False,
+            containers=limits.containers,
+            values=limits.values,
+        )
+    head = strict_json.loads(
+        apart.beside,
+        depth=limits.depth,
+        what=what,
+        allow_nonfinite=True,
+        duplicates=False,
+        containers=limits.containers,
+        values=limits.values,
+        float_hook=apart.float_hook,
+    )
+    entries = head.get("inputs") if type(head) is dict else None
+    found = 0
+    for entry in entries if type(entries) is list else ():
+        if type(entry) is dict and type(place := entry.get("data")) is NumbersAt:
+            entry["data"] = NumbersIn(text, place)
+            found += 1
+    if not apart.asked_for(found):  # some are nobody's data, and count
+        raise strict_json.JSONError(f"{what} has more than {limits.values} values (limits.json_values)")
+    return head
+
+
+@final
+class NumbersIn:
+    """The data of an input that are still text."""
+
+    __slots__ = ("_place", "_text")
+
+    def __init__(self, text: bytes, place: NumbersAt) -> None:
+        self._text, self._place = text, place
+
+    def read(self, datatype: str, shape: tuple[int, ...], name: str) -> Array:
+        """Their array. V2Error for what is wrong with them."""
+        return read_data(self._text, self._place, datatype, shape, name)
 
 
 def read_string(head: dict[str, Any], member: str) -> str:
@@ -209,7 +269,7 @@ def describe_tensors(
             raise V2Error(f"{_what(kind, name)} has {missing} binary_data_size")
         array: Array | BytesData
         if size is None:
-            array = from_json(datatype, shape, data, name)
+            array = data.read(datatype, shape, name) if type(data) is NumbersIn else from_json(datatype, shape, data, name)
         else:
             _check_size(datatype, shape, size, kind, name)
             if size and header_length is None:

@@ -13,7 +13,9 @@ import numpy as np
 from protocols import strict_json
 from protocols.errors import RemoteProtocolError
 from protocols.events import NEED_DATA, Buffer, Signal
+from protocols.json_text import STEP
 from protocols.v2.body import DEFAULT_LIMITS, IHCL, V2Limits
+from protocols.v2.numbers import apart_from_numbers
 from protocols.v2.request import WantedOutput, encode_infer_request
 from protocols.v2.response import V2Answer, decode_infer_reply
 from protocols.v2.tensors import NO_PARAMETERS, Parameters, V2Error, V2Tensor, show
@@ -208,13 +210,20 @@ def failure_body(message: str, id: str = "") -> bytes:
 
 
 def id_of(text: Buffer, limits: V2Limits = DEFAULT_LIMITS) -> str:
-    """The id of a request in JSON that is refused for another reason; empty where it has none or is no JSON."""
+    """The id of a request in JSON that is refused for another reason; empty where it has none, is no JSON, or has more than
+    a text may have beside the numbers of its data."""
+    if len(text) > STEP:  # the decoder skips what it is not asked for at once, all of it
+        apart = apart_from_numbers(bytes(text), limits.tensors)
+        text = text if apart is None else apart.beside
+    if len(text) <= STEP:
+        try:
+            return _decode_failure(text).id or ""
+        except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
+            pass
     try:
-        return _decode_failure(text).id or ""
-    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
-        pass
-    try:
-        head = strict_json.loads(text, depth=limits.depth, allow_nonfinite=True)
+        head = strict_json.loads(
+            text, depth=limits.depth, allow_nonfinite=True, containers=limits.containers, values=limits.values
+        )
     except strict_json.JSONError:
         return ""
     id = head.get("id") if type(head) is dict else None

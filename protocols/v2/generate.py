@@ -44,12 +44,20 @@ class GenerateReply(msgspec.Struct, kw_only=True, omit_defaults=True):
 
 def read_object(body: Buffer, limits: V2Limits = DEFAULT_LIMITS, *, nonfinite: bool = False) -> dict[str, Any]:
     """The JSON object of a request, of which no member is there twice; it may hold NaN and Infinity where they are numbers
-    of tensors (`nonfinite`). V2Error, with status 413 above `limits.json`."""
+    of tensors (`nonfinite`). V2Error, with status 413 above `limits.text`."""
     size = memoryview(body).nbytes
-    if size > limits.json:
-        raise V2Error(f"the JSON of the request is at most {limits.json} bytes (limits.json), got {size}", status=413)
+    if size > limits.text:
+        raise V2Error(f"the JSON of the request is at most {limits.text} bytes (limits.text_json), got {size}", status=413)
     try:
-        head = strict_json.loads(body, depth=limits.depth, what="the request", allow_nonfinite=nonfinite, duplicates=False)
+        head = strict_json.loads(
+            body,
+            depth=limits.depth,
+            what="the request",
+            allow_nonfinite=nonfinite,
+            duplicates=False,
+            containers=limits.containers,
+            values=limits.values,
+        )
     except strict_json.JSONError as error:
         raise V2Error(error.message) from None
     if type(head) is not dict:

@@ -3,16 +3,20 @@
 from __future__ import annotations
 
 import math
+import re
 import struct
-from typing import Any, Final, Literal, TypeAlias, cast
+from collections.abc import Callable, Iterator
+from typing import Any, Final, Literal, TypeAlias, cast, final
 
+import msgspec
 import numpy as np
 import numpy.typing as npt
 import orjson
 import simdjson
 
-from protocols.strict_json import may_hold_long_number
-from protocols.v2.tensors import DATATYPES, FLOATS, RANGES, Array, narrowed
+from protocols.json_text import census_of, find, may_hold_long_number
+from protocols.strict_json import JSONError, loads
+from protocols.v2.tensors import DATATYPES, FLOATS, RANGES, Array, V2Error, narrowed, read_values, show, show_shape
 
 FAST_FROM: Final = 2048
 """Bytes of an array's text from which on it is read in less time here than into a list."""
@@ -33,8 +37,101 @@ _idle: list[simdjson.Parser] = []
 """Parsers that no thread uses, each with some 1 MiB of memory: to get that anew costs as much as to use it."""
 
 _SPACE = b" \t\n\r"
-_MARKS = bytes(ord("0") if byte in b"0123456789+-.eEnullNaN" else byte for byte in range(256))
+_MARKS = bytes(ord("0") if byte in b"0123456789+-.eEnulltrfasINity" else byte for byte in range(256))
 _TO_SPACES = bytes.maketrans(b"[]", b"  ")
+_BLOCK = 2**16  # bytes of a structure that are made together
+
+_MARK = b"0e-00"  # what begins a number that stands in a text for the data that were taken out of it
+_MARKED = b"0e-00%09d"  # of one width, so that a digit behind it makes none
+_TO_DATA = re.compile(rb"[ \t\n\r]{0,1000}:[ \t\n\r]{0,1000}(?=\[)")
+
+
+@final
+class NumbersApart:
+    """A text taken apart: `beside` is it with a mark in place of each `data` that may be an array of numbers.
+
+    What stands around a JSON value does not depend on it. So where `beside` is a request and the marks are the values
+    of its inputs' `data`, and what was taken out is good, the text is that request with these data. A mark is a number, and
+    stands for nothing else: it is not in the text.
+    """
+
+    __slots__ = ("_next", "_places", "beside")
+
+    def __init__(self, beside: bytes, places: list[tuple[int, int]]) -> None:
+        self.beside, self._places, self._next = beside, places, 0
+
+    def next_place(self, mark: msgspec.Raw) -> tuple[int, int] | None:
+        """Where the next data stand in the text, for which `mark` must stand; None where it does not."""
+        if bytes(mark) != _MARKED % self._next:
+            return None
+        self._next += 1
+        return self._places[self._next - 1]
+
+    @property
+    def done(self) -> bool:
+        """Whether all that was taken out has been asked for."""
+        return self._next == len(self._places)
+
+    def float_hook(self, text: str) -> float | NumbersAt:
+        """What a number in `beside` is: a double, or the data that a mark stands for."""
+        if text.startswith("0e-00"):
+            if len(text) != len(_MARKED % 0):
+                raise ValueError("invalid number")
+            return NumbersAt(*self._places[int(text[len(_MARK) :])])
+        value = float(text)
+        if math.isinf(value):
+            raise ValueError("Number out of range")
+        return value
+
+    def asked_for(self, places: int) -> bool:
+        """Whether so many data are all that was taken out."""
+        return places == len(self._places)
+
+
+@final
+class NumbersAt(msgspec.Struct, frozen=True, gc=False):
+    """The place of an array of numbers in a text."""
+
+    start: int
+    end: int
+
+
+def apart_from_numbers(text: bytes, arrays: int, largest: float = math.inf) -> NumbersApart | None:
+    """The text apart from its `data`; None where they are more than so many arrays, or where it would have more than
+    `largest` bytes without them, or has a mark already."""
+    places: list[tuple[int, int]] = []
+    pieces, at, size, key = [], 0, 0, find(text, b'"data"')
+    while key >= 0:
+        start = key + len(b'"data"')
+        if colon := _TO_DATA.match(text, start):
+            start = colon.end()
+            end = _end_of_numbers(text, start)
+            if end:
+                size += start - at
+                if len(places) == arrays or size > largest:
+                    return None
+                pieces.append(text[at:start])
+                places.append((start, end))
+                at = start = end
+            elif largest < math.inf:
+                return None
+        key = find(text, b'"data"', start)
+    if size + len(text) - at > largest:
+        return None
+    pieces.append(text[at:])
+    if any(find(piece, _MARK) >= 0 for piece in pieces):
+        return None
+    beside = b"".join([piece + _MARKED % n for n, piece in enumerate(pieces[:-1])] + pieces[-1:])
+    return NumbersApart(beside, places)
+
+
+def _end_of_numbers(text: bytes, start: int) -> int:
+    """Where an array that begins at `start` ends if it is one of numbers, which have neither quote nor brace; or 0."""
+    stop = text.find(b'"', start)
+    if stop < 0:
+        stop = len(text)
+    brace = text.find(b"}", start, stop)
+    return text.rfind(b"]", start, stop if brace < 0 else brace) + 1
 
 
 def read_numbers(text: bytes, start: int, end: int, datatype: str, shape: tuple[int, ...]) -> Array | None:
@@ -45,71 +142,170 @@ def read_numbers(text: bytes, start: int, end: int, datatype: str, shape: tuple[
     nesting, a number out of range or of more than 400 characters, 1.0 for an integer, an integer of more than 64 bits
     for a datatype of integers, Infinity, text that is not JSON. Then that says what is wrong, or reads it all the same.
 
-    No more memory is taken than 8 bytes for two of text, besides that of some 64 KiB of text, or of all of it where it
-    is nested. The thread that calls may be interrupted between two pieces of 64 KiB.
+    No more memory is taken than 8 bytes for two of text, besides that of some 64 KiB of text. The thread that calls may be
+    interrupted between two pieces of 64 KiB.
     """
-    count, kind = math.prod(shape), _KINDS.get(datatype)
-    if kind is None or not 0 < 2 * count < end - start or text[start] != ord("[") or text[end - 1] != ord("]"):
-        return None  # even numbers of one digit take two bytes each, and one more for the brackets
+    if datatype not in _KINDS or not _may_be(text, start, end, shape):
+        return None
+    try:
+        return _read(text, start, end, datatype, shape, None)
+    except (ValueError, TypeError, RuntimeError, struct.error):  # what the readers raise
+        return None
+
+
+def read_data(text: bytes, place: NumbersAt, datatype: str, shape: tuple[int, ...], name: str) -> Array:
+    """What `tensors.from_json` makes of the data that stand there, however many they are and however they are written: no
+    more objects are made at once than of 64 KiB of text. V2Error, as that raises it where they are of another count or a
+    wrong kind, and in fewer words where they are nested otherwise than the shape, or no JSON."""
+    start, end = place.start, place.end
+    array = read_numbers(text, start, end, datatype, shape)
+    if array is not None:
+        return array
+    count = math.prod(shape)
     if text.find(b"[", start + 1, end) < 0:
-        return _read_flat(text, start + 1, end - 1, datatype, kind, count, shape)
-    flat = _flatten(text[start:end], shape)
-    return None if flat is None else _read_flat(flat, 0, len(flat), datatype, kind, count, shape)
+        there = census_of(memoryview(text)[start:end]).commas + 1
+        if count != there:
+            raise V2Error(f"tensor {show(name)}: shape {show_shape(shape)} takes {show(count)} values, data has {there}")
+    if datatype != "BYTES" and _may_be(text, start, end, shape):
+        try:
+            return _read(text, start, end, datatype, shape, name)
+        except (ValueError, TypeError, RuntimeError, struct.error):
+            pass
+    if datatype == "BYTES":
+        raise V2Error(f"tensor {show(name)}: BYTES takes strings")
+    otherwise = f"or nested otherwise than shape {show_shape(shape)}"
+    raise V2Error(f"tensor {show(name)}: data is no JSON array of numbers, {otherwise}")
 
 
-def _flatten(text: bytes, shape: tuple[int, ...]) -> bytes | None:
-    """The text with spaces in place of its brackets, if those stand as the shape says."""
-    length = -1
-    for size in reversed(shape):
-        length = size * (length + 1) + 1
-    if length > len(text):
-        return None
-    structure = b""
-    for size in reversed(shape):
-        structure = b"[%b]" % ((structure + b",") * size)[:-1]
-    marks = text.translate(_MARKS, _SPACE)
-    if marks.translate(None, b"0") != structure:
-        return None
-    # The reader will find one number between two commas. It could still be outside of its brackets.
-    codes = np.frombuffer(marks, np.uint8)
-    before, after = codes[:-1], codes[1:]
-    if (before[after == ord("[")] == ord("0")).any() or (after[before == ord("]")] == ord("0")).any():
-        return None
-    return text.translate(_TO_SPACES)
+def _may_be(text: bytes, start: int, end: int, shape: tuple[int, ...]) -> bool:
+    # even numbers of one digit take two bytes each, and one more for the brackets
+    return 0 < 2 * math.prod(shape) < end - start and text[start] == ord("[") and text[end - 1] == ord("]")
 
 
-def _read_flat(
-    text: bytes, at: int, end: int, datatype: str, kind: _Kind, count: int, shape: tuple[int, ...]
-) -> Array | None:
-    array = np.empty(count, DATATYPES[datatype])
-    low, high = RANGES.get(datatype, (0, 0))
+def _read(text: bytes, at: int, end: int, datatype: str, shape: tuple[int, ...], name: str | None) -> Array:
+    """The array of data that are flat or nested as the shape says. A `name` is that of the tensor, and allows all that can
+    be read; then V2Error where a value is wrong. ValueError and its like for anything else."""
+    structure = None
+    if text.find(b"[", at + 1, end) < 0:
+        at, end = at + 1, end - 1
+    else:
+        structure = _Structure(shape, end - at)
+    array, filled = np.empty(math.prod(shape), DATATYPES[datatype]), 0
     try:
         parser = _idle.pop()
     except IndexError:
         parser = simdjson.Parser()
-    filled = 0
-    try:
-        with np.errstate(over="ignore"):
-            while at < end:
-                stop = end if end - at <= _PIECE else text.rfind(b",", at, at + _PIECE)
-                if stop < 0:
-                    return None
-                values = _read_piece(b"[%b]" % text[at:stop], kind, parser)
+    kind = _KINDS.get(datatype)
+    low, high = RANGES.get(datatype, (0, 0))
+    with np.errstate(over="ignore"):
+        while at < end:
+            stop = end if end - at <= _PIECE else text.rfind(b",", at, at + _PIECE)
+            if stop < 0:
+                raise ValueError("white space without end")
+            piece = text[at:stop]
+            if structure is not None:
+                structure.check(piece, last=stop == end)
+                piece = piece.translate(_TO_SPACES)
+            piece = b"[%b]" % piece
+            try:
+                if kind is None:
+                    raise ValueError("no numbers")
+                values = _read_piece(piece, kind, parser)
                 if not values.size or (kind == "i" and (values.min() < low or values.max() > high)):
-                    return None
+                    raise ValueError("none, or out of range")
                 if datatype == "BF16":
                     values = narrowed(values, datatype)
                 array[filled : filled + values.size] = values  # ValueError if they are too many
-                filled += values.size
-                at = stop + 1
-    except (ValueError, TypeError, RuntimeError, struct.error):  # what the readers raise
-        return None
-    if filled != count or (kind == "d" and np.isinf(array).any()):  # JSON has no infinity: it was a number too large
-        return None
+                if kind == "d" and np.isinf(array[filled : filled + values.size]).any():  # it was a number too large
+                    raise ValueError("out of range")
+            except (ValueError, TypeError, RuntimeError, struct.error):
+                if name is None:
+                    raise
+                values = read_values(datatype, _values_of(piece), name, filled)
+                array[filled : filled + values.size] = values
+            filled += values.size
+            at = stop + 1
+    if filled != len(array):
+        raise ValueError("too few")
     if len(_idle) < _MOST_IDLE:
         _idle.append(parser)
     array.setflags(write=False)
     return array.reshape(shape)
+
+
+def _values_of(piece: bytes) -> list[Any]:
+    try:
+        values = loads(piece, depth=1, allow_nonfinite=True)
+    except JSONError as error:
+        raise ValueError(error.message) from None
+    if not values:
+        raise ValueError("a comma too many")
+    return cast("list[Any]", values)
+
+
+@final
+class _Structure:
+    """The brackets and commas that nested data of a shape have, compared with those of the text piece by piece."""
+
+    __slots__ = ("_blocks", "_here")
+
+    def __init__(self, shape: tuple[int, ...], length: int) -> None:
+        size = -1
+        for row in reversed(shape):
+            size = row * (size + 1) + 1
+        if size > length:
+            raise ValueError("nested otherwise")
+        self._blocks, self._here = _blocks(shape), b""
+
+    def check(self, piece: bytes, *, last: bool) -> None:
+        """ValueError where the piece, behind which there is a comma unless it is the last, is nested otherwise."""
+        marks = piece.translate(_MARKS, _SPACE)
+        found = marks.translate(None, b"0") + (b"" if last else b",")
+        while len(self._here) < len(found):
+            block = next(self._blocks, b"")
+            if not block:
+                break
+            self._here += block
+        if not self._here.startswith(found) or (last and len(found) != len(self._here) + len(next(self._blocks, b""))):
+            raise ValueError("nested otherwise")
+        self._here = self._here[len(found) :]
+        # The reader will find one number between two commas. It could still be outside of its brackets.
+        codes = np.frombuffer(marks, np.uint8)
+        before, after = codes[:-1], codes[1:]
+        if (before[after == ord("[")] == ord("0")).any() or (after[before == ord("]")] == ord("0")).any():
+            raise ValueError("nested otherwise")
+
+
+def _blocks(shape: tuple[int, ...]) -> Iterator[bytes]:
+    """The structure of nested data in blocks: of [2, 3] it is `[[,,],[,,]]`."""
+    inner, outer = b"", list(shape)
+    while outer and outer[-1] * (len(inner) + 1) <= _BLOCK:
+        inner = b"[%b]" % ((inner + b",") * outer.pop())[:-1]
+    if not outer:
+        yield inner
+        return
+    unit = inner + b","
+    at_once = max(_BLOCK // len(unit), 1)
+    rows = outer.pop()
+    many, rest = divmod(rows - 1, at_once)
+
+    def row() -> Iterator[bytes]:
+        yield b"["
+        for _ in range(many):
+            yield unit * at_once
+        yield unit * rest + inner + b"]"
+
+    yield from _around(outer, row)
+
+
+def _around(outer: list[int], row: Callable[[], Iterator[bytes]]) -> Iterator[bytes]:
+    if not outer:
+        yield from row()
+        return
+    for n in range(outer[0]):
+        yield b"," if n else b"["
+        yield from _around(outer[1:], row)
+    yield b"]"
 
 
 def _read_piece(piece: bytes, kind: _Kind, parser: simdjson.Parser) -> npt.NDArray[Any]:

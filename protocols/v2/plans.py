@@ -15,7 +15,8 @@ import msgspec
 import numpy as np
 
 from protocols.events import Buffer
-from protocols.strict_json import MAX_NUMBER, is_plain
+from protocols.json_text import MAX_NUMBER
+from protocols.strict_json import is_plain
 from protocols.v2.numbers import FAST_FROM, read_numbers
 from protocols.v2.request import V2Request, WantedOutput
 from protocols.v2.tensors import DATATYPES, PACK_AT_ONCE, PACKED, Array, BytesData, V2Error, V2Tensor, from_json, packer

@@ -73,6 +73,7 @@ class PieceReader:
         "_filled",
         "_given",
         "_held",
+        "_json",
         "_largest",
         "_limits",
         "_piece",
@@ -114,6 +115,7 @@ class PieceReader:
         self._whole: tuple[V2Tensor, ...] | None = None  # what the first piece has beside them
         self._held: V2Piece | None = None
         self._ended = False
+        self._json: memoryview | None = None  # while it is here and not read
         self.request: V2Request | None = None
         """What the JSON says, without the inputs; None while it is not here."""
 
@@ -169,15 +171,24 @@ class PieceReader:
 
     # -- the JSON --------------------------------------------------------------------------------------------------
 
-    def head(self) -> V2Request | Signal:
-        """What the JSON says, or NEED_DATA."""
-        if self.request is None:
-            text = self._take(self._want)
-            if text is None:
+    def head_text(self) -> memoryview | Signal:
+        """The JSON, or NEED_DATA."""
+        if self._json is None:
+            self._json = self._take(self._want)
+            if self._json is None:
                 if self._ended:
                     raise V2Error("the body ended in the middle of its JSON")
                 return NEED_DATA
+        return self._json
+
+    def head(self) -> V2Request | Signal:
+        """What the JSON says, or NEED_DATA."""
+        if self.request is None:
+            text = self.head_text()
+            if not isinstance(text, memoryview):
+                return text
             self.request = self._read(text)
+            self._json = memoryview(b"")
         return self.request
 
     def _read(self, text: memoryview) -> V2Request:

@@ -57,6 +57,7 @@ PACKED = {
 """The datatypes that `struct` writes too, by the rules of `from_json`: it refuses what does not fit, and rounds as numpy."""
 STEP = 16_384
 """Elements of BYTES that are made, or written, at once: a few milliseconds of the interpreter."""
+_WRITTEN_AT_ONCE = 65_536  # numbers that are written in one call
 PACK_AT_ONCE = 4096
 """Numbers that are given to `struct` in one call."""
 _CASTABLE = frozenset(name for name in PACKED if np.zeros(1, DATATYPES[name]).data.format in "bBhHiIlLqQfd")
@@ -328,7 +329,11 @@ def to_json(array: Array | BytesData, datatype: str) -> bytes:
             return b"[%b]" % b",".join([_encode([_as_text(item) for item in items])[1:-1] for items in _bytes_items(array)])
         _check_dtype(array, datatype)
         array = np.array(array, _FP32 if datatype == "BF16" else DATATYPES[datatype])  # in native order, and aligned
-    return _dumps(array.ravel(), None, _NUMPY)  # ravel: contiguous
+    flat = array.ravel()  # contiguous
+    if flat.size <= _WRITTEN_AT_ONCE:
+        return _dumps(flat, None, _NUMPY)
+    steps = range(0, flat.size, _WRITTEN_AT_ONCE)
+    return b"[%b]" % b",".join([_dumps(flat[at : at + _WRITTEN_AT_ONCE], None, _NUMPY)[1:-1] for at in steps])
 
 
 def numbers_of(array: Array, datatype: str) -> Array:
@@ -400,7 +405,7 @@ def from_json(datatype: str, shape: tuple[int, ...], data: object, name: str, *,
     if datatype == "BYTES":
         _check_empty(count, DATATYPES[datatype], shape, name)
         return _objects(_to_bytes(values, name), shape)
-    array = _to_array(datatype, values, name)
+    array = read_values(datatype, values, name)
     array.setflags(write=False)
     return _shaped(array, shape, name)
 
@@ -445,24 +450,26 @@ def _flatten(shape: tuple[int, ...], data: object, name: str) -> list[Any]:
     return rows
 
 
-def _to_array(datatype: str, values: list[Any], name: str) -> Array:
+def read_values(datatype: str, values: list[Any], name: str, first: int = 0) -> Array:
+    """The flat array of values that `data` has one after the other, all of a datatype but BYTES. V2Error for the first that
+    is wrong; of them `first` are elements before these."""
     kinds = set(map(type, values))
     if datatype == "BOOL":
         if not kinds <= {bool, int} or not set(values) <= {False, True}:
             bad = _first(values, lambda v: type(v) not in (bool, int) or v not in (0, 1))
-            raise _wrong(name, "BOOL takes true, false, 0 and 1", values, bad)
+            raise _wrong(name, "BOOL takes true, false, 0 and 1", values, bad, first)
         return np.array(values, np.bool_)
     if kinds <= {float, int} and (packed := _pack(datatype, values)) is not None:
         return np.frombuffer(packed, DATATYPES[datatype])
     if datatype in RANGES:
-        return np.array(_to_integers(datatype, values, kinds, name), DATATYPES[datatype])
+        return np.array(_to_integers(datatype, values, kinds, name, first), DATATYPES[datatype])
     if not kinds <= {float, int, type(None)}:
         bad = _first(values, lambda v: type(v) not in (float, int, type(None)))
-        raise _wrong(name, f"{datatype} takes numbers and null", values, bad)
-    return _to_floats(datatype, values, name)
+        raise _wrong(name, f"{datatype} takes numbers and null", values, bad, first)
+    return _to_floats(datatype, values, name, first)
 
 
-def _to_integers(datatype: str, values: list[Any], kinds: set[type], name: str) -> list[int]:
+def _to_integers(datatype: str, values: list[Any], kinds: set[type], name: str, first: int) -> list[int]:
     if float in kinds:
         values = [int(v) if type(v) is float and -_EXACT < v < _EXACT and v.is_integer() else v for v in values]
         kinds = set(map(type, values))
@@ -472,11 +479,11 @@ def _to_integers(datatype: str, values: list[Any], kinds: set[type], name: str) 
         rule = f"{datatype} takes whole numbers from {low} to {high}"
         if type(values[bad]) is float:
             rule += ", those with a point or an exponent below 2**53"
-        raise _wrong(name, rule, values, bad)
+        raise _wrong(name, rule, values, bad, first)
     return values
 
 
-def _to_floats(datatype: str, values: list[Any], name: str) -> Array:
+def _to_floats(datatype: str, values: list[Any], name: str, first: int) -> Array:
     try:
         wide = np.array(values, _FP64)
     except OverflowError:
@@ -488,7 +495,7 @@ def _to_floats(datatype: str, values: list[Any], name: str) -> Array:
         if not lost.any():
             return narrow
         bad = int(np.argmax(lost))
-    raise _wrong(name, f"{datatype} takes numbers up to {_LARGEST[datatype]}", values, bad)
+    raise _wrong(name, f"{datatype} takes numbers up to {_LARGEST[datatype]}", values, bad, first)
 
 
 def narrowed(wide: npt.NDArray[np.float64], datatype: str) -> Array:
@@ -517,5 +524,5 @@ def _first(values: list[Any], unfit: Callable[[Any], bool]) -> int:
     return next(index for index, value in enumerate(values) if unfit(value))
 
 
-def _wrong(name: str, rule: str, values: list[Any], index: int) -> V2Error:
-    return V2Error(f"tensor {show(name)}: {rule}, got {show(values[index])} at element {index}")
+def _wrong(name: str, rule: str, values: list[Any], index: int, first: int = 0) -> V2Error:
+    return V2Error(f"tensor {show(name)}: {rule}, got {show(values[index])} at element {first + index}")

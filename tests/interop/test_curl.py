@@ -54,10 +54,10 @@ def test_a_large_upload_that_is_refused_gets_its_answer(
     server: Server, curl: str, tmp_path_factory: pytest.TempPathFactory
 ) -> None:
     file = tmp_path_factory.mktemp("upload") / "body"
-    file.write_bytes(bytes(80 * 1024 * 1024))
+    file.write_bytes(bytes(20 * 1024 * 1024))
     answer = run(curl, "-w", "\n%{http_code}", f"{server.url}/invocations", "--data-binary", f"@{file}")
     assert answer.endswith("\n413")
-    assert "limits.json" in answer
+    assert "limits.text_json" in answer
 
 
 def test_unknown_paths_and_methods_are_told_apart(server: Server, curl: str) -> None:

@@ -158,7 +158,13 @@ class BidiDialect:
         """The function that makes prompts of parts; None where the model takes no text."""
         if worker.spec.family is not Family.TEXT:
             return None
-        return partial(read_prompt, within=partial(within_ceiling, worker, self._models.config.limits))
+        limits = self._models.config.limits
+        return partial(
+            read_prompt,
+            within=partial(within_ceiling, worker, limits),
+            containers=limits.json_containers,
+            values=limits.json_values,
+        )
 
     def _limit_wait(self, exchange: Exchange) -> None:
         """Nobody waits for a slot longer than a session may last: clients have no limit of their own before the head."""

@@ -69,7 +69,7 @@ class ContainerDialect:
         match worker.spec.family:
             case Family.TEXT:
                 self._lmi.take(exchange, worker)
-                limit, setting = min(limits.json, limits.body), "limits.json"
+                limit, setting = min(limits.text_json, limits.body), "limits.text_json"
             case Family.TENSOR:
                 exchange.claim("v2", refuse_as_v2)
                 limit, setting = limits.body, "limits.body"

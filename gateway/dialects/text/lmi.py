@@ -20,7 +20,16 @@ from gateway.dialects.text.lmi_dynamic_batch import DynamicDialect
 from gateway.dialects.text.lmi_errors import kind_of, refuse_as_lmi, refuse_as_tgi
 from gateway.dialects.text.lmi_formatters import FormattedAnswer, document_of, formatter_of, read_input
 from gateway.dialects.text.openai import OpenAIDialect
-from gateway.dialects.text.requests import LINE, OnePrompt, TextCalls, check_supported, rule_of, table_of, within_ceiling
+from gateway.dialects.text.requests import (
+    LINE,
+    OnePrompt,
+    TextCalls,
+    check_supported,
+    document_in,
+    rule_of,
+    table_of,
+    within_ceiling,
+)
 from gateway.errors import (
     Ending,
     GatewayError,
@@ -54,7 +63,7 @@ class LMIDialect:
         exchange.model = worker.name
         self.take(exchange, worker)
         worker.check_ready(exchange, room=not exchange.input_ended)  # a body that is here tells the words
-        body = await receive_body(exchange, min(limits.json, limits.body), setting="limits.json")
+        body = await receive_body(exchange, min(limits.text_json, limits.body), setting="limits.text_json")
         await self.generate(exchange, worker, body)
 
     def take(self, exchange: Exchange, worker: Worker) -> None:
@@ -69,15 +78,10 @@ class LMIDialect:
         asked: TextInput | None = None
         try:
             if worker.spec.input_formatter is not None:
-                asked = await read_input(exchange, worker, body)
+                asked = await read_input(exchange, worker, body, limits)
                 document = document_of(asked)
             else:
-                document = await codec(
-                    len(body),
-                    lambda: lmi.read_document(
-                        body, text_header(exchange, b"content-type"), json_limit=limits.json, depth=limits.json_depth
-                    ),
-                )
+                document = await document_in(exchange, body, text_header(exchange, b"content-type"), limits)
                 if lmi.is_chat(document):
                     await self._openai.chat(exchange, worker, document, len(body), options, wrapping)
                     return
@@ -85,6 +89,10 @@ class LMIDialect:
                     await self._dynamic.generate(exchange, worker, document, len(body), options, wrapping)
                     return
             request = await codec(len(body), partial(_parse, document, options))
+            parameters = document.get("parameters")
+            del document  # with all that nobody asked for
+            if asked is None and not request.parameters.extra:
+                exchange.making(0)
             check_supported(worker, request, options)
             request = within_ceiling(worker, limits, request)
         except lmi.LMIError as e:
@@ -94,7 +102,7 @@ class LMIDialect:
             return
         if (formatter := formatter_of(worker, asked)) is not None:
             if asked is None:
-                asked = TextInput(request.inputs, document.get("parameters"), stream=request.stream)
+                asked = TextInput(request.inputs, parameters, stream=request.stream)
             await FormattedAnswer(exchange, worker, request, asked, formatter, answer, options).run()
             return
         channel = _TextChannel(exchange, request, answer, worker, options.max_text)

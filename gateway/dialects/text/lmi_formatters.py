@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 from typing import Any, TypeVar, final
 
 from gateway.codecs.prompts import prompt_of
-from gateway.config import LMIConfig
+from gateway.codecs.threads import codec
+from gateway.config import LimitsConfig, LMIConfig
 from gateway.core.exchange import Exchange
 from gateway.core.outbound import Outbound
 from gateway.dialects.answers import Wrapping, reply_headers, reply_value
@@ -15,26 +17,43 @@ from gateway.dialects.text.lmi_errors import refuse_as_lmi
 from gateway.dialects.text.requests import LINE, OnePrompt, raised
 from gateway.errors import GatewayError, ModelFailed
 from gateway.workers.worker import Worker
+from models.errors import ModelError
 from models.formatters import Input, OutputFormatter, TextGenerationOutput, TextInput, TextSequence
 from models.messages import Family, Finish, FinishReason, Prompt, Token, utf8
 from protocols import lmi
+from protocols.strict_json import JSONError, cost_of, loads
 
 T = TypeVar("T")
 
+_LEADING = 64  # bytes of white space before JSON, at most, where its cost is to be known
 _FORMS = frozenset(form.value for form in lmi.Formatter)
 
 
-async def read_input(exchange: Exchange, worker: Worker, body: memoryview) -> TextInput:
+async def read_input(exchange: Exchange, worker: Worker, body: memoryview, limits: LimitsConfig) -> TextInput:
     """What the model's own formatter makes of a request, in a thread, which is left to itself when the client leaves.
-    ModelFailed, ModelCrashed."""
+    ModelFailed, ModelCrashed; Overloaded where there is no memory for what it may make of it."""
     formatter = worker.spec.input_formatter
     assert formatter is not None
     fields, options = exchange.owner.door.fields(exchange.request.headers), dict(worker.spec.options)
 
-    def read() -> Any:
-        return formatter(Input(bytes(body), fields), model_name=worker.name, configs=options)
+    containers, values = limits.json_containers, limits.json_values
+    cost = 0
+    if bytes(body[:_LEADING]).lstrip()[:1] in (b"{", b"["):
+        cost = await codec(len(body), partial(cost_of, body, containers=containers, values=values))
 
-    exchange.making(len(body))  # it is copied there
+    def decode(content: bytes) -> Any:
+        try:
+            return loads(content, what="the body", depth=limits.json_depth, containers=containers, values=values)
+        except JSONError as e:
+            said = e.message
+        if "(limits." in said:
+            raise ModelError(said, code="BadInput", status=400)
+        raise ModelError(said, code="BadInput", status=424)
+
+    def read() -> Any:
+        return formatter(Input(bytes(body), fields, decode=decode), model_name=worker.name, configs=options)
+
+    exchange.making(len(body) + cost)  # it is copied there, and may be read
     try:
         found = await worker.run_author_code(read)
     except BaseException as e:

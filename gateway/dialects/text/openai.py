@@ -23,6 +23,7 @@ from gateway.dialects.text.requests import (
     TextCalls,
     chat_prompt,
     count_tokens,
+    document_in,
     not_supported,
     unsupported,
     within_ceiling,
@@ -91,6 +92,9 @@ class OpenAIDialect:
             options = self._calls.options(worker)
             read = partial(openai.parse_completion, document, max_tokens=self._models.config.openai.max_tokens)
             request = await codec(size, read)
+            del document, read
+            if not request.parameters.extra:
+                exchange.making(0)
             _check_supported(worker, request, options)
             request = _within_ceiling(worker, self._models.config.limits, request)
         except openai.OpenAIError as e:
@@ -159,13 +163,9 @@ class OpenAIDialect:
     async def _document(self, exchange: Exchange) -> tuple[dict[str, Any], int]:
         """The request's document, and how many bytes it was."""
         limits = self._models.config.limits
-        body = await receive_body(exchange, min(limits.json, limits.body), setting="limits.json")
+        body = await receive_body(exchange, min(limits.text_json, limits.body), setting="limits.text_json")
         try:
-            document = await codec(
-                len(body),
-                lambda: lmi.read_document(body, "application/json", json_limit=limits.json, depth=limits.json_depth),
-            )
-            return document, len(body)
+            return await document_in(exchange, body, "application/json", limits), len(body)
         except lmi.LMIError as e:
             raise BadRequest(e.message) from None
 

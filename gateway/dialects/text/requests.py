@@ -12,11 +12,12 @@ from uuid import uuid4
 import msgspec
 import trio
 
-from gateway.codecs.threads import LONG
+from gateway.codecs.threads import LONG, codec
 from gateway.config import LimitsConfig, LMIConfig
 from gateway.config.properties import text_options
 from gateway.core.exchange import Exchange
 from gateway.dialects.answers import reply_of
+from gateway.dialects.json_bodies import read_json
 from gateway.dialects.model_choice import ModelChoice
 from gateway.errors import GatewayError, ModelCrashed, ModelFailed
 from gateway.workers.worker import Worker
@@ -97,6 +98,23 @@ def unsupported(worker: Worker, parameters: lmi.Parameters, given: Mapping[str, 
 def not_supported(worker: Worker) -> str:
     """Why it is refused."""
     return f"model {worker.name!r} does not support it (lmi.unsupported)"
+
+
+async def document_in(exchange: Exchange, body: memoryview, content_type: str, limits: LimitsConfig) -> dict[str, Any]:
+    """The object that a body is (`lmi.read_document`), in a thread if the loop would feel it. LMIError; Overloaded where
+    there is no memory for its values."""
+    read = partial(
+        lmi.read_document,
+        body,
+        content_type,
+        json_limit=limits.text_json,
+        depth=limits.json_depth,
+        containers=limits.json_containers,
+        values=limits.json_values,
+    )
+    if lmi.is_text(content_type):
+        return await codec(len(body), read)
+    return await read_json(exchange, body, limits, read)
 
 
 async def chat_prompt(exchange: Exchange, worker: Worker, messages: Sequence[ChatMessage], size: int) -> str:

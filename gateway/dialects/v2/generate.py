@@ -19,6 +19,7 @@ from gateway.core.whole_body import receive_body
 from gateway.dialects.answers import JSON, reply_headers
 from gateway.dialects.call import NO_PARAMETERS, session_of
 from gateway.dialects.compression import compressed
+from gateway.dialects.json_bodies import read_json
 from gateway.dialects.text.requests import OnePrompt, within_ceiling
 from gateway.dialects.v2.channels import EVENTS, StreamChannel, StreamedResponses, UnaryCall
 from gateway.dialects.v2.operations import rows_of
@@ -65,7 +66,7 @@ class GenerateDialect:
         if not tensors:
             calls.models.check_family(worker, Family.TEXT, "generate")
         worker.check_ready(exchange)
-        body = await receive_body(exchange, min(calls.bounds.json, calls.body), setting="limits.json")
+        body = await receive_body(exchange, min(calls.bounds.text, calls.body), setting="limits.text_json")
         arrived = perf_counter_ns()
         try:
             if tensors:
@@ -74,7 +75,7 @@ class GenerateDialect:
                 await self._tensors(exchange, worker, request, arrived, streams=streams)
             else:
                 read_text = partial(_read_text, body, calls.bounds, worker, calls.models.config.limits)
-                asked = await codec(len(body), read_text)
+                asked = await read_json(exchange, body, calls.models.config.limits, read_text)
                 await self._text(exchange, worker, asked, streams=streams)
         except v2.V2Error as e:
             raise error_of(e) from None

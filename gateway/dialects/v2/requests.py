@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import partial
 from typing import Any, final
 
-import numpy as np
 import trio
 
 from gateway.codecs.tensors import SHORT, outputs_of, signature_of
@@ -21,13 +19,14 @@ from gateway.errors import BadRequest, GatewayError, ModelFailed, NotFound
 from gateway.workers.slot import Slot
 from gateway.workers.worker import Worker
 from models.adapt import AT_ONCE
+from models.blocking import json_turn
 from models.messages import Family, InferResponse
 from protocols import v2
+from protocols.json_text import Census, census_of, find
 
 _TENSOR = Family.TENSOR  # named once, as it is looked up for each request
 OBJECT = 64
 """Bytes of memory that an element of BYTES takes beside its own."""
-_MAY_BE_BYTES = re.compile(rb'"BYTES"|\\u')  # an escape may hide it
 _LOOKED_THROUGH = 64 * 1024  # bytes of a head in which words are looked for here
 _LOOKED_AT = (b'"BYTES"', b'"BOOL"', b"\\")  # an escape may hide either
 
@@ -42,7 +41,10 @@ class V2Calls:
         self.body = limits.body
         self.bounds = v2.V2Limits(
             json=limits.json,
+            text=limits.text_json,
             depth=limits.json_depth,
+            containers=limits.json_containers,
+            values=limits.json_values,
             tensors=limits.tensors,
             dims=limits.tensor_dims,
             elements=limits.bytes_elements,
@@ -109,18 +111,37 @@ class V2Calls:
         """Calls `parse` for a request whose JSON is `text`, in a thread if the loop would feel it. The objects that strings
         become are paid for: before, as many as there may be, and then as many as there are. `named` False: they may be
         there though no datatype says so."""
-        strings = await codec(len(text), partial(_strings_in, text, named=named)) if len(text) > SHORT else 0
-        if not strings:
+        if len(text) <= SHORT:
             return await codec(size, parse)
-        exchange.making(OBJECT * min(strings, self.bounds.elements) + len(text))
+        if len(text) <= LONG:
+            return await self._paid(exchange, text, size, parse, named=named)
+        async with json_turn():
+            return await self._paid(exchange, text, size, parse, named=named)
+
+    async def _paid(
+        self, exchange: Exchange, text: memoryview, size: int, parse: Callable[[], v2.V2Request], *, named: bool
+    ) -> v2.V2Request:
+        strings, cost = await codec(len(text), partial(self._cost, text, named=named))
+        exchange.making(cost)
         try:
             request = await (run_in_codec_thread(parse) if strings > AT_ONCE else codec(size, parse))
+            exchange.making(_made_of(request, len(text)))
         except BaseException:
             exchange.making(0)
             raise
-        made = sum(t.array.size for t in request.inputs if t.datatype == "BYTES" and type(t.array) is not v2.BytesData)
-        exchange.making(OBJECT * made + len(text) if made else 0)
         return request
+
+    def _cost(self, text: memoryview, *, named: bool) -> tuple[int, int]:
+        """How many elements of BYTES a request's JSON may have, and the most memory that is taken while it is read: of its
+        values, and where those are too many, of the arrays that its numbers become without being any."""
+        bounds, census = self.bounds, census_of(text)
+        may_be_bytes = not named or find(text, b'"BYTES"') >= 0 or find(text, b"\\u") >= 0  # an escape may hide it
+        strings = 1 + census.commas if may_be_bytes else 0
+        cost = OBJECT * min(strings, bounds.elements) + len(text) if strings else 0
+        if census.values <= bounds.values:
+            return strings, cost + census.cost
+        most = Census(objects=bounds.containers, commas=bounds.values).cost
+        return strings, cost + min(most, census.cost) + 8 * census.commas
 
     async def write_long(
         self,
@@ -256,13 +277,19 @@ def _elements(body: memoryview, header_length: int | None) -> int:
     return len(body) if any(word in head for word in _LOOKED_AT) else header_length
 
 
-def _strings_in(text: memoryview, *, named: bool) -> int:
-    """The most strings that a request's JSON may have; 0 if none of its inputs can be BYTES."""
-    if named and _MAY_BE_BYTES.search(text) is None:
-        return 0
-    octets = np.frombuffer(text, np.uint8)
-    parts = range(0, len(octets), LONG)
-    return 1 + sum(int(np.count_nonzero(octets[start : start + LONG] == ord(","))) for start in parts)
+def _made_of(request: v2.V2Request, length: int) -> int:
+    """The memory of what was made of a JSON text of that length: arrays of its numbers, and objects of its strings."""
+    objects = numbers = 0
+    for tensor in request.inputs:
+        array = tensor.array
+        if type(array) is v2.BytesData:
+            continue
+        if tensor.datatype == "BYTES":
+            objects += array.size
+        else:
+            numbers += array.nbytes
+    # binary data are views of the body: what is in the text has two bytes or more for a number
+    return min(numbers, 4 * length) + (OBJECT * objects + length if objects else 0)
 
 
 def _written(outputs: list[v2.V2Tensor], request: v2.V2Request) -> int:

@@ -9,11 +9,12 @@ import msgspec
 import trio
 
 from gateway.codecs.tensors import SHORT, request_of
-from gateway.codecs.threads import codec, run_in_codec_thread
+from gateway.codecs.threads import run_in_codec_thread
 from gateway.core.exchange import Exchange
 from gateway.core.inbound import Inbound
 from gateway.dialects.answers import reply_headers
 from gateway.dialects.compression import compressed
+from gateway.dialects.json_bodies import read_json
 from gateway.dialects.v2.channels import UnaryCall
 from gateway.dialects.v2.requests import V2Calls, error_of, schedule, slot_within
 from gateway.errors import GatewayError, Overloaded, UnsupportedEncoding
@@ -72,8 +73,11 @@ class Pieces:
         # who has said what is to come may be as slow with it as the model's timeout allows
         exchange.limit_silence(calls.models.config.limits.body_silence, "limits.body_silence")
         inbound = exchange.open_inbound()
-        while not isinstance(request := await codec(header_length, reader.head), v2.V2Request):
+        while not isinstance(text := reader.head_text(), memoryview):
             await _read(inbound, reader)
+        request = await read_json(exchange, text, calls.models.config.limits, reader.head)
+        assert isinstance(request, v2.V2Request)
+        del text
         exchange.limit_silence(math.inf, "")
         exchange.parts_in = 0
         return cls(exchange, reader, request)

@@ -175,7 +175,7 @@ class _SessionChannel:
                 timeout = timeout_of(request.parameters)
             except v2.V2Error as e:
                 text = text[:header_length]
-                id = await codec(len(text), partial(v2.id_of, text))
+                id = await codec(len(text), partial(v2.id_of, text, self._calls.bounds))
                 self._refusal = v2.failure_body(e.message, id)
                 self._whole = None
                 self._inbound.assembled()

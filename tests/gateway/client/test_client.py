@@ -109,7 +109,7 @@ async def test_a_refusal_says_when_to_try_again(autojump_clock: Any) -> None:
 
 @WIRES
 async def test_a_refusal_is_heard_while_the_body_is_sent(wire: str, autojump_clock: Any) -> None:
-    config = Config(limits=LimitsConfig(json=SMALL))
+    config = Config(limits=LimitsConfig(text_json=SMALL))
     async with memory_gateway(MODELS, config, capacity=SMALL, check=True) as memory:
         with pytest.raises(Refused, match="413"):
             await of(memory, wire).call(generate({"text_input": "x" * 10_000_000}, "words"))

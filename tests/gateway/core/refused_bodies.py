@@ -175,7 +175,7 @@ def of_a_model(name: str, status: int, shape: tuple[int, ...]) -> Refused:
 def refusals(size: int) -> dict[str, Callable[[], Refused]]:
     """Each kind, for a server of `limits_of(size)`; text is an eighth of that and at most 8 MiB, as it takes longer to read."""
     coded, least = [(b"content-encoding", b"gzip")], min(size // 8, 8 * MiB)
-    text, count = b"x" * least, min(least // 4, 400_000)
+    text, count = b"x" * least, min(least // 4, 150_000)
 
     def zeros(n: int) -> bytes:
         return gzip.compress(bytes(n))

@@ -43,7 +43,7 @@ MiB = 1024 * KiB
 TICK = 1.0
 EXPECT = [(b"expect", b"100-continue")]
 TRANSPORTS = ("http1", "http2")
-UPLOADS = [("/predictions/probe", "lmi-http1", "limits.json"), ("/v2/models/probe/infer", "v2-http1", "limits.body")]
+UPLOADS = [("/predictions/probe", "lmi-http1", "limits.text_json"), ("/v2/models/probe/infer", "v2-http1", "limits.body")]
 
 
 async def ends(line: Line, seconds: float) -> None:
@@ -80,7 +80,7 @@ async def test_a_declared_body_over_its_limit_is_refused_before_a_byte_of_it_is_
     transport: str, path: str, wire: str, setting: str, expects: bool, autojump_clock: Any
 ) -> None:
     probe = Probe(silent)
-    async with serving(probe.spec(wire), config=limits(json=10 * KiB, body=20 * KiB)) as house:
+    async with serving(probe.spec(wire), config=limits(text_json=10 * KiB, body=20 * KiB)) as house:
         line = house.line(transport)
         with at_once():
             headers = EXPECT if expects else []
@@ -97,7 +97,7 @@ async def test_a_declared_body_over_its_limit_is_refused_before_a_byte_of_it_is_
 async def test_a_body_of_unknown_length_is_refused_at_its_limit(
     transport: str, path: str, wire: str, setting: str, autojump_clock: Any
 ) -> None:
-    async with serving(Probe(silent).spec(wire), config=limits(json=10 * KiB, body=10 * KiB)) as house:
+    async with serving(Probe(silent).spec(wire), config=limits(text_json=10 * KiB, body=10 * KiB)) as house:
         line = house.line(transport)
         await line.send(raw(1, b"POST", path), Data(stream=1, buffers=(bytes(10 * KiB),)))
         await house.still()

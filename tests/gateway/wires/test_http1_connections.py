@@ -328,7 +328,7 @@ async def test_a_connection_is_used_again_after_an_error_answer(
 async def test_an_early_answer_is_readable_by_a_client_that_goes_on_uploading(
     path: str, length: int | None, status: int, autojump_clock: Any
 ) -> None:
-    async with serving(Probe(silent).spec("lmi-http1"), config=limits(json=100 * KiB)) as house:
+    async with serving(Probe(silent).spec("lmi-http1"), config=limits(text_json=100 * KiB)) as house:
         line = house.line("http1")
         await line.send(raw(1, b"POST", path, content_length=length))
         for _ in range(40):  # it does not look for an answer yet

@@ -109,7 +109,7 @@ def test_table_rule_and_limits_reach_the_reader() -> None:
     asked = {"inputs": "hi", "parameters": {"temperature": 0.5}}
     parameters = parse(asked, table=Table.TRTLLM, rule=SamplingRule.V0_32).parameters
     assert (parameters.do_sample, parameters.top_k) == (True, 5)
-    assert "limits.json" in refusal(asked, json_limit=5).message
+    assert "limits.text_json" in refusal(asked, json_limit=5).message
     assert "deeper than 1" in refusal(asked, depth=1).message
 
 

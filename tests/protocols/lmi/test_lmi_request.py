@@ -174,7 +174,7 @@ def test_the_size_limit_is_exact_and_named() -> None:
     body = b'{"inputs": "hi"}'
     assert parse_request(body, "", json_limit=len(body)).inputs == "hi"
     error = refusal(body, json_limit=len(body) - 1)
-    assert error.message == "body: at most 15 bytes (limits.json), got 16"
+    assert error.message == "body: at most 15 bytes (limits.text_json), got 16"
     assert refusal(b"hello", "text/plain", json_limit=4).stage == "payload"
 
 

@@ -25,6 +25,7 @@ from protocols.v2 import (
     typed_request,
 )
 from protocols.v2 import codec as v2_codec
+from protocols.v2.numbers import apart_from_numbers
 from protocols.v2.tensors import DATATYPES
 from tests.protocols.v2.grammar.v2_outcome import described, outcome, parse_both_ways
 
@@ -288,11 +289,12 @@ def test_the_numbers_of_a_large_request_are_read_apart_from_it(more: str) -> Non
 
 @pytest.mark.parametrize("number", ["1e300", "4e-324"])
 def test_a_large_request_holds_few_floats_for_the_decoder_that_is_slow_with_some(number: str) -> None:
-    limits = V2Limits()
-    assert len(typed_request._Apart(large([number] * 9000, "FP64"), limits).beside) < 100
+    most = typed_request._LARGEST_HEAD
+    apart = apart_from_numbers(large([number] * 9000, "FP64"), 256, most)
+    assert apart is not None
+    assert len(apart.beside) < 100
     many = ",".join(f'"{n}":{number}' for n in range(2000))
-    with pytest.raises(V2Error):
-        typed_request._Apart(large(PLAIN, more=f',"parameters":{{{many}}}'), limits)
+    assert apart_from_numbers(large(PLAIN, more=f',"parameters":{{{many}}}'), 256, most) is None
     agree(large(PLAIN, more=f',"parameters":{{{many}}}'), None)
 
 
@@ -325,9 +327,10 @@ def test_what_is_nested_too_deep_is_refused_in_a_large_request_too() -> None:
 
 def test_no_more_data_are_taken_out_than_there_may_be_inputs() -> None:
     text = large(["1"]) * 3
-    assert len(typed_request._Apart(text, V2Limits(tensors=3))._places) == 3
-    with pytest.raises(V2Error):
-        typed_request._Apart(text, V2Limits(tensors=2))
+    apart = apart_from_numbers(text, 3)
+    assert apart is not None
+    assert apart.asked_for(3)
+    assert apart_from_numbers(text, 2) is None
 
 
 def test_a_mark_is_not_taken_for_another() -> None:

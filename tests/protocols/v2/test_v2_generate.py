@@ -182,9 +182,9 @@ def test_what_is_wrong_is_named(body: bytes, word: str) -> None:
 
 
 def test_json_above_its_limit_has_a_status_of_its_own() -> None:
-    read_object(b'{"a": 1}', v2.V2Limits(json=8))
-    with pytest.raises(V2Error, match=r"limits\.json") as refused:
-        read_object(b'{"a": 1} ', v2.V2Limits(json=8))
+    read_object(b'{"a": 1}', v2.V2Limits(text=8))
+    with pytest.raises(V2Error, match=r"limits\.text_json") as refused:
+        read_object(b'{"a": 1} ', v2.V2Limits(text=8))
     assert refused.value.status == 413
 
 

@@ -111,7 +111,7 @@ POSTS = pytest.mark.parametrize("path", ["/v1/chat/completions", "/v1/completion
 async def test_a_body_that_cannot_be_read(
     path: str, body: bytes, coding: str | None, status: int, autojump_clock: Any
 ) -> None:
-    async with serving(text_spec(), config=Config(limits=LimitsConfig(json=100))) as house:
+    async with serving(text_spec(), config=Config(limits=LimitsConfig(text_json=100))) as house:
         fields = [("content-type", "application/json"), *([("content-encoding", coding)] if coding else [])]
         for kind in KINDS:
             error = error_of(await ask(house, path, body, *fields, kind=kind), status)

@@ -236,10 +236,10 @@ async def test_a_model_that_there_is_not(name: str, autojump_clock: Any) -> None
 @pytest.mark.parametrize("name", FORMS)
 async def test_a_body_over_its_limit(name: str, autojump_clock: Any) -> None:
     form = FORMS[name]
-    config = replace(form.config, limits=LimitsConfig(json=100))
+    config = replace(form.config, limits=LimitsConfig(text_json=100))
     async with serving(text_spec(), config=config) as house:
         status, _, body = await ask(house, form.path, {**form.asked, "long": "x" * 100})
-        assert (status, b"limits.json" in body) == (413, True)
+        assert (status, b"limits.text_json" in body) == (413, True)
         assert house.endings == {"refused": 1}
 
 
@@ -582,7 +582,7 @@ async def test_one_that_leaves_the_queue_for_a_slot_takes_none(name: str, autoju
 
 @pytest.mark.parametrize("path", ["/predictions/m", "/invocations", "/models/m/invoke"])
 async def test_a_body_over_its_limit_is_refused_in_tgis_words_at_each_route(path: str, autojump_clock: Any) -> None:
-    config = replace(lmi(tgi_compat=True), limits=LimitsConfig(json=100))
+    config = replace(lmi(tgi_compat=True), limits=LimitsConfig(text_json=100))
     async with serving(text_spec(), config=config) as house:
         status, _, body = await ask(house, path, {"inputs": "x" * 200})
         assert (status, json.loads(body)["error_type"]) == (413, "validation")
