@@ -32,6 +32,7 @@ from gateway.errors import (
 from gateway.net.certificate import Certificate
 from gateway.net.transport import StreamTransport
 from gateway.serving.acceptor import Acceptor
+from gateway.serving.access import ClientAccess
 from gateway.serving.dispatcher import Dispatcher
 from gateway.serving.drain import Drain, DrainReport
 from gateway.serving.router import Router
@@ -101,7 +102,9 @@ class Gateway:
         self.repository = Repository(self.supervisor, limits, resident=lambda: resident_bytes() - server.budget.used)
         self.control = ModelControl(self.supervisor, self.repository, limits, config.lmi)
         self.router = Router(rows(config, self.supervisor, self.repository, self.control, draining=lambda: server.draining))
-        self.dispatcher = Dispatcher(server, self.router, self.observer)
+        self.access = ClientAccess(config, server, wall_clock)
+        server.exchange_closed = self.access.around(server.exchange_closed)
+        self.dispatcher = Dispatcher(server, self.router, self.observer, self.access)
         # what each exchange goes through is theirs, without a call of ours between
         work: Handler = self.dispatcher.work
         if spans is not None:
@@ -111,6 +114,9 @@ class Gateway:
         server.run_by(Runner(work, self.dispatcher.blame, self.dispatcher.conclude))
         self.acceptor = Acceptor(server)
         self.timer = CoarseTimer(server, self.observer, self.supervisor, wall_clock)
+        self.timer.looked.append(self.access.tick)
+        if self.access.file is not None:
+            self.timer.watch(self.access.file, self.access.reload)
         self.shutdown = Drain(server, self.acceptor, self.dispatcher, self.observer)
         self._metrics: Metrics | None = None
         self._listening, self._over = trio.Event(), trio.Event()
@@ -354,6 +360,7 @@ class Gateway:
                 arriving=self.acceptor.arriving,
                 lag=self.timer.lag,
                 blocks=self.timer.blocks,
+                access=self.access,
             )
             self.server.exchange_closed = self._metrics.exchange_closed
         return self._metrics.registry

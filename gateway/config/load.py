@@ -449,6 +449,8 @@ def _fits(setting: Setting, value: Any) -> bool:
         case Unit.ADDRESSES:
             places = (value,) if isinstance(value, str) else value
             return 0 < len(places) == len(set(places)) and all(re.fullmatch(setting.pattern, place) for place in places)
+        case Unit.TEXTS if setting.pattern:
+            return all(re.fullmatch(setting.pattern, item) for item in value)
         case Unit.NETWORKS:
             return all(map(is_network, value))
         case Unit.PATHS:

@@ -71,6 +71,10 @@ class ConnectionWire(Wire, Protocol):
 
     def tick(self, now: float) -> None: ...
     def drain(self) -> None: ...
+    def dismiss(self) -> None:
+        """Takes no further request, from this moment on."""
+        ...
+
     def close(self) -> None:
         """The transport is gone and no exchange runs any more: what the machine still holds of the budget goes back."""
         ...
@@ -89,8 +93,8 @@ class Connection:
     __slots__ = (  # a dict of more than 30 names has no place in CPython's inline caches
         "_blocked_since", "_certificate", "_closed", "_dirty", "_ending", "_hung_up", "_linger", "_lost", "_party", "_ready",
         "_rest", "_soon", "_watch", "behind", "blocked", "budget", "clock", "eof", "exchanges", "last_received", "last_sent",
-        "limits", "peer", "pool", "proxies", "reading_paused", "requests", "routed", "server", "transport", "whole_answer",
-        "wire",
+        "limits", "peer", "pool", "proxies", "reading_paused", "requests", "routed", "server", "strangers", "transport",
+        "whole_answer", "wire",
     )  # fmt: skip
 
     def __init__(
@@ -106,7 +110,8 @@ class Connection:
         self.limits, self.budget, self.pool, self.clock = server.limits, server.budget, server.pool, server.clock
         self.peer, self.proxies = transport.peer, proxies
         self.exchanges: dict[int, Exchange] = {}
-        self.routed: tuple[Head, Any] | None = None
+        self.routed: tuple[Head, Any, Any] | None = None
+        self.strangers = 0
         self.eof = False
         self.last_received = self.last_sent = self.clock()
         self.requests = 0
@@ -471,6 +476,11 @@ class Connection:
     def drain(self) -> None:
         """Says goodbye: no new requests, live exchanges go on."""
         self._contain(self.wire.drain)
+        self.output_ready()
+
+    def dismiss(self) -> None:
+        """Takes no further request: it ends when those that it has are answered."""
+        self._contain(self.wire.dismiss)
         self.output_ready()
 
     def _look_at_stamps(self, now: float) -> None:

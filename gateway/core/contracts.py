@@ -72,8 +72,11 @@ class Owner(Protocol):
     last_sent: float
     """When bytes were last taken by the transport, on Trio's clock."""
 
-    routed: tuple[Head, Any] | None
-    """The last head whose route was found, and that `gateway.core.route.Route`: for the dispatcher alone."""
+    routed: tuple[Head, Any, Any] | None
+    """The last head whose route was found, that `gateway.core.route.Route`, and what was decided of who asks, where that was
+    anything: for the dispatcher alone."""
+    strangers: int
+    """Its requests that were refused for want of a right key."""
 
     @property
     def door(self) -> Door:
@@ -101,6 +104,11 @@ class Owner(Protocol):
 
     def failed(self, error: Exception) -> None:
         """What went wrong outside of the exchange's own work: the connection ends with it."""
+        ...
+
+    def dismiss(self) -> None:
+        """Takes no further request: the connection ends when those that it has are answered. Where it is somebody else's,
+        nothing happens."""
         ...
 
 

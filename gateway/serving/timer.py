@@ -13,6 +13,7 @@ from gateway.errors import Overloaded, Refusal
 from gateway.histogram import Histogram
 from gateway.telemetry.loop_watch import Blocks, LoopWatch
 from gateway.telemetry.observer import Observer
+from gateway.watched_file import WatchedFile
 from gateway.workers.supervisor import Supervisor
 
 _TICK = 1.0
@@ -32,15 +33,29 @@ class CoarseTimer:
         """How late the loop came to it."""
         self.blocks = Blocks()
         """Steps that kept the event loop from everything else."""
+        self.looked: list[Callable[[float], None]] = []
+        """Each is called once a second, with the time on Trio's clock."""
+        self._files: list[tuple[WatchedFile, Callable[[], Awaitable[None]]]] = []
+        self._reading: set[WatchedFile] = set()
+
+    def watch(self, file: WatchedFile, reload: Callable[[], Awaitable[None]]) -> None:
+        """Looks at a file once a second, from now on: `reload`, which raises nothing, is awaited where it has changed."""
+        self._files.append((file, reload))
 
     async def run(self) -> None:
         """Ticks until it is cancelled."""
+        async with trio.open_nursery() as nursery:
+            self._nursery = nursery
+            await self._run()
+
+    async def _run(self) -> NoReturn:
         limit = self._server.limits.loop_block
         if not limit or hasattr(trio.lowlevel.current_clock(), "jump"):  # a clock of tests, which time does not move
             await self._tick_by(trio.sleep_until)
         watch = LoopWatch(limit, self._whose, self.blocks)
         with watch.watching():
             await self._tick_by(watch.beat_until)
+        raise AssertionError("it ticks until it is cancelled")
 
     async def _tick_by(self, sleep_until: Callable[[float], Awaitable[None]]) -> NoReturn:
         """`sleep_until` is what it sleeps by."""
@@ -56,6 +71,18 @@ class CoarseTimer:
             self.tell_date()
             self._shed()
             self._server.pool.tick(now)
+            for look in self.looked:
+                look(now)
+            for file, reload in self._files:
+                if file not in self._reading and file.changed:
+                    self._reading.add(file)
+                    self._nursery.start_soon(self._reload, file, reload)
+
+    async def _reload(self, file: WatchedFile, reload: Callable[[], Awaitable[None]]) -> None:
+        try:
+            await reload()
+        finally:
+            self._reading.remove(file)
 
     def tell_date(self) -> None:
         """What answers say is the Date, from now on."""

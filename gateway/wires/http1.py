@@ -300,3 +300,6 @@ class HTTP1Wire:
     def drain(self) -> None:
         self._machine.close_after_response()
         self._draining = True
+
+    def dismiss(self) -> None:
+        self.drain()

@@ -20,13 +20,18 @@ from gateway.errors import (
     ModelOutOfMemory,
     NoSuchPath,
     NotFound,
+    NotPermitted,
     Overloaded,
     SlowReader,
     SlowUpload,
     TooLarge,
+    TooManyRequests,
+    Unauthenticated,
     Unavailable,
     UnsupportedEncoding,
+    UnsupportedType,
     WorkerLost,
+    WrongHost,
 )
 
 
@@ -36,7 +41,7 @@ class ErrorOrigin(enum.Enum):
     CALLER = enum.auto()
     """What was asked for cannot be."""
     SIGNATURE = enum.auto()
-    """Who asked is not known, or not proved."""
+    """Who asked is not known, or not proved, or may not."""
     MODEL = enum.auto()
     """It raised, did not finish in time, or cannot be loaded."""
     LOADING = enum.auto()
@@ -58,7 +63,7 @@ def blame(error: GatewayError) -> ErrorOrigin:
             return ErrorOrigin.CALLER
         case TooLarge() | UnsupportedEncoding() | SlowUpload() | SlowReader():
             return ErrorOrigin.CALLER
-        case Forbidden():
+        case Forbidden() | Unauthenticated() | NotPermitted() | TooManyRequests() | WrongHost() | UnsupportedType():
             return ErrorOrigin.SIGNATURE
         case ModelNotReady():
             return ErrorOrigin.LOADING

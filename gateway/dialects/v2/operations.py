@@ -8,7 +8,7 @@ from typing import Any, final
 import msgspec
 
 from gateway.core.exchange import Exchange
-from gateway.core.route import Handler, Row
+from gateway.core.route import Handler, Needs, Row
 from gateway.dialects.answers import JSON
 from gateway.dialects.v2.requests import refuse
 from protocols import openapi
@@ -323,10 +323,10 @@ OPERATIONS: tuple[Operation, ...] = (
 _NAMED = {operation.name: operation for operation in OPERATIONS}
 
 
-def rows_of(handlers: Mapping[str, Handler], *, always: bool = False) -> list[Row]:
+def rows_of(handlers: Mapping[str, Handler], *, always: bool = False, needs: Needs = Needs.INFER) -> list[Row]:
     """The rows of operations, by their names, with their handlers: one for each path."""
     return [
-        Row(operation.method, path, handler, dialect="v2", refuse=refuse, always=always)
+        Row(operation.method, path, handler, dialect="v2", refuse=refuse, always=always, needs=needs)
         for operation, handler in ((_NAMED[name], handler) for name, handler in handlers.items())
         for path in operation.paths
     ]
@@ -349,7 +349,7 @@ class OpenAPIDialect:
 
     def rows(self) -> list[Row]:
         """Its one route."""
-        return rows_of({"openapi": self.openapi})
+        return rows_of({"openapi": self.openapi}, needs=Needs.METADATA)
 
     async def openapi(self, exchange: Exchange) -> None:
         """GET /v2/openapi.json; made when it is first asked for."""
