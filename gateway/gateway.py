@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import os
 import random
 import time
 from collections.abc import Callable, Iterable, Iterator
@@ -19,6 +20,7 @@ from gateway.catalog.repository import Repository
 from gateway.catalog.warmup import answer_check
 from gateway.config import Config
 from gateway.config.agreement import exposed_plane, has_plane, missing_tls, shared_sockets
+from gateway.config.exposure import wrong_access
 from gateway.config.problem import ConfigError
 from gateway.config.properties import text_options
 from gateway.core.exchange import Exchange
@@ -86,7 +88,12 @@ class Gateway:
         server = self.server = Server(config, self.observer.opened, self.observer.closed)
         self.operator_port = 0
         """Where the operator plane listens; 0 where it does not, also while its port is somebody else's."""
-        for problem in (*exposed_plane(config), *missing_tls(config), *shared_sockets(config)):
+        for problem in (
+            *exposed_plane(config),
+            *missing_tls(config),
+            *shared_sockets(config),
+            *wrong_access(config, os.environ),
+        ):
             raise ConfigError(problem)
         specs = self._specs(models)
         spans = self._make_spans(tracer_provider)

@@ -8,7 +8,8 @@ from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import Any, final
 
-from gateway.config import Config
+from gateway.config import AccessConfig, Config
+from gateway.config.exposure import closes
 from gateway.config.problem import ConfigError
 from gateway.config.text import show
 from gateway.core.exchange import Exchange
@@ -73,8 +74,7 @@ class ClientAccess:
         self._named = bool(access.hosts)
         self._signatures = bool(config.sagemaker.sigv4.credentials)
         self._certificates = bool(config.tls.client_ca)
-        required = self._certificates and config.tls.client_certificate == "required"
-        self.closed = bool(access.keys_file) or ((self._signatures or required) and not access.unsigned)
+        self.closed = closes(config)
         """Whether a request needs a key, or another way in."""
         self._open = frozenset((Needs.NOTHING, *(Needs(name) for name in access.open)))
         self._beside = access.pass_credentials
@@ -93,10 +93,7 @@ class ClientAccess:
         self.file = WatchedFile(access.keys_file, LARGEST) if access.keys_file else None
         """The file of keys; None where there is none."""
         if self.file is not None:
-            try:
-                self._take(read_keys(self.file.read()), 0.0)
-            except (OSError, KeyFileError) as e:
-                raise ConfigError(f"access.keys_file: {show(self.file.path)}: {_why(e)}") from None
+            self._take(read_key_file(access, self.file).without_those_over(wall_clock()), 0.0)
             self._tell_mode(self.file)
 
     # -- at the head of a request --------------------------------------------------------------------------------------
@@ -277,6 +274,15 @@ class ClientAccess:
             log.warning("the file of keys can be read by others", extra={"file": file.path, "setting": "access.keys_file"})
         if not len(self.keys):
             log.warning("no key opens: the file has none", extra={"file": file.path, "setting": "access.keys_file"})
+
+
+def read_key_file(config: AccessConfig, file: WatchedFile | None = None) -> KeySet:
+    """The keys of the file that is configured. ConfigError where they cannot be."""
+    file = file or WatchedFile(config.keys_file, LARGEST)
+    try:
+        return read_keys(file.read())
+    except (OSError, KeyFileError) as e:
+        raise ConfigError(f"access.keys_file: {show(file.path)}: {_why(e)}") from None
 
 
 def _why(error: Exception) -> str:
