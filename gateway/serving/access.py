@@ -238,7 +238,8 @@ class ClientAccess:
         assert file is not None
         try:
             data = file.read()
-            keys = read_keys(data) if len(data) < _SHORT else await in_thread(partial(read_keys, data))
+            short = len(data) < _SHORT or len(data) > LARGEST
+            keys = read_keys(data) if short else await in_thread(partial(read_keys, data), expected=(KeyFileError,))
         except (OSError, KeyFileError) as e:
             log.error("keys cannot be read: those read last hold", extra={"file": file.path, "reason": _why(e)})
             return
