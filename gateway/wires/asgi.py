@@ -86,6 +86,7 @@ class ASGICall:
     client_certificate: ClientCertificate | None = None
     """Whoever ended the TLS knows; what a scope says of it is not believed."""
     routed: tuple[Head, Any, Any] | None = None
+    heavy = False
     strangers = 0
 
     def dismiss(self) -> None:

@@ -211,6 +211,7 @@ def _openai(body: bytes, headers: Mapping[bytes, bytes], status: int) -> str:
         401: ("invalid_request_error", "invalid_api_key"),
         403: ("permission_error", None),
         404: ("not_found_error", "model_not_found"),
+        421: ("invalid_request_error", None),
         429: ("rate_limit_error", "rate_limit_exceeded"),
     }
     assert (error["type"], error["code"]) == kinds[status]
