@@ -72,10 +72,6 @@ class ConnectionWire(Wire, Protocol):
 
     def tick(self, now: float) -> None: ...
     def drain(self) -> None: ...
-    def dismiss(self) -> None:
-        """Takes no further request, from this moment on."""
-        ...
-
     def close(self) -> None:
         """The transport is gone and no exchange runs any more: what the machine still holds of the budget goes back."""
         ...
@@ -494,11 +490,6 @@ class Connection:
     def drain(self) -> None:
         """Says goodbye: no new requests, live exchanges go on."""
         self._contain(self.wire.drain)
-        self.output_ready()
-
-    def dismiss(self) -> None:
-        """Takes no further request: it ends when those that it has are answered."""
-        self._contain(self.wire.dismiss)
         self.output_ready()
 
     def _look_at_stamps(self, now: float) -> None:

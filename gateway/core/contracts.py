@@ -64,6 +64,10 @@ class Wire(Protocol):
     def reset(self, stream: int, ending: Ending) -> None: ...
     def land(self, stream: int, buffer: memoryview) -> bool: ...
     def release(self, stream: int) -> None: ...
+    def dismiss(self) -> None:
+        """Takes no further request: the connection ends when those that it has are answered. Where it is somebody else's,
+        nothing happens."""
+        ...
 
 
 class Owner(Protocol):
@@ -114,11 +118,6 @@ class Owner(Protocol):
 
     def failed(self, error: Exception) -> None:
         """What went wrong outside of the exchange's own work: the connection ends with it."""
-        ...
-
-    def dismiss(self) -> None:
-        """Takes no further request: the connection ends when those that it has are answered. Where it is somebody else's,
-        nothing happens."""
         ...
 
 

@@ -167,7 +167,7 @@ class ClientAccess:
             owner = exchange.owner
             owner.strangers += 1
             if owner.strangers >= _STRANGERS:
-                owner.dismiss()
+                exchange.wire.dismiss()
         return error
 
     def count(self, exchange: Exchange, error: GatewayError) -> None:

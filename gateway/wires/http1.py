@@ -306,3 +306,4 @@ class HTTP1Wire:
 
     def dismiss(self) -> None:
         self.drain()
+        self._connection.output_ready()

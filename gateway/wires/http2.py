@@ -287,6 +287,7 @@ class HTTP2Wire:
 
     def dismiss(self) -> None:
         self._machine.shutdown(last=True)
+        self._connection.output_ready()
 
     def drain(self) -> None:
         """Two GOAWAYs: the first says "no more", the second, a tick later, which requests were still taken."""
