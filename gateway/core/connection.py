@@ -91,8 +91,7 @@ class Connection:
         "_blocked_since", "_certificate", "_closed", "_dirty", "_ending", "_hung_up", "_linger", "_lost", "_party", "_ready",
         "_rest", "_soon", "_watch", "behind", "blocked", "budget", "clock", "eof", "exchanges", "heavy", "last_received",
         "last_sent", "limits", "peer", "pool", "proxies", "reading_paused", "requests", "routed", "server", "strangers",
-        "transport",
-        "whole_answer", "wire",
+        "transport", "whole_answer", "wire",
     )  # fmt: skip
 
     def __init__(
@@ -109,8 +108,7 @@ class Connection:
         self.peer, self.proxies = transport.peer, proxies
         self.exchanges: dict[int, Exchange] = {}
         self.routed: tuple[Head, Any, Any] | None = None
-        self.strangers = 0
-        self.eof = False
+        self.eof, self.strangers = False, 0
         self.last_received = self.last_sent = self.clock()
         self.requests = 0
         self._watch, self._soon = watch, server.turn_soon
