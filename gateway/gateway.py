@@ -6,7 +6,7 @@ import logging
 import os
 import random
 import time
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Awaitable, Callable, Iterable, Iterator
 from contextlib import AbstractAsyncContextManager, contextmanager, nullcontext
 from typing import TYPE_CHECKING, Any, final
 
@@ -40,6 +40,7 @@ from gateway.serving.drain import Drain, DrainReport
 from gateway.serving.router import Router
 from gateway.serving.timer import CoarseTimer
 from gateway.telemetry.observer import Counts, Observer
+from gateway.watched_file import WatchedFile
 from gateway.wires.asgi import Receive, Scope, Send
 from gateway.workers.snapshot import ModelsSnapshot, ModelStatus
 from gateway.workers.supervisor import Supervisor
@@ -123,7 +124,7 @@ class Gateway:
         self.timer = CoarseTimer(server, self.observer, self.supervisor, wall_clock)
         self.timer.looked.append(self.access.tick)
         if self.access.file is not None:
-            self.timer.watch(self.access.file, self.access.reload)
+            self.watch_file(self.access.file, self.access.reload)
         self.shutdown = Drain(server, self.acceptor, self.dispatcher, self.observer)
         self._metrics: Metrics | None = None
         self._listening, self._over = trio.Event(), trio.Event()
@@ -322,6 +323,10 @@ class Gateway:
         Cancelled before the switch, nothing has changed.
         """
         return await self.control.reload(name, spec, patience)
+
+    def watch_file(self, file: WatchedFile, reload: Callable[[], Awaitable[None]]) -> None:
+        """Looks at a file once a second while `serve` runs: `reload` is awaited when it has changed, and raises nothing."""
+        self.timer.watch(file, reload)
 
     @property
     def budget(self) -> ByteBudget:

@@ -36,7 +36,7 @@ class CoarseTimer:
         self.looked: list[Callable[[float], None]] = []
         """Each is called once a second, with the time on Trio's clock."""
         self._files: list[tuple[WatchedFile, Callable[[], Awaitable[None]]]] = []
-        self._reading: set[WatchedFile] = set()
+        self._reading = False
 
     def watch(self, file: WatchedFile, reload: Callable[[], Awaitable[None]]) -> None:
         """Looks at a file once a second, from now on: `reload`, which raises nothing, is awaited where it has changed."""
@@ -73,16 +73,18 @@ class CoarseTimer:
             self._server.pool.tick(now)
             for look in self.looked:
                 look(now)
-            for file, reload in self._files:
-                if file not in self._reading and file.changed:
-                    self._reading.add(file)
-                    self._nursery.start_soon(self._reload, file, reload)
+            if not self._reading and any(file.changed for file, _ in self._files):
+                self._nursery.start_soon(self.read_changed)
 
-    async def _reload(self, file: WatchedFile, reload: Callable[[], Awaitable[None]]) -> None:
+    async def read_changed(self) -> None:
+        """Reads the files again that have changed."""
+        self._reading = True
         try:
-            await reload()
+            for file, reload in self._files:
+                if file.changed:
+                    await reload()
         finally:
-            self._reading.remove(file)
+            self._reading = False
 
     def tell_date(self) -> None:
         """What answers say is the Date, from now on."""
