@@ -29,7 +29,15 @@ def keys() -> None:
     """Keys of clients: `access.keys_file` names the file that has their digests, one a line."""
 
 
-@keys.command(short_help="Make a key.")
+@keys.command(
+    short_help="Make a key.",
+    epilog="""
+\b
+Examples:
+  everywire keys new alice 2>> keys
+  everywire keys new bob models=chat,embed-* rate=20 expires=2027-01-31 > bob.key 2>> keys
+""",
+)
 @click.argument("name")
 @click.argument("attributes", nargs=-1, metavar="[ATTRIBUTE=VALUE]...")
 def new(name: str, attributes: tuple[str, ...]) -> None:
@@ -43,7 +51,14 @@ def new(name: str, attributes: tuple[str, ...]) -> None:
     click.echo(line, err=True)
 
 
-@keys.command(short_help="Print the line of a key.")
+@keys.command(
+    short_help="Print the line of a key.",
+    epilog="""
+\b
+Examples:
+  everywire keys digest ops scope=control < ops.key >> keys
+""",
+)
 @click.argument("name")
 @click.argument("attributes", nargs=-1, metavar="[ATTRIBUTE=VALUE]...")
 def digest(name: str, attributes: tuple[str, ...]) -> None:
@@ -52,7 +67,14 @@ def digest(name: str, attributes: tuple[str, ...]) -> None:
     click.echo(_line(name, said.removesuffix("\n").removesuffix("\r"), attributes))
 
 
-@keys.command(short_help="Check a file of keys.")
+@keys.command(
+    short_help="Check a file of keys.",
+    epilog="""
+\b
+Examples:
+  everywire keys check keys
+""",
+)
 @click.argument("file", type=click.Path(exists=True, dir_okay=False))
 def check(file: str) -> None:
     """Print what is wrong with a file of keys, each problem on a line of its own; the exit status is then 1."""

@@ -120,7 +120,7 @@ def test_openai_has_a_key_as_every_program_of_it(keyed: Server, needs: Callable[
     asked = {"model": "lm", "messages": [{"role": "user", "content": "Return the"}], "max_tokens": 3}
     with openai.OpenAI(base_url=f"{keyed.url}/v1", api_key=KEY, timeout=PATIENCE, max_retries=0) as client:
         assert client.chat.completions.create(**asked).usage.completion_tokens == 3
-        assert [model.id for model in client.models.list()] == ["lm"]
+        assert [model.id for model in client.models.list()] == ["echo", "lm"]
         with pytest.raises(openai.NotFoundError) as missing:
             client.models.retrieve("add_sub")
         assert missing.value.code == "model_not_found"
