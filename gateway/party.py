@@ -26,11 +26,6 @@ class Quota:
             self._left, self._at = max(2 * rate, 1.0), -math.inf
         self.at_once, self.rate = at_once, rate
 
-    @property
-    def full(self) -> bool:
-        """Whether as many run as may."""
-        return 0 < self.at_once <= self.running
-
     def wait(self, now: float) -> float:
         """Seconds until one more may begin by the rate, 0 where one has by this call; `now` is on Trio's clock."""
         rate = self.rate

@@ -198,10 +198,10 @@ class ClientAccess:
             exchange.ask_priority(0)
         quota = party.quota
         assert quota is not None, "each key's party has one"
-        if quota.full:
+        if 0 < quota.at_once <= quota.running:
             said = f"{quota.running} exchanges of key {party.name!r} run, as many as may (in_flight={quota.at_once})"
             raise self._refused(exchange, "in-flight", TooManyRequests(said, refusal=Refusal.IN_FLIGHT))
-        if wait := quota.wait(self._server.clock()):
+        if quota.rate and (wait := quota.wait(self._server.clock())):
             said = f"key {party.name!r} may begin {quota.rate:g} exchanges a second (rate={quota.rate:g})"
             raise self._refused(exchange, "rate", TooManyRequests(said, retry_after=wait, refusal=Refusal.RATE))
         quota.running += 1

@@ -163,11 +163,11 @@ def test_a_rate_below_one_lets_one_go_at_once() -> None:
 
 def test_another_number_holds_for_what_runs_already() -> None:
     quota = Quota()
-    quota.set(2, 0.0)
+    quota.set(2, 1.0)
     quota.running = 2
-    assert quota.full
-    quota.set(3, 0.0)
-    assert not quota.full
+    assert quota.wait(0.0) == quota.wait(0.0) == 0.0
+    assert quota.wait(0.0) == 1.0
+    quota.set(3, 1.0)
+    assert (quota.running, quota.at_once, quota.wait(0.0)) == (2, 3, 1.0)
     quota.set(0, 0.0)
-    assert not quota.full
     assert quota.wait(0.0) == 0.0
