@@ -23,7 +23,8 @@ _LENGTH = "Inference-Header-Content-Length"
 _DESCRIPTION = (
     "The Open Inference Protocol, v2, with Triton's extensions. Which parser reads a request is decided by "
     f"{_LENGTH} alone, never by Content-Type. Every error has a JSON body with the member `error`. Every path answers "
-    "OPTIONS, and HEAD where it answers GET."
+    "OPTIONS, and HEAD where it answers GET. Where the server has keys for its clients, every operation but health may be "
+    "refused with 401, 403 or 429 for want of the right one."
 )
 _CAPTURED = {
     "name": "The name of a model.",
