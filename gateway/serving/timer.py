@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Awaitable, Callable
 from email.utils import formatdate
 from typing import NoReturn, final
@@ -15,6 +16,8 @@ from gateway.telemetry.loop_watch import Blocks, LoopWatch
 from gateway.telemetry.observer import Observer
 from gateway.watched_file import WatchedFile
 from gateway.workers.supervisor import Supervisor
+
+log = logging.getLogger("gateway")
 
 _TICK = 1.0
 _LAGS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5)
@@ -85,7 +88,10 @@ class CoarseTimer:
         try:
             for file, reload in self._files:
                 if file.changed:
-                    await reload()
+                    try:
+                        await reload()
+                    except Exception:  # whatever a file holds, the server goes on
+                        log.exception("a file cannot be read again", extra={"file": file.path})
         finally:
             self._reading = False
 
