@@ -97,6 +97,7 @@ GROUND = {
     "addresses",
     "credentials",
     "keys",
+    "log_limits",
     "party",
     "version",
     "watched_file",

@@ -15,6 +15,7 @@ from gateway.errors import (
     Ending,
     GatewayError,
     NotPermitted,
+    OthersWait,
     Overloaded,
     SlowReader,
     TooLarge,
@@ -108,7 +109,7 @@ def close(exchange: Exchange, error: GatewayError) -> None:
     match error:
         case Drained():
             code = _GOING_AWAY
-        case Overloaded() | Unavailable() | TooManyRequests():
+        case Overloaded() | OthersWait() | Unavailable() | TooManyRequests():
             code = _TRY_AGAIN
         case BadRequest():
             code = _INVALID

@@ -173,7 +173,7 @@ class ClientAccess:
     def count(self, exchange: Exchange, error: GatewayError) -> None:
         """A request ends with this, which says that who asks may not."""
         self.refusals[error.barred] += 1
-        if log.isEnabledFor(logging.INFO):
+        if log.isEnabledFor(logging.INFO) and self._server.log_limits.allows("access refused"):
             facts = {
                 "id": exchange.id,
                 "peer": exchange.owner.peer,

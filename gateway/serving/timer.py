@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Iterator
 from email.utils import formatdate
 from typing import NoReturn, final
 
@@ -12,6 +12,7 @@ import trio
 from gateway.core.server import Server
 from gateway.errors import Overloaded, Refusal
 from gateway.histogram import Histogram
+from gateway.log_limits import LogLimits
 from gateway.telemetry.loop_watch import Blocks, LoopWatch
 from gateway.telemetry.observer import Observer
 from gateway.watched_file import WatchedFile
@@ -47,11 +48,15 @@ class CoarseTimer:
 
     async def run(self) -> None:
         """Ticks until it is cancelled."""
-        async with trio.open_nursery() as nursery:
-            self._nursery = nursery
-            await self._run()
+        try:
+            async with trio.open_nursery() as nursery:
+                self._nursery = nursery
+                await self._watched()
+        finally:
+            for limits in self._log_limits:
+                limits.flush()
 
-    async def _run(self) -> NoReturn:
+    async def _watched(self) -> None:
         limit = self._server.limits.loop_block
         if not limit or hasattr(trio.lowlevel.current_clock(), "jump"):  # a clock of tests, which time does not move
             await self._tick_by(self._sleep_until)
@@ -74,6 +79,9 @@ class CoarseTimer:
                 connection.tick(now)
             for worker in self._supervisor.workers.values():
                 worker.stuck.tick(now)
+                worker.slots.tick(now)
+            for limits in self._log_limits:
+                limits.tick(now)
             self.tell_date()
             self._shed()
             self._server.pool.tick(now)
@@ -94,6 +102,11 @@ class CoarseTimer:
                         log.exception("a file cannot be read again", extra={"file": file.path})
         finally:
             self._reading = False
+
+    @property
+    def _log_limits(self) -> Iterator[LogLimits]:
+        yield from (self._server.log_limits, self._observer.log_limits)
+        yield from (worker.log_limits for worker in self._supervisor.workers.values())
 
     def tell_date(self) -> None:
         """What answers say is the Date, from now on."""

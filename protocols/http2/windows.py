@@ -62,6 +62,8 @@ class ReceiveWindows:
         self._budget = budget
         self._sum = 0
         self._target = FIRST_CONNECTION_WINDOW
+        self.returned = 0
+        """What the peer was given for the connection since it began, in bytes."""
         self.connection = Window(FIRST_CONNECTION_WINDOW, 0)
         """The window that all streams share."""
 
@@ -115,6 +117,7 @@ class ReceiveWindows:
     def granted(self, n: int) -> None:
         """h2 has given the connection n bytes of its own accord: so much less will be given back."""
         self.connection.granted += n
+        self.returned += n
 
     def consumed(self, window: Window, n: int) -> bool:
         """The consumer took n bytes, which must be unread. Says whether any credit may be due, for the stream or the
@@ -162,6 +165,7 @@ class ReceiveWindows:
         increment = window.owed + growth
         window.owed = 0
         window.granted += growth
+        self.returned += increment
         return increment
 
     def ledger(self, window: Window | None, library: int) -> Ledger:

@@ -21,6 +21,7 @@ from gateway.errors import (
     NoSuchPath,
     NotFound,
     NotPermitted,
+    OthersWait,
     Overloaded,
     SlowReader,
     SlowUpload,
@@ -67,7 +68,7 @@ def blame(error: GatewayError) -> ErrorOrigin:
             return ErrorOrigin.SIGNATURE
         case ModelNotReady():
             return ErrorOrigin.LOADING
-        case Overloaded() | Unavailable() | Drained() | WorkerLost():
+        case Overloaded() | OthersWait() | Unavailable() | Drained() | WorkerLost():
             return ErrorOrigin.BUSY
         case _:
             return ErrorOrigin.PLATFORM
