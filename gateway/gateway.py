@@ -23,6 +23,7 @@ from gateway.config.agreement import exposed_plane, has_plane, missing_tls, shar
 from gateway.config.exposure import wrong_access
 from gateway.config.problem import ConfigError
 from gateway.config.properties import text_options
+from gateway.config.watched_file import WatchedFile
 from gateway.core.exchange import Exchange
 from gateway.core.route import Handler
 from gateway.core.runner import Runner
@@ -40,7 +41,6 @@ from gateway.serving.drain import Drain, DrainReport
 from gateway.serving.router import Router
 from gateway.serving.timer import CoarseTimer
 from gateway.telemetry.observer import Counts, Observer
-from gateway.watched_file import WatchedFile
 from gateway.wires.asgi import Receive, Scope, Send
 from gateway.workers.snapshot import ModelsSnapshot, ModelStatus
 from gateway.workers.supervisor import Supervisor

@@ -100,7 +100,6 @@ GROUND = {
     "log_limits",
     "party",
     "version",
-    "watched_file",
 }
 _NESTED = (["dialects", "text"], ["dialects", "v2"], ["dialects", "aws"], ["dialects", "routes"])
 _WORK = {"config", "net", "codecs", "core", "workers", "catalog"}

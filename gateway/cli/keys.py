@@ -6,9 +6,9 @@ import sys
 
 import click
 
+from gateway.config.watched_file import WatchedFile
 from gateway.keys import LARGEST, KeyFileError, line_of, new_key, read_keys
 from gateway.untrusted_text import escape
-from gateway.watched_file import WatchedFile
 
 _LONGEST = 8192  # characters of a key on standard input
 

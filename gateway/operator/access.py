@@ -18,9 +18,9 @@ from gateway.addresses import UNIX, Host, places_of, written_ip
 from gateway.config import OperatorConfig
 from gateway.config.problem import ConfigError
 from gateway.config.text import show
+from gateway.config.watched_file import WatchedFile
 from gateway.errors import GatewayError
 from gateway.untrusted_text import escape
-from gateway.watched_file import WatchedFile
 
 log = logging.getLogger("gateway.operator")
 

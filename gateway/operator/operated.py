@@ -11,10 +11,10 @@ if TYPE_CHECKING:
 
     from gateway.catalog.load_unload import ModelControl
     from gateway.config import Config, LimitsConfig
+    from gateway.config.watched_file import WatchedFile
     from gateway.core.exchange import Exchange
     from gateway.serving.drain import DrainReport
     from gateway.telemetry.observer import Counts
-    from gateway.watched_file import WatchedFile
     from gateway.workers.snapshot import ModelsSnapshot, ModelStatus
     from gateway.workers.supervisor import Supervisor
 

@@ -12,6 +12,7 @@ from gateway.config import AccessConfig, Config
 from gateway.config.exposure import closes
 from gateway.config.problem import ConfigError
 from gateway.config.text import show
+from gateway.config.watched_file import WatchedFile
 from gateway.core.exchange import Exchange
 from gateway.core.route import Needs, Row
 from gateway.core.server import Server
@@ -31,7 +32,6 @@ from gateway.keys import LARGEST, Key, KeyFileError, KeySet, Scope, read_keys
 from gateway.party import Party, Quota
 from gateway.serving.pages import SAFE, Pages, is_from_page, is_json, is_preflight
 from gateway.untrusted_text import escape
-from gateway.watched_file import WatchedFile
 from models.blocking import in_thread
 from protocols.events import Headers
 

@@ -9,13 +9,13 @@ from typing import NoReturn, final
 
 import trio
 
+from gateway.config.watched_file import WatchedFile
 from gateway.core.server import Server
 from gateway.errors import Overloaded, Refusal
 from gateway.histogram import Histogram
 from gateway.log_limits import LogLimits
 from gateway.telemetry.loop_watch import Blocks, LoopWatch
 from gateway.telemetry.observer import Observer
-from gateway.watched_file import WatchedFile
 from gateway.workers.supervisor import Supervisor
 
 log = logging.getLogger("gateway")
