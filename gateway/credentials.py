@@ -1,15 +1,20 @@
-"""Credentials stop at the door: the fields and query members of a request that no model is shown."""
+"""Credentials of requests: where a key is in one, and what of all credentials no model is shown."""
 
 from __future__ import annotations
 
+import base64
+import binascii
+import re
 from typing import final
 from urllib.parse import unquote_plus
 
+from gateway.errors import BadRequest
 from protocols.events import Headers
 
 _VERIFIED_BY_A_MODEL = frozenset((b"authorization", b"x-amz-security-token", b"cookie"))
 """Fields that `access.pass_credentials` shows to a model in the process, which then verifies its callers itself."""
 _NEVER = frozenset((b"proxy-authorization", b"x-api-key"))
+_AUTHORIZATION, _API_KEY = b"authorization", b"x-api-key"
 _PROTOCOLS = b"sec-websocket-protocol"
 _KEY_PROTOCOL = b"everywire.key."
 """The prefix of a subprotocol that is a key: browsers cannot send a header with a WebSocket."""
@@ -17,28 +22,96 @@ _MEMBERS = frozenset(("x-amz-credential", "x-amz-signature", "x-amz-security-tok
 """Query members of a presigned URL (Signature Version 4): signer, signature and session token."""
 
 
+_SIGNATURE = b"AWS4-HMAC-SHA256"
+_TOKEN = re.compile(rb"[!#$%&'*+.^_`|~0-9A-Za-z-]{1,128}")
+
+
+def shown_key(headers: Headers, *, beside: bool = False) -> bytes | None:
+    """The key that a request shows; None where it shows none. It may be a bearer token, the password of HTTP's Basic
+    (RFC 7617), an X-Api-Key, or a WebSocket subprotocol. BadRequest for two that differ, but where `beside` is true: an
+    X-Api-Key is then the key, whatever else there is for its model to verify."""
+    found = set[bytes]()
+    named = set[bytes]()
+    for name, value in headers:
+        if name == _AUTHORIZATION:
+            if (key := _authorized(value)) is not None:
+                found.add(key)
+        elif name == _API_KEY:
+            named.add(value.strip(b" \t"))
+        elif name == _PROTOCOLS:
+            found |= {offer.removeprefix(_KEY_PROTOCOL) for offer in _offers(value) if offer.startswith(_KEY_PROTOCOL)}
+    if named and beside:
+        found = named
+    found |= named
+    if len(found) > 1:
+        raise BadRequest(
+            "the request shows two keys that differ: send one, as `Authorization: Bearer KEY` or `x-api-key: KEY`"
+        )
+    return found.pop() if found else None
+
+
+def _authorized(value: bytes) -> bytes | None:
+    scheme, _, said = value.partition(b" ")
+    match scheme.lower():
+        case b"bearer":
+            return said.strip(b" \t")
+        case b"basic":
+            try:
+                return base64.b64decode(said.strip(b" \t"), validate=True).partition(b":")[2]
+            except binascii.Error:
+                return b""  # which is nobody's
+        case _:
+            return None
+
+
+def is_signed(authorization: bytes) -> bool:
+    """Whether an Authorization field is a signature of AWS's, right or wrong."""
+    return authorization.startswith(_SIGNATURE)
+
+
+def real_protocols(headers: Headers) -> tuple[bytes, ...]:
+    """What a WebSocket that offers a key answers: the first other subprotocol that it offers, as browsers fail where none
+    of theirs is chosen. Empty where it offers no key, or nothing else."""
+    offers = [offer for name, value in headers if name == _PROTOCOLS for offer in _offers(value)]
+    real = [offer for offer in offers if not offer.startswith(_KEY_PROTOCOL)]
+    if len(real) == len(offers):
+        return ()
+    return tuple(offer for offer in real[:1] if _TOKEN.fullmatch(offer))
+
+
+def _offers(protocols: bytes) -> list[bytes]:
+    return [offer.strip(b" \t") for offer in protocols.split(b",")]
+
+
 @final
 class Door:
-    """Lets fields and queries pass to the models of the process; `passes_credentials` is `access.pass_credentials`."""
+    """Lets fields and queries pass to the models of the process; `passes_credentials` is `access.pass_credentials`. `keys`
+    and `signatures` say what is verified here: what has opened the door is nobody else's to see."""
 
-    __slots__ = ("_passes", "_stopped")
+    __slots__ = ("_keys", "_passes", "_signatures", "_stopped")
 
-    def __init__(self, *, passes_credentials: bool = False) -> None:
-        self._passes = passes_credentials
+    def __init__(self, *, passes_credentials: bool = False, keys: bool = False, signatures: bool = False) -> None:
+        self._passes, self._keys, self._signatures = passes_credentials, keys, signatures
         self._stopped = _NEVER if passes_credentials else _NEVER | _VERIFIED_BY_A_MODEL
 
     def fields(self, headers: Headers) -> dict[str, str]:
         """A request's fields as text, by lower-case name; of fields of one name, the last."""
         shown: dict[str, str] = {}
         for name, value in headers:
-            if name in self._stopped:
+            if name in self._stopped or (name == _AUTHORIZATION and self._opens(value, headers)):
                 continue
-            if name == _PROTOCOLS and not self._passes:
+            if name == _PROTOCOLS and (self._keys or not self._passes):
                 value = _without_keys(value)
                 if not value:
                     continue
             shown[name.decode("latin-1")] = value.decode("latin-1")
         return shown
+
+    def _opens(self, authorization: bytes, headers: Headers) -> bool:
+        """Whether this field is what is verified here. Beside an X-Api-Key it is for the model."""
+        if is_signed(authorization):
+            return self._signatures
+        return self._keys and _authorized(authorization) is not None and all(name != _API_KEY for name, _ in headers)
 
     def query(self, query: str) -> str:
         """A query as it was sent, without the members that are credentials."""
@@ -53,6 +126,6 @@ def without_credentials(query: str) -> str:
 
 
 def _without_keys(protocols: bytes) -> bytes:
-    offered = [offer.strip(b" \t") for offer in protocols.split(b",")]
+    offered = _offers(protocols)
     real = [offer for offer in offered if not offer.startswith(_KEY_PROTOCOL)]
     return protocols if len(real) == len(offered) else b", ".join(real)

@@ -51,6 +51,8 @@ class Refusal(enum.Enum):
     """Its model cannot be loaded while all others are in use."""
     NO_TIME = "no-time-left"
     """Its head says that its time is over."""
+    IN_FLIGHT = "in-flight"
+    """Its key has as many exchanges at once as it may."""
 
 
 class Closing(enum.Enum):
@@ -86,6 +88,8 @@ class GatewayError(Exception):
     """Why the request was not admitted, where that is what this says."""
     headers: Headers = ()
     """Fields that the head of the answer has beside its dialect's own."""
+    barred: str = ""
+    """Why who asks may not ask for this, in a word, where that is what this says."""
 
     def __init__(
         self,
@@ -329,6 +333,70 @@ class Forbidden(GatewayError):
     def __init__(self, message: str, *, code: str, status: int = 403) -> None:
         super().__init__(message, status=status)
         self.code = code
+
+
+@final
+class Unauthenticated(GatewayError):
+    """No key, or a wrong one (RFC 6750 section 3). `missing` says which; unknown, expired and removed ones are all wrong."""
+
+    status = 401
+    code = "Unauthorized"
+    headers = ((b"www-authenticate", b'Bearer realm="everywire"'),)
+    grpc_status: ClassVar[int] = 16
+    """UNAUTHENTICATED, in gRPC's words."""
+
+    def __init__(self, message: str, *, missing: bool = False) -> None:
+        super().__init__(message)
+        self.missing = missing
+
+
+@final
+class NotPermitted(GatewayError):
+    """Who asks may not ask for this: another key may, or nobody from this page. `model` is the name of a model that the
+    key does not reach, whether it is there or not."""
+
+    status = 403
+    code = "Forbidden"
+    grpc_status: ClassVar[int] = 7
+    """PERMISSION_DENIED."""
+
+    def __init__(self, message: str, *, model: str | None = None) -> None:
+        super().__init__(message)
+        self.model = model
+
+    @classmethod
+    def of_model(cls, model: str) -> NotPermitted:
+        """What is said of a model that a key does not reach."""
+        error = cls(f"this key does not reach model {model[:100]!r}", model=model)
+        error.barred = "model"
+        return error
+
+
+@final
+class TooManyRequests(GatewayError):
+    """The key has as many exchanges as it may, at once or in this time."""
+
+    status = 429
+    retryable = True
+    code = "TooManyRequests"
+    grpc_status: ClassVar[int] = 8
+    """RESOURCE_EXHAUSTED."""
+
+
+@final
+class WrongHost(GatewayError):
+    """The server is not called that (RFC 9110 section 15.5.20)."""
+
+    status = 421
+    code = "MisdirectedRequest"
+
+
+@final
+class UnsupportedType(GatewayError):
+    """A content type that a page of a browser may send unasked, where it may not."""
+
+    status = 415
+    code = "UnsupportedMediaType"
 
 
 @final

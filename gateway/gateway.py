@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import logging
+import os
 import random
 import time
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Awaitable, Callable, Iterable, Iterator
 from contextlib import AbstractAsyncContextManager, contextmanager, nullcontext
 from typing import TYPE_CHECKING, Any, final
 
@@ -19,8 +20,10 @@ from gateway.catalog.repository import Repository
 from gateway.catalog.warmup import answer_check
 from gateway.config import Config
 from gateway.config.agreement import exposed_plane, has_plane, missing_tls, shared_sockets
+from gateway.config.exposure import wrong_access
 from gateway.config.problem import ConfigError
 from gateway.config.properties import text_options
+from gateway.config.watched_file import WatchedFile
 from gateway.core.exchange import Exchange
 from gateway.core.route import Handler
 from gateway.core.runner import Runner
@@ -32,6 +35,7 @@ from gateway.errors import (
 from gateway.net.certificate import Certificate
 from gateway.net.transport import StreamTransport
 from gateway.serving.acceptor import Acceptor
+from gateway.serving.access import ClientAccess
 from gateway.serving.dispatcher import Dispatcher
 from gateway.serving.drain import Drain, DrainReport
 from gateway.serving.router import Router
@@ -85,7 +89,12 @@ class Gateway:
         server = self.server = Server(config, self.observer.opened, self.observer.closed)
         self.operator_port = 0
         """Where the operator plane listens; 0 where it does not, also while its port is somebody else's."""
-        for problem in (*exposed_plane(config), *missing_tls(config), *shared_sockets(config)):
+        for problem in (
+            *exposed_plane(config),
+            *missing_tls(config),
+            *shared_sockets(config),
+            *wrong_access(config, os.environ),
+        ):
             raise ConfigError(problem)
         specs = self._specs(models)
         spans = self._make_spans(tracer_provider)
@@ -101,7 +110,9 @@ class Gateway:
         self.repository = Repository(self.supervisor, limits, resident=lambda: resident_bytes() - server.budget.used)
         self.control = ModelControl(self.supervisor, self.repository, limits, config.lmi)
         self.router = Router(rows(config, self.supervisor, self.repository, self.control, draining=lambda: server.draining))
-        self.dispatcher = Dispatcher(server, self.router, self.observer)
+        self.access = ClientAccess(config, server, wall_clock)
+        server.exchange_closed = self.access.around(server.exchange_closed)
+        self.dispatcher = Dispatcher(server, self.router, self.observer, self.access)
         # what each exchange goes through is theirs, without a call of ours between
         work: Handler = self.dispatcher.work
         if spans is not None:
@@ -111,6 +122,9 @@ class Gateway:
         server.run_by(Runner(work, self.dispatcher.blame, self.dispatcher.conclude))
         self.acceptor = Acceptor(server)
         self.timer = CoarseTimer(server, self.observer, self.supervisor, wall_clock)
+        self.timer.looked.append(self.access.tick)
+        if self.access.file is not None:
+            self.watch_file(self.access.file, self.access.reload)
         self.shutdown = Drain(server, self.acceptor, self.dispatcher, self.observer)
         self._metrics: Metrics | None = None
         self._listening, self._over = trio.Event(), trio.Event()
@@ -310,6 +324,10 @@ class Gateway:
         """
         return await self.control.reload(name, spec, patience)
 
+    def watch_file(self, file: WatchedFile, reload: Callable[[], Awaitable[None]]) -> None:
+        """Looks at a file once a second while `serve` runs: `reload` is awaited when it has changed, and raises nothing."""
+        self.timer.watch(file, reload)
+
     @property
     def budget(self) -> ByteBudget:
         """The bytes that all clients together can make it hold."""
@@ -354,6 +372,7 @@ class Gateway:
                 arriving=self.acceptor.arriving,
                 lag=self.timer.lag,
                 blocks=self.timer.blocks,
+                access=self.access,
             )
             self.server.exchange_closed = self._metrics.exchange_closed
         return self._metrics.registry

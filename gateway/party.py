@@ -2,8 +2,42 @@
 
 from __future__ import annotations
 
+import math
 from typing import final
 from weakref import WeakValueDictionary
+
+
+@final
+class Quota:
+    """How much one key may have at once, and in a second: a bucket of twice the rate, which is full at its begin."""
+
+    __slots__ = ("_at", "_left", "at_once", "rate", "running")
+
+    def __init__(self) -> None:
+        self.running = 0
+        """Exchanges that have begun and are not over."""
+        self.at_once, self.rate = 0, 0.0
+        """How many may run, and begin in a second; 0: any number."""
+        self._left = self._at = 0.0
+
+    def set(self, at_once: int, rate: float) -> None:
+        """What holds from now on, for what runs already too."""
+        if rate != self.rate:
+            self._left, self._at = max(2 * rate, 1.0), -math.inf
+        self.at_once, self.rate = at_once, rate
+
+    def wait(self, now: float) -> float:
+        """Seconds until one more may begin by the rate, 0 where one has by this call; `now` is on Trio's clock."""
+        rate = self.rate
+        if not rate:
+            return 0.0
+        left = min(self._left + (now - self._at) * rate, max(2 * rate, 1.0))
+        self._at = now
+        if left < 1.0:
+            self._left = left
+            return (1.0 - left) / rate
+        self._left = left - 1.0
+        return 0.0
 
 
 @final
@@ -11,13 +45,15 @@ class Party:
     """One of those who share slots, memory and queues. It is told apart by identity: two connections are two parties,
     and all connections of one key, or of one certificate's subject, are one."""
 
-    __slots__ = ("__weakref__", "name", "share")
+    __slots__ = ("__weakref__", "name", "quota", "share")
 
     def __init__(self, name: str, *, share: int | None = None) -> None:
         self.name = name
         """For logs and errors: the name of the key, the certificate's subject, or the peer's address."""
         self.share = share
         """Percent of the slots and of the queue of each model that it may hold; None: as the model's settings say."""
+        self.quota: Quota | None = None
+        """What a key may have at once and in a second; None where it is no key's."""
 
 
 @final
@@ -32,6 +68,10 @@ class Parties:
     def of_certificate(self, subject: str) -> Party:
         """That of all who show a certificate of this subject."""
         return self._of("certificate", subject)
+
+    def of_key(self, name: str) -> Party:
+        """That of all who show a key of this name."""
+        return self._of("key", name)
 
     def of_peer(self, peer: str) -> Party:
         """That of all requests of a connection which another server holds, and of which it says no more than its peer."""

@@ -45,6 +45,8 @@ class Call(msgspec.Struct, frozen=True, kw_only=True):
     query: str = ""
     headers: Mapping[str, str] = MappingProxyType({})
     parameters: Mapping[str, Any] = MappingProxyType({})
+    party: str = ""
+    """The name of the key that the client has shown; empty where the server knows no keys, or it came in by another way."""
     client_certificate: ClientCertificate | None = None
     """None where the server has verified none: it did not ask, the client had none, or somebody else ended the TLS."""
 
@@ -112,6 +114,11 @@ class Session(Generic[In, Out]):
     def id(self) -> str:
         """The id that the log and the client's `x-request-id` carry."""
         return self.call.id
+
+    @property
+    def party(self) -> str:
+        """Whose call it is: the name of the key that the client has shown; empty where it has shown none."""
+        return self.call.party
 
     @property
     def reply(self) -> dict[str, str]:

@@ -1,8 +1,10 @@
-"""The Date field of answers (RFC 9110 section 6.6.1), in the form that heads take it."""
+"""The Date field of answers (RFC 9110 section 6.6.1), and what else all of them say, in the form that heads take it."""
 
 from __future__ import annotations
 
 from typing import final
+
+from protocols.events import Headers
 
 _END = b"\r\n\r\n"
 
@@ -15,17 +17,21 @@ class DateField:
     `tell(b"")`, answers have no Date, as is right for a server without a clock.
     """
 
-    __slots__ = ("end", "line", "value")
+    __slots__ = ("beside", "beside_line", "end", "line", "value")
 
-    def __init__(self, value: bytes = b"") -> None:
-        """`value` as for `tell`."""
+    def __init__(self, value: bytes = b"", *, beside: Headers = ()) -> None:
+        """`value` as for `tell`. `beside` are more fields that every final head has, and no head has itself."""
+        self.beside = beside
+        """Those."""
+        self.beside_line = b"".join(b"%b: %b\r\n" % field for field in beside)
+        """The same, as lines of an HTTP/1.1 head."""
         self.tell(value)
 
     def tell(self, value: bytes) -> None:
         """Final heads that are sent from now on say `value`, an HTTP-date (RFC 9110 section 5.6.7) such as
         b"Sun, 06 Nov 1994 08:49:37 GMT", unless their own fields have a date. Empty: they say none."""
         self.value = value
-        self.line = b"date: %b\r\n" % value if value else b""
-        """The field as a line of an HTTP/1.1 head."""
-        self.end = b"\r\n%b\r\n" % self.line if value else _END
+        self.line = (b"date: %b\r\n" % value if value else b"") + self.beside_line
+        """The fields as lines of an HTTP/1.1 head."""
+        self.end = b"\r\n%b\r\n" % self.line if self.line else _END
         """The end of an HTTP/1.1 head, from the end of its last line on."""

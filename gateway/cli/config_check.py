@@ -26,7 +26,9 @@ def problems_of(resolve: Callable[[], Resolved], *, models: bool) -> tuple[Probl
         return error.problems
     config = resolved.config
     found = [
-        problem for check in (_certificates, _credentials, _tokens, _report, _folder) for problem in _raised(check, config)
+        problem
+        for check in (_certificates, _credentials, _keys, _tokens, _report, _folder)
+        for problem in _raised(check, config)
     ]
     if models:
         found += _models(config)
@@ -58,6 +60,13 @@ def _credentials(config: Config) -> None:
     from gateway.dialects.aws.signatures import Signatures
 
     Signatures(config.sagemaker.sigv4)
+
+
+def _keys(config: Config) -> None:
+    if config.access.keys_file:
+        from gateway.serving.access import read_key_file
+
+        read_key_file(config.access)
 
 
 def _folder(config: Config) -> None:

@@ -15,6 +15,7 @@ import click
 from gateway.addresses import reached_at
 from gateway.cli.config import config
 from gateway.cli.config_check import reason_of
+from gateway.cli.keys import keys
 from gateway.cli.models import COMMANDS, EXIT_STATUS
 from gateway.cli.options import NAMES, CommandLine, configured, options
 from gateway.cli.shadowing import check_directory
@@ -48,6 +49,7 @@ Examples:
                                               what is in force, and where each value was set
   everywire config check --config everywire.toml
                                               all that is wrong with it
+  everywire keys new alice                    a key of a client, and its line for the file of keys
   everywire demo --once                       a tour of the wires, then exit
   everywire emulate sagemaker --container ws://127.0.0.1:8081
                                               SageMaker's front before your own container
@@ -132,6 +134,7 @@ def program(
 
 
 program.add_command(config)
+program.add_command(keys)
 
 
 @program.command(
@@ -159,6 +162,7 @@ def serve(given: CommandLine) -> None:
 \b
 Examples:
   everywire demo                              the tour, and a server to try more on
+  everywire keys new alice                    a key of a client, and its line for the file of keys
   everywire demo --once                       the tour alone
 
 \b

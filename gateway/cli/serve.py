@@ -20,7 +20,7 @@ from gateway.catalog.folder import make_spec
 from gateway.catalog.process_memory import share_one_arena
 from gateway.catalog.served_folder import read_served_folder, served_folder
 from gateway.config import Config
-from gateway.config.agreement import in_clear
+from gateway.config.exposure import closes, warnings
 from gateway.config.problem import ConfigError
 from gateway.errors import GatewayError, ModelGivenUp
 from gateway.gateway import Gateway
@@ -134,11 +134,10 @@ async def _announce(gateway: Gateway, listening: Callable[[Gateway], None]) -> N
 def make_gateway(config: Config, models: Sequence[Any] = ()) -> Gateway:
     """A gateway of the configured models and these, the one of a folder too; of the library's where there is none and none
     is to come."""
-    if not config.sagemaker.sigv4.credentials:
+    if not config.sagemaker.sigv4.credentials and not closes(config):
         log.info("signatures are not looked at: everyone may call", extra={"setting": "sagemaker.sigv4.credentials"})
-    if config.tls.client_ca and (settings := in_clear(config)):
-        hint = "-1 opens no port, and +tls is a socket with TLS" if "listen.host" in settings else "-1 opens none"
-        log.warning("in clear nobody is asked for a certificate", extra={"settings": settings, "hint": hint})
+    for event, fields in warnings(config, os.environ):
+        log.warning(event, extra=fields)
     if path := served_folder(config, alone=not models):
         return Gateway(config, [*models, _model_of(config, path)])
     if config.models or models or config.sagemaker.multi_model:

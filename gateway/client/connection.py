@@ -64,6 +64,8 @@ class Peer:
         self._ended = False  # the server has closed its side
         self.end_of_input: bytes | None = None
         """The text that a WebSocket's server takes for the end of the input; None where it has named none."""
+        self.subprotocol: bytes | None = None
+        """The subprotocol that it has chosen of those that were offered; None where that is none."""
 
     @property
     def over(self) -> bool:
@@ -179,7 +181,8 @@ def http2(transport: Transport) -> Peer:
 
 async def websocket(transport: Transport, path: str, *, authority: bytes = b"localhost", headers: Headers = ()) -> Peer:
     """A client of a WebSocket, its handshake done; UpgradeRefused, which is a TransportLost, if it is refused. It offers a
-    text for the end of its input: `Peer.end_of_input` is what the server has made of that."""
+    text for the end of its input, and the subprotocols that `headers` have: `Peer.end_of_input` and `Peer.subprotocol` are
+    what the server has made of that."""
     handshake, key, offered = http1(transport), secrets.token_bytes(16), offered_end_of_input(secrets.token_bytes(16))
     await handshake.send(
         Request(
@@ -198,11 +201,13 @@ async def websocket(transport: Transport, path: str, *, authority: bytes = b"loc
         raise TransportLost(f"the upgrade was refused: {response}")
     if response.status != 101:
         raise UpgradeRefused(response.status, await _said(handshake))
-    check_response(key, response)
+    offers = [offer for name, value in headers if name == b"sec-websocket-protocol" for offer in value.split(b",")]
+    subprotocol = check_response(key, response, subprotocols=[offer.strip(b" \t") for offer in offers])
     assert isinstance(handshake.machine, HTTP1Connection)
     machine = WebSocketConnection(Role.CLIENT, mask=lambda: secrets.token_bytes(4))
     machine.receive_data(handshake.machine.switch())
     peer = Peer(transport, machine)
+    peer.subprotocol = subprotocol
     peer.end_of_input = end_of_input(response.headers)
     return peer
 

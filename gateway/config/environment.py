@@ -38,10 +38,15 @@ def container_defaults(environ: Mapping[str, str]) -> Iterator[tuple[Key, str, s
     for variable, path in VARIABLES.items():
         if value := environ.get(variable):
             yield path, value, variable
-    folders = (str(folder) for folder in (MODEL_FOLDER, MODEL_FOLDERS) if folder.is_dir())
-    if sign := next((name for name in _SIGNS if environ.get(name)), "") or next(folders, ""):
+    if sign := sign_of(environ):
         for path, value in CONTAINER_DEFAULTS.items():
             yield path, value, sign
+
+
+def sign_of(environ: Mapping[str, str]) -> str:
+    """The variable or the folder by which this is a container of SageMaker's; empty where there is none."""
+    folders = (str(folder) for folder in (MODEL_FOLDER, MODEL_FOLDERS) if folder.is_dir())
+    return next((name for name in _SIGNS if environ.get(name)), "") or next(folders, "")
 
 
 def wrong_ports(environ: Mapping[str, str], ports: Mapping[str, int], where: Where) -> Iterator[Problem]:

@@ -85,7 +85,7 @@ class Setting:
             case Unit.PATHS:
                 return 'a list of paths, such as ["/srv/models", "more"]'
             case Unit.TEXTS:
-                return 'a list of strings, such as ["one", "two"]'
+                return self.wanted or 'a list of strings, such as ["one", "two"]'
             case Unit.ADDRESSES:
                 return f"{self.wanted}, or a list of them"
             case Unit.NETWORKS:

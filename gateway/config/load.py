@@ -17,6 +17,7 @@ import msgspec
 from gateway.addresses import is_network
 from gateway.config.agreement import contradictions, open_ports
 from gateway.config.environment import container_defaults, option_defaults, unserved_options, wrong_ports
+from gateway.config.exposure import wrong_access
 from gateway.config.fields import MOST, NAMES, OPEN, SECTIONS, SETTINGS, Setting, spelt, template
 from gateway.config.problem import ConfigError, Problem
 from gateway.config.text import Key, dotted, parse_duration, parse_size, plain, show, toml_value, without_secrets
@@ -120,6 +121,7 @@ def resolve(
     disagreement = [
         *contradictions(resolved.config, values.where),
         *wrong_ports(environ, open_ports(resolved.config), values.where),
+        *wrong_access(resolved.config, environ, values.where),
     ]
     if disagreement:
         raise ConfigError(*(replace(p, where=p.where or values.source(p.key)) for p in disagreement))
@@ -449,6 +451,8 @@ def _fits(setting: Setting, value: Any) -> bool:
         case Unit.ADDRESSES:
             places = (value,) if isinstance(value, str) else value
             return 0 < len(places) == len(set(places)) and all(re.fullmatch(setting.pattern, place) for place in places)
+        case Unit.TEXTS if setting.pattern:
+            return all(re.fullmatch(setting.pattern, item) for item in value)
         case Unit.NETWORKS:
             return all(map(is_network, value))
         case Unit.PATHS:

@@ -118,7 +118,9 @@ _MARKS = frozenset(("eos", "bos", "pad", "unk", "stop", "special"))
 _COUNTS = frozenset(("max", "min", "num"))
 _RUN_TOGETHER = re.compile(f"(?:{'|'.join((*_MARKS, *_COUNTS))})(?:new)?")
 # Settings of ours that say where a secret is, and not what it is.
-_FILES = frozenset((("tls", "key"), ("operator", "token_file"), ("sagemaker", "sigv4", "credentials")))
+_FILES = frozenset(
+    (("tls", "key"), ("operator", "token_file"), ("sagemaker", "sigv4", "credentials"), ("access", "keys_file"))
+)
 
 # -- by form -----------------------------------------------------------------------------------------------------------
 # Each pattern looks at a character a bounded number of times, whatever a text holds.

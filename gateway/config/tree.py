@@ -57,6 +57,26 @@ Counts: TypeAlias = Annotated[tuple[Count, ...], Meta(extra={"unit": Unit.COUNTS
 Paths: TypeAlias = Annotated[tuple[Annotated[str, Meta(min_length=1)], ...], Meta(extra={"unit": Unit.PATHS})]
 Texts: TypeAlias = Annotated[tuple[str, ...], Meta(extra={"unit": Unit.TEXTS})]
 Networks: TypeAlias = Annotated[tuple[str, ...], Meta(extra={"unit": Unit.NETWORKS})]
+HostNames: TypeAlias = Annotated[
+    tuple[str, ...],
+    matching(
+        r"(?!-)[A-Za-z0-9._-]+|\[[0-9A-Fa-f:.]+\]",
+        'a list of host names and addresses without a port, such as ["models.example", "[::1]"]',
+        unit=Unit.TEXTS,
+    ),
+]
+Origins: TypeAlias = Annotated[
+    tuple[str, ...],
+    matching(
+        r"\*|[A-Za-z][A-Za-z0-9+.-]*://[^\s/?#@,\"'\\]+",
+        'a list of origins, such as ["https://app.example", "http://localhost:3000"], or ["*"]',
+        unit=Unit.TEXTS,
+    ),
+]
+OpenRoutes: TypeAlias = Annotated[
+    tuple[str, ...],
+    matching(r"model-ready|metadata", 'a list of "model-ready" and "metadata"', unit=Unit.TEXTS),
+]
 
 FileMode: TypeAlias = Annotated[str, matching(r"0?[0-7]{3}", 'three octal digits, such as "660"')]
 BearerToken: TypeAlias = Annotated[str, matching(r"([!-~]{16,})?", "16 or more visible ASCII characters, or empty")]
@@ -702,12 +722,31 @@ class ModelConfig:
 @final
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AccessConfig:
-    """Credentials of clients that models may see."""
+    """Who may call: keys, what stays open without one, the pages of browsers, and the credentials that models may see."""
 
+    keys_file: str = ""
+    """A file of keys, one a line: a name, the digest of the key, and what it may. Where it is set, each request needs a key,
+    or another way in that is set: a client's certificate, or a signature at /endpoints/. Read again once it has changed."""
+    grace: SecondsOrOff = 60.0
+    """How long what a key has begun may go on once the key is gone from the file, or over; 0: it ends within a second."""
+    open: OpenRoutes = ()
+    """What needs no key beside health: `model-ready`, whether a model takes requests; `metadata`, which models there are and
+    what they take."""
+    unsigned: bool = False
+    """Whether signatures (`sagemaker.sigv4`) and certificates (`tls.client_ca`) close nothing but /endpoints/ and the ports
+    with TLS: other routes, and ports in clear, are then open to everybody who has no key file in the way."""
+    public: bool = False
+    """Whether everybody may call what listens beyond this machine, and manage its models where that is offered."""
+    origins: Origins = ()
+    """Origins of pages that may call from a browser, beside those of this server itself; `*` is any, which needs a key file,
+    or `public`. Answers then have the fields of CORS. Empty: no answer has."""
+    hosts: HostNames = ()
+    """Names and addresses by which requests may call the server, without a port: another Host is answered 421. Empty: it is
+    not looked at, but for pages where only this machine can connect, which call it by an address or by localhost."""
     pass_credentials: bool = False
     """Show models of this process the Authorization, X-Amz-Security-Token and Cookie fields of their calls, the WebSocket
-    subprotocols that are keys, and the signature of a presigned URL, for models that verify their callers themselves. No
-    model sees X-Api-Key or Proxy-Authorization, and no container any of these."""
+    subprotocols that are keys, and the signature of a presigned URL, for models that verify their callers themselves; never
+    what has opened the door here. No model sees X-Api-Key or Proxy-Authorization, and no container any of these."""
 
 
 @final

@@ -100,7 +100,7 @@ class Connection:
         "_blocked_since", "_certificate", "_closed", "_dirty", "_ending", "_hung_up", "_linger", "_lost", "_party", "_ready",
         "_rest", "_soon", "_watch", "behind", "blocked", "brief", "budget", "clock", "completed", "eof", "exchanges",
         "heavy", "last_received", "last_sent", "limits", "peer", "pool", "proxies", "reading_paused", "requests", "routed",
-        "server", "transport", "whole_answer", "wire",
+        "server", "strangers", "transport", "whole_answer", "wire",
     )  # fmt: skip
 
     def __init__(
@@ -116,8 +116,8 @@ class Connection:
         self.limits, self.budget, self.pool, self.clock = server.limits, server.budget, server.pool, server.clock
         self.peer, self.proxies = transport.peer, proxies
         self.exchanges: dict[int, Exchange] = {}
-        self.routed: tuple[Head, Any] | None = None
-        self.eof = False
+        self.routed: tuple[Head, Any, Any] | None = None
+        self.eof, self.strangers = False, 0
         self.last_received = self.last_sent = self.clock()
         self.requests = self.completed = 0  # exchanges that began, and those that ended complete
         self.brief = False  # its wire has ended it for what its peer does: that is listened to for a moment alone

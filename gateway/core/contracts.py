@@ -64,6 +64,10 @@ class Wire(Protocol):
     def reset(self, stream: int, ending: Ending) -> None: ...
     def land(self, stream: int, buffer: memoryview) -> bool: ...
     def release(self, stream: int) -> None: ...
+    def dismiss(self) -> None:
+        """Takes no further request: the connection ends when those that it has are answered. Where it is somebody else's,
+        nothing happens."""
+        ...
 
 
 class Owner(Protocol):
@@ -82,8 +86,11 @@ class Owner(Protocol):
     heavy: bool
     """Whether its last turn was not enough for it: it comes after all others, and so do its exchanges."""
 
-    routed: tuple[Head, Any] | None
-    """The last head whose route was found, and that `gateway.core.route.Route`: for the dispatcher alone."""
+    routed: tuple[Head, Any, Any] | None
+    """The last head whose route was found, that `gateway.core.route.Route`, and what was decided of who asks, where that was
+    anything: for the dispatcher alone."""
+    strangers: int
+    """Its requests that were refused for want of a right key."""
 
     @property
     def door(self) -> Door:

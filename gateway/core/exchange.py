@@ -24,9 +24,11 @@ from protocols.events import Request
 
 if TYPE_CHECKING:
     from gateway.core.contracts import Owner, Wire
+    from gateway.keys import Key
     from gateway.party import Party
 
 _FOREVER = float("inf")
+_LEVELS, _DEFAULT_LEVEL = 16, 8  # of priority, as `gateway.workers.slots` has them
 
 
 @final
@@ -45,7 +47,7 @@ class Exchange:
     __slots__ = (
         "_cancelled_at", "_made", "_objects", "_returned", "_scope", "arrived_at", "awaited", "began_at", "body", "bytes_in",
         "cancelled", "copied", "deadline", "dialect", "ending", "fail", "fields", "gone", "had_slot", "id", "inbound",
-        "incident", "interruption", "key", "left_at", "model", "outbound", "owner", "parts_in", "priority",
+        "incident", "interruption", "key", "left_at", "model", "outbound", "owner", "parts_in", "permit", "priority",
         "queued_until", "reply", "request", "reserved", "started_at", "stopped_by", "stream", "time_limits", "waits",
         "wire", "words",
     )  # fmt: skip
@@ -86,6 +88,8 @@ class Exchange:
         """All of its body, until somebody takes it; None where it did not come with the head."""
         self.key: Party | None = None
         """That of the key which its request has shown; None where it has shown none."""
+        self.permit: Key | None = None
+        """What that key may: None where there is none, and nothing is kept from who asks."""
         self._scope: trio.CancelScope | None = None
         self.cancelled = False
         self.ending: Ending | None = None
@@ -141,6 +145,18 @@ class Exchange:
     def header(self, name: bytes) -> bytes | None:
         """The first field of that (lower-case) name."""
         return self.fields.get(name)
+
+    def may_ask(self, model: str) -> bool:
+        """Whether its key, where it has one, reaches a model of this name."""
+        permit = self.permit
+        return permit is None or permit.reaches(model)
+
+    def ask_priority(self, priority: int) -> None:
+        """The level at which it waits for a slot, 0 where it does not say: no better one than its key may ask for."""
+        permit = self.permit
+        if permit is not None and (priority if 0 < priority <= _LEVELS else _DEFAULT_LEVEL) < permit.priority:
+            priority = permit.priority
+        self.priority = priority
 
     def header_values(self, name: bytes) -> list[bytes]:
         """All fields of that (lower-case) name."""

@@ -41,6 +41,7 @@ class Outbound:
     __slots__ = (
         "_stream",
         "_writer",
+        "beside",
         "bytes_out",
         "charged",
         "exchange",
@@ -81,6 +82,8 @@ class Outbound:
         self.moved_at = self.sent_at = now
         self.first_at = None
         self._writer: trio.lowlevel.Task | None = None  # waits for room
+        self.beside: Headers = ()
+        """Fields that the head of its answer has beside those that are said: of CORS."""
         self.pieces: list[bytes] | tuple[()] = ()
         """Those that wait; only the Outbound itself adds to them."""
 
@@ -186,7 +189,9 @@ class Outbound:
             self._hand_over()
         self.status = status
         streams = () if status < 200 or status == 204 else (_UNBUFFERED,)
-        self.wire.start(self._stream, status, [*headers, *streams, (b"x-request-id", self.exchange.id.encode())])
+        self.wire.start(
+            self._stream, status, [*headers, *streams, *self.beside, (b"x-request-id", self.exchange.id.encode())]
+        )
 
     def push(self, *buffers: Buffer) -> None:
         """Queues one piece of the body: by reference, so its memory must not change until it is written."""
@@ -257,7 +262,10 @@ class Outbound:
         else:
             self.bytes_out += length
         try:
-            self.wire.respond(self._stream, status, headers, length, ((b"x-request-id", exchange.id.encode()),), buffers)
+            fresh: Headers = ((b"x-request-id", exchange.id.encode()),)
+            if self.beside:
+                fresh = (*fresh, *self.beside)
+            self.wire.respond(self._stream, status, headers, length, fresh, buffers)
         except BaseException:
             self._unfinish()
             raise

@@ -1,7 +1,8 @@
-"""Row: a method and a path of a dialect, its handler, how its clients are refused. Route: the row that a request has."""
+"""Row: a method and a path of a dialect, its handler, who may ask, how its clients are refused. Route: a request's row."""
 
 from __future__ import annotations
 
+import enum
 from collections.abc import Callable, Coroutine
 from typing import Any, TypeAlias, final
 
@@ -17,6 +18,21 @@ Refuse: TypeAlias = Callable[[Exchange, GatewayError], None]
 
 WEBSOCKET = "websocket"
 """Stands for the method of a WebSocket upgrade."""
+
+
+class Needs(enum.Enum):
+    """What a request has to bring where the server does not answer everybody: `gateway.serving.access`."""
+
+    NOTHING = "nothing"
+    """Health: anybody may ask."""
+    MODEL_READY = "model-ready"
+    """As `INFER`, unless `access.open` has it."""
+    METADATA = "metadata"
+    """As `INFER`, unless `access.open` has it: which models there are, and what they take."""
+    INFER = "infer"
+    """A key, a certificate or a signature."""
+    CONTROL = "control"
+    """The same, and a key of that scope: what changes which models there are, or the server itself."""
 
 
 @final
@@ -40,6 +56,10 @@ class Row(msgspec.Struct, frozen=True):
     always: bool = False
     """Whether it answers while the server drains and is short of memory: who asks for health wants to know, in its own
     words."""
+    needs: Needs = Needs.INFER
+    """What a request has to bring."""
+    signed: bool = False
+    """Whether a signature of AWS opens it, which its handler verifies."""
 
 
 Route: TypeAlias = tuple[Row, Handler, dict[str, Any]]

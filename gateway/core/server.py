@@ -22,8 +22,11 @@ from gateway.net.proxies import TrustedProxies
 from gateway.party import Parties
 from protocols.buffers import ByteBudget
 from protocols.date_field import DateField
+from protocols.events import Headers
 
 _SCRATCH = 64 * 1024
+NOSNIFF: Headers = ((b"x-content-type-options", b"nosniff"),)
+"""A browser takes no answer for what it does not say it is."""
 
 
 class Served(Protocol):
@@ -66,14 +69,18 @@ class Server:
         self.pool = BodyPool(self.limits.body_pool)
         self.scratch = memoryview(bytearray(_SCRATCH))
         """Where bytes are received that nobody keeps."""
-        self.door = Door(passes_credentials=config.access.pass_credentials)
+        self.door = Door(
+            passes_credentials=config.access.pass_credentials,
+            keys=bool(config.access.keys_file),
+            signatures=bool(config.sagemaker.sigv4.credentials),
+        )
         """Decides which fields of a request its models see."""
         self.parties = Parties()
         self.log_limits = LogLimits()
         """How often what peers cause is written to the log."""
         self.proxies = _trusted_proxies(config)
-        self.date = DateField()
-        """The Date field of its answers."""
+        self.date = DateField(beside=NOSNIFF)
+        """The Date field of its answers, and what else all of them say."""
         self.draining = False
         self.exchange_opened, self.exchange_closed = opened, closed
         # letters and digits alone: a head takes them without a look

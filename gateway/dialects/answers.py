@@ -8,19 +8,24 @@ from collections.abc import Callable
 from typing import Protocol
 
 from gateway.core.exchange import Exchange
+from gateway.credentials import real_protocols
 from gateway.errors import (
     BadRequest,
     Drained,
     Ending,
     GatewayError,
+    NotPermitted,
     OthersWait,
     Overloaded,
     SlowReader,
     TooLarge,
+    TooManyRequests,
+    Unauthenticated,
     Unavailable,
 )
 from protocols.aws import invoke
 from protocols.events import Buffer, Headers
+from protocols.websocket import handshake
 
 log = logging.getLogger("gateway.dialects")
 
@@ -62,6 +67,12 @@ def reply_headers(exchange: Exchange) -> list[tuple[bytes, bytes]]:
 JSON = (b"content-type", b"application/json")
 
 
+def accepted_handshake(exchange: Exchange) -> Headers:
+    """The fields that accept a WebSocket. RemoteProtocolError for a request that is no handshake."""
+    request = exchange.request
+    return handshake.accept_headers(request, subprotocols=real_protocols(request.headers))
+
+
 def refusal_headers(error: GatewayError) -> Headers:
     """The fields of an error that is said before the head, in JSON: its own, and when to try again where that may help."""
     return (JSON, *error.headers, *error.retry)
@@ -98,13 +109,13 @@ def close(exchange: Exchange, error: GatewayError) -> None:
     match error:
         case Drained():
             code = _GOING_AWAY
-        case Overloaded() | OthersWait() | Unavailable():
+        case Overloaded() | OthersWait() | Unavailable() | TooManyRequests():
             code = _TRY_AGAIN
         case BadRequest():
             code = _INVALID
         case TooLarge():
             code = _TOO_BIG
-        case SlowReader():
+        case SlowReader() | Unauthenticated() | NotPermitted():
             code = _POLICY
         case _:
             code = _INTERNAL

@@ -51,6 +51,7 @@ def call_of(
         query=door.query(exchange.query.decode("latin-1") if query is None else query),
         headers=_Fields(exchange.request.headers, door),
         parameters=parameters,
+        party="" if exchange.key is None else exchange.key.name,
         client_certificate=exchange.owner.client_certificate,
     )
 

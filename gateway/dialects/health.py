@@ -8,7 +8,7 @@ from typing import final
 import msgspec
 
 from gateway.core.exchange import Exchange
-from gateway.core.route import Row
+from gateway.core.route import Needs, Row
 from gateway.dialects.model_choice import ModelChoice
 from gateway.workers.states import State
 from gateway.workers.supervisor import Supervisor
@@ -44,7 +44,7 @@ class ManagementDialect:
 
     def rows(self) -> list[Row]:
         """Its one route."""
-        return [Row("GET", "/ping", self.ping, dialect="management", always=True)]
+        return [Row("GET", "/ping", self.ping, dialect="management", always=True, needs=Needs.NOTHING)]
 
     async def ping(self, exchange: Exchange) -> None:
         """GET /ping."""

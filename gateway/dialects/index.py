@@ -9,7 +9,7 @@ from urllib.parse import quote
 import msgspec
 
 from gateway.core.exchange import Exchange
-from gateway.core.route import Row
+from gateway.core.route import Needs, Row
 from gateway.dialects.answers import JSON
 from gateway.dialects.model_choice import ModelChoice
 from models.messages import Family
@@ -23,7 +23,6 @@ _VARY = (b"vary", b"accept")
 _PAGE = (
     (b"content-type", b"text/html; charset=utf-8"),
     (b"content-security-policy", b"default-src 'none'; base-uri 'none'; form-action 'none'; frame-ancestors 'none'"),
-    (b"x-content-type-options", b"nosniff"),
     _VARY,
 )
 
@@ -45,19 +44,19 @@ class IndexDialect:
 
     def rows(self) -> list[Row]:
         """Its one route."""
-        return [Row("GET", "/", self.index, dialect="management", always=True)]
+        return [Row("GET", "/", self.index, dialect="management", always=True, needs=Needs.METADATA)]
 
     async def index(self, exchange: Exchange) -> None:
         """GET /."""
-        index = self._index()
+        index = self._index(exchange)
         weights = media_weights(exchange.header_values(b"accept"))
         if 0 < weights.get("text/html", 0.0) >= weights.get("application/json", 0.0):
             exchange.outbound.respond(200, _PAGE, _page(index).encode())
         else:
             exchange.outbound.respond(200, (JSON, _VARY), msgspec.json.encode(index))
 
-    def _index(self) -> _Index:
-        workers = self._models.workers
+    def _index(self, exchange: Exchange) -> _Index:
+        workers = self._models.seen_by(exchange.permit)
         names = sorted(workers)
         tries = ["GET /v2/health/ready", "GET /v2/models"]
         if names:

@@ -7,7 +7,8 @@ from typing import final
 
 from gateway.config import Config
 from gateway.config.problem import ConfigError
-from gateway.errors import BadRequest, GatewayError, NotFound
+from gateway.errors import BadRequest, GatewayError, NotFound, NotPermitted
+from gateway.keys import Key
 from gateway.workers.worker import Worker
 from models.convert import convertible
 from models.messages import Family
@@ -20,6 +21,18 @@ class ModelChoice:
     def __init__(self, config: Config, workers: Mapping[str, Worker]) -> None:
         self.config, self.workers = config, workers
 
+    def seen_by(self, permit: Key | None) -> Mapping[str, Worker]:
+        """Those that a key reaches, by name; all where there is none."""
+        workers = self.workers
+        if permit is None or permit.models == ("*",):
+            return workers
+        return {name: worker for name, worker in workers.items() if permit.reaches(name)}
+
+    def check(self, permit: Key | None, name: str) -> None:
+        """NotPermitted for a model that a key does not reach, whether it is there or not."""
+        if permit is not None and not permit.reaches(name):
+            raise NotPermitted.of_model(name)
+
     def check_defaults(self) -> None:
         """ConfigError for a default model that is not there or cannot answer its dialect: a mistake of the operator's,
         found before any client does."""
@@ -30,37 +43,42 @@ class ModelChoice:
         ):
             if name:
                 try:
-                    self.named(name, family, setting.partition(".")[0])
+                    self.named(None, name, family, setting.partition(".")[0])
                 except GatewayError as e:
                     raise ConfigError(f"{setting}: {e.message}") from None
         name = self.config.sagemaker.default_model
         if name and name not in self.workers:
-            raise ConfigError(f"sagemaker.default_model: {self._unknown(name)}")
+            raise ConfigError(f"sagemaker.default_model: {self._unknown(None, name)}")
 
-    def _unknown(self, name: str) -> str:
-        return f"no model {name[:100]!r}; there are: {', '.join(sorted(self.workers))[:1000] or 'none'}"
+    def _unknown(self, permit: Key | None, name: str) -> str:
+        return f"no model {name[:100]!r}; there are: {', '.join(sorted(self.seen_by(permit)))[:1000] or 'none'}"
 
-    def invoked(self, name: str) -> Worker:
-        """The model of a route that takes every family in its own form. NotFound if there is none."""
+    def invoked(self, permit: Key | None, name: str) -> Worker:
+        """The model of a route that takes every family in its own form. NotFound if there is none, NotPermitted if the key
+        does not reach it."""
+        self.check(permit, name)
         worker = self.workers.get(name)
         if worker is None:
-            raise NotFound(self._unknown(name))
+            raise NotFound(self._unknown(permit, name))
         return worker
 
-    def of_invocations(self) -> Worker:
+    def of_invocations(self, permit: Key | None) -> Worker:
         """The model of /invocations where the request does not say: a default, the only one, or the only one of text."""
         name = self.config.sagemaker.default_model or self.config.lmi.default_model
         if name:
-            return self.invoked(name)
-        if len(self.workers) == 1:
-            return next(iter(self.workers.values()))
-        return self.unnamed("", Family.TEXT, "sagemaker")
+            return self.invoked(permit, name)
+        seen = self.seen_by(permit)
+        if len(seen) == 1:
+            return next(iter(seen.values()))
+        return self.unnamed(permit, "", Family.TEXT, "sagemaker")
 
-    def named(self, name: str, family: Family, dialect: str) -> Worker:
-        """The model a request names. NotFound if there is none, BadRequest if it cannot answer this dialect."""
+    def named(self, permit: Key | None, name: str, family: Family, dialect: str) -> Worker:
+        """The model a request names. NotFound if there is none, NotPermitted if the key does not reach it, BadRequest if it
+        cannot answer this dialect."""
+        self.check(permit, name)
         worker = self.workers.get(name)
         if worker is None:
-            raise NotFound(self._unknown(name))
+            raise NotFound(self._unknown(permit, name))
         self.check_family(worker, family, dialect)
         return worker
 
@@ -72,12 +90,14 @@ class ModelChoice:
                 f"which speaks {family.value}"
             )
 
-    def unnamed(self, default: str, family: Family, dialect: str) -> Worker:
-        """The model for a request that names none: the dialect's default, else the only one that fits."""
+    def unnamed(self, permit: Key | None, default: str, family: Family, dialect: str) -> Worker:
+        """The model for a request that names none: the dialect's default, else the only one that fits of those that the key
+        reaches."""
         if default:
-            return self.named(default, family, dialect)
-        speakers = [w for w in self.workers.values() if w.spec.family is family]
-        fitting = speakers or [w for w in self.workers.values() if convertible(w.spec.family, family)]
+            return self.named(permit, default, family, dialect)
+        seen = self.seen_by(permit).values()
+        speakers = [w for w in seen if w.spec.family is family]
+        fitting = speakers or [w for w in seen if convertible(w.spec.family, family)]
         if len(fitting) == 1:
             return fitting[0]
         names = ", ".join(sorted(w.name for w in fitting))

@@ -6,11 +6,9 @@ import hashlib
 import hmac
 import ipaddress
 import logging
-import os
 import re
 from collections.abc import Awaitable, Callable
 from functools import wraps
-from pathlib import Path
 from typing import TypeAlias, final
 
 from starlette.requests import Request
@@ -20,6 +18,7 @@ from gateway.addresses import UNIX, Host, places_of, written_ip
 from gateway.config import OperatorConfig
 from gateway.config.problem import ConfigError
 from gateway.config.text import show
+from gateway.config.watched_file import WatchedFile
 from gateway.errors import GatewayError
 from gateway.untrusted_text import escape
 
@@ -59,23 +58,23 @@ class Tokens:
     def __init__(self, config: OperatorConfig) -> None:
         """ConfigError where the file cannot be read, or has no token or a wrong one."""
         self._own = [_digest(config.token)] if config.token else []
-        self._file, self._filed, self._stamp = config.token_file, list[bytes](), (0, 0, 0)
-        if self._file:
+        self._filed = list[bytes]()
+        self.file = WatchedFile(config.token_file, _LARGEST) if config.token_file else None
+        """The file; None where there is none."""
+        if self.file is not None:
             try:
-                self._read()
+                self._read(self.file)
             except (OSError, ValueError) as e:
                 raise ConfigError(f"operator.token_file: {_why(e)}") from None
 
     @property
     def demanded(self) -> bool:
         """Whether there is any, or is to be."""
-        return bool(self._own or self._file)
+        return bool(self._own or self.file)
 
     def open(self, authorization: str) -> bool:
         """Whether this is the Authorization field of somebody who has a token."""
         scheme, _, token = authorization.partition(" ")
-        if self._file:
-            self._look()
         if scheme.lower() != "bearer":
             return False
         digest, found = _digest(token.strip(" ")), False
@@ -83,37 +82,32 @@ class Tokens:
             found |= hmac.compare_digest(known, digest)
         return found
 
-    def _look(self) -> None:
+    async def reload(self) -> None:
+        """Reads the file again, which has changed. Where it cannot be used, the tokens that were read last hold."""
+        assert self.file is not None
         try:
-            if _stamp(self._file) != self._stamp:
-                self._read()
-                log.info("operator tokens were read again", extra={"tokens": len(self._filed)})
+            self._read(self.file)
         except (OSError, ValueError) as e:
             # as before a change: neither half a file nor one that is just being replaced locks the operator out
             log.error("operator tokens cannot be read: those read last hold", extra={"reason": _why(e)})
+        else:
+            log.info("operator tokens were read again", extra={"tokens": len(self._filed)})
 
-    def _read(self) -> None:
-        stamp = _stamp(self._file)
-        with Path(self._file).open("rb") as file:
-            text = file.read(_LARGEST + 1)
+    def _read(self, file: WatchedFile) -> None:
+        text, name = file.read(), show(file.path)
         if len(text) > _LARGEST:
-            raise ValueError(f"{show(self._file)} is larger than {_LARGEST} bytes")
+            raise ValueError(f"{name} is larger than {_LARGEST} bytes")
         tokens = [line.strip() for line in text.decode("latin-1").splitlines()]
         tokens = [token for token in tokens if token and not token.startswith("#")]
         if not tokens:
-            raise ValueError(f"{show(self._file)} has no token: write one a line")
+            raise ValueError(f"{name} has no token: write one a line")
         if not all(re.fullmatch(r"[!-~]{16,}", token) for token in tokens):
-            raise ValueError(f"{show(self._file)} has a token that is not 16 or more visible ASCII characters")
-        self._filed, self._stamp = [_digest(token) for token in tokens], stamp
+            raise ValueError(f"{name} has a token that is not 16 or more visible ASCII characters")
+        self._filed = [_digest(token) for token in tokens]
 
 
 def _digest(token: str) -> bytes:
     return hashlib.sha256(token.encode("utf-8", "surrogateescape")).digest()
-
-
-def _stamp(file: str) -> tuple[int, int, int]:
-    status = os.stat(file)
-    return status.st_mtime_ns, status.st_size, status.st_ino
 
 
 def _why(error: Exception) -> str:
@@ -138,13 +132,14 @@ class Access:
     """
 
     def __init__(self, config: OperatorConfig) -> None:
-        self._tokens = Tokens(config)
+        self.tokens = Tokens(config)
+        """Those that open it."""
         hosts = [place.name for place in places_of(config.host) if isinstance(place, Host)]
         self._names = frozenset(name.lower().rstrip(".") for name in (*hosts, *config.hosts, "localhost"))
 
     @property
     def demands_token(self) -> bool:
-        return self._tokens.demanded
+        return self.tokens.demanded
 
     def guarded(self, endpoint: Endpoint) -> Endpoint:
         """The endpoint behind the rules; what they refuse raises Unauthorized or Misdirected."""
@@ -171,9 +166,9 @@ class Access:
         return True
 
     def _check(self, request: Request) -> None:
-        if not self._tokens.demanded:
+        if not self.tokens.demanded:
             self._check_browser(request)
-        elif not self._tokens.open(request.headers.get("authorization", "")):
+        elif not self.tokens.open(request.headers.get("authorization", "")):
             said = "a wrong token" if "authorization" in request.headers else "no token"
             raise Unauthorized(
                 f"{said}: send `Authorization: Bearer TOKEN` with the server's operator.token, or one of operator.token_file"

@@ -66,8 +66,11 @@ def operator_app(gateway: Operated, access: Access | None = None) -> Starlette:
     `access` are its rules, those of `gateway.config.operator` unless given: ConfigError where they cannot be. The gateway's
     own `serve` offers it where `operator.port` is set; an embedder who mounts it chooses who reaches it.
     """
+    access = access or Access(gateway.config.operator)
+    if access.tokens.file is not None:
+        gateway.watch_file(access.tokens.file, access.tokens.reload)
     return Starlette(
-        routes=_Routes(gateway, access or Access(gateway.config.operator)).all(),
+        routes=_Routes(gateway, access).all(),
         exception_handlers={GatewayError: _refuse, HTTPException: _no_route, Exception: _fail},
     )
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from contextlib import AbstractContextManager
 from typing import TYPE_CHECKING, Protocol
 
@@ -11,6 +11,7 @@ if TYPE_CHECKING:
 
     from gateway.catalog.load_unload import ModelControl
     from gateway.config import Config, LimitsConfig
+    from gateway.config.watched_file import WatchedFile
     from gateway.core.exchange import Exchange
     from gateway.serving.drain import DrainReport
     from gateway.telemetry.observer import Counts
@@ -42,6 +43,7 @@ class Operated(Protocol):
     def drain_report(self) -> DrainReport | None: ...
     def counts(self) -> Counts: ...
     def watched(self, ended: Callable[[Exchange], None]) -> AbstractContextManager[None]: ...
+    def watch_file(self, file: WatchedFile, reload: Callable[[], Awaitable[None]]) -> None: ...
     def begin_drain(self, timeout: float | None = None) -> None: ...
     async def reported(self) -> DrainReport: ...
     async def reload(self, name: str, *, patience: float | None = None) -> ModelStatus: ...

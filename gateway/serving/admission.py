@@ -66,7 +66,7 @@ class AdmittedHandler:
         self._handler, self._seconds, self._name, self._priority = handler, seconds, name, priority
 
     def __call__(self, exchange: Exchange, *values: Any, **arguments: Any) -> Coroutine[Any, Any, None]:
-        exchange.priority = self._priority
+        exchange.ask_priority(self._priority)
         if self._seconds is not None:
             exchange.limit_call(self._seconds, self._name)
         return self._handler(exchange, *values, **arguments)

@@ -11,9 +11,11 @@ from gateway.core.exchange import Exchange
 from gateway.core.route import Route, Row
 from gateway.core.server import Server
 from gateway.errors import Ending, GatewayError, InternalFailure, Overloaded, Refusal, Unavailable
+from gateway.serving.access import Admittance, ClientAccess
 from gateway.serving.admission import Admission
 from gateway.serving.router import Router
 from gateway.telemetry.observer import Observer, log_failure
+from protocols.events import Head
 
 log = logging.getLogger("gateway")
 
@@ -22,8 +24,8 @@ log = logging.getLogger("gateway")
 class Dispatcher:
     """What the tasks of exchanges do: the work that a request asks for, and what is said where that fails."""
 
-    def __init__(self, server: Server, router: Router, observer: Observer) -> None:
-        self._server, self._router, self._observer = server, router, observer
+    def __init__(self, server: Server, router: Router, observer: Observer, access: ClientAccess) -> None:
+        self._server, self._router, self._observer, self._access = server, router, observer, access
         self._admission = Admission(server.config.admission)
         limits = server.limits
         self._refuse_above = limits.memory_refuse * limits.total_bytes // 100
@@ -34,7 +36,9 @@ class Dispatcher:
         """What the exchange asks for, to be awaited. What may go wrong is for `blame`."""
         owner, head = exchange.owner, exchange.request
         if (routed := owner.routed) is None or routed[0] is not head:
-            routed = owner.routed = head, self._route_of(exchange)
+            routed = self._route(exchange)
+        if routed[2] is not None:
+            routed = self._admitted(exchange, routed)
         row, handler, arguments = routed[1]
         server = self._server
         if server.draining or server.budget.used > self._refuse_above:
@@ -45,13 +49,39 @@ class Dispatcher:
             return handler(exchange, value)
         return handler(exchange, **arguments)
 
-    def _route_of(self, exchange: Exchange) -> Route:
-        route = self._router.find(exchange)
+    def _route(self, exchange: Exchange) -> tuple[Head, Route, Admittance | None]:
+        """Who answers a head that is new here, and what was decided of who asks: kept for as long as it repeats itself."""
+        access = self._access
         try:
-            return self._admission.asked(exchange, route)
+            route = self._router.find(exchange)
         except GatewayError:
-            self._refuse_as(exchange, route[0])
+            access.look(exchange, None, {})  # who may not ask is not told what there is
             raise
+        row, _, arguments = route
+        try:
+            entry = access.look(exchange, row, arguments)
+            route = self._admission.asked(exchange, route)
+        except GatewayError:
+            self._refuse_as(exchange, row)
+            raise
+        routed = exchange.owner.routed = exchange.request, route, entry
+        return routed
+
+    def _admitted(
+        self, exchange: Exchange, routed: tuple[Head, Route, Admittance | None]
+    ) -> tuple[Head, Route, Admittance | None]:
+        """The same, of one that may begin; what was decided with other keys is decided anew."""
+        access, entry = self._access, routed[2]
+        if entry is not None and entry.keys is not access.keys:
+            routed = self._route(exchange)
+            entry = routed[2]
+        if entry is not None:
+            try:
+                access.admit(exchange, entry)
+            except GatewayError:
+                self._refuse_as(exchange, routed[1][0])
+                raise
+        return routed
 
     def _refuse_as(self, exchange: Exchange, row: Row) -> None:
         """What goes wrong before the handler is asked is said in the words of its row."""
@@ -83,6 +113,8 @@ class Dispatcher:
         """Says what is still to be said: a client that has left or has its whole answer is told nothing."""
         if error is not None:
             log_failure(exchange, error)
+            if error.barred:
+                self._access.count(exchange, error)
         if exchange.gone or exchange.outbound.finishing is not None:
             return
         if error is not None and error.refusal is not None:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable
 from dataclasses import dataclass
-from functools import partial
 from typing import Any, final
 from urllib.parse import unquote
 
@@ -103,8 +102,8 @@ class Router:
             raise BadRequest("this path is no WebSocket")
         allow = self._allow(known)
         if method == b"OPTIONS":
-            row = Row("OPTIONS", known.path, partial(_options, allow=allow))
-            return row, row.handler, {}
+            row = Row("OPTIONS", known.path, _options)
+            return row, row.handler, {"allow": allow}
         if _UPGRADE in known.methods and len(known.methods) == 1:
             raise UpgradeRequired("this path is a WebSocket: connect with ws:// or wss://")
         for row in known.methods.values():
@@ -175,7 +174,7 @@ def _is_under(path: bytes, prefix: bytes) -> bool:
     return path.startswith(prefix) and path[len(prefix) : len(prefix) + 1] in (b"", b"/")
 
 
-async def _options(exchange: Exchange, *, allow: str) -> None:
+async def _options(exchange: Exchange, allow: str) -> None:
     """What can be asked here (RFC 9110 section 9.3.7)."""
     exchange.outbound.start(204, [(b"allow", allow.encode())])  # without a length: RFC 9110 section 8.6
     exchange.outbound.finish()

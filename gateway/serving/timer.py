@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Awaitable, Callable, Iterator
 from email.utils import formatdate
 from typing import NoReturn, final
 
 import trio
 
+from gateway.config.watched_file import WatchedFile
 from gateway.core.server import Server
 from gateway.errors import Overloaded, Refusal
 from gateway.histogram import Histogram
@@ -15,6 +17,8 @@ from gateway.log_limits import LogLimits
 from gateway.telemetry.loop_watch import Blocks, LoopWatch
 from gateway.telemetry.observer import Observer
 from gateway.workers.supervisor import Supervisor
+
+log = logging.getLogger("gateway")
 
 _TICK = 1.0
 _LAGS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5)
@@ -33,11 +37,21 @@ class CoarseTimer:
         """How late the loop came to it."""
         self.blocks = Blocks()
         """Steps that kept the event loop from everything else."""
+        self.looked: list[Callable[[float], None]] = []
+        """Each is called once a second, with the time on Trio's clock."""
+        self._files: list[tuple[WatchedFile, Callable[[], Awaitable[None]]]] = []
+        self._reading = False
+
+    def watch(self, file: WatchedFile, reload: Callable[[], Awaitable[None]]) -> None:
+        """Looks at a file once a second, from now on: `reload`, which raises nothing, is awaited where it has changed."""
+        self._files.append((file, reload))
 
     async def run(self) -> None:
         """Ticks until it is cancelled."""
         try:
-            await self._watched()
+            async with trio.open_nursery() as nursery:
+                self._nursery = nursery
+                await self._watched()
         finally:
             for limits in self._log_limits:
                 limits.flush()
@@ -49,6 +63,7 @@ class CoarseTimer:
         watch = LoopWatch(limit, self._whose, self.blocks, self.lag.observe)
         with watch.watching():
             await self._tick_by(watch.beat_until)
+        raise AssertionError("it ticks until it is cancelled")
 
     async def _sleep_until(self, due: float) -> None:
         await trio.sleep_until(due)
@@ -70,6 +85,23 @@ class CoarseTimer:
             self.tell_date()
             self._shed()
             self._server.pool.tick(now)
+            for look in self.looked:
+                look(now)
+            if not self._reading and any(file.changed for file, _ in self._files):
+                self._nursery.start_soon(self.read_changed)
+
+    async def read_changed(self) -> None:
+        """Reads the files again that have changed."""
+        self._reading = True
+        try:
+            for file, reload in self._files:
+                if file.changed:
+                    try:
+                        await reload()
+                    except Exception:  # whatever a file holds, the server goes on
+                        log.exception("a file cannot be read again", extra={"file": file.path})
+        finally:
+            self._reading = False
 
     @property
     def _log_limits(self) -> Iterator[LogLimits]:

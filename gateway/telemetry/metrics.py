@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence, Sized
-from typing import TYPE_CHECKING, Any, TypeAlias, final
+from typing import TYPE_CHECKING, Any, Protocol, TypeAlias, final
 
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily, InfoMetricFamily
 from prometheus_client.exposition import choose_encoder
@@ -46,6 +46,25 @@ def exposition(registry: CollectorRegistry, accept: str = "") -> tuple[str, byte
     return content_type, encode(registry)
 
 
+class Barred(Protocol):
+    """What is counted of who may ask for what."""
+
+    @property
+    def reasons(self) -> Sequence[str]:
+        """Why a request may be refused."""
+        ...
+
+    @property
+    def refusals(self) -> Mapping[str, int]:
+        """Requests that were, by one of these."""
+        ...
+
+    @property
+    def endings(self) -> Mapping[tuple[str, Ending], int]:
+        """Exchanges that are over, by the name of their key."""
+        ...
+
+
 @final
 class _Tally:
     """What became of the exchanges of one wire, dialect and model."""
@@ -76,11 +95,12 @@ class Metrics(Collector):
         arriving: Sized,
         lag: Histogram,
         blocks: Blocks,
+        access: Barred,
     ) -> None:
         """`arriving` are the connections that have not said what they want, `lag` is how late the loop came to its timer,
-        `blocks` what has kept it."""
+        `blocks` what has kept it, `access` who was kept out, and what became of whom keys let in."""
         self._server, self._observer = server, observer
-        self._arriving, self._lag, self._blocks = arriving, lag, blocks
+        self._arriving, self._lag, self._blocks, self._access = arriving, lag, blocks, access
         self._tallies: dict[_Key, _Tally] = {}
         self._closed = server.exchange_closed
         self._configured = supervisor.configured
@@ -188,6 +208,21 @@ class Metrics(Collector):
             {key: tally.gap for key, tally in tallies.items() if tally.gap.count},
         )
 
+    def _of_access(self) -> Iterator[Metric]:
+        access = self._access
+        barred = CounterMetricFamily(
+            "everywire_access_refusals", "Requests of who may not ask for what they ask for.", labels=("reason",)
+        )
+        for reason in access.reasons:
+            barred.add_metric((reason,), access.refusals.get(reason, 0))
+        yield barred
+        let_in = CounterMetricFamily(
+            "everywire_key_exchanges", "Exchanges that are over, of who has shown a key.", labels=("key", "ending")
+        )
+        for (name, ending), n in access.endings.items():
+            let_in.add_metric((name, ending.value), n)
+        yield let_in
+
     def _live(self) -> Iterator[Metric]:
         server, observer = self._server, self._observer
         refused = CounterMetricFamily("everywire_refusals", "Requests that were not admitted.", labels=("reason",))
@@ -209,6 +244,7 @@ class Metrics(Collector):
         for closing, n in server.endings_of_connections.items():
             ended.add_metric((closing.value,), n)
         yield ended
+        yield from self._of_access()
         live: Counter[str] = Counter()
         waiting: Counter[tuple[str, str]] = Counter()
         for exchange in observer.live:

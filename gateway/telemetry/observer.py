@@ -140,6 +140,8 @@ def _line_of(exchange: Exchange, ending: Ending) -> dict[str, Any]:
     }
     if account.stopped_by:
         fields["stopped_by"] = account.stopped_by
+    if exchange.key is not None:
+        fields["key"] = exchange.key.name
     if exchange.incident:
         fields["incident"] = exchange.incident
     return fields

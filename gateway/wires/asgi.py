@@ -85,8 +85,12 @@ class ASGICall:
 
     client_certificate: ClientCertificate | None = None
     """Whoever ended the TLS knows; what a scope says of it is not believed."""
-    routed: tuple[Head, Any] | None = None
+    routed: tuple[Head, Any, Any] | None = None
     heavy = False
+    strangers = 0
+
+    def dismiss(self) -> None:
+        """Its connection is the server's."""
 
     @property
     def party(self) -> Party:
@@ -287,9 +291,10 @@ class ASGICall:
             fields = [(name, value) for name, value in headers if name not in _HANDSHAKE]
             self._tell({"type": "websocket.accept", "subprotocol": chosen, "headers": fields})
         elif not self._socket:
-            self._tell({"type": "http.response.start", "status": status, "headers": list(headers)})
+            self._tell({"type": "http.response.start", "status": status, "headers": [*headers, *self.server.date.beside]})
         elif self._can_refuse:
-            self._tell({"type": "websocket.http.response.start", "status": status, "headers": list(headers)})
+            fields = [*headers, *self.server.date.beside]
+            self._tell({"type": "websocket.http.response.start", "status": status, "headers": fields})
 
     def push(self, stream: int, buffers: Sequence[Buffer]) -> None:
         if self._socket and not self._can_refuse:

@@ -315,3 +315,7 @@ class HTTP1Wire:
     def drain(self) -> None:
         self._machine.close_after_response()
         self._draining = True
+
+    def dismiss(self) -> None:
+        self.drain()
+        self._connection.output_ready()

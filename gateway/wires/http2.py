@@ -366,6 +366,10 @@ class HTTP2Wire:
         for stream in self._machine.windows():  # what was received and reached no exchange
             self._machine.drop(stream)
 
+    def dismiss(self) -> None:
+        self._machine.shutdown(last=True)
+        self._connection.output_ready()
+
     def drain(self) -> None:
         """Two GOAWAYs: the first says "no more", the second, a tick later, which requests were still taken."""
         self._machine.shutdown(last=False)

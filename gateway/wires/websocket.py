@@ -299,5 +299,8 @@ class WebSocketWire:
         self._machine.close()
         del self._exchange, self._inbound  # they know each other: a cycle would keep its memory
 
+    def dismiss(self) -> None:
+        """It takes none."""
+
     def drain(self) -> None:
         return  # a session's goodbye is its Close, 1001, at the drain deadline: the protocol has no earlier word

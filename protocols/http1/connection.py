@@ -221,7 +221,7 @@ class HTTP1Connection(MessageReader):
             % (
                 status_line(status),
                 fields.block,
-                b"" if b"date" in fields.special else self._date.line,
+                self._date.beside_line if b"date" in fields.special else self._date.line,
                 self._connection_fields(asked, fields.upgrade),
                 b"transfer-encoding: chunked\r\n" if chunked else b"",
             )

@@ -362,15 +362,16 @@ class HTTP2Connection(FrameReader):
         found.head_sent = status >= 200
 
     def _dated(self, headers: Headers) -> Headers:
-        """The fields of a final head, with the date where they do not have one (RFC 9110 section 6.6.1)."""
-        value = self._date.value
-        if value:
+        """The fields of a final head, with the date where they do not have one (RFC 9110 section 6.6.1), and what else all
+        of them have."""
+        date = self._date
+        if date.value:
             for name, _ in headers:
                 if name == b"date":
                     break
             else:
-                return [*headers, (b"date", value)]
-        return headers
+                return [*headers, *date.beside, (b"date", date.value)]
+        return [*headers, *date.beside] if date.beside else headers
 
     def _send_end(self, stream: int, trailers: Headers) -> None:
         found = self._headed(stream)

@@ -191,7 +191,11 @@ def test_the_page_of_observability_has_each_field_of_the_access_line(caplog: pyt
     (record,) = [record for record in caplog.records if record.name == "gateway.exchange"]
     given = {name for name in vars(record) if name not in vars(logging.makeLogRecord({}))} - {"message"}
     rows = table("docs/reference/observability.md", "field")
-    assert {name for row in rows for name in row[0].replace("`", "").split(", ")} == given | {"incident", "stopped_by"}
+    assert {name for row in rows for name in row[0].replace("`", "").split(", ")} == given | {
+        "incident",
+        "key",
+        "stopped_by",
+    }
 
 
 def test_the_page_of_endings_has_each_error_with_its_ending_and_status() -> None:

@@ -63,7 +63,7 @@ PAYLOAD = 1000
 EPOCH = 784111777.0
 """The time on the wall clock of `serving`, always."""
 NOW = b"Sun, 06 Nov 1994 08:49:37 GMT"
-DATE = b"date: %b\r\n" % NOW
+DATE = b"date: %b\r\nx-content-type-options: nosniff\r\n" % NOW
 """Bytes of a numbered message, as its model makes it."""
 BASE = 10_000_000
 """What is added to a number in a tensor, so that all have one length in JSON."""
@@ -272,7 +272,9 @@ def configured(wire: str, config: Config) -> Config:
         return replace(config, bidi=replace(config.bidi, default_model=_ANYWHERE))
     if wire == "bidi-signed":
         verified = SigV4Config(credentials=_credentials().name)
-        return replace(config, sagemaker=replace(config.sagemaker, sigv4=verified))
+        # the promises ask other routes beside, without a key
+        open_otherwise = replace(config.access, unsigned=True)
+        return replace(config, sagemaker=replace(config.sagemaker, sigv4=verified), access=open_otherwise)
     return config
 
 

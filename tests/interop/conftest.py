@@ -134,6 +134,7 @@ def signed_runtime(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Runtime
     (folder / "credentials").write_text(f"[default]\naws_access_key_id = {KEY}\naws_secret_access_key = {SECRET}\n")
     sections = {
         "sagemaker": f"body = {64 * KiB}",
+        "access": "unsigned = true",  # tests ask other routes too
         "sagemaker.sigv4": f'credentials = "credentials"\nregion = "{REGION}"',
     }
     with running(folder, **sections) as server:

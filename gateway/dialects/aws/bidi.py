@@ -18,10 +18,10 @@ from gateway.config.problem import ConfigError
 from gateway.config.text import show
 from gateway.core.exchange import Exchange
 from gateway.core.route import WEBSOCKET, Row
-from gateway.dialects.answers import close, octets, reply_of
+from gateway.dialects.answers import accepted_handshake, close, octets, reply_of
 from gateway.dialects.aws.endpoints import Endpoints
 from gateway.dialects.aws.error_origin import ErrorOrigin, blame
-from gateway.dialects.aws.signatures import Signatures, refusal
+from gateway.dialects.aws.signatures import Signatures, forbidden_of, refusal
 from gateway.dialects.call import NO_PARAMETERS, session_of, single_fields
 from gateway.dialects.model_choice import ModelChoice
 from gateway.dialects.text.requests import within_ceiling
@@ -73,7 +73,7 @@ class BidiDialect:
             raise ConfigError(f"{_PATH.key} must be {_PATH.expected}, not {show(websocket.path)}")
         return [
             # whose errors have each a status of its own, and none for a wrong method
-            Row("POST", operation, self.event_stream, dialect="bidi", refuse=refuse, refuses_method=False),
+            Row("POST", operation, self.event_stream, dialect="bidi", refuse=refuse, refuses_method=False, signed=True),
             *([container("*", self.container)] if websocket.any_path else ()),
             container(websocket.path, self.container),
             container("/models/{name}" + websocket.path, self.container),
@@ -120,7 +120,7 @@ class BidiDialect:
             raise BadRequest(str(e)) from None
         if claim is not None and form is Form.LITERAL:
             raise unsigned_form()
-        worker, variant = self._endpoints.choose(asked.endpoint, asked.target_variant)
+        worker, variant = self._endpoints.choose(exchange.permit, asked.endpoint, asked.target_variant)
         self._models.check_family(worker, Family.PARTS, "bidi")
         exchange.model = worker.name
         verify = self._signatures.events(claim)
@@ -130,12 +130,12 @@ class BidiDialect:
         """The container's WebSocket: a frame for each part, byte for byte."""
         models = self._models
         if name:
-            worker = models.named(name, Family.PARTS, "bidi")
+            worker = models.named(exchange.permit, name, Family.PARTS, "bidi")
         else:
-            worker = models.unnamed(models.config.bidi.default_model, Family.PARTS, "bidi")
+            worker = models.unnamed(exchange.permit, models.config.bidi.default_model, Family.PARTS, "bidi")
         exchange.model = worker.name
         try:
-            headers = handshake.accept_headers(exchange.request)
+            headers = accepted_handshake(exchange)
             end = handshake.end_of_input(exchange.request.headers)
         except RemoteProtocolError as e:
             exchange.outbound.respond(e.status, handshake.refusal_headers(e), str(e).encode(), ending=Ending.REFUSED)
@@ -339,8 +339,8 @@ class _EventStreamChannel:
         encoder = bidi.ENCODERS[form]
         if blame(error) is ErrorOrigin.MODEL or isinstance(error, OthersWait):
             event = encoder.model_stream_error(error.message, error.code)
-        elif isinstance(error, Forbidden) and form is not Form.LITERAL:
-            event = bidi.encode_error(error.code, error.message)
+        elif (forbidden := forbidden_of(error)) is not None and form is not Form.LITERAL:
+            event = bidi.encode_error(forbidden.code, forbidden.message)
         else:
             event = encoder.internal_stream_failure(error.message)
         self._outbound.push(*event)
@@ -375,8 +375,8 @@ def refuse(exchange: Exchange, error: GatewayError) -> None:
     """Says an error that comes before the head by the shapes of the operation."""
     # whose time is over here has waited for a slot, and its model was not called
     whose = ErrorOrigin.BUSY if isinstance(error, DeadlineExceeded) else blame(error)
-    if isinstance(error, Forbidden):
-        status, headers, body = refusal(error)
+    if (forbidden := forbidden_of(error)) is not None:
+        status, headers, body = refusal(forbidden)
     elif whose is ErrorOrigin.MODEL:
         status, headers, body = bidi.error_body(
             bidi.BidiErrorType.MODEL_ERROR,

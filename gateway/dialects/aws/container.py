@@ -51,17 +51,19 @@ class ContainerDialect:
         """POST /invocations: the model is `?model_name=`, the default, or the only one that fits."""
         name = _query_value(exchange.query, b"model_name")
         if name:
-            worker = self._models.invoked(name)
+            worker = self._models.invoked(exchange.permit, name)
         elif _is_binary(exchange):
-            worker = self._models.unnamed(self._models.config.sagemaker.default_model, Family.TENSOR, "sagemaker")
+            worker = self._models.unnamed(
+                exchange.permit, self._models.config.sagemaker.default_model, Family.TENSOR, "sagemaker"
+            )
         else:
-            worker = self._models.of_invocations()
+            worker = self._models.of_invocations(exchange.permit)
         await self._invoke(exchange, worker)
 
     async def invoke(self, exchange: Exchange, name: str) -> None:
         """POST /models/{name}/invoke. The path alone says which model: X-Amzn-SageMaker-Target-Model is for the model to
         read, and for the log of whoever wants it there."""
-        await self._invoke(exchange, self._models.invoked(name))
+        await self._invoke(exchange, self._models.invoked(exchange.permit, name))
 
     async def _invoke(self, exchange: Exchange, worker: Worker) -> None:
         exchange.model = worker.name

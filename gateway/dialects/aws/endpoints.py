@@ -14,6 +14,7 @@ from gateway.config import Config, EndpointConfig, VariantConfig
 from gateway.config.problem import ConfigError
 from gateway.dialects.model_choice import ModelChoice
 from gateway.errors import BadRequest, NotFound
+from gateway.keys import Key
 from gateway.workers.worker import Worker
 from protocols.aws import bidi
 from protocols.errors import LocalProtocolError
@@ -47,13 +48,14 @@ class Endpoints:
 
     @asynccontextmanager
     async def chosen(
-        self, name: str, variant: str | None, target_model: str | None = None
+        self, permit: Key | None, name: str, variant: str | None, target_model: str | None = None
     ) -> AsyncIterator[tuple[Worker, str]]:
         """The model that answers one call, and the production variant it stands for. A model that was loaded for this
         call is not unloaded for another one's sake within the block.
 
         `variant` and `target_model` are the request's headers, None where absent. BadRequest for a variant that there
-        is not, NotFound for an endpoint or a model; the repository's errors for a model that cannot be loaded.
+        is not, NotFound for an endpoint or a model, NotPermitted where the key does not reach it: of many models it has to
+        reach the endpoint, by its name; the repository's errors for a model that cannot be loaded.
         """
         endpoint = self._endpoints.get(name)
         if endpoint is not None and endpoint.config.models:
@@ -61,35 +63,42 @@ class Endpoints:
                 raise BadRequest(
                     f"endpoint {name!r} serves many models: InvokeEndpoint names one in X-Amzn-SageMaker-Target-Model"
                 )
+            self._models.check(permit, name)
             self._check_variant(name, variant, [self._default_variant])
             url = model_url(endpoint.folder, target_model)
             async with self._repository.in_use(model_name(url), url, shown=target_model) as worker:
                 yield worker, self._default_variant
             return
-        worker, variant = self._one_of(name, endpoint, variant)
+        worker, variant = self._one_of(permit, name, endpoint, variant)
         if target_model and not worker.spec.many:
             raise BadRequest(f"endpoint {name!r} serves one model: X-Amzn-SageMaker-Target-Model must be absent")
         yield worker, variant
 
-    def choose(self, name: str, variant: str | None) -> tuple[Worker, str]:
+    def choose(self, permit: Key | None, name: str, variant: str | None) -> tuple[Worker, str]:
         """As `chosen`, for an operation that has no target model."""
         endpoint = self._endpoints.get(name)
         if endpoint is not None and endpoint.config.models:
             raise BadRequest(f"endpoint {name!r} serves many models, and this operation cannot name one of them")
-        return self._one_of(name, endpoint, variant)
+        return self._one_of(permit, name, endpoint, variant)
 
-    def _one_of(self, name: str, endpoint: _Endpoint | None, variant: str | None) -> tuple[Worker, str]:
+    def _one_of(self, permit: Key | None, name: str, endpoint: _Endpoint | None, variant: str | None) -> tuple[Worker, str]:
         if endpoint is not None:
+            # without a variant of its own a call may go to any: a key reaches all of them, or no call depends on chance
+            for one in endpoint.variants if variant is None else [variant]:
+                if one in endpoint.variants:
+                    self._models.check(permit, endpoint.variants[one].model)
             self._check_variant(name, variant, list(endpoint.variants))
             variant = variant or endpoint.next_variant()
             worker = self._models.workers.get(endpoint.variants[variant].model)
             if worker is None:
                 raise NotFound(f"the model of variant {variant!r} of endpoint {name!r} is not loaded")
             return worker, variant
+        self._models.check(permit, name)
         worker = self._models.workers.get(name)
         if worker is None:
             loaded = set(self._repository.names)
-            names = sorted({*self._endpoints, *filter(_ENDPOINT.fullmatch, self._models.workers)} - loaded)
+            reached = [name for name in self._endpoints if permit is None or permit.reaches(name)]
+            names = sorted({*reached, *filter(_ENDPOINT.fullmatch, self._models.seen_by(permit))} - loaded)
             there = ", ".join(names) or "none"
             raise NotFound(f"no endpoint {name[:_SHOWN]!r}; there are: {there[:1000]}")
         self._check_variant(name, variant, [self._default_variant])

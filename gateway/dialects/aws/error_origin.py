@@ -20,14 +20,19 @@ from gateway.errors import (
     ModelOutOfMemory,
     NoSuchPath,
     NotFound,
+    NotPermitted,
     OthersWait,
     Overloaded,
     SlowReader,
     SlowUpload,
     TooLarge,
+    TooManyRequests,
+    Unauthenticated,
     Unavailable,
     UnsupportedEncoding,
+    UnsupportedType,
     WorkerLost,
+    WrongHost,
 )
 
 
@@ -37,7 +42,7 @@ class ErrorOrigin(enum.Enum):
     CALLER = enum.auto()
     """What was asked for cannot be."""
     SIGNATURE = enum.auto()
-    """Who asked is not known, or not proved."""
+    """Who asked is not known, or not proved, or may not."""
     MODEL = enum.auto()
     """It raised, did not finish in time, or cannot be loaded."""
     LOADING = enum.auto()
@@ -59,7 +64,7 @@ def blame(error: GatewayError) -> ErrorOrigin:
             return ErrorOrigin.CALLER
         case TooLarge() | UnsupportedEncoding() | SlowUpload() | SlowReader():
             return ErrorOrigin.CALLER
-        case Forbidden():
+        case Forbidden() | Unauthenticated() | NotPermitted() | TooManyRequests() | WrongHost() | UnsupportedType():
             return ErrorOrigin.SIGNATURE
         case ModelNotReady():
             return ErrorOrigin.LOADING

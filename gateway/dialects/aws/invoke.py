@@ -12,10 +12,10 @@ from gateway.core.whole_body import receive_body
 from gateway.dialects.aws.container import ContainerDialect
 from gateway.dialects.aws.endpoints import Endpoints
 from gateway.dialects.aws.error_origin import ErrorOrigin, blame
-from gateway.dialects.aws.signatures import Signatures, refusal
+from gateway.dialects.aws.signatures import Signatures, forbidden_of, refusal
 from gateway.dialects.call import single_fields
 from gateway.dialects.model_choice import ModelChoice
-from gateway.errors import BadRequest, Ending, Forbidden, GatewayError, ModelFailed, ModelNotReady
+from gateway.errors import BadRequest, Ending, GatewayError, ModelFailed, ModelNotReady
 from gateway.workers.states import State
 from protocols.aws import bidi, invoke
 from protocols.aws.invoke import InvokeErrorType, InvokeOperation
@@ -42,7 +42,7 @@ class SageMakerDialect:
 
     def rows(self) -> list[Row]:
         """Its operations, whose errors have each a status of its own, and none for a wrong method."""
-        row = partial(Row, dialect="sagemaker", refuse=refuse, refuses_method=False)
+        row = partial(Row, dialect="sagemaker", refuse=refuse, refuses_method=False, signed=True)
         return [
             row("POST", "/endpoints/{endpoint}/invocations", self.invoke),
             row("POST", "/endpoints/{endpoint}/invocations-response-stream", self.invoke_with_response_stream),
@@ -63,7 +63,10 @@ class SageMakerDialect:
             asked = invoke.read_request(operation, endpoint, headers)
         except invoke.InvokeInputError as e:
             raise BadRequest(str(e)) from None
-        async with self._endpoints.chosen(asked.endpoint, asked.target_variant, asked.target_model) as (worker, variant):
+        async with self._endpoints.chosen(exchange.permit, asked.endpoint, asked.target_variant, asked.target_model) as (
+            worker,
+            variant,
+        ):
             exchange.model = worker.name
             if worker.state is State.LOADING:
                 raise ModelNotReady(f"the model of endpoint {asked.endpoint!r} is loading; try again")
@@ -92,8 +95,9 @@ _ERRORS = {
 def refuse(exchange: Exchange, error: GatewayError) -> None:
     """Says an error that comes before the head by the shapes of the operations."""
     whose = blame(error)
-    if isinstance(error, Forbidden):
-        _respond(exchange, *refusal(error), error.ending)
+    if (forbidden := forbidden_of(error)) is not None:
+        status, headers, body = refusal(forbidden)
+        _respond(exchange, status, [*headers, *error.retry], body, error.ending)
     elif whose is ErrorOrigin.MODEL:
         _model_error(exchange, error.status, error.message, error.ending)
     else:

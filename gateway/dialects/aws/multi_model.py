@@ -9,10 +9,10 @@ from urllib.parse import parse_qs
 
 from gateway.catalog.repository import Repository
 from gateway.core.exchange import Exchange
-from gateway.core.route import Row
+from gateway.core.route import Needs, Row
 from gateway.core.whole_body import receive_body
 from gateway.dialects.aws.container import refuse_as_mme
-from gateway.errors import BadRequest
+from gateway.errors import BadRequest, NotPermitted
 from protocols.aws import multi_model
 
 _JSON = (b"content-type", multi_model.CONTENT_TYPE)
@@ -30,10 +30,10 @@ class MMEDialect:
         """Its routes."""
         row = partial(Row, dialect="mme", refuse=refuse_as_mme)
         return [
-            *(row("POST", path, self.load) for path in ("/models", "/models/")),
+            *(row("POST", path, self.load, needs=Needs.CONTROL) for path in ("/models", "/models/")),
             *(row("GET", path, self.list) for path in ("/models", "/models/")),
             row("GET", "/models/{name}", self.get),
-            row("DELETE", "/models/{name}", self.unload),
+            row("DELETE", "/models/{name}", self.unload, needs=Needs.CONTROL),
         ]
 
     async def load(self, exchange: Exchange) -> None:
@@ -43,6 +43,8 @@ class MMEDialect:
             wanted = multi_model.parse_load(body)
         except multi_model.MMEError as e:
             raise BadRequest(e.message) from None
+        if not exchange.may_ask(wanted.name):
+            raise NotPermitted.of_model(wanted.name)
         exchange.model = wanted.name
         await self._repository.load(wanted.name, wanted.url)
         exchange.outbound.respond(200, [_JSON], multi_model.loaded_body(wanted.name))
@@ -51,7 +53,7 @@ class MMEDialect:
         """GET /models."""
         query = parse_qs(exchange.query.decode("latin-1"))
         page = multi_model.parse_page(query.get("limit", [""])[0], query.get("next_page_token", [""])[0])
-        models = [(model.name, model.url) for model in self._repository.list()]
+        models = [(model.name, model.url) for model in self._repository.list() if exchange.may_ask(model.name)]
         exchange.outbound.respond(200, [_JSON], multi_model.page_body(models, page))
 
     async def get(self, exchange: Exchange, name: str) -> None:

@@ -15,9 +15,18 @@ from gateway.codecs.threads import run_in_codec_thread
 from gateway.config import SigV4Config
 from gateway.config.problem import ConfigError
 from gateway.core.exchange import Exchange
-from gateway.errors import Forbidden
+from gateway.credentials import is_signed
+from gateway.errors import (
+    Forbidden,
+    GatewayError,
+    NotPermitted,
+    TooManyRequests,
+    Unauthenticated,
+    UnsupportedType,
+    WrongHost,
+)
 from protocols.aws import bidi
-from protocols.aws.sigv4 import Payload, SigV4Error, VerifiedHead, Verifier
+from protocols.aws.sigv4 import ErrorCode, Payload, SigV4Error, VerifiedHead, Verifier
 from protocols.events import Buffer, Headers
 
 log = logging.getLogger("gateway")
@@ -45,10 +54,14 @@ class Signatures:
         return self._verifier is not None
 
     def claim(self, exchange: Exchange, *, streaming: bool = False) -> VerifiedHead | None:
-        """Verifies the head, None where signatures are off. `streaming`: the body is an event stream, signed event by
-        event. Forbidden where AWS would refuse it."""
+        """Verifies the head. None where signatures are off, and for a request without one that has come in by a key or a
+        certificate. `streaming`: the body is an event stream, signed event by event. Forbidden where AWS would refuse it."""
         if self._verifier is None:
             return None
+        if exchange.permit is not None or exchange.owner.client_certificate is not None:
+            signed = any(is_signed(value) for value in exchange.header_values(b"authorization"))
+            if not signed:
+                return None
         try:
             return self._verifier.verify_head(exchange.request, now=self._now(), streaming=streaming)
         except SigV4Error as e:
@@ -78,6 +91,25 @@ class Signatures:
                 raise Forbidden(str(e), code=e.code, status=e.status) from None
 
         return verify
+
+
+def forbidden_of(error: GatewayError) -> Forbidden | None:
+    """An error that says that who asks may not, in the names that every AWS service has for it; None for any other. Of a
+    key that is missing or wrong it has the status too."""
+    match error:
+        case Forbidden():
+            return error
+        case Unauthenticated():
+            code = ErrorCode.MISSING_TOKEN if error.missing else ErrorCode.UNRECOGNIZED_CLIENT
+            return Forbidden(error.message, code=code)
+        case NotPermitted():
+            return Forbidden(error.message, code="AccessDeniedException")
+        case TooManyRequests():
+            return Forbidden(error.message, code="ThrottlingException", status=error.status)
+        case WrongHost() | UnsupportedType():
+            return Forbidden(error.message, code=error.code, status=error.status)
+        case _:
+            return None
 
 
 def refusal(error: Forbidden) -> tuple[int, Headers, bytes]:

@@ -59,7 +59,7 @@ class LMIDialect:
     async def predictions(self, exchange: Exchange, name: str) -> None:
         """POST /predictions/{name}."""
         limits = self._models.config.limits
-        worker = self._models.named(name, Family.TEXT, "lmi")
+        worker = self._models.named(exchange.permit, name, Family.TEXT, "lmi")
         exchange.model = worker.name
         self.take(exchange, worker)
         worker.check_ready(exchange, room=not exchange.input_ended)  # a body that is here tells the words

@@ -12,7 +12,7 @@ from gateway.codecs.threads import codec
 from gateway.config import LimitsConfig, LMIConfig
 from gateway.core.exchange import Exchange
 from gateway.core.outbound import Outbound
-from gateway.core.route import Row
+from gateway.core.route import Needs, Row
 from gateway.core.whole_body import receive_body
 from gateway.dialects.answers import JSON, Wrapping, refusal_headers, reply_headers
 from gateway.dialects.call import session_of
@@ -36,7 +36,10 @@ from gateway.errors import (
     ModelFailed,
     NoSuchPath,
     NotFound,
+    NotPermitted,
     Overloaded,
+    TooManyRequests,
+    Unauthenticated,
 )
 from gateway.version import version
 from gateway.workers.worker import Worker
@@ -70,8 +73,8 @@ class OpenAIDialect:
         return [
             row("POST", "/v1/chat/completions", self.chat_completions),
             row("POST", "/v1/completions", self.completions),
-            row("GET", "/v1/models", self.models),
-            row("GET", "/v1/models/{name}", self.model),
+            row("GET", "/v1/models", self.models, needs=Needs.METADATA),
+            row("GET", "/v1/models/{name}", self.model, needs=Needs.METADATA),
         ]
 
     async def chat_completions(self, exchange: Exchange) -> None:
@@ -112,12 +115,13 @@ class OpenAIDialect:
 
     async def models(self, exchange: Exchange) -> None:
         """GET /v1/models: those that can answer here."""
-        speakers = [w.name for w in self._models.workers.values() if convertible(w.spec.family, Family.TEXT)]
+        seen = self._models.seen_by(exchange.permit).values()
+        speakers = [w.name for w in seen if convertible(w.spec.family, Family.TEXT)]
         exchange.outbound.respond(200, [JSON], openai.models_body([(name, self._since) for name in sorted(speakers)]))
 
     async def model(self, exchange: Exchange, name: str) -> None:
         """GET /v1/models/{name}."""
-        worker = self._models.named(name, Family.TEXT, "openai")
+        worker = self._models.named(exchange.permit, name, Family.TEXT, "openai")
         exchange.outbound.respond(200, [JSON], openai.model_body(worker.name, created=self._since))
 
     # -- a chat, at these routes and at LMI's ------------------------------------------------------------------------
@@ -171,14 +175,14 @@ class OpenAIDialect:
 
     def _worker(self, exchange: Exchange, document: dict[str, Any]) -> Worker:
         """The model that the request means. OpenAIError, which names the member, where it is none that could answer."""
-        name = openai.model_of(document)
+        name, permit = openai.model_of(document), exchange.permit
         try:
             if name in self._models.workers:
-                worker = self._models.named(name, Family.TEXT, "openai")
+                worker = self._models.named(permit, name, Family.TEXT, "openai")
             elif name in _ANY:
-                worker = self._models.unnamed(self._models.config.openai.default_model, Family.TEXT, "openai")
+                worker = self._models.unnamed(permit, self._models.config.openai.default_model, Family.TEXT, "openai")
             else:
-                raise NotFound(f"no model {name[:100]!r}; GET /v1/models lists those that there are")
+                raise NotFound(_unknown(name))
         except BadRequest as e:
             raise openai.OpenAIError(e.message, param="model") from None
         exchange.model = worker.name
@@ -403,10 +407,20 @@ def _refuse(exchange: Exchange, error: GatewayError, said: openai.OpenAIError) -
     exchange.outbound.respond(said.status, refusal_headers(error), said.body(), ending=error.ending)
 
 
+def _unknown(model: str) -> str:
+    return f"no model {model[:100]!r}; GET /v1/models lists those that there are"
+
+
 def _error_of(error: GatewayError) -> openai.OpenAIError:
     match error:
         case NoSuchPath():
             return openai.OpenAIError(error.message, 404, "not_found_error", code="unknown_url")
+        case Unauthenticated():
+            return openai.OpenAIError(error.message, 401, code="invalid_api_key")
+        case NotPermitted(model=str(model)):  # as one that is not there
+            return openai.OpenAIError.of_status(404, _unknown(model))
+        case TooManyRequests():
+            return openai.OpenAIError(error.message, 429, "rate_limit_error", code="rate_limit_exceeded")
         case ModelFailed() if error.request_to_blame:
             return openai.OpenAIError(error.message, code="context_length_exceeded" if error.too_long else None)
         case Overloaded():

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import final
 
 from gateway.core.exchange import Exchange
-from gateway.core.route import Row
+from gateway.core.route import Needs, Row
 from gateway.dialects.answers import JSON
 from gateway.dialects.health import ManagementDialect
 from gateway.dialects.v2.operations import rows_of
@@ -24,8 +24,12 @@ class V2Dialect:
     def rows(self) -> list[Row]:
         """Its routes, of which those of health answer whatever happens."""
         return [
-            *rows_of({"server_live": self.live, "server_ready": self.ready, "model_ready": self.model_ready}, always=True),
-            *rows_of({"server_metadata": self.server, "model_metadata": self.model, "model_config": self.config}),
+            *rows_of({"server_live": self.live, "server_ready": self.ready}, always=True, needs=Needs.NOTHING),
+            *rows_of({"model_ready": self.model_ready}, always=True, needs=Needs.MODEL_READY),
+            *rows_of(
+                {"server_metadata": self.server, "model_metadata": self.model, "model_config": self.config},
+                needs=Needs.METADATA,
+            ),
         ]
 
     async def live(self, exchange: Exchange) -> None:

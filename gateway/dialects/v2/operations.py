@@ -8,7 +8,7 @@ from typing import Any, final
 import msgspec
 
 from gateway.core.exchange import Exchange
-from gateway.core.route import Handler, Row
+from gateway.core.route import Handler, Needs, Row
 from gateway.dialects.answers import JSON
 from gateway.dialects.v2.requests import refuse
 from protocols import openapi
@@ -23,7 +23,8 @@ _LENGTH = "Inference-Header-Content-Length"
 _DESCRIPTION = (
     "The Open Inference Protocol, v2, with Triton's extensions. Which parser reads a request is decided by "
     f"{_LENGTH} alone, never by Content-Type. Every error has a JSON body with the member `error`. Every path answers "
-    "OPTIONS, and HEAD where it answers GET."
+    "OPTIONS, and HEAD where it answers GET. Where the server has keys for its clients, every operation but health may be "
+    "refused with 401, 403 or 429 for want of the right one."
 )
 _CAPTURED = {
     "name": "The name of a model.",
@@ -323,10 +324,10 @@ OPERATIONS: tuple[Operation, ...] = (
 _NAMED = {operation.name: operation for operation in OPERATIONS}
 
 
-def rows_of(handlers: Mapping[str, Handler], *, always: bool = False) -> list[Row]:
+def rows_of(handlers: Mapping[str, Handler], *, always: bool = False, needs: Needs = Needs.INFER) -> list[Row]:
     """The rows of operations, by their names, with their handlers: one for each path."""
     return [
-        Row(operation.method, path, handler, dialect="v2", refuse=refuse, always=always)
+        Row(operation.method, path, handler, dialect="v2", refuse=refuse, always=always, needs=needs)
         for operation, handler in ((_NAMED[name], handler) for name, handler in handlers.items())
         for path in operation.paths
     ]
@@ -349,7 +350,7 @@ class OpenAPIDialect:
 
     def rows(self) -> list[Row]:
         """Its one route."""
-        return rows_of({"openapi": self.openapi})
+        return rows_of({"openapi": self.openapi}, needs=Needs.METADATA)
 
     async def openapi(self, exchange: Exchange) -> None:
         """GET /v2/openapi.json; made when it is first asked for."""

@@ -10,7 +10,7 @@ import msgspec
 from gateway.catalog.load_unload import ModelControl
 from gateway.catalog.repository import Repository
 from gateway.core.exchange import Exchange
-from gateway.core.route import Row
+from gateway.core.route import Needs, Row
 from gateway.core.whole_body import receive_body
 from gateway.dialects.answers import JSON
 from gateway.dialects.v2.operations import rows_of
@@ -38,25 +38,28 @@ class V2ControlDialect:
 
     def rows(self) -> list[Row]:
         """Its routes."""
-        rows = rows_of(
-            {
-                "models": self.models,
-                "all_statistics": self.all_statistics,
-                "statistics": self.statistics,
-                "index": self.index,
-                "load": self.load,
-                "unload": self.unload,
-                "log_settings": self.log_settings,
-                "change_log": self.change_log,
-            }
-        )
+        rows = [
+            *rows_of({"models": self.models}, needs=Needs.METADATA),
+            *rows_of({"all_statistics": self.all_statistics, "statistics": self.statistics}),
+            *rows_of(
+                {
+                    "index": self.index,
+                    "load": self.load,
+                    "unload": self.unload,
+                    "log_settings": self.log_settings,
+                    "change_log": self.change_log,
+                },
+                needs=Needs.CONTROL,
+            ),
+        ]
         for kind in ("system", "cuda"):
             rows += rows_of(
                 {
                     f"{kind}_shared_memory": self.regions,
                     f"register_{kind}_shared_memory": self.register,
                     f"unregister_{kind}_shared_memory": self.unregister,
-                }
+                },
+                needs=Needs.CONTROL,
             )
         return rows
 
@@ -64,7 +67,7 @@ class V2ControlDialect:
 
     async def all_statistics(self, exchange: Exchange) -> None:
         """GET /v2/models/stats."""
-        workers = sorted(self._calls.models.workers.items())
+        workers = sorted(self._calls.models.seen_by(exchange.permit).items())
         self._tell(exchange, *(worker for _, worker in workers))
 
     async def statistics(self, exchange: Exchange, name: str, version: str = "") -> None:
@@ -85,12 +88,12 @@ class V2ControlDialect:
 
     async def models(self, exchange: Exchange) -> None:
         """GET /v2/models, KServe's list."""
-        _reply(exchange, bodies.ModelList(models=tuple(sorted(self._calls.models.workers))))
+        _reply(exchange, bodies.ModelList(models=tuple(sorted(self._calls.models.seen_by(exchange.permit)))))
 
     async def index(self, exchange: Exchange, repository: str = "") -> None:
         """POST /v2/repository[/{repository}]/index. There is one repository, whatever it is called."""
         wanted = await self._body(exchange, bodies.ModelIndexRequest, "index request")
-        found = await self._control.index(ready=wanted.ready)
+        found = [entry for entry in await self._control.index(ready=wanted.ready) if exchange.may_ask(entry.name)]
         _reply(
             exchange,
             [bodies.ModelIndexEntry(name=e.name, version=e.version, state=e.standing.value, reason=e.reason) for e in found],

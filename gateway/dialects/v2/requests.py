@@ -55,9 +55,10 @@ class V2Calls:
         to be called as well: BadRequest for one of another family than tensors, Unavailable."""
         worker = self._workers.get(name)
         if worker is None:
-            raise NotFound(
-                f"unknown model {name[:100]!r}; there are: {', '.join(sorted(self.models.workers))[:1000] or 'none'}"
-            )
+            seen = ", ".join(sorted(self.models.seen_by(exchange.permit)))
+            raise NotFound(f"unknown model {name[:100]!r}; there are: {seen[:1000] or 'none'}")
+        if exchange.permit is not None:
+            self.models.check(exchange.permit, name)
         if version and version != worker.spec.version:
             raise NotFound(f"model {name!r} has no version {version[:20]!r}, only {worker.spec.version!r}")
         exchange.model = worker.name
@@ -212,7 +213,10 @@ def schedule(exchange: Exchange, parameters: Mapping[str, Any]) -> Timeout | Non
             raise v2.V2Error(
                 f"parameter priority of the request must be a whole number, 0 for none, got {str(value)[:40]!r}"
             )
-        exchange.priority = value or exchange.priority
+        exchange.ask_priority(value or exchange.priority)
+        permit = exchange.permit
+        if permit is not None and 0 < value < permit.priority and isinstance(parameters, dict):
+            parameters["priority"] = permit.priority  # which a model that joins requests looks at too
     return timeout_of(parameters)
 
 

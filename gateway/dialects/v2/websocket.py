@@ -14,7 +14,7 @@ from gateway.codecs.threads import codec
 from gateway.config import BidiConfig
 from gateway.core.exchange import Exchange
 from gateway.core.route import WEBSOCKET, Row
-from gateway.dialects.answers import JSON, close, reply_of
+from gateway.dialects.answers import JSON, accepted_handshake, close, reply_of
 from gateway.dialects.call import session_of
 from gateway.dialects.v2.channels import replied
 from gateway.dialects.v2.requests import Timeout, V2Calls, batch_of, refuse, timeout_of
@@ -67,7 +67,7 @@ class SessionDialect:
         """
         worker = self._calls.worker(exchange, name, version, infers=True)
         try:
-            accepted = handshake.accept_headers(exchange.request)
+            accepted = accepted_handshake(exchange)
         except RemoteProtocolError as e:
             headers = [JSON, *handshake.refusal_headers(e)]
             exchange.outbound.respond(e.status, headers, v2.V2Error(str(e)).error_body(), ending=Ending.REFUSED)

@@ -1127,7 +1127,8 @@ def values(draw: st.DrawFn, setting: Setting) -> Any:
         case Unit.COUNTS:
             return draw(st.lists(st.integers(int(setting.low), int(setting.high)), max_size=3))
         case Unit.PATHS | Unit.TEXTS:
-            return draw(st.lists(_TEXTS, max_size=3))
+            items = st.from_regex(re.compile(setting.pattern, re.ASCII), fullmatch=True) if setting.pattern else _TEXTS
+            return draw(st.lists(items, max_size=3))
         case Unit.ADDRESSES:
             place = st.from_regex(setting.pattern, fullmatch=True)
             return draw(place | st.lists(place, min_size=1, max_size=3, unique=True))

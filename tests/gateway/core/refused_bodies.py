@@ -30,7 +30,7 @@ import numpy as np
 import numpy.typing as npt
 import trio
 
-from gateway.config import Config, LimitsConfig, ListenConfig, SageMakerConfig, SigV4Config
+from gateway.config import AccessConfig, Config, LimitsConfig, ListenConfig, SageMakerConfig, SigV4Config
 from gateway.gateway import Gateway
 from models.adapt import spec_of
 from models.blocking import run_step
@@ -240,7 +240,12 @@ def config_of(size: int, credentials: str) -> Config:
         f"[a]\naws_access_key_id={SIGNER.access_key_id}\naws_secret_access_key={SIGNER.secret_access_key}\n"
     )
     verified = SageMakerConfig(sigv4=SigV4Config(credentials=credentials))
-    return Config(listen=ListenConfig(host="127.0.0.1", port=0), limits=limits_of(size), sagemaker=verified)
+    return Config(
+        listen=ListenConfig(host="127.0.0.1", port=0),
+        limits=limits_of(size),
+        sagemaker=verified,
+        access=AccessConfig(unsigned=True),  # other routes are asked too
+    )
 
 
 def signature(request: Refused, authority: bytes) -> Fields:

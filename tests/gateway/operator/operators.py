@@ -33,6 +33,7 @@ class Operator:
     """Asks an application as an ASGI server would, from a browserless client on this machine."""
 
     def __init__(self, app: ASGIApp | Gateway, **headers: str) -> None:
+        self.gateway = app if isinstance(app, Gateway) else None
         self.app = operator_app(app) if isinstance(app, Gateway) else app
         self.headers = {"host": "127.0.0.1:9000", **headers}
 

@@ -133,6 +133,7 @@ async def test_the_head_goes_out_before_the_first_part(kind: str, fault: str, au
             (b"x-amzn-requestid", b"boot1"),
             (b"x-accel-buffering", b"no"),
             (b"x-request-id", b"boot1"),
+            (b"x-content-type-options", b"nosniff"),
             (b"date", NOW),
         ]
         line.peer.close()

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from gateway.client.questions import bidirectional
-from gateway.config import Config
+from gateway.config import AccessConfig, Config
 from gateway.testing.stories.talk import Leave
 from models.messages import Part
 from models.session import Session
@@ -156,7 +156,19 @@ async def test_a_large_body_is_hashed_beside_the_loop(size: int) -> None:  # on 
         assert (await answered(house, signed(INVOKE, body=body), body[1:] + b"x"))[0] == 403
 
 
-async def test_a_containers_routes_are_its_platforms_and_not_signed(autojump_clock: Any) -> None:
+async def test_a_signature_opens_no_other_route(autojump_clock: Any) -> None:
+    async with serving(Probe(echo).spec("bidi"), config=replace(on(), access=AccessConfig())) as house:
+        for path in ("/invocations", "/models/probe/invoke", "/v2/models/probe/infer"):
+            line = house.line("http1")
+            await line.send(signed(path), Data(stream=1, buffers=(BODY,)), End(stream=1))
+            status, headers, body = await line.peer.read_answer(1)
+            assert (status, headers.get(b"www-authenticate")) == (401, b'Bearer realm="everywire"'), body
+            assert b"this server needs a signature or a certificate" in body
+        assert (await house.ask("/ping", method=b"GET"))[0] == 200
+
+
+async def test_a_containers_routes_are_its_platforms_where_that_is_said(autojump_clock: Any) -> None:
+    assert on().access.unsigned
     async with serving(Probe(echo).spec("bidi"), config=on()) as house:
         assert (await house.ask("/invocations", BODY))[::2] == (200, BODY)
         assert (await house.ask("/models/probe/invoke", BODY))[0] == 200

@@ -1,0 +1,290 @@
+"""Access: who may ask for what, decided at the head of a request, before anything of its body is read or paid for."""
+
+from __future__ import annotations
+
+import logging
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
+from typing import Any, final
+
+from gateway.config import AccessConfig, Config
+from gateway.config.exposure import closes
+from gateway.config.problem import ConfigError
+from gateway.config.text import show
+from gateway.config.watched_file import WatchedFile
+from gateway.core.exchange import Exchange
+from gateway.core.route import Needs, Row
+from gateway.core.server import Server
+from gateway.credentials import shown_key
+from gateway.errors import (
+    BadRequest,
+    Ending,
+    GatewayError,
+    NotPermitted,
+    Refusal,
+    TooManyRequests,
+    Unauthenticated,
+    UnsupportedType,
+    WrongHost,
+)
+from gateway.keys import LARGEST, Key, KeyFileError, KeySet, Scope, read_keys
+from gateway.party import Party, Quota
+from gateway.serving.pages import SAFE, Pages, is_from_page, is_json, is_preflight
+from gateway.untrusted_text import escape
+from models.blocking import in_thread
+from protocols.events import Headers
+
+log = logging.getLogger("gateway.access")
+
+_STRANGERS = 20  # 401s of one connection
+_PATH = 200  # characters that the log has of one
+_SHORT = 32 * 1024  # bytes of a file whose reading keeps nobody waiting
+_REASONS = (
+    "missing-key", "wrong-key", "two-keys", "model", "scope", "rate", "in-flight", "origin", "content-type", "host",
+)  # fmt: skip
+
+_MISSING = "this server needs a key: send `Authorization: Bearer KEY` or `x-api-key: KEY`"
+_WRONG = "the key is not known, or it is over"
+
+
+@final
+class Admittance:
+    """What was decided of one head, which holds for each request with that head and as long as the keys are the same."""
+
+    __slots__ = ("beside", "key", "keys", "party")
+
+    def __init__(self, keys: KeySet, beside: Headers, key: Key | None, party: Party | None) -> None:
+        self.keys, self.beside, self.key, self.party = keys, beside, key, party
+
+
+@final
+class ClientAccess:
+    """The door of one gateway.
+
+    Where a way in is set (keys, signatures, certificates that are required), each request needs one of those that are set,
+    on every wire; health is open. Whatever is set, a browser's page of another site may change nothing.
+    """
+
+    def __init__(self, config: Config, server: Server, wall_clock: Callable[[], float]) -> None:
+        """`wall_clock` gives the seconds since 1970, which keys expire by. ConfigError for a file of keys that cannot be."""
+        access = config.access
+        self._server, self._wall_clock = server, wall_clock
+        self._pages = Pages(config)
+        self._named = bool(access.hosts)
+        self._signatures = bool(config.sagemaker.sigv4.credentials)
+        self._certificates = bool(config.tls.client_ca)
+        self.closed = closes(config)
+        """Whether a request needs a key, or another way in."""
+        self._open = frozenset((Needs.NOTHING, *(Needs(name) for name in access.open)))
+        self._beside = access.pass_credentials
+        self._grace = access.grace
+        self.reasons: Sequence[str] = _REASONS
+        """Why a request may be refused here."""
+        self.refusals: dict[str, int] = dict.fromkeys(_REASONS, 0)
+        """Requests that were, by one of these."""
+        self.endings: Counter[tuple[str, Ending]] = Counter()
+        """Exchanges that are over, by the name of their key."""
+        self.keys = KeySet()
+        """Those that open, now."""
+        self._parties: dict[str, Party] = {}
+        self._live: dict[Exchange, Key] = {}
+        self._gone: dict[bytes, float] = {}  # when what a key that is no more has begun must end
+        self.file = WatchedFile(access.keys_file, LARGEST) if access.keys_file else None
+        """The file of keys; None where there is none."""
+        if self.file is not None:
+            self._take(read_key_file(access, self.file).without_those_over(wall_clock()), 0.0)
+            self._tell_mode(self.file)
+
+    # -- at the head of a request --------------------------------------------------------------------------------------
+
+    def look(self, exchange: Exchange, row: Row | None, arguments: Mapping[str, Any]) -> Admittance | None:
+        """What is decided of a request's head; None where there is nothing to decide. `row` is the one that it asks for, and
+        `arguments` what its path captures; None: there is none. What it may not ask for is raised."""
+        pages, beside = self._pages, self._pages.told
+        if self._named and not pages.is_called(exchange.request):
+            host = show(exchange.request.authority[:100].decode("latin-1"))
+            raise self._refused(exchange, "host", WrongHost(f"this server is not called {host} (access.hosts)"))
+        if is_from_page(exchange):
+            beside = pages.fields(exchange, arguments.get("allow"))
+            exchange.outbound.beside = beside
+            self._check_page(exchange, row)
+        if not self.closed or (row is not None and row.needs in self._open) or is_preflight(exchange):
+            return Admittance(self.keys, beside, None, None) if beside else None
+        exchange.outbound.beside = beside
+        key = self._key_of(exchange, row)
+        party = None
+        if key is not None:
+            party = exchange.key = self._parties[key.name]
+            exchange.permit = key
+            self._check_scope(exchange, key, row, arguments)
+        return Admittance(self.keys, beside, key, party) if beside or key is not None else None
+
+    def _check_page(self, exchange: Exchange, row: Row | None) -> None:
+        if not self._pages.may_ask(exchange):
+            said = "a page of another site may not ask for this: its origin is not in access.origins"
+            raise self._refused(exchange, "origin", NotPermitted(said))
+        if row is None or row.needs is not Needs.CONTROL or exchange.request.method in SAFE:
+            return
+        if not is_json(exchange):
+            said = "a page manages models with content-type: application/json alone, which browsers ask about before"
+            raise self._refused(exchange, "content-type", UnsupportedType(said))
+
+    def _key_of(self, exchange: Exchange, row: Row | None) -> Key | None:
+        """The key that a request shows, which is right; None where something else lets it in."""
+        if self.file is not None:
+            try:
+                shown = shown_key(exchange.request.headers, beside=self._beside)
+            except BadRequest as e:
+                raise self._refused(exchange, "two-keys", BadRequest(e.message)) from None
+            if shown is not None:
+                key = self.keys.find(shown, self._wall_clock())
+                if key is None:
+                    raise self._refused(exchange, "wrong-key", Unauthenticated(_WRONG))
+                return key
+        if self._certificates and exchange.owner.client_certificate is not None:
+            return None
+        if self._signatures and row is not None and row.signed:
+            return None  # its handler verifies it
+        said = _MISSING if self.file is not None else "this server needs a signature or a certificate of its clients"
+        raise self._refused(exchange, "missing-key", Unauthenticated(said, missing=True))
+
+    def _check_scope(self, exchange: Exchange, key: Key, row: Row | None, arguments: Mapping[str, Any]) -> None:
+        if row is None:
+            return
+        if row.needs is Needs.CONTROL and key.scope is not Scope.CONTROL:
+            raise self._refused(
+                exchange, "scope", NotPermitted("this key may call models and not manage them (scope=control)")
+            )
+        name = arguments.get("name")
+        if name is not None and not key.reaches(name):
+            raise self._refused(exchange, "model", NotPermitted.of_model(name))
+
+    def _refused(self, exchange: Exchange, reason: str, error: GatewayError) -> GatewayError:
+        """The error, which counts for its connection."""
+        error.barred = reason
+        if isinstance(error, Unauthenticated):
+            owner = exchange.owner
+            owner.strangers += 1
+            if owner.strangers >= _STRANGERS:
+                exchange.wire.dismiss()
+        return error
+
+    def count(self, exchange: Exchange, error: GatewayError) -> None:
+        """A request ends with this, which says that who asks may not."""
+        self.refusals[error.barred] += 1
+        if log.isEnabledFor(logging.INFO) and self._server.log_limits.allows("access refused"):
+            facts = {
+                "id": exchange.id,
+                "peer": exchange.owner.peer,
+                "wire": exchange.wire.name,
+                "path": escape(exchange.path[:_PATH].decode("latin-1")),
+                "reason": error.barred,
+            }
+            if exchange.key is not None:
+                facts["key"] = exchange.key.name
+            log.info("access refused", extra=facts)
+
+    def admit(self, exchange: Exchange, entry: Admittance) -> None:
+        """A request of a head that was looked at, with keys that are the same still: it counts for its key from now on.
+        TooManyRequests."""
+        if entry.beside:
+            exchange.outbound.beside = entry.beside
+        key, party = entry.key, entry.party
+        if key is None or party is None:
+            return
+        exchange.permit, exchange.key = key, party
+        if key.priority > 1:
+            exchange.ask_priority(0)
+        quota = party.quota
+        assert quota is not None, "each key's party has one"
+        if 0 < quota.at_once <= quota.running:
+            said = f"{quota.running} exchanges of key {party.name!r} run, as many as may (in_flight={quota.at_once})"
+            raise self._refused(exchange, "in-flight", TooManyRequests(said, refusal=Refusal.IN_FLIGHT))
+        if quota.rate and (wait := quota.wait(self._server.clock())):
+            said = f"key {party.name!r} may begin {quota.rate:g} exchanges a second (rate={quota.rate:g})"
+            raise self._refused(exchange, "rate", TooManyRequests(said, retry_after=wait, refusal=Refusal.RATE))
+        quota.running += 1
+        self._live[exchange] = key
+
+    # -- at its end ------------------------------------------------------------------------------------------------------
+
+    def around(self, closed: Callable[[Exchange], None]) -> Callable[[Exchange], None]:
+        """What is called with each exchange that is over, in the place of `closed`."""
+        return partial(self._closed, closed) if self.file is not None else closed
+
+    def _closed(self, closed: Callable[[Exchange], None], exchange: Exchange) -> None:
+        party = exchange.key
+        if party is not None:
+            assert exchange.ending is not None
+            self.endings[party.name, exchange.ending] += 1
+            if self._live.pop(exchange, None) is not None and party.quota is not None:
+                party.quota.running -= 1
+        closed(exchange)
+
+    # -- as time goes by -------------------------------------------------------------------------------------------------
+
+    def tick(self, now: float) -> None:
+        """Once a second, on Trio's clock: keys that are over go, and so does, a while later, what they have begun."""
+        left = self.keys.without_those_over(self._wall_clock())
+        if left is not self.keys:
+            self._take(left, now)
+        if self._gone:
+            self._end_those_gone(now)
+
+    async def reload(self) -> None:
+        """Reads the file again, which has changed. Where it cannot be used, the keys that were read last hold."""
+        file = self.file
+        assert file is not None
+        try:
+            data = file.read()
+            short = len(data) < _SHORT or len(data) > LARGEST
+            keys = read_keys(data) if short else await in_thread(partial(read_keys, data), expected=(KeyFileError,))
+        except (OSError, KeyFileError) as e:
+            log.error("keys cannot be read: those read last hold", extra={"file": file.path, "reason": _why(e)})
+            return
+        self._take(keys.without_those_over(self._wall_clock()), self._server.clock())
+        log.info("keys were read again", extra={"file": file.path, "keys": len(keys)})
+        self._tell_mode(file)
+
+    def _take(self, keys: KeySet, now: float) -> None:
+        for key in self.keys:
+            if key not in keys:
+                self._gone.setdefault(key.digest, now + self._grace)
+        for key in keys:
+            self._gone.pop(key.digest, None)
+        before, self._parties = self._parties, {}
+        for key in keys:
+            name = key.name
+            party = self._parties[name] = before.get(name) or self._server.parties.of_key(name)
+            party.share = key.share
+            party.quota = party.quota or Quota()
+            party.quota.set(key.in_flight, key.rate)
+        self.keys = keys
+
+    def _end_those_gone(self, now: float) -> None:
+        due = {digest for digest, until in self._gone.items() if until <= now}
+        for digest in due:
+            del self._gone[digest]
+        if due:
+            for exchange in [exchange for exchange, key in self._live.items() if key.digest in due]:
+                exchange.interrupt(Unauthenticated(_WRONG))
+
+    def _tell_mode(self, file: WatchedFile) -> None:
+        if file.read_by_others:
+            log.warning("the file of keys can be read by others", extra={"file": file.path, "setting": "access.keys_file"})
+        if not len(self.keys):
+            log.warning("no key opens: the file has none", extra={"file": file.path, "setting": "access.keys_file"})
+
+
+def read_key_file(config: AccessConfig, file: WatchedFile | None = None) -> KeySet:
+    """The keys of the file that is configured. ConfigError where they cannot be."""
+    file = file or WatchedFile(config.keys_file, LARGEST)
+    try:
+        return read_keys(file.read())
+    except (OSError, KeyFileError) as e:
+        raise ConfigError(f"access.keys_file: {show(file.path)}: {_why(e)}") from None
+
+
+def _why(error: Exception) -> str:
+    return error.strerror or str(error) if isinstance(error, OSError) else str(error)

@@ -1,0 +1,1 @@
+"""Who may call: keys on every wire, and the pages of browsers."""
