@@ -62,7 +62,7 @@ class WebSocketWire:
         self._floods = FloodGuard(connection, allowances_of(WEBSOCKET_FLOODS, self._config.floods))
         self._gone = False
         self._failed = False
-        self._choked = False  # by Pongs that wait
+        self._choked = False  # by Pongs that wait, or for good
         self._ended_at: float | None = None  # by us, for what the peer does
         self._closing_since: float | None = None
         self._ping_at = connection.clock()
@@ -85,10 +85,9 @@ class WebSocketWire:
     # -- receiving -------------------------------------------------------------------------------------------------
 
     def receive_buffer(self, scratch: memoryview) -> memoryview | None:
-        machine = self._machine
-        if machine.choked or self._ended_at is not None:
-            self._choked = True
+        if self._choked:
             return None
+        machine = self._machine
         target = machine.get_buffer()
         if target is None:
             ahead = machine.unconsumed + self._inbound.waiting
@@ -140,6 +139,7 @@ class WebSocketWire:
                             self._pong_due = None
                         case _:
                             assert type(event) is Ping
+                            self._choked = self._machine.choked
             at_most -= EVENTS_A_LOOK
             if self._connection.clock() > until:
                 return False
@@ -158,7 +158,8 @@ class WebSocketWire:
     def _verdict(self, flood: Flood | None) -> bool:
         if flood is None:
             return False
-        self._failed, self._ended_at = True, self._connection.clock()
+        self._failed = self._choked = True
+        self._ended_at = self._connection.clock()
         self._machine.give_up(_POLICY_VIOLATION, f"too many {flood.kind} frames (websocket.floods)")
         report(self._connection, flood, end_exchanges(self._connection, Closing.FLOOD))
         return True
@@ -185,7 +186,7 @@ class WebSocketWire:
         sent = self._machine.data_sent()
         if not sent.room and not sent.ended:
             return sent
-        if self._choked:
+        if self._choked and self._ended_at is None:
             self._choked = False
             self._connection.read_more()
         stream = self._exchange.stream
