@@ -22,14 +22,17 @@ def left_over(gateway: Gateway) -> list[str]:
 
 
 def broken_ledgers(gateway: Gateway) -> Iterator[str]:
-    """What is wrong with the windows of its HTTP/2 connections, and with its byte budget: nothing, at every moment between
-    two steps of tasks."""
+    """What is wrong with the windows of its HTTP/2 connections, with the slots of its models, and with its byte budget:
+    nothing, at every moment between two steps of tasks."""
     for connection in gateway.server.connections:
         wire = getattr(connection, "wire", None)  # an ASGI server's are its own
         if isinstance(wire, HTTP2Wire):
             for stream, ledger in wire._machine.windows().items():
                 if ledger.available != ledger.library or ledger.unread < 0 or ledger.owed < 0:
                     yield f"the window of stream {stream} is {ledger}"
+    for name, worker in gateway.supervisor.workers.items():
+        if not worker.slots.balanced:
+            yield f"of {worker.slots.in_use} slots of {name} parties have {worker.slots.queue.used}"
     budget = gateway.budget
     if not 0 <= budget.used <= budget.limit:
         yield f"{budget.used} bytes of a budget of {budget.limit} are in use"

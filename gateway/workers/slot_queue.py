@@ -119,6 +119,11 @@ class SlotQueue:
         """The slots that it has."""
         return self._used.get(party, 0)
 
+    @property
+    def used(self) -> int:
+        """The slots that all have."""
+        return sum(self._used.values())
+
     def waiting_of(self, party: Party) -> int:
         """How many of it wait."""
         member = self._members.get(party)

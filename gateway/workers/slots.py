@@ -113,6 +113,12 @@ class Slots:
         """How many are taken, those included that are stuck, and replaced by others."""
         return self.capacity - self.free + len(self._replaced)
 
+    @property
+    def balanced(self) -> bool:
+        """Whether each slot that is taken is some party's, while they are counted: so at every moment between two steps of
+        tasks."""
+        return not self._counting or self.queue.used == self.capacity - self.free
+
     # -- for who calls the model ------------------------------------------------------------------------------------
 
     def take_now(self, caller: Caller) -> Slot | None:

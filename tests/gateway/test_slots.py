@@ -14,7 +14,7 @@ import trio
 from trio.testing import MockClock, wait_all_tasks_blocked
 
 from gateway import client
-from gateway.errors import DeadlineExceeded, Ending, GatewayError, ModelCrashed, Overloaded, Refusal
+from gateway.errors import Closing, DeadlineExceeded, Ending, GatewayError, ModelCrashed, Overloaded, Refusal
 from gateway.party import Party
 from gateway.workers.caller import Caller
 from gateway.workers.worker import Worker
@@ -327,3 +327,32 @@ async def test_what_was_replaced_before_anybody_counted_is_nobodys(left: bool) -
             one.leave()
         slots.replacement_back(slot)
         slots.live.clear()
+
+
+@pytest.mark.parametrize(
+    ("path", "body", "status"),
+    [
+        ("/predictions/probe", {"inputs": "x"}, 503),
+        ("/v1/completions", {"model": "probe", "prompt": "x"}, 429),
+        ("/v2/models/probe/generate", {"text_input": "x"}, 503),
+        ("/endpoints/probe/invocations", {"inputs": "x"}, 503),
+    ],
+)
+async def test_a_share_is_refused_in_the_words_of_the_form_and_counted(
+    path: str, body: dict[str, str], status: int, autojump_clock: MockClock
+) -> None:
+    async with serving(spec_of(Slotted(), "probe", family=Family.TEXT, capacity=3, queue=0)) as house:
+        registry, line = house.gateway.registry, house.line("http2")
+        for _ in range(2):
+            await line.send(*client.post(line.next_stream(), "/predictions/probe", b'{"inputs": "x"}'))
+        await house.still()
+        said, headers, _ = await house.ask(path, json.dumps(body).encode(), ("content-type", "application/json"), line=line)
+        assert (said, headers["retry-after"]) == (status, "1")
+        for metric in ("everywire_refusals_total", "everywire_party_refusals_total"):
+            assert registry.get_sample_value(metric, {"reason": "party-share"}) == 1
+            assert registry.get_sample_value(metric, {"reason": "queue-full"}) in (0, None)
+        house.gateway.server.connection_ended(Closing.REFUSED)
+        assert registry.get_sample_value("everywire_party_refusals_total", {"reason": "connections"}) == 1
+        assert registry.get_sample_value("everywire_ended_connections_total", {"reason": "refused-at-limit"}) == 1
+        line.peer.close()
+        await house.still()

@@ -89,11 +89,11 @@ async def test_a_plane_that_fails_begins_anew_and_models_do_not_notice(
 ) -> None:
     accept, failures = Listener.accept, [RuntimeError("a bug of ours")]
 
-    async def fails(listener: Listener, serve: Any, may_accept: Any) -> None:
+    async def fails(listener: Listener, *arguments: Any) -> None:
         if listener.port == gateway.operator_port and failures:
             await trio.lowlevel.checkpoint()
             raise failures.pop()
-        await accept(listener, serve, may_accept)
+        await accept(listener, *arguments)
 
     monkeypatch.setattr(Listener, "accept", fails)
     probe = Probe(answering)

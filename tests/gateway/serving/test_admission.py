@@ -294,7 +294,15 @@ async def test_a_wait_that_is_cancelled_at_any_step_keeps_neither_slot_nor_place
                 with held:
                     pass
             cancelled += caught
-            assert (worker.slots.queued, worker.slots.in_use, worker.slots.live, worker.slots.queued_bytes) == (
+            assert worker.slots.balanced
+            assert (
+                worker.slots.queue.used,
+                worker.slots.queued,
+                worker.slots.in_use,
+                worker.slots.live,
+                worker.slots.queued_bytes,
+            ) == (
+                0,
                 0,
                 0,
                 set(),
