@@ -33,6 +33,8 @@ class Refusal(enum.Enum):
     """It has waited for a slot as long as one may."""
     MEMORY = "memory"
     """The byte budget has no room for it, or is above `limits.memory_refuse`."""
+    PARTY_SHARE = "party-share"
+    """Its party holds its share of what is scarce, which others need."""
     SHED = "memory-reset"
     """It was ended because it held most, above `limits.memory_reset`."""
     DRAINING = "draining"

@@ -137,8 +137,10 @@ _UNITS: Mapping[Any, Unit] = {
 
 def _setting(path: Key, hint: Any, field: dataclasses.Field[Any]) -> Setting:
     info, extra = _said(hint)
-    default, computed = field.default, ""
-    if field.default_factory is not dataclasses.MISSING:
+    default, computed = field.default, extra.get("computed", "")
+    if computed:
+        default = None
+    elif field.default_factory is not dataclasses.MISSING:
         default = field.default_factory()
         name = getattr(field.default_factory, "__name__", "").strip("_").replace("_", " ")
         computed = f"a {name}" if isinstance(info, IntType) else ""

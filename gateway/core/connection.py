@@ -13,7 +13,7 @@ from gateway.credentials import Door
 from gateway.errors import Drained, Ending, SlowReader, TransportLost
 from gateway.net.certificate import read_client
 from gateway.net.tls_transport import TLSTransport
-from gateway.party import Party
+from gateway.party import MemoryAccount, Party
 from gateway.untrusted_text import unquoted
 from protocols.errors import RemoteProtocolError
 from protocols.events import Buffer, Head, Request, Sent
@@ -87,10 +87,10 @@ class Connection:
     """
 
     __slots__ = (  # a dict of more than 30 names has no place in CPython's inline caches
-        "_blocked_since", "_certificate", "_closed", "_dirty", "_ending", "_hung_up", "_linger", "_lost", "_party", "_ready",
+        "_blocked_since", "_certificate", "_closed", "_dirty", "_ending", "_hung_up", "_linger", "_lost", "_ready",
         "_rest", "_soon", "_watch", "behind", "blocked", "budget", "clock", "eof", "exchanges", "last_received", "last_sent",
-        "limits", "peer", "pool", "proxies", "reading_paused", "requests", "routed", "server", "transport", "whole_answer",
-        "wire",
+        "limits", "party", "peer", "pool", "proxies", "reading_paused", "requests", "routed", "server", "transport",
+        "whole_answer", "wire",
     )  # fmt: skip
 
     def __init__(
@@ -103,7 +103,7 @@ class Connection:
     ) -> None:
         """`proxies` may name clients in requests; None where the peer is none of them."""
         self.server, self.transport = server, transport
-        self.limits, self.budget, self.pool, self.clock = server.limits, server.budget, server.pool, server.clock
+        self.limits, self.pool, self.clock = server.limits, server.pool, server.clock
         self.peer, self.proxies = transport.peer, proxies
         self.exchanges: dict[int, Exchange] = {}
         self.routed: tuple[Head, Any] | None = None
@@ -131,22 +131,24 @@ class Connection:
         self._lost: Ending | None = None
         self._closed = False
         self._certificate: ClientCertificate | None = None
-        self._party: Party | None = None
+        self.party = self._find_party()
+        """Whom its exchanges are counted for: the subject of the client's certificate, else the connection itself."""
+        self.budget = server.account_of(self.party)
         self.wire = make_wire(self)
+
+    def account_of(self, party: Party) -> MemoryAccount:
+        """What that party holds of the byte budget."""
+        return self.server.account_of(party)
 
     @property
     def door(self) -> Door:
         """Decides which fields of a request models see."""
         return self.server.door
 
-    @property
-    def party(self) -> Party:
-        """Whom its exchanges are counted for: the subject of the client's certificate, else the connection itself."""
-        if self._party is None:
-            certificate = self.client_certificate
-            known = certificate is not None and certificate.subject
-            self._party = self.server.parties.of_certificate(known) if known else Party(self.peer)
-        return self._party
+    def _find_party(self) -> Party:
+        certificate = self.client_certificate
+        known = certificate is not None and certificate.subject
+        return self.server.parties.of_certificate(known) if known else Party(self.peer)
 
     @property
     def client_certificate(self) -> ClientCertificate | None:

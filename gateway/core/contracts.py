@@ -12,13 +12,16 @@ if TYPE_CHECKING:
     from gateway.credentials import Door
     from gateway.errors import Ending, GatewayError
     from gateway.net.proxies import TrustedProxies
-    from gateway.party import Party
+    from gateway.party import MemoryAccount, Party
     from models.session import ClientCertificate
-    from protocols.buffers import ByteBudget
+    from protocols.buffers import Budget
     from protocols.events import Buffer, Head, Headers, Opcode
 
 FRAMING = 20
 """Bytes of framing, at most, around one message of a wire that is `exclusive`."""
+LANDED = 256 * 1024
+"""Bytes of a body, at most, that land where it will stay before its exchange hears of them; at first as many as it has
+heard of."""
 LAST_WORD = 5.0
 """Seconds that a client has, after `limits.write_stall`, to read again and hear why its answer ends: what
 `websocket.close_timeout` gives a Close. Meanwhile its model has stopped, and only what is queued is held."""
@@ -56,6 +59,14 @@ class Wire(Protocol):
 
     def reset(self, stream: int, ending: Ending) -> None: ...
     def land(self, stream: int, buffer: memoryview) -> bool: ...
+    def reserved(self, stream: int) -> int:
+        """Bytes of the budget that the wire itself holds for the exchange."""
+        ...
+
+    def charge(self, stream: int, account: Budget) -> int:
+        """That account pays for these from now on. Says how many are reserved already, which the caller hands over."""
+        ...
+
     def release(self, stream: int) -> None: ...
 
 
@@ -67,7 +78,6 @@ class Owner(Protocol):
     """Proxies that may name clients in requests; None: no field is believed."""
 
     limits: LimitsConfig
-    budget: ByteBudget
     pool: BodyPool
     last_sent: float
     """When bytes were last taken by the transport, on Trio's clock."""
@@ -81,6 +91,11 @@ class Owner(Protocol):
         ...
 
     @property
+    def budget(self) -> Budget:
+        """What its party holds of the byte budget, and asks for it by."""
+        ...
+
+    @property
     def party(self) -> Party:
         """Whom its exchanges are counted for, where they do not say more about themselves."""
         ...
@@ -88,6 +103,10 @@ class Owner(Protocol):
     @property
     def client_certificate(self) -> ClientCertificate | None:
         """What the client has shown of itself, verified."""
+        ...
+
+    def account_of(self, party: Party) -> MemoryAccount:
+        """What that party holds of the byte budget, and asks for it by."""
         ...
 
     def clock(self) -> float: ...
@@ -132,6 +151,8 @@ class Stream(Protocol):
     id: str
     stream: int
     owner: Owner
+    account: Budget
+    """Where what it holds is paid from."""
     request: Head
     fields: dict[bytes, bytes]
     gone: bool

@@ -17,7 +17,7 @@ from gateway.core.runner import HasTurns, Runner
 from gateway.credentials import Door
 from gateway.doorbell import Doorbell
 from gateway.net.proxies import TrustedProxies
-from gateway.party import Parties
+from gateway.party import MemoryAccount, Parties, Party
 from protocols.buffers import ByteBudget
 from protocols.date_field import DateField
 
@@ -61,6 +61,10 @@ class Server:
         no addresses."""
         self.config, self.limits = config, config.limits
         self.budget = ByteBudget(self.limits.total_bytes)
+        self.plenty = self.budget.limit // 2
+        """Bytes of the budget that may be in use without a look at who holds them."""
+        self.share = self.budget.limit * self.limits.party_share // 100
+        """Bytes of the budget that one party may hold above that."""
         self.pool = BodyPool(self.limits.body_pool)
         self.scratch = memoryview(bytearray(_SCRATCH))
         """Where bytes are received that nobody keeps."""
@@ -87,6 +91,13 @@ class Server:
     def begin(self) -> None:
         """Inside Trio: its clock is asked without a look for who it is."""
         self.clock = trio.lowlevel.current_clock().current_time
+
+    def account_of(self, party: Party) -> MemoryAccount:
+        """What the party holds of the budget, and asks for it by."""
+        account = party.account
+        if account is None:
+            account = party.account = MemoryAccount(self.budget, plenty=self.plenty, share=self.share)
+        return account
 
     def connection_closed(self, connection: Served) -> None:
         """Everything that it held is given back."""

@@ -15,6 +15,7 @@ from gateway.errors import (
     GatewayError,
     Overloaded,
     SlowReader,
+    SlowUpload,
     TooLarge,
     Unavailable,
 )
@@ -103,7 +104,7 @@ def close(exchange: Exchange, error: GatewayError) -> None:
             code = _INVALID
         case TooLarge():
             code = _TOO_BIG
-        case SlowReader():
+        case SlowReader() | SlowUpload():
             code = _POLICY
         case _:
             code = _INTERNAL

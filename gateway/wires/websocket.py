@@ -7,10 +7,10 @@ import logging
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, final
 
-import numpy as np
-
 from gateway.core.exchange import Exchange
-from gateway.errors import Ending
+from gateway.core.time_limits import Pace
+from gateway.errors import Ending, SlowUpload
+from protocols.buffers import untouched
 from protocols.errors import LocalProtocolError, RemoteProtocolError
 from protocols.events import NEED_DATA, Buffer, Close, ConnectionEnd, Frame, Headers, Opcode, Ping, Pong, Sent
 from protocols.roles import Role
@@ -18,6 +18,7 @@ from protocols.websocket.connection import WebSocketConnection, WebSocketLimits
 
 if TYPE_CHECKING:
     from gateway.core.connection import Connection, ConnectionWire
+    from protocols.buffers import Budget
     from protocols.http1.connection import HTTP1Connection
 
 log = logging.getLogger("gateway.connection")
@@ -50,7 +51,9 @@ class WebSocketWire:
             Role.SERVER,
             _limits_of(self._config.part, connection.limits.send_buffer, self._config.check_utf8),
             allocate=self._allocate,
+            pay=self._pay,
         )
+        self._pace: Pace | None = None  # of a frame under way
         self._gone = False
         self._failed = False
         self._closing_since: float | None = None
@@ -62,13 +65,16 @@ class WebSocketWire:
         connection.output_ready()
 
     def _allocate(self, n: int) -> memoryview | None:
-        if not self._connection.budget.try_reserve(n):
-            return None
-        self._large = n
-        return np.empty(n, np.uint8).data  # not zeroed: what is only announced costs no memory
+        return untouched(n) if n <= self._connection.budget.limit else None
+
+    def _pay(self, n: int) -> bool:
+        if not self._exchange.account.try_reserve(n):
+            return False
+        self._large += n
+        return True
 
     def _free(self) -> None:
-        self._connection.budget.release(self._large)
+        self._exchange.account.release(self._large)
         self._large = 0
 
     # -- receiving -------------------------------------------------------------------------------------------------
@@ -125,6 +131,7 @@ class WebSocketWire:
 
     def protocol_error(self, error: RemoteProtocolError) -> None:
         self._failed = True
+        self._free()
         self._exchange.peer_gone(Ending.CANCELLED if self._connection.eof else Ending.REFUSED)
 
     # -- sending ---------------------------------------------------------------------------------------------------
@@ -207,8 +214,13 @@ class WebSocketWire:
     def land(self, stream: int, buffer: memoryview) -> bool:
         raise AssertionError("a WebSocket has no body")
 
+    def reserved(self, stream: int) -> int:
+        return self._large
+
+    def charge(self, stream: int, account: Budget) -> int:
+        return self._large
+
     def release(self, stream: int) -> None:
-        self._free()
         self._connection.read_more()
         self._connection.output_ready()
 
@@ -217,6 +229,8 @@ class WebSocketWire:
     def tick(self, now: float) -> None:
         config = self._config
         self._exchange.check_stamps(now)
+        if (slow := self._too_slow(now)) is not None:
+            self._exchange.interrupt(slow)
         if self._closing_since is not None:
             if now - self._closing_since > config.close_timeout:
                 self._failed = True
@@ -232,6 +246,17 @@ class WebSocketWire:
             self._machine.send(Ping())
             self._ping_at, self._pong_due = now, now + config.ping_timeout
             self._connection.output_ready()
+
+    def _too_slow(self, now: float) -> SlowUpload | None:
+        """What is said of a frame that has begun and does not come, where it is not us who do not read."""
+        connection, machine = self._connection, self._machine
+        under_way = machine.under_way
+        if not under_way or connection.reading_paused or connection.behind:
+            self._pace = None
+            return None
+        self._pace = pace = self._pace or Pace()
+        which = self._exchange.arrived_at, machine.pings_received
+        return pace.look(which, under_way, now, connection.last_received, connection.limits)
 
     @property
     def _heard(self) -> float:
