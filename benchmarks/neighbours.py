@@ -6,7 +6,6 @@ asks one question after the other, on a connection that it keeps and on one that
 
 from __future__ import annotations
 
-import http.client
 import select
 import socket
 import subprocess
@@ -15,35 +14,20 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import closing, contextmanager, suppress
-from dataclasses import dataclass
 from typing import Protocol, final
 
 from hpack import Encoder
 
-from benchmarks import requests
+from benchmarks import good, requests
+from benchmarks.good import LIMIT, Waits
 from benchmarks.load.connections import LoadError, frame
 from benchmarks.servers import EVERYWIRE, ROOT, Program, started
 
-LIMIT = 0.25
-"""Seconds that the 99th percentile of a good client may be."""
-_PAUSE = 0.005  # seconds between an answer and the next question
-_PATIENCE = 60.0
+__all__ = ["LIMIT", "LOADS", "Load", "Waits", "measure", "press"]
+
 _READ = 262_144
 _CANCEL = (8).to_bytes(4, "big")
 _HEAD = [(":method", "POST"), (":scheme", "http"), (":authority", "127.0.0.1"), (":path", requests.INFER.decode())]
-
-
-@final
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Waits:
-    """The times of the answers on one kind of connection beside one load, in seconds."""
-
-    load: str
-    connection: str
-    asked: int
-    median: float
-    p99: float
-    worst: float
 
 
 # ---- the load
@@ -103,7 +87,7 @@ def press(load: str, port: int, connections: int) -> None:
     lines: dict[int, tuple[socket.socket, Load, list[memoryview]]] = {}
 
     def connect() -> None:
-        sock, side = socket.create_connection(("127.0.0.1", port), timeout=_PATIENCE), LOADS[load]()
+        sock, side = socket.create_connection(("127.0.0.1", port), timeout=good.PATIENCE), LOADS[load]()
         sock.setblocking(False)
         lines[sock.fileno()] = sock, side, [memoryview(side.opening)]
         poll.register(sock, select.POLLIN | select.POLLOUT)
@@ -141,8 +125,9 @@ def measure(load: str, seconds: float, connections: int = 1, program: Program = 
 
         def ask(kind: str) -> None:
             try:
-                waits[kind].extend(_asked(server.port, until, kept=kind == "kept"))
-            except (OSError, http.client.HTTPException) as error:
+                with closing(good.CLIENTS[kind](server.port, ())) as client:
+                    waits[kind].extend(good.asked(client, until))
+            except good.FAILURES as error:
                 failures.append(f"a {kind} connection beside {load}: {error!r}")
 
         threads = [threading.Thread(target=ask, args=(kind,)) for kind in waits]
@@ -152,7 +137,7 @@ def measure(load: str, seconds: float, connections: int = 1, program: Program = 
             thread.join()
     if failures:
         raise LoadError("; ".join(failures))
-    return [_summed(load, kind, found) for kind, found in waits.items()]
+    return [good.summed(load, kind, found) for kind, found in waits.items()]
 
 
 @contextmanager
@@ -169,28 +154,6 @@ def _pressed(load: str, port: int, connections: int) -> Iterator[None]:
     finally:
         process.kill()
         process.wait()
-
-
-def _asked(port: int, until: float, *, kept: bool) -> Iterator[float]:
-    """The wall time of each question, the connection's opening included where it is a fresh one."""
-    body = requests.infer_json(16).partition(b"\r\n\r\n")[2]
-    with closing(http.client.HTTPConnection("127.0.0.1", port, timeout=_PATIENCE)) as connection:
-        while (began := time.monotonic()) < until:
-            connection.request("POST", requests.INFER.decode(), body, {"content-type": "application/json"})
-            answer = connection.getresponse()
-            answer.read()
-            yield time.monotonic() - began
-            if answer.status != 200:
-                raise http.client.HTTPException(f"status {answer.status}")
-            if not kept:
-                connection.close()  # the next question opens it again
-            time.sleep(_PAUSE)
-
-
-def _summed(load: str, kind: str, waits: list[float]) -> Waits:
-    waits.sort()
-    at = [waits[min(len(waits) * part // 100, len(waits) - 1)] for part in (50, 99)]
-    return Waits(load=load, connection=kind, asked=len(waits), median=at[0], p99=at[1], worst=waits[-1])
 
 
 if __name__ == "__main__":

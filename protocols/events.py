@@ -26,9 +26,14 @@ class Signal(enum.Enum):
     """Bytes are waiting, but they belong to a message that may not start yet (HTTP/1.1: our answer to the
     previous request is not complete). Sending makes progress possible again."""
 
+    TURN = enum.auto()
+    """Many frames that were here made no event, and there may be more: ask again, after whatever else is due (HTTP/2, whose
+    peer can send such frames without end). Nothing is lost."""
+
 
 NEED_DATA = Signal.NEED_DATA
 PAUSED = Signal.PAUSED
+TURN = Signal.TURN
 
 
 @final

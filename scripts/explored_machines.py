@@ -21,6 +21,7 @@ from gateway.errors import DeadlineExceeded, Ending  # noqa: E402
 from protocols.aws import bidi, eventstream  # noqa: E402
 from protocols.errors import LocalProtocolError, RemoteProtocolError  # noqa: E402
 from protocols.events import (  # noqa: E402
+    TURN,
     Close,
     ConnectionEnd,
     Data,
@@ -77,7 +78,7 @@ def _else(name: str, do: Callable[[Any], None]) -> Input[Any]:
 def _settle(machine: Any) -> None:
     """Writes what waits, gives out what has come and credits it, as a driver does."""
     try:
-        while not isinstance(event := machine.next_event(), Signal | ConnectionEnd):
+        while (event := machine.next_event()) is TURN or not isinstance(event, Signal | ConnectionEnd):
             if isinstance(event, Data):
                 machine.credit(event.stream, event.nbytes)
             elif isinstance(event, Frame):

@@ -18,7 +18,7 @@ from gateway.errors import TransportLost
 from gateway.net.tls_transport import TLSTransport
 from gateway.net.transport import SocketTransport, Transport
 from protocols.errors import RemoteProtocolError
-from protocols.events import Buffer, ConnectionEnd, Data, End, Head, Headers, Request, Reset, Response, Sent, Signal
+from protocols.events import TURN, Buffer, ConnectionEnd, Data, End, Head, Headers, Request, Reset, Response, Sent, Signal
 from protocols.http1.connection import HTTP1Connection
 from protocols.http2.connection import HTTP2Connection
 from protocols.roles import Role
@@ -102,6 +102,9 @@ class Peer:
         alone, so that two ends with full buffers cannot wait for each other; and a server that takes no more may still
         have said why."""
         while isinstance(event := self.machine.next_event(), Signal):
+            if event is TURN:
+                await trio.lowlevel.checkpoint()
+                continue
             try:
                 written = self._writing.locked() or self._write()
             except TransportLost:

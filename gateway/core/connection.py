@@ -6,7 +6,7 @@ import logging
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, Protocol, final
 
-from gateway.core.contracts import LAST_WORD, Wire
+from gateway.core.contracts import LAST_WORD, TURN_SECONDS, Wire
 from gateway.core.exchange import Exchange
 from gateway.core.linger import Linger, Swallowed
 from gateway.credentials import Door
@@ -47,8 +47,9 @@ class ConnectionWire(Wire, Protocol):
 
     def receive_data(self, data: memoryview) -> None: ...
     def receive_eof(self) -> None: ...
-    def pump(self, at_most: int) -> bool:
-        """Takes events from the machine and hands them on; True when it has no more. Raises RemoteProtocolError."""
+    def pump(self, at_most: int, until: float) -> bool:
+        """Takes so many events from the machine at most, until that time on Trio's clock, and hands them on; True when it
+        has no more. Raises RemoteProtocolError."""
         ...
 
     def protocol_error(self, error: RemoteProtocolError) -> None:
@@ -88,9 +89,9 @@ class Connection:
 
     __slots__ = (  # a dict of more than 30 names has no place in CPython's inline caches
         "_blocked_since", "_certificate", "_closed", "_dirty", "_ending", "_hung_up", "_linger", "_lost", "_ready",
-        "_rest", "_soon", "_watch", "behind", "blocked", "budget", "clock", "eof", "exchanges", "last_received", "last_sent",
-        "limits", "party", "peer", "pool", "proxies", "reading_paused", "requests", "routed", "server", "transport",
-        "whole_answer", "wire",
+        "_rest", "_soon", "_watch", "behind", "blocked", "budget", "clock", "eof", "exchanges", "heavy", "last_received",
+        "last_sent", "limits", "party", "peer", "pool", "proxies", "reading_paused", "requests", "routed", "server",
+        "transport", "whole_answer", "wire",
     )  # fmt: skip
 
     def __init__(
@@ -114,7 +115,9 @@ class Connection:
         self._ready = True  # worth a try to receive
         self._hung_up = False
         self.behind = False
-        """True while it has received more than it may hand on at once: its turns begin the rest, bit by bit."""
+        """True while it has received more than it has handed on, which its next turns do, bit by bit, before it reads."""
+        self.heavy = False
+        """True from a turn that was not enough for it until one that was: it comes after all others."""
         self.reading_paused = self._dirty = False
         self._ending = False  # being told what has left: whether the wire is over is looked at after that
         self.whole_answer: bytes | None = None
@@ -161,15 +164,14 @@ class Connection:
     # -- life ------------------------------------------------------------------------------------------------------
 
     def begin(self, received: bytes = b"") -> None:
-        """Serves from now on; `received` was read from the transport already."""
+        """Serves from its next turn on; `received` was read from the transport already."""
         self._contain(self._begin, received)
 
     def _begin(self, received: bytes) -> None:
         if received:
             self.wire.receive_data(memoryview(received))
-            self.pump()
-        if self._lost is None:
-            self._read()
+            self.behind = True
+        self.turn_soon()
 
     def readable(self, hung_up: bool = False) -> None:
         """The transport has something to receive; `hung_up` where its end or an error may be behind it."""
@@ -194,7 +196,7 @@ class Connection:
             try:
                 if self.behind and not self._catch_up():
                     return
-                if self._ready or self._linger is not None:
+                if (self._ready and not self.behind) or self._linger is not None:
                     self._read()
                 if not self.blocked:
                     self._write()
@@ -253,7 +255,7 @@ class Connection:
             self._swallow(self._linger)
             return
         transport, wire, scratch = self.transport, self.wire, self.server.scratch
-        at_most = self.limits.checkpoint_events
+        at_most, until = self.limits.checkpoint_events, 0.0
         for _ in range(_READS):
             buffer = None if self.behind else wire.receive_buffer(scratch)
             if buffer is None:
@@ -264,7 +266,8 @@ class Connection:
             if n is None:
                 self._dry()
                 return
-            self.last_received = self.clock()
+            self.last_received = now = self.clock()
+            until = until or now + TURN_SECONDS
             if n == 0:
                 self.eof, self._ready = True, False
                 wire.receive_eof()
@@ -276,40 +279,54 @@ class Connection:
                     wire.receive_data(scratch[:n])
                 elif not wire.buffer_updated(n):
                     if not self._ready:
+                        self.heavy = False
                         return
+                    if now > until:
+                        break
                     continue
             del buffer  # a body must not live longer than its exchange
             try:
-                done = wire.pump(at_most)
+                done = wire.pump(at_most, until)
             except RemoteProtocolError as e:
                 done = self._broken(e)
             if not done:
-                self.pump_soon()
-            if not self._ready or self._lost is not None or self._linger is not None:
+                self._not_enough()
                 return
+            if not self._ready or self._lost is not None or self._linger is not None:
+                self.heavy = False
+                return
+            if now > until:
+                break
             wire = self.wire
+        self.heavy = True
         self.turn_soon()
 
     def _dry(self) -> None:
-        self._ready = False
+        self._ready = self.heavy = False
         self._watch.want_readable()
 
     def pump(self) -> None:
-        """Hands on what the machine has: `limits.checkpoint_events` at once, the rest when others had their turn."""
+        """Hands on what the machine has, as much as a turn allows, and the rest when others had theirs."""
         if not self.behind and not self._pump_some():
-            self.pump_soon()
+            self._not_enough()
 
     def pump_soon(self) -> None:
         """The same, in this connection's next turn."""
         self.behind = True
         self.turn_soon()
 
+    def _not_enough(self) -> None:
+        """This turn was not enough: it goes on in another, behind all who need less."""
+        self.heavy = True
+        self.pump_soon()
+
     def _catch_up(self) -> bool:
         """Hands on a bit more; False where that was the connection's end."""
         if self._pump_some():
-            self.behind = False
+            self.behind = self.heavy = False
             self.read_more()
         else:
+            self.heavy = True
             self.turn_soon()
         return self._lost is None
 
@@ -317,7 +334,7 @@ class Connection:
         if self._lost is not None:
             return True
         try:
-            return self.wire.pump(self.limits.checkpoint_events)
+            return self.wire.pump(self.limits.checkpoint_events, self.clock() + TURN_SECONDS)
         except RemoteProtocolError as e:
             return self._broken(e)
 

@@ -22,6 +22,13 @@ FRAMING = 20
 LANDED = 256 * 1024
 """Bytes of a body, at most, that land where it will stay before its exchange hears of them; at first as many as it has
 heard of."""
+TURN_SECONDS = 0.002
+"""What a connection may do at once with what it has received; more than that waits for its next turn."""
+EVENTS_A_LOOK = 8
+"""Events that it hands on between two looks at the clock."""
+REQUESTS_AT_ONCE = 8
+"""Requests that begin in one turn of a connection which has not used up its last one: what they cost shows only when they
+run, and the first turns of many connections come one after the other."""
 LAST_WORD = 5.0
 """Seconds that a client has, after `limits.write_stall`, to read again and hear why its answer ends: what
 `websocket.close_timeout` gives a Close. Meanwhile its model has stopped, and only what is queued is held."""
@@ -81,6 +88,9 @@ class Owner(Protocol):
     pool: BodyPool
     last_sent: float
     """When bytes were last taken by the transport, on Trio's clock."""
+
+    heavy: bool
+    """Whether its last turn was not enough for it: it comes after all others, and so do its exchanges."""
 
     routed: tuple[Head, Any] | None
     """The last head whose route was found, and that `gateway.core.route.Route`: for the dispatcher alone."""

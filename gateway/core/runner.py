@@ -15,8 +15,10 @@ The ten rules of the data path:
 7. The byte budget pays for whatever waits in memory before it is kept there. Without room the exchange is refused.
 8. An exchange has one ending, and the first decision stays. The return receipt of its last byte is that the kernel has taken
    it: then, and not when it is queued, the ending is decided.
-9. Everybody has turns: a connection hands on a bounded number of events, an exchange sends for a millisecond at most, and
-   the leader tells owners for five. Then others run.
+9. Everybody has turns, and they are of time: a connection works for two milliseconds at most, whatever it has received, an
+   exchange sends for one, and the leader works for five before it has asked the kernel for news and others have run. Who
+   asks little goes first: a connection whose last turn was not enough for it, which is then heavy, comes after all others,
+   and so do its exchanges.
 10. What goes wrong stays where it belongs. An error in the work is the exchange's ending; an error outside of it ends the
     connection; neither ends the server.
 """
@@ -38,6 +40,7 @@ from gateway.core.exchange import Exchange
 from gateway.core.turn import Turn
 from gateway.doorbell import Doorbell
 from gateway.errors import GatewayError
+from gateway.histogram import Histogram
 from gateway.net.readiness import ReadinessSource
 
 log = logging.getLogger("gateway")
@@ -71,17 +74,19 @@ def _close_left_open(task: trio.lowlevel.Task, innermost: Any) -> None:
 
 _MOST_IDLE = 256  # tasks that wait for work; more than that end
 _MOST_HANDED_OUT = 64  # exchanges, at most, that get tasks of their own after the leader's have waited
+_BEGIN_AT_ONCE = 64  # exchanges that begin between two looks at what is ready
 _OWNERS_AT_ONCE = 32  # owners that the leader tells before what begins thereby runs, and what they have to write is written
-_TURN_SECONDS = 0.005  # seconds that the leader tells owners before other tasks have their turn
+_TURN_SECONDS = 0.005  # seconds that the leader works before other tasks have their turn
 _NOW = math.inf  # other tasks have just had it
-_LOOK = 32  # turns of connections between two looks at the clock
+_LOOK = 4  # connections that are told, or have their turns, between two looks at the clock
+_TURNS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0)
 
 
 class HasTurns(Protocol):
     """A connection, which puts off what it does until others had their turn."""
 
-    behind: bool
-    """True while it has received more than it may hand on at once."""
+    heavy: bool
+    """True while its last turn was not enough for it."""
 
     def turn(self) -> None:
         """What was put off."""
@@ -130,8 +135,11 @@ class Runner:
     The leader also gives their turns to connections that have put something off, after what has begun and before it waits
     for news; where nobody leads, a task of its own does (`turns`).
 
-    Nobody has the leader to himself: what a connection has received begins in rounds, a bounded number each, and every round
-    asks for news of all the others, also while there is enough to do without.
+    Nobody has the leader to himself: it works in rounds, each of a bounded number of exchanges and of five milliseconds, and
+    every round asks for news of all the others, also while there is enough to do without. There are two lists, of light
+    connections and of heavy ones, as the new and the old flows of RFC 8290 section 5 are: all of the light ones come first,
+    then the heavy ones one after the other until the time is over or a light one is due. The exchanges that begin are in two
+    lists as well. Where the light ones alone fill every round, one of the heavy ones comes in between.
     """
 
     def __init__(
@@ -149,8 +157,12 @@ class Runner:
         self._readiness: ReadinessSource | None = None
         self._telling = False
         self._begun: deque[Exchange] = deque()
+        self._begun_heavy: deque[Exchange] = deque()
         self._handed_out = self._own_tasks_left = 0
         self._due: list[HasTurns] = []
+        self._due_heavy: deque[HasTurns] = deque()
+        self.turn_times = Histogram(_TURNS)
+        """How long the leader worked each time before others ran."""
         self._bell = Doorbell()
         self._now: Callable[[], float] = trio.current_time
 
@@ -181,7 +193,7 @@ class Runner:
     def start(self, exchange: Exchange) -> None:
         """The exchange runs when it is its turn."""
         if self._telling:
-            self._begun.append(exchange)
+            (self._begun_heavy if exchange.owner.heavy else self._begun).append(exchange)
         else:
             self._give(exchange)
 
@@ -214,8 +226,9 @@ class Runner:
             if place.exchange is not None:
                 place.exchange.leave_scope()
                 self._returned(place.exchange)
-            while self._begun:
-                self._returned(self._begun.popleft())
+            for begun in (self._begun, self._begun_heavy):
+                while begun:
+                    self._returned(begun.popleft())
             raise
         finally:
             del self._places[place.task]
@@ -261,18 +274,20 @@ class Runner:
         """Tells who is ready, until one of the exchanges that begin thereby has waited and is over. True when its
         scope was cancelled, whoever leads by then."""
         now = trio.lowlevel.current_clock().current_time
-        task, begun, work_of = place.task, self._begun, self.work
+        task, begun, heavy, work_of = place.task, self._begun, self._begun_heavy, self.work
         exchange: Exchange | None = None
-        began = min(place.since, now())
+        began, left, given = min(place.since, now()), _BEGIN_AT_ONCE, 0
         place.since = _NOW
         if now() - began > _TURN_SECONDS:
             await trio.lowlevel.checkpoint()
             began = now()
         while place.leads:
-            if begun:
-                exchange = begun.popleft()
+            if left and (begun or heavy):
+                exchange = begun.popleft() if begun else heavy.popleft()
+                left -= 1
                 if self._own_tasks_left:
                     self._own_tasks_left -= 1
+                    given += 1
                     self._give(exchange)
                     continue
                 place.exchange = exchange
@@ -312,79 +327,78 @@ class Runner:
                     error = None  # it knows this frame: a cycle would keep the exchange's memory
                 if place.leads:
                     self._handed_out = 0
-                    if exchange.left_at - began > _TURN_SECONDS:
-                        self.write(begin=False)  # the answers; who would begin more waits until these are through
-                        await trio.lowlevel.checkpoint()
-                        began = now()
-                continue
+                if not place.leads or exchange.left_at - began <= _TURN_SECONDS:
+                    continue
             self._telling = True  # exchanges that begin meanwhile are this task's
             try:
                 # answers that leave one after the other wake a client once
                 busy = self.write()
-                if busy or begun:  # it will not wait for news
+                if busy or begun or heavy:  # it will not wait for news
                     readiness.look()
-                if readiness.tell(_OWNERS_AT_ONCE):
+                if told := readiness.tell(_LOOK):
                     busy = True
+                    while not told % _LOOK and told < _OWNERS_AT_ONCE and now() - began <= _TURN_SECONDS:
+                        told += readiness.tell(_LOOK) or 1  # where that was all
             finally:
                 self._telling = False
-            if busy or begun:
-                if now() - began > _TURN_SECONDS:
+            left = _BEGIN_AT_ONCE
+            if heavy and begun:  # else those could have every round to themselves
+                begun.appendleft(heavy.popleft())
+            if busy or begun or heavy:
+                spent = now() - began
+                if spent > _TURN_SECONDS or given >= _MOST_HANDED_OUT:
+                    self.turn_times.observe(spent)
                     await trio.lowlevel.checkpoint()
-                    began = now()
+                    began, given = now(), 0
             else:
                 self.leading = False
                 exchange = None  # the last one: it may be long until the next
                 place.turn.end()
+                self.turn_times.observe(now() - began)
                 await readiness.wait()
                 self.leading = True
-                began = now()
+                began, given = now(), 0
         return False
 
     # -- the turns of connections ----------------------------------------------------------------------------------------
 
     def turn_soon(self, connection: HasTurns) -> None:
         """The connection has its turn with all others that are due by then: what became ready until then leaves together."""
-        self._due.append(connection)
+        (self._due_heavy if connection.heavy else self._due).append(connection)
         if not self.leading:
             self._bell.wake()
 
-    def write(self, begin: bool = True) -> bool:
-        """The turns of those that are due, by the task that made them so; True where some are due by then. Those that are
-        behind come after all others, one after the other until the time of a turn is over, and without `begin` not at
-        all: only what they have received makes more work."""
+    def write(self) -> bool:
+        """The turns of those that are due, by the task that made them so; True where some are due by then. The heavy ones
+        come after all others, where none of their exchanges waits for its own turn: only what they have received makes
+        more work."""
         due = self._due
-        if not due:
-            return False
-        self._due, late, number = [], list[HasTurns](), 0
-        began = self._now() if len(due) > _LOOK else 0.0
-        for number, connection in enumerate(due, 1):
-            if connection.behind:
-                late.append(connection)
-            else:
-                connection.turn()
-                if not number % _LOOK and self._now() - began > _TURN_SECONDS:
+        if due:
+            self._due, number = [], 0
+            began = self._now() if len(due) > _LOOK else 0.0
+            for number, connection in enumerate(due, 1):
+                if connection.heavy:
+                    self._due_heavy.append(connection)
+                else:
+                    connection.turn()
+                    if not number % _LOOK and number < len(due) and self._now() - began > _TURN_SECONDS:
+                        break
+            if number < len(due):
+                self._due = due[number:] + self._due
+        heavy = self._due_heavy
+        if heavy and not self._begun_heavy:
+            began = self._now()
+            for _ in range(len(heavy)):
+                heavy.popleft().turn()
+                if self._due or self._now() - began > _TURN_SECONDS:
                     break
-        if late and begin:
-            late = self._catch_up(late)
-        rest = due[number:]
-        if rest or late:
-            self._due = rest + late + self._due
-        return bool(self._due)
-
-    def _catch_up(self, late: list[HasTurns]) -> list[HasTurns]:
-        """Gives turns to connections that are behind; returns those that had none."""
-        began = self._now()
-        for number, connection in enumerate(late, 1):
-            connection.turn()
-            if self._now() - began > _TURN_SECONDS:
-                return late[number:]
-        return []
+        return bool(self._due or heavy)
 
     async def turns(self) -> None:
         """One task, woken once for all connections that have something put off while nobody leads: it writes for those whose
         transport is not full."""
         while True:
-            while not self._due:
+            while not (self._due or self._due_heavy):
                 await self._bell.wait()
             if self.write():  # again already: they are not alone
                 await trio.lowlevel.checkpoint()

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import select
-from collections import deque
+from collections import OrderedDict
 from collections.abc import Awaitable, Callable
 from functools import partial
 from typing import Protocol, final
@@ -76,7 +76,7 @@ class ReadinessSource(Protocol):
         ...
 
     def look(self) -> bool:
-        """Learns what is ready now, where nothing is left to be told. True if there is something to tell."""
+        """Learns what is ready now, beside what is still to be told. True if there is something to tell."""
         ...
 
     def tell(self, at_most: int) -> int:
@@ -162,7 +162,9 @@ class Poller(ReadinessSource):
         """`edges` are those of the kernel, or of memory where a test has no sockets."""
         self._edges = _Kernel() if edges is None else edges
         self._owners: dict[int, Told] = {}
-        self._events: deque[tuple[int, int]] = deque()
+        self._events: OrderedDict[int, int] = (
+            OrderedDict()
+        )  # what is to be told of each descriptor, in the order in which they became ready
 
     def watch(self, descriptor: int) -> PolledTransport:
         """A place for a socket, whose owner is named later."""
@@ -173,14 +175,20 @@ class Poller(ReadinessSource):
         self._owners[descriptor] = owner
 
     def remove(self, descriptor: int) -> None:
+        self._events.pop(descriptor, None)
         if self._owners.pop(descriptor, None) is not None:
             self._edges.unregister(descriptor)
 
     def look(self) -> bool:
-        """Whether something is ready now."""
-        if not self._events:
-            self._events.extend(self._edges.poll(0, _EVENTS))
-        return bool(self._events)
+        """Whether something is ready now. The kernel is asked each time: a look only where nothing is left would be deaf for
+        as long as there is enough to do."""
+        events = self._events
+        if events:
+            for descriptor, mask in self._edges.poll(0, _EVENTS):
+                events[descriptor] = events.get(descriptor, 0) | mask
+        else:
+            events.update(self._edges.poll(0, _EVENTS))
+        return bool(events)
 
     async def wait(self) -> None:
         await self._edges.wait()
@@ -190,8 +198,7 @@ class Poller(ReadinessSource):
         events, owners, told = self._events, self._owners, 0
         while events and told < at_most:
             told += 1
-            descriptor, mask = events.popleft()
-            # the number may be another socket's by now: its owner then looks in vain
+            descriptor, mask = events.popitem(last=False)
             owner = owners.get(descriptor)
             if owner is None:
                 continue

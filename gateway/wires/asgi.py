@@ -90,6 +90,7 @@ class ASGICall:
     client_certificate: ClientCertificate | None = None
     """Whoever ended the TLS knows; what a scope says of it is not believed."""
     routed: tuple[Head, Any] | None = None
+    heavy = False
 
     # -- life ------------------------------------------------------------------------------------------------------
 

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, final
 import msgspec
 
 from gateway.config.fields import said_of
-from gateway.core.contracts import LANDED
+from gateway.core.contracts import EVENTS_A_LOOK, LANDED
 from gateway.core.exchange import Exchange
 from gateway.core.inbound import Inbound
 from gateway.errors import BadRequest, Ending
@@ -104,7 +104,7 @@ class HTTP1Wire:
     def receive_eof(self) -> None:
         self._machine.receive_eof()
 
-    def pump(self, at_most: int) -> bool:
+    def pump(self, at_most: int, until: float) -> bool:
         if self._failed:
             return True
         connection, machine = self._connection, self._machine
@@ -132,6 +132,8 @@ class HTTP1Wire:
                     self._leave()
                     connection.output_ready()
                 return True
+            if not at_most % EVENTS_A_LOOK and connection.clock() > until:
+                return False
         return False
 
     def _leave(self) -> None:

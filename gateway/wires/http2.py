@@ -10,13 +10,14 @@ from typing import TYPE_CHECKING, final
 import msgspec
 
 from gateway.config.fields import said_of
-from gateway.core.contracts import LAST_WORD
+from gateway.core.contracts import EVENTS_A_LOOK, LAST_WORD, REQUESTS_AT_ONCE
 from gateway.core.exchange import Exchange
 from gateway.core.memory import no_bytes
 from gateway.errors import Ending, SlowReader
 from protocols.errors import RemoteProtocolError
 from protocols.events import (
     NEED_DATA,
+    TURN,
     Buffer,
     ConnectionEnd,
     Data,
@@ -89,43 +90,55 @@ class HTTP2Wire:
     def receive_eof(self) -> None:
         self._machine.receive_eof()
 
-    def pump(self, at_most: int) -> bool:
+    def pump(self, at_most: int, until: float) -> bool:
         if self._failed:
             return True
         connection = self._connection
         connection.output_ready()  # acknowledgements and windows
         exchanges, next_event = connection.exchanges, self._machine.next_event
-        for _ in range(at_most):
-            event = next_event()
-            # by exact type, the usual ones first: a `case` that does not match costs more than what it guards
-            if type(event) is Data:
-                exchange = exchanges.get(event.stream)
-                piece = event.buffers[0]
-                if exchange is None:
-                    self._machine.credit(event.stream, len(piece))
+        requests = at_most if connection.heavy else REQUESTS_AT_ONCE
+        while at_most > 0:
+            for _ in range(min(at_most, EVENTS_A_LOOK)):
+                event = next_event()
+                # by exact type, the usual ones first: a `case` that does not match costs more than what it guards
+                if type(event) is Data:
+                    exchange = exchanges.get(event.stream)
+                    piece = event.buffers[0]
+                    if exchange is None:
+                        self._machine.credit(event.stream, len(piece))
+                    else:
+                        (exchange.inbound or exchange.open_inbound()).feed(piece, len(piece), connection.last_received)
+                elif event is NEED_DATA:
+                    return True
+                elif event is TURN:
+                    if connection.clock() > until:
+                        return False
+                    continue
+                elif type(event) is End:
+                    exchange = exchanges.get(event.stream)
+                    if exchange is not None:
+                        exchange.open_inbound().feed_end()
+                elif type(event) is Request:
+                    connection.open_exchange(event)
+                    requests -= 1
+                    if not requests:
+                        return False
+                elif type(event) is Reset:
+                    exchange = exchanges.get(event.stream)
+                    if exchange is not None:
+                        exchange.peer_gone(Ending.CANCELLED)
+                elif type(event) is Refused:
+                    self._refuse(event)
+                elif type(event) is NoRoom:
+                    self._dropped(event)
+                elif type(event) is ConnectionEnd:
+                    self._leave()
+                    return True
                 else:
-                    (exchange.inbound or exchange.open_inbound()).feed(piece, len(piece), connection.last_received)
-            elif event is NEED_DATA:
-                return True
-            elif type(event) is End:
-                exchange = exchanges.get(event.stream)
-                if exchange is not None:
-                    exchange.open_inbound().feed_end()
-            elif type(event) is Request:
-                connection.open_exchange(event)
-            elif type(event) is Reset:
-                exchange = exchanges.get(event.stream)
-                if exchange is not None:
-                    exchange.peer_gone(Ending.CANCELLED)
-            elif type(event) is Refused:
-                self._refuse(event)
-            elif type(event) is NoRoom:
-                self._dropped(event)
-            elif type(event) is ConnectionEnd:
-                self._leave()
-                return True
-            else:
-                assert type(event) is GoAway  # RFC 9113 section 6.8: streams that are open go on
+                    assert type(event) is GoAway  # RFC 9113 section 6.8: streams that are open go on
+            at_most -= EVENTS_A_LOOK
+            if connection.clock() > until:
+                return False
         return False
 
     def _refuse(self, event: Refused) -> None:

@@ -7,6 +7,7 @@ import logging
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, final
 
+from gateway.core.contracts import EVENTS_A_LOOK
 from gateway.core.exchange import Exchange
 from gateway.core.time_limits import Pace
 from gateway.errors import Ending, SlowUpload
@@ -98,35 +99,39 @@ class WebSocketWire:
     def receive_eof(self) -> None:
         self._machine.receive_eof()
 
-    def pump(self, at_most: int) -> bool:
+    def pump(self, at_most: int, until: float) -> bool:
         if self._failed:
             return True
         exchange, inbound, now = self._exchange, self._inbound, self._connection.last_received
         next_event = self._machine.next_event
-        for _ in range(at_most):
-            event = next_event()
-            # by exact type, the usual ones first: a `case` that does not match costs more than what it guards
-            if type(event) is Frame:
-                if self._large:
-                    self._free()  # the exchange's inbox pays for it now
-                inbound.feed(event, len(event.data), now)
-            elif event is NEED_DATA:
-                return True
-            else:
-                self._connection.output_ready()  # for the machine's answer, or because it is over
-                match event:
-                    case Close():
-                        if exchange.outbound.finishing is None:
-                            exchange.peer_gone(Ending.CANCELLED)
-                    case ConnectionEnd():
-                        self._gone = True
-                        if exchange.outbound.finishing is None:
-                            self._connection.lost(Ending.CANCELLED)
-                        return True
-                    case Pong():
-                        self._pong_due = None
-                    case _:
-                        assert type(event) is Ping
+        while at_most > 0:
+            for _ in range(min(at_most, EVENTS_A_LOOK)):
+                event = next_event()
+                # by exact type, the usual ones first: a `case` that does not match costs more than what it guards
+                if type(event) is Frame:
+                    if self._large:
+                        self._free()  # the exchange's inbox pays for it now
+                    inbound.feed(event, len(event.data), now)
+                elif event is NEED_DATA:
+                    return True
+                else:
+                    self._connection.output_ready()  # for the machine's answer, or because it is over
+                    match event:
+                        case Close():
+                            if exchange.outbound.finishing is None:
+                                exchange.peer_gone(Ending.CANCELLED)
+                        case ConnectionEnd():
+                            self._gone = True
+                            if exchange.outbound.finishing is None:
+                                self._connection.lost(Ending.CANCELLED)
+                            return True
+                        case Pong():
+                            self._pong_due = None
+                        case _:
+                            assert type(event) is Ping
+            at_most -= EVENTS_A_LOOK
+            if self._connection.clock() > until:
+                return False
         return False
 
     def protocol_error(self, error: RemoteProtocolError) -> None:

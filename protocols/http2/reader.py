@@ -30,6 +30,7 @@ from protocols.buffers import Budget
 from protocols.errors import LocalProtocolError, RemoteProtocolError
 from protocols.events import (
     NEED_DATA,
+    TURN,
     Buffer,
     ConnectionEnd,
     Data,
@@ -77,6 +78,9 @@ if TYPE_CHECKING:
 
 _head_at = FRAME_HEAD.unpack_from
 
+QUIET_FRAMES = 16
+"""Frames without an event that one call takes: a step of a millisecond or two, by the dearest of them."""
+
 
 class FrameReader(StreamTable):
     """What a connection has received. `beside` is the library where it is one that plain frames may pass by."""
@@ -111,7 +115,8 @@ class FrameReader(StreamTable):
         self._eof = True
 
     def next_event(self) -> Event | Signal:
-        """The next event, ConnectionEnd (again and again) after the end of input, else NEED_DATA.
+        """The next event, ConnectionEnd (again and again) after the end of input, else NEED_DATA; TURN after `QUIET_FRAMES`
+        frames without an event.
 
         Raises RemoteProtocolError, with the HTTP/2 error code as `wire_code`, when the peer broke the connection (not
         just a stream), and one that says the same on each further call; every event before it was given.
@@ -119,6 +124,7 @@ class FrameReader(StreamTable):
         events = self._events
         if events:
             return events.popleft()
+        quiet = 0
         while True:
             event = self._next_plain()
             if event is not None:
@@ -136,6 +142,9 @@ class FrameReader(StreamTable):
             self._receive_frame(frame)
             if events:
                 return events.popleft()
+            quiet += 1
+            if quiet == QUIET_FRAMES:
+                return TURN
 
     # Plain frames.
 

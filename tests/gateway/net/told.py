@@ -50,7 +50,7 @@ class Wire:
     def receive_eof(self) -> None:
         self.eof = True
 
-    def pump(self, at_most: int) -> bool:
+    def pump(self, at_most: int, until: float) -> bool:
         return True
 
     def protocol_error(self, error: Exception) -> None: ...

@@ -9,7 +9,7 @@ from hpack import Decoder, Encoder
 
 from protocols.buffers import ByteBudget
 from protocols.errors import RemoteProtocolError
-from protocols.events import ConnectionEnd, Data, End, Event, Head, Request, Response, Sent, Signal
+from protocols.events import TURN, ConnectionEnd, Data, End, Event, Head, Request, Response, Sent, Signal
 from protocols.http2.connection import HTTP2Connection, HTTP2Limits
 from protocols.http2.frames import PREFACE, FrameSplitter, HTTP2Frame, Kind
 from protocols.roles import Role
@@ -32,10 +32,17 @@ def check(machine: HTTP2Connection) -> None:
     assert windows[0].library >= sum(ledger.library for ledger in streams)
 
 
+def told(machine: HTTP2Connection) -> Event | Signal:
+    """The next event, or what there is in place of one, however many frames without any come first."""
+    while (event := machine.next_event()) is TURN:
+        pass
+    return event
+
+
 def pull(machine: HTTP2Connection) -> list[Event]:
     """Every event that is there."""
     events: list[Event] = []
-    while not isinstance(event := machine.next_event(), Signal):
+    while not isinstance(event := told(machine), Signal):
         check(machine)
         events.append(event)
         if isinstance(event, ConnectionEnd):

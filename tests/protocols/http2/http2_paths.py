@@ -26,7 +26,17 @@ from protocols.http2.connection import HTTP2Connection, HTTP2Limits
 from protocols.http2.frames import PREFACE, Kind
 from protocols.http2.hpack import StatelessEncoder
 from protocols.roles import Role
-from tests.protocols.http2.http2_helpers import END_HEADERS, END_STREAM, PADDED, POST, WITH_PRIORITY, check, frame, frames
+from tests.protocols.http2.http2_helpers import (
+    END_HEADERS,
+    END_STREAM,
+    PADDED,
+    POST,
+    WITH_PRIORITY,
+    check,
+    frame,
+    frames,
+    told,
+)
 from tests.protocols.http2.http2_helpers import settings as settings_frame
 
 Fields: TypeAlias = tuple[tuple[bytes, bytes], ...]
@@ -299,7 +309,7 @@ class Side:
         try:
             for at in range(0, len(data), split):
                 self.machine.receive_data(data[at : at + split])
-                while not isinstance(event := self.machine.next_event(), Signal | ConnectionEnd):
+                while not isinstance(event := told(self.machine), Signal | ConnectionEnd):
                     events.append(event)
         except RemoteProtocolError as error:
             return events, (error.wire_code, re.sub("0x[0-9a-f]+", "", str(error)))  # hpack names objects by address

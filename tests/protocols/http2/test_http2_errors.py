@@ -31,6 +31,7 @@ from tests.protocols.http2.http2_helpers import (
     output,
     pull,
     take,
+    told,
 )
 
 PROTOCOL_ERROR, FLOW_CONTROL_ERROR, STREAM_CLOSED, FRAME_SIZE_ERROR, COMPRESSION_ERROR, CALM = 1, 3, 5, 6, 9, 11
@@ -508,7 +509,7 @@ def test_garbage_raises_nothing_but_remote_protocol_error(written: list[bytes], 
     for piece in written:
         machine.receive_data(piece)
         try:
-            while not isinstance(event := machine.next_event(), Signal):
+            while not isinstance(event := told(machine), Signal):
                 check(machine)
                 if answer and isinstance(event, Request) and machine.is_open(event.stream):
                     machine.send(Response(stream=event.stream, status=200))

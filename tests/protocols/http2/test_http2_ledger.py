@@ -12,7 +12,7 @@ from protocols.events import Data, End, Event, Head, NoRoom, Request, Reset, Res
 from protocols.http2.connection import HTTP2Connection, HTTP2Limits
 from protocols.http2.windows import FLOOR, STEP
 from protocols.roles import Role
-from tests.protocols.http2.http2_helpers import check
+from tests.protocols.http2.http2_helpers import check, told
 
 LIMITS = HTTP2Limits(
     streams=5, initial_window=3000, max_window=12_000, send_buffer=8000, connection_send_buffer=16_000, output=100_000,
@@ -48,7 +48,7 @@ class Side:
 
     def hear(self, data: bytes) -> None:
         self.machine.receive_data(data)
-        while not isinstance(event := self.machine.next_event(), Signal):
+        while not isinstance(event := told(self.machine), Signal):
             check(self.machine)
             match event:
                 case Request(stream=stream) | Response(stream=stream):

@@ -1,0 +1,212 @@
+"""Good clients, who ask one question after the other and wait for each answer: what they wait beside somebody else's load.
+
+`python -m benchmarks.good PORT` is all of them in a process of their own: it asks a few questions that do not count, says
+`ready`, reads how many seconds from its input, asks for so long, and prints the waits as JSON.
+"""
+
+from __future__ import annotations
+
+import argparse
+import http.client
+import json
+import socket
+import threading
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import suppress
+from dataclasses import asdict, dataclass
+from typing import Protocol, final
+
+import h2.config
+import h2.connection
+import h2.events
+
+from benchmarks import requests
+
+LIMIT = 0.25
+"""Seconds that the 99th percentile of a good client may be."""
+PATIENCE = 60.0
+PAUSE = 0.005  # seconds between an answer and the next question
+_WARM_UP = 5
+_TOLD = 5  # failures that are told in words
+_TOKENS = 16
+_JSON = [("content-type", "application/json")]
+
+FAILURES = (OSError, http.client.HTTPException)
+"""What `ask` raises where there is no answer, or another one than 200."""
+Fields = Sequence[tuple[str, str]]
+
+
+@final
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Waits:
+    """The times of the answers on one kind of connection beside one load, in seconds."""
+
+    load: str
+    connection: str
+    asked: int
+    median: float
+    p99: float
+    worst: float
+    failed: int = 0
+    failures: tuple[str, ...] = ()
+    """The first of them, in words."""
+
+
+class Client(Protocol):
+    """Asks, and raises one of FAILURES where that is not answered as it should be."""
+
+    def ask(self) -> None: ...
+
+    def close(self) -> None: ...
+
+
+class _HTTP1:
+    def __init__(self, port: int, fields: Fields, path: bytes, body: bytes, *, kept: bool) -> None:
+        self._line = http.client.HTTPConnection("127.0.0.1", port, timeout=PATIENCE)
+        self._asked, self._kept = (path.decode(), body, dict([*_JSON, *fields])), kept
+
+    def ask(self) -> None:
+        path, body, fields = self._asked
+        self._line.request("POST", path, body, fields)
+        answer = self._line.getresponse()
+        said = answer.read()
+        if answer.status != 200:
+            raise http.client.HTTPException(f"status {answer.status}: {said[:200]!r}")
+        if not self._kept:
+            self._line.close()  # the next question opens it again
+
+    def close(self) -> None:
+        self._line.close()
+
+
+class _HTTP2:
+    """One stream after the other on one connection, which is opened again where the server has said goodbye to it."""
+
+    def __init__(self, port: int, fields: Fields, path: bytes, body: bytes) -> None:
+        pseudo = [(":method", "POST"), (":scheme", "http"), (":authority", "127.0.0.1"), (":path", path.decode())]
+        self._head, self._body = [*pseudo, *_JSON, ("content-length", str(len(body))), *fields], body
+        self._port = port
+        self._open()
+
+    def _open(self) -> None:
+        self._socket = socket.create_connection(("127.0.0.1", self._port), timeout=PATIENCE)
+        self._socket.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        self._machine = h2.connection.H2Connection(h2.config.H2Configuration(client_side=True))
+        self._machine.initiate_connection()
+        self._leaving = False
+
+    def ask(self) -> None:
+        if self._leaving:
+            self._socket.close()
+            self._open()
+        stream = self._machine.get_next_available_stream_id()
+        self._machine.send_headers(stream, self._head)
+        self._machine.send_data(stream, self._body, end_stream=True)
+        self._socket.sendall(self._machine.data_to_send())
+        while not self._answered(stream):
+            pass
+
+    def _answered(self, stream: int) -> bool:
+        done, data = False, self._socket.recv(65536)
+        if not data:
+            raise ConnectionResetError("the server closed an HTTP/2 connection that waits for an answer")
+        for event in self._machine.receive_data(data):
+            match event:
+                case h2.events.ResponseReceived(headers=fields) if fields is not None:
+                    if (b":status", b"200") not in fields:
+                        raise http.client.HTTPException(f"not status 200: {list(fields)[:4]}")
+                case h2.events.DataReceived(flow_controlled_length=int(size)) if size:
+                    self._machine.acknowledge_received_data(size, stream)
+                case h2.events.StreamEnded():
+                    done = True
+                case h2.events.StreamReset(error_code=code):
+                    raise http.client.HTTPException(f"stream reset with code {code}")
+                case h2.events.ConnectionTerminated(error_code=code):
+                    if code:
+                        raise http.client.HTTPException(f"goodbye with code {code}")
+                    self._leaving = True
+        self._socket.sendall(self._machine.data_to_send())
+        return done
+
+    def close(self) -> None:
+        self._socket.close()
+
+
+_INFER = requests.infer_json(16).partition(b"\r\n\r\n")[2]
+_GENERATE = requests.generate(_TOKENS).partition(b"\r\n\r\n")[2]
+
+CLIENTS: dict[str, Callable[[int, Fields], Client]] = {
+    "kept": lambda port, fields: _HTTP1(port, fields, requests.INFER, _INFER, kept=True),
+    "fresh": lambda port, fields: _HTTP1(port, fields, requests.INFER, _INFER, kept=False),
+    "http2": lambda port, fields: _HTTP2(port, fields, requests.INFER, _INFER),
+    "tokens": lambda port, fields: _HTTP1(port, fields, requests.INVOCATIONS, _GENERATE, kept=True),
+}
+"""Each by its name: HTTP/1.1 on a connection that it keeps and on fresh ones, HTTP/2, a text model's stream. They need the
+models `identity` and `tokens` of the benchmarks' server."""
+
+
+def asked(client: Client, until: float) -> Iterator[float]:
+    """The wall time of each question, the connection's opening included where it is a fresh one."""
+    while (began := time.monotonic()) < until:
+        client.ask()
+        yield time.monotonic() - began
+        time.sleep(PAUSE)
+
+
+def summed(load: str, kind: str, waits: list[float], failures: Sequence[str] = ()) -> Waits:
+    """Median, 99th percentile and worst; nought where nothing was answered."""
+    ordered = sorted(waits) or [0.0]
+    at = [ordered[min(len(ordered) * part // 100, len(ordered) - 1)] for part in (50, 99)]
+    return Waits(
+        load=load, connection=kind, asked=len(waits), median=at[0], p99=at[1], worst=ordered[-1], failed=len(failures),
+        failures=tuple(failures[:_TOLD]),
+    )  # fmt: skip
+
+
+def _persevering(kind: str, port: int, fields: Fields, seconds: float) -> Waits:
+    waits, failures, until = list[float](), list[str](), time.monotonic() + seconds
+    while time.monotonic() < until:
+        began = time.monotonic()
+        try:
+            client = CLIENTS[kind](port, fields)
+            try:
+                waits.extend(asked(client, until))
+            finally:
+                client.close()
+        except FAILURES as error:
+            failures.append(f"{error!r} after {time.monotonic() - began:.2f} s of this client")
+            time.sleep(PAUSE)
+    return summed("", kind, waits, failures)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
+    parser.add_argument("port", type=int)
+    parser.add_argument("--field", action="append", nargs=2, default=[], help="name and value of a field for each request")
+    parser.add_argument("--kinds", default=",".join(CLIENTS))
+    given = parser.parse_args()
+    fields, kinds = [(name, value) for name, value in given.field], [kind for kind in given.kinds.split(",") if kind]
+    for kind in kinds:
+        client = CLIENTS[kind](given.port, fields)
+        for _ in range(_WARM_UP):
+            client.ask()
+        client.close()
+    print("ready", flush=True)
+    seconds = float(input())
+    found: dict[str, Waits] = {}
+
+    def ask(kind: str) -> None:
+        found[kind] = _persevering(kind, given.port, fields, seconds)
+
+    threads = [threading.Thread(target=ask, args=(kind,)) for kind in kinds]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    print(json.dumps([asdict(found[kind]) for kind in kinds]), flush=True)
+
+
+if __name__ == "__main__":
+    with suppress(KeyboardInterrupt):
+        main()

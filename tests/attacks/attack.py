@@ -1,0 +1,98 @@
+"""What an attack is: a function with its name, the server that it wants, and what the defence owes; and where they are found."""
+
+from __future__ import annotations
+
+import importlib
+import pkgutil
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, final
+
+from tests.attacks import programs
+
+if TYPE_CHECKING:
+    from tests.attacks.attacker import Attacker
+
+Run = Callable[["Attacker"], None]
+
+
+@final
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Attack:
+    """One attack. The fields behind `settings` are judged: what does not hold is a failure."""
+
+    name: str
+    what: str
+    """A line for the list: the first of its function's docstring."""
+    run: Run
+    settings: tuple[str, ...] = ()
+    """Of the server, as `--set` takes them; `{folder}` is a folder of this run alone."""
+    models: Mapping[str, str] = field(default_factory=dict)
+    """More of them, each with its factory. `echo`, `identity` and `tokens` are there."""
+    files: Mapping[str, str] = field(default_factory=dict)
+    """Files of that folder with their text, written before the server starts."""
+    fields: tuple[tuple[str, str], ...] = ()
+    """What good clients say with each request, such as a key."""
+    tls: bool = False
+    """Whether there is a port with TLS too."""
+    stalled_log: bool = False
+    """Whether the server's log goes to a pipe that nobody reads."""
+    descriptors: int = 0
+    """How many the server may have; 0: as many as this process."""
+    ends: str = ""
+    """A pattern of how each connection of the attack must end, such as `goaway 11`. Empty: none is owed."""
+    counters: tuple[str, ...] = ()
+    """Metrics of which one sample at least must have risen, by the beginning of their lines in the exposition."""
+    events: tuple[str, ...] = ()
+    """Events that the log must tell, by their text."""
+    lines: int = 50
+    """The most lines that the log may grow by, and ten more for each second."""
+    growth: int = 32
+    """MiB by which the server may grow meanwhile: 32 and what the attack's own legitimate bodies hold."""
+    after: int = 8
+    """MiB by which it may still be larger 15 s after it."""
+    fair: bool = True
+    """Whether good clients are never to fail, nor to wait. False: with the reason in the docstring."""
+
+
+_found: dict[str, Attack] = {}
+
+
+def attack(
+    name: str,
+    *,
+    settings: tuple[str, ...] = (),
+    models: Mapping[str, str] | None = None,
+    files: Mapping[str, str] | None = None,
+    fields: tuple[tuple[str, str], ...] = (),
+    tls: bool = False,
+    stalled_log: bool = False,
+    descriptors: int = 0,
+    ends: str = "",
+    counters: tuple[str, ...] = (),
+    events: tuple[str, ...] = (),
+    lines: int = 50,
+    growth: int = 32,
+    after: int = 8,
+    fair: bool = True,
+) -> Callable[[Run], Run]:
+    """Makes an attack of a function, which stays what it is. The fields are those of Attack."""
+
+    def made(run: Run) -> Run:
+        assert name not in _found, f"two attacks are called {name}"
+        _found[name] = Attack(
+            name=name, what=(run.__doc__ or "").strip().partition("\n")[0], run=run, settings=settings, models=models or {},
+            files=files or {}, fields=fields, tls=tls, stalled_log=stalled_log, descriptors=descriptors, ends=ends,
+            counters=counters, events=events, lines=lines, growth=growth, after=after,
+            fair=fair,
+        )  # fmt: skip
+        return run
+
+    return made
+
+
+def attacks() -> dict[str, Attack]:
+    """All attacks of the modules in `programs`, by name."""
+    for module in pkgutil.iter_modules(programs.__path__):
+        importlib.import_module(f"{programs.__name__}.{module.name}")
+    return dict(sorted(_found.items()))

@@ -1,0 +1,198 @@
+"""Runs one attack: a server, good clients and the attacker in three processes; what came of it, and what does not hold."""
+
+from __future__ import annotations
+
+import json
+import re
+import subprocess
+import sys
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from typing import Any, final
+
+from benchmarks.good import LIMIT, Waits
+from benchmarks.servers import ROOT
+from tests.attacks.attack import Attack
+from tests.attacks.attacker import Ended
+from tests.attacks.served import DRAIN, Served, events, serving, tracebacks
+
+MiB = 1 << 20
+SETTLED = 15.0
+"""Seconds that the server has for giving back what an attack has cost."""
+_LATE = 30.0
+
+
+@final
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Row:
+    """One run of one attack."""
+
+    attack: str
+    collector: bool
+    seed: int
+    seconds: float
+    good: tuple[Waits, ...]
+    ends: dict[str, int]
+    """How many of the attack's connections or requests ended in which way."""
+    endings: tuple[Ended, ...]
+    """Of each the details; where they are many, of the first."""
+    did: dict[str, int]
+    peak: int
+    """Bytes by which the server grew at most."""
+    after: int
+    """And by which it is larger once it has settled, or 15 s later."""
+    cpu: float
+    """Seconds of CPU that the server used meanwhile, good clients' share included."""
+    log_bytes: int
+    log_lines: int
+    """Lines but for those of completed exchanges."""
+    risen: dict[str, float]
+    """Samples of the attack's counters that have risen, and by how much."""
+    tracebacks: tuple[str, ...]
+    alive: bool
+    status: int | None
+    """The server's exit status after SIGTERM."""
+    stop: float
+    """Seconds from SIGTERM to its end."""
+    events: frozenset[str] = field(default=frozenset())
+    attacker_failed: str = ""
+
+
+def run(attack: Attack, *, seconds: float, seed: int = 0, collector: bool = True, to_the_end: bool = False) -> Row:
+    """One run. `to_the_end`: SIGTERM comes while the attack is made a second time, rather than after the first."""
+    with serving(attack, collector=collector) as served, _good(served, attack.fields) as good:
+        counted = served.samples() if attack.counters else {}
+        before, cpu, log_before = served.resident(), served.cpu(), len(served.log())
+        served.forget_peak()
+        attacker = _attacking(attack, served, seconds=seconds, seed=seed)
+        waits = good(seconds)
+        failed, told = _told(attacker, seconds)
+        cpu, peak = served.cpu() - cpu, max(0, served.peak() - before)
+        alive, log = served.alive, served.log()[log_before:]
+        risen = _risen(attack.counters, counted, served.samples() if alive and attack.counters else {})
+        after = _settled(served, before + attack.after * MiB) - before
+        again = _attacking(attack, served, seconds=seconds, seed=seed + 1) if to_the_end and alive else None
+        if again is not None:
+            time.sleep(min(1.0, seconds / 2))
+        stop = served.terminate() if alive else 0.0
+        if again is not None:
+            again.kill()
+            again.communicate()
+        everything = served.log()
+        return Row(
+            attack=attack.name, collector=collector, seed=seed, seconds=seconds, good=waits, ends=told["ends"],
+            endings=tuple(Ended(**ended) for ended in told["endings"]), did=told["did"], peak=peak, after=after, cpu=cpu,
+            log_bytes=len(log), log_lines=_lines(log), risen=risen, tracebacks=tuple(tracebacks(everything)), alive=alive,
+            status=served.status, stop=stop, events=frozenset(events(everything)), attacker_failed=failed,
+        )  # fmt: skip
+
+
+@contextmanager
+def _good(served: Served, fields: Sequence[tuple[str, str]]) -> Iterator[Any]:
+    """Good clients that are ready: a function that lets them ask for so many seconds, and tells their waits."""
+    command = [sys.executable, "-m", "benchmarks.good", str(served.port)]
+    command += [part for name, value in fields for part in ("--field", name, value)]
+    with subprocess.Popen(command, cwd=ROOT, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as process:
+        assert process.stdin is not None
+        assert process.stdout is not None
+        stdin, stdout = process.stdin, process.stdout
+        try:
+            assert stdout.readline() == "ready\n", (
+                f"the good clients have no answer before the attack: {served.log()[-2000:]}"
+            )
+
+            def asked(seconds: float) -> tuple[Waits, ...]:
+                stdin.write(f"{seconds}\n")
+                stdin.flush()
+                return tuple(
+                    Waits(**{**found, "failures": tuple(found["failures"])}) for found in json.loads(stdout.readline())
+                )
+
+            yield asked
+        finally:
+            process.kill()
+
+
+def _attacking(attack: Attack, served: Served, *, seconds: float, seed: int) -> subprocess.Popen[str]:
+    """The attacker, which has begun."""
+    command = [sys.executable, "-m", "tests.attacks.attacker", attack.name, "--port", str(served.port)]
+    command += ["--tls-port", str(served.tls_port), "--seconds", str(seconds), "--seed", str(seed)]
+    process = subprocess.Popen(
+        command, cwd=ROOT, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+    )
+    assert process.stdout is not None
+    process.stdout.readline()
+    return process
+
+
+def _told(attacker: subprocess.Popen[str], seconds: float) -> tuple[str, dict[str, Any]]:
+    """What has gone wrong in the attacker, and what it tells."""
+    try:
+        output, errors = attacker.communicate(timeout=seconds + _LATE)
+    except subprocess.TimeoutExpired:
+        attacker.kill()
+        output, errors = "", f"it was not over {_LATE:g} s after its time; {attacker.communicate()[1]}"
+    if attacker.returncode or not output:
+        return errors[-2000:] or f"status {attacker.returncode}", {"ends": {}, "endings": [], "did": {}}
+    told: dict[str, Any] = json.loads(output)
+    return "", told
+
+
+def _risen(counters: Sequence[str], before: dict[str, float], after: dict[str, float]) -> dict[str, float]:
+    mine = [sample for sample in after if sample.startswith(counters)] if isinstance(counters, tuple) else []
+    return {sample: after[sample] - before.get(sample, 0.0) for sample in mine if after[sample] > before.get(sample, 0.0)}
+
+
+def _lines(log: str) -> int:
+    return sum('"event": "exchange"' not in line or '"ending": "complete"' not in line for line in log.splitlines())
+
+
+def _settled(served: Served, small: int) -> int:
+    """What is resident, once that is as small or its time is over."""
+    until = time.monotonic() + SETTLED
+    while (resident := served.resident()) > small and time.monotonic() < until:
+        time.sleep(0.1)
+    return resident
+
+
+def broken(attack: Attack, row: Row, *, times: bool = False) -> list[str]:
+    """What does not hold, in words. `times`: what depends on the machine too."""
+    said: list[str] = []
+    if row.attacker_failed:
+        said.append(f"the attack itself failed: {row.attacker_failed}")
+    if not row.alive:
+        said.append(f"the server ended during the attack with status {row.status}")
+    if row.tracebacks:
+        said.append(f"{len(row.tracebacks)} tracebacks in the log; the first: {row.tracebacks[0]}")
+    if row.peak > attack.growth * MiB:
+        said.append(f"the server grew by {row.peak / MiB:.0f} MiB, of {attack.growth}")
+    if row.after > attack.after * MiB:
+        said.append(f"it is {row.after / MiB:.0f} MiB larger {SETTLED:g} s after the attack, of {attack.after}")
+    if row.alive and (row.status not in (0, 3) or row.stop > DRAIN + 2):
+        said.append(f"after SIGTERM it ended with status {row.status}, {row.stop:.1f} s later")
+    if row.log_lines > attack.lines + 10 * row.seconds:
+        said.append(f"{row.log_lines} lines in the log, of {attack.lines + 10 * row.seconds:.0f}")
+    for counter in attack.counters:
+        if not any(sample.startswith(counter) for sample in row.risen):
+            said.append(f"{counter} has not risen")
+    said += [f"the log does not tell {event!r}" for event in attack.events if event not in row.events]
+    if attack.ends:
+        others = {by: count for by, count in row.ends.items() if not re.fullmatch(attack.ends, by)}
+        if others or not row.ends:
+            said.append(f"its connections ended with {row.ends or 'nothing'}, which should be {attack.ends}")
+    if attack.fair:
+        said += [
+            f"{waits.failed} good requests ({waits.connection}) failed; {waits.failures[0]}"
+            for waits in row.good
+            if waits.failed
+        ]
+        said += [f"no good request ({waits.connection}) was answered" for waits in row.good if not waits.asked]
+        if times:
+            said += [
+                f"p99 of good requests ({waits.connection}) is {waits.p99 * 1000:.0f} ms, of {LIMIT * 1000:g}"
+                for waits in row.good
+                if waits.p99 > LIMIT
+            ]
+    return said

@@ -1,0 +1,60 @@
+"""The results as a table: for a terminal, and in Markdown for the documentation."""
+
+from __future__ import annotations
+
+import datetime
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from benchmarks import report
+from benchmarks.good import CLIENTS
+from tests.attacks.run import MiB, Row
+
+_KINDS = tuple(CLIENTS)
+HEADS = (
+    "attack", "gc", *(f"{kind} p50/p99/worst ms" for kind in _KINDS), "failed", "MiB peak", "MiB after", "CPU s", "log KiB",
+    "ended by", "stop s",
+)  # fmt: skip
+
+
+def cells(row: Row) -> tuple[str, ...]:
+    """The figures of one row, as HEADS names them."""
+    good = {waits.connection: waits for waits in row.good}
+    times = (
+        "/".join(f"{value * 1000:.0f}" for value in (waits.median, waits.p99, waits.worst))
+        if (waits := good.get(kind))
+        else ""
+        for kind in _KINDS
+    )
+    failed = sum(waits.failed for waits in row.good)
+    figures = (failed, f"{row.peak / MiB:.0f}", f"{row.after / MiB:.0f}", f"{row.cpu:.1f}", f"{row.log_bytes / 1024:.0f}")
+    stop = f"{row.stop:.1f}" if row.alive else "died"
+    return (row.attack, "on" if row.collector else "off", *times, *map(str, figures), ended_by(row), stop)
+
+
+def ended_by(row: Row) -> str:
+    """The ways in which the attack's connections ended, most frequent first, with how many frames and seconds the longest of
+    the most frequent had."""
+    if not row.ends:
+        return "-"
+    ways = sorted(row.ends.items(), key=lambda way: -way[1])
+    told = ", ".join(f"{by} x {count}" for by, count in ways[:3]) + (" ..." if len(ways) > 3 else "")
+    longest = [ended for ended in row.endings if ended.by == ways[0][0]]
+    if not longest:
+        return told
+    frames, seconds = max(ended.frames for ended in longest), max(ended.seconds for ended in longest)
+    return f"{told} (<= {frames} frames, {seconds:.2f} s)"
+
+
+def text(rows: Sequence[Row]) -> str:
+    """For a terminal."""
+    return report.table(HEADS, [cells(row) for row in rows], left=2)
+
+
+def markdown(rows: Sequence[Row], machine: Mapping[str, Any]) -> str:
+    """For the documentation, with the day and the machine, as the benchmarks' report names it."""
+    today = datetime.datetime.now(datetime.UTC).date().isoformat()
+    lines = [f"{today}; {machine['processor']}, {machine['cores']} cores, {machine['python']}, {machine['system']}", ""]
+    lines += [f"| {' | '.join(HEADS)} |", "|" + " --- |" * len(HEADS)]
+    lines += [f"| {' | '.join(cells(row))} |" for row in rows]
+    return "\n".join(lines)
