@@ -191,7 +191,7 @@ class LimitsConfig:
     """From the accepted connection to the end of its handshake."""
     body: Annotated[
         int, Meta(ge=1, extra={"unit": Unit.BYTES, "computed": "the smaller of 1 GiB and an eighth of `total_bytes`"})
-    ] = 0
+    ] = -1
     """One request body; more is answered 413, before it is read where its length is declared."""
     total_bytes: Bytes = field(default_factory=_quarter_of_memory)
     """The byte budget: all bodies, what was read ahead and what is larger than a send buffer, together. It is paid as bytes
@@ -267,7 +267,7 @@ class LimitsConfig:
     """As `checkpoint_events`, in bytes."""
 
     def __post_init__(self) -> None:
-        if not self.body:
+        if self.body < 0:
             object.__setattr__(self, "body", max(1, min(1 * GiB, self.total_bytes // 8)))
 
 

@@ -256,7 +256,7 @@ class WebSocketWire:
         """What is said of a frame that has begun and does not come, where it is not us who do not read."""
         connection, machine = self._connection, self._machine
         under_way = machine.under_way
-        if not under_way or connection.reading_paused or connection.behind:
+        if under_way is None or connection.reading_paused or connection.behind:
             self._pace = None
             return None
         self._pace = pace = self._pace or Pace()

@@ -221,9 +221,12 @@ class WebSocketConnection(FrameQueue):
         return len(self._inbox) - self._at
 
     @property
-    def under_way(self) -> int:
-        """Bytes that are here of a frame that is not whole, once `next_event` has said NEED_DATA."""
-        return self.unread if self._landing is None else self._landing.filled + self.unread
+    def under_way(self) -> int | None:
+        """Bytes that are here of a frame that is not whole, the header of a large one apart; None where none has begun. Once
+        `next_event` has said NEED_DATA."""
+        if self._landing is None:
+            return self.unread or None
+        return self._landing.filled + self.unread
 
     def next_event(self) -> Received:
         """The next Frame, Ping, Pong or Close; NEED_DATA; or, when the transport has ended, ConnectionEnd again and
