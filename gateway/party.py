@@ -60,6 +60,13 @@ class MemoryAccount:
         """Whether the party gets no n bytes more because others need them, whatever there is."""
         return self.held >= self.share and self._budget.used + n > self._plenty
 
+    def of(self, party: Party) -> MemoryAccount:
+        """What that party holds of the same budget, and asks for it by."""
+        account = party.account
+        if account is None:
+            account = party.account = MemoryAccount(self._budget, plenty=self._plenty, share=self.share)
+        return account
+
     def hand_over(self, n: int, other: MemoryAccount) -> None:
         """Of what is held, n bytes are the other's from now on, whatever its share."""
         self.held -= n

@@ -13,7 +13,7 @@ from gateway.credentials import Door
 from gateway.errors import Drained, Ending, SlowReader, TransportLost
 from gateway.net.certificate import read_client
 from gateway.net.tls_transport import TLSTransport
-from gateway.party import MemoryAccount, Party
+from gateway.party import Party
 from gateway.untrusted_text import unquoted
 from protocols.errors import RemoteProtocolError
 from protocols.events import Buffer, Head, Request, Sent
@@ -134,24 +134,17 @@ class Connection:
         self._lost: Ending | None = None
         self._closed = False
         self._certificate: ClientCertificate | None = None
-        self.party = self._find_party()
+        certificate = self.client_certificate
+        known = certificate is not None and certificate.subject
+        self.party = server.parties.of_certificate(known) if known else Party(self.peer)
         """Whom its exchanges are counted for: the subject of the client's certificate, else the connection itself."""
         self.budget = server.account_of(self.party)
         self.wire = make_wire(self)
-
-    def account_of(self, party: Party) -> MemoryAccount:
-        """What that party holds of the byte budget."""
-        return self.server.account_of(party)
 
     @property
     def door(self) -> Door:
         """Decides which fields of a request models see."""
         return self.server.door
-
-    def _find_party(self) -> Party:
-        certificate = self.client_certificate
-        known = certificate is not None and certificate.subject
-        return self.server.parties.of_certificate(known) if known else Party(self.peer)
 
     @property
     def client_certificate(self) -> ClientCertificate | None:

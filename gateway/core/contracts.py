@@ -12,7 +12,7 @@ if TYPE_CHECKING:
     from gateway.credentials import Door
     from gateway.errors import Ending, GatewayError
     from gateway.net.proxies import TrustedProxies
-    from gateway.party import MemoryAccount, Party
+    from gateway.party import Party
     from models.session import ClientCertificate
     from protocols.buffers import Budget
     from protocols.events import Buffer, Head, Headers, Opcode
@@ -113,10 +113,6 @@ class Owner(Protocol):
     @property
     def client_certificate(self) -> ClientCertificate | None:
         """What the client has shown of itself, verified."""
-        ...
-
-    def account_of(self, party: Party) -> MemoryAccount:
-        """What that party holds of the byte budget, and asks for it by."""
         ...
 
     def clock(self) -> float: ...

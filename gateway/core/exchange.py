@@ -132,10 +132,10 @@ class Exchange:
     @key.setter
     def key(self, key: Party | None) -> None:
         self._key, before = key, self.account
-        self.account = after = self.owner.budget if key is None else self.owner.account_of(key)
+        assert isinstance(before, MemoryAccount)
+        after = before.of(self.party)
         if after is not before:
-            assert isinstance(before, MemoryAccount)
-            assert isinstance(after, MemoryAccount)
+            self.account = after
             before.hand_over(self.held + self.wire.charge(self.stream, after), after)
 
     # -- what the request says -----------------------------------------------------------------------------------

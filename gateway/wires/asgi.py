@@ -69,7 +69,6 @@ class ASGICall:
         self.proxies = None if server.proxies is None or not server.proxies.includes(self.peer) else server.proxies
         self.party = server.parties.of_peer(self.peer) if self.peer else Party("")
         """Whom its exchange is counted for: the connection that its server names, or else the call itself."""
-        self.account_of = server.account_of
         self.budget = server.account_of(self.party)
         extensions = scope.get("extensions") or {}
         self._can_refuse = "websocket.http.response" in extensions

@@ -408,7 +408,9 @@ async def test_a_message_above_the_limit_of_a_body_ends_the_session() -> None:
 
 
 async def test_a_message_for_which_there_is_no_memory_ends_the_session() -> None:
-    config = Config(limits=LimitsConfig(total_bytes=1_000_000, memory_refuse=100, memory_reset=100))
+    config = Config(
+        limits=LimitsConfig(body=2_000_000, total_bytes=1_000_000, party_share=100, memory_refuse=100, memory_reset=100)
+    )
     async with serving(spec_of(double, "m"), config=config) as house:
         peer = await join(house)
         await peer.say(b" " * 60_000, fin=False)
