@@ -52,9 +52,10 @@ class MemoryAccount:
 
     def release(self, n: int) -> None:
         """Gives n bytes back. Giving back more than was taken is a bug in the caller and raises AssertionError."""
-        assert n <= self.held, f"released {n} bytes of {self.held} held"
-        self._budget.release(n)
+        budget = self._budget
+        assert 0 <= n <= self.held, f"released {n} bytes of {self.held} held"
         self.held -= n
+        budget.used -= n
 
     def has_its_share(self, n: int = 0) -> bool:
         """Whether the party gets no n bytes more because others need them, whatever there is."""

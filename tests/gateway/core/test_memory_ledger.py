@@ -17,7 +17,6 @@ from gateway.core.inbound import PIECE, Inbound
 from gateway.party import MemoryAccount
 from gateway.wires.http2 import HTTP2Wire
 from models.session import Session
-from protocols.buffers import ByteBudget
 from protocols.events import Data
 from protocols.http2.windows import FLOOR, STEP, ReceiveWindows
 from protocols.websocket.frames import LARGE, MASKED, write_header
@@ -211,7 +210,7 @@ def unpaid(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def nobodys(monkeypatch: pytest.MonkeyPatch) -> None:
     """What is given back stays with its party."""
-    monkeypatch.setattr(MemoryAccount, "release", lambda self, n: ByteBudget.release(self._budget, n))
+    monkeypatch.setattr(MemoryAccount, "release", lambda self, n: self._budget.release(n))
 
 
 LONG = [(0, 30_000)] * 12
