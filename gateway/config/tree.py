@@ -262,7 +262,7 @@ class LimitsConfig:
     """The most tokens that a request may ask for in a sequence of a text; one that asks for more is refused. 0: no
     ceiling."""
     checkpoint_events: Count = 64
-    """What one connection may do before the others get their turn."""
+    """What one connection may do before the others get their turn; two milliseconds are as much, whatever it did."""
     checkpoint_bytes: Bytes = 64 * KiB
     """As `checkpoint_events`, in bytes."""
 

@@ -74,6 +74,7 @@ def _close_left_open(task: trio.lowlevel.Task, innermost: Any) -> None:
 
 _MOST_IDLE = 256  # tasks that wait for work; more than that end
 _MOST_HANDED_OUT = 64  # exchanges, at most, that get tasks of their own after the leader's have waited
+_LEAST_GIVEN = 4  # such tasks that start together, at least, however long others have to wait for them
 _BEGIN_AT_ONCE = 64  # exchanges that begin between two looks at what is ready
 _OWNERS_AT_ONCE = 32  # owners that the leader tells before what begins thereby runs, and what they have to write is written
 _TURN_SECONDS = 0.005  # seconds that the leader works before other tasks have their turn
@@ -159,6 +160,8 @@ class Runner:
         self._begun: deque[Exchange] = deque()
         self._begun_heavy: deque[Exchange] = deque()
         self._handed_out = self._own_tasks_left = 0
+        self._given_at_once = _MOST_HANDED_OUT  # as many as have let others run again within a turn's time
+        self._others = 0.0  # seconds that those who ran between the last two rounds have taken
         self._due: list[HasTurns] = []
         self._due_heavy: deque[HasTurns] = deque()
         self.turn_times = Histogram(_TURNS)
@@ -226,9 +229,7 @@ class Runner:
             if place.exchange is not None:
                 place.exchange.leave_scope()
                 self._returned(place.exchange)
-            for begun in (self._begun, self._begun_heavy):
-                while begun:
-                    self._returned(begun.popleft())
+            self._return_begun()
             raise
         finally:
             del self._places[place.task]
@@ -285,10 +286,15 @@ class Runner:
             if left and (begun or heavy):
                 exchange = begun.popleft() if begun else heavy.popleft()
                 left -= 1
+                if exchange.gone:  # its client has left meanwhile, and whoever opens and resets may not have a task for each
+                    self._returned(exchange)
+                    continue
                 if self._own_tasks_left:
                     self._own_tasks_left -= 1
                     given += 1
                     self._give(exchange)
+                    if given >= self._given_at_once:
+                        left = 0
                     continue
                 place.exchange = exchange
                 exchange.begin(place.scope, place.turn)
@@ -329,6 +335,7 @@ class Runner:
                     self._handed_out = 0
                 if not place.leads or exchange.left_at - began <= _TURN_SECONDS:
                     continue
+            crowded = bool(begun)
             self._telling = True  # exchanges that begin meanwhile are this task's
             try:
                 # answers that leave one after the other wake a client once
@@ -342,13 +349,13 @@ class Runner:
             finally:
                 self._telling = False
             left = _BEGIN_AT_ONCE
-            if heavy and begun:  # else those could have every round to themselves
+            if heavy and crowded:  # else those could have every round to themselves
                 begun.appendleft(heavy.popleft())
             if busy or begun or heavy:
                 spent = now() - began
-                if spent > _TURN_SECONDS or given >= _MOST_HANDED_OUT:
+                if spent > _TURN_SECONDS or given >= self._given_at_once:
                     self.turn_times.observe(spent)
-                    await trio.lowlevel.checkpoint()
+                    await self._let_others_run(given)
                     began, given = now(), 0
             else:
                 self.leading = False
@@ -359,6 +366,18 @@ class Runner:
                 self.leading = True
                 began, given = now(), 0
         return False
+
+    async def _let_others_run(self, given: int) -> None:
+        """A checkpoint. Tasks that were started run by it, all of them before the leader does: if that takes longer than a
+        turn, fewer start together next time."""
+        began = self._now()
+        await trio.lowlevel.checkpoint()
+        self._others = self._now() - began
+        if given:
+            if self._others > _TURN_SECONDS:
+                self._given_at_once = max(given // 2, _LEAST_GIVEN)
+            else:
+                self._given_at_once = min(2 * self._given_at_once, _MOST_HANDED_OUT)
 
     # -- the turns of connections ----------------------------------------------------------------------------------------
 
@@ -387,21 +406,42 @@ class Runner:
                 self._due = due[number:] + self._due
         heavy = self._due_heavy
         if heavy and not self._begun_heavy:
-            began = self._now()
+            # what a turn makes others do, such as the ends of all exchanges of a client that leaves, shows when these run
+            until, self._others = self._now() + _TURN_SECONDS - self._others, 0.0
             for _ in range(len(heavy)):
                 heavy.popleft().turn()
-                if self._due or self._now() - began > _TURN_SECONDS:
+                if self._due or self._now() > until:
                     break
         return bool(self._due or heavy)
 
     async def turns(self) -> None:
         """One task, woken once for all connections that have something put off while nobody leads: it writes for those whose
-        transport is not full."""
-        while True:
-            while not (self._due or self._due_heavy):
-                await self._bell.wait()
-            if self.write():  # again already: they are not alone
-                await trio.lowlevel.checkpoint()
+        transport is not full, and starts tasks, a bounded number at once, for what their turns have begun."""
+        begun, heavy = self._begun, self._begun_heavy
+        try:
+            while True:
+                while not (self._due or self._due_heavy or begun or heavy):
+                    await self._bell.wait()
+                crowded = bool(begun)
+                self._telling, given = True, 0
+                try:
+                    again = self.write()
+                finally:
+                    self._telling = False
+                if heavy and crowded:  # as the leader does
+                    begun.appendleft(heavy.popleft())
+                while (begun or heavy) and given < self._given_at_once:
+                    exchange = begun.popleft() if begun else heavy.popleft()
+                    if exchange.gone:
+                        self._returned(exchange)
+                    else:
+                        given += 1
+                        self._give(exchange)
+                    del exchange
+                if again or begun or heavy:  # they are not alone
+                    await self._let_others_run(given)
+        finally:
+            self._return_begun()
 
     # -- places ------------------------------------------------------------------------------------------------------
 
@@ -430,6 +470,12 @@ class Runner:
             exchange.work_done()
         except Exception as e:
             exchange.owner.failed(e)
+
+    def _return_begun(self) -> None:
+        """The server ends: what has not had a task will have none."""
+        for begun in (self._begun, self._begun_heavy):
+            while begun:
+                self._returned(begun.popleft())
 
     async def _wait(self, place: RunnerTask) -> None:
         def abort(_: object) -> trio.lowlevel.Abort:

@@ -37,10 +37,14 @@ class CoarseTimer:
         """Ticks until it is cancelled."""
         limit = self._server.limits.loop_block
         if not limit or hasattr(trio.lowlevel.current_clock(), "jump"):  # a clock of tests, which time does not move
-            await self._tick_by(trio.sleep_until)
-        watch = LoopWatch(limit, self._whose, self.blocks)
+            await self._tick_by(self._sleep_until)
+        watch = LoopWatch(limit, self._whose, self.blocks, self.lag.observe)
         with watch.watching():
             await self._tick_by(watch.beat_until)
+
+    async def _sleep_until(self, due: float) -> None:
+        await trio.sleep_until(due)
+        self.lag.observe(trio.current_time() - due)
 
     async def _tick_by(self, sleep_until: Callable[[float], Awaitable[None]]) -> NoReturn:
         """`sleep_until` is what it sleeps by."""
@@ -48,7 +52,6 @@ class CoarseTimer:
             due = trio.current_time() + _TICK
             await sleep_until(due)
             now = trio.current_time()
-            self.lag.observe(now - due)
             for connection in list(self._server.connections):
                 connection.tick(now)
             for worker in self._supervisor.workers.values():

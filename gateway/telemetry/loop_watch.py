@@ -1,6 +1,6 @@
 """Notices while it lasts that one step keeps the event loop from everything else, and names whose it is.
 
-The loop stamps the time four times a second, by its coarse timer. A thread, woken about as often, looks at that stamp alone;
+The loop stamps the time ten times a second, by its coarse timer. A thread, woken about as often, looks at that stamp alone;
 only when it is late does it look at the stack of the loop's thread, find the task whose step that is, and whom it works
 for. A step that releases the interpreter (`time.sleep`, a read, a loop in Python) is named while it lasts. A C call that
 holds the interpreter stops this thread as well: it is told afterwards, with the line at which the loop goes on.
@@ -29,7 +29,7 @@ import protocols
 
 log = logging.getLogger("gateway")
 
-PULSE = 0.25
+PULSE = 0.1
 """Seconds between two stamps of the loop."""
 _AGAIN = 0.05  # seconds between two looks at a loop that is late
 _HELD = 0.1  # seconds that the thread itself comes late, where others merely have the interpreter in turns
@@ -72,8 +72,11 @@ class _Step:
 class LoopWatch:
     """Watches one event loop from a thread of its own, between `watching` and its end. Made and entered on that loop."""
 
-    def __init__(self, limit: float, whose: Whose, blocks: Blocks) -> None:
+    def __init__(
+        self, limit: float, whose: Whose, blocks: Blocks, late: Callable[[float], None] = lambda seconds: None
+    ) -> None:
         """`limit`: seconds that a step may take. `whose` is asked in the thread, and counts in `blocks`."""
+        self._late = late
         self._limit, self._whose, self._blocks = limit, whose, blocks
         self._beat = 0.0
         self._over = threading.Event()
@@ -94,10 +97,12 @@ class LoopWatch:
             thread.join(_AGAIN)  # at most: it may be logging, to a handler of the embedder's
 
     async def beat_until(self, due: float) -> None:
-        """Sleeps until then, on Trio's clock, and stamps the time meanwhile."""
+        """Sleeps until then, on Trio's clock, and stamps the time meanwhile; `late` is told how late each stamp came."""
         while (now := trio.current_time()) < due:
             self._beat = time.monotonic()
-            await trio.sleep_until(min(due, now + PULSE))
+            next_due = min(due, now + PULSE)
+            await trio.sleep_until(next_due)
+            self._late(trio.current_time() - next_due)
         self._beat = time.monotonic()
 
     # -- the thread ------------------------------------------------------------------------------------------------

@@ -214,9 +214,15 @@ class Metrics(Collector):
         )
         yield _histogram(
             "everywire_loop_lag_seconds",
-            "How late the event loop came to the one timer that it has every second.",
+            "How late the event loop came to a timer that it has ten times a second.",
             (),
             {(): self._lag},
+        )
+        yield _histogram(
+            "everywire_turn_seconds",
+            "How long the task that reads and writes for all connections worked before others ran.",
+            (),
+            {(): server.runner.turn_times},
         )
 
     def _blocked(self) -> Iterator[Metric]:

@@ -31,16 +31,23 @@ class Press:
 
     def __init__(self, clock: MockClock) -> None:
         self.clock = clock
-        self.steps, self.end = 0, END
+        self.steps, self.end, self.spent = 0, END, 0.0
         self.at: dict[int, Callable[[], None]] = {}
         self.each: list[Callable[[], None]] = []
 
     def step(self, _: object = None) -> None:
-        self.steps += 1
-        self.clock.jump(STEP)
-        self.at.pop(self.steps, lambda: None)()
-        for look in self.each:
-            look()
+        self.spend(STEP)
+
+    def spend(self, seconds: float) -> None:
+        """Something takes so long, which makes a step whenever that adds up to one."""
+        self.clock.jump(seconds)
+        self.spent += seconds
+        while self.spent >= STEP:
+            self.spent -= STEP
+            self.steps += 1
+            self.at.pop(self.steps, lambda: None)()
+            for look in self.each:
+                look()
 
     def begin(self, memory: MemoryGateway, load: str) -> None:
         ours = memory.connect()
