@@ -132,9 +132,7 @@ class Exchange:
     @key.setter
     def key(self, key: Party | None) -> None:
         self._key, before = key, self.account
-        assert isinstance(before, MemoryAccount)
-        after = before.of(self.party)
-        if after is not before:
+        if isinstance(before, MemoryAccount) and (after := before.of(self.party)) is not before:
             self.account = after
             before.hand_over(self.held + self.wire.charge(self.stream, after), after)
 
