@@ -424,6 +424,25 @@ async def test_a_message_for_which_there_is_no_memory_ends_the_session() -> None
         assert house.endings == {"refused": 1}
 
 
+@pytest.mark.parametrize("drips", [False, True])
+async def test_a_message_whose_frames_stop_coming_ends_the_session(drips: bool, autojump_clock: Any) -> None:
+    config = Config(websocket=WebSocketConfig(ping_interval=0))
+    async with serving(spec_of(double, "m"), config=config) as house:
+        peer = await join(house)
+        await trio.sleep(100)
+        await peer.say(b" " * 100, fin=False)
+        for _ in range(60 if drips else 0):
+            if house.endings:
+                break
+            await peer.say(b" " * 100, CONTINUATION, fin=False)
+            await trio.sleep(1)
+        code, reason = await peer.closed()
+        assert (code, ("limits.body_rate" if drips else "limits.body_silence") in reason) == (1008, True)
+        assert 130 < trio.current_time() <= 140
+        await house.still()
+        assert house.endings == {"refused": 1}
+
+
 async def test_the_memory_of_a_message_is_paid_for_until_the_next_one_is_asked_for() -> None:
     go, taken = trio.Event(), trio.Event()
 
