@@ -18,7 +18,7 @@ from gateway.credentials import Door
 from gateway.doorbell import Doorbell
 from gateway.net.proxies import TrustedProxies
 from gateway.party import MemoryAccount, Parties, Party
-from protocols.buffers import ByteBudget
+from protocols.buffers import ByteBudget, untouched
 from protocols.date_field import DateField
 
 _SCRATCH = 64 * 1024
@@ -66,6 +66,8 @@ class Server:
         self.share = self.budget.limit * self.limits.party_share // 100
         """Bytes of the budget that one party may hold above that."""
         self.pool = BodyPool(self.limits.body_pool)
+        self.frame_memory = _frame_memory(self.budget.limit)
+        """Memory for a large frame, which is paid for as it arrives; None where it could never fit."""
         self.scratch = memoryview(bytearray(_SCRATCH))
         """Where bytes are received that nobody keeps."""
         self.door = Door(passes_credentials=config.access.pass_credentials)
@@ -103,6 +105,10 @@ class Server:
         """Everything that it held is given back."""
         self.connections.discard(connection)
         self.bell.ring()
+
+
+def _frame_memory(most: int) -> Callable[[int], memoryview | None]:
+    return lambda n: untouched(n) if n <= most else None
 
 
 def _trusted_proxies(config: Config) -> TrustedProxies | None:

@@ -11,7 +11,6 @@ from gateway.core.contracts import EVENTS_A_LOOK
 from gateway.core.exchange import Exchange
 from gateway.core.time_limits import Pace
 from gateway.errors import Ending, SlowUpload
-from protocols.buffers import untouched
 from protocols.errors import LocalProtocolError, RemoteProtocolError
 from protocols.events import NEED_DATA, Buffer, Close, ConnectionEnd, Frame, Headers, Opcode, Ping, Pong, Sent
 from protocols.roles import Role
@@ -40,6 +39,10 @@ class WebSocketWire:
     included, is written also to a client that has said Close.
     """
 
+    __slots__ = (  # there is one for each of many silent sessions
+        "_before", "_closing_since", "_config", "_connection", "_exchange", "_failed", "_gone", "_inbound", "_large",
+        "_machine", "_pace", "_ping_at", "_pong_due",
+    )  # fmt: skip
     name = "websocket"
     windowed, exclusive = False, False
 
@@ -51,7 +54,7 @@ class WebSocketWire:
         self._machine = WebSocketConnection(
             Role.SERVER,
             _limits_of(self._config.part, connection.limits.send_buffer, self._config.check_utf8),
-            allocate=self._allocate,
+            allocate=connection.server.frame_memory,
             pay=self._pay,
         )
         self._pace: Pace | None = None  # of a frame under way
@@ -64,9 +67,6 @@ class WebSocketWire:
         if unread:
             self._machine.receive_data(unread)
         connection.output_ready()
-
-    def _allocate(self, n: int) -> memoryview | None:
-        return untouched(n) if n <= self._connection.budget.limit else None
 
     def _pay(self, n: int) -> bool:
         if not self._exchange.account.try_reserve(n):

@@ -13,11 +13,11 @@ import trio
 import trio.testing
 
 from gateway.client import post
+from gateway.core import server
 from gateway.core.exchange import Exchange
 from gateway.core.memory import BodyPool
 from gateway.errors import Ending
 from gateway.testing import memory_gateway
-from gateway.wires import websocket
 from models.adapt import spec_of
 from models.errors import ModelError
 from models.library.echo import Echo
@@ -33,7 +33,7 @@ LARGE = 4 * 1024 * 1024
 def arrays(monkeypatch: pytest.MonkeyPatch) -> Iterator[list["weakref.ref[Any]"]]:
     """Every buffer that is allocated or lent while the garbage collector rests."""
     seen: list[weakref.ref[Any]] = []
-    empty, take, plain = np.empty, BodyPool.take, websocket.untouched
+    empty, take, plain = np.empty, BodyPool.take, server.untouched
 
     def noted(*arguments: Any, **named: Any) -> Any:
         array = empty(*arguments, **named)
@@ -51,7 +51,7 @@ def arrays(monkeypatch: pytest.MonkeyPatch) -> Iterator[list["weakref.ref[Any]"]
         return view
 
     monkeypatch.setattr(np, "empty", noted)
-    monkeypatch.setattr(websocket, "untouched", untouched)
+    monkeypatch.setattr(server, "untouched", untouched)
     monkeypatch.setattr(BodyPool, "take", lent)
     gc.collect()
     gc.disable()
