@@ -13,6 +13,7 @@ from benchmarks import guard as guards
 from benchmarks import neighbours as beside
 from benchmarks import report
 from benchmarks.accounting import UnknownCostError, cores, precision
+from benchmarks.against import WATCHED, changes
 from benchmarks.comparison import Row, compare
 from benchmarks.load.connections import LoadError
 from benchmarks.micro import GROUPS, purpose
@@ -33,6 +34,7 @@ Examples:
   python -m benchmarks micro http1 websocket         some of them
   python -m benchmarks server unary-64               one workload: ours and its floors
   python -m benchmarks server --json all.json        every workload, about five minutes
+  python -m benchmarks against ../before             has a change made it dearer than another checkout
   python -m benchmarks guard                         are we still near the floors
   python -m benchmarks neighbours resets             what a good client waits beside a bad one
 
@@ -132,6 +134,26 @@ def guard() -> None:
     dear = [verdict.workload for verdict in verdicts if not verdict.holds]
     if dear:
         raise click.ClickException(f"beyond the bound in two measurements: {', '.join(dear)}")
+
+
+@program.command(short_help="This checkout beside another, in turns.")
+@click.argument("checkout", type=click.Path(exists=True, file_okay=False, path_type=Path))
+@click.argument("names", nargs=-1, metavar="[NAMES]...")
+@click.option("--seconds", type=click.FloatRange(0.05, 600), default=1.0, show_default=True, help="Length of a round.")
+@click.option("--rounds", type=click.IntRange(1, 100), default=15, show_default=True, help="Rounds of each.")
+@_json
+def against(checkout: Path, names: tuple[str, ...], seconds: float, rounds: int, file: Path | None) -> None:
+    """Run the server of CHECKOUT, such as a git worktree of the commit before, and that of this one in turns, and print
+    what the change costs: the median of all pairs of rounds. The workloads that a change may not make dearer, or NAMES."""
+    chosen = tuple(_chosen(names, WORKLOADS, "workload")) if names else WATCHED
+    _explain()
+    try:
+        rows = changes(checkout, chosen, seconds=seconds, rounds=rounds, note=lambda text: click.echo(text, err=True))
+    except FAILURES as error:
+        raise click.ClickException(str(error)) from None
+    click.echo(report.changes_table(rows))
+    if file is not None:
+        _write(file, seconds=seconds, rounds=rounds, against=[asdict(row) for row in rows])
 
 
 @program.command(short_help="Measure how long a good client waits beside a bad one.")

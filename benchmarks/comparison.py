@@ -81,8 +81,8 @@ def _one_pass(
     server_core, load_core = cores() or (None, None)
     with ExitStack() as stack:
         running = [stack.enter_context(started(program, core=server_core)) for program in programs]
-        for _ in range(rounds):
-            for server in running:
+        for number in range(rounds):
+            for server in running[:: -1 if number % 2 else 1]:  # as it drifts, what the machine does falls on each
                 plan = workload.plan(server, seconds=seconds, core=load_core)
                 try:
                     results[server.program.name].append(load(plan))

@@ -10,6 +10,7 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
+from benchmarks.against import Change
 from benchmarks.comparison import BUSY, Row
 from benchmarks.guard import Verdict
 from benchmarks.neighbours import Waits
@@ -63,6 +64,22 @@ def warnings(rows: Sequence[Row]) -> list[str]:
         for row in rows
         if row.load_share > BUSY
     ]
+
+
+def changes_table(rows: Sequence[Change]) -> str:
+    """What each workload costs there and here."""
+    head = ("workload", "unit", "there", "here", "change %", "lowest", "highest")
+    lines = [
+        (
+            row.workload,
+            row.figure,
+            number(row.there),
+            number(row.here),
+            *(f"{percent:+.1f}" for percent in (row.percent, min(row.percents), max(row.percents))),
+        )
+        for row in rows
+    ]
+    return table(head, lines, left=2)
 
 
 def units_table(units: Sequence[Unit]) -> str:

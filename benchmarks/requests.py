@@ -31,6 +31,14 @@ def infer_binary(count: int) -> bytes:
     return post(INFER, b"application/octet-stream", body, length)
 
 
+def infer_stream(count: int) -> tuple[list[tuple[bytes, bytes]], bytes]:
+    """The fields and the body of `infer_binary` as HTTP/2 has them."""
+    head, _, body = infer_binary(count).partition(b"\r\n\r\n")
+    given = [line.split(b": ", 1) for line in head.split(b"\r\n")[2:]]
+    pseudo = [(b":method", b"POST"), (b":scheme", b"http"), (b":authority", HOST), (b":path", INFER)]
+    return [*pseudo, *((name.lower(), value) for name, value in given)], body
+
+
 def infer_json(count: int) -> bytes:
     """The same with its numbers in JSON."""
     tensor = {"name": "INPUT0", "datatype": "FP32", "shape": [1, count], "data": [n / 8 for n in range(count)]}

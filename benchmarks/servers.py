@@ -38,6 +38,8 @@ class Program:
     """A path that answers 200 when the server is ready; empty: a connection is all there is to wait for."""
     tls: bool = False
     linux_only: bool = False
+    root: Path = ROOT
+    """The checkout whose server it is."""
 
     @property
     def missing(self) -> str:
@@ -120,7 +122,11 @@ def started(program: Program, *, core: int | None = None) -> Iterator[Running]:
         log = Path(folder) / "log"
         with log.open("wb") as output:
             process = subprocess.Popen(
-                [sys.executable, "-m", *given], cwd=ROOT, stdin=subprocess.DEVNULL, stdout=output, stderr=subprocess.STDOUT
+                [sys.executable, "-m", *given],
+                cwd=program.root,
+                stdin=subprocess.DEVNULL,
+                stdout=output,
+                stderr=subprocess.STDOUT,
             )
         ca = str(Path(folder) / "ca.pem") if program.tls else ""
         running = Running(program=program, port=port, pid=process.pid, ca=ca, log=log)

@@ -70,7 +70,7 @@ class Workload:
         match self.kind:
             case Kind.FRAMES:
                 return _ECHO
-            case Kind.DUPLEX if program in (servers.EVERYWIRE, servers.EVERYWIRE_TLS):
+            case Kind.DUPLEX if program.arguments in (servers.EVERYWIRE.arguments, servers.EVERYWIRE_TLS.arguments):
                 return len(requests.duplex_answer())
             case Kind.DUPLEX:
                 return len(_MESSAGE)
@@ -93,6 +93,16 @@ WORKLOADS = {
             servers=_UNARY,
             connections=64,
             message=lambda: requests.infer_binary(16),
+        ),
+        Workload(
+            name="unary-h2-64",
+            what="the same over HTTP/2, 8 connections of 8 streams",
+            unit="request",
+            kind=Kind.STREAMS,
+            servers=(servers.EVERYWIRE, servers.HTTP2),
+            connections=8,
+            streams=8,
+            message=bytes,
         ),
         Workload(
             name="unary-json-16",

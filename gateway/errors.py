@@ -31,10 +31,16 @@ class Refusal(enum.Enum):
     """All slots of its model and all places in its queue are taken, or the queue holds too many bytes."""
     QUEUE_TIMEOUT = "queue-timeout"
     """It has waited for a slot as long as one may."""
+    PARTY_SHARE = "party-share"
+    """Who asks has its share of its model's slots, and of the places in its queue; or of memory, while that is scarce."""
+    IDLE_WHEN_WANTED = "idle-when-wanted"
+    """It was ended because it was silent while others waited for its slot."""
+    RATE = "rate"
+    """Its key may not begin so many exchanges."""
+    CONNECTIONS = "connections"
+    """It came on a connection beyond `limits.connections` or `limits.per_peer`."""
     MEMORY = "memory"
     """The byte budget has no room for it, or is above `limits.memory_refuse`."""
-    PARTY_SHARE = "party-share"
-    """Its party holds its share of what is scarce, which others need."""
     SHED = "memory-reset"
     """It was ended because it held most, above `limits.memory_reset`."""
     DRAINING = "draining"
@@ -45,6 +51,23 @@ class Refusal(enum.Enum):
     """Its model cannot be loaded while all others are in use."""
     NO_TIME = "no-time-left"
     """Its head says that its time is over."""
+
+
+class Closing(enum.Enum):
+    """Why the server has ended a connection by itself."""
+
+    FLOOD = "flood"
+    """Its peer did too much of what costs it little."""
+    HEAD_TIMEOUT = "head-timeout"
+    """What had begun was not whole in time: a head, a frame, or all that a connection begins with."""
+    IDLE = "idle"
+    """Nothing was asked for longer than it may be."""
+    STALLED = "stalled"
+    """Its peer took nothing, or stopped in the middle of a frame."""
+    EVICTED = "evicted"
+    """It had no exchange, and its place was another's."""
+    REFUSED = "refused-at-limit"
+    """There was no place for it."""
 
 
 class GatewayError(Exception):
@@ -158,6 +181,16 @@ class Overloaded(GatewayError):
     status = 503
     retryable = True
     code = "ServiceUnavailable"
+
+
+@final
+class OthersWait(GatewayError):
+    """The session was silent for as long as one may be for whose slot others wait."""
+
+    status = 503
+    refusal = Refusal.IDLE_WHEN_WANTED
+    retryable = True
+    code = "OthersWait"
 
 
 @final

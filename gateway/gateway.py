@@ -81,7 +81,7 @@ class Gateway:
         is set, by the provider that the program has made the global one."""
         config = self.config = config or Config()
         self.limits = config.limits
-        self.observer = Observer()
+        self.observer = Observer(config.log.access)
         server = self.server = Server(config, self.observer.opened, self.observer.closed)
         self.operator_port = 0
         """Where the operator plane listens; 0 where it does not, also while its port is somebody else's."""

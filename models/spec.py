@@ -262,8 +262,14 @@ class ModelSpec:
     """Sessions at once."""
     queue: int = 1000
     """Sessions that may wait for a slot."""
-    queue_timeout: float = 0.0
+    queue_timeout: float = 60.0
     """Seconds that a session may wait for a slot; 0: as long as its own time allows."""
+    party_share: int = 90
+    """Percent of `capacity`, and of `queue`, that one party may hold: a key, a client's certificate, or else a connection.
+    Rounded up, and never all where there are two or more; 100: all."""
+    idle_when_wanted: float = 30.0
+    """Seconds for which a session may wait for its client, without a message in either direction, while others wait for a
+    slot; 0: as long as it likes."""
     queue_bytes: int = 0
     """Bytes that the bodies of the sessions that wait may hold together; 0: no bound of the model's own."""
     body_bytes: int = 0
@@ -325,6 +331,11 @@ class ModelSpec:
         if self.queue_timeout < 0 or self.queue_bytes < 0:
             raise ValueError(
                 f"queue_timeout and queue_bytes must be at least 0, not {self.queue_timeout}, {self.queue_bytes}"
+            )
+        if not 1 <= self.party_share <= 100 or self.idle_when_wanted < 0:
+            raise ValueError(
+                f"party_share must be from 1 to 100 and idle_when_wanted at least 0, not {self.party_share}, "
+                f"{self.idle_when_wanted}"
             )
         if self.body_bytes < 0:
             raise ValueError(f"body_bytes must be at least 0, not {self.body_bytes}")

@@ -89,7 +89,7 @@ def test_the_rule_can_fail() -> None:
     assert violations("models", {"protocols.v2", "trio"}) == ["protocols"]
 
 
-GROUND = {"errors", "doorbell", "histogram", "untrusted_text", "addresses", "credentials", "party", "version"}
+GROUND = {"errors", "doorbell", "histogram", "untrusted_text", "addresses", "credentials", "log_limits", "party", "version"}
 _NESTED = (["dialects", "text"], ["dialects", "v2"], ["dialects", "aws"], ["dialects", "routes"])
 _WORK = {"config", "net", "codecs", "core", "workers", "catalog"}
 _DIALECTS = {"dialects", "codecs", "config", "core", "workers", "catalog"}

@@ -36,9 +36,13 @@ class Echo:
                 break
             kind, stream = buffer[at + 3], buffer[at + 5 : at + 9]
             if kind == 0:
-                out += (buffer[at : at + 4], b"\0", buffer[at + 5 : stop])
+                ends = buffer[at + 4] & 1
+                out += (buffer[at : at + 4], b"\1" if ends else b"\0", buffer[at + 5 : stop])
                 self._give_back(b"\0\0\0\0", stop - at - 9, out)
-                self._give_back(stream, stop - at - 9, out)
+                if ends:
+                    del self._owed[stream]
+                else:
+                    self._give_back(stream, stop - at - 9, out)
             elif kind == 1:
                 self._owed[stream] = 0
                 out += (b"\0\0\1\1\4", stream, _HEAD)

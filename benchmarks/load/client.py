@@ -57,7 +57,7 @@ def _connect(plan: Plan) -> socket.socket:
     sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
     if plan.ca:
         context = ssl.create_default_context(cafile=plan.ca)
-        context.set_alpn_protocols(["h2" if plan.kind is Kind.DUPLEX else "http/1.1"])
+        context.set_alpn_protocols(["h2" if plan.kind in (Kind.DUPLEX, Kind.STREAMS) else "http/1.1"])
         sock = context.wrap_socket(sock, server_hostname="127.0.0.1")
     if plan.kind is Kind.FRAMES:
         _upgrade(sock)

@@ -16,6 +16,7 @@ _HEAD_END = b"\r\n\r\n"
 _LENGTH = re.compile(rb"\r\ncontent-length: *([0-9]+)", re.IGNORECASE)
 _WINDOW = 2**31 - 1
 _REFILL = 2**24
+INFER_FLOATS = 16
 
 
 class LoadError(Exception):
@@ -57,6 +58,45 @@ class Unary:
             raise LoadError(f"an answer is {-self._missing} bytes longer than its content-length says")
         self.out = self._request
         return 1
+
+
+class Streams:
+    """Requests on the streams of one HTTP/2 connection, one in flight for each of `streams`. The windows are wide enough for
+    every answer; a stream's end is one."""
+
+    def __init__(self, plan: Plan) -> None:
+        fields, self._body = requests.infer_stream(INFER_FLOATS)
+        encoder = Encoder()
+        first, self._head = encoder.encode(fields), encoder.encode(fields)
+        self._stream, self._buffer, self._decoder = 1, b"", Decoder()
+        self.out: bytes | memoryview = (
+            _opening() + self._asked(first) + b"".join(self._asked(self._head) for _ in range(plan.streams - 1))
+        )
+
+    def _asked(self, head: bytes) -> bytes:
+        stream, self._stream = self._stream, self._stream + 2
+        return frame(1, 4, stream, head) + frame(0, 1, stream, self._body)
+
+    def take(self, data: bytes) -> int:
+        buffer = self._buffer + data if self._buffer else data
+        out: list[bytes | memoryview] = [self.out] if self.out else []
+        at, end, units = 0, len(buffer), 0
+        while end - at >= 9:
+            size = int.from_bytes(buffer[at : at + 3], "big")
+            if end - at < 9 + size:
+                break
+            kind, flags = buffer[at + 3], buffer[at + 4]
+            if kind == 1:
+                _check_field(self._decoder, buffer[at + 9 : at + 9 + size])
+            elif kind:
+                _control(kind, flags, int.from_bytes(buffer[at + 5 : at + 9], "big"), buffer[at + 9 : at + 9 + size], out)
+            if kind < 2 and flags & 1:
+                units += 1
+                out.append(self._asked(self._head))
+            at += 9 + size
+        self._buffer = buffer[at:]
+        self.out = b"".join(out)
+        return units
 
 
 class Tokens:
@@ -119,13 +159,7 @@ class Duplex:
         ids = range(1, 2 * plan.streams, 2)
         self._message, self._answer = plan.message, plan.answer
         head = Encoder().encode(requests.DUPLEX_HEAD)
-        widen = (_WINDOW - 65_535).to_bytes(4, "big")
-        opening = (
-            b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n"
-            + frame(4, 0, 0, b"\0\4" + _WINDOW.to_bytes(4, "big"))
-            + frame(8, 0, 0, widen)
-        )
-        self.out: bytes | memoryview = opening + b"".join(frame(1, 4, stream, head) for stream in ids)
+        self.out: bytes | memoryview = _opening() + b"".join(frame(1, 4, stream, head) for stream in ids)
         self._heads = {stream: frame(0, 0, stream, plan.message)[:9] for stream in ids}
         self._got = dict.fromkeys(ids, 0)
         self._room = dict.fromkeys(ids, 65_535)
@@ -183,22 +217,15 @@ class Duplex:
     def _other(self, kind: int, flags: int, stream: int, payload: bytes, out: list[bytes | memoryview]) -> None:
         match kind:
             case 1:
-                status = dict(self._decoder.decode(payload, raw=True)).get(b":status")
-                if status != b"200":
-                    raise LoadError(f"a stream was answered with status {status!r}")
-            case 3:
-                raise LoadError(f"stream {stream} was reset with code {int.from_bytes(payload, 'big')}")
-            case 4 if not flags & 1:
-                self._settle(payload)
-                out.append(frame(4, 1, 0, b""))
-            case 6 if not flags & 1:
-                out.append(frame(6, 1, 0, payload))
-            case 7:
-                raise LoadError(f"the server said goodbye with code {int.from_bytes(payload[4:8], 'big')}")
+                _check_field(self._decoder, payload)
             case 8 if stream:
                 self._room[stream] += int.from_bytes(payload, "big")
             case 8:
                 self._shared += int.from_bytes(payload, "big")
+            case _:
+                if kind == 4 and not flags & 1:
+                    self._settle(payload)
+                _control(kind, flags, stream, payload, out)
 
     def _settle(self, payload: bytes) -> None:
         for at in range(0, len(payload), 6):
@@ -207,6 +234,32 @@ class Duplex:
                 for stream in self._room:
                     self._room[stream] += initial - self._initial
                 self._initial = initial
+
+
+def _opening() -> bytes:
+    """The preface, and windows as wide as they may be."""
+    widen = (_WINDOW - 65_535).to_bytes(4, "big")
+    settings = frame(4, 0, 0, b"\0\4" + _WINDOW.to_bytes(4, "big"))
+    return b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n" + settings + frame(8, 0, 0, widen)
+
+
+def _check_field(decoder: Decoder, block: bytes) -> None:
+    status = dict(decoder.decode(block, raw=True)).get(b":status")
+    if status != b"200":
+        raise LoadError(f"a stream was answered with status {status!r}")
+
+
+def _control(kind: int, flags: int, stream: int, payload: bytes, out: list[bytes | memoryview]) -> None:
+    """Answers what wants an answer."""
+    match kind:
+        case 3:
+            raise LoadError(f"stream {stream} was reset with code {int.from_bytes(payload, 'big')}")
+        case 4 if not flags & 1:
+            out.append(frame(4, 1, 0, b""))
+        case 6 if not flags & 1:
+            out.append(frame(6, 1, 0, payload))
+        case 7:
+            raise LoadError(f"the server said goodbye with code {int.from_bytes(payload[4:8], 'big')}")
 
 
 def frame(kind: int, flags: int, stream: int, payload: bytes) -> bytes:
@@ -219,6 +272,8 @@ def connection(plan: Plan) -> Connection:
     match plan.kind:
         case Kind.UNARY:
             return Unary(plan)
+        case Kind.STREAMS:
+            return Streams(plan)
         case Kind.TOKENS:
             return Tokens(plan)
         case Kind.FRAMES:

@@ -12,6 +12,8 @@ class Kind(enum.Enum):
 
     UNARY = enum.auto()
     """HTTP/1.1: a request, its answer with a content-length, and again."""
+    STREAMS = enum.auto()
+    """HTTP/2: the same on each of its streams."""
     TOKENS = enum.auto()
     """HTTP/1.1: a request, tokens in chunks, and again."""
     FRAMES = enum.auto()

@@ -47,6 +47,7 @@ SecondsOrOff: TypeAlias = Annotated[float, Meta(ge=0, extra={"unit": Unit.SECOND
 Count: TypeAlias = Annotated[int, Meta(ge=1)]
 CountOrOff: TypeAlias = Annotated[int, Meta(ge=0)]
 Percent: TypeAlias = Annotated[int, Meta(ge=1, le=100)]
+Rate: TypeAlias = Annotated[float, Meta(ge=0, extra={"unit": Unit.NUMBER})]
 Weight: TypeAlias = Annotated[float, Meta(ge=0, extra={"unit": Unit.NUMBER})]
 Share: TypeAlias = Annotated[float, Meta(ge=0, le=1, extra={"unit": Unit.NUMBER})]
 Port: TypeAlias = Annotated[int, Meta(ge=-1, le=65535)]
@@ -186,7 +187,8 @@ class LimitsConfig:
     fields: Count = 100
     """Header fields; more are answered 431."""
     head_timeout: Seconds = 10.0
-    """From the first byte of a request to the end of its head."""
+    """From the first byte of a request to the end of its head. HTTP/2: of a header block, and of the nine bytes before a
+    frame; and until the first SETTINGS."""
     tls_handshake_timeout: Seconds = 10.0
     """From the accepted connection to the end of its handshake."""
     body: Annotated[
@@ -218,7 +220,8 @@ class LimitsConfig:
     """Elements of BYTES in the inputs of one request, each of which becomes an object; more are answered 400."""
     body_silence: Seconds = 30.0
     """An upload whose window is open and that sends less than `body_rate` bytes a second over this time ends: a whole body,
-    or a message of a stream that has begun and is not whole. What comes between two messages may be as slow as it likes."""
+    or a message of a stream that has begun and is not whole. So does an HTTP/2 connection on which a frame that has begun
+    comes as slowly. What comes between two messages may be as slow as it likes."""
     body_rate: Bytes = 1 * KiB
     """A second; see `body_silence`."""
     chunk_line: Bytes = 256
@@ -230,7 +233,8 @@ class LimitsConfig:
     trailer_fields: CountOrOff = 20
     """Trailer fields of one message."""
     keep_alive: Seconds = 75.0
-    """How long a connection without a request stays open; longer than a load balancer's 60 s."""
+    """How long a connection without a request stays open; longer than a load balancer's 60 s. HTTP/2: since the last request
+    ended or the last whole PING came."""
     requests_per_connection: Count = 10_000
     """HTTP/1.1 only."""
     read_ahead: Bytes = 256 * KiB
@@ -249,9 +253,11 @@ class LimitsConfig:
     """Seconds that one step may keep the event loop from everything else; one that lasts longer is named in the log and in
     metrics. 0: nobody looks."""
     connections: Count = 10_000
-    """Open at once."""
+    """Open at once. From 90 percent of them on each that arrives closes idle ones, and beyond them it is answered 503."""
+    per_peer: CountOrOff = 0
+    """Connections of one address, for those without proxies; more are answered 503. 0: as many as it likes."""
     descriptors_reserved: CountOrOff = 64
-    """File descriptors kept free: accepting pauses when only these are left."""
+    """File descriptors kept free of connections: with those that are left, more of them are answered 503."""
     part: Bytes = 16 * MiB
     """One event of an event stream, such as a BiDi payload part."""
     event_headers: Bytes = 128 * KiB
@@ -273,8 +279,55 @@ class LimitsConfig:
 
 @final
 @dataclass(frozen=True, slots=True, kw_only=True)
+class HTTP2FloodsConfig:
+    """How much of what costs a peer little it may send: of each kind a burst, some more a second, and what real work on the
+    same connection earns. One that sends more is told ENHANCE_YOUR_CALM, and its connection ends."""
+
+    enabled: bool = True
+    """Whether connections end for that."""
+    reset_burst: CountOrOff = 200
+    """Cancels of streams younger than a second, streams that the peer broke, and heads that are refused as they come."""
+    reset_rate: Rate = 33.0
+    """A second; see `reset_burst`."""
+    refused_burst: CountOrOff = 0
+    """Streams beyond `http2.streams`. A burst of 0 is twice `http2.streams`."""
+    refused_rate: Rate = 100.0
+    """A second; see `refused_burst`."""
+    ping_burst: CountOrOff = 200
+    """PINGs."""
+    ping_rate: Rate = 10.0
+    """A second; see `ping_burst`."""
+    settings_burst: CountOrOff = 50
+    """SETTINGS frames; one that changes the windows of open streams counts 1 more for each 100 of them."""
+    settings_rate: Rate = 1.0
+    """A second; see `settings_burst`."""
+    empty_burst: CountOrOff = 200
+    """DATA frames without payload that do not end their stream. Of 11 in a row on one stream the last is one too many,
+    whatever this is."""
+    empty_rate: Rate = 20.0
+    """A second; see `empty_burst`."""
+    window_burst: CountOrOff = 500
+    """WINDOW_UPDATE frames."""
+    window_rate: Rate = 10.0
+    """A second; see `window_burst`."""
+    priority_burst: CountOrOff = 500
+    """PRIORITY, extensions, and other frames that say nothing."""
+    priority_rate: Rate = 50.0
+    """A second; see `priority_burst`."""
+    cramped_burst: CountOrOff = 1000
+    """DATA frames of ours that the peer's window makes shorter than 256 bytes."""
+    cramped_rate: Rate = 100.0
+    """A second; see `cramped_burst`."""
+    waste_burst: BytesOrOff = 4 * MiB
+    """Bytes of frames that are neither heads nor DATA."""
+    waste_rate: BytesOrOff = 16 * KiB
+    """A second; see `waste_burst`."""
+
+
+@final
+@dataclass(frozen=True, slots=True, kw_only=True)
 class HTTP2Config:
-    """RFC 9113: what we advertise and bound. The rates are counted now; acting on the floods comes with them."""
+    """RFC 9113: what we advertise and bound."""
 
     streams: Int31 = 1000
     """Open at once on one connection. The AWS SDK opens no second connection: it waits."""
@@ -288,6 +341,28 @@ class HTTP2Config:
     """CONTINUATION frames of one header block."""
     settings_entries: Count = 32
     """Entries of one SETTINGS frame."""
+    ping_life: SecondsOrOff = 3600.0
+    """How long PINGs alone keep a connection open, after its last request. Without them it is `limits.keep_alive`; 0: they
+    do not."""
+    floods: HTTP2FloodsConfig = field(default_factory=HTTP2FloodsConfig)
+
+
+@final
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WebSocketFloodsConfig:
+    """How much of what costs a peer little it may send, as `http2.floods`. One that sends more is told Close 1008."""
+
+    enabled: bool = True
+    """Whether connections end for that."""
+    control_burst: CountOrOff = 100
+    """Pings, and Pongs that answer nothing."""
+    control_rate: Rate = 10.0
+    """A second; see `control_burst`."""
+    hollow_burst: CountOrOff = 200
+    """Frames without payload that do not end their message. Of 1025 in a row with less than 16 bytes each the last is one
+    too many, whatever this is."""
+    hollow_rate: Rate = 100.0
+    """A second; see `hollow_burst`."""
 
 
 @final
@@ -310,6 +385,7 @@ class WebSocketConfig:
     """How long it may take to answer."""
     close_timeout: Seconds = 5.0
     """How long it may take to answer a Close."""
+    floods: WebSocketFloodsConfig = field(default_factory=WebSocketFloodsConfig)
 
 
 @final
@@ -580,8 +656,15 @@ class ModelConfig:
     queue: CountOrOff | None = None
     """Sessions that may wait for a slot; more are refused with 503; 1000 where the model does not say."""
     queue_timeout: SecondsOrOff | None = None
-    """How long a session may wait for a slot until it is refused with 503; 0, which is meant where the model does not say:
-    as long as its own time allows."""
+    """How long a session may wait for a slot until it is refused with 503; 60 seconds where the model does not say; 0: as
+    long as its own time allows."""
+    party_share: Percent | None = None
+    """Percent of `capacity`, and of `queue`, that one party may hold, which is a key, the subject of clients' certificates,
+    or else a connection: rounded up, and never all where there are two or more. 90 where the model does not say. 100: all,
+    for those who are called over one connection of a proxy's."""
+    idle_when_wanted: SecondsOrOff | None = None
+    """How long a session may wait for its client, without a message in either direction, while others wait for a slot:
+    one that has for longer is ended for them. 30 seconds where the model does not say; 0: nobody is."""
     queue_bytes: BytesOrOff | None = None
     """What the bodies of those that wait may hold together; one more is refused with 503; 0, which is meant where the model
     does not say: bounded by `limits.total_bytes` alone."""
@@ -640,6 +723,9 @@ class LogConfig:
     """The least severity that is logged."""
     format: Literal["auto", "json", "text"] = "auto"
     """One JSON object a line, or text to read; auto is text on a terminal and JSON elsewhere."""
+    access: Literal["all", "limited", "none"] = "limited"
+    """Which exchanges have a line: all; limited: of those that were refused, or whose client left, before any model had
+    them, 20 at once and 10 a second, and sums of the others; none."""
 
 
 @final

@@ -22,11 +22,13 @@ from protocols.aws.invoke import STREAM_BROKEN
 from protocols.buffers import Budget, ByteBudget, untouched
 from protocols.errors import RemoteProtocolError
 from protocols.events import NEED_DATA, Close, ConnectionEnd, Frame, Opcode, Ping
+from protocols.floods import FloodPolicy
 from protocols.websocket.connection import WebSocketConnection
+from protocols.websocket.floods import WEBSOCKET_FLOODS
 
 log = logging.getLogger("gateway.bridge")
 
-_NORMAL, _GOING_AWAY, _TRY_AGAIN = 1000, 1001, 1013  # RFC 6455 section 7.4.1 and the IANA registry
+_NORMAL, _GOING_AWAY, _POLICY_VIOLATION, _TRY_AGAIN = 1000, 1001, 1008, 1013  # RFC 6455 section 7.4.1 and the IANA registry
 _CLEAN = (_NORMAL, None)
 _OPCODE = {PartKind.UTF8: Opcode.TEXT, PartKind.BINARY: Opcode.BINARY}
 _UTF8, _BINARY = PartKind.UTF8, PartKind.BINARY
@@ -122,6 +124,8 @@ class Relay:
         self._guessed = False  # our Close is out, though the container may have had something to say
         self._scope = trio.CancelScope()
         self._error: Exception | None = None
+        self._floods = FloodPolicy(WEBSOCKET_FLOODS, trio.current_time())
+        self._relayed = 0  # data frames, both ways
         self._held = 0  # of frames that the session has not taken
         self._unsent = 0  # of the part that the container has not taken
         self._frames: deque[Frame] = deque()
@@ -215,7 +219,10 @@ class Relay:
                 await self._room.wait()
             event = machine.next_event()
             turn += 1
+            if machine.counters.total >= self._floods.due and self._flooded():
+                return
             if type(event) is Frame:
+                self._relayed += 1
                 self._held += len(event.data) + _FRAME
                 self._holding.landing = 0  # a large frame is one of those now
                 self._pay()
@@ -241,6 +248,19 @@ class Relay:
                 return
             elif type(event) is Ping:
                 self._write()
+
+    def _flooded(self) -> bool:
+        """Whether the container does too much of what costs us alone, by the allowances that clients have: then its session,
+        and no other, was ended for that."""
+        flood = self._floods.judge(self._machine.flood_counters(self._relayed), trio.current_time())
+        if flood is None:
+            return False
+        self._machine.give_up(_POLICY_VIOLATION, f"too many {flood.kind} frames")
+        self._write()
+        facts = {"container": self._container.address.authority, "kind": flood.kind, "count": flood.count}
+        log.warning("flood", extra={**facts, "seconds": round(flood.seconds, 3)})
+        self._end(_broken(f"{self._named} sent too many {flood.kind} frames"))
+        return True
 
     def _meaning_of(self, close: Close) -> ModelError | None:
         """The error that the container's Close is; None for a good end."""
@@ -311,6 +331,7 @@ class Relay:
                 self._unsent = memoryview(part.data).nbytes  # for a part is copied where it is masked
                 self._pay()
                 machine.send_frame(opcode, part.last, (part.data,))
+                self._relayed += 1
                 continuing = not part.last
                 self._owing = self._owing or part.last
                 del part

@@ -10,7 +10,7 @@ from gateway.core.contracts import LAST_WORD, TURN_SECONDS, Wire
 from gateway.core.exchange import Exchange
 from gateway.core.linger import Linger, Swallowed
 from gateway.credentials import Door
-from gateway.errors import Drained, Ending, SlowReader, TransportLost
+from gateway.errors import Closing, Drained, Ending, SlowReader, TransportLost
 from gateway.net.certificate import read_client
 from gateway.net.tls_transport import TLSTransport
 from gateway.party import Party
@@ -66,6 +66,15 @@ class ConnectionWire(Wire, Protocol):
         ...
 
     @property
+    def idle_since(self) -> float | None:
+        """When its last exchange was over, or it began; None where it never is without one."""
+        ...
+
+    def end_idle(self) -> None:
+        """Says goodbye while there is no exchange; the connection closes then."""
+        ...
+
+    @property
     def over(self) -> bool:
         """Nothing will be written any more: the connection may close once its output is out."""
         ...
@@ -88,10 +97,10 @@ class Connection:
     """
 
     __slots__ = (  # a dict of more than 30 names has no place in CPython's inline caches
-        "_blocked_since", "_certificate", "_closed", "_dirty", "_ending", "_hung_up", "_linger", "_lost", "_ready",
-        "_rest", "_soon", "_watch", "behind", "blocked", "budget", "clock", "eof", "exchanges", "heavy", "last_received",
-        "last_sent", "limits", "party", "peer", "pool", "proxies", "reading_paused", "requests", "routed", "server",
-        "transport", "whole_answer", "wire",
+        "_blocked_since", "_certificate", "_closed", "_dirty", "_ending", "_hung_up", "_linger", "_lost", "_ready", "_rest",
+        "_soon", "_watch", "behind", "blocked", "brief", "budget", "clock", "completed", "eof", "exchanges", "heavy",
+        "last_received", "last_sent", "limits", "party", "peer", "pool", "proxies", "reading_paused", "requests", "routed",
+        "server", "transport", "whole_answer", "wire",
     )  # fmt: skip
 
     def __init__(
@@ -110,15 +119,15 @@ class Connection:
         self.routed: tuple[Head, Any] | None = None
         self.eof = False
         self.last_received = self.last_sent = self.clock()
-        self.requests = 0
+        self.requests = self.completed = 0  # exchanges that began, and those that ended complete
+        self.brief = False  # its wire has ended it for what its peer does: that is listened to for a moment alone
         self._watch, self._soon = watch, server.turn_soon
         self._ready = True  # worth a try to receive
-        self._hung_up = False
         self.behind = False
         """True while it has received more than it has handed on, which its next turns do, bit by bit, before it reads."""
         self.heavy = False
         """True from a turn that was not enough for it until one that was: it comes after all others."""
-        self.reading_paused = self._dirty = False
+        self.reading_paused = self._dirty = self._hung_up = self._closed = False
         self._ending = False  # being told what has left: whether the wire is over is looked at after that
         self.whole_answer: bytes | None = None
         """An answer that a wire was given whole, small, and while nothing else was to be sent: that of most unary calls over
@@ -132,7 +141,6 @@ class Connection:
         self._blocked_since: float | None = None
         self._linger: Linger | None = None
         self._lost: Ending | None = None
-        self._closed = False
         self._certificate: ClientCertificate | None = None
         certificate = self.client_certificate
         known = certificate is not None and certificate.subject
@@ -332,8 +340,8 @@ class Connection:
             return self._broken(e)
 
     def _broken(self, error: RemoteProtocolError) -> bool:
-        reason = unquoted(str(error))[:300]
-        log.info("protocol error", extra={"peer": self.peer, "wire": self.wire.name, "reason": reason})
+        facts = {"peer": self.peer, "wire": self.wire.name, "reason": unquoted(str(error))[:300]}
+        self.server.log_limits.write(log, "protocol error", facts)
         self.wire.protocol_error(error)
         self.output_ready()
         return True
@@ -440,12 +448,12 @@ class Connection:
             self.lost(Ending.CANCELLED)
             return
         self.reading_paused = False
-        self._linger = Linger(self.clock())
+        self._linger = Linger(self.clock(), brief=self.brief)
         self.transport.send_eof()
         self._swallow(self._linger)
 
     def _swallow(self, linger: Linger) -> None:
-        match linger.swallow(self.transport, self.server.scratch):
+        match linger.swallow(self.transport, self.server.scratch, self.clock()):
             case Swallowed.DRY:
                 self._dry()
             case Swallowed.MORE:
@@ -468,6 +476,7 @@ class Connection:
     def exchange_closed(self, exchange: Exchange) -> None:
         """The exchange has its ending and its task is done."""
         del self.exchanges[exchange.stream]
+        self.completed += exchange.ending is Ending.COMPLETE
         self.server.exchange_closed(exchange)
         if self._lost is not None:
             self._close_if_over()
@@ -499,15 +508,16 @@ class Connection:
                 self.wire.tick(now)
 
     def _stalled(self, stall: float, waited: float) -> None:
-        """The peer takes nothing: what runs for it stops, and says so behind what is queued. The connection ends a moment
-        later, where the peer has not taken that either."""
+        """The peer takes nothing: what runs stops, and says so behind what is queued; or it ends a moment later."""
         running = [e for e in self.exchanges.values() if e.interruption is None and e.outbound.finishing is None]
         told = any(e.interruption is not None for e in self.exchanges.values())
         if running or not told:
-            log.info("write stalled", extra={"peer": self.peer, "seconds": stall, "setting": "limits.write_stall"})
+            facts = {"peer": self.peer, "seconds": stall, "setting": "limits.write_stall"}
+            self.server.log_limits.write(log, "write stalled", facts)
         for exchange in running:
             exchange.interrupt(SlowReader(stall))
         if waited > stall + LAST_WORD or not (running or told):
+            self.server.connection_ended(Closing.STALLED)
             self.lost(Ending.LOST)
 
     def _left_unread(self) -> None:
@@ -515,7 +525,6 @@ class Connection:
         unfinished = [exchange for exchange in self.exchanges.values() if exchange.outbound.finishing is None]
         if len(unfinished) == len(self.exchanges):
             self.lost(Ending.CANCELLED)
-            return
         for exchange in unfinished:
             exchange.peer_gone(Ending.CANCELLED)
 

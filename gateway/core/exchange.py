@@ -45,9 +45,10 @@ class Exchange:
 
     __slots__ = (
         "_cancelled_at", "_key", "_made", "_objects", "_returned", "_scope", "account", "arrived_at", "awaited", "began_at",
-        "body", "bytes_in", "cancelled", "copied", "deadline", "dialect", "ending", "fail", "fields", "gone", "id",
-        "inbound", "incident", "interruption", "left_at", "model", "outbound", "owner", "parts_in", "priority", "reply",
-        "request", "reserved", "started_at", "stopped_by", "stream", "time_limits", "waits", "wire", "words",
+        "body", "bytes_in", "cancelled", "copied", "deadline", "dialect", "ending", "fail", "fields", "gone", "had_slot",
+        "id", "inbound", "incident", "interruption", "left_at", "model", "outbound", "owner", "parts_in", "priority",
+        "queued_until", "reply", "request", "reserved", "started_at", "stopped_by", "stream", "time_limits", "waits", "wire",
+        "words",
     )  # fmt: skip
 
     began_at: float
@@ -61,6 +62,10 @@ class Exchange:
     otherwise."""
     parts_in: int
     """Messages that were taken out of its body, where its dialect counts them; not set otherwise."""
+    had_slot: bool
+    """True once it has, or had, a slot of its model; not set before."""
+    queued_until: float
+    """When its wait for a slot was over; not set where it has not waited for one."""
     awaited: Callable[[], str]
     """Says for whom its model waits, for an error that its time is over; not set where the model has not said."""
 
@@ -323,7 +328,18 @@ class Exchange:
         self.parks_for(SLOT)
 
     def slot_wait_over(self) -> None:
-        self.has_waited(SLOT)
+        self.queued_until = self.owner.clock()
+        self.has_waited(SLOT, self.queued_until)
+
+    def silence(self, now: float) -> float:
+        """Seconds, since it had its slot, for which no byte has gone either way; 0 where that is not for the client to
+        change: it has said all, or yet to take what was said, or its model has something of it to answer."""
+        waits, outbound = self.waits_for, self.outbound
+        if self.input_ended or waits in ("room", "end") or not self.wire.empty(self.stream):
+            return 0.0
+        if waits != "input" and self.bytes_in and (outbound.first_at is None or self.arrived_at >= outbound.sent_at):
+            return 0.0
+        return now - max(self.arrived_at, outbound.sent_at, getattr(self, "queued_until", 0.0))
 
     # -- what it holds ---------------------------------------------------------------------------------------------------
 

@@ -16,6 +16,7 @@ _SECONDS = 1.0  # and up to one more, until the coarse timer sees it
 # More than a client sends beyond a limit by mistake: one that is cut off while it writes never reads why (over TLS,
 # botocore and others do not even try). It costs time alone, which is bounded.
 _BYTES = 64 * 1024 * 1024
+_BRIEF_SECONDS, _BRIEF_BYTES = 0.1, 256 * 1024  # of who does what only costs: that its last word is read, and no more
 _READS = 4  # in turns, as whatever else is received: there may be much of it
 
 
@@ -33,20 +34,22 @@ class Swallowed(enum.Enum):
 class Linger:
     """The end of one connection. Everything is written."""
 
-    __slots__ = ("_swallowed", "until")
+    __slots__ = ("_left", "until")
 
-    def __init__(self, now: float) -> None:
-        self._swallowed = 0
-        self.until = now + _SECONDS
+    def __init__(self, now: float, *, brief: bool = False) -> None:
+        self._left = _BRIEF_BYTES if brief else _BYTES
+        self.until = now + (_BRIEF_SECONDS if brief else _SECONDS)
         """The time at which nobody waits any longer, on Trio's clock."""
 
-    def swallow(self, transport: Transport, scratch: memoryview) -> Swallowed:
+    def swallow(self, transport: Transport, scratch: memoryview, now: float) -> Swallowed:
         """Receives, for one turn."""
+        if now > self.until:
+            return Swallowed.OVER
         for _ in range(_READS):
             n = transport.try_receive_into(scratch)
             if n is None:
                 return Swallowed.DRY
-            self._swallowed += n
-            if not n or self._swallowed >= _BYTES:
+            self._left -= n
+            if not n or self._left <= 0:
                 return Swallowed.OVER
         return Swallowed.MORE

@@ -16,6 +16,8 @@ from gateway.core.memory import BodyPool
 from gateway.core.runner import HasTurns, Runner
 from gateway.credentials import Door
 from gateway.doorbell import Doorbell
+from gateway.errors import Closing
+from gateway.log_limits import LogLimits
 from gateway.net.proxies import TrustedProxies
 from gateway.party import MemoryAccount, Parties, Party
 from protocols.buffers import ByteBudget, untouched
@@ -73,6 +75,8 @@ class Server:
         self.door = Door(passes_credentials=config.access.pass_credentials)
         """Decides which fields of a request its models see."""
         self.parties = Parties()
+        self.log_limits = LogLimits()
+        """How often what peers cause is written to the log."""
         self.proxies = _trusted_proxies(config)
         self.date = DateField()
         """The Date field of its answers."""
@@ -83,6 +87,10 @@ class Server:
         self.clock: Callable[[], float] = trio.current_time
         self.connections: set[Served] = set()
         """Those that live."""
+        self.floods: dict[tuple[str, str], int] = {}
+        """Connections that were ended because their peers did too much of one kind, by wire and kind."""
+        self.endings_of_connections: dict[Closing, int] = dict.fromkeys(Closing, 0)
+        """Connections that it has ended by itself."""
         self.bell = Doorbell()
         """Rings when one is over, or has come about: for who waits until none is left."""
 
@@ -100,6 +108,14 @@ class Server:
         if account is None:
             account = party.account = MemoryAccount(self.budget, plenty=self.plenty, share=self.share)
         return account
+
+    def flooded(self, wire: str, kind: str) -> None:
+        """A peer did too much of that kind."""
+        self.floods[wire, kind] = self.floods.get((wire, kind), 0) + 1
+
+    def connection_ended(self, why: Closing) -> None:
+        """Called once for each connection that the server ends by itself, by whoever ends it."""
+        self.endings_of_connections[why] += 1
 
     def connection_closed(self, connection: Served) -> None:
         """Everything that it held is given back."""

@@ -13,6 +13,7 @@ from gateway.errors import (
     Drained,
     Ending,
     GatewayError,
+    OthersWait,
     Overloaded,
     SlowReader,
     SlowUpload,
@@ -98,7 +99,7 @@ def close(exchange: Exchange, error: GatewayError) -> None:
     match error:
         case Drained():
             code = _GOING_AWAY
-        case Overloaded() | Unavailable():
+        case Overloaded() | OthersWait() | Unavailable():
             code = _TRY_AGAIN
         case BadRequest():
             code = _INVALID

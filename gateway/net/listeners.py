@@ -13,6 +13,7 @@ from typing import final
 import trio
 
 from gateway.addresses import UNIX, Host, Passed, UnixSocket, places_of, written
+from gateway.log_limits import LogLimits
 from gateway.net.listening_sockets import CannotListen, File, Port, Rules, passed_sockets, tcp_sockets, unix_socket
 
 __all__ = ["CannotListen", "Listener", "Port", "Rules", "open_listeners"]
@@ -80,7 +81,12 @@ class Listener:
         self.url: str = scheme + written(name).removeprefix(UNIX)
         """The address it listens at: `http://[::1]:8080`, `unix:/path`."""
 
-    async def accept(self, serve: Callable[[socket.socket], None], may_accept: Callable[[], bool]) -> None:
+    async def accept(
+        self,
+        serve: Callable[[socket.socket], None],
+        may_accept: Callable[[], bool],
+        log_limits: LogLimits | None = None,
+    ) -> None:
         """Hands each new connection to `serve` until cancelled or closed. Pauses while `may_accept` says no, and, with
         growing patience, while the system has no descriptor left."""
         pause = 0.1
@@ -102,7 +108,8 @@ class Listener:
                         continue
                     if e.errno not in _SHORT:
                         return
-                    log.warning("accept paused", extra={"reason": e.strerror, "seconds": pause})
+                    if log_limits is None or log_limits.allows("accept paused", level=logging.WARNING):
+                        log.warning("accept paused", extra={"reason": e.strerror, "seconds": pause})
                     await trio.sleep(pause)
                     pause = min(pause * 2, 1.0)
                     break

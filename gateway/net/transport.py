@@ -74,6 +74,8 @@ class SocketTransport:
 
     def __init__(self, sock: socket.socket, *, unsent: int = 0) -> None:
         """`unsent` bounds what the kernel takes before the peer does, where the system can; 0 leaves it to the system."""
+        self.closed: Callable[[], None] | None = None
+        """Called once, when it is closed."""
         sock.setblocking(False)
         self._sock = sock
         self._unsent, self._bulk = 0, False
@@ -155,6 +157,8 @@ class SocketTransport:
             self._closed = True
             trio.lowlevel.notify_closing(self._sock)
             self._sock.close()
+            if self.closed is not None:
+                self.closed()
 
 
 def _lost(error: OSError) -> TransportLost:

@@ -13,13 +13,15 @@ import trio
 
 from gateway.core.connection import Connection, ConnectionWire
 from gateway.core.server import Server
-from gateway.errors import TransportLost
+from gateway.errors import Closing, TransportLost
 from gateway.net.listeners import Listener, Port, Rules, open_listeners
 from gateway.net.proxies import TrustedProxies
 from gateway.net.readiness import Poller, WaitedTransport, Watchable
 from gateway.net.tls_reload import ServedCertificate
 from gateway.net.tls_transport import TLSTransport
 from gateway.net.transport import SocketTransport, Transport
+from gateway.serving.connection_table import ConnectionTable
+from gateway.serving.lobby import Lobby
 from gateway.wires.asgi import ASGICall, Receive, Scope, Send, refuse_asgi
 from gateway.wires.detect import sniff
 from protocols.proxy import ProxyReceiver
@@ -50,6 +52,10 @@ class Acceptor:
         self.nursery: trio.Nursery | None = None
         """Where connections are served; None before `begin`, and from when it ends."""
         self._own: frozenset[trio.lowlevel.Task] = frozenset()
+        descriptors, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
+        known = None if descriptors == resource.RLIM_INFINITY else descriptors
+        self.table = ConnectionTable(server, lambda: self.arriving, known)
+        self.lobby = Lobby(self.table.spare)
 
     # -- its life ----------------------------------------------------------------------------------------------------
 
@@ -112,11 +118,13 @@ class Acceptor:
         self._close_listeners()
         for arrival in self.arriving:
             arrival.cancel()
+        self.lobby.close()
 
     def disconnect(self) -> None:
         """Ends what is still connected, at once."""
         for arrival in self.arriving:
             arrival.cancel()
+        self.lobby.close()
         for connection in list(self._server.connections):
             connection.lost()
 
@@ -151,23 +159,32 @@ class Acceptor:
 
     async def _accept(self, listener: Listener, certificate: ServedCertificate | None) -> None:
         def serve(sock: socket.socket) -> None:
-            assert self.nursery is not None
-            self.nursery.start_soon(self.serve_socket, sock, certificate and certificate.context)
+            try:
+                below = SocketTransport(sock, unsent=self._limits.unsent)
+            except OSError:
+                sock.close()
+                return  # reset before it was served
+            self.accepted(below, certificate and certificate.context)
 
-        most = self._limits.connections
-        descriptors, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
-        if descriptors != resource.RLIM_INFINITY:
-            most = min(most, max(descriptors - self._limits.descriptors_reserved, 1))
-        connections, arriving = self._server.connections, self.arriving
-        await listener.accept(serve, lambda: len(connections) + len(arriving) < most)
+        await listener.accept(serve, _always, self._server.log_limits)
 
-    async def serve_socket(self, sock: socket.socket, tls: ssl.SSLContext | None) -> None:
-        """Serves what a listener has accepted."""
-        try:
-            below = SocketTransport(sock, unsent=self._limits.unsent)
-        except OSError:
-            sock.close()
-            return  # reset before it was served
+    def accepted(self, below: Watchable, tls: ssl.SSLContext | None = None) -> None:
+        """Serves what a listener has accepted, in a task; or tells it that there is no place for it."""
+        nursery, table = self.nursery, self.table
+        if nursery is None:
+            below.close()
+        elif (why := table.refusal(below.peer)) is None:
+            if (over := table.counted(below.peer)) is not None and isinstance(below, SocketTransport):
+                below.closed = over
+            table.starting += 1
+            nursery.start_soon(self._serve_accepted, below, tls)
+        else:
+            self._server.connection_ended(Closing.REFUSED)
+            self._server.log_limits.write(log, "no connection came about", {"peer": below.peer, "reason": why})
+            self.lobby.refuse(nursery, below, why, secure=tls is not None)
+
+    async def _serve_accepted(self, below: Watchable, tls: ssl.SSLContext | None) -> None:
+        self.table.starting -= 1
         await self.serve_watchable(below, tls)
 
     # -- one connection ----------------------------------------------------------------------------------------------
@@ -253,14 +270,25 @@ class Acceptor:
                             await secure.handshake()
                         if handshake.cancelled_caught:
                             raise TransportLost("the TLS handshake took too long (limits.tls_handshake_timeout)")
-                    return transport, *await sniff(transport, received, secure=tls is not None), proxies
+                    wire = await sniff(transport, received, secure=tls is not None, log_limits=self._server.log_limits)
+                    return transport, *wire, proxies
                 finally:
                     self.arriving.remove(arrival)
                     self._server.bell.ring()
-            if greeting.begun and not self._server.draining:
-                raise TransportLost("the PROXY header took too long (limits.head_timeout)")
+            if arrival in self.table.evicted:
+                self.table.evicted.discard(arrival)
+            elif not self._server.draining:
+                self._server.connection_ended(Closing.HEAD_TIMEOUT)
+                if greeting.begun:
+                    raise TransportLost("the PROXY header took too long (limits.head_timeout)")
         except TransportLost as e:
             # there is no exchange to end; but a client without our CA, or with TLS on the wrong port, leaves only this
             level = logging.DEBUG if e.left else logging.INFO
-            log.log(level, "no connection came about", extra={"peer": transport.peer, "reason": str(e)})
+            if log.isEnabledFor(level):
+                facts = {"peer": transport.peer, "reason": str(e)}
+                self._server.log_limits.write(log, "no connection came about", facts, level)
         return None
+
+
+def _always() -> bool:
+    return True

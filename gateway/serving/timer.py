@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Iterator
 from email.utils import formatdate
 from typing import NoReturn, final
 
@@ -11,6 +11,7 @@ import trio
 from gateway.core.server import Server
 from gateway.errors import Overloaded, Refusal
 from gateway.histogram import Histogram
+from gateway.log_limits import LogLimits
 from gateway.telemetry.loop_watch import Blocks, LoopWatch
 from gateway.telemetry.observer import Observer
 from gateway.workers.supervisor import Supervisor
@@ -35,6 +36,13 @@ class CoarseTimer:
 
     async def run(self) -> None:
         """Ticks until it is cancelled."""
+        try:
+            await self._watched()
+        finally:
+            for limits in self._log_limits:
+                limits.flush()
+
+    async def _watched(self) -> None:
         limit = self._server.limits.loop_block
         if not limit or hasattr(trio.lowlevel.current_clock(), "jump"):  # a clock of tests, which time does not move
             await self._tick_by(self._sleep_until)
@@ -56,9 +64,17 @@ class CoarseTimer:
                 connection.tick(now)
             for worker in self._supervisor.workers.values():
                 worker.stuck.tick(now)
+                worker.slots.tick(now)
+            for limits in self._log_limits:
+                limits.tick(now)
             self.tell_date()
             self._shed()
             self._server.pool.tick(now)
+
+    @property
+    def _log_limits(self) -> Iterator[LogLimits]:
+        yield from (self._server.log_limits, self._observer.log_limits)
+        yield from (worker.log_limits for worker in self._supervisor.workers.values())
 
     def tell_date(self) -> None:
         """What answers say is the Date, from now on."""

@@ -15,7 +15,7 @@ from gateway.core.connection import Connection, ConnectionWire
 from gateway.core.exchange import Exchange
 from gateway.core.server import Server
 from gateway.core.waits import INPUT, ROOM, SLOT
-from gateway.errors import Ending, Refusal
+from gateway.errors import Closing, Ending, Refusal
 from gateway.histogram import Histogram
 from gateway.telemetry import log_queue
 from gateway.telemetry.account import PARTS, account_of
@@ -33,6 +33,7 @@ if TYPE_CHECKING:
 _LONG = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 300.0, 1800.0)
 _GAPS = (0.0001, 0.00025, 0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 10.0)
 _OF_AN_EXCHANGE = ("wire", "dialect", "model")
+_OF_PARTIES = (Refusal.PARTY_SHARE, Refusal.IDLE_WHEN_WANTED, Refusal.RATE, Refusal.CONNECTIONS)
 _WAITING = {SLOT: "slot", INPUT: "input", ROOM: "room"}
 
 _Key: TypeAlias = tuple[str, str, str]
@@ -190,9 +191,24 @@ class Metrics(Collector):
     def _live(self) -> Iterator[Metric]:
         server, observer = self._server, self._observer
         refused = CounterMetricFamily("everywire_refusals", "Requests that were not admitted.", labels=("reason",))
+        refusals = {**observer.refusals, Refusal.CONNECTIONS: server.endings_of_connections[Closing.REFUSED]}
         for refusal in Refusal:
-            refused.add_metric((refusal.value,), observer.refusals.get(refusal, 0))
+            refused.add_metric((refusal.value,), refusals.get(refusal, 0))
         yield refused
+        of_parties = CounterMetricFamily(
+            "everywire_party_refusals",
+            "Of these, those that keep one party from taking what is all parties'.",
+            labels=("reason",),
+        )
+        for refusal in _OF_PARTIES:
+            of_parties.add_metric((refusal.value,), refusals.get(refusal, 0))
+        yield of_parties
+        ended = CounterMetricFamily(
+            "everywire_ended_connections", "Connections that the server has ended by itself.", labels=("reason",)
+        )
+        for closing, n in server.endings_of_connections.items():
+            ended.add_metric((closing.value,), n)
+        yield ended
         live: Counter[str] = Counter()
         waiting: Counter[tuple[str, str]] = Counter()
         for exchange in observer.live:
@@ -200,6 +216,18 @@ class Metrics(Collector):
             live[wire] += 1
             if waits is not None and waits.what:
                 waiting[wire, _WAITING[waits.what]] += 1
+        floods = CounterMetricFamily(
+            "everywire_floods", "Connections ended because too much of one kind came.", labels=("wire", "kind")
+        )
+        for key, n in server.floods.items():
+            floods.add_metric(key, n)
+        yield floods
+        ended = CounterMetricFamily(
+            "everywire_ended_connections", "Connections that the server has ended by itself.", labels=("reason",)
+        )
+        for closing, n in server.endings_of_connections.items():
+            ended.add_metric((closing.value,), n)
+        yield ended
         yield _gauges("everywire_live_exchanges", "Exchanges that are not over.", ("wire",), _by_wire(live))
         yield _gauges("everywire_waiting_exchanges", "Exchanges that wait now, and for what.", ("wire", "part"), waiting)
         connections = Counter(wire.name for wire in self._wires())

@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from typing import Any, final
+from typing import Any, Literal, final
 
 from gateway.addresses import written_ip
 from gateway.core.exchange import Exchange
@@ -19,6 +19,7 @@ from gateway.errors import (
     Refusal,
     WorkerLost,
 )
+from gateway.log_limits import LogLimits
 from gateway.telemetry.account import PARTS, account_of
 from gateway.untrusted_text import escape
 from protocols.forwarded import client_of
@@ -27,6 +28,7 @@ log = logging.getLogger("gateway.exchange")
 failures = logging.getLogger("gateway.worker")
 
 _METHOD, _PATH, _MODEL = 32, 200, 100  # characters of what peers choose
+_CHEAP = (Ending.REFUSED, Ending.CANCELLED)  # what a peer can have as often as it likes, where no model was reached
 _REASON = 300  # characters of a model's text, which may repeat what a client has sent
 _FAILED_DEPENDENCY = 424
 # their log line has the traceback already, under the incident that the client is told
@@ -39,7 +41,11 @@ _SHARED = (WorkerLost, LoadFailed)
 class Observer:
     """Counts exchanges and writes their lines. Headers, bodies and query values are never in it."""
 
-    def __init__(self) -> None:
+    def __init__(self, access: Literal["all", "limited", "none"] = "limited") -> None:
+        """`access` is the setting `log.access`."""
+        self._writes, self._limited = access != "none", access == "limited"
+        self.log_limits = LogLimits()
+        """How often the line of an exchange is written that peers can have at no cost."""
         self.live: set[Exchange] = set()
         self.opened = self.live.add
         """Called once for each exchange, when it begins."""
@@ -59,11 +65,19 @@ class Observer:
         if self.watchers:
             for watcher in self.watchers:
                 watcher(exchange)
-        if log.isEnabledFor(logging.INFO):
+        if self._writes and log.isEnabledFor(logging.INFO):
+            if ending in _CHEAP and self._limited and not self._may_write(exchange, ending):
+                return
             fields = _line_of(exchange, ending)
             if self.trace_fields is not None:
                 fields |= self.trace_fields(exchange)
             log.info("exchange", extra=fields)
+
+    def _may_write(self, exchange: Exchange, ending: Ending) -> bool:
+        """Whether its line may be written: that of one that reached a model always is."""
+        return getattr(exchange, "had_slot", False) or self.log_limits.allows(
+            "exchange", dialect=exchange.dialect, ending=ending.value
+        )
 
     def refused(self, why: Refusal) -> None:
         """Called for each request that is told so."""

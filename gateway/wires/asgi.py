@@ -144,7 +144,8 @@ class ASGICall:
         not taken that either."""
         told = self.exchange.interruption is not None
         if not told:
-            log.info("write stalled", extra={"peer": self.peer, "seconds": stall, "setting": "limits.write_stall"})
+            facts = {"peer": self.peer, "seconds": stall, "setting": "limits.write_stall"}
+            self.server.log_limits.write(log, "write stalled", facts)
             self.exchange.interrupt(SlowReader(stall))
         if waited > stall + LAST_WORD or (not told and self.exchange.outbound.finishing is not None):
             self._cut = True

@@ -9,6 +9,7 @@ import trio
 
 from gateway.core.connection import Connection, ConnectionWire
 from gateway.errors import TransportLost
+from gateway.log_limits import LogLimits
 from gateway.net.transport import Transport
 from gateway.wires.http1 import HTTP1Wire
 from gateway.wires.http2 import HTTP2Wire
@@ -22,7 +23,7 @@ _PREFACE = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n"
 
 
 async def sniff(
-    transport: Transport, received: bytes = b"", *, secure: bool
+    transport: Transport, received: bytes = b"", *, secure: bool, log_limits: LogLimits
 ) -> tuple[Callable[[Connection], ConnectionWire], bytes]:
     """The wire to drive the connection with, and the bytes that were read to find out, those before with them. TransportLost
     if the peer leaves first."""
@@ -46,7 +47,7 @@ async def sniff(
         if not _PREFACE.startswith(received[: len(_PREFACE)]):
             if received.startswith((SIGNATURE_1, SIGNATURE_2)):
                 said = "a PROXY header is read from listen.trusted_proxies alone"
-                log.info(said, extra={"peer": transport.peer, "setting": "listen.trusted_proxies"})
+                log_limits.write(log, said, {"peer": transport.peer, "setting": "listen.trusted_proxies"})
             return lambda connection: HTTP1Wire(connection, scheme=scheme), received
         if len(received) >= len(_PREFACE):
             return lambda connection: HTTP2Wire(connection, scheme=scheme), received

@@ -12,7 +12,7 @@ from gateway.config.fields import said_of
 from gateway.core.contracts import EVENTS_A_LOOK, LANDED
 from gateway.core.exchange import Exchange
 from gateway.core.inbound import Inbound
-from gateway.errors import BadRequest, Ending
+from gateway.errors import BadRequest, Closing, Ending
 from gateway.wires.websocket import WebSocketWire
 from protocols.errors import RemoteProtocolError
 from protocols.events import (
@@ -203,6 +203,13 @@ class HTTP1Wire:
         return machine.unread + machine.unconsumed, unsent
 
     @property
+    def idle_since(self) -> float:
+        return self._idle_since
+
+    def end_idle(self) -> None:
+        self.drain()
+
+    @property
     def over(self) -> bool:
         if not (self._machine.must_close or self._gone or self._failed or self._draining):
             return False
@@ -295,11 +302,16 @@ class HTTP1Wire:
             current.check_stamps(now)
         elif self._machine.unread or not connection.requests:
             if now - max(self._idle_since, self._head_since) > limits.head_timeout:
-                self._failed = True
+                self._end(Closing.HEAD_TIMEOUT)
         elif now - self._idle_since > limits.keep_alive and not connection.exchanges:
-            self._failed = True
+            self._end(Closing.IDLE)
         if self._failed:
             connection.output_ready()
+
+    def _end(self, closing: Closing) -> None:
+        if not self._failed:
+            self._failed = True
+            self._connection.server.connection_ended(closing)
 
     def close(self) -> None:
         self._machine.close()

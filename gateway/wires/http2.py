@@ -13,7 +13,8 @@ from gateway.config.fields import said_of
 from gateway.core.contracts import EVENTS_A_LOOK, LAST_WORD, REQUESTS_AT_ONCE
 from gateway.core.exchange import Exchange
 from gateway.core.memory import no_bytes
-from gateway.errors import Ending, SlowReader
+from gateway.errors import Closing, Ending, SlowReader
+from gateway.wires.floods import GOODBYE, FloodGuard, allowances_of, end_exchanges, report
 from protocols.errors import RemoteProtocolError
 from protocols.events import (
     NEED_DATA,
@@ -32,7 +33,11 @@ from protocols.events import (
     Response,
     Sent,
 )
+from protocols.floods import Flood
 from protocols.http2.connection import HTTP2Connection, HTTP2Limits
+from protocols.http2.floods import HTTP2_FLOODS
+from protocols.http2.frames import Code
+from protocols.http2.unfinished import Part
 from protocols.roles import Role
 
 if TYPE_CHECKING:
@@ -43,6 +48,7 @@ if TYPE_CHECKING:
 log = logging.getLogger("gateway.connection")
 
 _INTERNAL_ERROR, _CANCEL, _ENHANCE_YOUR_CALM = 2, 8, 11  # RFC 9113 section 7
+_BEGUN = {Part.SETTINGS: "the first SETTINGS", Part.HEAD: "a header block", Part.FRAME: "the head of a frame"}
 _ENDED_BY_US = (Ending.CANCELLED, Ending.DRAINED, Ending.DEADLINE, Ending.LOST)
 
 
@@ -61,16 +67,20 @@ class HTTP2Wire:
     windowed, exclusive = True, False
 
     def __init__(self, connection: Connection, *, scheme: bytes) -> None:
-        self._connection = connection
+        self._connection, config = connection, connection.server.config.http2
+        self._idle_since = now = connection.clock()
         self._machine = HTTP2Connection(
             Role.SERVER,
-            _limits_of(connection.limits, connection.server.config.http2),
+            _limits_of(connection.limits, config),
             budget=connection.budget,
             scheme=scheme,
             date=connection.server.date,
+            now=now,
         )
-        self._failed = self._gone = self._written = False
-        self._idle_since = connection.clock()
+        self._counters = self._machine.counters
+        self._floods = FloodGuard(connection, allowances_of(HTTP2_FLOODS, config.floods, 2 * config.streams))
+        self._failed = self._gone = self._written = self._idle = False
+        self._ended_at: float | None = None  # by us, for what the peer does
         self._draining_since: float | None = None
         connection.output_ready()
         if connection.server.draining:
@@ -79,12 +89,13 @@ class HTTP2Wire:
     # -- receiving -------------------------------------------------------------------------------------------------
 
     def receive_buffer(self, scratch: memoryview) -> memoryview | None:
-        return None if self._machine.choked else scratch  # windows bound the rest
+        return None if self._machine.choked or self._ended_at is not None else scratch  # windows bound the rest
 
     def buffer_updated(self, n: int) -> bool:
         raise AssertionError("HTTP/2 bodies do not land")
 
     def receive_data(self, data: memoryview) -> None:
+        self._machine.now = self._connection.last_received
         self._machine.receive_data(data)
 
     def receive_eof(self) -> None:
@@ -93,6 +104,10 @@ class HTTP2Wire:
     def pump(self, at_most: int, until: float) -> bool:
         if self._failed:
             return True
+        done = self._hand_on(at_most, until)
+        return (self._counters.total >= self._floods.due and self._judge()) or done
+
+    def _hand_on(self, at_most: int, until: float) -> bool:
         connection = self._connection
         connection.output_ready()  # acknowledgements and windows
         exchanges, next_event = connection.exchanges, self._machine.next_event
@@ -111,6 +126,8 @@ class HTTP2Wire:
                 elif event is NEED_DATA:
                     return True
                 elif event is TURN:
+                    if self._counters.total >= self._floods.due and self._judge():
+                        return True
                     if connection.clock() > until:
                         return False
                     continue
@@ -140,6 +157,24 @@ class HTTP2Wire:
             if connection.clock() > until:
                 return False
         return False
+
+    def _judge(self) -> bool:
+        """Whether its peer floods it: then that was its end."""
+        if self._gone or self._failed:
+            return False
+        return self._verdict(self._floods.judge(self._machine.flood_counters(self._connection.completed)))
+
+    def _verdict(self, flood: Flood | None) -> bool:
+        if flood is None:
+            return False
+        report(self._connection, flood, self._end(Closing.FLOOD, f"too many {flood.kind} frames (http2.floods)"))
+        return True
+
+    def _end(self, closing: Closing, reason: str) -> int:
+        """The connection ends for what its peer does; says how many exchanges that cut."""
+        self._failed, self._ended_at = True, self._connection.clock()
+        self._machine.give_up(Code.ENHANCE_YOUR_CALM, reason)
+        return end_exchanges(self._connection, closing)
 
     def _refuse(self, event: Refused) -> None:
         body = msgspec.json.encode({"error": event.message[:400]})
@@ -196,6 +231,13 @@ class HTTP2Wire:
     def held(self) -> tuple[int, int]:
         machine = self._machine
         return machine.unconsumed, sum(map(machine.queued, self._connection.exchanges))
+
+    @property
+    def idle_since(self) -> float:
+        return self._idle_since
+
+    def end_idle(self) -> None:
+        self._machine.shutdown(last=True)
 
     @property
     def over(self) -> bool:
@@ -267,21 +309,60 @@ class HTTP2Wire:
     # -- time ------------------------------------------------------------------------------------------------------
 
     def tick(self, now: float) -> None:
-        connection, limits = self._connection, self._connection.limits
+        connection, limits, machine = self._connection, self._connection.limits, self._machine
+        if self._ended_at is not None:
+            if now - self._ended_at > GOODBYE:  # it takes nothing, not even that
+                connection.lost(Ending.REFUSED)
+            return
+        machine.now = now
         for exchange in list(connection.exchanges.values()):
             exchange.check_stamps(now)
             if limits.write_stall and (waited := self._untaken(exchange, now)) > limits.write_stall:
                 self._stalled(exchange, limits.write_stall, waited)
-        self._machine.trim()
-        if self._machine.lingering and self._machine.tick():
+        machine.trim()
+        if machine.lingering and machine.tick():
             connection.output_ready()
         if self._draining_since is not None and now > self._draining_since:
             self._draining_since = None
-            self._machine.shutdown(last=True)
+            machine.shutdown(last=True)
             connection.output_ready()
-        if not connection.exchanges and now - max(self._idle_since, connection.last_received) > limits.keep_alive:
-            self._machine.shutdown(last=True)
+        if self._failed or self._gone:
+            return
+        if self._verdict(self._floods.tick(machine.flood_counters(connection.completed), now)):
+            return
+        if not connection.exchanges and self._idle_for_too_long(now):
+            machine.shutdown(last=True)
             connection.output_ready()
+            if not self._idle:
+                self._idle = True
+                connection.server.connection_ended(Closing.IDLE)
+        elif not connection.behind and not connection.reading_paused:
+            self._look_at_what_has_begun(now)
+
+    def _idle_for_too_long(self, now: float) -> bool:
+        """Nothing was asked: bytes keep no connection, PINGs do for a while."""
+        asked, keep, pinged = self._idle_since, self._connection.limits.keep_alive, self._machine.pinged_at
+        if pinged is None or now - asked > max(keep, self._connection.server.config.http2.ping_life):
+            return now - asked > keep
+        return now - max(asked, pinged) > keep
+
+    def _look_at_what_has_begun(self, now: float) -> None:
+        """A part of what a connection is made of that begins and does not come: all that it holds would stay."""
+        begun = self._machine.waits_for
+        if begun is None:
+            return
+        limits, lasted = self._connection.limits, now - begun.since
+        if begun.what is not Part.PAYLOAD:
+            if lasted > limits.head_timeout:
+                self._end_slow(Closing.HEAD_TIMEOUT, f"{_BEGUN[begun.what]} took too long (limits.head_timeout)")
+        elif now - self._connection.last_received > limits.body_silence:
+            self._end_slow(Closing.STALLED, "no byte of a frame that has begun (limits.body_silence)")
+        elif lasted > limits.body_silence and begun.nbytes < limits.body_rate * lasted:
+            self._end_slow(Closing.STALLED, "a frame that has begun came too slowly (limits.body_rate)")
+
+    def _end_slow(self, closing: Closing, reason: str) -> None:
+        log.info("protocol error", extra={"peer": self._connection.peer, "wire": self.name, "reason": reason})
+        self._end(closing, reason)
 
     def _stalled(self, exchange: Exchange, stall: float, waited: float) -> None:
         """Its model stops, and the error is queued behind what is: a client that reads again hears it. A bare reset, which
@@ -289,7 +370,7 @@ class HTTP2Wire:
         told = exchange.interruption is not None
         if not told:
             facts = {"peer": self._connection.peer, "id": exchange.id, "setting": "limits.write_stall"}
-            log.info("stream stalled", extra=facts)
+            self._connection.server.log_limits.write(log, "stream stalled", facts)
             exchange.interrupt(SlowReader(stall))
         if waited > stall + LAST_WORD or (not told and exchange.outbound.finishing is not None):
             self._cut(exchange, Ending.LOST)

@@ -9,12 +9,16 @@ from typing import TYPE_CHECKING, final
 
 from gateway.core.contracts import EVENTS_A_LOOK
 from gateway.core.exchange import Exchange
+from gateway.core.inbound import PIECE
 from gateway.core.time_limits import Pace
-from gateway.errors import Ending, SlowUpload
+from gateway.errors import Closing, Ending, SlowUpload
+from gateway.wires.floods import GOODBYE, FloodGuard, allowances_of, end_exchanges, report
 from protocols.errors import LocalProtocolError, RemoteProtocolError
 from protocols.events import NEED_DATA, Buffer, Close, ConnectionEnd, Frame, Headers, Opcode, Ping, Pong, Sent
+from protocols.floods import Flood
 from protocols.roles import Role
 from protocols.websocket.connection import WebSocketConnection, WebSocketLimits
+from protocols.websocket.floods import WEBSOCKET_FLOODS, FrameCounters
 
 if TYPE_CHECKING:
     from gateway.core.connection import Connection, ConnectionWire
@@ -22,6 +26,8 @@ if TYPE_CHECKING:
     from protocols.http1.connection import HTTP1Connection
 
 log = logging.getLogger("gateway.connection")
+
+_POLICY_VIOLATION = 1008  # RFC 6455 section 7.4.1
 
 
 @functools.lru_cache(maxsize=8)
@@ -40,8 +46,8 @@ class WebSocketWire:
     """
 
     __slots__ = (  # there is one for each of many silent sessions
-        "_before", "_closing_since", "_config", "_connection", "_exchange", "_failed", "_gone", "_inbound", "_large",
-        "_machine", "_pace", "_ping_at", "_pong_due",
+        "_before", "_choked", "_closing_since", "_config", "_connection", "_counters", "_ended_at", "_exchange", "_failed",
+        "_floods", "_gone", "_inbound", "_large", "_machine", "_pace", "_ping_at", "_pong_due",
     )  # fmt: skip
     name = "websocket"
     windowed, exclusive = False, False
@@ -58,8 +64,12 @@ class WebSocketWire:
             pay=self._pay,
         )
         self._pace: Pace | None = None  # of a frame under way
+        self._counters = self._machine.counters
+        self._floods = FloodGuard(connection, allowances_of(WEBSOCKET_FLOODS, self._config.floods))
         self._gone = False
         self._failed = False
+        self._choked = False  # by Pongs that wait
+        self._ended_at: float | None = None  # by us, for what the peer does
         self._closing_since: float | None = None
         self._ping_at = connection.clock()
         self._pong_due: float | None = None
@@ -82,6 +92,9 @@ class WebSocketWire:
 
     def receive_buffer(self, scratch: memoryview) -> memoryview | None:
         machine = self._machine
+        if machine.choked or self._ended_at is not None:
+            self._choked = True
+            return None
         target = machine.get_buffer()
         if target is None:
             ahead = machine.unconsumed + self._inbound.waiting
@@ -102,6 +115,10 @@ class WebSocketWire:
     def pump(self, at_most: int, until: float) -> bool:
         if self._failed:
             return True
+        done = self._hand_on(at_most, until)
+        return (self._counters.total >= self._floods.due and self._judge()) or done
+
+    def _hand_on(self, at_most: int, until: float) -> bool:
         exchange, inbound, now = self._exchange, self._inbound, self._connection.last_received
         next_event = self._machine.next_event
         while at_most > 0:
@@ -134,6 +151,24 @@ class WebSocketWire:
                 return False
         return False
 
+    def _judge(self) -> bool:
+        """Whether its peer floods it: then that was its end."""
+        if self._gone or self._failed:
+            return False
+        return self._verdict(self._floods.judge(self._counted()))
+
+    def _counted(self) -> FrameCounters:
+        inbound = self._inbound
+        return self._machine.flood_counters(inbound.received + inbound.waiting // PIECE + self._exchange.outbound.items_out)
+
+    def _verdict(self, flood: Flood | None) -> bool:
+        if flood is None:
+            return False
+        self._failed, self._ended_at = True, self._connection.clock()
+        self._machine.give_up(_POLICY_VIOLATION, f"too many {flood.kind} frames (websocket.floods)")
+        report(self._connection, flood, end_exchanges(self._connection, Closing.FLOOD))
+        return True
+
     def protocol_error(self, error: RemoteProtocolError) -> None:
         self._failed = True
         self._free()
@@ -157,6 +192,9 @@ class WebSocketWire:
         sent = self._machine.data_sent()
         if not sent.room and not sent.ended:
             return sent
+        if self._choked:
+            self._choked = False
+            self._connection.read_more()
         stream = self._exchange.stream
         return Sent(
             room=[stream] if sent.room else [], ended=[stream] if sent.ended and self._exchange.outbound.finishing else []
@@ -165,6 +203,13 @@ class WebSocketWire:
     def held(self) -> tuple[int, int]:
         machine, limits = self._machine, self._connection.limits
         return machine.unread + machine.unconsumed, limits.send_buffer - machine.room()
+
+    @property
+    def idle_since(self) -> None:
+        return None
+
+    def end_idle(self) -> None:
+        raise AssertionError("a WebSocket is one exchange")
 
     @property
     def over(self) -> bool:
@@ -233,7 +278,13 @@ class WebSocketWire:
 
     def tick(self, now: float) -> None:
         config = self._config
+        if self._ended_at is not None:
+            if now - self._ended_at > GOODBYE:  # it takes nothing, not even that
+                self._connection.lost(Ending.REFUSED)
+            return
         self._exchange.check_stamps(now)
+        if not (self._gone or self._failed) and self._verdict(self._floods.tick(self._counted(), now)):
+            return
         if (slow := self._too_slow(now)) is not None:
             self._exchange.interrupt(slow)
         if self._closing_since is not None:
@@ -245,7 +296,8 @@ class WebSocketWire:
             if self._connection.last_received >= self._ping_at or self._connection.reading_paused:
                 self._pong_due = None
             elif now > self._pong_due:
-                log.info("no pong", extra={"peer": self._connection.peer, "setting": "websocket.ping_timeout"})
+                facts = {"peer": self._connection.peer, "setting": "websocket.ping_timeout"}
+                self._connection.server.log_limits.write(log, "no pong", facts)
                 self._connection.lost(Ending.LOST)
         elif config.ping_interval and self._machine.is_open and now - self._heard > config.ping_interval:
             self._machine.send(Ping())
@@ -260,7 +312,7 @@ class WebSocketWire:
             self._pace = None
             return None
         self._pace = pace = self._pace or Pace()
-        which = self._exchange.arrived_at, machine.pings_received
+        which = self._exchange.arrived_at, self._counters.control, self._pong_due
         return pace.look(which, under_way, now, connection.last_received, connection.limits)
 
     @property

@@ -20,11 +20,19 @@ class Caller(Protocol):
     stopped_by: str
     """`gateway` where that has stopped the model before it had returned; written by the worker."""
 
+    had_slot: bool
+    """Whether it has a slot, or had one; written by the slot, and not set before."""
+
     @property
     def id(self) -> str: ...
     @property
     def priority(self) -> int:
         """The level at which it waits for a slot: `gateway.workers.slots`."""
+        ...
+
+    @property
+    def key(self) -> Party | None:
+        """That of the key which it has shown; None where it has shown none."""
         ...
 
     @property
@@ -70,6 +78,10 @@ class Caller(Protocol):
     @property
     def interruption_or_deadline(self) -> GatewayError:
         """Why it is to stop."""
+        ...
+
+    def silence(self, now: float) -> float:
+        """Seconds, since it had its slot, for which its client could have said something and no byte has gone either way."""
         ...
 
     def interrupt(self, error: GatewayError) -> None:

@@ -19,14 +19,15 @@ class Capacity(Protocol):
     """What one slot asks of them all."""
 
     live: set[Caller]
+    lingering: set[Slot]
     statistics: ModelStatistics
     stuck: StuckWatch
     most_bytes: int
 
-    def released(self) -> None: ...
+    def released(self, caller: Caller) -> None: ...
     def body_gone(self, slot: Slot) -> None: ...
-    def replaced(self) -> None: ...
-    def replacement_back(self) -> None: ...
+    def replaced(self, slot: Slot) -> None: ...
+    def replacement_back(self, slot: Slot) -> None: ...
 
 
 @final
@@ -40,13 +41,14 @@ class Slot(StepHolder):
     """
 
     __slots__ = (
-        "_asked", "_began", "_caller", "_holder", "_holds", "_returned", "_shared", "_since", "_slots", "_waited",
-        "_watched", "counts", "told",
+        "_asked", "_began", "_holder", "_holds", "_returned", "_shared", "_since", "_slots", "_waited",
+        "_watched", "caller", "counts", "told",
     )  # fmt: skip
 
     def __init__(self, slots: Capacity, caller: Caller, asked: int = 0) -> None:
         """The place is taken already; it was `asked` for then, on `perf_counter_ns`, if not just now."""
-        self._slots, self._caller = slots, caller
+        self._slots, self.caller = slots, caller
+        caller.had_slot = True
         self._holds = 1
         self._watched = self._shared = False  # whether its end is looked at; whether others need what goes on after it
         self._since: float | None = None  # when it was to stop, once it has ended
@@ -74,19 +76,19 @@ class Slot(StepHolder):
         more than its two calls."""
         reset_step_holder(self._holder)
         slots = self._slots
-        slots.live.discard(self._caller)
+        slots.live.discard(self.caller)
         self._holds -= 1
         if self._holds or self._watched or stopped:
             self._ended()
         else:
-            slots.released()
+            slots.released(self.caller)
         self._returned = perf_counter_ns()
 
     def answered(self, arrived: int = 0, batch: int = 1, copied: int = -1) -> None:
         """The call was a success, of so many inferences. Its request was read from `arrived` on, on `perf_counter_ns`, until
         the slot was asked for, where that took time; what has passed since the block is the writing of its answer. `copied`
         are the bytes of the body that were copied or converted for its tensors, where it has some."""
-        caller = self._caller
+        caller = self.caller
         if caller.gone and caller.ending is not Ending.COMPLETE:
             self.unanswered()  # it was written to nobody
             return
@@ -98,7 +100,7 @@ class Slot(StepHolder):
 
     def unanswered(self, error: BaseException | None = None) -> None:
         """The call was a failure: of this error, or of a client's leaving."""
-        caller = self._caller
+        caller = self.caller
         if caller.ending is Ending.COMPLETE and isinstance(error, trio.Cancelled):
             self.answered(*self.told)  # it left with its whole answer
             return
@@ -107,8 +109,9 @@ class Slot(StepHolder):
 
     def _ended(self) -> None:
         """The session is over; it was to stop, or something of it goes on, or it is watched."""
-        self._since = self._caller.cancelled_at
+        self._since = self.caller.cancelled_at
         if self._holds:
+            self._slots.lingering.add(self)
             if self._since is None:
                 self._since = trio.current_time()
         else:
@@ -117,14 +120,15 @@ class Slot(StepHolder):
     def _over(self) -> None:
         """Nothing of it is left."""
         slots = self._slots
+        slots.lingering.discard(self)
         if slots.most_bytes:
             slots.body_gone(self)
         if self._since is not None and not self._shared:
             slots.stuck.stopped(self, trio.current_time() - self._since)
         if slots.stuck.over(self):
-            slots.replacement_back()
+            slots.replacement_back(self)
         else:
-            slots.released()
+            slots.released(self.caller)
 
     def weighed(self) -> None:
         """Its end is told, for the bytes of its body."""
@@ -138,7 +142,7 @@ class Slot(StepHolder):
     def stopping_since(self) -> float | None:
         if self._shared:
             return None
-        return self._caller.cancelled_at if self._since is None else self._since
+        return self.caller.cancelled_at if self._since is None else self._since
 
     # what the steps of its model know of it
 
@@ -164,17 +168,17 @@ class Slot(StepHolder):
         self.release()
 
     def reserve(self, n: int) -> Callable[[], None]:
-        return self._caller.reserve_objects(n)
+        return self.caller.reserve_objects(n)
 
     def background(self, stuck: Callable[[str], None]) -> Background:
         return Background(self._slots.stuck, stuck)
 
     def interrupt(self, text: str) -> None:
-        self._caller.interrupt(DeadlineExceeded(text))
+        self.caller.interrupt(DeadlineExceeded(text))
 
     def replace(self) -> None:
         self._watched = True
-        self._slots.replaced()
+        self._slots.replaced(self)
 
     def waited(self, ns: int) -> None:
         self._waited += ns

@@ -1,104 +1,60 @@
-"""The slots of one model: who has one, and who waits for the next, by level, and within a level in the order of arrival."""
+"""The slots of one model: who has one, who waits for the next, and what one party may hold of both."""
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from time import perf_counter_ns
 from typing import final
 
 import trio
 
 from gateway.doorbell import Doorbell
-from gateway.errors import Overloaded, Refusal, TooLarge, Unavailable
+from gateway.errors import OthersWait, Overloaded, Refusal, TooLarge, Unavailable
+from gateway.party import Party
 from gateway.workers.caller import Caller, CallSpans
 from gateway.workers.slot import Slot
+from gateway.workers.slot_queue import SlotQueue, level_of, places_of
 from gateway.workers.states import Life
 from gateway.workers.statistics import ModelStatistics
 from gateway.workers.stuck import StuckWatch
 from models.blocking import throw
 from models.spec import ModelSpec
 
-LEVELS = 16
-"""Levels of priority: 1 is served first."""
-DEFAULT_LEVEL = 8
-"""That of a request that does not say."""
-
-
-def level_of(priority: int) -> int:
-    """The level that a request's priority means: out of 1 to 16 it is the default, as Triton has it for what a model's
-    levels do not reach."""
-    return priority if 1 <= priority <= LEVELS else DEFAULT_LEVEL
-
-
-@final
-class SlotQueue:
-    """Tasks that wait. There is no ageing: as long as those of a lower number come faster than slots, the others wait."""
-
-    __slots__ = ("_levels", "_n")
-
-    def __init__(self) -> None:
-        self._levels: dict[int, dict[trio.lowlevel.Task, int]] = {}  # with what each holds
-        self._n = 0
-
-    def __len__(self) -> int:
-        return self._n
-
-    async def wait(self, level: int, held: int = 0) -> None:
-        """Returns when this task is the one that `wake` means. Cancelled, it has left the queue. `held` is what
-        `next_held` says of it."""
-        task = trio.lowlevel.current_task()
-        self._levels.setdefault(level, {})[task] = held
-        self._n += 1
-
-        def leave(_: object) -> trio.lowlevel.Abort:
-            self._remove(level, task)
-            return trio.lowlevel.Abort.SUCCEEDED
-
-        await trio.lowlevel.wait_task_rescheduled(leave)
-
-    @property
-    def next_held(self) -> int:
-        """What who is next holds; there must be somebody."""
-        return next(iter(self._levels[min(self._levels)].values()))
-
-    def wake(self) -> None:
-        """Wakes who is next; there must be somebody."""
-        level = min(self._levels)
-        task = next(iter(self._levels[level]))
-        self._remove(level, task)
-        trio.lowlevel.reschedule(task)
-
-    def _remove(self, level: int, task: trio.lowlevel.Task) -> None:
-        waiting = self._levels[level]
-        del waiting[task]
-        if not waiting:
-            del self._levels[level]
-        self._n -= 1
-
 
 @final
 class Slots:
     """The places that a model has for calls at once, and the queue for them.
+
+    One party holds at most its share of either. How many slots it has is counted while so many are taken that it could have
+    its share, or somebody waits: who takes one of many that are free costs nothing for it.
 
     They are `open` while the model can be called. Closed, a caller without a slot goes to the `successor`'s, or is told why
     there is none. Of the spec they keep the numbers alone: who knows them does not keep the model alive.
     """
 
     __slots__ = (
+        "_always",
+        "_counting",
+        "_idle_when_wanted",
         "_life",
         "_most_queued",
         "_most_queued_bytes",
         "_name",
+        "_percent",
         "_queue_timeout",
         "_replaced",
         "_spans",
         "_special",
         "_stop_within",
         "_timeout",
+        "_unwatched",
         "bodies",
         "body_bytes",
+        "brink",
         "capacity",
         "free",
         "left",
+        "lingering",
         "live",
         "most_bytes",
         "open",
@@ -116,11 +72,19 @@ class Slots:
         self.successor: Slots | None = None
         """Those of the worker that serves since a reload."""
         self.capacity = self.free = spec.capacity
-        self._replaced = 0
+        self._replaced = set[Slot]()
         self._timeout, self._stop_within = spec.timeout, spec.stop_within
         self._special = bool(spec.timeout or spec.stop_within or spec.body_bytes)
-        self.queue = SlotQueue()
+        self._percent = spec.party_share
+        self.queue = SlotQueue(spec.capacity, spec.queue, spec.party_share)
+        self._unwatched = self.brink = spec.capacity - places_of(spec.capacity, spec.party_share)
+        """Of `brink`: where so many slots are free, or fewer, what a party has is looked at: before it takes one more."""
+        self._counting = False
+        """Whether `queue` knows what each party has; then `brink` is the capacity, so that nobody takes one unseen."""
+        self._always = False
+        """Whether that stays so: some party's share is less than the model's."""
         self._most_queued, self._queue_timeout = spec.queue, spec.queue_timeout
+        self._idle_when_wanted = spec.idle_when_wanted
         self.queued_bytes, self._most_queued_bytes = 0, spec.queue_bytes
         """What those who wait hold of the byte budget."""
         self.most_bytes = spec.body_bytes
@@ -132,6 +96,8 @@ class Slots:
         self.live: set[Caller] = set()
         """Who has a slot, or waits for one."""
         self.waiting: set[Caller] = set()
+        self.lingering: set[Slot] = set()
+        """Those whose sessions are over, and something of them goes on."""
         self.left = Doorbell()
         """Rung where something has ended while the slots are closed."""
         self.stuck = StuckWatch(spec, self.left.ring)
@@ -145,7 +111,7 @@ class Slots:
     @property
     def in_use(self) -> int:
         """How many are taken, those included that are stuck, and replaced by others."""
-        return self.capacity - self.free + self._replaced
+        return self.capacity - self.free + len(self._replaced)
 
     # -- for who calls the model ------------------------------------------------------------------------------------
 
@@ -155,18 +121,68 @@ class Slots:
             if self.successor is not None:
                 return self.successor.take_now(caller)
             self._life.check()
-        if not self.free or (self.most_bytes and not self._fits(caller.held)):
+        if (self.free <= self.brink or self.most_bytes or caller.key is not None) and not self._admits(caller):
             return None
         self.free -= 1
         self.live.add(caller)
         return self._slot(caller, held=self.most_bytes and caller.held) if self._special else Slot(self, caller)
 
+    def _admits(self, caller: Caller) -> bool:
+        """Whether a slot is free that the caller may have at once; then its party has it, and its body its bytes."""
+        if not self._counting:
+            if caller.key is not None and caller.key.share is not None:
+                self._always = True
+            if self._always or self.free <= self.brink:
+                self._begin_counting()
+        if not self._counting:
+            return bool(self.free) and (not self.most_bytes or self._fits(caller.held))
+        if not self.free or not self.queue.may_take(party := caller.party):
+            return False
+        if self.most_bytes and not self._fits(caller.held):
+            return False
+        self.queue.take(party)
+        return True
+
     def _fits(self, held: int) -> bool:
         """Whether so many bytes are free for a body, and nobody waits for more: those go first."""
-        if self.queue or self.body_bytes + held > self.most_bytes:
+        if self.queue.next_held is not None or self.body_bytes + held > self.most_bytes:
             return False
         self.body_bytes += held
         return True
+
+    def room_for(self, caller: Caller) -> bool:
+        """Whether a slot is free, and the caller's party has less than its share of them."""
+        if not self._counting and self.free <= self.brink:
+            self._begin_counting()
+        return bool(self.free) and (not self._counting or self.queue.may_take(caller.party))
+
+    # -- what each party has -----------------------------------------------------------------------------------------
+
+    def _begin_counting(self) -> None:
+        self._counting, self.brink = True, self.capacity
+        for party in self._parties():
+            self.queue.take(party)
+
+    def _parties(self) -> Iterator[Party]:
+        """That of each slot that is taken, and has not been replaced."""
+        replaced = {slot.caller for slot in self._replaced}
+        for caller in self.live:
+            if caller not in self.waiting and caller not in replaced:
+                yield caller.party
+        for slot in self.lingering:
+            if slot not in self._replaced:
+                yield slot.caller.party
+
+    def _count_less(self, caller: Caller) -> None:
+        """A slot is free that this caller had."""
+        queue = self.queue
+        queue.give_back(caller.party)
+        if self.waiting:
+            self._admit()
+        elif 2 * self.free > self.capacity and not self._always:
+            # not as soon as they are above the brink, or each that comes there would begin anew
+            self._counting, self.brink = False, self._unwatched
+            queue.forget()
 
     def _slot(self, caller: Caller, asked: int = 0, *, held: int) -> Slot:
         if self._timeout:
@@ -207,19 +223,21 @@ class Slots:
 
     async def _wait(self, caller: Caller) -> int:
         """Returns what the caller held when it began to wait: so many bytes are its body's now."""
-        held, limit = caller.held, self._queue_timeout
-        self.check_queue(held)
+        held, limit, party = caller.held, self._queue_timeout, caller.party
+        if not self._counting:
+            self._begin_counting()
+        self.check_queue(held, party)
         self.queued_bytes += held
         caller.slot_wait_began()
         try:
             if limit:
                 with trio.move_on_after(limit) as scope:
-                    await self.queue.wait(level_of(caller.priority), held)
+                    await self.queue.wait(party, level_of(caller.priority), held)
                 if scope.cancelled_caught:
                     why = f"no slot was free within {limit:g} s (models.{self._name}.queue_timeout)"
                     raise self._busy(why, Refusal.QUEUE_TIMEOUT)
             else:
-                await self.queue.wait(level_of(caller.priority), held)
+                await self.queue.wait(party, level_of(caller.priority), held)
         except BaseException:
             if self.most_bytes:
                 self._admit()  # those behind it may be smaller
@@ -234,12 +252,17 @@ class Slots:
         except BaseException:
             if self.most_bytes:
                 self.body_bytes -= held
-            self.released()
+            self.released(caller)
             raise
         return held
 
-    def check_queue(self, held: int = 0) -> None:
-        """Overloaded where nobody more may wait, or nobody who holds so many bytes."""
+    def check_room(self, caller: Caller) -> None:
+        """Overloaded where the caller could not even wait."""
+        if not self.room_for(caller):
+            self.check_queue(0, caller.party)
+
+    def check_queue(self, held: int, party: Party) -> None:
+        """Overloaded where nobody more may wait, nobody more of this party, or nobody who holds so many bytes."""
         name, most = self._name, self.most_bytes
         if most and held > most:
             raise TooLarge(
@@ -247,14 +270,29 @@ class Slots:
                 f"(models.{name}.body_bytes)"
             )
         if self.queued >= self._most_queued:
+            if self.free and not self.queue.may_take(party):
+                raise self._beyond_share(party)
             raise self._busy(
                 f"{self.capacity} sessions run and {self.queued} wait (models.{name}.capacity, models.{name}.queue)"
             )
+        if not self.queue.may_wait(party):
+            raise self._beyond_share(party)
         if self._most_queued_bytes and self.queued_bytes + held > self._most_queued_bytes:
             raise self._busy(
                 f"{self.queued} sessions wait with {self.queued_bytes} bytes, and there is no room for {held} more "
                 f"(models.{name}.queue_bytes)"
             )
+
+    def _beyond_share(self, party: Party) -> Overloaded:
+        used, waiting = self.queue.used_by(party), self.queue.waiting_of(party)
+        whose, share = f"models.{self._name}.party_share", self._percent
+        if party.share is not None and party.share < share:
+            whose, share = "share of its key", party.share
+        return self._busy(
+            f"whoever asks has {used} of {self.capacity} slots and {waiting} of {self._most_queued} places in the queue, "
+            f"and one party may have {share} percent of each ({whose})",
+            Refusal.PARTY_SHARE,
+        )
 
     def _busy(self, why: str, refusal: Refusal = Refusal.QUEUE) -> Overloaded:
         after = retry_estimate(self.queued, self.capacity, self.statistics.service)
@@ -269,41 +307,62 @@ class Slots:
 
     # -- for a slot that is over, and for the worker -----------------------------------------------------------------
 
-    def released(self) -> None:
-        """A session and every step of it are over."""
-        if self.most_bytes:
-            self.free += 1
-            self._admit()
-        elif not self.free and self.queue:
-            self.queue.wake()  # the first in the queue has it
-        else:
-            self.free += 1
+    def released(self, caller: Caller) -> None:
+        """A session of this caller, and every step of it, are over."""
+        self.free += 1
+        if self._counting:
+            self._count_less(caller)
         if not self.open:
             self.left.ring()
 
     def _admit(self) -> None:
         """Lets those in who are next, where their bodies fit: nobody goes before one whose does not."""
         queue = self.queue
-        while self.free and queue and self.body_bytes + queue.next_held <= self.most_bytes:
+        while self.free and (held := queue.next_held) is not None:
+            if self.most_bytes:
+                if self.body_bytes + held > self.most_bytes:
+                    return
+                self.body_bytes += held
             self.free -= 1
-            self.body_bytes += queue.next_held
             queue.wake()
 
     def body_gone(self, slot: Slot) -> None:
         """Where bodies are bounded: nothing of a session is left."""
         self.body_bytes -= self.bodies.pop(slot)
 
-    def replaced(self) -> None:
+    def replaced(self, slot: Slot) -> None:
         """A slot is stuck, and another takes its place."""
-        self._replaced += 1
-        self.released()
+        self.released(slot.caller)
+        self._replaced.add(slot)
 
-    def replacement_back(self) -> None:
+    def replacement_back(self, slot: Slot) -> None:
         """It is over, and has no place that were free now."""
-        self._replaced -= 1
+        self._replaced.discard(slot)
         if self.most_bytes:
             self._admit()
         self.left.ring()
+
+    def tick(self, now: float) -> None:
+        """What the coarse timer asks: ends sessions that have been silent for too long, as many as there are who wait for a
+        slot that one of them has, and the longest silent first."""
+        if not self.waiting or not (limit := self._idle_when_wanted):
+            return
+        held = [caller for caller in self.live if caller not in self.waiting]
+        silent = [(silence, caller) for caller in held if (silence := caller.silence(now)) >= limit]
+        if not silent:
+            return
+        silent.sort(key=lambda one: one[0], reverse=True)
+        wanted, wanted_of = self.queue.wanted, self.queue.wanted_of
+        why = f"others wait: no message in either direction for {limit:g} s (models.{self._name}.idle_when_wanted)"
+        for _, caller in silent:
+            if wanted > 0:
+                wanted -= 1
+            elif wanted_of and wanted_of.get(caller.party, 0) > 0:
+                wanted_of[caller.party] -= 1
+            else:
+                continue
+            if caller.cancelled_at is None:  # else it ends already
+                caller.interrupt(OthersWait(why))
 
     async def sessions_over(self) -> None:
         """Returns when nobody has a slot any more, nor is there any thread of a session; asked while they are closed."""

@@ -20,6 +20,7 @@ from gateway.errors import (
     Unavailable,
     WorkerLost,
 )
+from gateway.log_limits import LogLimits
 from gateway.workers import failures
 from gateway.workers.caller import Caller
 from gateway.workers.failures import LastError, LoadEnded
@@ -81,6 +82,7 @@ class Worker:
         "given_up",
         "last_error",
         "life",
+        "log_limits",
         "name",
         "reason",
         "replaces",
@@ -124,6 +126,8 @@ class Worker:
         """Whether it crashed, while it was in service or was to be, and is not loaded again."""
         self.last_error: LastError | None = None
         """The last failure of the model that a log line explains: its own, or of a session of it."""
+        self.log_limits = LogLimits(model=spec.name)
+        """How often what its sessions raise is written to the log."""
         self.statistics = ModelStatistics(batched=spec.batching is not None)
         self.slots = Slots(spec, self.life, self.statistics, spans)
         self.tensor_codec: Any = None
@@ -337,16 +341,16 @@ class Worker:
 
     # -- calls -------------------------------------------------------------------------------------------------------
 
-    def check_ready(self, *, room: bool = True) -> None:
+    def check_ready(self, caller: Caller, *, room: bool = True) -> None:
         """Raises Unavailable unless the model can be called now, and Overloaded where there is not even a place in the
-        queue: to be asked before a body is received. `room` is False where `Slots.take` is to say that, because only the
-        body tells in which words."""
+        queue for this caller: to be asked before a body is received. `room` is False where `Slots.take` is to say that,
+        because only the body tells in which words."""
         slots = self.slots
         if slots.open:
-            if room and not slots.free:
-                slots.check_queue()
+            if room and slots.free <= slots.brink:
+                slots.check_room(caller)
         elif self.successor is not None:
-            self.successor.check_ready(room=room)
+            self.successor.check_ready(caller, room=room)
         else:
             self.life.check()
 
@@ -390,7 +394,8 @@ class Worker:
         """The gateway has stopped the model, as its text had all that was asked for. An error that it has raised since
         changes nothing in the answer."""
         caller.stopped_by = "gateway"
-        if error is not None and not failures.end_normally(list(leaves(error))):
+        raised = error is not None and not failures.end_normally(list(leaves(error)))
+        if raised and self.log_limits.allows("model raised while stopped", level=logging.WARNING):
             log.warning("model raised while stopped", extra={"model": self.name, "id": caller.id}, exc_info=error)
         if error is not None:
             detached(error)
@@ -412,11 +417,12 @@ class Worker:
         if failures.end_normally(errors, complete=session.channel.complete):
             return None
         caller.incident = self._failed(errors[0]).incident
-        log.error(
-            "model raised",
-            extra={"model": self.name, "id": caller.id, "incident": caller.incident},
-            exc_info=errors[0] if len(errors) == 1 else e,
-        )
+        if self.log_limits.allows("model raised", level=logging.ERROR):
+            log.error(
+                "model raised",
+                extra={"model": self.name, "id": caller.id, "incident": caller.incident},
+                exc_info=errors[0] if len(errors) == 1 else e,
+            )
         return failures.because(failures.crash(errors, caller.incident), e)
 
     def _failed(self, error: BaseException) -> LastError:
@@ -438,7 +444,8 @@ class Worker:
     def _only_cancelled(self, error: BaseExceptionGroup[Any], id: str = "") -> BaseException:
         cancelled, rest = failures.only_cancelled(error)
         if rest is not None:
-            log.warning("model raised while cancelled", extra={"model": self.name, "id": id}, exc_info=rest)
+            if self.log_limits.allows("model raised while cancelled", level=logging.WARNING):
+                log.warning("model raised while cancelled", extra={"model": self.name, "id": id}, exc_info=rest)
             detached(rest)
         return cancelled
 

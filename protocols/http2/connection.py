@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, final
 
 from protocols.buffers import Budget
 from protocols.date_field import DateField
-from protocols.errors import LocalProtocolError
+from protocols.errors import LocalProtocolError, RemoteProtocolError
 from protocols.events import (
     Buffer,
     Data,
@@ -22,10 +22,12 @@ from protocols.events import (
     Response,
     Sent,
 )
+from protocols.http2.floods import CRAMPED, FloodCounters
 from protocols.http2.frames import (
     HEAD,
     LARGEST_ID,
     Code,
+    Kind,
     goaway,
 )
 from protocols.http2.heads import (
@@ -33,11 +35,12 @@ from protocols.http2.heads import (
     trailer_fields,
 )
 from protocols.http2.library import LibraryPath
-from protocols.http2.limits import DEFAULT_LIMITS, FloodCounters, HTTP2Limits
+from protocols.http2.limits import DEFAULT_LIMITS, HTTP2Limits
 from protocols.http2.output import gathered
 from protocols.http2.reader import FrameReader
 from protocols.http2.stream import Stream
 from protocols.http2.stream_table import LOOKS
+from protocols.http2.unfinished import Part, Unfinished
 from protocols.roles import Role
 
 if TYPE_CHECKING:
@@ -102,7 +105,7 @@ class HTTP2Connection(FrameReader):
     `scheme` is the `:scheme` of a client's requests; a server reports what the request says. `budget` bounds what all
     streams together hold unread, and their windows beyond the first. A stream for which it has not even room to begin is
     refused with REFUSED_STREAM. Where it has none for what comes on one, NoRoom says so: that stream is as after `drop`.
-    `date` is what a server's final heads say.
+    `date` is what a server's final heads say, `now` the time from which on the peer owes its first SETTINGS.
     """
 
     def __init__(
@@ -114,6 +117,7 @@ class HTTP2Connection(FrameReader):
         scheme: bytes = b"https",
         payload_path: bool = True,
         date: DateField = _NO_DATE,
+        now: float = 0.0,
     ) -> None:
         passing = _passing() if payload_path else None
         library = (LibraryPath if passing is None else passing)(
@@ -124,7 +128,7 @@ class HTTP2Connection(FrameReader):
             head=limits.head,
         )
         beside = library if passing is not None and isinstance(library, passing) else None
-        super().__init__(role, limits, library, beside, budget)
+        super().__init__(role, limits, library, beside, budget, now)
         self._date = date
         self.scheme = scheme
         self._leaves_with_error = False
@@ -177,6 +181,35 @@ class HTTP2Connection(FrameReader):
     @property
     def _refusing(self) -> bool:
         return self._last_sent is not None and self._last_sent < LARGEST_ID
+
+    @property
+    def waits_for(self) -> Unfinished | None:
+        """What has begun and is not whole, once `next_event` has said NEED_DATA; None between two frames."""
+        splitter, at = self._splitter, self._begun_at
+        if splitter.expects_settings:
+            return Unfinished(Part.SETTINGS, self._made_at)
+        if splitter.block_stream:
+            return Unfinished(Part.HEAD, self._block_at)
+        if not splitter.buffer:
+            return None
+        head = splitter.pending_head
+        if len(head) < HEAD:
+            return Unfinished(Part.FRAME, at)
+        part = Part.HEAD if head[3] in (Kind.HEADERS, Kind.PUSH_PROMISE) else Part.PAYLOAD
+        return Unfinished(part, at, len(splitter.buffer) - splitter.at - HEAD)
+
+    def give_up(self, code: int, reason: str) -> None:
+        """Ends the connection for what its peer does, though it is not against the protocol: GOAWAY with the code, and the
+        reason as its debug data, goes ahead of all that is queued, every stream is over, and nothing more is read. From then
+        on all is as after a RemoteProtocolError."""
+        if self._over:
+            return
+        self._control.drop_rest()
+        self._control.put(goaway(code, self._highest, reason.encode()))
+        self._error = RemoteProtocolError(reason, wire_code=code)
+        self._splitter.clear()
+        self._events.clear()
+        self._abandon()
 
     # Sending.
 
@@ -373,6 +406,7 @@ class HTTP2Connection(FrameReader):
         if len(event.data) != 8:
             raise LocalProtocolError(f"an HTTP/2 PING carries 8 bytes, not {len(event.data)}")
         self._h2.ping(event.data)
+        self._pings_due += 1
         self._drain()
 
     def _headed(self, stream: int) -> Stream:
@@ -428,6 +462,8 @@ class HTTP2Connection(FrameReader):
         leaving, self._leaving = self._leaving, []
         ended, self._ending = self._ending, []
         self._handed_out = False
+        self.counters.data_sent += len(leaving)
+        self.counters.heads_sent += len(ended)
         for stream, n in leaving:
             stream.queue.leaving -= n
             self._queued -= n
@@ -458,8 +494,12 @@ class HTTP2Connection(FrameReader):
         last = stream.ended and n == queue.nbytes
         h2.data(library, queue.take(n), n, last and not stream.trailers, out)
         self._leaving.append((stream, n))
-        if queue.nbytes and library.outbound_flow_control_window > 0:
-            ring[number] = stream
+        if queue.nbytes:
+            if library.outbound_flow_control_window > 0:
+                ring[number] = stream
+            if n < CRAMPED and n == allowed:
+                self.counters.cramped += 1
+                self.counters.total += 1
         if last and stream.trailers:
             self._finish(stream)
         elif last:

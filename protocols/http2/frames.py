@@ -186,6 +186,11 @@ class FrameSplitter:
         self.skip(self.at + HEAD + length)
 
     @property
+    def expects_settings(self) -> bool:
+        """Whether the peer has yet to send its first frame, and a client the preface before it."""
+        return self._first
+
+    @property
     def at_boundary(self) -> bool:
         """Whether everything that arrived was cut into whole frames and complete header blocks."""
         whole_preface = not self._preface or self._preface is PREFACE

@@ -1,4 +1,4 @@
-"""What one HTTP/2 connection may cost, and the counters of what costs the peer little."""
+"""What one HTTP/2 connection may cost."""
 
 from __future__ import annotations
 
@@ -43,19 +43,3 @@ class HTTP2Limits:
 
 
 DEFAULT_LIMITS = HTTP2Limits()
-
-
-@final
-@dataclass(slots=True)
-class FloodCounters:
-    """Frames that cost the peer little and us something, since the connection began: counted here; the policy reads them.
-
-    `resets` holds the peer's RST_STREAM frames and ours for its errors, never our NO_ERROR after a complete answer.
-    """
-
-    resets: int = 0
-    pings: int = 0
-    settings: int = 0
-    empty_data: int = 0
-    window_updates: int = 0
-    priority: int = 0

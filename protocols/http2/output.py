@@ -20,6 +20,7 @@ class ControlQueue:
     def __init__(self) -> None:
         self.nbytes = 0
         self._frames: deque[tuple[bytes, int]] = deque()
+        self._begun = False  # of the first frames some bytes are out
 
     def put(self, frames: bytes, ends: int = 0) -> None:
         """Queues whole frames; `ends` names the stream whose last byte of ours they hold."""
@@ -31,7 +32,8 @@ class ControlQueue:
         waiting, left = self._frames, at_most
         while waiting and left:
             frames, ends = waiting.popleft()
-            if len(frames) > left:
+            self._begun = len(frames) > left
+            if self._begun:
                 waiting.appendleft((frames[left:], ends))
                 frames, ends = frames[:left], 0
             left -= len(frames)
@@ -45,6 +47,13 @@ class ControlQueue:
         """Drops what is queued."""
         self.nbytes = 0
         self._frames.clear()
+
+    def drop_rest(self) -> None:
+        """Drops what is queued, but for the rest of what is out in part."""
+        first = self._frames[0] if self._begun and self._frames else None
+        self.clear()
+        if first is not None:
+            self.put(*first)
 
 
 @final

@@ -44,8 +44,8 @@ from protocols.events import (
     Reset,
     Signal,
 )
+from protocols.http2.floods import YOUNG
 from protocols.http2.frames import (
-    ACK,
     END_HEADERS,
     END_STREAM,
     FRAME_HEAD,
@@ -86,9 +86,15 @@ class FrameReader(StreamTable):
     """What a connection has received. `beside` is the library where it is one that plain frames may pass by."""
 
     def __init__(
-        self, role: Role, limits: HTTP2Limits, library: LibraryPath, beside: PayloadPath | None, budget: Budget | None
+        self,
+        role: Role,
+        limits: HTTP2Limits,
+        library: LibraryPath,
+        beside: PayloadPath | None,
+        budget: Budget | None,
+        now: float,
     ) -> None:
-        super().__init__(role, limits, library, budget)
+        super().__init__(role, limits, library, budget, now)
         self._beside = beside
         self._inbound = library.inbound(None)
         self._splitter = FrameSplitter(
@@ -100,6 +106,8 @@ class FrameReader(StreamTable):
         )
         self._highest = 0
         self._eof = False
+        self._made_at = self._begun_at = now  # the last frame
+        self._fresh = False  # of what was received it is not known yet where the last frame begins
         self._peer_leaves = False
         self._last_sent: int | None = None
 
@@ -108,6 +116,9 @@ class FrameReader(StreamTable):
         if self._eof:
             raise LocalProtocolError("data after receive_eof")
         if not self._over:
+            if not self._splitter.buffer:
+                self._begun_at = self.now
+            self._fresh = True
             self._splitter.receive(data)
 
     def receive_eof(self) -> None:
@@ -138,6 +149,8 @@ class FrameReader(StreamTable):
             except RemoteProtocolError as error:
                 self._refuse_frame(error)
             if frame is None:
+                if self._fresh and self._splitter.at:
+                    self._begun_at, self._fresh = self.now, False
                 return self._at_end() if self._eof else NEED_DATA
             self._receive_frame(frame)
             if events:
@@ -237,29 +250,23 @@ class FrameReader(StreamTable):
         elif frame.kind == Kind.DATA:
             self._receive_payload(frame)
         elif frame.kind == Kind.HEADERS:
+            if not frame.flags & END_HEADERS:
+                self._block_at = self.now
             self._give_library(frame)
-        elif frame.kind == Kind.GOAWAY and not frame.stream and len(frame.payload) >= 8:
+        elif frame.kind == Kind.CONTINUATION:
+            self._give_library(frame)
+        else:
+            self._receive_control(frame)
+
+    def _receive_control(self, frame: HTTP2Frame) -> None:
+        self._count(frame)
+        if frame.kind == Kind.GOAWAY and not frame.stream and len(frame.payload) >= 8:
             # h2 takes any GOAWAY for the end of the connection; only one that it cannot read is its business.
             self._receive_goaway(frame)
-        elif frame.kind == Kind.PRIORITY:
-            # RFC 9113 section 5.3.2: deprecated, to be ignored.
-            self.counters.priority += 1
-            if not frame.stream or len(frame.payload) != 5:
-                self._give_library(frame)
+        elif frame.kind == Kind.PRIORITY and frame.stream and len(frame.payload) == 5:
+            return  # RFC 9113 section 5.3.2: deprecated, to be ignored
         elif frame.kind <= Kind.CONTINUATION:
-            self._count(frame)
             self._give_library(frame)
-
-    def _count(self, frame: HTTP2Frame) -> None:
-        match frame.kind:
-            case Kind.RST_STREAM:
-                self.counters.resets += 1
-            case Kind.PING:
-                self.counters.pings += 1
-            case Kind.SETTINGS if not frame.flags & ACK:
-                self.counters.settings += 1
-            case Kind.WINDOW_UPDATE:
-                self.counters.window_updates += 1
 
     def _ask_library(self, data: bytes) -> list[LibraryEvent]:
         try:
@@ -277,6 +284,10 @@ class FrameReader(StreamTable):
         if frame.kind in (Kind.HEADERS, Kind.CONTINUATION) and frame.stream in self._reset_by_us:
             # Trailers that were under way when we reset the stream are legal (RFC 9113 section 5.4.2): no answer.
             self._h2.data_to_send()
+            if not self._under_way(frame.stream):
+                self._count_reset()
+        elif not events:
+            self._count_meaningless(frame, whole=not self._splitter.block_stream)
         for event in events:
             self._receive_library_event(event)
         self._drain()
@@ -296,9 +307,15 @@ class FrameReader(StreamTable):
                 self._receive_reset(event)
             case WindowUpdated(stream_id=stream) if stream in self._streams:
                 self._arm(self._streams[stream])
+            case WindowUpdated(stream_id=0):
+                self._granted_to_us += event.delta
             case RemoteSettingsChanged():
-                for found in self._streams.values():
-                    self._arm(found)
+                change = event.changed_settings.get(SettingCodes.INITIAL_WINDOW_SIZE)
+                if change is not None and change.new_value != change.original_value:
+                    self.counters.settings += self._open // 100
+                    self.counters.total += self._open // 100
+                    for found in self._streams.values():
+                        self._arm(found)
             case SettingsAcknowledged():
                 self._receive_acknowledgement(event)
 
@@ -313,6 +330,9 @@ class FrameReader(StreamTable):
         stream = event.stream_id
         ended = event.stream_ended is not None
         if not self._welcome(stream):
+            if self._open >= self.limits.streams and not self._settings_due:
+                self.counters.refused += 1
+                self.counters.total += 1
             self._reset_in_library(stream, Code.REFUSED_STREAM)
             return
         headers = joined_cookies(self._h2.decoder.fields)
@@ -335,6 +355,7 @@ class FrameReader(StreamTable):
         self._events.append(request)
         if isinstance(request, Refused):
             found.dropped = True
+            self._count_reset()
         else:
             found.expected = request.head.content_length
             if ended:
@@ -390,7 +411,7 @@ class FrameReader(StreamTable):
         self._windows.received(found.window, n)
         found.received += len(data)
         if not data and not ended:
-            self.counters.empty_data += 1
+            self._count_empty(found)
         if self._wrong_length(found, ended=ended):
             self._windows.consumed(found.window, n)
             self._stream_error(found.id, Code.PROTOCOL_ERROR)
@@ -424,10 +445,13 @@ class FrameReader(StreamTable):
         except LibraryError as error:
             self._obey(error)
         self._windows.discarded(n)
-        if not n:
-            self.counters.empty_data += 1
+        self.counters.late += n
+        if not self._under_way(stream):
+            self._count_waste(HEAD + n)
+            if not n:
+                self.counters.empty_data += 1
         if stream not in self._reset_by_us:
-            self.counters.resets += 1
+            self._count_reset()
             self._control.put(rst_stream(stream, Code.STREAM_CLOSED), stream if self.is_open(stream) else 0)
         if self.is_open(stream):
             self._remember_reset(stream)
@@ -454,9 +478,11 @@ class FrameReader(StreamTable):
         code = int(event.error_code)
         found = self._streams[event.stream_id]
         if not event.remote_reset:
-            self.counters.resets += 1
+            self._count_reset()
             self._remember_reset(found.id)
             self._drain(found.id)
+        elif not found.finished and self.now - found.opened_at < YOUNG:
+            self._count_reset()
         lingered = found.lingering
         self._lose(found)
         if not lingered:

@@ -20,8 +20,10 @@ class Stream:
         "bodyless",
         "counted",
         "dropped",
+        "empty_row",
         "ended",
         "expected",
+        "fed",
         "finished",
         "head_sent",
         "id",
@@ -29,6 +31,7 @@ class Stream:
         "library",
         "lingering",
         "looks",
+        "opened_at",
         "queue",
         "received",
         "receiving",
@@ -51,6 +54,11 @@ class Stream:
         """Nobody reads it any more."""
         self.expected: int | None = None
         self.received = 0
+        self.fed = 0
+        """What was received when an empty DATA frame came last."""
+        self.empty_row = 0
+        """Empty DATA frames since then, that one included."""
+        self.opened_at = 0.0
         self.bodyless = False
         """Client: the answer has no body, whatever its head says (HEAD)."""
         self.head_sent = False

@@ -9,12 +9,14 @@ from h2.stream import H2Stream
 from protocols.buffers import Budget
 from protocols.errors import LocalProtocolError, RemoteProtocolError
 from protocols.events import Event, Reset
-from protocols.http2.frames import Code
+from protocols.floods import BYTES
+from protocols.http2.floods import LATE, FloodCounters
+from protocols.http2.frames import ACK, HEAD, Code, HTTP2Frame, Kind
 from protocols.http2.library import REMEMBERED, LibraryPath
-from protocols.http2.limits import FloodCounters, HTTP2Limits
+from protocols.http2.limits import HTTP2Limits
 from protocols.http2.output import ControlQueue
 from protocols.http2.stream import Stream
-from protocols.http2.windows import Ledger, ReceiveWindows, Window
+from protocols.http2.windows import FIRST_CONNECTION_WINDOW, Ledger, ReceiveWindows, Window
 from protocols.roles import Role
 
 LOOKS = 30
@@ -24,16 +26,24 @@ LOOKS = 30
 class StreamTable:
     """The streams that are not forgotten, and the credit, the order to write in and the end of each."""
 
-    def __init__(self, role: Role, limits: HTTP2Limits, library: LibraryPath, budget: Budget | None) -> None:
+    def __init__(self, role: Role, limits: HTTP2Limits, library: LibraryPath, budget: Budget | None, now: float) -> None:
         self.role = role
         self.limits = limits
+        self.now = now
+        """The time of what is received and done, in seconds on the driver's clock: he says it with what he receives, and
+        about once a second. The machine has no clock, it compares what it was told."""
         self.counters = FloodCounters()
         self._client = role is Role.CLIENT
         self._h2 = library
         self._windows = ReceiveWindows(initial=limits.initial_window, maximum=limits.max_window, budget=budget)
         self._streams: dict[int, Stream] = {}
         self._open = 0
-        self._reset_by_us: OrderedDict[int, None] = OrderedDict()
+        self._reset_by_us: OrderedDict[int, float] = OrderedDict()
+        self.pinged_at: float | None = None
+        """When the last whole PING without ACK came; None before."""
+        self._settings_due, self._pings_due = 1, 0  # acknowledgements that the peer owes
+        self._block_at = now  # a header block that is open began
+        self._granted_to_us = 0  # bytes of the connection's window, beside those that it began with
         self._events: deque[Event] = deque()
         self._error: RemoteProtocolError | None = None
         self._closed = False
@@ -72,6 +82,77 @@ class StreamTable:
         for stream in self._streams.values():
             ledgers[stream.id] = self._windows.ledger(stream.window, stream.library.inbound_flow_control_window)
         return ledgers
+
+    # What is counted.
+
+    def flood_counters(self, completed: int) -> FloodCounters:
+        """What a `FloodPolicy` is asked about, with what need not be counted as it comes. `completed`: exchanges that ended
+        complete so far, which the driver knows."""
+        counters, windows = self.counters, self._windows
+        counters.completed = completed
+        counters.payload_in = FIRST_CONNECTION_WINDOW + windows.returned - self._h2.inbound_flow_control_window
+        counters.payload_out = FIRST_CONNECTION_WINDOW + self._granted_to_us - self._h2.outbound_flow_control_window
+        return counters
+
+    def _count(self, frame: HTTP2Frame) -> None:
+        counters, ack = self.counters, frame.flags & ACK
+        self._count_waste(HEAD + len(frame.payload))
+        match frame.kind:
+            case Kind.PING if not ack:
+                counters.pings += 1
+                self.pinged_at = self.now
+            case Kind.PING if self._pings_due:
+                self._pings_due -= 1
+            case Kind.SETTINGS if not ack:
+                counters.settings += 1
+            case Kind.SETTINGS if self._settings_due:
+                self._settings_due = 0
+            case Kind.WINDOW_UPDATE:
+                counters.window_updates += 1
+            case Kind.RST_STREAM:
+                pass  # counted where it is known what it resets
+            case Kind.PUSH_PROMISE:
+                self._block_at = self.now
+            case _:
+                self._count_priority()
+
+    def _count_meaningless(self, frame: HTTP2Frame, *, whole: bool) -> None:
+        """Nothing has happened by the frame: one of a stream that is over, or of a header block that is not `whole`."""
+        if frame.kind == Kind.RST_STREAM:
+            if not self._under_way(frame.stream):
+                self._count_priority()
+            elif frame.stream in self._reset_by_us:
+                self._reset_by_us[frame.stream] = -LATE  # they say it once
+        elif frame.kind in (Kind.HEADERS, Kind.CONTINUATION) and whole:
+            self._count_reset()  # h2 answers it with RST_STREAM
+
+    def _count_reset(self) -> None:
+        self.counters.resets += 1
+        self.counters.total += 1
+
+    def _count_priority(self) -> None:
+        self.counters.priority += 1
+        self.counters.total += 1
+
+    def _count_waste(self, nbytes: int) -> None:
+        self.counters.waste += nbytes
+        self.counters.total += 1 + nbytes // BYTES
+
+    def _count_empty(self, stream: Stream) -> None:
+        """DATA without payload came on it, which does not end it."""
+        counters = self.counters
+        counters.empty_data += 1
+        counters.total += 1
+        if stream.received != stream.fed:
+            stream.fed, stream.empty_row = stream.received, 0
+            counters.fed += 1
+        stream.empty_row += 1
+        if stream.empty_row > counters.empty_row:
+            counters.empty_row = stream.empty_row
+
+    def _under_way(self, stream: int) -> bool:
+        """Whether a frame of a stream that is over may have been sent before our own reset of it came there."""
+        return self.now - self._reset_by_us.get(stream, -LATE) < LATE
 
     # Credit.
 
@@ -138,7 +219,9 @@ class StreamTable:
 
     def _adopt(self, stream: int, library: H2Stream, window: Window) -> Stream:
         found = self._streams[stream] = Stream(stream, library, window, self._h2.inbound(library))
+        found.opened_at = self.now
         self._open += 1
+        self.counters.opened += 1
         if self._lingering:
             self._make_place(0)
         return found
@@ -152,7 +235,7 @@ class StreamTable:
 
     def _stream_error(self, stream: int, code: int) -> None:
         """The peer broke one stream. If that was with its END_STREAM after ours, there is nothing left to reset."""
-        self.counters.resets += 1
+        self._count_reset()
         self._reset_in_library(stream, code)
         found = self._streams.get(stream)
         lingered = found is not None and found.lingering
@@ -168,7 +251,7 @@ class StreamTable:
             self._control.put(frames, stream)
 
     def _remember_reset(self, stream: int) -> None:
-        self._reset_by_us[stream] = None
+        self._reset_by_us[stream] = self.now
         if len(self._reset_by_us) > REMEMBERED:
             self._reset_by_us.popitem(last=False)
 

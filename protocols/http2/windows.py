@@ -78,6 +78,8 @@ class ReceiveWindows:
         self._budget = budget or ByteBudget(sys.maxsize)
         self._sum = 0
         self._target = FIRST_CONNECTION_WINDOW
+        self.returned = 0
+        """What the peer was given for the connection since it began, in bytes."""
         self.connection = Window(FIRST_CONNECTION_WINDOW, self._budget)
         """The window that all streams share."""
 
@@ -160,6 +162,7 @@ class ReceiveWindows:
     def granted(self, n: int) -> None:
         """h2 has given the connection n bytes of its own accord: so much less will be given back."""
         self.connection.granted += n
+        self.returned += n
 
     def consumed(self, window: Window, n: int) -> bool:
         """The consumer took n bytes, which must be unread. Says whether any credit may be due, for the stream or the
@@ -210,6 +213,7 @@ class ReceiveWindows:
         increment = window.owed + growth
         window.owed = 0
         window.granted += growth
+        self.returned += increment
         return increment
 
     def ledger(self, window: Window | None, library: int) -> Ledger:

@@ -28,6 +28,7 @@ from protocols.events import (
 )
 from protocols.roles import Role
 from protocols.websocket.control import Control, ControlFrame, Violation, checked_close, control_frames, rekeyed
+from protocols.websocket.floods import TINY, FrameCounters
 from protocols.websocket.frames import (
     CONTINUING,
     FIN,
@@ -72,9 +73,9 @@ class WebSocketConnection(FrameQueue):
     out what `data_to_send` holds and say `data_sent`. Frames are neither merged nor split nor looked into: each data
     frame on the wire is one Frame, and control frames between the fragments of a message come in their place.
 
-    Pings are answered and Close is echoed by the machine; both are reported too. When the peer breaks the protocol,
-    `next_event` raises RemoteProtocolError with the close code as `wire_code`, then and at each later call; the Close
-    that says so is in the output, unless ours was there before.
+    Each Ping is answered, in order, and Close is echoed by the machine; both are reported too. When the peer breaks the
+    protocol, `next_event` raises RemoteProtocolError with the close code as `wire_code`, then and at each later call; the
+    Close that says so is in the output, unless ours was there before.
 
     `mask` gives four unpredictable bytes for each frame that a client sends (RFC 6455 section 5.3); the client role
     demands it. `allocate` is asked once for the memory of each frame of LARGE bytes or more, after the limits, and should
@@ -87,32 +88,10 @@ class WebSocketConnection(FrameQueue):
     """
 
     __slots__ = (
-        "_allocate",
-        "_at",
-        "_control",
-        "_eof",
-        "_error",
-        "_inbox",
-        "_landing",
-        "_legal",
-        "_library",
-        "_mask",
-        "_masked",
-        "_message",
-        "_most",
-        "_pay",
-        "_read",
-        "_ready",
-        "_sending_message",
-        "_sends_plain",
-        "_straight",
-        "close_code",
-        "close_received",
-        "limits",
-        "pings_received",
-        "role",
-        "unconsumed",
-    )
+        "_allocate", "_at", "_control", "_credited", "_eof", "_error", "_inbox", "_landing", "_legal", "_library", "_mask",
+        "_masked", "_message", "_most", "_pay", "_pongs_due", "_read", "_ready", "_sending_message", "_sends_plain",
+        "_straight", "close_code", "close_received", "counters", "limits", "received", "role",
+    )  # fmt: skip
 
     def __init__(
         self,
@@ -133,9 +112,11 @@ class WebSocketConnection(FrameQueue):
         """The connection's close code as RFC 6455 section 7.1.5 has it: the one received, 1005 for a Close without one,
         1006 when the end came without a Close or by a violation; None before all this."""
         self.close_received = False
-        self.pings_received = 0
-        self.unconsumed = 0
-        """Payload bytes given out in Frames and not yet credited."""
+        self.received = 0
+        """Payload bytes given out in Frames."""
+        self._credited = 0
+        self.counters = FrameCounters()
+        self._pongs_due = 0
 
         self._masked = role is Role.SERVER
         self._mask = mask if role is Role.CLIENT else None
@@ -240,8 +221,12 @@ class WebSocketConnection(FrameQueue):
             found = self._read(self._inbox, self._at, self._legal, self._most)
             if type(found) is Frame:
                 self._inbox, self._at = b"", 0
-                self._legal = OPENING if found.fin else CONTINUING
-                self.unconsumed += len(found.data)
+                if found.fin:
+                    self._legal = OPENING
+                else:
+                    self._legal = CONTINUING
+                    self._count_unended(found)
+                self.received += len(found.data)
                 return found
             if found:
                 self._legal = OPENING if found[0][0].fin else CONTINUING
@@ -254,8 +239,31 @@ class WebSocketConnection(FrameQueue):
         self._at = at = self._at + size
         if at == len(self._inbox):
             self._inbox, self._at = b"", 0
-        self.unconsumed += len(frame.data)
+        if not frame.fin:
+            self._count_unended(frame)
+        self.received += len(frame.data)
         return frame
+
+    def _count_unended(self, frame: Frame) -> None:
+        """A frame is given out that does not end its message."""
+        n = len(frame.data)
+        if n < TINY:
+            counters = self.counters
+            counters.total += 1
+            if not n:
+                counters.hollow += 1
+            # whatever came between, a frame that ends a message too, has brought payload or begun another message
+            again = frame.opcode is _CONTINUATION and self.received == counters.row_ends_at
+            counters.row = counters.row + 1 if again else 1
+            counters.row_ends_at = self.received + n
+            if counters.row > counters.longest_row:
+                counters.longest_row = counters.row
+
+    def flood_counters(self, frames: int) -> FrameCounters:
+        """What a `FloodPolicy` is asked about. `frames`: data frames that came and went so far, which the driver knows."""
+        self.counters.frames = frames
+        self.counters.payload = self.received
+        return self.counters
 
     def _next_unusual(self) -> Received:
         if self._error is not None:
@@ -331,8 +339,11 @@ class WebSocketConnection(FrameQueue):
     def _frame(self, opcode: Opcode, fin: bool, payload: bytes | bytearray | memoryview) -> Frame:
         self._message.add(opcode, fin, payload)
         self._legal = OPENING if fin else CONTINUING
-        self.unconsumed += len(payload)
-        return Frame(opcode=opcode, fin=fin, data=payload)
+        frame = Frame(opcode=opcode, fin=fin, data=payload)
+        if not fin:
+            self._count_unended(frame)
+        self.received += len(payload)
+        return frame
 
     def _consume(self, end: int) -> None:
         if end == len(self._inbox):
@@ -354,9 +365,14 @@ class WebSocketConnection(FrameQueue):
                 if not self.close_sent:
                     self._push_close(self._controlled(event))
             case Ping(data=data):
-                self.pings_received += 1
+                self._count_control()
                 if not self.close_sent:
                     self._push_pong(self._controlled(Pong(data=data)))
+            case Pong():
+                if self._pongs_due:
+                    self._pongs_due -= 1
+                else:
+                    self._count_control()
         self._consume(end)
         return event
 
@@ -368,12 +384,36 @@ class WebSocketConnection(FrameQueue):
         self._consume(len(self._inbox))
         return RemoteProtocolError(f"WebSocket: {violation.reason}", wire_code=int(violation.code))
 
+    def _count_control(self) -> None:
+        self.counters.control += 1
+        self.counters.total += 1
+
+    def give_up(self, code: int, reason: str) -> None:
+        """Ends the connection for what its peer does, though it is not against the protocol: a Close goes behind the frame
+        that has begun to be written, the others that wait are dropped, and nothing more is read. From then on all is as
+        after a RemoteProtocolError."""
+        if self._error is None and not self.close_received:
+            self.drop_waiting()
+            self._ready.clear()
+            self._error = self._broken(Violation(code, reason))
+
+    @property
+    def unconsumed(self) -> int:
+        """Payload bytes given out in Frames and not yet credited."""
+        return self.received - self._credited
+
+    @property
+    def choked(self) -> bool:
+        """Whether more Pongs wait than `limits.pongs`: the peer makes us answer and does not read. Whoever reads the
+        transport stops until this is False again."""
+        return len(self._pongs) > self.limits.pongs
+
     def credit(self, n: int) -> None:
         """The consumer took n payload bytes. WebSocket has no window, so this only moves `unconsumed`: whoever reads
         the transport stops while that and `unread` are large."""
-        if not 0 <= n <= self.unconsumed:
+        if not 0 <= n <= self.received - self._credited:
             raise LocalProtocolError(f"credit: {n} bytes, of {self.unconsumed} given out")
-        self.unconsumed -= n
+        self._credited += n
 
     # Sending
 
@@ -402,6 +442,7 @@ class WebSocketConnection(FrameQueue):
                 if len(data) > 125:
                     raise LocalProtocolError(f"Ping: expected at most 125 bytes, got {len(data)}")
                 self._push(self._controlled(event))
+                self._pongs_due += 1
             case Close():
                 self._demand_open("Close")
                 self._push_close(self._controlled(checked_close(event)))

@@ -26,11 +26,8 @@ class WebSocketLimits:
     send_buffer: int = 65536
     """What `room` starts from."""
 
-    pings_burst: int = 20
-    """Pings that the peer may send at once. The machine has no clock and only counts them (`pings_received`)."""
-
-    pings_rate: float = 5.0
-    """Pings a second that the peer may send, see `pings_burst`."""
+    pongs: int = 512
+    """Answers to Pings that may wait before the connection is `choked`."""
 
 
 DEFAULT_LIMITS = WebSocketLimits()

@@ -1,4 +1,4 @@
-"""The sending end of a WebSocket: frames in their order, the one Pong that goes ahead of them, and what is written next."""
+"""The sending end of a WebSocket: frames in their order, the Pongs that go ahead of them, and what is written next."""
 
 from __future__ import annotations
 
@@ -19,14 +19,14 @@ BY_REFERENCE = 4096
 class FrameQueue:
     """What a connection has to send: whole frames, each in pieces, the last of them a Close."""
 
-    __slots__ = ("_given", "_large", "_outbox", "_pong", "_queued", "_rest", "close_sent")
+    __slots__ = ("_given", "_large", "_outbox", "_pongs", "_queued", "_rest", "close_sent")
 
     def __init__(self) -> None:
         # Frames in pieces, of which no byte has been given out; then the pieces, last one first, of one that has begun.
         self._outbox: list[tuple[Buffer, ...]] = []
         self._rest: list[Buffer] = []
         self._large = False
-        self._pong: bytes | None = None
+        self._pongs: list[bytes] = []
         self._queued = 0
         self._given = 0
         self.close_sent = False
@@ -39,27 +39,31 @@ class FrameQueue:
         self._large = self._large or max(map(len, pieces)) >= BY_REFERENCE
 
     def _push_pong(self, frame: bytes) -> None:
-        """One Pong, for the latest Ping, is enough where several wait (RFC 6455 section 5.5.3): pings cannot make the
-        output grow."""
-        if self._pong is not None:
-            self._queued -= len(self._pong)
-        self._pong = frame
+        """Each Ping has a Pong of its own, though one for the latest would do (RFC 6455 section 5.5.3): a peer may tell
+        times by them. How many wait is for whoever reads the transport to bound."""
+        self._pongs.append(frame)
         self._queued += len(frame)
 
     def _push_close(self, frame: bytes) -> None:
         self._push(frame)
         self.close_sent = True
 
+    def drop_waiting(self) -> None:
+        """Drops the frames of which no byte has been given out."""
+        self._outbox.clear()
+        self._pongs.clear()
+        self._queued = self._given + sum(map(len, self._rest))
+
     def data_to_send(self, at_most: int = 65536) -> list[Buffer]:
         """At most `at_most` bytes to write, in order; empty when nothing waits. Small buffers come as one.
 
-        They stay queued until `data_sent`, which must come before the next call. A Pong goes ahead of every frame of
+        They stay queued until `data_sent`, which must come before the next call. Pongs go ahead of every frame of
         which no byte has been given out.
         """
         if self._given:
             raise LocalProtocolError("data_to_send before data_sent for the buffers given out last")
         outbox = self._outbox
-        if self._rest or self._pong is not None or self._queued > at_most:
+        if self._rest or self._pongs or self._queued > at_most:
             return _together(self._cut(at_most))
         if not outbox:
             return []
@@ -76,9 +80,9 @@ class FrameQueue:
         rest, begun = self._rest, 0
         while (left := at_most - self._given) > 0:
             if not rest:
-                if self._pong is not None:
-                    rest.append(self._pong)
-                    self._pong = None
+                if self._pongs:
+                    rest.extend(reversed(self._pongs))
+                    self._pongs.clear()
                 elif begun < len(self._outbox):
                     rest.extend(reversed(self._outbox[begun]))
                     begun += 1

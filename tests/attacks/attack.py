@@ -41,6 +41,10 @@ class Attack:
     """How many the server may have; 0: as many as this process."""
     ends: str = ""
     """A pattern of how each connection of the attack must end, such as `goaway 11`. Empty: none is owed."""
+    within: float = 1.0
+    """Seconds that a connection of the attack may live where its end is owed: one that is younger when all is over is `young`."""
+    least: float = 0.0
+    """Seconds without which it would show nothing."""
     counters: tuple[str, ...] = ()
     """Metrics of which one sample at least must have risen, by the beginning of their lines in the exposition."""
     events: tuple[str, ...] = ()
@@ -51,6 +55,8 @@ class Attack:
     """MiB by which the server may grow meanwhile: 32 and what the attack's own legitimate bodies hold."""
     after: int = 8
     """MiB by which it may still be larger 15 s after it."""
+    nightly: bool = False
+    """Whether pytest leaves it to `python -m tests.attacks --all`: it has a minute for all of them."""
     fair: bool = True
     """Whether good clients are never to fail, nor to wait. False: with the reason in the docstring."""
 
@@ -69,11 +75,14 @@ def attack(
     stalled_log: bool = False,
     descriptors: int = 0,
     ends: str = "",
+    within: float = 1.0,
+    least: float = 0.0,
     counters: tuple[str, ...] = (),
     events: tuple[str, ...] = (),
     lines: int = 50,
     growth: int = 32,
     after: int = 8,
+    nightly: bool = False,
     fair: bool = True,
 ) -> Callable[[Run], Run]:
     """Makes an attack of a function, which stays what it is. The fields are those of Attack."""
@@ -82,9 +91,9 @@ def attack(
         assert name not in _found, f"two attacks are called {name}"
         _found[name] = Attack(
             name=name, what=(run.__doc__ or "").strip().partition("\n")[0], run=run, settings=settings, models=models or {},
-            files=files or {}, fields=fields, tls=tls, stalled_log=stalled_log, descriptors=descriptors, ends=ends,
+            files=files or {}, fields=fields, tls=tls, stalled_log=stalled_log, descriptors=descriptors, ends=ends, within=within, least=least,
             counters=counters, events=events, lines=lines, growth=growth, after=after,
-            fair=fair,
+            nightly=nightly, fair=fair,
         )  # fmt: skip
         return run
 

@@ -34,7 +34,8 @@ class Ended:
     """How one connection, or one request, of the attack came to its end."""
 
     by: str
-    """`goaway CODE`, `close CODE`, `rst CODE`, `status CODE`, `fin`, `reset`, or `open`: it was not ended."""
+    """`goaway CODE`, `close CODE`, `rst CODE`, `status CODE`, `fin`, `reset`, or `open`: it was not ended, or `young`: it had
+    hardly begun when the attack was over."""
     frames: int = 0
     bytes: int = 0
     seconds: float = 0.0
@@ -88,7 +89,8 @@ class Line:
 class Attacker:
     """What an attack works with: where the server is, chance, time, and the ways to send."""
 
-    def __init__(self, *, port: int, tls_port: int, seconds: float, seed: int) -> None:
+    def __init__(self, *, port: int, tls_port: int, seconds: float, seed: int, within: float) -> None:
+        self.within = within
         self.port, self.tls_port, self.seconds, self.random = port, tls_port, seconds, random.Random(seed)
         self.until = time.monotonic() + seconds
         self.endings: list[Ended] = []
@@ -110,13 +112,17 @@ class Attacker:
 
     def connect(self, *, tls: bool = False) -> socket.socket:
         """A blocking socket to the server, TLS's handshake done with `tls`, whose certificate is not looked at."""
-        sock = socket.create_connection(("127.0.0.1", self.tls_port if tls else self.port), timeout=_PATIENCE)
-        sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        sock = self._opened(self.tls_port if tls else self.port)
         if not tls:
             return sock
         context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
         context.check_hostname, context.verify_mode = False, ssl.CERT_NONE
         return context.wrap_socket(sock, server_hostname="localhost")
+
+    def _opened(self, port: int) -> socket.socket:
+        sock = socket.create_connection(("127.0.0.1", port), timeout=_PATIENCE)
+        sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        return sock
 
     def ask(
         self, method: str, path: str, body: bytes = b"", fields: Sequence[tuple[str, str]] = (), *, timeout: float = 60.0
@@ -150,16 +156,17 @@ class Attacker:
         again: bool = True,
         every: float = 0.0,
         reads: bool = True,
+        tls_port: bool = False,
     ) -> None:
         """Sends as fast as the server takes it, or a piece each `every` seconds, until the attack's time is over; reads what
         comes, unless `reads` is false; connects again where it was cut off, unless `again` is false. All ends are noted.
-        A side that must hear what it is answered is its own ear."""
+        A side that must hear what it is answered is its own ear. `tls_port`: to that one, without a handshake."""
         poll, lines = select.poll(), dict[int, Line]()
         wants = select.POLLIN if reads else 0
 
         def connect() -> None:
             made: Any = side()
-            line = Line(self.connect(), made, made if ear is None else ear())
+            line = Line(self._opened(self.tls_port if tls_port else self.port), made, made if ear is None else ear())
             line.sock.setblocking(False)
             lines[line.sock.fileno()] = line
             poll.register(line.sock, wants | select.POLLOUT)
@@ -207,7 +214,11 @@ class Attacker:
                     missing += again
         for line in list(lines.values()):
             self._last_words(line)
-            over(line, "open")
+            over(line, self.still_open(line.began))
+
+    def still_open(self, began: float) -> str:
+        """What a connection of that age is, which nobody has ended."""
+        return "open" if time.monotonic() - began > self.within else "young"
 
     def _last_words(self, line: Line) -> None:
         """What had come before a write failed."""
@@ -236,7 +247,9 @@ def main() -> None:
     given = parser.parse_args()
     chosen = attacks()[given.name]
     allow_descriptors(32768)
-    attacker = Attacker(port=given.port, tls_port=given.tls_port, seconds=given.seconds, seed=given.seed)
+    attacker = Attacker(
+        port=given.port, tls_port=given.tls_port, seconds=given.seconds, seed=given.seed, within=chosen.within
+    )  # fmt: skip
     print("begun", flush=True)
     chosen.run(attacker)
     print(attacker.told(), flush=True)

@@ -78,13 +78,16 @@ HELD = Row(
 
 def test_what_holds_is_no_failure() -> None:
     assert broken(FLOOD, HELD, times=True) == []
+    assert broken(FLOOD, replace(HELD, ends={"goaway 11": 3, "young": 1})) == []
 
 
 @pytest.mark.parametrize(
     ("row", "said"),
     [
-        (replace(HELD, ends={"goaway 11": 2, "open": 1}), "which should be goaway 11"),
+        (replace(HELD, ends={"goaway 11": 2, "reset": 1}), "which should be goaway 11"),
+        (replace(HELD, ends={"open": 1}), "which should be goaway 11"),
         (replace(HELD, ends={}), "ended with nothing"),
+        (replace(HELD, ends={"young": 3}), "which should be goaway 11"),
         (replace(HELD, peak=33 * MiB), "the server grew by 33 MiB, of 32"),
         (replace(HELD, after=9 * MiB), "it is 9 MiB larger 15 s after"),
         (replace(HELD, alive=False, status=-9), "ended during the attack with status -9"),
@@ -105,6 +108,10 @@ def test_what_does_not_hold_is_told(row: Row, said: str) -> None:
 
 
 def test_the_machines_speed_is_judged_where_it_is_asked_for() -> None:
+    row = replace(HELD, ends={"goaway 11": 2, "open": 1})
+    assert broken(FLOOD, row) == []
+    (said,) = broken(FLOOD, row, times=True)
+    assert "which should be goaway 11" in said
     row = replace(HELD, good=(Waits(load="", connection="kept", asked=9, median=0.1, p99=0.3, worst=0.3),))
     assert broken(FLOOD, row) == []
     assert broken(FLOOD, row, times=True) == ["p99 of good requests (kept) is 300 ms, of 250"]

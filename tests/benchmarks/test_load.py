@@ -6,7 +6,7 @@ import pytest
 
 from benchmarks import requests
 from benchmarks.floors import http2, websocket
-from benchmarks.load.connections import Connection, Duplex, Frames, LoadError, Tokens, Unary, frame
+from benchmarks.load.connections import Connection, Duplex, Frames, LoadError, Streams, Tokens, Unary, frame
 from benchmarks.load.plan import Kind, Plan
 
 UNARY = b"HTTP/1.1 200 OK\r\nx-request-id: 17\r\nContent-Length: 5\r\n\r\nhello"
@@ -70,6 +70,7 @@ def test_a_request_is_alone_on_its_connection_until_its_answer_is_whole() -> Non
         (lambda: Unary(plan(Kind.UNARY)), UNARY + b"more", "4 bytes longer"),
         (lambda: Tokens(plan(Kind.TOKENS)), b"HTTP/1.1 404 Not Found\r\n", "404"),
         (frames, requests.answer_frame(requests.PIECE[::-1]), "another"),
+        (lambda: Streams(plan(Kind.STREAMS)), frame(1, 4, 1, b"\x8d"), "404"),
         (lambda: Duplex(plan(Kind.DUPLEX, answer=1)), frame(3, 0, 1, bytes(4)), "reset with code 0"),
         (lambda: Duplex(plan(Kind.DUPLEX, answer=1)), frame(0, 1, 1, b""), "ended stream 1"),
         (lambda: Duplex(plan(Kind.DUPLEX, answer=1)), frame(7, 0, 0, bytes(8)), "goodbye"),
@@ -94,6 +95,19 @@ def test_streams_of_a_connection_keep_their_messages_in_flight_whatever_a_read_b
         back = b"".join(out)
     assert units == 12
     assert back.count(message) == 6, "as many as there were"
+
+
+@pytest.mark.parametrize("size", [1, 7, 65_536])
+def test_a_request_follows_each_answer_on_a_stream_of_its_own(size: int) -> None:
+    client = Streams(plan(Kind.STREAMS, streams=3))
+    server, rest, units = http2.Echo(), sent(client)[24:], 0
+    for _ in range(3):
+        out, rest = server.take(rest)
+        back = b"".join(out)
+        units += sum(client.take(back[at : at + size]) for at in range(0, len(back), size))
+        rest += sent(client)
+    assert units == 9
+    assert rest.count(requests.infer_stream(16)[1]) == 3
 
 
 def test_no_message_is_sent_beyond_the_window_of_its_stream() -> None:

@@ -8,6 +8,7 @@ import pytest
 from click.testing import CliRunner
 
 from benchmarks import neighbours, servers, spans
+from benchmarks.against import changes
 from benchmarks.cli import program
 from benchmarks.comparison import compare
 from benchmarks.workloads import WORKLOADS
@@ -29,6 +30,13 @@ def test_a_server_and_its_floor_are_measured_side_by_side() -> None:
     assert (ours.server, floor.server) == ("everywire", "http1")
     assert ours.median > 0 < floor.median
     assert ours.ratio is not None
+
+
+@pytest.mark.programs
+def test_two_checkouts_are_measured_in_turns() -> None:
+    (found,) = changes(servers.ROOT, ["unary-h2-64"], seconds=0.2, rounds=2)
+    assert found.there > 0 < found.here
+    assert len(found.percents) == 2
 
 
 @pytest.mark.programs

@@ -31,6 +31,7 @@ from gateway.errors import (
     Ending,
     Forbidden,
     GatewayError,
+    OthersWait,
 )
 from gateway.workers.worker import Worker
 from models.messages import Family, Part, PartKind, Prompt
@@ -343,7 +344,7 @@ class _EventStreamChannel:
             return
         form = Form.EVENT_STREAM if self._decoder is None else self._decoder.form
         encoder = bidi.ENCODERS[form]
-        if blame(error) is ErrorOrigin.MODEL:
+        if blame(error) is ErrorOrigin.MODEL or isinstance(error, OthersWait):
             event = encoder.model_stream_error(error.message, error.code)
         elif isinstance(error, Forbidden) and form is not Form.LITERAL:
             event = bidi.encode_error(error.code, error.message)

@@ -76,7 +76,7 @@ class ContainerDialect:
             case Family.PARTS:
                 exchange.claim("container", refuse_as_mme)
                 limit, setting = limits.body, "limits.body"
-        worker.check_ready(room=not exchange.input_ended)  # a body that is here may tell other words
+        worker.check_ready(exchange, room=not exchange.input_ended)  # a body that is here may tell other words
         body = await receive_body(exchange, limit, setting=setting)
         await self.answer(exchange, worker, body)
 

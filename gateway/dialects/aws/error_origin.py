@@ -20,6 +20,7 @@ from gateway.errors import (
     ModelOutOfMemory,
     NoSuchPath,
     NotFound,
+    OthersWait,
     Overloaded,
     SlowReader,
     SlowUpload,
@@ -62,7 +63,7 @@ def blame(error: GatewayError) -> ErrorOrigin:
             return ErrorOrigin.SIGNATURE
         case ModelNotReady():
             return ErrorOrigin.LOADING
-        case Overloaded() | Unavailable() | Drained() | WorkerLost():
+        case Overloaded() | OthersWait() | Unavailable() | Drained() | WorkerLost():
             return ErrorOrigin.BUSY
         case _:
             return ErrorOrigin.PLATFORM

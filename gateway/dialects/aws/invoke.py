@@ -67,7 +67,7 @@ class SageMakerDialect:
             exchange.model = worker.name
             if worker.state is State.LOADING:
                 raise ModelNotReady(f"the model of endpoint {asked.endpoint!r} is loading; try again")
-            worker.check_ready()
+            worker.check_ready(exchange)
             limit, setting = self._timeouts[operation]
             if limit:
                 exchange.limit_call(limit, setting)

@@ -53,7 +53,7 @@ class LMIDialect:
         worker = self._models.named(name, Family.TEXT, "lmi")
         exchange.model = worker.name
         self.take(exchange, worker)
-        worker.check_ready(room=not exchange.input_ended)  # a body that is here tells the words
+        worker.check_ready(exchange, room=not exchange.input_ended)  # a body that is here tells the words
         body = await receive_body(exchange, min(limits.json, limits.body), setting="limits.json")
         await self.generate(exchange, worker, body)
 

@@ -182,7 +182,7 @@ class OpenAIDialect:
         except BadRequest as e:
             raise openai.OpenAIError(e.message, param="model") from None
         exchange.model = worker.name
-        worker.check_ready()
+        worker.check_ready(exchange)
         return worker
 
 

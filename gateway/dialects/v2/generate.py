@@ -64,7 +64,7 @@ class GenerateDialect:
         tensors = worker.spec.family is Family.TENSOR
         if not tensors:
             calls.models.check_family(worker, Family.TEXT, "generate")
-        worker.check_ready()
+        worker.check_ready(exchange)
         body = await receive_body(exchange, min(calls.bounds.json, calls.body), setting="limits.json")
         arrived = perf_counter_ns()
         try:

@@ -52,7 +52,7 @@ class InferDialect:
         return self.answer(exchange, worker, body, header_length)  # not awaited here: that would be a frame more for each
 
     async def _receive_and_answer(self, exchange: Exchange, worker: Worker, header_length: int | None) -> None:
-        worker.check_ready()
+        worker.check_ready(exchange)
         body = await receive_body(exchange, self._calls.body, setting="limits.body")
         await self.answer(exchange, worker, body, header_length)
 

@@ -66,7 +66,7 @@ class V2Calls:
                     f"ask /v2/models/{worker.name}/generate"
                 )
             if not worker.slots.open:
-                worker.check_ready()
+                worker.check_ready(exchange)
         return worker
 
     def header_length(self, exchange: Exchange) -> int | None:

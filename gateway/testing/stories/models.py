@@ -28,6 +28,10 @@ END = b"end"
 """The last part of a duplex client: its model ends the call."""
 
 
+VICTIM = "victim"
+"""The model that hostile clients keep busy: it takes whatever comes."""
+
+
 CHAT = "User: ", "\nAssistant:"
 """Around what a chat's only message says, in its prompt."""
 
@@ -180,6 +184,8 @@ class Cast:
                 spec = spec_of(model, name, family=family, capacity=self.plan.slots, decoupled=family is Family.TENSOR)
                 made.append(with_faults(spec, self._faults, crash=self.crashes[name]) if letter == FAULTY else spec)
         made.append(spec_of(self._threads, f"threads-{CALM}", family=Family.TEXT, capacity=self.plan.slots))
+        if self.plan.hostile:
+            made.append(spec_of(_victim, VICTIM, family=Family.PARTS, capacity=self.plan.slots))
         return made
 
     def _faults(self, call: Call) -> ModelFaults | None:
@@ -225,6 +231,12 @@ class Cast:
         assert talk is not None, f"a call without a name: {session.call.query}"
         with talk.call():
             yield Thinking(session, talk)
+
+
+async def _victim(session: Session[Part, Part]) -> None:
+    with suppress(trio.EndOfChannel):
+        while True:
+            await session.receive()
 
 
 def _numbered(plan: TalkPlan) -> Iterator[str]:

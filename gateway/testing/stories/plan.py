@@ -10,7 +10,7 @@ from typing import Any, final
 from gateway.config import BidiConfig, Config, DrainConfig, HTTP2Config, LimitsConfig, ListenConfig, WebSocketConfig
 from gateway.testing.faults import Lie, ModelFaults
 from gateway.testing.network import NetworkProfile, Way
-from gateway.testing.stories.talk import Deceit, Form, Leave
+from gateway.testing.stories.talk import Deceit, Form, Hostility, Leave
 
 KiB = 1024
 
@@ -84,6 +84,24 @@ class LinePlan:
 
 @final
 @dataclass(frozen=True, slots=True, kw_only=True)
+class HostilePlan:
+    """One connection of a client that means harm."""
+
+    name: str
+    hostility: Hostility
+    transport: str
+    start: float
+    size: int
+    """Bytes that it announces."""
+    at_once: int
+    """Pieces between two pauses."""
+    pause: float
+    patience: float = 60.0
+    """When it goes away by itself."""
+
+
+@final
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Swizzle:
     """A subset of the connections is stopped one by one, and let go in another order."""
 
@@ -105,6 +123,7 @@ class Plan:
     slots: int
     """Of each model."""
     lines: tuple[LinePlan, ...]
+    hostile: tuple[HostilePlan, ...] = ()
     crashes: tuple[tuple[float, str], ...] = ()
     """When, and whose worker."""
     swizzles: tuple[Swizzle, ...] = ()
@@ -153,7 +172,7 @@ def plan(seed: int, *, hub: bool = True) -> Plan:
     )
     return Plan(
         seed=seed, config=config, capacity=chance.choice((700, 4 * KiB, 16 * KiB)), slots=chance.choice((2, 8, 64)),
-        lines=lines, crashes=tuple(sorted(crashes)), swizzles=swizzles,
+        lines=lines, hostile=_hostile(seed), crashes=tuple(sorted(crashes)), swizzles=swizzles,
         drain_at=chance.uniform(0.05, 4) if drains else math.inf, tight=tight,
         hub=hub and chance.random() < 0.8,
     )  # fmt: skip
@@ -171,6 +190,26 @@ def _line(chance: random.Random, number: int, lasts: bool) -> LinePlan:
         name=name, transport=transport, talks=talks, network=network,
         window=chance.choice((1, 8, 64)) * KiB,
     )  # fmt: skip
+
+
+def _hostile(seed: int) -> tuple[HostilePlan, ...]:
+    """Who means harm under this seed; chance of its own, so that the others do the same with and without them."""
+    chance = random.Random(f"hostile {seed}")
+    number = chance.choice((0, 0, 1, 2))
+    return tuple(
+        HostilePlan(
+            name=f"hostile-{i}",
+            hostility=(hostility := chance.choice(list(Hostility))),
+            transport=chance.choice(
+                ("http1", "http2", "websocket") if hostility is Hostility.STOPS else ("http2", "websocket")
+            ),
+            start=chance.uniform(0, 2),
+            size=chance.choice((100, 5000, 60_000)),
+            at_once=chance.choice((1, 50, 1000)),
+            pause=chance.choice((0.0005, 0.002)),
+        )
+        for i in range(number)
+    )
 
 
 _FORMS = {

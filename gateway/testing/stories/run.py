@@ -23,9 +23,10 @@ from gateway.testing.log_capture import brief, errors_logged
 from gateway.testing.memory import MemoryEdges
 from gateway.testing.network import Link
 from gateway.testing.seeding import seeded
+from gateway.testing.stories.hostile import DRAINED, ENDS, Hostile
 from gateway.testing.stories.lines import Line
 from gateway.testing.stories.models import Cast, PlannedTalk
-from gateway.testing.stories.plan import CALM, LinePlan, Plan, Swizzle, plan
+from gateway.testing.stories.plan import CALM, HostilePlan, LinePlan, Plan, Swizzle, plan
 from gateway.testing.stories.talk import Deceit, View
 from gateway.wires.http2 import HTTP2Wire
 from gateway.workers.states import State
@@ -124,7 +125,7 @@ class Simulation(trio.abc.Instrument):
         self._ends: dict[Line, MemoryTransport] = {}
         self._root: trio.Nursery
         self._exchanges: dict[Exchange, list[Ending]] = {}
-        self._unnamed: list[Exchange] = []
+        self._hostile: list[Hostile] = []
         self.draining_at: float | None = None
         self._stopped_at: float | None = None
         self._crashed: dict[str, float] = {}
@@ -170,8 +171,7 @@ class Simulation(trio.abc.Instrument):
         self._exchanges[exchange] = []
         talk = self.cast.named(exchange.query.decode())
         if talk is None:
-            self._unnamed.append(exchange)
-            return
+            return  # of a hostile client
         if talk.exchange is not None:
             self.report(f"1: {talk.name}: its request arrived twice")
         talk.exchange, talk.opened_at = exchange, self._now
@@ -243,7 +243,10 @@ class Simulation(trio.abc.Instrument):
         # another call of its connection that is not read may fill it: the transport has one order
         if any(not other.plan.calm for other in line.talks):
             return False
-        return talk.begun > 0 or (worker.state is State.READY and worker.slots.in_use < self.plan.slots)
+        if talk.begun > 0:
+            return True
+        assert talk.exchange is not None
+        return worker.state is State.READY and worker.slots.in_use < self.plan.slots and worker.slots.room_for(talk.exchange)
 
     # -- the run -------------------------------------------------------------------------------------------------------
 
@@ -255,6 +258,8 @@ class Simulation(trio.abc.Instrument):
                 async with trio.open_nursery() as clients, trio.open_nursery() as chaos:
                     for line in self.plan.lines:
                         clients.start_soon(self._connect(line).run)
+                    for hostile in self.plan.hostile:
+                        clients.start_soon(self._attacked, hostile)
                     chaos.start_soon(self._crash)
                     for swizzle in self.plan.swizzles:
                         chaos.start_soon(self._swizzle, swizzle)
@@ -281,8 +286,16 @@ class Simulation(trio.abc.Instrument):
             self._lines_of[talk.name] = line
         if link is not None:
             self._root.start_soon(link.run)
-        self._root.start_soon(self._attach, line, theirs)
+        self._root.start_soon(self._attach, theirs)
         return line
+
+    async def _attacked(self, chosen: HostilePlan) -> None:
+        ours, theirs = memory_pair(self.plan.capacity)
+        self._root.start_soon(self._attach, theirs)
+        hostile = Hostile(chosen, ours)
+        self._hostile.append(hostile)
+        await hostile.run()
+        self.tell(f"{chosen.name} ({chosen.hostility.value}, {chosen.transport}) is ended by {hostile.ended}")
 
     def _survived(self, line: Line, client: HTTP2Connection) -> None:
         """The two ends of an idle connection agree on its window, all of which is there."""
@@ -301,7 +314,7 @@ class Simulation(trio.abc.Instrument):
         below: Any = connection.transport
         return getattr(below, "below", below) is self._ends[line]
 
-    async def _attach(self, line: Line, theirs: MemoryTransport) -> None:
+    async def _attach(self, theirs: MemoryTransport) -> None:
         if self.gateway.acceptor.nursery is None:
             theirs.close()
         elif self._edges is not None:
@@ -366,6 +379,10 @@ class Simulation(trio.abc.Instrument):
         for talk in self.cast.talks.values():
             if talk.name in self._lines_of:
                 self._check(talk)
+        for hostile in self._hostile:
+            owed = ENDS.get((hostile.plan.hostility, hostile.plan.transport), hostile.ended)
+            if hostile.ended != owed and not (self.draining_at is not None and hostile.ended in DRAINED):
+                self.report(f"7: {hostile.plan.name}: ended by {hostile.ended}, which should be {owed}")
         budget = self.gateway.budget
         if budget.used:
             self.report(f"5: {budget.used} bytes of the budget are in use for ever")

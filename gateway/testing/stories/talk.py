@@ -80,6 +80,15 @@ class Deceit(enum.Enum):
     """A model that does not exist."""
 
 
+class Hostility(enum.Enum):
+    """What a client does that means harm."""
+
+    STOPS = "stops"
+    """It says how long its body or its message is, sends the beginning, and no more."""
+    FLOOD = "flood"
+    """Frames that ask for nothing, without end: of HTTP/2, or a WebSocket's Pings."""
+
+
 class View(enum.Enum):
     """What a client made of the end of its call."""
 

@@ -19,10 +19,10 @@ OPENING = (
     + frame(4, 0, 0, b"\0\4" + _MOST.to_bytes(4, "big"))
     + frame(8, 0, 0, (_MOST - 65535).to_bytes(4, "big"))
 )
-_BODY = requests.infer_json(16).partition(b"\r\n\r\n")[2]
-_FIELDS = [
+BODY = requests.infer_json(16).partition(b"\r\n\r\n")[2]
+FIELDS = [
     (":method", "POST"), (":scheme", "http"), (":authority", "127.0.0.1"), (":path", requests.INFER.decode()),
-    ("content-type", "application/json"), ("content-length", str(len(_BODY))),
+    ("content-type", "application/json"), ("content-length", str(len(BODY))),
 ]  # fmt: skip
 
 
@@ -39,7 +39,7 @@ class InFlight(HTTP2Ear):
 
     def __init__(self, at_once: int, most: int = _MOST) -> None:
         super().__init__()
-        self._head, self._at_once, self._stream, self._most = Encoder().encode(_FIELDS), at_once, 1, most
+        self._head, self._at_once, self._stream, self._most = Encoder().encode(FIELDS), at_once, 1, most
 
     def more(self) -> tuple[bytes, int]:
         begun = self._stream >> 1
@@ -47,7 +47,7 @@ class InFlight(HTTP2Ear):
             raise ConnectionAbortedError
         streams = range(self._stream, self._stream + 2 * min(self._at_once - begun + self.answered, self._most - begun), 2)
         self._stream = streams.stop
-        out = [piece for stream in streams for piece in (frame(1, 4, stream, self._head), frame(0, 1, stream, _BODY))]
+        out = [piece for stream in streams for piece in (frame(1, 4, stream, self._head), frame(0, 1, stream, BODY))]
         return self.replies() + b"".join(out), len(out)
 
 
@@ -63,28 +63,28 @@ class Told:
         return self._of.more(), self._frames
 
 
-@attack("load-http2-kept", ends="open", **_HELD)
+@attack("load-http2-kept", ends="open", within=0.2, **_HELD)
 def load_kept(attacker: Attacker) -> None:
     """A hundred HTTP/2 connections with up to a hundred requests in flight on each."""
     at_once = attacker.random.randint(60, 100)
     attacker.pour(lambda: InFlight(at_once), connections=100)
 
 
-@attack("load-http2-fresh", **_HELD)
+@attack("load-http2-fresh", nightly=True, **_HELD)
 def load_fresh(attacker: Attacker) -> None:
     """A hundred connections with a hundred requests each, and another connection as soon as those are answered."""
     most = attacker.random.randint(60, 100)
     attacker.pour(lambda: InFlight(most, most), connections=100)
 
 
-@attack("load-pipelined", ends="open")
+@attack("load-pipelined", ends="open", within=0.2)
 def pipelined(attacker: Attacker) -> None:
     """HTTP/1.1 requests one behind the other on a few connections, as fast as the server takes them."""
     numbers = attacker.random.choice((1, 16, 256))
     attacker.pour(lambda: Told(b"", requests.infer_binary(numbers)), HTTP1Ear, connections=attacker.random.randint(1, 8))
 
 
-@attack("load-messages", ends="open")
+@attack("load-messages", nightly=True, ends="open", within=0.2)
 def messages(attacker: Attacker) -> None:
     """WebSocket messages as fast as the server takes them, each of them echoed."""
     size = attacker.random.choice((126, 512, 1024))

@@ -738,7 +738,7 @@ async def test_the_models_memory_is_back_though_somebody_still_knows_its_worker(
         finally:
             gc.enable()
         with pytest.raises(NotFound):
-            worker.check_ready()
+            worker.check_ready(Caller().exchange)
 
 
 # -- in use: loaded on demand ----------------------------------------------------------------------------------------

@@ -921,8 +921,10 @@ def test_what_a_model_may_say_itself_has_the_unit_of_any_such_number_and_no_defa
         "instances": Unit.COUNT, "retry": Unit.FLAG, "priority_levels": Unit.COUNT, "default_priority": Unit.COUNT,
     }  # fmt: skip
     counts, seconds, tensors = (
-        dict.fromkeys(("capacity", "queue", "max_batch_size", "threads", "stuck_limit"), Unit.COUNT),
-        dict.fromkeys(("timeout", "load_timeout", "queue_timeout", "step_timeout", "stop_within"), Unit.SECONDS),
+        dict.fromkeys(("capacity", "queue", "max_batch_size", "threads", "stuck_limit", "party_share"), Unit.COUNT),
+        dict.fromkeys(
+            ("timeout", "load_timeout", "queue_timeout", "step_timeout", "stop_within", "idle_when_wanted"), Unit.SECONDS
+        ),
         dict.fromkeys(("inputs", "outputs"), Unit.TENSORS),
     )
     others = {
@@ -1020,7 +1022,7 @@ def test_what_others_have_by_the_names_of_settings_has_the_same_names() -> None:
         return {field.name for field in dataclasses.fields(kind)}
 
     assert names(HTTP1Limits) <= names(LimitsConfig)
-    assert names(HTTP2Config) <= names(HTTP2Limits)
+    assert names(HTTP2Config) - {"ping_life", "floods"} <= names(HTTP2Limits)
     assert names(HTTP2Limits) - names(HTTP2Config) - {"output", "linger"} <= names(LimitsConfig)
     assert names(ModelConfig) - {"factory"} <= names(ModelSpec)
     assert names(RestartConfig) == names(RestartPolicy)

@@ -579,12 +579,46 @@ async def test_a_ping_is_answered_while_the_container_reads_no_further_part() ->
     assert client.untaken == 0
 
 
-async def test_a_flood_of_pings_lets_others_have_their_turn() -> None:
+@pytest.mark.parametrize(("kind", "event"), [("control", Ping()), ("control", Pong()), ("hollow", None)])
+async def test_a_container_that_floods_ends_that_session_alone_with_502(
+    kind: str, event: Ping | Pong | None, caplog: pytest.LogCaptureFixture
+) -> None:
+    got: list[Any] = []
+    first = True
+
+    async def script(peer: Peer) -> None:
+        nonlocal first
+        if not first:
+            return await echo(peer)
+        first = False
+        await peer.send(text(b"one"))
+        for n in range(600):
+            if isinstance(event, Pong):
+                peer.machine._push(peer.machine._controlled(event))  # type: ignore[union-attr]
+            else:
+                peer.machine.send(event or (binary(b"", fin=False) if not n else continuation(b"", fin=False)))
+        await read_frames(peer, into=got)
+
+    flooded, other = Client(ended=False), Client(part(b"still here"), ended=False)
+    async with containers(websocket(script)) as found, trio.open_nursery() as nursery:
+        error = await failure(found, flooded)
+        nursery.start_soon(found.call, other)
+        await wait_all_tasks_blocked()
+        assert [p.data for p in other.sent] == [b"still here"]
+        nursery.cancel_scope.cancel()
+    assert (error.status, error.message) == (502, f"the container at container:8080 sent too many {kind} frames")
+    assert got[-1] == Close(code=1008, reason=f"too many {kind} frames")
+    assert flooded.sent[0].data == b"one"
+    (line,) = [record for record in caplog.records if record.getMessage() == "flood"]
+    assert (line.levelname, line.kind, line.container) == ("WARNING", kind, "container:8080")  # type: ignore[attr-defined]
+
+
+async def test_pings_within_the_allowance_let_others_have_their_turn() -> None:
     turns = 0
 
     async def script(peer: Peer) -> None:
-        for _ in range(5000):
-            peer.machine.send(Ping())
+        for n in range(5000):
+            peer.machine.send(text(b"x") if n % 50 else Ping())
         await peer.send(Close())
         await echo(peer)
 

@@ -11,7 +11,8 @@ from trio.testing import MockClock, wait_all_tasks_blocked
 
 from benchmarks import requests
 from benchmarks.neighbours import LOADS
-from gateway.config import BidiConfig, Config
+from gateway.config import BidiConfig, Config, HTTP2Config
+from gateway.config.tree import HTTP2FloodsConfig
 from gateway.testing import MemoryGateway, memory_gateway
 from models.adapt import spec_of
 from models.library.tensors import identity
@@ -90,7 +91,8 @@ async def pressed(clock: MockClock, load: str, *, hub: bool) -> AsyncIterator[tu
             yield press, memory
 
 
-CONFIG = Config(bidi=BidiConfig(default_model="echo"))
+_NO_FLOODS = HTTP2Config(floods=HTTP2FloodsConfig(enabled=False))  # else who presses by resets is ended before it presses
+CONFIG = Config(bidi=BidiConfig(default_model="echo"), http2=_NO_FLOODS)
 loads = pytest.mark.parametrize("load", [load for load in LOADS if load != "pings"])  # pings are no step of an exchange
 drivers = pytest.mark.parametrize("hub", [True, False], ids=["leader", "waiting"])
 

@@ -20,7 +20,7 @@ from gateway.errors import TransportLost
 from gateway.gateway import Gateway
 from gateway.net.readiness import Poller
 from gateway.net.tls_context import client_context, development_certificate, server_context
-from gateway.net.transport import Transport
+from gateway.net.transport import SocketTransport, Transport
 from models.adapt import blocking, spec_of
 from models.messages import Prompt
 from protocols.errors import RemoteProtocolError
@@ -360,9 +360,7 @@ async def test_a_connection_that_is_accepted_as_the_server_is_cancelled_is_close
         theirs.sendall(b"GET /ping HTTP/1.1\r\nHost: x\r\n\r\n")
         await trio.lowlevel.wait_readable(ours)
         async with gateway(quick) as made:
-            nursery = made.acceptor.nursery
-            assert nursery is not None
-            nursery.start_soon(made.acceptor.serve_socket, ours, None)
+            made.acceptor.accepted(SocketTransport(ours))
         assert ours.fileno() == -1
         theirs.close()
 

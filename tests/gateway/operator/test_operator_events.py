@@ -182,7 +182,7 @@ async def test_a_reader_that_stops_is_told_how_much_it_has_missed(autojump_clock
 
 
 async def test_events_are_written_in_pieces(autojump_clock: Any) -> None:
-    async with serving(Probe(silent).spec("lmi-http2", capacity=1, queue=300), config=NO_PORT) as house:
+    async with serving(Probe(silent).spec("lmi-http2", capacity=1, queue=300, party_share=100), config=NO_PORT) as house:
         line = house.line("http2")
         calls = [await house.call("lmi-http2", line=line) for _ in range(300)]
         await house.still()

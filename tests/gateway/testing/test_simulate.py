@@ -20,13 +20,15 @@ from gateway.cli.main import program
 from gateway.core import connection
 from gateway.core.connection import Connection
 from gateway.core.exchange import Exchange
+from gateway.core.inbound import Inbound
 from gateway.core.outbound import Outbound
 from gateway.errors import Ending
 from gateway.net.readiness import Poller
 from gateway.testing.log_capture import errors_logged
+from gateway.testing.stories.hostile import ENDS
 from gateway.testing.stories.plan import plan
 from gateway.testing.stories.run import run_seed
-from gateway.testing.stories.talk import Form
+from gateway.testing.stories.talk import Form, Hostility
 from gateway.wires.http2 import HTTP2Wire
 from gateway.workers.slots import Slots
 from gateway.workers.worker import Worker
@@ -55,6 +57,9 @@ def test_the_sample_has_every_form_and_fault_and_drains() -> None:
     assert any(each.swizzles for each in plans)
     assert any(each.crashes for each in plans)
     assert any(line.cut for each in plans for line in each.lines)
+    hostile = {(client.hostility, client.transport) for each in plans for client in each.hostile}
+    assert hostile > set(ENDS)
+    assert {hostility for hostility, _ in hostile} == set(Hostility)
     assert {each.hub for each in plans} == ({True, False} if Poller.available else {False})
 
 
@@ -198,6 +203,10 @@ def _drain_without_words(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(Connection, "drain_now", lambda self: None)
 
 
+def _patience_without_end(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(Inbound, "too_slow", lambda self, now: None)
+
+
 PLANTED: Sequence[tuple[Callable[[pytest.MonkeyPatch], None], range]] = (
     (_lost_terminal, range(5)),
     (_unsettled_end, range(5)),
@@ -213,6 +222,7 @@ PLANTED: Sequence[tuple[Callable[[pytest.MonkeyPatch], None], range]] = (
     (_lost_wake_up, range(10)),
     (_orphans, range(20)),
     (_drain_without_words, range(15)),
+    (_patience_without_end, range(5)),
 )
 """Each with seeds of which one must find it."""
 
@@ -260,7 +270,7 @@ def test_the_command_tells_how_to_see_a_failure_again(
 
 def test_the_command_speaks_json(command: Callable[..., Result]) -> None:
     result = command("--seeds", "7..8", "--json")
-    first, second, whole = map(json.loads, result.output.splitlines())
+    first, second, whole = map(json.loads, result.stdout.splitlines())  # progress is told beside it
     assert (first["seed"], second["seed"]) == (7, 8)
     assert first["problems"] == second["problems"] == whole["failed"] == []
     assert whole["exchanges"] == first["exchanges"] + second["exchanges"] == sum(whole["endings"].values())

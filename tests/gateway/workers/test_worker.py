@@ -28,6 +28,7 @@ from gateway.errors import (
     Unavailable,
     WorkerLost,
 )
+from gateway.party import Party
 from gateway.workers.states import State
 from gateway.workers.supervisor import Supervisor
 from gateway.workers.worker import Worker
@@ -51,14 +52,17 @@ class Nobody:
     name, windowed, exclusive, peer = "memory", True, False, "test"
     limits, budget, clock = LimitsConfig(), ByteBudget(1 << 20), staticmethod(trio.current_time)
 
+    def __init__(self, party: Party | None = None) -> None:
+        self.party = party or Party("test")
+
 
 class Caller:
     """A client's exchange: it calls a worker as the gateway does, and keeps what became of it."""
 
     numbers = iter(range(1, 1 << 30))
 
-    def __init__(self, *messages: Part) -> None:
-        nobody: Any = Nobody()
+    def __init__(self, *messages: Part, party: Party | None = None) -> None:
+        nobody: Any = Nobody(party)
         self.exchange = Exchange(
             nobody, nobody, Request(stream=1, head=Head(method=b"POST", target=b"/")), id=f"x{next(self.numbers)}", now=0.0
         )
@@ -209,7 +213,7 @@ async def test_a_load_that_raises_is_tried_again_after_the_backoff(
     async with running(house.spec()) as worker:
         assert (worker.state, worker.reason) == (State.RESTARTING, "OSError: no weights")
         with pytest.raises(Unavailable, match="model 'm' is restarting; try again"):
-            worker.check_ready()
+            worker.check_ready(Caller().exchange)
         began = trio.current_time()
         await trio.sleep(0.9)
         assert house.loads == 1
@@ -323,7 +327,7 @@ async def test_waits_double_and_too_many_crashes_give_the_model_up(
         await wait_all_tasks_blocked()
         assert worker.state is State.FAILED
         with pytest.raises(Unavailable, match="it crashed too often; the log says why"):
-            worker.check_ready()
+            worker.check_ready(Caller().exchange)
         await trio.sleep(10_000)
         assert (worker.state, house.loads) == (State.FAILED, 4)
     (record,) = records(caplog, "model given up")
@@ -449,7 +453,7 @@ async def test_stopping_what_was_given_up_and_stopping_twice_are_fine() -> None:
             worker.stop()
             await worker.stopped.wait()
         with pytest.raises(NotFound, match="model 'm' is not loaded"):
-            worker.check_ready()
+            worker.check_ready(Caller().exchange)
 
 
 async def test_stopping_ends_live_sessions_and_those_that_wait_and_then_unloads() -> None:
@@ -458,7 +462,7 @@ async def test_stopping_ends_live_sessions_and_those_that_wait_and_then_unloads(
         worker.stop()
         assert worker.state is State.DRAINING
         with pytest.raises(Unavailable, match="is draining"):
-            worker.check_ready()
+            worker.check_ready(Caller().exchange)
         worker.stop()
         await worker.stopped.wait()
         assert all(map(is_lost, callers))

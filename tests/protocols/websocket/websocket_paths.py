@@ -184,7 +184,7 @@ def local(rng: random.Random) -> Step:
 def ledger(machine: WebSocketConnection) -> object:
     buffer = machine.get_buffer()
     return (
-        machine.unread, machine.unconsumed, machine.room(), machine.pings_received, machine.is_open, machine.closed,
+        machine.unread, machine.unconsumed, machine.room(), machine.counters, machine.choked, machine.is_open, machine.closed,
         machine.close_sent, machine.close_received, machine.close_code, None if buffer is None else len(buffer),
     )  # fmt: skip
 

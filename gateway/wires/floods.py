@@ -1,0 +1,84 @@
+"""The flood policy of one connection as its wire asks it, and what a verdict does on every wire: exchanges, log, counts."""
+
+from __future__ import annotations
+
+import functools
+import logging
+import sys
+from typing import TYPE_CHECKING, Any, Generic, TypeVar, final
+
+from gateway.errors import Closing, Ending
+from protocols.floods import Allowances, Flood, FloodCounts, FloodPolicy
+
+if TYPE_CHECKING:
+    from gateway.core.connection import Connection
+
+log = logging.getLogger("gateway.connection")
+
+C = TypeVar("C", bound=FloodCounts)
+NEVER = sys.maxsize
+GOODBYE = 0.1
+"""Seconds for the last word to a peer that is not listened to any more."""
+
+
+@functools.lru_cache(maxsize=8)
+def allowances_of(table: Allowances[C], settings: Any, refused_burst: int = 0) -> Allowances[C] | None:
+    """The table with the bursts and rates of a section of the settings, one object for all connections; None where it is not
+    enabled. `refused_burst` stands for one of 0."""
+    if not settings.enabled:
+        return None
+    said = {f"{row.kind}_{what}": getattr(settings, f"{row.kind}_{what}") for row in table for what in ("burst", "rate")}
+    return table.with_limits(said | ({"refused_burst": refused_burst} if said.get("refused_burst") == 0 else {}))
+
+
+@final
+class FloodGuard(Generic[C]):
+    """Judges the peer of one connection."""
+
+    __slots__ = ("_connection", "_policy", "due")
+
+    def __init__(self, connection: Connection, allowances: Allowances[C] | None) -> None:
+        """None allows everything."""
+        self._connection = connection
+        self._policy = None if allowances is None else FloodPolicy(allowances, connection.clock())
+        self.due = NEVER if self._policy is None else self._policy.due
+        """As long as the machine's `FloodCounts.total` is less there is nothing to judge."""
+
+    def judge(self, counters: C) -> Flood | None:
+        """None where what was counted is allowed."""
+        policy = self._policy
+        if policy is None:
+            return None
+        flood = policy.judge(counters, self._connection.clock())
+        self.due = policy.due
+        return flood
+
+    def tick(self, counters: C, now: float) -> Flood | None:
+        """The same, about once a second."""
+        policy = self._policy
+        if policy is None:
+            return None
+        flood = policy.tick(counters, now)
+        self.due = policy.due
+        return flood
+
+
+def end_exchanges(connection: Connection, closing: Closing) -> int:
+    """The server ends the connection, whose machine has said so to its peer: exchanges are cut as refused, and the end is
+    counted. Says how many there were."""
+    cut = 0
+    for exchange in list(connection.exchanges.values()):
+        cut += exchange.ending is None
+        exchange.peer_gone(Ending.REFUSED)
+    connection.server.connection_ended(closing)
+    connection.brief = True
+    connection.output_ready()
+    return cut
+
+
+def report(connection: Connection, flood: Flood, cut: int) -> None:
+    """One line, and one more flood."""
+    wire = connection.wire.name
+    connection.server.flooded(wire, flood.kind)
+    facts = {"peer": connection.peer, "wire": wire, "kind": flood.kind, "count": flood.count}
+    log.warning("flood", extra={**facts, "seconds": round(flood.seconds, 3), "exchanges": cut})
