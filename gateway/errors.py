@@ -32,7 +32,7 @@ class Refusal(enum.Enum):
     QUEUE_TIMEOUT = "queue-timeout"
     """It has waited for a slot as long as one may."""
     PARTY_SHARE = "party-share"
-    """Who asks has its share of its model's slots, and of the places in its queue."""
+    """Who asks has its share of its model's slots, and of the places in its queue; or of memory, while that is scarce."""
     IDLE_WHEN_WANTED = "idle-when-wanted"
     """It was ended because it was silent while others waited for its slot."""
     RATE = "rate"

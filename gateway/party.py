@@ -6,6 +6,74 @@ import math
 from typing import final
 from weakref import WeakValueDictionary
 
+from protocols.buffers import ByteBudget
+
+
+@final
+class MemoryAccount:
+    """What one party holds of the byte budget, which it asks for through this.
+
+    While less than half of the budget is in use, anybody may take anything. Above, who holds its share or more gets no
+    more, and all others do, as far as there is any.
+    """
+
+    __slots__ = ("_budget", "_plenty", "held", "share")
+
+    def __init__(self, budget: ByteBudget, *, plenty: int, share: int) -> None:
+        """`plenty` is how much of the budget may be in use without a look at who holds it, `share` what one party may hold
+        above that. Both are bytes."""
+        self._budget, self._plenty = budget, plenty
+        self.share = share
+        self.held = 0
+        """Bytes."""
+
+    @property
+    def limit(self) -> int:
+        """What all parties together may hold."""
+        return self._budget.limit
+
+    @property
+    def used(self) -> int:
+        """What all parties together hold."""
+        return self._budget.used
+
+    def try_reserve(self, n: int) -> bool:
+        """Takes n bytes if the party may have them; False, and nothing taken, if not."""
+        budget = self._budget
+        used = budget.used + n
+        if used > self._plenty:
+            if self.held >= self.share or not budget.try_reserve(n):
+                return False
+        else:
+            budget.used = used
+            if used > budget.high_water:
+                budget.high_water = used
+        self.held += n
+        return True
+
+    def release(self, n: int) -> None:
+        """Gives n bytes back. Giving back more than was taken is a bug in the caller and raises AssertionError."""
+        budget = self._budget
+        assert 0 <= n <= self.held, f"released {n} bytes of {self.held} held"
+        self.held -= n
+        budget.used -= n
+
+    def has_its_share(self, n: int = 0) -> bool:
+        """Whether the party gets no n bytes more because others need them, whatever there is."""
+        return self.held >= self.share and self._budget.used + n > self._plenty
+
+    def of(self, party: Party) -> MemoryAccount:
+        """What that party holds of the same budget, and asks for it by."""
+        account = party.account
+        if account is None:
+            account = party.account = MemoryAccount(self._budget, plenty=self._plenty, share=self.share)
+        return account
+
+    def hand_over(self, n: int, other: MemoryAccount) -> None:
+        """Of what is held, n bytes are the other's from now on, whatever its share."""
+        self.held -= n
+        other.held += n
+
 
 @final
 class Quota:
@@ -45,7 +113,7 @@ class Party:
     """One of those who share slots, memory and queues. It is told apart by identity: two connections are two parties,
     and all connections of one key, or of one certificate's subject, are one."""
 
-    __slots__ = ("__weakref__", "name", "quota", "share")
+    __slots__ = ("__weakref__", "account", "name", "quota", "share")
 
     def __init__(self, name: str, *, share: int | None = None) -> None:
         self.name = name
@@ -54,6 +122,8 @@ class Party:
         """Percent of the slots and of the queue of each model that it may hold; None: as the model's settings say."""
         self.quota: Quota | None = None
         """What a key may have at once and in a second; None where it is no key's."""
+        self.account: MemoryAccount | None = None
+        """What it holds of the byte budget, once it has asked for any: `Server.account_of`."""
 
 
 @final

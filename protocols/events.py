@@ -120,6 +120,15 @@ class Refused(msgspec.Struct, frozen=True, kw_only=True, gc=False):
 
 
 @final
+class NoRoom(msgspec.Struct, frozen=True, kw_only=True, gc=False):
+    """HTTP/2: the byte budget has no room for n bytes that came on the stream. They are dropped, as is what still comes
+    there, and credited; of the stream's input nothing is reported any more. It is open: whoever serves it ends it."""
+
+    stream: int
+    n: int
+
+
+@final
 class GoAway(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     """No new requests. Received: the peer opens no more. Sent: streams above `last_stream` are refused, others finish."""
 
@@ -172,7 +181,7 @@ class Pong(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     data: bytes = b""
 
 
-Event: TypeAlias = Request | Response | Data | End | Reset | Refused | GoAway | ConnectionEnd
+Event: TypeAlias = Request | Response | Data | End | Reset | Refused | NoRoom | GoAway | ConnectionEnd
 FrameEvent: TypeAlias = Frame | Close | Ping | Pong
 
 

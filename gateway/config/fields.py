@@ -116,9 +116,9 @@ def settings_of(section: type[Any], prefix: Key = ()) -> Iterator[Setting]:
             yield from settings_of(arguments[1], (*path, "*"))
         elif type(None) in arguments:
             (hint,) = (one for one in arguments if one is not type(None))
-            yield dataclasses.replace(_setting(path, hint, field), computed="the model's own")
+            yield dataclasses.replace(_setting(section, path, hint, field), computed="the model's own")
         else:
-            yield _setting(path, hint, field)
+            yield _setting(section, path, hint, field)
 
 
 def _is_section(hint: Any) -> bool:
@@ -135,10 +135,12 @@ _UNITS: Mapping[Any, Unit] = {
 """Of the types whose annotations need not say it."""
 
 
-def _setting(path: Key, hint: Any, field: dataclasses.Field[Any]) -> Setting:
+def _setting(section: type[Any], path: Key, hint: Any, field: dataclasses.Field[Any]) -> Setting:
     info, extra = _said(hint)
-    default, computed = field.default, ""
-    if field.default_factory is not dataclasses.MISSING:
+    default, computed = field.default, extra.get("computed", "")
+    if computed:  # from others
+        default = getattr(section(), field.name)
+    elif field.default_factory is not dataclasses.MISSING:
         default = field.default_factory()
         name = getattr(field.default_factory, "__name__", "").strip("_").replace("_", " ")
         computed = f"a {name}" if isinstance(info, IntType) else ""

@@ -211,16 +211,23 @@ class LimitsConfig:
     frame; and until the first SETTINGS."""
     tls_handshake_timeout: Seconds = 10.0
     """From the accepted connection to the end of its handshake."""
-    body: Bytes = 1 * GiB
+    body: Annotated[
+        int, Meta(ge=1, extra={"unit": Unit.BYTES, "computed": "the smaller of 1 GiB and an eighth of `total_bytes`"})
+    ] = -1
     """One request body; more is answered 413, before it is read where its length is declared."""
     total_bytes: Bytes = field(default_factory=_quarter_of_memory)
-    """The byte budget: all bodies, windows, what was read ahead and what is larger than a send buffer, together."""
+    """The byte budget: all bodies, what was read ahead and what is larger than a send buffer, together. It is paid as bytes
+    arrive: what is only announced takes nothing."""
+    party_share: Percent = 12
+    """Percent of the byte budget that one client may hold while more than half of it is in use: a key, a certificate's
+    subject, or else a connection. Who holds as much gets no more, and is refused with 503. 100: as much as there is."""
     body_pool: BytesOrOff = 64 * MiB
     """Memory of bodies that is kept warm to be used again, beside `total_bytes`, for some ten seconds."""
     memory_refuse: Percent = 75
     """Percent of the byte budget in use above which new exchanges are refused with 503."""
     memory_reset: Percent = 90
-    """Percent of the byte budget in use above which the exchange that holds most is ended, one a second."""
+    """Percent of the byte budget in use above which, of the client that holds most, the exchange that does is ended, one a
+    second."""
     json: Bytes = 64 * MiB
     """A JSON body of v2, or the JSON head of a binary one; see `text_json` for others."""
     json_depth: Count = 64
@@ -240,8 +247,9 @@ class LimitsConfig:
     bytes_elements: Count = 1_000_000
     """Elements of BYTES in the inputs of one request, each of which becomes an object; more are answered 400."""
     body_silence: Seconds = 30.0
-    """A unary upload whose window is open and that sends less than `body_rate` bytes a second over this time ends; so does
-    an HTTP/2 connection on which a frame that has begun comes as slowly."""
+    """An upload whose window is open and that sends less than `body_rate` bytes a second over this time ends: a whole body,
+    or a message of a stream that has begun and is not whole. So does an HTTP/2 connection on which a frame that has begun
+    comes as slowly. What comes between two messages may be as slow as it likes."""
     body_rate: Bytes = 1 * KiB
     """A second; see `body_silence`."""
     chunk_line: Bytes = 256
@@ -291,6 +299,10 @@ class LimitsConfig:
     """What one connection may do before the others get their turn; two milliseconds are as much, whatever it did."""
     checkpoint_bytes: Bytes = 64 * KiB
     """As `checkpoint_events`, in bytes."""
+
+    def __post_init__(self) -> None:
+        if self.body < 0:
+            object.__setattr__(self, "body", max(1, min(1 * GiB, self.total_bytes // 8)))
 
 
 @final

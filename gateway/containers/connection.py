@@ -291,12 +291,18 @@ class Container:
         return "" if answer.status == 200 else f"the container answered {answer.status} to GET /ping"
 
     async def upgrade(
-        self, transport: Transport, target: bytes, headers: Headers, within: Within, allocate: Allocate
+        self,
+        transport: Transport,
+        target: bytes,
+        headers: Headers,
+        within: Within,
+        allocate: Allocate,
+        pay: Callable[[int], bool],
     ) -> tuple[WebSocketConnection, Response, bytes | None]:
         """The WebSocket that the connection becomes, the answer that said so, and the text that the container takes for
         the end of the input, where it names one (`protocols.websocket.handshake.END_OF_INPUT`). Large frames land in
-        what `allocate` gives. NoAnswer where there was no answer, ModelError with the container's status and text where
-        it refused."""
+        what `allocate` gives, as far as `pay` lets them. NoAnswer where there was no answer, ModelError with the
+        container's status and text where it refused."""
         peer, key = client.http1(transport), secrets.token_bytes(16)
         offered = offered_end_of_input(secrets.token_bytes(16))
         answer = await self.ask(peer, b"GET", target, [*headers, offered, *request_headers(key)], within)
@@ -308,7 +314,7 @@ class Container:
         except RemoteProtocolError as e:
             raise NoAnswer(f"the container broke the WebSocket handshake: {e}") from e
         machine = WebSocketConnection(
-            Role.CLIENT, self._websocket_limits, mask=lambda: secrets.token_bytes(4), allocate=allocate
+            Role.CLIENT, self._websocket_limits, mask=lambda: secrets.token_bytes(4), allocate=allocate, pay=pay
         )
         assert isinstance(peer.machine, HTTP1Connection)
         machine.receive_data(peer.machine.switch())

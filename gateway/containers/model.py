@@ -200,7 +200,9 @@ class Bridge:
         try:
             async with container.connect(within) as transport:
                 holding = Holding(getattr(session.channel, "budget", None))
-                machine, answer, end = await container.upgrade(transport, target, headers, within, holding.allocate)
+                machine, answer, end = await container.upgrade(
+                    transport, target, headers, within, holding.allocate, holding.pay_landing
+                )
                 _reply(session.reply, answer, _IN_REPLY)
                 session.accept()
                 await Relay(container, transport, machine, holding, end).run(session)

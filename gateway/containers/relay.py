@@ -8,7 +8,6 @@ from collections import deque
 from collections.abc import Awaitable, Callable
 from typing import final
 
-import numpy as np
 import trio
 
 from gateway.containers.connection import BAD_GATEWAY, GATEWAY_TIMEOUT, Container
@@ -20,7 +19,7 @@ from models.errors import ModelError
 from models.messages import Part, PartKind
 from models.session import Session
 from protocols.aws.invoke import STREAM_BROKEN
-from protocols.buffers import ByteBudget
+from protocols.buffers import Budget, ByteBudget, untouched
 from protocols.errors import RemoteProtocolError
 from protocols.events import NEED_DATA, Close, ConnectionEnd, Frame, Opcode, Ping
 from protocols.floods import FloodPolicy
@@ -50,13 +49,13 @@ class Holding:
     """What one session's relay holds, paid from the byte budget before its memory is taken. Without a budget, as where
     the session is no exchange's, everything has room."""
 
-    def __init__(self, budget: ByteBudget | None) -> None:
+    def __init__(self, budget: Budget | None) -> None:
         self._budget = budget or ByteBudget(_NO_BOUND)
         self._paid = 0
         self.landing = 0
-        """Of a large frame under way, which is paid for beside the rest."""
+        """Of a large frame under way, what is paid for of it beside the rest."""
         self.refusal: Overloaded | None = None
-        """Why `allocate` had nothing to give."""
+        """Why `allocate` or `pay_landing` had nothing to give."""
 
     def pay(self, n: int) -> None:
         """For n bytes in all from now on, be it more or less than before. Overloaded, and nothing changed, where the
@@ -69,13 +68,20 @@ class Holding:
         self._paid += more
 
     def allocate(self, n: int) -> memoryview | None:
-        """The memory of a large frame; None where the budget has no room."""
-        if not self._budget.try_reserve(n):
+        """The memory of a large frame, which costs what is paid for it; None where it could never fit."""
+        if n > self._budget.limit:
             self.refusal = no_bytes(self._budget, n)
             return None
+        return untouched(n)
+
+    def pay_landing(self, n: int) -> bool:
+        """For n bytes more of that frame; False where the budget has no room."""
+        if not self._budget.try_reserve(n):
+            self.refusal = no_bytes(self._budget, n)
+            return False
         self._paid += n
-        self.landing = n
-        return np.empty(n, np.uint8).data  # not zeroed: what is only announced costs no memory
+        self.landing += n
+        return True
 
 
 @final

@@ -97,9 +97,9 @@ class Connection:
     """
 
     __slots__ = (  # a dict of more than 30 names has no place in CPython's inline caches
-        "_blocked_since", "_certificate", "_closed", "_dirty", "_ending", "_hung_up", "_linger", "_lost", "_party", "_ready",
-        "_rest", "_soon", "_watch", "behind", "blocked", "brief", "budget", "clock", "completed", "eof", "exchanges",
-        "heavy", "last_received", "last_sent", "limits", "peer", "pool", "proxies", "reading_paused", "requests", "routed",
+        "_blocked_since", "_certificate", "_closed", "_dirty", "_ending", "_hung_up", "_linger", "_lost", "_ready", "_rest",
+        "_soon", "_watch", "behind", "blocked", "brief", "budget", "clock", "completed", "eof", "exchanges", "heavy",
+        "last_received", "last_sent", "limits", "party", "peer", "pool", "proxies", "reading_paused", "requests", "routed",
         "server", "strangers", "transport", "whole_answer", "wire",
     )  # fmt: skip
 
@@ -113,7 +113,7 @@ class Connection:
     ) -> None:
         """`proxies` may name clients in requests; None where the peer is none of them."""
         self.server, self.transport = server, transport
-        self.limits, self.budget, self.pool, self.clock = server.limits, server.budget, server.pool, server.clock
+        self.limits, self.pool, self.clock = server.limits, server.pool, server.clock
         self.peer, self.proxies = transport.peer, proxies
         self.exchanges: dict[int, Exchange] = {}
         self.routed: tuple[Head, Any, Any] | None = None
@@ -142,22 +142,17 @@ class Connection:
         self._linger: Linger | None = None
         self._lost: Ending | None = None
         self._certificate: ClientCertificate | None = None
-        self._party: Party | None = None
+        certificate = self.client_certificate
+        known = certificate is not None and certificate.subject
+        self.party = server.parties.of_certificate(known) if known else Party(self.peer)
+        """Whom its exchanges are counted for: the subject of the client's certificate, else the connection itself."""
+        self.budget = server.account_of(self.party)
         self.wire = make_wire(self)
 
     @property
     def door(self) -> Door:
         """Decides which fields of a request models see."""
         return self.server.door
-
-    @property
-    def party(self) -> Party:
-        """Whom its exchanges are counted for: the subject of the client's certificate, else the connection itself."""
-        if self._party is None:
-            certificate = self.client_certificate
-            known = certificate is not None and certificate.subject
-            self._party = self.server.parties.of_certificate(known) if known else Party(self.peer)
-        return self._party
 
     @property
     def client_certificate(self) -> ClientCertificate | None:

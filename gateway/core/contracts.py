@@ -14,11 +14,14 @@ if TYPE_CHECKING:
     from gateway.net.proxies import TrustedProxies
     from gateway.party import Party
     from models.session import ClientCertificate
-    from protocols.buffers import ByteBudget
+    from protocols.buffers import Budget
     from protocols.events import Buffer, Head, Headers, Opcode
 
 FRAMING = 20
 """Bytes of framing, at most, around one message of a wire that is `exclusive`."""
+LANDED = 256 * 1024
+"""Bytes of a body, at most, that land where it will stay before its exchange hears of them; at first as many as it has
+heard of."""
 TURN_SECONDS = 0.002
 """What a connection may do at once with what it has received; more than that waits for its next turn."""
 EVENTS_A_LOOK = 8
@@ -63,6 +66,14 @@ class Wire(Protocol):
 
     def reset(self, stream: int, ending: Ending) -> None: ...
     def land(self, stream: int, buffer: memoryview) -> bool: ...
+    def reserved(self, stream: int) -> int:
+        """Bytes of the budget that the wire itself holds for the exchange."""
+        ...
+
+    def charge(self, stream: int, account: Budget) -> int:
+        """That account pays for these from now on. Says how many are reserved already, which the caller hands over."""
+        ...
+
     def release(self, stream: int) -> None: ...
     def dismiss(self) -> None:
         """Takes no further request: the connection ends when those that it has are answered. Where it is somebody else's,
@@ -78,7 +89,6 @@ class Owner(Protocol):
     """Proxies that may name clients in requests; None: no field is believed."""
 
     limits: LimitsConfig
-    budget: ByteBudget
     pool: BodyPool
     last_sent: float
     """When bytes were last taken by the transport, on Trio's clock."""
@@ -95,6 +105,11 @@ class Owner(Protocol):
     @property
     def door(self) -> Door:
         """Decides which fields of a request models see."""
+        ...
+
+    @property
+    def budget(self) -> Budget:
+        """What its party holds of the byte budget, and asks for it by."""
         ...
 
     @property
@@ -149,6 +164,8 @@ class Stream(Protocol):
     id: str
     stream: int
     owner: Owner
+    account: Budget
+    """Where what it holds is paid from."""
     request: Head
     fields: dict[bytes, bytes]
     gone: bool

@@ -19,6 +19,7 @@ from gateway.errors import (
     Ending,
     GatewayError,
 )
+from gateway.party import MemoryAccount
 from models.blocking import detached
 from protocols.events import Request
 
@@ -45,11 +46,11 @@ class Exchange:
     """
 
     __slots__ = (
-        "_cancelled_at", "_made", "_objects", "_returned", "_scope", "arrived_at", "awaited", "began_at", "body", "bytes_in",
-        "cancelled", "copied", "deadline", "dialect", "ending", "fail", "fields", "gone", "had_slot", "id", "inbound",
-        "incident", "interruption", "key", "left_at", "model", "outbound", "owner", "parts_in", "permit", "priority",
-        "queued_until", "reply", "request", "reserved", "started_at", "stopped_by", "stream", "time_limits", "waits",
-        "wire", "words",
+        "_cancelled_at", "_key", "_made", "_objects", "_returned", "_scope", "account", "arrived_at", "awaited", "began_at",
+        "body", "bytes_in", "cancelled", "copied", "deadline", "dialect", "ending", "fail", "fields", "gone", "had_slot",
+        "id", "inbound", "incident", "interruption", "left_at", "model", "outbound", "owner", "parts_in", "permit",
+        "priority", "queued_until", "reply", "request", "reserved", "started_at", "stopped_by", "stream", "time_limits",
+        "waits", "wire", "words",
     )  # fmt: skip
 
     began_at: float
@@ -72,6 +73,8 @@ class Exchange:
 
     def __init__(self, owner: Owner, wire: Wire, request: Request, id: str, now: float) -> None:
         self.owner = owner
+        self.account = account = owner.budget
+        """Where what it holds is paid from: its party's."""
         self.wire = wire
         head, body = request.head, request.body
         self.request = head
@@ -86,8 +89,7 @@ class Exchange:
         once the exchange is over."""
         self.body = body
         """All of its body, until somebody takes it; None where it did not come with the head."""
-        self.key: Party | None = None
-        """That of the key which its request has shown; None where it has shown none."""
+        self._key: Party | None = None
         self.permit: Key | None = None
         """What that key may: None where there is none, and nothing is kept from who asks."""
         self._scope: trio.CancelScope | None = None
@@ -119,16 +121,29 @@ class Exchange:
         self._objects = 0  # objects made of its bytes one by one, likewise
         if body:
             self.bytes_in = n = len(body)
-            if owner.budget.try_reserve(n + PIECE):
+            if account.try_reserve(n + PIECE):
                 self.reserved = n + PIECE
             else:
                 self.body = b""
-                self.interrupt(no_bytes(owner.budget, n + PIECE))
+                self.interrupt(no_bytes(account, n + PIECE))
 
     @property
     def party(self) -> Party:
         """Whom it is counted for: its key, or else whoever its connection is."""
-        return self.key or self.owner.party
+        return self._key or self.owner.party
+
+    @property
+    def key(self) -> Party | None:
+        """That of the key which its request has shown; None where it has shown none. To be said before its work begins: what
+        it holds by then is counted for the key from then on."""
+        return self._key
+
+    @key.setter
+    def key(self, key: Party | None) -> None:
+        self._key, before = key, self.account
+        if isinstance(before, MemoryAccount) and (after := before.of(self.party)) is not before:
+            self.account = after
+            before.hand_over(self.held + self.wire.charge(self.stream, after), after)
 
     # -- what the request says -----------------------------------------------------------------------------------
 
@@ -351,6 +366,11 @@ class Exchange:
         return own if inbound is None else own + inbound.held + inbound.assembly
 
     @property
+    def held_with_wire(self) -> int:
+        """And with what its wire holds for it: of HTTP/2 what is unread, of a WebSocket a large frame under way."""
+        return self.held + self.wire.reserved(self.stream)
+
+    @property
     def held_in_memory(self) -> tuple[int, int, int]:
         """Bytes of `held` by use: its whole body and objects made of it, a message that is being put together, and one on
         its way that is larger than the queue."""
@@ -359,30 +379,30 @@ class Exchange:
 
     def reserve(self, n: int) -> None:
         """Pays for n bytes of its body. Overloaded where the budget has no room."""
-        if not self.owner.budget.try_reserve(n):
-            raise no_bytes(self.owner.budget, n)
+        if not self.account.try_reserve(n):
+            raise no_bytes(self.account, n)
         self.reserved += n
 
     def unreserve(self, n: int) -> None:
         """Gives so many back."""
-        self.owner.budget.release(n)
+        self.account.release(n)
         self.reserved -= n
 
     def making(self, n: int) -> None:
         """Objects that take n bytes are made of the request's text, or for its answer: they count until its end, or until
         another number is said. Overloaded where the budget has no room."""
         extra = n - self._made
-        if extra > 0 and not self.owner.budget.try_reserve(extra):
-            raise no_bytes(self.owner.budget, extra)
+        if extra > 0 and not self.account.try_reserve(extra):
+            raise no_bytes(self.account, extra)
         if extra < 0:
-            self.owner.budget.release(-extra)
+            self.account.release(-extra)
         self._objects += extra
         self._made = n
 
     def reserve_objects(self, n: int) -> Callable[[], None]:
         """Counts n bytes of objects that are made of what this exchange has received, until what this returns is called: a
         thread that is at work with them may outlive the exchange. Overloaded where the budget has no room."""
-        budget, left = self.owner.budget, n
+        budget, left = self.account, n
         if not budget.try_reserve(n):
             raise no_bytes(budget, n)
         self._objects += n
@@ -451,14 +471,13 @@ class Exchange:
         self.fail = None  # it knows the exchange: a cycle would keep both until the collector comes by
         if self.interruption is not None:
             detached(self.interruption)  # if it was raised in the exchange's own task, its frames know the exchange
-        owner = self.owner
         if self._made:
             self.making(0)
         if reserved := self.reserved:
             # the body's memory counts until the answer, which may be views of it, is written
             self.reserved = 0
-            owner.budget.release(reserved)
-        owner.exchange_closed(self)
+            self.account.release(reserved)
+        self.owner.exchange_closed(self)
         # its directions know this one: a cycle would keep all three until the collector comes by
         self.inbound, self.outbound.open = None, False
         del self.outbound.exchange

@@ -7,11 +7,15 @@ from typing import TYPE_CHECKING, final
 import trio
 
 from gateway.core.memory import no_bytes
+from gateway.core.time_limits import Pace
 from gateway.core.waits import INPUT
 from gateway.errors import SlowUpload
+from protocols.buffers import ahead
 from protocols.events import Buffer, Frame
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from gateway.core.contracts import Sink, Stream, Wire
 
 PIECE = 128
@@ -32,6 +36,7 @@ class Inbound:
         "_arrived",
         "_closed",
         "_expects_continue",
+        "_pace",
         "_prepaid",
         "_reader",
         "_taking",
@@ -41,6 +46,7 @@ class Inbound:
         "input_ended",
         "received",
         "sink",
+        "under_way",
         "wire",
     )
 
@@ -60,6 +66,10 @@ class Inbound:
         self.received = 0
         """Pieces that were taken: of a WebSocket, frames."""
         self.sink: Sink | None = None
+        self.under_way: Callable[[], tuple[object, int] | None] | None = None
+        """Says of a message that has begun and is not whole how many bytes of it are here, and what tells it from the one
+        before; None where there is none. For who puts messages together."""
+        self._pace: Pace | None = None
         self._reader: trio.lowlevel.Task | None = None  # waits for input
         self._closed = False
 
@@ -88,7 +98,7 @@ class Inbound:
                         exchange.copied += len(whole)
                         return
             else:
-                cost, budget = n + PIECE, exchange.owner.budget
+                cost, budget = n + PIECE, exchange.account
                 if not budget.try_reserve(cost):
                     self.wire.credit(exchange.stream, n)
                     exchange.interrupt(no_bytes(budget, cost))
@@ -148,7 +158,7 @@ class Inbound:
         if not wire.windowed:
             cost = n + PIECE
             self.held -= cost
-            exchange.owner.budget.release(cost)
+            exchange.account.release(cost)
         if not self._prepaid:
             wire.credit(exchange.stream, n)
         return item
@@ -218,17 +228,25 @@ class Inbound:
             assert not isinstance(item, Frame)
             if not self.wire.windowed:
                 self.held -= len(item) + PIECE
-                self.exchange.owner.budget.release(len(item) + PIECE)
+                self.exchange.account.release(len(item) + PIECE)
             sink.take(item, len(item))
             self.credit(len(item))
         if (place := sink.place()) is not None:
             sink.landed = self.wire.land(self.exchange.stream, place)
 
+    def gathering(self, arrived: int, length: int) -> None:
+        """Of a message of that length, which is put together from pieces, so many bytes are here or about to be taken:
+        their memory is paid for, in steps. Overloaded where the budget has no room, or never could have."""
+        if arrived > self.assembly:
+            self.assembling(ahead(arrived, length))
+        elif length > (account := self.exchange.account).limit:
+            raise no_bytes(account, length)
+
     def assembling(self, n: int) -> None:
-        """A message of n bytes is being put together from pieces: its memory is reserved once, before it is taken.
-        Overloaded where the budget has no room."""
+        """A message is being put together that takes n bytes by now: they are reserved before they are taken. Overloaded
+        where the budget has no room."""
         if n > self.assembly:
-            extra, budget = n - self.assembly, self.exchange.owner.budget
+            extra, budget = n - self.assembly, self.exchange.account
             if not budget.try_reserve(extra):
                 raise no_bytes(budget, extra)
             self.assembly = n
@@ -236,17 +254,25 @@ class Inbound:
     def assembled(self) -> None:
         """That message was taken."""
         if self.assembly:
-            self.exchange.owner.budget.release(self.assembly)
+            self.exchange.account.release(self.assembly)
             self.assembly = 0
 
     # -- called by the exchange ------------------------------------------------------------------------------------
 
     def too_slow(self, now: float) -> SlowUpload | None:
-        """What a whole body ends with that fell silent, or stays slower than `limits.body_rate`. Parts of a stream may be as
-        slow as they like."""
-        if self.input_ended or self._closed or self.sink is None:
+        """What an upload ends with that fell silent, or stays slower than `limits.body_rate`: a whole body, or a message
+        that has begun and is not whole. Between its messages a stream may be as slow as it likes."""
+        if self.input_ended or self._closed:
             return None
         exchange = self.exchange
+        if self.sink is None:
+            if self.under_way is None:
+                return None
+            if self._reader is None or (found := self.under_way()) is None:
+                self._pace = None
+                return None
+            self._pace = pace = self._pace or Pace()
+            return pace.look(*found, now, exchange.arrived_at, exchange.owner.limits)
         limits, waited, lasted = exchange.owner.limits, now - exchange.arrived_at, now - exchange.started_at
         if waited > limits.body_silence:
             return SlowUpload(f"no byte of the body for {waited:.0f} s (limits.body_silence)")
@@ -256,13 +282,13 @@ class Inbound:
 
     def close(self) -> None:
         """The exchange's task is done: unread input is credited and dropped, what was held is given back."""
-        self._closed, self.sink = True, None
+        self._closed, self.sink, self.under_way = True, None, None
         unread = 0
         for item in (*self._taking, *self._arrived):
             unread += len(item.data) if isinstance(item, Frame) else len(item)
         self._arrived = self._taking = _NOTHING
         if self.held:
-            self.exchange.owner.budget.release(self.held)
+            self.exchange.account.release(self.held)
             self.held = 0
         self.assembled()
         if unread:

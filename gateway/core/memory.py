@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import mmap
 import weakref
 from collections import deque
@@ -11,14 +10,15 @@ from typing import TYPE_CHECKING, final
 import numpy as np
 
 from gateway.errors import Overloaded, Refusal
+from gateway.party import MemoryAccount
+from protocols.buffers import mapped
 from protocols.events import Buffer
 
 if TYPE_CHECKING:
-    from protocols.buffers import ByteBudget
+    from protocols.buffers import Budget
 
 SMALLEST = 64 * 1024
 """Below it a body is cheaper to allocate than to pool."""
-_HUGE = 4 * 1024 * 1024  # from here on pages of 2 MiB save more than they round up
 _IDLE_SECONDS = 10.0
 _MAPPED = 256 * 1024  # a larger body that grows is mapped
 
@@ -58,10 +58,7 @@ class BodyPool:
             memory = idle.pop()
             self.idle_bytes -= size
         else:
-            memory = mmap.mmap(-1, size)
-            if size >= _HUGE and hasattr(mmap, "MADV_HUGEPAGE"):
-                with contextlib.suppress(OSError):  # a kernel without them knows no such advice
-                    memory.madvise(mmap.MADV_HUGEPAGE)
+            memory = mapped(size)
         lent = np.frombuffer(memory, np.uint8, n)
         returned, loans, key = self._returned, self._loans, id(memory)
 
@@ -136,9 +133,21 @@ def _size_of(n: int) -> int:
     return -(-n // step) * step
 
 
-def no_bytes(budget: ByteBudget, n: int) -> Overloaded:
+def no_bytes(budget: Budget, n: int) -> Overloaded:
     """What a session is told for which the budget has no n bytes more."""
+    if isinstance(budget, MemoryAccount) and budget.has_its_share(n):
+        return share_is_held(budget, n)
     return Overloaded(
         f"no memory for {n} bytes: {budget.used} of {budget.limit} bytes are in use (limits.total_bytes); try again later",
         refusal=Refusal.MEMORY,
+    )
+
+
+def share_is_held(account: MemoryAccount, n: int = 0) -> Overloaded:
+    """What a session is told whose party holds its share, and gets no n bytes more while memory is scarce."""
+    wanted = f"no memory for {n} bytes: " if n else ""
+    return Overloaded(
+        f"{wanted}{account.used} of {account.limit} bytes are in use (limits.total_bytes), {account.held} of them for this "
+        "client: while more than half are in use, nobody gets more who holds limits.party_share percent; try again later",
+        refusal=Refusal.PARTY_SHARE,
     )

@@ -146,8 +146,8 @@ class Outbound:
                 await trio.lowlevel.checkpoint()  # our own cancellation, unless the model has shielded itself from it
             raise trio.ClosedResourceError("the exchange has ended" if self.finishing is not None else "the client is gone")
         if n > room:
-            if not self.owner.budget.try_reserve(n):
-                raise no_bytes(self.owner.budget, n)
+            if not self.exchange.account.try_reserve(n):
+                raise no_bytes(self.exchange.account, n)
             self.charged += n
         turn.left -= SENT
 
@@ -176,7 +176,7 @@ class Outbound:
 
     def uncharge(self) -> None:
         """The large message has left, or never will."""
-        self.owner.budget.release(self.charged)
+        self.exchange.account.release(self.charged)
         self.charged = 0
 
     # -- what is said ----------------------------------------------------------------------------------------------

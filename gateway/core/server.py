@@ -19,8 +19,8 @@ from gateway.doorbell import Doorbell
 from gateway.errors import Closing
 from gateway.log_limits import LogLimits
 from gateway.net.proxies import TrustedProxies
-from gateway.party import Parties
-from protocols.buffers import ByteBudget
+from gateway.party import MemoryAccount, Parties, Party
+from protocols.buffers import ByteBudget, untouched
 from protocols.date_field import DateField
 from protocols.events import Headers
 
@@ -66,7 +66,13 @@ class Server:
         no addresses."""
         self.config, self.limits = config, config.limits
         self.budget = ByteBudget(self.limits.total_bytes)
+        self.plenty = self.budget.limit // 2
+        """Bytes of the budget that may be in use without a look at who holds them."""
+        self.share = self.budget.limit * self.limits.party_share // 100
+        """Bytes of the budget that one party may hold above that."""
         self.pool = BodyPool(self.limits.body_pool)
+        self.frame_memory = _frame_memory(self.budget.limit)
+        """Memory for a large frame, which is paid for as it arrives; None where it could never fit."""
         self.scratch = memoryview(bytearray(_SCRATCH))
         """Where bytes are received that nobody keeps."""
         self.door = Door(
@@ -103,6 +109,13 @@ class Server:
         """Inside Trio: its clock is asked without a look for who it is."""
         self.clock = trio.lowlevel.current_clock().current_time
 
+    def account_of(self, party: Party) -> MemoryAccount:
+        """What the party holds of the budget, and asks for it by."""
+        account = party.account
+        if account is None:
+            account = party.account = MemoryAccount(self.budget, plenty=self.plenty, share=self.share)
+        return account
+
     def flooded(self, wire: str, kind: str) -> None:
         """A peer did too much of that kind."""
         self.floods[wire, kind] = self.floods.get((wire, kind), 0) + 1
@@ -115,6 +128,10 @@ class Server:
         """Everything that it held is given back."""
         self.connections.discard(connection)
         self.bell.ring()
+
+
+def _frame_memory(most: int) -> Callable[[int], memoryview | None]:
+    return lambda n: untouched(n) if n <= most else None
 
 
 def _trusted_proxies(config: Config) -> TrustedProxies | None:

@@ -1,11 +1,16 @@
-"""How long an exchange may last and stay silent, and which setting says so."""
+"""How long an exchange may last and stay silent, how slow an upload may be, and which setting says so."""
 
 from __future__ import annotations
 
 import math
-from typing import final
+from typing import TYPE_CHECKING, final
 
 import trio
+
+from gateway.errors import SlowUpload
+
+if TYPE_CHECKING:
+    from gateway.config import LimitsConfig
 
 
 @final
@@ -48,3 +53,31 @@ class TimeLimits:
             return None
         most, name = self.silence
         return f"no part in either direction for {most:g} s ({name})"
+
+
+@final
+class Pace:
+    """How fast messages arrive, one after the other, that have begun and are not whole. It is looked at about once a second,
+    and knows nothing of those that come and go in between."""
+
+    __slots__ = ("_since", "_which")
+
+    def __init__(self) -> None:
+        self._which: object = None
+        self._since = 0.0
+
+    def look(self, which: object, n: int, now: float, heard: float, limits: LimitsConfig) -> SlowUpload | None:
+        """What the message is told of which n bytes are here, the last since `heard`, if it is too slow. `which` tells it
+        from the one before."""
+        if which != self._which:
+            self._which, self._since = which, now
+        silent, lasted = now - max(heard, self._since), now - self._since
+        if silent > limits.body_silence:
+            return SlowUpload(f"no byte of a message that has begun for {silent:.0f} s (limits.body_silence)")
+        if lasted > limits.body_silence and n < limits.body_rate * lasted:
+            return SlowUpload(f"{n} bytes of a message in {lasted:.0f} s: less than limits.body_rate allows")
+        return None
+
+    def rest(self) -> None:
+        """No message is under way, or it is not its sender for whom it waits."""
+        self._which = None

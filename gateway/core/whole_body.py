@@ -9,9 +9,11 @@ import msgspec
 import trio
 
 from gateway.codecs.threads import run_in_codec_thread
+from gateway.core.contracts import LANDED
 from gateway.core.memory import GrowingBody, no_bytes
 from gateway.errors import BadRequest, GatewayError, TooLarge, UnsupportedEncoding
 from models.blocking import throw
+from protocols.buffers import ahead
 from protocols.content_coding import Coding, Inflater, parse_content_encoding
 from protocols.errors import RemoteProtocolError
 from protocols.events import Buffer
@@ -20,10 +22,8 @@ if TYPE_CHECKING:
     from gateway.core.exchange import Exchange
     from gateway.core.inbound import Inbound
 
-# A body of known length is paid for as it arrives, in steps of this many bytes.
-_BODY_STEP = 1024 * 1024
 # A body is inflated in steps: a few short ones here, which is all that most bodies need, then long ones in a thread.
-_SHORT_STEP, _SHORT_STEPS = 64 * 1024, 4
+_SHORT_STEP, _SHORT_STEPS, _LONG_STEP = 64 * 1024, 4, 1024 * 1024
 
 
 def whole_body(exchange: Exchange, limit: int) -> Buffer | None:
@@ -60,12 +60,10 @@ async def receive_body(exchange: Exchange, limit: int, *, setting: str, as_sent:
     if length is not None:
         if length > limit:
             raise _too_large(length, limit, setting)
-        if length:
-            # what is only announced holds no more than a step of the budget, and no memory that was not there
-            exchange.reserve(min(length, _BODY_STEP))
-            buffer = exchange.owner.pool.take(length, exchange.started_at)
-        else:
-            buffer = memoryview(b"")
+        if length > exchange.account.limit:
+            raise no_bytes(exchange.account, length)
+        # what is only announced holds nothing of the budget, and no memory that was not there
+        buffer = exchange.owner.pool.take(length, exchange.started_at) if length else memoryview(b"")
     inbound = exchange.open_inbound()
     gathering = Gathering(exchange, inbound, limit, setting, buffer)
     inbound.gather(gathering)
@@ -103,22 +101,24 @@ class Gathering:
     def take(self, item: Buffer, n: int) -> None:
         """The next n bytes; those after an error are dropped."""
         exchange, buffer = self._exchange, self._buffer
-        budget = exchange.owner.budget
+        budget = exchange.account
         if self.error is not None:
             return
         if buffer is not None:
             filled = self._filled
-            if not self.landed:
-                buffer[filled : filled + n] = item
-                exchange.copied += 2 * n  # out of what the wire received into, and from there
-            self._filled = filled = filled + n
-            missing = filled - exchange.reserved
-            if missing > 0:
-                step = max(missing, min(_BODY_STEP, len(buffer) - exchange.reserved))
-                if budget.try_reserve(step):
+            arrived = filled + n
+            # what lands is paid for before it does, as far as the wire lets it without a word
+            if (arrived + min(arrived, LANDED) if self.landed else arrived) > exchange.reserved:
+                step = ahead(arrived, len(buffer)) - exchange.reserved
+                if step > 0:
+                    if not budget.try_reserve(step):
+                        self._refuse(no_bytes(budget, step))
+                        return
                     exchange.reserved += step
-                else:
-                    self._refuse(no_bytes(budget, step))
+            if not self.landed:
+                buffer[filled:arrived] = item
+                exchange.copied += 2 * n  # out of what the wire received into, and from there
+            self._filled = arrived
         else:
             growing = self._growing
             if len(growing) + n > self._limit:
@@ -171,7 +171,7 @@ async def _inflated(
         while not inflater.hungry:
             steps += 1
             short = steps <= _SHORT_STEPS
-            step = min(_SHORT_STEP if short else _BODY_STEP, max(limit - out.size, 1))
+            step = min(_SHORT_STEP if short else _LONG_STEP, max(limit - out.size, 1))
             exchange.reserve(step)
             if short:
                 _inflate(inflater, out, step)

@@ -18,6 +18,7 @@ from gateway.errors import (
     OthersWait,
     Overloaded,
     SlowReader,
+    SlowUpload,
     TooLarge,
     TooManyRequests,
     Unauthenticated,
@@ -115,7 +116,7 @@ def close(exchange: Exchange, error: GatewayError) -> None:
             code = _INVALID
         case TooLarge():
             code = _TOO_BIG
-        case SlowReader() | Unauthenticated() | NotPermitted():
+        case SlowReader() | SlowUpload() | Unauthenticated() | NotPermitted():
             code = _POLICY
         case _:
             code = _INTERNAL

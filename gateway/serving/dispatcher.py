@@ -8,9 +8,11 @@ from typing import Any, final
 from uuid import uuid4
 
 from gateway.core.exchange import Exchange
+from gateway.core.memory import share_is_held
 from gateway.core.route import Route, Row
 from gateway.core.server import Server
 from gateway.errors import Ending, GatewayError, InternalFailure, Overloaded, Refusal, Unavailable
+from gateway.party import MemoryAccount
 from gateway.serving.access import Admittance, ClientAccess
 from gateway.serving.admission import Admission
 from gateway.serving.router import Router
@@ -29,6 +31,7 @@ class Dispatcher:
         self._admission = Admission(server.config.admission)
         limits = server.limits
         self._refuse_above = limits.memory_refuse * limits.total_bytes // 100
+        self._look_above = min(server.plenty, self._refuse_above)
         self.turned_away = 0
         """Requests that came during the drain and were told to go elsewhere."""
 
@@ -41,7 +44,7 @@ class Dispatcher:
             routed = self._admitted(exchange, routed)
         row, handler, arguments = routed[1]
         server = self._server
-        if server.draining or server.budget.used > self._refuse_above:
+        if server.draining or server.budget.used > self._look_above:
             self._turn_away(exchange, row)
         exchange.dialect, exchange.words = row.dialect, row.refuse
         if len(arguments) == 1:  # as most paths have: a call by name costs as much as ten of these
@@ -88,13 +91,20 @@ class Dispatcher:
         exchange.words = row.refuse or self._router.refuse_under(exchange.path)
 
     def _turn_away(self, exchange: Exchange, row: Row) -> None:
+        """Raises what a request is told that is not welcome now, be it for the drain or for the memory in use."""
         if row.always:
             return
-        budget = self._server.budget
-        self._refuse_as(exchange, row)
+        budget, account = self._server.budget, exchange.account
         if self._server.draining:
+            self._refuse_as(exchange, row)
             self.turned_away += 1
             raise Unavailable("the server is shutting down; try another", refusal=Refusal.DRAINING)
+        if isinstance(account, MemoryAccount) and account.has_its_share():
+            self._refuse_as(exchange, row)
+            raise share_is_held(account)
+        if budget.used <= self._refuse_above:
+            return
+        self._refuse_as(exchange, row)
         raise Overloaded(
             f"{budget.used} of {budget.limit} bytes are in use (limits.total_bytes): above "
             f"{self._server.limits.memory_refuse} percent (limits.memory_refuse) nothing new begins; try again later",

@@ -113,10 +113,10 @@ class CoarseTimer:
         self._server.date.tell(formatdate(self._wall_clock(), usegmt=True).encode())
 
     def _shed(self) -> None:
-        """Memory runs out: the exchange that holds most makes room for the others."""
+        """Memory runs out: of the party that holds most, the exchange that does makes room for the others."""
         budget, live = self._server.budget, self._observer.live
         if budget.used * 100 > self._server.limits.memory_reset * budget.limit and live:
-            largest = max(live, key=lambda exchange: exchange.held)
+            largest = max(live, key=lambda exchange: (exchange.account.held, exchange.held_with_wire))
             said = "the server is short of memory (limits.memory_reset); try again later"
             largest.interrupt(Overloaded(said, refusal=Refusal.SHED))
 

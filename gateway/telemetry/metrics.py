@@ -258,12 +258,6 @@ class Metrics(Collector):
         for key, n in server.floods.items():
             floods.add_metric(key, n)
         yield floods
-        ended = CounterMetricFamily(
-            "everywire_ended_connections", "Connections that the server has ended by itself.", labels=("reason",)
-        )
-        for closing, n in server.endings_of_connections.items():
-            ended.add_metric((closing.value,), n)
-        yield ended
         yield _gauges("everywire_live_exchanges", "Exchanges that are not over.", ("wire",), _by_wire(live))
         yield _gauges("everywire_waiting_exchanges", "Exchanges that wait now, and for what.", ("wire", "part"), waiting)
         connections = Counter(wire.name for wire in self._wires())

@@ -22,6 +22,7 @@ from protocols.events import Buffer, Frame, Head, Headers, Opcode, Request
 if TYPE_CHECKING:
     from gateway.core.server import Server
     from models.session import ClientCertificate
+    from protocols.buffers import Budget
 
 log = logging.getLogger("gateway.connection")
 
@@ -57,9 +58,8 @@ class ASGICall:
 
     def __init__(self, server: Server, scope: Scope) -> None:
         self.server = server
-        self.limits, self.budget, self.pool, self.clock = server.limits, server.budget, server.pool, server.clock
+        self.limits, self.pool, self.clock = server.limits, server.pool, server.clock
         self.door = server.door
-        self._party: Party | None = None
         self._socket = scope["type"] == "websocket"
         self._http2 = str(scope.get("http_version", "1.1")).startswith("2")
         self.name = "websocket" if self._socket else "http/2" if self._http2 else "http/1.1"
@@ -67,6 +67,9 @@ class ASGICall:
         # some servers take the host from a field of the request, as it is
         self.peer = escape(written_ip(*client)) if client else ""
         self.proxies = None if server.proxies is None or not server.proxies.includes(self.peer) else server.proxies
+        self.party = server.parties.of_peer(self.peer) if self.peer else Party("")
+        """Whom its exchange is counted for: the connection that its server names, or else the call itself."""
+        self.budget = server.account_of(self.party)
         extensions = scope.get("extensions") or {}
         self._can_refuse = "websocket.http.response" in extensions
         self._lingers = self._http2 and EARLY_END not in extensions
@@ -91,13 +94,6 @@ class ASGICall:
 
     def dismiss(self) -> None:
         """Its connection is the server's."""
-
-    @property
-    def party(self) -> Party:
-        """Whom its exchange is counted for: the connection that its server names, or else the call itself."""
-        if self._party is None:
-            self._party = self.server.parties.of_peer(self.peer) if self.peer else Party("")
-        return self._party
 
     # -- life ------------------------------------------------------------------------------------------------------
 
@@ -212,6 +208,12 @@ class ASGICall:
 
     def land(self, stream: int, buffer: memoryview) -> bool:
         return False
+
+    def reserved(self, stream: int) -> int:
+        return 0
+
+    def charge(self, stream: int, account: Budget) -> int:
+        return 0
 
     def release(self, stream: int) -> None:
         self._more.ring()

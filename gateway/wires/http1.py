@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, final
 import msgspec
 
 from gateway.config.fields import said_of
-from gateway.core.contracts import EVENTS_A_LOOK
+from gateway.core.contracts import EVENTS_A_LOOK, LANDED
 from gateway.core.exchange import Exchange
 from gateway.core.inbound import Inbound
 from gateway.errors import BadRequest, Closing, Ending
@@ -33,12 +33,12 @@ from protocols.roles import Role
 if TYPE_CHECKING:
     from gateway.config import LimitsConfig
     from gateway.core.connection import Connection
+    from protocols.buffers import Budget
 
 
 # The one upgrade that is served; any other is ignored, and its request answered as if it had asked for none (RFC 9110
 # section 7.8): h2c, which curl and Java's client ask for with their first request, among them.
 _WEBSOCKET = b"websocket"
-_LANDED = 256 * 1024  # bytes of a body that land before its exchange hears of them
 
 
 @functools.lru_cache(maxsize=8)
@@ -91,7 +91,8 @@ class HTTP1Wire:
     def buffer_updated(self, n: int) -> bool:
         machine = self._machine
         machine.buffer_updated(n)
-        return machine.unread >= _LANDED or machine.get_buffer() is None
+        landed, heard = machine.unread, LANDED if self._current is None else self._current.bytes_in
+        return landed >= heard or landed >= LANDED or machine.get_buffer() is None
 
     def receive_data(self, data: memoryview) -> None:
         if self._failed:
@@ -277,6 +278,12 @@ class HTTP1Wire:
         self._machine.land(stream, buffer)
         self._connection.read_more()
         return True
+
+    def reserved(self, stream: int) -> int:
+        return 0
+
+    def charge(self, stream: int, account: Budget) -> int:
+        return 0
 
     def release(self, stream: int) -> None:
         connection, current = self._connection, self._current

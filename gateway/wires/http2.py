@@ -12,6 +12,7 @@ import msgspec
 from gateway.config.fields import said_of
 from gateway.core.contracts import EVENTS_A_LOOK, LAST_WORD, REQUESTS_AT_ONCE
 from gateway.core.exchange import Exchange
+from gateway.core.memory import no_bytes
 from gateway.errors import Closing, Ending, SlowReader
 from gateway.wires.floods import GOODBYE, FloodGuard, allowances_of, end_exchanges, report
 from protocols.errors import RemoteProtocolError
@@ -24,6 +25,7 @@ from protocols.events import (
     End,
     GoAway,
     Headers,
+    NoRoom,
     Opcode,
     Refused,
     Request,
@@ -41,10 +43,11 @@ from protocols.roles import Role
 if TYPE_CHECKING:
     from gateway.config import HTTP2Config, LimitsConfig
     from gateway.core.connection import Connection
+    from protocols.buffers import Budget
 
 log = logging.getLogger("gateway.connection")
 
-_INTERNAL_ERROR, _CANCEL = 2, 8  # RFC 9113 section 7
+_INTERNAL_ERROR, _CANCEL, _ENHANCE_YOUR_CALM = 2, 8, 11  # RFC 9113 section 7
 _BEGUN = {Part.SETTINGS: "the first SETTINGS", Part.HEAD: "a header block", Part.FRAME: "the head of a frame"}
 _ENDED_BY_US = (Ending.CANCELLED, Ending.DRAINED, Ending.DEADLINE, Ending.LOST)
 
@@ -143,6 +146,8 @@ class HTTP2Wire:
                         exchange.peer_gone(Ending.CANCELLED)
                 elif type(event) is Refused:
                     self._refuse(event)
+                elif type(event) is NoRoom:
+                    self._dropped(event)
                 elif type(event) is ConnectionEnd:
                     self._leave()
                     return True
@@ -177,6 +182,16 @@ class HTTP2Wire:
         self._machine.respond(event.stream, event.status, headers, (body,))
         self._machine.drop(event.stream)
 
+    def _dropped(self, event: NoRoom) -> None:
+        """The budget has no room for what came: the exchange says so where nothing is said yet, else the stream is reset. An
+        answer that is whole has no use for it."""
+        exchange = self._connection.exchanges.get(event.stream)
+        if exchange is None or exchange.outbound.finishing is not None:
+            return
+        exchange.interrupt(no_bytes(exchange.account, event.n))
+        if exchange.outbound.status:
+            self._cut(exchange, Ending.REFUSED, _ENHANCE_YOUR_CALM)
+
     def _leave(self) -> None:
         """The client sends no more, so it has left: answers that are whole still go out as far as their windows let
         them, everything else ends."""
@@ -188,10 +203,10 @@ class HTTP2Wire:
         if all(exchange.outbound.finishing is None for exchange in exchanges):
             self._connection.lost(Ending.CANCELLED)
 
-    def _cut(self, exchange: Exchange, ending: Ending) -> None:
+    def _cut(self, exchange: Exchange, ending: Ending, code: int = _CANCEL) -> None:
         exchange.peer_gone(ending)
         if self._machine.is_open(exchange.stream):
-            self._machine.send(Reset(stream=exchange.stream, code=_CANCEL))
+            self._machine.send(Reset(stream=exchange.stream, code=code))
             self._connection.output_ready()
 
     def protocol_error(self, error: RemoteProtocolError) -> None:
@@ -280,6 +295,12 @@ class HTTP2Wire:
     def land(self, stream: int, buffer: memoryview) -> bool:
         return False
 
+    def reserved(self, stream: int) -> int:
+        return self._machine.reserved(stream)
+
+    def charge(self, stream: int, account: Budget) -> int:
+        return self._machine.charge(stream, account)
+
     def release(self, stream: int) -> None:
         self._idle_since = self._connection.clock()
         self._machine.drop(stream)
@@ -298,6 +319,7 @@ class HTTP2Wire:
             exchange.check_stamps(now)
             if limits.write_stall and (waited := self._untaken(exchange, now)) > limits.write_stall:
                 self._stalled(exchange, limits.write_stall, waited)
+        machine.trim()
         if machine.lingering and machine.tick():
             connection.output_ready()
         if self._draining_since is not None and now > self._draining_since:

@@ -7,12 +7,11 @@ import logging
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, final
 
-import numpy as np
-
 from gateway.core.contracts import EVENTS_A_LOOK
 from gateway.core.exchange import Exchange
 from gateway.core.inbound import PIECE
-from gateway.errors import Closing, Ending
+from gateway.core.time_limits import Pace
+from gateway.errors import Closing, Ending, SlowUpload
 from gateway.wires.floods import GOODBYE, FloodGuard, allowances_of, end_exchanges, report
 from protocols.errors import LocalProtocolError, RemoteProtocolError
 from protocols.events import NEED_DATA, Buffer, Close, ConnectionEnd, Frame, Headers, Opcode, Ping, Pong, Sent
@@ -23,6 +22,7 @@ from protocols.websocket.floods import WEBSOCKET_FLOODS, FrameCounters
 
 if TYPE_CHECKING:
     from gateway.core.connection import Connection, ConnectionWire
+    from protocols.buffers import Budget
     from protocols.http1.connection import HTTP1Connection
 
 log = logging.getLogger("gateway.connection")
@@ -45,6 +45,10 @@ class WebSocketWire:
     included, is written also to a client that has said Close.
     """
 
+    __slots__ = (  # there is one for each of many silent sessions
+        "_before", "_choked", "_closing_since", "_config", "_connection", "_counters", "_ended_at", "_exchange", "_failed",
+        "_floods", "_gone", "_inbound", "_large", "_machine", "_pace", "_ping_at", "_pong_due",
+    )  # fmt: skip
     name = "websocket"
     windowed, exclusive = False, False
 
@@ -56,8 +60,10 @@ class WebSocketWire:
         self._machine = WebSocketConnection(
             Role.SERVER,
             _limits_of(self._config.part, connection.limits.send_buffer, self._config.check_utf8),
-            allocate=self._allocate,
+            allocate=connection.server.frame_memory,
+            pay=self._pay,
         )
+        self._pace: Pace | None = None  # of a frame under way
         self._counters = self._machine.counters
         self._floods = FloodGuard(connection, allowances_of(WEBSOCKET_FLOODS, self._config.floods))
         self._gone = False
@@ -72,14 +78,14 @@ class WebSocketWire:
             self._machine.receive_data(unread)
         connection.output_ready()
 
-    def _allocate(self, n: int) -> memoryview | None:
-        if not self._connection.budget.try_reserve(n):
-            return None
-        self._large = n
-        return np.empty(n, np.uint8).data  # not zeroed: what is only announced costs no memory
+    def _pay(self, n: int) -> bool:
+        if not self._exchange.account.try_reserve(n):
+            return False
+        self._large += n
+        return True
 
     def _free(self) -> None:
-        self._connection.budget.release(self._large)
+        self._exchange.account.release(self._large)
         self._large = 0
 
     # -- receiving -------------------------------------------------------------------------------------------------
@@ -166,6 +172,7 @@ class WebSocketWire:
 
     def protocol_error(self, error: RemoteProtocolError) -> None:
         self._failed = True
+        self._free()
         self._exchange.peer_gone(Ending.CANCELLED if self._connection.eof else Ending.REFUSED)
 
     # -- sending ---------------------------------------------------------------------------------------------------
@@ -258,8 +265,13 @@ class WebSocketWire:
     def land(self, stream: int, buffer: memoryview) -> bool:
         raise AssertionError("a WebSocket has no body")
 
+    def reserved(self, stream: int) -> int:
+        return self._large
+
+    def charge(self, stream: int, account: Budget) -> int:
+        return self._large
+
     def release(self, stream: int) -> None:
-        self._free()
         self._connection.read_more()
         self._connection.output_ready()
 
@@ -274,6 +286,8 @@ class WebSocketWire:
         self._exchange.check_stamps(now)
         if not (self._gone or self._failed) and self._verdict(self._floods.tick(self._counted(), now)):
             return
+        if (slow := self._too_slow(now)) is not None:
+            self._exchange.interrupt(slow)
         if self._closing_since is not None:
             if now - self._closing_since > config.close_timeout:
                 self._failed = True
@@ -290,6 +304,17 @@ class WebSocketWire:
             self._machine.send(Ping())
             self._ping_at, self._pong_due = now, now + config.ping_timeout
             self._connection.output_ready()
+
+    def _too_slow(self, now: float) -> SlowUpload | None:
+        """What is said of a frame that has begun and does not come, where it is not us who do not read."""
+        connection, machine = self._connection, self._machine
+        under_way = machine.under_way
+        if under_way is None or connection.reading_paused or connection.behind:
+            self._pace = None
+            return None
+        self._pace = pace = self._pace or Pace()
+        which = self._exchange.arrived_at, self._counters.control, self._pong_due
+        return pace.look(which, under_way, now, connection.last_received, connection.limits)
 
     @property
     def _heard(self) -> float:

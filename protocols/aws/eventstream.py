@@ -10,8 +10,7 @@ from types import MappingProxyType
 from typing import ClassVar, Final, Literal, NamedTuple, TypeAlias, final
 from zlib import crc32
 
-import numpy as np
-
+from protocols.buffers import untouched
 from protocols.errors import LocalProtocolError, RemoteProtocolError
 from protocols.events import Buffer, Signal
 
@@ -299,8 +298,9 @@ class Reader:
     RemoteProtocolError is final: bytes fed afterwards are dropped and every pull raises it again.
 
     Memory: `buffered` bytes are held; they stay below 12 while no message has begun. Once a message's prelude has
-    arrived and its checksum and limits hold, `need` is the message's total length; reserve that much before the next
-    `receive_data`, which takes the memory. A message above 16 KiB is then assembled in place, each byte copied once.
+    arrived and its checksum and limits hold, `need` is the message's total length; reserve what has come of it, with
+    what comes next, before each `receive_data`, which takes the memory. A message above 16 KiB is then assembled in
+    place, each byte copied once.
     """
 
     __slots__ = ("_at", "_buffer", "_crc", "_eof", "_error", "_filled", "_limits", "_target", "need")
@@ -384,7 +384,7 @@ class Reader:
         """Copies into the large message what belongs to it; the rest of `data`."""
         if self._target is None:
             # Not zeroed, so a length that no bytes follow costs address space alone.
-            self._target = np.empty(self.need, np.uint8).data
+            self._target = untouched(self.need)
             begun, self._buffer, self._at, self._crc = memoryview(self._buffer)[self._at :], b"", 0, 0
             self._append(self._target, begun)
         view = memoryview(data).cast("B")

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from functools import cache
 from typing import TYPE_CHECKING, final
 
-from protocols.buffers import ByteBudget
+from protocols.buffers import Budget
 from protocols.date_field import DateField
 from protocols.errors import LocalProtocolError, RemoteProtocolError
 from protocols.events import (
@@ -102,9 +102,10 @@ class HTTP2Connection(FrameReader):
     **Ending.** After a RemoteProtocolError `data_to_send` still gives the GOAWAY. When the transport is gone, call `close`;
     then credit or drop what is unread, so that a byte budget gets everything back.
 
-    `scheme` is the `:scheme` of a client's requests; a server reports what the request says. `budget` bounds the
-    receive windows of all streams together; a stream it has no room for is refused with REFUSED_STREAM. `date` is what a
-    server's final heads say, `now` the time from which on the peer owes its first SETTINGS.
+    `scheme` is the `:scheme` of a client's requests; a server reports what the request says. `budget` bounds what all
+    streams together hold unread, and their windows beyond the first. A stream for which it has not even room to begin is
+    refused with REFUSED_STREAM. Where it has none for what comes on one, NoRoom says so: that stream is as after `drop`.
+    `date` is what a server's final heads say, `now` the time from which on the peer owes its first SETTINGS.
     """
 
     def __init__(
@@ -112,7 +113,7 @@ class HTTP2Connection(FrameReader):
         role: Role,
         limits: HTTP2Limits = DEFAULT_LIMITS,
         *,
-        budget: ByteBudget | None = None,
+        budget: Budget | None = None,
         scheme: bytes = b"https",
         payload_path: bool = True,
         date: DateField = _NO_DATE,
@@ -170,7 +171,7 @@ class HTTP2Connection(FrameReader):
         alive = self._client and not self._over and not self._eof
         leaving = self._peer_leaves or self._last_sent is not None
         allowed = self._open < self._h2.remote_settings.max_concurrent_streams and self.next_stream <= LARGEST_ID
-        return alive and not leaving and allowed and self._windows.affordable(self._h2.local_settings.initial_window_size)
+        return alive and not leaving and allowed and self._windows.affordable
 
     @property
     def next_stream(self) -> int:

@@ -26,7 +26,7 @@ from h2.exceptions import ProtocolError as LibraryError
 from h2.settings import SettingCodes
 from h2.stream import H2Stream
 
-from protocols.buffers import ByteBudget
+from protocols.buffers import Budget
 from protocols.errors import LocalProtocolError, RemoteProtocolError
 from protocols.events import (
     NEED_DATA,
@@ -38,6 +38,7 @@ from protocols.events import (
     Event,
     GoAway,
     Headers,
+    NoRoom,
     Refused,
     Request,
     Reset,
@@ -90,7 +91,7 @@ class FrameReader(StreamTable):
         limits: HTTP2Limits,
         library: LibraryPath,
         beside: PayloadPath | None,
-        budget: ByteBudget | None,
+        budget: Budget | None,
         now: float,
     ) -> None:
         super().__init__(role, limits, library, budget, now)
@@ -192,11 +193,14 @@ class FrameReader(StreamTable):
         received = found.received + n
         if found.expected is not None and (received > found.expected or (flags and received != found.expected)):
             return None
+        ledger = found.window
+        unread = ledger.unread + n
+        if unread > ledger.reserved and not self._windows.pay(ledger, unread):
+            return None
         window.current_window_size, whole.current_window_size = left, left_of_all
         found.received = received
         self._windows.connection.unread += n
-        ledger = found.window
-        ledger.unread += n
+        ledger.unread = unread
         if left < ledger.low:
             ledger.low = left
         if end == size:
@@ -414,7 +418,11 @@ class FrameReader(StreamTable):
             self._return_connection_credit()
             return
         if data and not found.dropped:
-            self._events.append(Data(stream=found.id, buffers=(data,)))
+            if self._windows.pay(found.window, found.window.unread):
+                self._events.append(Data(stream=found.id, buffers=(data,)))
+            else:
+                found.dropped = True
+                self._events.append(NoRoom(stream=found.id, n=n))
         if ended:
             self._receive_end(found, ())
         unused = n if found.dropped else n - len(data)

@@ -6,7 +6,7 @@ from collections import OrderedDict, deque
 
 from h2.stream import H2Stream
 
-from protocols.buffers import ByteBudget
+from protocols.buffers import Budget
 from protocols.errors import LocalProtocolError, RemoteProtocolError
 from protocols.events import Event, Reset
 from protocols.floods import BYTES
@@ -26,7 +26,7 @@ LOOKS = 30
 class StreamTable:
     """The streams that are not forgotten, and the credit, the order to write in and the end of each."""
 
-    def __init__(self, role: Role, limits: HTTP2Limits, library: LibraryPath, budget: ByteBudget | None, now: float) -> None:
+    def __init__(self, role: Role, limits: HTTP2Limits, library: LibraryPath, budget: Budget | None, now: float) -> None:
         self.role = role
         self.limits = limits
         self.now = now
@@ -183,6 +183,22 @@ class StreamTable:
         if found.lingering:
             self._windows.unreserve(found.window)
         return unread
+
+    def reserved(self, stream: int) -> int:
+        """Bytes of the budget that the stream has reserved."""
+        found = self._streams.get(stream)
+        return 0 if found is None else found.window.reserved
+
+    def charge(self, stream: int, budget: Budget) -> int:
+        """What the stream reserves from now on is that budget's. Says how much is reserved already, which the caller hands
+        over from the one to the other."""
+        found = self._streams.get(stream)
+        return 0 if found is None else self._windows.charge(found.window, budget)
+
+    def trim(self) -> None:
+        """To be called about once a second: gives back what streams have reserved ahead of what may still come."""
+        for stream in self._streams.values():
+            self._windows.trim(stream.window)
 
     def _return_credit(self, stream: Stream, *, grow: bool) -> None:
         if stream.receiving:

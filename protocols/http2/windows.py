@@ -1,14 +1,19 @@
-"""The receive windows of an HTTP/2 connection: what is granted, unread and owed back, and when it is given back."""
+"""The receive windows of an HTTP/2 connection: what is granted, paid for, unread, owed, and when it is given back."""
 
 from __future__ import annotations
 
+import sys
 from typing import NamedTuple, final
 
-from protocols.buffers import ByteBudget
+from protocols.buffers import Budget, ByteBudget
 
 FIRST_CONNECTION_WINDOW = 65_535
 """RFC 9113 section 6.9.2: what every connection starts with; SETTINGS cannot change it."""
 LARGEST_WINDOW = 2**31 - 1
+FLOOR = 4096
+"""What a stream reserves when it begins, for itself and the first bytes that come."""
+STEP = 16_384
+"""In steps of this many bytes what is unread beyond it is paid for as it comes: a frame of the usual largest size."""
 
 
 class Ledger(NamedTuple):
@@ -29,22 +34,33 @@ class Ledger(NamedTuple):
 class Window:
     """What one stream, or the connection, was granted and what became of it, in bytes."""
 
-    __slots__ = ("granted", "low", "owed", "reserved", "unread")
+    __slots__ = ("base", "budget", "granted", "low", "owed", "reserved", "spare", "unread")
 
-    def __init__(self, granted: int, reserved: int) -> None:
+    def __init__(self, granted: int, budget: Budget) -> None:
         self.granted = granted
         self.unread = 0
         self.owed = 0
         self.low = granted
         """The least that was available since the consumer last had taken everything."""
-        self.reserved = reserved
+        self.budget = budget
+        """Where its reservation is from."""
+        self.reserved = 0
+        """What is paid for: never less than what is unread, where that is not dropped."""
+        self.base = 0
+        """As much of it as stays when nothing is unread: FLOOR, and the growth that was granted."""
+        self.spare = 0
+        """How much more may be reserved than is unread: `base` and one STEP, so that who takes frame after frame does not
+        pay for each anew."""
 
 
 @final
 class ReceiveWindows:
-    """Grants credit as the consumers take bytes, and reserves it from a byte budget before it is granted.
+    """Grants credit as the consumers take bytes, and pays from a byte budget for what has come.
 
-    A stream starts with `initial` bytes. Its window doubles, up to `maximum`, each time its consumer has taken
+    A stream reserves FLOOR bytes when it begins, and what is unread beyond those in steps of STEP bytes when it comes: a
+    window alone takes nothing. What a window has grown is reserved before it is granted.
+
+    A stream starts with a window of `initial` bytes. It doubles, up to `maximum`, each time its consumer has taken
     everything after the peer had used more than half of it: a burst that the window held up. A stream's credit goes
     back when a quarter of its window is owed.
 
@@ -56,15 +72,15 @@ class ReceiveWindows:
     another needs no new credit.
     """
 
-    def __init__(self, *, initial: int, maximum: int, budget: ByteBudget | None) -> None:
+    def __init__(self, *, initial: int, maximum: int, budget: Budget | None) -> None:
         self._initial = initial
         self._maximum = maximum
-        self._budget = budget
+        self._budget = budget or ByteBudget(sys.maxsize)
         self._sum = 0
         self._target = FIRST_CONNECTION_WINDOW
         self.returned = 0
         """What the peer was given for the connection since it began, in bytes."""
-        self.connection = Window(FIRST_CONNECTION_WINDOW, 0)
+        self.connection = Window(FIRST_CONNECTION_WINDOW, self._budget)
         """The window that all streams share."""
 
     @property
@@ -72,17 +88,20 @@ class ReceiveWindows:
         """Bytes received and not yet consumed, over all streams."""
         return self.connection.unread
 
-    def affordable(self, granted: int) -> bool:
+    @property
+    def affordable(self) -> bool:
         """Whether `open` would find room."""
-        return self._budget is None or self._budget.used + max(granted, self._initial) <= self._budget.limit
+        return self._budget.used + FLOOR <= self._budget.limit
 
     def open(self, granted: int) -> Window | None:
         """A stream begins with the `granted` bytes that SETTINGS give it; None if the budget has no room for it."""
-        reserved = granted if granted > self._initial else self._initial
-        if self._budget is not None and not self._budget.try_reserve(reserved):
+        if not self._budget.try_reserve(FLOOR):
             return None
         self._change(granted)
-        return Window(granted, reserved)
+        window = Window(granted, self._budget)
+        window.reserved = window.base = FLOOR
+        window.spare = FLOOR + STEP
+        return window
 
     def forget(self, window: Window) -> None:
         """The stream is closed and everything is read: its reservation ends."""
@@ -92,9 +111,35 @@ class ReceiveWindows:
     def unreserve(self, window: Window) -> None:
         """Nothing that still comes on the stream will be held, nor is anything: its reservation ends."""
         assert not window.unread, f"a reservation ends with {window.unread} bytes unread"
-        if self._budget is not None:
-            self._budget.release(window.reserved)
-        window.reserved = 0
+        window.budget.release(window.reserved)
+        window.reserved = window.base = window.spare = 0
+
+    def charge(self, window: Window, budget: Budget) -> int:
+        """What the stream reserves from now on is that budget's; says how much is reserved already, which is for the caller
+        to hand over from one to the other."""
+        window.budget = budget
+        return window.reserved
+
+    def pay(self, window: Window, unread: int) -> bool:
+        """Reserves what so many unread bytes take beyond what is reserved; False, and nothing done, if the budget has no
+        room for them."""
+        missing = unread - window.reserved
+        if missing > 0:
+            n = -(-missing // STEP) * STEP
+            if not window.budget.try_reserve(n):
+                return False
+            window.reserved += n
+        return True
+
+    def trim(self, window: Window) -> None:
+        """Gives back what is reserved and neither unread nor the window's base."""
+        needed = -(-max(0, window.unread - window.base) // STEP) * STEP
+        self._give_back(window, window.reserved - window.base - needed)
+
+    def _give_back(self, window: Window, n: int) -> None:
+        if n > 0:
+            window.reserved -= n
+            window.budget.release(n)
 
     def adjust(self, window: Window, delta: int) -> None:
         """The peer acknowledged another initial window, which changes the windows of the streams that exist."""
@@ -127,6 +172,9 @@ class ReceiveWindows:
         owed = window.owed = window.owed + n
         connection.unread -= n
         connection.owed += n
+        surplus = window.reserved - unread - window.spare
+        if surplus > 0:
+            self._give_back(window, -(-surplus // STEP) * STEP)
         if not unread:
             if 2 * window.low < window.granted:
                 return True
@@ -182,7 +230,9 @@ class ReceiveWindows:
 
     def _growth(self, window: Window) -> int:
         growth = min(window.granted, self._maximum - window.granted)
-        if growth <= 0 or not (self._budget is None or self._budget.try_reserve(growth)):
+        if growth <= 0 or not window.budget.try_reserve(growth):
             return 0
         window.reserved += growth
+        window.base += growth
+        window.spare += growth
         return growth

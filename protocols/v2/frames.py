@@ -8,9 +8,9 @@ from collections.abc import Sequence
 from typing import final
 
 import msgspec
-import numpy as np
 
 from protocols import strict_json
+from protocols.buffers import untouched
 from protocols.errors import RemoteProtocolError
 from protocols.events import NEED_DATA, Buffer, Signal
 from protocols.json_text import STEP
@@ -148,7 +148,7 @@ class FrameDecoder:
             self._error = RemoteProtocolError(text, status=413)
         if self._error is not None:
             raise self._error.again()
-        self._body = np.empty(whole, np.uint8).data  # not zeroed: what is only announced costs no memory
+        self._body = untouched(whole)
         self._filled = 0
         with memoryview(self._rest) as kept, kept[FRAME_HEADER.size :] as behind:
             taken = self._fill(behind)

@@ -9,6 +9,7 @@ from typing import Any, NoReturn, final
 import msgspec
 import numpy as np
 
+from protocols.buffers import untouched
 from protocols.events import NEED_DATA, Buffer, Signal
 from protocols.v2.body import DEFAULT_LIMITS, V2Limits, describe_tensors, split_body
 from protocols.v2.metadata import ModelSignature
@@ -61,9 +62,10 @@ class PieceReader:
     each binary input in their order, as many as are here and at most `piece` bytes, or one row that is larger. Inputs in
     JSON and those without a byte are whole in the first piece. The last piece is given when the body has ended.
 
-    Feed it one buffer at a time, when it says NEED_DATA. Arrays are read-only, and views of what was fed where their rows
-    lie in one buffer: that must not change. `need` is the memory that it is about to take beyond small amounts: reserve it
-    before the next `receive_data`. V2Error, and no other, for a body that is wrong, too long or too short.
+    Feed it one buffer at a time, when it says NEED_DATA. Arrays are read-only, and views of what was fed where their
+    rows lie in one buffer: that must not change. `need` is the memory that it is about to take beyond small amounts,
+    as bytes come, of which `here` are here: reserve as much before each `receive_data`. V2Error, and no other, for a
+    body that is wrong, too long or too short.
     """
 
     __slots__ = (
@@ -125,6 +127,12 @@ class PieceReader:
         return max(self._want if self._want > _SMALL else 0, self._text.need)
 
     @property
+    def here(self) -> int:
+        """As many of those bytes as are here, and so are to be paid for with what comes next."""
+        here = len(self._rest) if self._block is None else self._filled
+        return max(here if self._want > _SMALL else 0, self._text.need)
+
+    @property
     def work(self) -> int:
         """Bytes that the next step may look at one by one: those of BYTES."""
         strings = self._binary and self._binary[-1].datatype == "BYTES"
@@ -137,7 +145,7 @@ class PieceReader:
             if not self._rest:
                 self._rest = view
                 return
-            self._block, self._filled = np.empty(self._want, np.uint8).data, 0
+            self._block, self._filled = untouched(self._want), 0
             self._fill(self._rest)
         self._rest = view[self._fill(view) :]
 
@@ -280,13 +288,12 @@ class _Text:
     """The elements of a BYTES input that are here: each has a length of its own, so that rows are found by a look at all
     of them."""
 
-    __slots__ = ("_at", "_data", "_items", "_rows_end", "_want")
+    __slots__ = ("_at", "_data", "_items", "_rows_end")
 
     def __init__(self) -> None:
         self._data = bytearray()
         self._at = self._rows_end = 0  # what was looked at, and the end of the last row in it
         self._items = 0  # elements behind that
-        self._want = 0  # the end of the element under way
 
     @property
     def size(self) -> int:
@@ -298,7 +305,7 @@ class _Text:
 
     @property
     def need(self) -> int:
-        size = max(len(self._data) + _SMALL, self._want)
+        size = len(self._data) + _SMALL
         return 2 * size if size > 2 * _SMALL else 0  # what is given out is a copy
 
     def feed(self, view: memoryview, rows: _Rows) -> memoryview:
@@ -324,7 +331,6 @@ class _Text:
                     f"only {left - start} are left"
                 )
             if end > len(data):
-                self._want = end
                 break
             at = end
             self._items += 1
@@ -342,5 +348,5 @@ class _Text:
         with memoryview(self._data) as data, data[: self._rows_end] as rows:
             taken = bytes(rows)
         del self._data[: len(taken)]
-        self._at, self._rows_end, self._want = self._at - len(taken), 0, 0
+        self._at, self._rows_end = self._at - len(taken), 0
         return memoryview(taken)

@@ -12,6 +12,7 @@ from typing import TypeAlias, assert_never, final
 
 from wsproto.frame_protocol import CloseReason
 
+from protocols.buffers import ahead
 from protocols.errors import LocalProtocolError, RemoteProtocolError
 from protocols.events import (
     NEED_DATA,
@@ -56,6 +57,11 @@ _CONTINUATION = Opcode.CONTINUATION
 _OPCODES = (Opcode.CONTINUATION, Opcode.TEXT, Opcode.BINARY)
 _END = ConnectionEnd()
 
+
+def _has_room(n: int) -> bool:
+    return True
+
+
 Received: TypeAlias = FrameEvent | ConnectionEnd | Signal
 
 
@@ -72,8 +78,9 @@ class WebSocketConnection(FrameQueue):
     Close that says so is in the output, unless ours was there before.
 
     `mask` gives four unpredictable bytes for each frame that a client sends (RFC 6455 section 5.3); the client role
-    demands it. `allocate` is asked once for the memory of each frame of LARGE bytes or more, after the limits; where it
-    gives None, the connection ends with code 1013.
+    demands it. `allocate` is asked once for the memory of each frame of LARGE bytes or more, after the limits, and should
+    take no more than the address space: where it gives None, no such frame can be had, and the connection ends with code
+    1009. `pay` is asked for that memory in steps, as bytes arrive that need it; where it says False, with code 1013.
 
     `payload_path=False` sends data frames, too, through wsproto (`WsprotoPath`): the same events, errors and bytes for many
     times the cost; payloads are then queued by copy. So it is also where wsproto is not as the payload path needs it, of
@@ -81,33 +88,10 @@ class WebSocketConnection(FrameQueue):
     """
 
     __slots__ = (
-        "_allocate",
-        "_at",
-        "_control",
-        "_credited",
-        "_eof",
-        "_error",
-        "_inbox",
-        "_landing",
-        "_legal",
-        "_library",
-        "_mask",
-        "_masked",
-        "_message",
-        "_most",
-        "_pongs_due",
-        "_read",
-        "_ready",
-        "_sending_message",
-        "_sends_plain",
-        "_straight",
-        "close_code",
-        "close_received",
-        "counters",
-        "limits",
-        "received",
-        "role",
-    )
+        "_allocate", "_at", "_control", "_credited", "_eof", "_error", "_inbox", "_landing", "_legal", "_library", "_mask",
+        "_masked", "_message", "_most", "_pay", "_pongs_due", "_read", "_ready", "_sending_message", "_sends_plain",
+        "_straight", "close_code", "close_received", "counters", "limits", "received", "role",
+    )  # fmt: skip
 
     def __init__(
         self,
@@ -116,6 +100,7 @@ class WebSocketConnection(FrameQueue):
         *,
         mask: Callable[[], bytes] | None = None,
         allocate: Callable[[int], bytearray | memoryview | None] = bytearray,
+        pay: Callable[[int], bool] = _has_room,
         payload_path: bool = True,
     ) -> None:
         if role is Role.CLIENT and mask is None:
@@ -135,7 +120,7 @@ class WebSocketConnection(FrameQueue):
 
         self._masked = role is Role.SERVER
         self._mask = mask if role is Role.CLIENT else None
-        self._allocate = allocate
+        self._allocate, self._pay = allocate, pay
         library: WsprotoPath | None = None
         control: Control | WsprotoPath | None = control_frames().get(role) if payload_path else None
         if control is None:
@@ -198,22 +183,31 @@ class WebSocketConnection(FrameQueue):
     def get_buffer(self) -> memoryview | None:
         """Where the next bytes from the transport belong, when they are the rest of a large frame and of nothing else;
         then they need no `receive_data`. None at all other times."""
-        if self._landing is None or not self._landing.missing or self.unread or self._eof:
+        landing = self._landing
+        if landing is None or landing.filled == landing.paid or self.unread or self._eof:
             return None
-        return self._landing.rest
+        return landing.rest
 
     def buffer_updated(self, n: int) -> None:
-        """The first n bytes of what `get_buffer` gave are filled."""
-        if self._landing is None or self.get_buffer() is None or not 0 <= n <= self._landing.missing:
+        """The first n bytes of what `get_buffer` gave are filled. `next_event` is due, also where the frame is not whole."""
+        if self._landing is None or (offered := self.get_buffer()) is None or not 0 <= n <= len(offered):
             raise LocalProtocolError(f"buffer_updated: {n} bytes that get_buffer did not offer")
         self._landing.advance(n)
 
     @property
     def unread(self) -> int:
-        """Bytes received that wait for `next_event`. A large frame under way is not among them: its memory was
-        accounted for by `allocate`, and it must be read to its end before it can be given out. Smaller frames are:
+        """Bytes received that wait for `next_event`. A large frame under way is not among them: its memory is
+        paid for beside them, and it must be read to its end before it can be given out. Smaller frames are:
         a bound on `unread` below LARGE and a header would never let one of them complete."""
         return len(self._inbox) - self._at
+
+    @property
+    def under_way(self) -> int | None:
+        """Bytes that are here of a frame that is not whole, the header of a large one apart; None where none has begun. Once
+        `next_event` has said NEED_DATA."""
+        if self._landing is None:
+            return self.unread or None
+        return self._landing.filled + self.unread
 
     def next_event(self) -> Received:
         """The next Frame, Ping, Pong or Close; NEED_DATA; or, when the transport has ended, ConnectionEnd again and
@@ -314,7 +308,7 @@ class WebSocketConnection(FrameQueue):
     def _start_landing(self, opcode: Opcode, fin: bool, length: int, start: int) -> Received:
         memory = self._allocate(length)
         if memory is None:
-            raise Violation(CloseReason.TRY_AGAIN_LATER, f"no memory is free for a frame of {length} bytes")
+            raise Violation(CloseReason.MESSAGE_TOO_BIG, f"a frame of {length} bytes never fits (limits.total_bytes)")
         header = self._inbox[self._at : start]
         if self._library is not None:
             landing = self._library.landing(opcode, fin, header, memory)
@@ -326,6 +320,12 @@ class WebSocketConnection(FrameQueue):
 
     def _land(self, landing: Landing) -> Received:
         n = min(self.unread, landing.missing)
+        arrived = landing.filled + n
+        if arrived >= landing.paid and arrived and (due := ahead(arrived, len(landing.buffer)) - landing.paid):
+            if not self._pay(due):
+                length = len(landing.buffer)
+                raise Violation(CloseReason.TRY_AGAIN_LATER, f"no memory for a frame of {length} bytes (limits.total_bytes)")
+            landing.paid += due
         if n:
             with memoryview(self._inbox) as inbox:
                 landing.rest[:n] = inbox[self._at : self._at + n]

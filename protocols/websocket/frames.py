@@ -220,7 +220,7 @@ class Landing:
     """A large frame under way. Its payload is received into `buffer`, in place and unmasked as it fills; nothing else
     holds a copy."""
 
-    __slots__ = ("_clear", "_filled", "_key", "buffer", "fin", "opcode")
+    __slots__ = ("_clear", "_key", "buffer", "filled", "fin", "opcode", "paid")
 
     # Unmasked in steps that the processor's cache still holds.
     _STEP = 65536
@@ -230,21 +230,25 @@ class Landing:
         self.fin = fin
         self.buffer = buffer
         self._key = key
-        self._filled = self._clear = 0
+        self._clear = 0
+        self.filled = 0
+        """Bytes that are here."""
+        self.paid = 0
+        """As far as this the memory is paid for, and may be filled."""
 
     @property
     def rest(self) -> memoryview:
-        """Where the next bytes of the payload belong; empty once it is complete."""
-        return memoryview(self.buffer)[self._filled :]
+        """Where the next bytes of the payload belong, as far as that is paid for."""
+        return memoryview(self.buffer)[self.filled : self.paid]
 
     @property
     def missing(self) -> int:
-        return len(self.buffer) - self._filled
+        return len(self.buffer) - self.filled
 
     def advance(self, n: int) -> None:
         """The first n bytes of `rest` have been received."""
-        self._filled += n
-        if self._key is not None and (not self.missing or self._filled - self._clear >= self._STEP):
-            stop = self._filled if not self.missing else self._filled & ~3
+        self.filled += n
+        if self._key is not None and (not self.missing or self.filled - self._clear >= self._STEP):
+            stop = self.filled if not self.missing else self.filled & ~3
             mask_in_place(self.buffer, self._clear, stop, self._key)
             self._clear = stop

@@ -12,7 +12,7 @@ from gateway.config import Config
 from gateway.config.fields import SETTINGS
 from gateway.config.text import dotted, parse_duration, parse_size
 from gateway.containers.connection import ContainerLimits
-from gateway.core import inbound, turn, whole_body
+from gateway.core import inbound, turn
 from gateway.core.memory import _IDLE_SECONDS
 from gateway.gateway import Gateway
 from gateway.net import tls_transport, transport
@@ -20,7 +20,8 @@ from gateway.serving import drain
 from gateway.workers import worker
 from models import rolling
 from models.spec import ModelSpec
-from protocols.http2 import connection
+from protocols import buffers
+from protocols.http2 import connection, windows
 from protocols.websocket import connection as websocket
 from tests.docs.pages import PAGES, ROOT
 
@@ -137,7 +138,9 @@ def test_the_sums_of_bounds_are_the_sums() -> None:
 SAID = [
     ("explanation/backpressure.md", "one read of {} KiB", 64, lambda: len(Gateway(models=[]).server.scratch) / KiB),
     ("explanation/backpressure.md", "a frame\n  of less than {} KiB", 64, lambda: websocket.LARGE / KiB),
-    ("explanation/backpressure.md", "a body in steps of {} MiB", 1, lambda: whole_body._BODY_STEP / MiB),
+    ("explanation/backpressure.md", "at least {} KiB and at most", 16, lambda: buffers._FIRST_STEP / KiB),
+    ("explanation/backpressure.md", "and at most {} MiB. A length", 1, lambda: buffers._LARGEST_STEP / MiB),
+    ("explanation/backpressure.md", "a stream beyond its first {} KiB", 4, lambda: windows.FLOOR / KiB),
     ("explanation/backpressure.md", "of one read, at most {} KiB", 64, lambda: tls_transport._CHUNK / KiB),
     ("explanation/backpressure.md", "but {} KiB are each stream's own", 16, lambda: connection.SHARE / KiB),
     ("explanation/backpressure.md", "at most {} KiB each", 16, lambda: connection.LARGEST_DATA / KiB),
@@ -146,10 +149,11 @@ SAID = [
     ("explanation/backpressure.md", "fewer than `ahead` ({})", 4, lambda: rolling.AHEAD),
     (
         "explanation/backpressure.md",
-        "Above {} percent of it\n(`limits.memory_refuse`)",
+        "Above {} percent (`limits.memory_refuse`)",
         75,
         lambda: CONFIG.limits.memory_refuse,
     ),
+    ("explanation/backpressure.md", "(`limits.party_share`, {} percent)", 12, lambda: CONFIG.limits.party_share),
     ("explanation/backpressure.md", "above {} (`limits.memory_reset`)", 90, lambda: CONFIG.limits.memory_reset),
     ("explanation/backpressure.md", "`read_ahead` of its options, {} KiB", 256, lambda: ContainerLimits().read_ahead / KiB),
     ("explanation/cancellation.md", "after {} messages sent", 32, lambda: turn.TURN_UNITS // turn.SENT - 2),
@@ -159,7 +163,14 @@ SAID = [
     ("explanation/cancellation.md", "`stuck_limit` ({} unless set)", 4, lambda: OF_A_MODEL["stuck_limit"]),
     ("explanation/costs.md", "each piece counts {} bytes more", 128, lambda: inbound.PIECE),
     ("explanation/costs.md", "for some {} seconds after the last", 10, lambda: _IDLE_SECONDS),
-    ("explanation/costs.md", "in steps of {} MiB; once", 1, lambda: whole_body._BODY_STEP / MiB),
+    ("explanation/costs.md", "as much ahead as has come, {} KiB to 1 MiB; once", 16, lambda: buffers._FIRST_STEP / KiB),
+    (
+        "explanation/costs.md",
+        "{} KiB of `limits.total_bytes` from the stream's first moment",
+        4,
+        lambda: windows.FLOOR / KiB,
+    ),
+    ("explanation/costs.md", "in steps of {} KiB, as it arrives", 16, lambda: windows.STEP / KiB),
 ]
 
 

@@ -222,6 +222,7 @@ class Run(trio.abc.Instrument):
         self.gateway.acceptor.poller = self.edges and Poller(self.edges)
         server = self.gateway.server
         self.budget = server.budget = Budget(server.budget.limit, self._fire)  # type: ignore[assignment]
+        server.plenty, server.share = -1, server.budget.limit  # so that it is asked for each byte
         self.recorder = Recorder(self.gateway.observer)
         server.exchange_opened, server.exchange_closed = self.recorder.opened, self.recorder.closed
         self.serving = trio.CancelScope()

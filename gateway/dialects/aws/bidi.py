@@ -38,7 +38,7 @@ from models.messages import Family, Part, PartKind, Prompt
 from models.session import Channel
 from protocols.aws import bidi, eventstream
 from protocols.aws.bidi import Form
-from protocols.buffers import ByteBudget
+from protocols.buffers import Budget
 from protocols.errors import RemoteProtocolError
 from protocols.events import Buffer, Frame, Headers, Opcode
 from protocols.websocket import handshake
@@ -207,6 +207,7 @@ class _EventStreamChannel:
         self._decoder: bidi.PartDecoder | bidi.LiteralDecoder | None = None
         self._ended = self._assembling = False
         exchange.parts_in = 0
+        self._inbound.under_way = self._under_way
         if form is not None:
             self._decode()
 
@@ -239,9 +240,9 @@ class _EventStreamChannel:
         return reply_of(self._exchange)
 
     @property
-    def budget(self) -> ByteBudget:
+    def budget(self) -> Budget:
         """For a model that itself holds bytes of the session."""
-        return self._exchange.owner.budget
+        return self._exchange.account
 
     def awaits(self, whom: Callable[[], str]) -> None:
         """For a model that waits for somebody else: the error says so where the session's time is over meanwhile."""
@@ -276,20 +277,32 @@ class _EventStreamChannel:
                     return Part(data=part.data, kind=_KIND[part.data_type], last=part.completion is _COMPLETE)
                 if self._ended:
                     raise trio.EndOfChannel
-                if decoder.need > _SMALL:
+                need = decoder.need
+                if need > _SMALL:
                     self._assembling = True
-                    self._inbound.assembling(decoder.need)
+                    self._assemble(decoder, decoder.buffered, need)
                 data = await self._inbound.receive()
                 if data is None:
                     self._ended = True
                     decoder.receive_eof()
                 else:
                     assert not isinstance(data, Frame)
+                    if need > _SMALL:
+                        self._assemble(decoder, min(decoder.buffered + len(data), need), need)
                     decoder.receive_data(data)
         except RemoteProtocolError as e:
             raise self._broken(BadRequest(f"bad event stream: {e}")) from None
         except Forbidden as e:
             raise self._broken(e) from None
+
+    def _under_way(self) -> tuple[object, int] | None:
+        """Of a message that has begun: how many came before it, and its bytes that are here."""
+        decoder = self._decoder
+        return (self._exchange.parts_in, decoder.buffered) if decoder is not None and decoder.buffered else None
+
+    def _assemble(self, decoder: bidi.PartDecoder | bidi.LiteralDecoder, arrived: int, need: int) -> None:
+        """Pays for what has arrived of a large message; of one in JSON for what is made of it too, as the decoder says."""
+        self._inbound.gathering(need if isinstance(decoder, bidi.LiteralDecoder) else arrived, need)
 
     def _broken(self, error: GatewayError) -> GatewayError:
         """How the session ends is not for its model to choose: one that goes on after this is cancelled."""
@@ -426,9 +439,9 @@ class _FrameChannel(Channel[Part, Part]):
         return reply_of(self._exchange)
 
     @property
-    def budget(self) -> ByteBudget:
+    def budget(self) -> Budget:
         """For a model that itself holds bytes of the session."""
-        return self._exchange.owner.budget
+        return self._exchange.account
 
     def awaits(self, whom: Callable[[], str]) -> None:
         """For a model that waits for somebody else: the error says so where the session's time is over meanwhile."""

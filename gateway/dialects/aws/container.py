@@ -24,7 +24,7 @@ from models.messages import Family, Part, PartKind
 from models.session import Channel
 from protocols import v2
 from protocols.aws import invoke, multi_model
-from protocols.buffers import ByteBudget
+from protocols.buffers import Budget
 
 
 @final
@@ -160,9 +160,9 @@ class _BodyChannel(Channel[Part, Part]):
         return reply_of(self._exchange)
 
     @property
-    def budget(self) -> ByteBudget:
+    def budget(self) -> Budget:
         """For a model that itself holds bytes of the session."""
-        return self._exchange.owner.budget
+        return self._exchange.account
 
     async def receive(self) -> Part:
         body, self._body = self._body, None

@@ -80,7 +80,13 @@ class Pieces:
         del text
         exchange.limit_silence(math.inf, "")
         exchange.parts_in = 0
-        return cls(exchange, reader, request)
+        pieces = cls(exchange, reader, request)
+        inbound.under_way = pieces._under_way
+        return pieces
+
+    def _under_way(self) -> tuple[object, int] | None:
+        """Of a large row that has begun: how many pieces came before it, and its bytes that are here."""
+        return (self._exchange.parts_in, self._reader.here) if self._reader.need else None
 
     async def next_piece(self) -> InferRequest:
         """The next one, until the last was given. trio.BusyResourceError if another task waits for it."""
@@ -119,11 +125,14 @@ class Pieces:
 
 
 async def _read(inbound: Inbound, reader: PieceReader) -> None:
-    if reader.need:
-        inbound.assembling(reader.need)
+    need = reader.need
+    if need:
+        inbound.gathering(reader.here, need)
     data = await inbound.receive()
     if data is None:
         reader.receive_eof()
     else:
         assert not isinstance(data, Frame)
+        if need:
+            inbound.gathering(min(reader.here + len(data), need), need)
         reader.receive_data(data)

@@ -100,6 +100,8 @@ class _SessionChannel:
         self._inbound, self._outbound = exchange.open_inbound(), exchange.outbound
         self._opcode = _TEXT  # of the message that arrives
         self._joined: bytearray | None = None  # its frames so far, where it has several
+        self._fragmented = 0  # messages that had
+        self._inbound.under_way = self._under_way
         self._whole: memoryview | None = None  # all of it, not read yet
         self._refusal = b""  # what is said of it, as soon as there is room
         self._asked: v2.V2Request | None = None  # the request at hand
@@ -210,10 +212,15 @@ class _SessionChannel:
                 joined += data
             elif not frame.fin:
                 self._joined = bytearray(data)
+                self._fragmented += 1
             if frame.fin:
                 self._joined = None
                 self._whole = whole = memoryview(data if joined is None else joined).toreadonly()
                 return whole
+
+    def _under_way(self) -> tuple[object, int] | None:
+        """Of a message some of whose frames are here: which it is, and their bytes."""
+        return None if self._joined is None else (self._fragmented, len(self._joined))
 
     def _broken(self, error: GatewayError) -> GatewayError:
         """How the session ends is not for its model to choose: one that goes on after this is cancelled."""

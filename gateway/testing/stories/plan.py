@@ -151,6 +151,7 @@ def plan(seed: int, *, hub: bool = True) -> Plan:
         listen=ListenConfig(port=-1, tls_port=-1),
         limits=LimitsConfig(
             total_bytes=(160 if tight else 8 * KiB) * KiB,
+            body=160 * KiB,
             body_pool=64 * KiB,
             send_buffer=chance.choice((1, 4, 16)) * KiB,
             connection_send_buffer=16 * KiB,

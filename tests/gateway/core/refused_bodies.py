@@ -231,7 +231,9 @@ def refusals(size: int) -> dict[str, Callable[[], Refused]]:
 
 def limits_of(size: int) -> LimitsConfig:
     """The limits that the kinds go by."""
-    return replace(LimitsConfig(), body=size, total_bytes=size * 3 // 2, memory_refuse=100, memory_reset=100)
+    return replace(
+        LimitsConfig(), body=size, total_bytes=size * 3 // 2, party_share=100, memory_refuse=100, memory_reset=100
+    )
 
 
 def config_of(size: int, credentials: str) -> Config:

@@ -128,7 +128,7 @@ async def test_a_client_that_asks_first_is_told_to_go_on(transport: str, autojum
 async def test_a_body_that_the_budget_cannot_hold_is_refused_and_nothing_is_held(
     transport: str, known: bool, autojump_clock: Any
 ) -> None:
-    async with serving(Probe(silent).spec("v2-http1"), config=limits(total_bytes=512 * KiB)) as house:
+    async with serving(Probe(silent).spec("v2-http1"), config=limits(body=1 * MiB, total_bytes=512 * KiB)) as house:
         line = house.line(transport)
         size = 600 * KiB
         await line.send(raw(1, b"POST", "/v2/models/probe/infer", content_length=size if known else None))
@@ -147,17 +147,20 @@ async def test_uploads_that_fill_the_budget_finish_and_the_one_too_many_does_not
     probe = Probe(answering)
     probe.go.set()
     body = infer_body(150 * KiB)
-    config = limits(total_bytes=512 * KiB, memory_refuse=100)
+    config = limits(body=1 * MiB, total_bytes=512 * KiB, party_share=100, memory_refuse=100)
     async with serving(probe.spec("v2-http1"), config=config) as house:
         lines = [house.line("http1") for _ in range(4)]
         for line in lines:
             await line.send(raw(1, b"POST", "/v2/models/probe/infer", content_length=len(body), headers=BINARY))
-            await line.send(Data(stream=1, buffers=(body[: 10 * KiB],)))
+            await house.still()
+        assert house.gateway.budget.used == 0, "what is only announced takes nothing"
+        for line in lines:
+            await line.send(Data(stream=1, buffers=(body[:-1],)))
             await house.still()
         with at_once():
             assert (await lines[3].peer.read_answer(1))[0] == 503
         for line in lines[:3]:
-            await line.send(Data(stream=1, buffers=(body[10 * KiB :],)), End(stream=1))
+            await line.send(Data(stream=1, buffers=(body[-1:],)), End(stream=1))
             assert (await line.peer.read_answer(1))[0] == 200
         assert house.endings == {"refused": 1, "complete": 3}
 
@@ -189,7 +192,7 @@ async def test_a_body_counts_until_its_answer_is_written(transport: str, size: i
 
 async def test_above_the_first_watermark_nothing_new_begins(autojump_clock: Any) -> None:
     probe = Probe(deaf)
-    async with serving(probe.spec("websocket"), config=limits(total_bytes=200 * KiB)) as house:
+    async with serving(probe.spec("websocket"), config=limits(total_bytes=200 * KiB, party_share=100)) as house:
         call = await house.call("websocket")
         assert isinstance(call, SocketCall)
         for _ in range(3):
@@ -387,6 +390,98 @@ async def test_a_stream_may_be_as_silent_as_it_likes(wire: str, autojump_clock: 
         await call.leave(Leave.CLOSE)
 
 
+LARGE_FRAME = b"\x82\xff" + (1 * MiB).to_bytes(8, "big") + bytes(4)
+BEGUN = {
+    "a header": LARGE_FRAME[:5],
+    "a length": LARGE_FRAME,
+    "some of it": LARGE_FRAME + b"0" * (100 * KiB),
+    "a ping": b"\x89",
+}
+
+
+@pytest.mark.parametrize("begun", BEGUN.values(), ids=BEGUN)
+async def test_a_frame_that_begins_and_does_not_come_ends_its_session(begun: bytes, autojump_clock: Any) -> None:
+    config = Config(websocket=WebSocketConfig(ping_interval=0))
+    async with serving(Probe(echoing).spec("websocket"), config=config) as house:
+        call = await house.call("websocket")
+        await trio.sleep(100)
+        call.line.transport.try_send([begun])
+        began = trio.current_time()
+        _, over = await call.rest()
+        assert (over.how, over.code, "limits.body_silence" in over.text) == ("error", "1008", True)
+        assert 30 < trio.current_time() - began <= 30 + 2 * TICK
+        call.line.peer.close()
+        await house.still()
+        assert house.endings == {"refused": 1}
+
+
+async def test_a_frame_that_drips_ends_its_session_and_a_slow_one_does_not(autojump_clock: Any) -> None:
+    config = Config(websocket=WebSocketConfig(ping_interval=0))
+    probe = Probe(deaf)
+    probe.go.set()
+    async with serving(probe.spec("websocket"), config=config) as house:
+        for rate, ended in ((2 * KiB, False), (500, True)):
+            call = await house.call("websocket")
+            call.line.transport.try_send([LARGE_FRAME[:2] + (200 * KiB).to_bytes(8, "big") + bytes(4)])
+            for _ in range(100):
+                if house.endings:
+                    break
+                call.line.transport.try_send([b"0" * rate])
+                await trio.sleep(1)
+            assert bool(house.endings) is ended
+            if ended:
+                _, over = await call.rest()
+                assert (over.code, "limits.body_rate" in over.text) == ("1008", True)
+                call.line.peer.close()
+                await house.still()
+            else:
+                await house.still()
+                assert len(probe.received) == 1
+                await call.leave(Leave.RESET)
+                await house.still()
+                house.gateway.observer.endings.clear()
+
+
+async def test_who_is_not_read_is_not_silent(autojump_clock: Any) -> None:
+    """A model that takes nothing keeps its client in the middle of a frame for as long as it likes."""
+    probe = Probe(deaf)
+    config = Config(websocket=WebSocketConfig(ping_interval=0), limits=replace(LimitsConfig(), read_ahead=20 * KiB))
+    async with serving(probe.spec("websocket"), config=config) as house:
+        call = await house.call("websocket")
+        frame = b"\x82\xfe" + (30 * KiB).to_bytes(2, "big") + bytes(4) + b"0" * (30 * KiB)
+        call.line.transport.try_send([frame, frame[: 20 * KiB]])
+        await house.still()
+        call.line.transport.try_send([frame[20 * KiB : 21 * KiB]])
+        await trio.sleep(300)
+        assert house.endings == {}
+        probe.go.set()
+        await house.still()
+        call.line.transport.try_send([frame[21 * KiB :]])
+        await house.still()
+        assert len(probe.received) == 2
+        await call.leave(Leave.STREAM)
+
+
+@pytest.mark.parametrize("size", [10 * KiB, 1 * MiB])
+async def test_an_event_that_begins_and_does_not_come_ends_its_session(size: int, autojump_clock: Any) -> None:
+    async with serving(Probe(echoing).spec("bidi")) as house:
+        call = await house.call("bidi")
+        assert isinstance(call, DuplexCall)
+        line = call.line
+        await call.say()
+        assert await call.take(1) == [0]
+        await trio.sleep(100)
+        event = b"".join(call.part(size).buffers)
+        await line.send(Data(stream=call.stream, buffers=(event[: 5 * KiB],)))
+        began = trio.current_time()
+        _, over = await call.rest()
+        assert (over.how, over.code) == ("error", "InternalStreamFailure")
+        assert "limits.body_silence" in over.text
+        assert 30 < trio.current_time() - began <= 30 + 2 * TICK
+        await house.still()
+        assert house.endings == {"refused": 1}
+
+
 async def give_up_after(nursery: trio.Nursery, seconds: float) -> None:
     await trio.sleep(seconds)
     nursery.cancel_scope.cancel()
@@ -575,10 +670,24 @@ async def test_a_frame_over_its_limit_is_refused_before_its_memory_is_taken(size
 async def test_a_frame_that_the_budget_cannot_hold_is_asked_again_later(autojump_clock: Any) -> None:
     async with serving(Probe(echoing).spec("websocket"), config=limits(total_bytes=1 * MiB)) as house:
         call = await house.call("websocket")
-        call.line.transport.try_send([b"\x82\xff" + (2 * MiB).to_bytes(8, "big") + bytes(4) + bytes(100)])
+        call.line.transport.try_send([b"\x82\xff" + (1 * MiB).to_bytes(8, "big") + bytes(4) + bytes(100)])
+        await house.still()
+        assert house.gateway.budget.try_reserve(1000 * KiB)  # somebody else's
+        call.line.transport.try_send([bytes(100 * KiB)])
         _, over = await call.rest()
         assert (over.how, over.code) == ("error", "1013")
-        assert house.endings == {"refused": 1}
+        house.gateway.budget.release(1000 * KiB)
+        await house.still()
+        assert (house.endings, house.gateway.budget.used) == ({"refused": 1}, 0)
+
+
+async def test_a_frame_that_the_budget_could_never_hold_is_refused_at_once(autojump_clock: Any) -> None:
+    async with serving(Probe(echoing).spec("websocket"), config=limits(total_bytes=1 * MiB)) as house:
+        call = await house.call("websocket")
+        call.line.transport.try_send([b"\x82\xff" + (2 * MiB).to_bytes(8, "big") + bytes(4)])
+        _, over = await call.rest()
+        assert (over.how, over.code) == ("error", "1009")
+        assert (house.endings, house.gateway.budget.high_water) == ({"refused": 1}, 0)
 
 
 async def test_a_large_frame_lands_in_memory_reserved_first_and_a_client_that_leaves_it_unfinished_gives_it_back(
@@ -588,7 +697,7 @@ async def test_a_large_frame_lands_in_memory_reserved_first_and_a_client_that_le
         call = await house.call("websocket")
         call.line.transport.try_send([b"\x82\xff" + (2 * MiB).to_bytes(8, "big") + bytes(4) + bytes(100)])
         await house.still()
-        assert house.gateway.budget.used == 2 * MiB
+        assert house.gateway.budget.used == 100 + 16 * KiB, "as much as has come, and a step"
         await call.leave(Leave.CLOSE)
         await house.still()
         assert house.gateway.budget.used == 0
@@ -604,7 +713,7 @@ async def test_a_large_frame_begun_after_the_session_is_given_back_too(autojump_
         assert (probe.returned, house.connections) == (1, 1)  # it waits for the answer to its Close
         call.line.transport.try_send([b"\x82\xff" + (2 * MiB).to_bytes(8, "big") + bytes(4) + bytes(100)])
         await house.still()
-        assert house.gateway.budget.used == 2 * MiB
+        assert house.gateway.budget.used == 100 + 16 * KiB, "as much as has come, and a step"
         call.line.peer.close()
         await house.still()
         assert house.gateway.budget.used == 0

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 from typing import Any
 
 import pytest
@@ -14,6 +16,7 @@ from models.session import Session
 from protocols.aws import bidi, eventstream
 from protocols.events import ConnectionEnd, Data, End, GoAway, Reset, Response
 from protocols.http2.frames import Kind
+from protocols.http2.windows import FLOOR, STEP
 from tests.gateway.promises import (
     CANCELLED,
     EventsCall,
@@ -32,8 +35,6 @@ from tests.gateway.promises import (
     serving,
     silent,
 )
-
-WINDOW = HTTP2Config().initial_window
 
 
 async def bidi_call(house: House, line: Line, model: str = "probe") -> EventsCall:
@@ -208,7 +209,7 @@ async def test_a_part_over_its_limit_is_refused_before_its_memory_is_taken(autoj
         numbers, over = await call.rest()
         assert (numbers, over.how, over.code) == ([], "error", "InternalStreamFailure")
         assert "limit" in over.text
-        assert house.gateway.budget.high_water == WINDOW
+        assert house.gateway.budget.high_water == FLOOR + STEP
         assert house.endings == {"refused": 1}
 
 
@@ -221,7 +222,8 @@ async def test_a_large_part_is_taken_piecewise_into_memory_reserved_first(autoju
         event = b"".join(call.part(size).buffers)
         await call.line.send(Data(stream=call.stream, buffers=(event[: len(event) // 2],)))
         await call.line.read()
-        assert size < house.gateway.budget.used < size + 512 * KiB  # the part, and its stream's window
+        arrived = len(event) // 2
+        assert arrived < house.gateway.budget.used < arrived + arrived + 256 * KiB  # a step, and what its window has grown
         await call.line.send(Data(stream=call.stream, buffers=(event[len(event) // 2 :],)))
         await call.line.read()
         assert probe.received == [0]
@@ -243,9 +245,59 @@ async def test_a_part_that_the_budget_cannot_hold_ends_its_session_alone(autojum
         await works(house, line)
 
 
+@asynccontextmanager
+async def no_room(house: House) -> AsyncIterator[None]:
+    """Others hold all of the budget but a few bytes."""
+    budget = house.gateway.budget
+    n = budget.limit - budget.used - 100
+    assert budget.try_reserve(n)
+    yield
+    budget.release(n)
+
+
+async def test_a_stream_whose_bytes_find_no_room_is_answered_503_and_its_neighbours_go_on(autojump_clock: Any) -> None:
+    probe = Probe(silent)
+    config = limits(total_bytes=200 * KiB, body=100 * KiB, memory_refuse=100, memory_reset=100, party_share=100)
+    async with serving(probe.spec("v2-http2"), Probe(echoing, "other").spec("bidi"), config=config) as house:
+        line = house.line("http2")
+        stream = line.next_stream()
+        await line.send(raw(stream, b"POST", "/v2/models/probe/infer", content_length=50 * KiB))
+        await house.still()
+        async with no_room(house):
+            await line.send(Data(stream=stream, buffers=(bytes(50 * KiB),)), End(stream=stream))
+            response = await line.event(stream)
+            assert response.status == 503
+            assert b"limits.total_bytes" in (await line.event(stream)).buffers[0]
+            assert await line.event(stream) == End(stream=stream)
+            await line.ping()
+        assert house.endings == {"refused": 1}
+        await works(house, line)
+        house.check_ledger()
+
+
+async def test_a_stream_whose_bytes_find_no_room_is_reset_where_its_answer_has_begun(autojump_clock: Any) -> None:
+    probe = Probe(echoing)
+    config = limits(total_bytes=200 * KiB, memory_refuse=100, memory_reset=100, party_share=100)
+    async with serving(probe.spec("bidi"), Probe(echoing, "other").spec("bidi"), config=config) as house:
+        line = house.line("http2")
+        calls = [await bidi_call(house, line) for _ in range(2)]
+        for call in calls:
+            await call.say()
+            await call.take(1)
+        async with no_room(house):
+            await calls[0].say(10 * KiB)
+            assert await calls[0].rest() == ([], Over("cut", code="11")), "ENHANCE_YOUR_CALM"
+            await calls[1].say()
+            await calls[1].take(1)
+        assert house.endings == {"refused": 1}
+        await calls[1].leave(Leave.RESET)
+        await house.still()
+        house.check_ledger()
+
+
 async def test_a_stream_that_the_budget_has_no_window_for_is_refused_and_its_neighbours_are_not(autojump_clock: Any) -> None:
     probe = Probe(answering)
-    config = limits(total_bytes=200 * KiB, memory_refuse=100)
+    config = limits(total_bytes=3 * FLOOR + 100, party_share=100, memory_refuse=100)
     async with serving(probe.spec("bidi"), config=config) as house:
         line = house.line("http2")
         calls = [await bidi_call(house, line) for _ in range(4)]
@@ -255,7 +307,7 @@ async def test_a_stream_that_the_budget_has_no_window_for_is_refused_and_its_nei
         probe.go.set()
         for call in calls[:3]:
             numbers, over = await call.rest()
-            assert (len(numbers), over) == (1, Over("complete"))
+            assert (len(numbers), over) == (1, Over("complete")), over.text
         again = await bidi_call(house, line)
         assert (await again.rest())[1] == Over("complete")
 

@@ -11,6 +11,7 @@ from protocols.errors import LocalProtocolError, RemoteProtocolError
 from protocols.events import ConnectionEnd, Data, End, GoAway, Request, Reset, Response
 from protocols.http2.connection import LOOKS, HTTP2Connection, HTTP2Limits
 from protocols.http2.frames import LARGEST_ID, Kind
+from protocols.http2.windows import FLOOR
 from protocols.roles import Role
 from tests.protocols.http2.http2_helpers import (
     DEFAULT,
@@ -210,7 +211,7 @@ def test_a_flood_after_the_answer_is_credited_to_its_limit_and_costs_no_memory(p
     assert (Kind.WINDOW_UPDATE, 1) in written
     assert (budget.used, server.unconsumed, server.lingering, set(server.windows())) == (0, 0, 0, {0})
     assert client.says(data(1, content, 8 * bool(padding))) == [], "as after any reset of ours"
-    assert budget.high_water == 65_536
+    assert budget.high_water == FLOOR
 
 
 def test_a_flood_of_empty_frames_after_the_answer_is_counted_and_does_not_hold_the_stream() -> None:
@@ -313,7 +314,7 @@ def test_what_was_given_out_before_the_answer_is_credited_though_the_stream_ling
     client.says(client.head(1), data(1, bytes(100)))
     server.respond(1, 404, ())
     output(server)
-    assert budget.used == 65_536
+    assert budget.used == FLOOR
     server.credit(1, 40)
     assert server.drop(1) == 60
     assert (budget.used, server.lingering) == (0, 1)
@@ -573,7 +574,7 @@ def test_a_lost_transport_ends_every_stream_and_returns_the_budget_as_it_is_read
     assert not pair.server.has_output
     assert pair.server.next_event() == ConnectionEnd()
     assert not pair.server.is_open(1)
-    assert budget.used == 65_536
+    assert budget.used == FLOOR
     pair.server.credit(1, 2)
     assert pair.server.drop(1) == 4
     assert budget.used == 0

@@ -8,8 +8,9 @@ from hypothesis.stateful import Bundle, RuleBasedStateMachine, invariant, rule
 
 from protocols.buffers import ByteBudget
 from protocols.errors import LocalProtocolError
-from protocols.events import Data, End, Event, Head, Request, Reset, Response, Signal
+from protocols.events import Data, End, Event, Head, NoRoom, Request, Reset, Response, Signal
 from protocols.http2.connection import HTTP2Connection, HTTP2Limits
+from protocols.http2.windows import FLOOR, STEP
 from protocols.roles import Role
 from tests.protocols.http2.http2_helpers import check, told
 
@@ -60,6 +61,9 @@ class Side:
                 case End(stream=stream):
                     assert stream not in self.over
                     self.over[stream] = End
+                case NoRoom(stream=stream):
+                    assert stream not in self.dropped
+                    self.dropped.add(stream)
                 case Reset(stream=stream):
                     assert self.over.get(stream) is not Reset
                     self.over[stream] = Reset
@@ -139,6 +143,14 @@ class Exchanges(RuleBasedStateMachine):
     def tick(self, who: str) -> None:
         self.sides[who].machine.tick()
 
+    @rule(who=who)
+    def trim(self, who: str) -> None:
+        machine = self.sides[who].machine
+        machine.trim()
+        for stream, ledger in machine.windows().items():
+            if stream and not ledger.unread:
+                assert machine.reserved(stream) <= FLOOR + max(0, ledger.granted - LIMITS.initial_window)
+
     @rule(who=who, at_most=st.sampled_from([10, 100, 5000, 100_000]), n=st.sampled_from([1, 50, 3000, 100_000]))
     def move(self, who: str, at_most: int, n: int) -> None:
         side, other = self.sides[who], self.sides["server" if who == "client" else "client"]
@@ -154,6 +166,11 @@ class Exchanges(RuleBasedStateMachine):
             for stream, heard in side.heard.items():
                 assert other.said.get(stream, b"")[: len(heard)] == heard
             assert side.budget.used >= side.machine.unconsumed
+            assert side.budget.used == sum(map(side.machine.reserved, side.machine.windows()))
+            for stream, ledger in side.machine.windows().items():
+                if stream:
+                    grown = max(0, ledger.granted - LIMITS.initial_window)
+                    assert ledger.unread <= side.machine.reserved(stream) <= ledger.unread + FLOOR + STEP + grown
             assert side.machine.lingering <= 2
             assert side.machine.open_streams == sum(side.machine.is_open(stream) for stream in side.machine.windows())
             for stream in side.machine.windows():

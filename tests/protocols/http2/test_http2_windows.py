@@ -6,10 +6,10 @@ import pytest
 
 from protocols.buffers import ByteBudget
 from protocols.errors import LocalProtocolError
-from protocols.events import Data, End, Event, Head, Ping, Request, Reset, Response
+from protocols.events import Data, End, Event, Head, NoRoom, Ping, Request, Reset, Response
 from protocols.http2.connection import HTTP2Connection, HTTP2Limits
 from protocols.http2.frames import Kind
-from protocols.http2.windows import FIRST_CONNECTION_WINDOW, ReceiveWindows
+from protocols.http2.windows import FIRST_CONNECTION_WINDOW, FLOOR, STEP, ReceiveWindows
 from protocols.roles import Role
 from tests.protocols.http2.http2_helpers import (
     END_STREAM,
@@ -129,7 +129,7 @@ def test_the_window_does_not_grow_for_a_slow_consumer_nor_for_a_peer_that_uses_l
 
 
 def test_a_window_grows_only_as_far_as_the_budget_has_room() -> None:
-    budget = ByteBudget(2500)
+    budget = ByteBudget(FLOOR + 1500)
     client = ByHand(SMALL, budget=budget)
     client.says(client.head(1))
     for _ in range(3):
@@ -137,36 +137,125 @@ def test_a_window_grows_only_as_far_as_the_budget_has_room() -> None:
         client.says(data(1, bytes(window)))
         client.server.credit(1, window)
     assert client.server.windows()[1].granted == 2000
-    assert budget.used == 2000
+    assert budget.used == FLOOR + 1000
     client.server.send(Reset(stream=1, code=8))
     assert budget.used == 0
 
 
 def test_a_stream_without_budget_is_refused_without_an_event() -> None:
-    budget = ByteBudget(131_072)
+    budget = ByteBudget(2 * FLOOR)
     pair = Pair(budget=budget)
     for stream in (1, 3, 5):
         pair.request(stream, b"x")
     pair.flow()
     assert [event.stream for event in pair.at_server if isinstance(event, Request)] == [1, 3]
     assert pair.at_client == [Reset(stream=5, code=7)]
-    assert budget.used == 131_072
+    assert budget.used == 2 * FLOOR
     pair.respond(1)
     pair.flow()
-    assert budget.used == 131_072, "a byte is unread"
+    assert budget.used == 2 * FLOOR, "a byte is unread"
     pair.server.credit(1, 1)
-    assert budget.used == 65_536
+    assert budget.used == FLOOR
     pair.request(7)
     pair.flow()
     assert Request in [type(event) for event in pair.at_server if event.stream == 7]  # type: ignore[union-attr]
     pair.server.close()
     pair.server.drop(3)
     assert budget.used == 0
-    assert budget.high_water == 131_072
+    assert budget.high_water == 2 * FLOOR
+
+
+def test_a_window_alone_takes_nothing_and_what_is_unread_is_paid_for_in_steps() -> None:
+    budget = ByteBudget(1_000_000)
+    client = ByHand(budget=budget)
+    client.says(client.head(1), data(1, bytes(FLOOR)))
+    assert budget.used == FLOOR
+    client.says(data(1, b"x"))
+    assert budget.used == FLOOR + STEP
+    client.says(data(1, bytes(16_384)), data(1, bytes(16_384)))
+    assert budget.used == FLOOR + 3 * STEP
+    client.server.credit(1, 2 * 16_384)
+    assert budget.used == FLOOR + STEP
+    client.server.credit(1, 4000)
+    assert budget.used == FLOOR + STEP, "a step stays for the next frame"
+    client.server.trim()
+    assert budget.used == FLOOR
+    client.server.credit(1, FLOOR + 1 - 4000)
+    client.server.trim()
+    assert budget.used == FLOOR + max(0, client.server.windows()[1].granted - 65_536)
+    client.server.send(Reset(stream=1, code=8))
+    assert budget.used == 0
+
+
+def test_who_takes_frame_after_frame_asks_the_budget_once() -> None:
+    budget = Counting(1_000_000)
+    client = ByHand(budget=budget)  # type: ignore[arg-type]
+    client.says(client.head(1))
+    for _ in range(50):
+        client.says(data(1, bytes(10_000)))
+        client.server.credit(1, 10_000)
+    assert client.server.windows()[1].granted == 65_536, "which did not grow"
+    assert budget.asked == 2, "at the beginning of the stream, and for its first frame"
+
+
+class Counting:
+    """A budget that counts how often it is asked."""
+
+    def __init__(self, limit: int) -> None:
+        self.limit, self.used, self.asked = limit, 0, 0
+
+    @property
+    def held(self) -> int:
+        return self.used
+
+    def try_reserve(self, n: int) -> bool:
+        self.asked += 1
+        self.used += n
+        return True
+
+    def release(self, n: int) -> None:
+        self.used -= n
+
+
+@pytest.mark.parametrize("payload_path", [True, False])
+def test_what_finds_no_budget_is_dropped_and_credited_and_its_neighbour_goes_on(payload_path: bool) -> None:
+    budget = ByteBudget(3 * FLOOR + STEP)
+    client = ByHand()
+    client.server = server = HTTP2Connection(Role.SERVER, budget=budget, payload_path=payload_path)
+    client.says(*ByHand.OPENING, client.head(1), client.head(3))
+    output(server)
+    assert client.says(data(1, bytes(10_000))) == [Data(stream=1, buffers=(bytes(10_000),))]
+    assert client.says(data(3, bytes(4000))) == [Data(stream=3, buffers=(bytes(4000),))]
+    assert client.says(data(3, bytes(100))) == [NoRoom(stream=3, n=100)]
+    assert client.says(data(3, bytes(16_384)), data(3, b"", END_STREAM)) == [], "nothing more is told of it"
+    assert server.unconsumed == 14_000
+    assert updates(output(server)).get(0, 0) == 100 + 16_384
+    assert client.says(data(1, b"x")) == [Data(stream=1, buffers=(b"x",))]
+    check(server)
+    server.respond(3, 503, ())
+    server.credit(3, 4000)
+    output(server)
+    assert 3 not in server.windows()
+    check(server)
+
+
+def test_another_budget_may_pay_for_a_stream_that_has_begun() -> None:
+    first, second = ByteBudget(1_000_000), ByteBudget(1_000_000)
+    client = ByHand(budget=first)
+    client.says(client.head(1), data(1, bytes(5000)))
+    moved = client.server.charge(1, second)
+    first.release(moved)
+    assert second.try_reserve(moved)
+    client.says(data(1, bytes(16_000)))
+    assert (first.used, second.used) == (0, FLOOR + 2 * STEP)
+    client.server.credit(1, 21_000)
+    client.server.send(Reset(stream=1, code=8))
+    assert (first.used, second.used) == (0, 0)
+    assert client.server.charge(1, first) == 0
 
 
 def test_a_client_without_budget_cannot_open() -> None:
-    client = HTTP2Connection(Role.CLIENT, budget=ByteBudget(65_535))
+    client = HTTP2Connection(Role.CLIENT, budget=ByteBudget(FLOOR - 1))
     assert not client.can_open
     with pytest.raises(LocalProtocolError, match="can_open"):
         client.send(Request(stream=1, head=Head(method=b"GET", target=b"/", authority=b"h")))

@@ -291,11 +291,45 @@ def test_no_memory_is_taken_for_a_part_above_the_limit() -> None:
     assert asked == []
 
 
-def test_memory_that_is_refused_ends_the_connection_with_1013() -> None:
+def test_memory_that_can_never_be_had_ends_the_connection_with_1009() -> None:
     machine = WebSocketConnection(Role.SERVER, allocate=lambda n: None)
     machine.receive_data(from_client(0x82, bytes(LARGE - 1)))
     assert len(pull(machine)) == 1
-    assert violation(machine, write_header(0x82, LARGE, MASKED) + KEY) == 1013
+    assert violation(machine, write_header(0x82, LARGE, MASKED) + KEY) == 1009
+
+
+def test_memory_that_is_refused_ends_the_connection_with_1013_and_not_before_a_byte_needs_it() -> None:
+    machine = WebSocketConnection(Role.SERVER, pay=lambda n: False)
+    machine.receive_data(write_header(0x82, LARGE, MASKED) + KEY)
+    assert machine.next_event() is NEED_DATA
+    assert violation(machine, b"x") == 1013
+
+
+@pytest.mark.parametrize("size", [LARGE, 3 * LARGE + 5, 5_000_000])
+def test_a_large_frame_is_paid_for_as_it_arrives(size: int) -> None:
+    paid: list[int] = []
+
+    def pay(n: int) -> bool:
+        paid.append(n)
+        return True
+
+    machine = WebSocketConnection(Role.SERVER, pay=pay)
+    machine.receive_data(write_header(0x82, size, MASKED) + KEY)
+    assert machine.next_event() is NEED_DATA
+    assert (paid, machine.get_buffer()) == ([], None), "what is only announced takes nothing"
+    arrived = 0
+    while arrived < size:
+        buffer = machine.get_buffer()
+        n = min(size - arrived, 40_000 if buffer is None else len(buffer))
+        if buffer is None:
+            machine.receive_data(bytes(n))
+        else:
+            machine.buffer_updated(n)
+        arrived += n
+        event = machine.next_event()
+        assert arrived <= sum(paid) <= min(size, arrived + min(max(arrived, 16_384), 1024 * 1024))
+    assert isinstance(event, Frame)
+    assert sum(paid) == size
 
 
 def test_a_message_of_the_limit_passes_and_one_byte_more_does_not() -> None:
@@ -650,7 +684,7 @@ def test_a_large_frame_is_received_into_the_memory_it_is_given_out_in() -> None:
         buffer[:n] = wire[at : at + n]
         at += n
         machine.buffer_updated(n)
-    frame = machine.next_event()
+        frame = machine.next_event()
     assert isinstance(frame, Frame)
     assert (frame.opcode, frame.fin, frame.data) == (BINARY, False, payload)
     assert frame.data is memory[0]

@@ -93,6 +93,7 @@ def test_a_landing_frame_is_clear_when_it_is_full_whatever_the_steps(step: int, 
     data = pattern(300003)
     wire = memoryview(mask(data, key) if key else data)
     landing = Landing(Opcode.BINARY, True, key, bytearray(len(data)))
+    landing.paid = len(data)
     while landing.missing:
         n = min(step, landing.missing)
         landing.rest[:n] = wire[-landing.missing :][:n]

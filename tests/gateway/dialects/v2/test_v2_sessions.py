@@ -408,7 +408,9 @@ async def test_a_message_above_the_limit_of_a_body_ends_the_session() -> None:
 
 
 async def test_a_message_for_which_there_is_no_memory_ends_the_session() -> None:
-    config = Config(limits=LimitsConfig(total_bytes=1_000_000, memory_refuse=100, memory_reset=100))
+    config = Config(
+        limits=LimitsConfig(body=2_000_000, total_bytes=1_000_000, party_share=100, memory_refuse=100, memory_reset=100)
+    )
     async with serving(spec_of(double, "m"), config=config) as house:
         peer = await join(house)
         await peer.say(b" " * 60_000, fin=False)
@@ -419,6 +421,25 @@ async def test_a_message_for_which_there_is_no_memory_ends_the_session() -> None
                 break
         code, reason = await peer.closed()
         assert (code, "limits.total_bytes" in reason) == (1013, True)
+        assert house.endings == {"refused": 1}
+
+
+@pytest.mark.parametrize("drips", [False, True])
+async def test_a_message_whose_frames_stop_coming_ends_the_session(drips: bool, autojump_clock: Any) -> None:
+    config = Config(websocket=WebSocketConfig(ping_interval=0))
+    async with serving(spec_of(double, "m"), config=config) as house:
+        peer = await join(house)
+        await trio.sleep(100)
+        await peer.say(b" " * 100, fin=False)
+        for _ in range(60 if drips else 0):
+            if house.endings:
+                break
+            await peer.say(b" " * 100, CONTINUATION, fin=False)
+            await trio.sleep(1)
+        code, reason = await peer.closed()
+        assert (code, ("limits.body_rate" if drips else "limits.body_silence") in reason) == (1008, True)
+        assert 130 < trio.current_time() <= 140
+        await house.still()
         assert house.endings == {"refused": 1}
 
 

@@ -1,0 +1,201 @@
+"""Who may take memory: anybody while there is plenty, above half of it nobody beyond a share, and who is ended first."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import trio
+
+from gateway.config import Config
+from gateway.core.server import Server
+from gateway.errors import Refusal
+from gateway.party import MemoryAccount, Party
+from gateway.testing.stories.talk import Leave
+from protocols.buffers import ByteBudget
+from protocols.events import Data, End, Reset
+from tests.gateway.promises import KiB, Probe, SocketCall, answering, deaf, limits, raw, serving
+
+TICK = 1.0
+
+
+def accounts(limit: int, share: int, n: int) -> list[MemoryAccount]:
+    budget = ByteBudget(limit)
+    return [MemoryAccount(budget, plenty=limit // 2, share=share) for _ in range(n)]
+
+
+# What the party that asks holds, what the others hold, what it asks for, and whether it gets that: of 100, of which 50
+# are plenty, with a share of 12.
+TABLE = [
+    (0, 0, 50, True),  # below half anybody may take anything
+    (40, 0, 10, True),
+    (40, 0, 11, False),  # and above it nobody who holds a share
+    (12, 38, 1, False),
+    (11, 39, 1, True),
+    (11, 39, 30, True),  # who holds less gets what it asks for
+    (0, 50, 1, True),
+    (0, 99, 1, True),
+    (0, 99, 2, False),  # where there is any
+    (12, 37, 1, True),
+    (12, 38, 0, True),
+    (50, 0, 1, False),
+]
+
+
+@pytest.mark.parametrize(("own", "others", "asked", "had"), TABLE)
+def test_above_half_of_the_budget_nobody_gets_more_who_holds_a_share(own: int, others: int, asked: int, had: bool) -> None:
+    budget = ByteBudget(100)
+    account = MemoryAccount(budget, plenty=50, share=12)
+    assert budget.try_reserve(others)
+    account.held = own
+    assert budget.try_reserve(own)
+    refused = account.has_its_share(asked)
+    assert refused is (not had and own >= 12)
+    assert account.try_reserve(asked) is had
+    assert (account.held, budget.used) == (own + asked * had, own + others + asked * had)
+
+
+def test_what_is_given_back_may_be_taken_by_others_and_moves_with_its_exchange() -> None:
+    one, other = accounts(100, 12, 2)
+    assert one.try_reserve(50)
+    assert not one.try_reserve(1)
+    assert other.try_reserve(20)
+    one.hand_over(20, other)
+    assert (one.held, other.held, one.used) == (30, 40, 70)
+    one.release(30)
+    other.release(40)
+    assert (one.held, other.held, one.used) == (0, 0, 0)
+    with pytest.raises(AssertionError):
+        one.release(1)
+
+
+def test_a_party_has_one_account() -> None:
+    server = Server(Config(), lambda _: None, lambda _: None)
+    party = Party("somebody")
+    assert server.account_of(party) is server.account_of(party)
+    assert server.account_of(Party("somebody")) is not server.account_of(party)
+
+
+async def test_who_holds_its_share_is_refused_and_others_are_not(autojump_clock: Any) -> None:
+    probe, other = Probe(deaf), Probe(answering, "other")
+    other.go.set()
+    config = limits(total_bytes=400 * KiB, body=100 * KiB, party_share=20)
+    async with serving(probe.spec("v2-http1"), other.spec("lmi-http2"), config=config) as house:
+        greedy, modest = house.line("http2"), house.line("http2")
+        await greedy.send(raw(1, b"POST", "/v2/models/probe/infer", content_length=90 * KiB))
+        for _ in range(9):
+            await greedy.send(Data(stream=1, buffers=(bytes(10 * KiB - 1),)))
+        await house.still()
+        holder = house.connection(greedy).budget
+        assert 80 * KiB <= holder.held < 150 * KiB
+        stranger = Party("stranger")
+        account = house.gateway.server.account_of(stranger)
+        assert account.try_reserve(120 * KiB)
+        assert holder.has_its_share(), "half of the budget is in use"
+
+        await greedy.send(raw(3, b"GET", "/v2"), End(stream=3))
+        assert await greedy.event(3) == Reset(stream=3, code=7), "REFUSED_STREAM: it may be sent again"
+        await modest.send(raw(1, b"GET", "/v2"), End(stream=1))
+        assert (await modest.peer.read_answer(1))[0] == 200
+
+        account.release(120 * KiB)
+        await greedy.send(raw(5, b"GET", "/v2"), End(stream=5))
+        assert (await greedy.event(5)).status == 200
+        greedy.peer.close()
+        await house.still()
+        assert holder.held == 0
+
+
+async def test_a_request_of_who_holds_its_share_is_told_503_and_when_to_come_again(autojump_clock: Any) -> None:
+    config = limits(total_bytes=200 * KiB)
+    async with serving(Probe(deaf).spec("v2-http1"), config=config) as house:
+        line = house.line("http1")
+        await house.still()
+        await line.send(raw(1, b"GET", "/v2"), End(stream=1))
+        assert (await line.peer.read_answer(1))[0] == 200
+        account = house.connection(line).budget
+        assert account.try_reserve(99 * KiB)
+        assert house.gateway.budget.try_reserve(10 * KiB)
+        await line.send(raw(2, b"GET", "/v2"), End(stream=2))
+        status, headers, body = await line.peer.read_answer(2)
+        assert (status, b"limits.party_share" in body) == (503, True)
+        assert headers[b"retry-after"] == b"1"
+        assert house.gateway.observer.refusals == {Refusal.PARTY_SHARE: 1}
+        await line.send(raw(3, b"GET", "/v2/health/live"), End(stream=3))
+        assert (await line.peer.read_answer(3))[0] == 200, "health is always told"
+        account.release(99 * KiB)
+        house.gateway.budget.release(10 * KiB)
+
+
+async def test_what_a_key_holds_is_counted_over_its_connections(autojump_clock: Any) -> None:
+    probe = Probe(deaf)
+    async with serving(probe.spec("websocket")) as house:
+        key = Party("key")
+        account = house.gateway.server.account_of(key)
+        calls = [await house.call("websocket") for _ in range(2)]
+        for call in calls:
+            assert isinstance(call, SocketCall)
+            await call.say(40 * KiB)
+        await house.still()
+        assert account.held == 0
+        for exchange in house.gateway.observer.live:
+            exchange.key = key
+        assert account.held == house.gateway.budget.used >= 80 * KiB
+        assert [house.connection(call.line).budget.held for call in calls] == [0, 0]
+        await calls[0].say(40 * KiB)
+        await house.still()
+        assert account.held == house.gateway.budget.used >= 120 * KiB
+        for call in calls:
+            await call.leave(Leave.STREAM)
+        await house.still()
+        assert account.held == house.gateway.budget.used == 0
+
+
+async def test_a_stream_of_http2_moves_to_its_key_with_what_it_has_reserved(autojump_clock: Any) -> None:
+    async with serving(Probe(deaf).spec("bidi")) as house:
+        line = house.line("http2")
+        call = await house.call("bidi", line=line)
+        await call.line.send(Data(stream=call.stream, buffers=(bytes(30 * KiB),)))
+        await house.still()
+        (exchange,) = house.gateway.observer.live
+        exchange.key = Party("key")
+        assert exchange.account is house.gateway.server.account_of(exchange.key)
+        assert exchange.account.held == house.gateway.budget.used >= 30 * KiB
+        assert exchange.held_with_wire == exchange.account.held
+        await call.leave(Leave.RESET)
+        await house.still()
+        assert exchange.account.held == 0
+
+
+async def test_of_the_party_that_holds_most_the_largest_makes_room(autojump_clock: Any) -> None:
+    """Not the largest of all: who spreads what it holds over many is the one that has them."""
+    probe = Probe(deaf)
+    config = limits(total_bytes=200 * KiB, party_share=100, memory_refuse=100)
+    async with serving(probe.spec("websocket"), config=config) as house:
+        many = Party("many")
+        alone = await house.call("websocket")
+        assert isinstance(alone, SocketCall)
+        for _ in range(2):
+            await alone.say(40 * KiB)
+        await house.still()
+        (largest,) = house.gateway.observer.live
+        spread = []
+        for size in (30, 45, 27):
+            call = await house.call("websocket")
+            assert isinstance(call, SocketCall)
+            await house.still()
+            for exchange in house.gateway.observer.live:
+                if exchange is not largest:
+                    exchange.key = many
+            await call.say(size * KiB)
+            await house.still()
+            spread.append(call)
+        assert house.endings == {}
+        await trio.sleep(2 * TICK)
+        assert house.endings == {"refused": 1}
+        _, over = await spread[1].rest()
+        assert (over.how, over.code) == ("error", "1013")
+        assert "limits.memory_reset" in over.text
+        probe.go.set()
+        for call in (alone, spread[0], spread[2]):
+            await call.leave(Leave.STREAM)
