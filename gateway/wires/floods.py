@@ -81,4 +81,5 @@ def report(connection: Connection, flood: Flood, cut: int) -> None:
     wire = connection.wire.name
     connection.server.flooded(wire, flood.kind)
     facts = {"peer": connection.peer, "wire": wire, "kind": flood.kind, "count": flood.count}
-    log.warning("flood", extra={**facts, "seconds": round(flood.seconds, 3), "exchanges": cut})
+    facts = {**facts, "seconds": round(flood.seconds, 3), "exchanges": cut}
+    connection.server.log_limits.write(log, "flood", facts, logging.WARNING)

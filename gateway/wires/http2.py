@@ -361,7 +361,8 @@ class HTTP2Wire:
             self._end_slow(Closing.STALLED, "a frame that has begun came too slowly (limits.body_rate)")
 
     def _end_slow(self, closing: Closing, reason: str) -> None:
-        log.info("protocol error", extra={"peer": self._connection.peer, "wire": self.name, "reason": reason})
+        facts = {"peer": self._connection.peer, "wire": self.name, "reason": reason}
+        self._connection.server.log_limits.write(log, "protocol error", facts)
         self._end(closing, reason)
 
     def _stalled(self, exchange: Exchange, stall: float, waited: float) -> None:

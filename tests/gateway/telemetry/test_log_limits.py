@@ -12,6 +12,7 @@ from trio.testing import MockClock
 
 from gateway.config import Config, LogConfig
 from gateway.log_limits import LogLimits
+from gateway.testing.stories.hostile import frame
 from gateway.testing.stories.talk import Leave
 from models.session import Session
 from tests.gateway.promises import House, Probe, answering, serving, silent
@@ -165,6 +166,24 @@ async def test_connections_that_break_the_rules_write_few_lines(
         assert len(records(caplog, "no connection came about")) == 20
         await trio.sleep(12)
         assert [of[:2] for of in sums(caplog)] == [("protocol error", 30), ("no connection came about", 30)]
+
+
+async def test_floods_and_what_never_came_whole_write_few_lines(
+    autojump_clock: MockClock, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level(logging.INFO, "gateway")
+    opening = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n" + frame(4, 0, 0, b"")
+    async with serving(Probe(silent).spec("json-http1")) as house:
+        for _ in range(50):
+            house.line("http1").transport.try_send([opening + frame(6, 0, 0, bytes(8)) * 300])
+            house.line("http1").transport.try_send([opening + frame(1, 0, 1, b"\x82")])
+        await trio.sleep(12)
+        assert (len(records(caplog, "flood")), len(records(caplog, "protocol error"))) == (20, 20)
+        await trio.sleep(12)
+        assert [(of, n, level) for of, n, _, level in sums(caplog)] == [
+            ("flood", 30, "WARNING"),
+            ("protocol error", 30, "INFO"),
+        ]
 
 
 async def test_a_model_that_raises_again_and_again_has_few_tracebacks(

@@ -33,6 +33,7 @@ from gateway.wires.http2 import HTTP2Wire
 from gateway.workers.slots import Slots
 from gateway.workers.worker import Worker
 from protocols.events import Buffer
+from protocols.floods import FloodPolicy
 
 ROOT = Path(__file__).parents[3]
 SAMPLE = 20
@@ -207,6 +208,11 @@ def _patience_without_end(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(Inbound, "too_slow", lambda self, now: None)
 
 
+def _floods_without_end(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(FloodPolicy, "judge", lambda self, counters, now: None)
+    patch.setattr(FloodPolicy, "tick", lambda self, counters, now: None)
+
+
 PLANTED: Sequence[tuple[Callable[[pytest.MonkeyPatch], None], range]] = (
     (_lost_terminal, range(5)),
     (_unsettled_end, range(5)),
@@ -223,6 +229,7 @@ PLANTED: Sequence[tuple[Callable[[pytest.MonkeyPatch], None], range]] = (
     (_orphans, range(20)),
     (_drain_without_words, range(15)),
     (_patience_without_end, range(5)),
+    (_floods_without_end, range(7, 11)),
 )
 """Each with seeds of which one must find it."""
 
