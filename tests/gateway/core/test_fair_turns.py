@@ -25,7 +25,7 @@ PATIENCE = 0.125
 the leader's and of what that makes others do."""
 EVERY = round(2 * PATIENCE / STEP)
 """Steps between two questions."""
-ASKED = 5
+ASKED = 3
 
 drivers = pytest.mark.parametrize("hub", [True, False], ids=["leader", "waiting"])
 
@@ -56,8 +56,11 @@ async def waits(
         return [(at - asked) * STEP for asked, at in zip(client.asked, answered, strict=True)]
 
 
-@pytest.mark.parametrize("load", ["resets", "late-resets", "messages", "pings", "pipelined"])
-@pytest.mark.parametrize("number", [1, 10, 100])
+# of messages a few alone: each is a session, whose model has a turn of its own
+@pytest.mark.parametrize(
+    ("load", "number"),
+    [("resets", 1), ("resets", 30), ("late-resets", 30), ("pings", 30), ("pipelined", 30), ("messages", 10)],
+)
 @pytest.mark.parametrize("kept", [True, False], ids=["kept", "fresh"])
 @drivers
 async def test_a_light_connection_waits_no_longer_beside_many_heavy_ones_than_beside_one(
@@ -156,8 +159,8 @@ def turns_without_time(monkeypatch: pytest.MonkeyPatch) -> None:
     [
         (deaf_hub, "resets", 10, True),
         (frames_without_end, "pings", 10, False),
-        (nobody_is_heavy, "resets", 100, False),
-        (turns_without_time, "pings", 100, False),
+        (nobody_is_heavy, "resets", 60, False),
+        (turns_without_time, "pings", 60, False),
     ],
     ids=lambda value: getattr(value, "__name__", None),
 )

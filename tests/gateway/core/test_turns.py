@@ -128,7 +128,7 @@ class Client:
 
 async def over(press: Press) -> None:
     """The press has done all it wanted to."""
-    for _ in range(10 * END):
+    for _ in range(10 * press.end):
         if press.steps >= press.end:
             break
         await trio.lowlevel.checkpoint()
