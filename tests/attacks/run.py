@@ -16,7 +16,7 @@ from benchmarks.good import LIMIT, Waits
 from benchmarks.servers import ROOT
 from tests.attacks.attack import Attack
 from tests.attacks.attacker import Ended
-from tests.attacks.served import DRAIN, Served, events, serving, tracebacks
+from tests.attacks.served import DRAIN, GOODBYES, Served, events, serving, tracebacks
 
 MiB = 1 << 20
 SETTLED = 15.0
@@ -171,7 +171,7 @@ def broken(attack: Attack, row: Row, *, times: bool = False) -> list[str]:
         said.append(f"the server grew by {row.peak / MiB:.0f} MiB, of {attack.growth}")
     if row.after > attack.after * MiB:
         said.append(f"it is {row.after / MiB:.0f} MiB larger {SETTLED:g} s after the attack, of {attack.after}")
-    if row.alive and (row.status not in (0, 3) or row.stop > DRAIN + 2):
+    if row.alive and (row.status not in (0, 3) or row.stop > DRAIN + GOODBYES + 2):
         said.append(f"after SIGTERM it ended with status {row.status}, {row.stop:.1f} s later")
     if row.log_lines > attack.lines + 10 * row.seconds:
         said.append(f"{row.log_lines} lines in the log, of {attack.lines + 10 * row.seconds:.0f}")

@@ -26,6 +26,8 @@ from tests.ports import free_port
 
 DRAIN = 2.0
 """Seconds that the server has for a drain."""
+GOODBYES = 5.0
+"""And beyond that, for those that are told and do not go: a WebSocket's `close_timeout` among them."""
 _MODELS = {
     "echo": "models.library.echo:Echo",
     "identity": "models.library.tensors:identity",
@@ -87,10 +89,10 @@ class Served:
         return {name: float(value) for name, _, value in found}
 
     def terminate(self) -> float:
-        """SIGTERM; the seconds until it has ended. After its drain and three seconds it is killed."""
+        """SIGTERM; the seconds until it has ended. Long after its drain it is killed."""
         began = time.monotonic()
         os.kill(self._pid, signal.SIGTERM)
-        while self.alive and time.monotonic() < began + DRAIN + 3:
+        while self.alive and time.monotonic() < began + DRAIN + GOODBYES + 5:
             time.sleep(0.01)
         if self.alive:
             os.kill(self._pid, signal.SIGKILL)

@@ -92,7 +92,7 @@ def test_what_holds_is_no_failure() -> None:
         (replace(HELD, after=9 * MiB), "it is 9 MiB larger 15 s after"),
         (replace(HELD, alive=False, status=-9), "ended during the attack with status -9"),
         (replace(HELD, status=1), "after SIGTERM it ended with status 1"),
-        (replace(HELD, stop=6.0), "6.0 s later"),
+        (replace(HELD, stop=9.5), "9.5 s later"),
         (replace(HELD, tracebacks=("Traceback ...",)), "1 tracebacks in the log"),
         (replace(HELD, log_lines=61), "61 lines in the log, of 60"),
         (replace(HELD, risen={}), "everywire_floods_total has not risen"),

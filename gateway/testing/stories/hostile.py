@@ -20,10 +20,11 @@ from protocols.http2.hpack import RememberingDecoder, StatelessEncoder
 ENDS: dict[tuple[Hostility, str], str] = {
     (Hostility.STOPS, "http1"): "status 408",
     (Hostility.STOPS, "http2"): "status 408",
+    (Hostility.STOPS, "websocket"): "close 1008",
     (Hostility.FLOOD, "http2"): "goaway 11",
     (Hostility.FLOOD, "websocket"): "close 1008",
 }
-"""How a hostile client's connection, or its request, must end. One that is not here is ended by nothing but itself."""
+"""How a hostile client's connection, or its request, must end."""
 DRAINED = frozenset(("status 503", "goaway 0", "close 1001", "fin"))
 """What else it may be told where the server is drained, or where no connection is taken any more."""
 _READ = 4096

@@ -380,7 +380,7 @@ class Simulation(trio.abc.Instrument):
             if talk.name in self._lines_of:
                 self._check(talk)
         for hostile in self._hostile:
-            owed = ENDS.get((hostile.plan.hostility, hostile.plan.transport), hostile.ended)
+            owed = ENDS[hostile.plan.hostility, hostile.plan.transport]
             if hostile.ended != owed and not (self.draining_at is not None and hostile.ended in DRAINED):
                 self.report(f"7: {hostile.plan.name}: ended by {hostile.ended}, which should be {owed}")
         budget = self.gateway.budget
