@@ -381,8 +381,8 @@ class Simulation(trio.abc.Instrument):
                 self._check(talk)
         for hostile in self._hostile:
             owed = ENDS[hostile.plan.hostility, hostile.plan.transport]
-            if hostile.ended != owed and not (self.draining_at is not None and hostile.ended in DRAINED):
-                self.report(f"7: {hostile.plan.name}: ended by {hostile.ended}, which should be {owed}")
+            if hostile.ended not in owed and not (self.draining_at is not None and hostile.ended in DRAINED):
+                self.report(f"7: {hostile.plan.name}: ended by {hostile.ended}, which should be {' or '.join(owed)}")
         budget = self.gateway.budget
         if budget.used:
             self.report(f"5: {budget.used} bytes of the budget are in use for ever")

@@ -302,7 +302,9 @@ async def test_an_upload_under_way_is_ended_at_the_deadline(transport: str, leng
 )
 async def test_calls_that_wait_for_a_slot_are_ended_at_the_deadline(wire: str, autojump_clock: Any) -> None:
     probe = Probe(silent)
-    async with serving(probe.spec(wire, capacity=1), wire=wire) as house:
+    # than a session may be silent while others wait for its slot
+    shorter = Config(drain=DrainConfig(timeout=10))
+    async with serving(probe.spec(wire, capacity=1), wire=wire, config=shorter) as house:
         first = await house.call(wire)
         await house.still()
         waiting = await house.call(wire)

@@ -218,7 +218,8 @@ async def test_a_body_and_its_memory_are_seen(autojump_clock: Any) -> None:
 
 async def test_refusals_are_counted_by_their_reason(autojump_clock: Any) -> None:
     gone = (b"x-request-timeout", b"0")
-    small = Config(limits=LimitsConfig(body=2048 * KiB, total_bytes=1024 * KiB), drain=DrainConfig(timeout=20, delay=20))
+    limits = LimitsConfig(body=2048 * KiB, total_bytes=1024 * KiB, party_share=100)
+    small = Config(limits=limits, drain=DrainConfig(timeout=20, delay=20))
     one = spec_of(wait, "one", capacity=1, queue=1, queue_timeout=1)
     async with memory_gateway([one, add], small) as house:
         registry, asking = house.gateway.registry, house.client()
