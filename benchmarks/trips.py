@@ -150,8 +150,8 @@ async def measured(way: Callable[[AsyncExitStack], Awaitable[Once]]) -> dict[str
 
 
 def seen_from(way: Callable[[AsyncExitStack], Awaitable[Once]]) -> dict[str, int]:
-    """The figures of one trip. Whether an exchange runs in the task that leads, or in one of its own, is for chance to say where
-    nobody has asked before: so it is always the same chance."""
+    """The figures of one trip. Whether an exchange runs in the task that leads, or in one of its own, is for chance to say:
+    so it is always the same chance."""
     with seeded(0, threads=True):
         return trio.run(measured, way, clock=MockClock(autojump_threshold=0.01))
 

@@ -56,6 +56,7 @@ async def waits(
         return [(at - asked) * STEP for asked, at in zip(client.asked, answered, strict=True)]
 
 
+@pytest.mark.sweep
 # of messages a few alone: each is a session, whose model has a turn of its own
 @pytest.mark.parametrize(
     ("load", "number"),
