@@ -85,6 +85,7 @@ STORIES: dict[str, tuple[str, Callable[[str], bytes]]] = {
 EACH = CLIENTS // len(STORIES)
 
 
+@pytest.mark.sweep
 async def test_readers_that_stop_cost_a_send_buffer_and_a_connection_each(mock_clock: Any) -> None:
     TOLD.clear()
     specs = [spec_of(model, capacity=CLIENTS + 1) for model in (much, long)]

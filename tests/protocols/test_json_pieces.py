@@ -36,7 +36,7 @@ def outcome(text: bytes, **options: Any) -> tuple[bool, str]:
         return False, error.message
 
 
-@settings(max_examples=600, deadline=None)
+@settings(max_examples=150, deadline=None)
 @given(JSON_VALUES, EDITS, st.booleans(), st.booleans(), st.booleans(), st.integers(1, 9))
 @example({"a": [1, 2, 3, 4, 5], "b": {"a": [[], [], [], []]}}, [], True, False, False, 4)
 def test_pieces_make_the_value_that_the_whole_is(
@@ -130,7 +130,7 @@ def test_a_text_that_is_deep_and_not_dense_is_called_deep(text: bytes) -> None:
 # -- looking through it in steps
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=100, deadline=None)
 @given(st.lists(st.sampled_from([b'"', b"\\", b"[", b",", b"a"]), max_size=40).map(b"".join), st.integers(1, 9))
 def test_strings_are_told_alike_in_steps_of_any_size(text: bytes, size: int) -> None:
     inside, escaped, expected = False, False, []

@@ -68,7 +68,10 @@ def test_a_file_is_judged_line_by_line(tmp_path: Path) -> None:
     assert KEY not in result.stderr
 
 
-def test_a_configuration_with_a_wrong_file_is_found_before_it_is_served(tmp_path: Path) -> None:
+def test_a_configuration_with_a_wrong_file_is_found_before_it_is_served(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
     file = tmp_path / "keys"
     file.write_text("alice\n")
     result = CliRunner().invoke(program, ["config", "check", "--set", f"access.keys_file={file}"])

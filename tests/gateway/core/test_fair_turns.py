@@ -27,6 +27,8 @@ EVERY = round(2 * PATIENCE / STEP)
 """Steps between two questions."""
 ASKED = 3
 
+pytestmark = pytest.mark.sweep
+
 drivers = pytest.mark.parametrize("hub", [True, False], ids=["leader", "waiting"])
 
 
@@ -56,7 +58,6 @@ async def waits(
         return [(at - asked) * STEP for asked, at in zip(client.asked, answered, strict=True)]
 
 
-@pytest.mark.sweep
 # of messages a few alone: each is a session, whose model has a turn of its own
 @pytest.mark.parametrize(
     ("load", "number"),

@@ -234,6 +234,7 @@ PLANTED: Sequence[tuple[Callable[[pytest.MonkeyPatch], None], range]] = (
 """Each with seeds of which one must find it."""
 
 
+@pytest.mark.sweep
 @pytest.mark.parametrize(("plant", "seeds"), PLANTED, ids=[plant.__name__.strip("_") for plant, _ in PLANTED])
 def test_a_planted_bug_is_found(
     plant: Callable[[pytest.MonkeyPatch], None], seeds: range, monkeypatch: pytest.MonkeyPatch

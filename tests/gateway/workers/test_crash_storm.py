@@ -177,6 +177,7 @@ async def breaking(house: House, storm: Storm) -> float:
     return trio.current_time()
 
 
+@pytest.mark.sweep
 @pytest.mark.parametrize("seed", SEEDS)
 async def test_a_crash_ends_the_streams_of_its_own_model_and_no_other(seed: int, autojump_clock: Any) -> None:
     chance = random.Random(seed)

@@ -377,6 +377,7 @@ MARGINS = [
 ]  # fmt: skip
 
 
+@pytest.mark.sweep
 @pytest.mark.parametrize("payload_path", [True, False])
 @pytest.mark.parametrize("margin", MARGINS)
 @of_examples(max_examples=30)
@@ -399,6 +400,7 @@ def test_a_legal_peer_at_its_margin_is_never_judged(
     assert driver.server.counters.refused == 0
 
 
+@pytest.mark.sweep
 @of_examples(max_examples=30)
 @given(
     st.lists(st.sampled_from(MARGINS[:2] + MARGINS[3:]), min_size=1, max_size=60),

@@ -128,6 +128,7 @@ def test_a_flood_is_judged_within_twice_its_burst_however_it_is_cut(
     assert burst <= max(counters.control, counters.hollow, counters.longest_row) <= burst + 8
 
 
+@pytest.mark.sweep
 @both_paths
 @of_examples(max_examples=30)
 @given(
