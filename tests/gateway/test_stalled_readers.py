@@ -10,6 +10,7 @@ from collections import Counter
 from collections.abc import AsyncIterator, Callable
 from typing import Any
 
+import pytest
 from trio.testing import wait_all_tasks_blocked
 
 from gateway.client import post
