@@ -90,7 +90,7 @@ def check(file: str) -> None:
     if watched.read_by_others:
         click.echo(f"{escape(file)}: its mode lets others read it", err=True)
     names = len({key.name for key in found})
-    click.echo(f"{len(found)} keys of {names} names")
+    click.echo(f"{len(found)} key{'s' * (len(found) != 1)} of {names} name{'s' * (names != 1)}")
 
 
 def _line(name: str, key: str, attributes: tuple[str, ...]) -> str:
