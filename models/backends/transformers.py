@@ -318,18 +318,23 @@ class _Loaded:
     """The bytes of a token, where they are known; else none."""
     context: int | None
     """The most tokens that prompt and output have together; None: no limit is known."""
+    state: str
+    """What the argument is called, and the member of the answer, that has the state of a pass: `cache` in newer versions
+    of transformers, `past_key_values` in older ones, and in code that comes with a model."""
     last_only: bool
     """Whether a pass can be told to compute the logits of the last position alone."""
 
     def forward(self, ids: Sequence[int], cache: Cache, *, every: bool = False) -> tuple[Tensor, Cache]:
         """The logits after these tokens, a row for `every` one of them or for the last alone, and the state, which holds
         `cache` and may be the same object."""
-        options = {"logits_to_keep": 1} if self.last_only and not every else {}
+        options: dict[str, Any] = {self.state: cache, "use_cache": True}
+        if self.last_only and not every:
+            options["logits_to_keep"] = 1
         with self.torch.inference_mode():
             given = self.torch.tensor([list(ids)], device=self.model.device)
-            answer = self.model(input_ids=given, past_key_values=cache, use_cache=True, **options)
+            answer = self.model(input_ids=given, **options)
             logits = answer.logits[0] if every else answer.logits[0, -1:]
-        return logits, answer.past_key_values
+        return logits, getattr(answer, self.state)
 
     def log_probs(self, logits: Tensor) -> Tensor:
         with self.torch.inference_mode():
@@ -403,6 +408,8 @@ def _load(path: str, device: str, dtype: str, max_context: int | None, trust_rem
     added = tokenizer.added_tokens_decoder
     positions = getattr(config, "max_position_embeddings", None)
     bounds = [bound for bound in (positions, max_context) if bound is not None]
+    takes = inspect.signature(model.forward).parameters
+    state = "cache" if "cache" in takes else "past_key_values"
     loaded = _Loaded(
         torch=torch,
         library=library,
@@ -414,10 +421,11 @@ def _load(path: str, device: str, dtype: str, max_context: int | None, trust_rem
         vocabulary=config.vocab_size,
         bytes_of=token_bytes(tokenizer),
         context=min(bounds, default=None),
-        last_only="logits_to_keep" in inspect.signature(model.forward).parameters,
+        state=state,
+        last_only="logits_to_keep" in takes,
     )
     if loaded.forward([0], None)[1] is None:
-        raise ValueError(f"{path[:200]}: {type(model).__name__} gives no past_key_values, so it cannot go on step by step")
+        raise ValueError(f"{path[:200]}: {type(model).__name__} gives no {state}, so it cannot go on step by step")
     return loaded
 
 

@@ -26,9 +26,6 @@ from models.session import Session
 from tests.models.backends import tiny_transformers as tiny
 from tests.models.library.library_session import Tape, converse
 
-# The library is newer than the argument, which its older versions need.
-pytestmark = pytest.mark.filterwarnings("ignore:`past_key_values` is deprecated:FutureWarning")
-
 TEXT = "the server reads"
 # Its tokens are all different, and some of them are single bytes of one character.
 RECITED = "the client waits é😀 answers; reads"
