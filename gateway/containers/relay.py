@@ -259,7 +259,7 @@ class Relay:
         self._write()
         facts = {"container": self._container.address.authority, "kind": flood.kind, "count": flood.count}
         log.warning("flood", extra={**facts, "seconds": round(flood.seconds, 3)})
-        self._end(_broken(f"{self._named} sent too many {flood.kind} frames"))
+        self._verdict = _broken(f"{self._named} sent too many {flood.kind} frames")  # behind what came before it
         return True
 
     def _meaning_of(self, close: Close) -> ModelError | None:

@@ -199,7 +199,7 @@ class Connection:
                     return
                 if (self._ready and not self.behind) or self._linger is not None:
                     self._read()
-                if not self.blocked:
+                if not self.blocked and self._lost is None:
                     self._write()
             except Exception as e:
                 self.failed(e)
@@ -242,6 +242,7 @@ class Connection:
             self._closed = True
             self._attempt(self.wire.close)
             self.server.connection_closed(self)
+            del self.wire  # they know each other: a cycle would keep the machine until the collector comes
 
     def _attempt(self, act: Callable[..., None], *arguments: Any) -> None:
         try:
@@ -389,7 +390,7 @@ class Connection:
         self._ending = False
         if size >= _WRITE_AT_MOST:
             self.output_ready()
-        elif self.wire.over and self._lost is None and self._linger is None:
+        elif self._lost is None and self.wire.over and self._linger is None:
             self._begin_linger()
 
     def _send(self, buffers: list[Buffer], size: int, n: int | None = None) -> bool:

@@ -308,6 +308,7 @@ class HTTP2Connection(FrameReader):
         """The transport is gone: nothing will be written or received any more, and every stream is over. Bytes that were
         given out are still to be credited or dropped. Any number of times."""
         self._closed = True
+        self._h2.close()
         self._splitter.clear()
         self._events.clear()
         self._abandon()

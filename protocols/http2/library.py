@@ -111,6 +111,11 @@ class LibraryPath(H2Connection):
         if not client:
             self.receive_data(PREFACE)
 
+    def close(self) -> None:
+        """Nothing is received any more: h2's table of its own methods is a cycle, which would keep all of it until the
+        collector comes."""
+        getattr(self, "_frame_dispatch_table", {}).clear()
+
     def make_encoder(self) -> Encoder:
         """The HPACK encoder of the connection."""
         return _LibraryEncoder()

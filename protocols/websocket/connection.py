@@ -174,6 +174,7 @@ class WebSocketConnection(FrameQueue):
         self._ready.clear()
         self._outbox.clear()
         self._rest.clear()
+        self._pay = _has_room  # who paid may know this machine, and is let go
 
     def receive_eof(self) -> None:
         """The peer closed its side of the transport. What came before is still to be pulled."""

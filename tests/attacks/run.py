@@ -161,16 +161,15 @@ def _settled(served: Served, small: int) -> int:
 def broken(attack: Attack, row: Row, *, times: bool = False) -> list[str]:
     """What does not hold, in words. `times`: what depends on the machine too."""
     said: list[str] = []
-    room = MiB if times else 2 * MiB  # in a second's run more of it is what an allocator keeps
     if row.attacker_failed:
         said.append(f"the attack itself failed: {row.attacker_failed}")
     if not row.alive:
         said.append(f"the server ended during the attack with status {row.status}")
     if row.tracebacks:
         said.append(f"{len(row.tracebacks)} tracebacks in the log; the first: {row.tracebacks[0]}")
-    if row.peak > attack.growth * room:
+    if row.peak > attack.growth * MiB:
         said.append(f"the server grew by {row.peak / MiB:.0f} MiB, of {attack.growth}")
-    if row.after > attack.after * room:
+    if row.after > attack.after * MiB:
         said.append(f"it is {row.after / MiB:.0f} MiB larger {SETTLED:g} s after the attack, of {attack.after}")
     if row.alive and (row.status not in (0, 3) or row.stop > DRAIN + GOODBYES + 2):
         said.append(f"after SIGTERM it ended with status {row.status}, {row.stop:.1f} s later")
