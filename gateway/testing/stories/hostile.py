@@ -17,14 +17,16 @@ from gateway.testing.stories.plan import CALM, HostilePlan
 from gateway.testing.stories.talk import Hostility
 from protocols.http2.hpack import RememberingDecoder, StatelessEncoder
 
-ENDS: dict[tuple[Hostility, str], tuple[str, ...]] = {
-    (Hostility.STOPS, "http1"): ("status 408",),
-    (Hostility.STOPS, "http2"): ("status 408",),
-    (Hostility.STOPS, "websocket"): ("close 1008", "fin"),  # whoever stops in a frame answers no Ping either
-    (Hostility.FLOOD, "http2"): ("goaway 11",),
-    (Hostility.FLOOD, "websocket"): ("close 1008",),
+ENDS: dict[tuple[Hostility, str], str] = {
+    (Hostility.STOPS, "http1"): "status 408",
+    (Hostility.STOPS, "http2"): "status 408",
+    (Hostility.STOPS, "websocket"): "close 1008",
+    (Hostility.FLOOD, "http2"): "goaway 11",
+    (Hostility.FLOOD, "websocket"): "close 1008",
 }
-"""How a hostile client's connection, or its request, must end: in one of these ways."""
+"""How a hostile client's connection, or its request, must end."""
+UNANSWERED = Hostility.STOPS, "websocket", "fin"
+"""What else may be where Pings are sent: whoever stops in a frame answers none."""
 DRAINED = frozenset(("status 503", "goaway 0", "close 1001", "fin"))
 """What else it may be told where the server is drained, or where no connection is taken any more."""
 _READ = 4096
