@@ -394,6 +394,7 @@ async def test_an_exception_in_a_connection_ends_that_connection_alone(
             await calls[1].say()  # which its model leaves unread
             await house.still()
         broken = house.connection(calls[1].line)
+        wire = broken.wire
         where, _, name = point.partition(".")
         target = getattr(broken, where)
 
@@ -424,7 +425,7 @@ async def test_an_exception_in_a_connection_ends_that_connection_alone(
         assert broken not in house.gateway.server.connections
         if point == "wire.close":
             monkeypatch.undo()
-            broken.wire.close()  # what it would have given back
+            wire.close()  # what it would have given back
 
 
 async def test_an_exception_at_the_end_of_an_exchange_does_not_keep_it(
