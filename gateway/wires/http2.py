@@ -137,9 +137,9 @@ class HTTP2Wire:
                         exchange.open_inbound().feed_end()
                 elif type(event) is Request:
                     connection.open_exchange(event)
-                    requests -= 1
-                    if not requests:
+                    if not requests:  # more than those: what came with the last of them has been handed on
                         return False
+                    requests -= 1
                 elif type(event) is Reset:
                     exchange = exchanges.get(event.stream)
                     if exchange is not None:

@@ -10,6 +10,8 @@ import pytest
 import trio
 
 from gateway.config import Config, HTTP2Config
+from gateway.core.connection import Connection
+from gateway.core.contracts import REQUESTS_AT_ONCE
 from gateway.testing.stories.talk import Leave
 from models.messages import Part
 from models.session import Session
@@ -418,3 +420,22 @@ async def test_a_silent_model_keeps_its_connection_and_pings_keep_an_idle_one(au
         assert house.connections == 2
         await line.ping()
         await call.leave(Leave.STREAM)
+
+
+@pytest.mark.parametrize(("number", "enough"), [(REQUESTS_AT_ONCE, True), (REQUESTS_AT_ONCE + 1, False)])
+async def test_a_turn_takes_a_whole_batch_of_requests_with_their_bodies(
+    number: int, enough: bool, monkeypatch: pytest.MonkeyPatch, autojump_clock: Any
+) -> None:
+    more, whole = [], Connection._not_enough
+    monkeypatch.setattr(Connection, "_not_enough", lambda self: (more.append(self), whole(self)))
+    async with serving(Probe(silent, "tensors").spec("v2-http2")) as house:
+        line = house.line("http2")
+        await line.read()
+        streams = [line.next_stream() for _ in range(number)]
+        for stream in streams:
+            line.machine.send(raw(stream, b"POST", "/v2/models/none/infer"))
+            line.machine.send(Data(stream=stream, buffers=(b"{}",)))
+            line.machine.send(End(stream=stream))
+        await line.peer.flush()
+        assert [(await line.event(stream)).status for stream in streams] == [404] * number
+    assert bool(more) is not enough
