@@ -6,7 +6,9 @@ import ctypes
 import gc
 import os
 
-_M_ARENA_MAX = -8  # glibc's malloc.h
+_M_TRIM_THRESHOLD, _M_MMAP_THRESHOLD, _M_ARENA_MAX = -1, -3, -8  # glibc's malloc.h
+_LARGE = 1024 * 1024
+_SAID = ("MALLOC_TRIM_THRESHOLD_", "MALLOC_MMAP_THRESHOLD_", "GLIBC_TUNABLES")
 
 
 def resident_bytes() -> int:
@@ -25,6 +27,18 @@ def share_one_arena() -> None:
     mallopt = getattr(ctypes.CDLL(None), "mallopt", None)
     if mallopt is not None:
         mallopt(_M_ARENA_MAX, 1)
+
+
+def return_large_blocks() -> None:
+    """Has each block of a mebibyte or more, and free memory at an arena's end beyond that, return to the system when it is
+    freed, where the C library is glibc and the environment does not tell it otherwise (`mallopt(3)`). By itself glibc takes
+    the largest block that was ever freed for the size of what to keep, up to 32 MiB, and 64 in each arena: what a few large
+    texts have taken once stays for good. Whoever allocates such a block pays for pages that the kernel clears; whole bodies
+    do not, which come from a `BodyPool`. For whoever owns the process."""
+    mallopt = getattr(ctypes.CDLL(None), "mallopt", None)
+    if mallopt is not None and not any(name in os.environ for name in _SAID):
+        mallopt(_M_MMAP_THRESHOLD, _LARGE)
+        mallopt(_M_TRIM_THRESHOLD, _LARGE)
 
 
 def give_back(has_cycles: bool) -> None:

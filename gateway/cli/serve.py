@@ -17,7 +17,7 @@ import trio
 
 from gateway.catalog.factories import library_specs
 from gateway.catalog.folder import make_spec
-from gateway.catalog.process_memory import share_one_arena
+from gateway.catalog.process_memory import return_large_blocks, share_one_arena
 from gateway.catalog.served_folder import read_served_folder, served_folder
 from gateway.config import Config
 from gateway.config.exposure import closes, warnings
@@ -52,6 +52,7 @@ def run(config: Config, models: Sequence[Any] = (), *, listening: Callable[[Gate
 
 
 def _run(config: Config, models: Sequence[Any], listening: Callable[[Gateway], None] | None) -> int:
+    return_large_blocks()
     if config.sagemaker.multi_model or any(endpoint.models for endpoint in config.endpoints.values()):
         share_one_arena()  # or not all of an unloaded model's memory goes back to the system
     code, early = 1, list[int]()

@@ -87,21 +87,21 @@ def events(attacker: Attacker) -> None:
     attacker.pour(lambda: Streams(fields, 60, begun), connections=10)
 
 
-@attack("silent-streams", growth=64, after=64, **_SMALL)
+@attack("silent-streams", growth=64, after=32, **_SMALL)
 def streams(attacker: Attacker) -> None:
     """A thousand streams with open windows on each of some HTTP/2 connections, and no byte of a body. They cost their objects."""
     fields = _fields(requests.INFER, ("content-length", "1000000"))
     attacker.pour(lambda: Streams(fields, attacker.random.randint(900, 1000), b""), connections=2)
 
 
-@attack("half-frames", growth=96, after=48, **_SMALL)
+@attack("half-frames", growth=96, after=16, **_SMALL)
 def halves(attacker: Attacker) -> None:
     """WebSocket frames of 4 MiB that stop halfway: what has come of each is paid for, and others have the rest."""
     begun = b"\x82\xff" + (4 * MiB).to_bytes(8, "big") + bytes(4 + attacker.random.randint(MiB, 2 * MiB))
     attacker.pour(lambda: Said(requests.upgrade() + begun), WebSocketEar, connections=24, again=False)
 
 
-@attack("half-bodies", growth=112, after=48, **_SMALL)
+@attack("half-bodies", growth=112, after=16, **_SMALL)
 def half_bodies(attacker: Attacker) -> None:
     """Bodies of 8 MiB that stop halfway, over HTTP/2, all of one connection: it gets no more than its share."""
     fields = _fields(requests.INFER, ("content-length", str(8 * MiB)))

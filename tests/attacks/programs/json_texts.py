@@ -16,7 +16,7 @@ from tests.attacks.ears import WebSocketEar
 
 MiB = 1024 * 1024
 _AT_ONCE = 4
-_BODIES: Any = {"growth": 32 + _AT_ONCE * 64, "after": 96, "lines": 100_000}
+_BODIES: Any = {"growth": 32 + _AT_ONCE * 64, "lines": 100_000}
 """The bodies in flight, plain and compressed, and two more of each while it is read; what the allocator keeps of that, and a
 line for each request."""
 _JSON = ("content-type", "application/json")
@@ -97,13 +97,13 @@ def depth(attacker: Attacker) -> None:
     _each(attacker, lambda: _deep(attacker, attacker.random.randint(1, 12) * MiB))
 
 
-@attack("json-legal", ends=r"status (2|4)\d\d", growth=32 + _AT_ONCE * 80, after=224, lines=100_000)
+@attack("json-legal", ends=r"status (2|4)\d\d", growth=32 + _AT_ONCE * 80, after=32, lines=100_000)
 def legal(attacker: Attacker) -> None:
     """Bodies with as many objects and values as may be, which are read, and are paid for."""
     _each(attacker, lambda: _within(attacker))
 
 
-@attack("json-numbers", growth=32 + _AT_ONCE * 128, after=224, lines=100_000, ends=r"status (2|4)\d\d")
+@attack("json-numbers", growth=32 + _AT_ONCE * 128, lines=100_000, ends=r"status (2|4)\d\d")
 def numbers(attacker: Attacker) -> None:
     """Tensors of millions of numbers, flat and nested, in the ways that are read fast and in those that are not."""
 
@@ -141,7 +141,7 @@ def messages(attacker: Attacker) -> None:
     attacker.pour(Dense, WebSocketEar, connections=2, every=0.2)
 
 
-@attack("bytes-elements", ends=r"status (2|4)\d\d", growth=32 + _AT_ONCE * 112, after=224, lines=100_000)
+@attack("bytes-elements", ends=r"status (2|4)\d\d", growth=32 + _AT_ONCE * 112, lines=100_000)
 def elements(attacker: Attacker) -> None:
     """BYTES tensors of a million short elements, in binary and in JSON, for a model that hands them on; and of more."""
 
