@@ -233,6 +233,8 @@ class Runner:
             raise
         finally:
             del self._places[place.task]
+            place.turn.end()
+            place.turn.task = None  # its context may know the turn: a cycle would keep the last exchange's memory
 
     async def _serve(self, place: RunnerTask) -> bool:
         """Leads, and runs one exchange after another. True when the scope of one was cancelled, False when this task is
