@@ -1,4 +1,4 @@
-"""Party: whoever asks, as all that is shared is counted: a key, a client's certificate, or else a connection."""
+"""Party: whom all that is shared is counted for, a key, a client's certificate or else a connection, and the memory it holds."""
 
 from __future__ import annotations
 
