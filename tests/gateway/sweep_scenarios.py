@@ -351,11 +351,8 @@ async def _on_stream(line: HTTP2Line, talk: Talk, head: Head, body: Body, hearin
             if line.machine.is_open(stream):
                 raise
 
-    try:
+    with suppress(TransportLost):  # an answer may have come before that
         await line.peer.flush()
-    except TransportLost:
-        talk.view = View.CUT
-        return
     async with trio.open_nursery() as nursery:
         nursery.start_soon(writing)
         if talk.name == VICTIM:
