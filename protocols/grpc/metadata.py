@@ -33,7 +33,8 @@ _RESERVED = frozenset((
     b"transfer-encoding", b"upgrade", b"trailer",
 ))  # fmt: skip
 _NAME = re.compile(rb"[!#$%&'*+\-.^_`|~0-9a-z]+")  # more than the Header-Name of PROTOCOL-HTTP2: what HTTP/2 lets through
-_VALUE = re.compile(rb"[\t\x20-\x7e\x80-\xff]*")
+_VALUE = re.compile(rb"[^\0\r\n]*")  # RFC 9113 section 8.2.1, likewise
+_SPACE = b" \t\v\f"
 
 
 def is_grpc(content_type: bytes) -> bool:
@@ -77,8 +78,8 @@ def decode_metadata(fields: Headers) -> Metadata:
     a meaning.
 
     The values of a `-bin` field are parted at commas and decoded, padded or not. One that is no base64 is left out: a call
-    does not fail for metadata that nobody may read. Other values are text, bytes above 0x7E by Latin-1, so that each can be
-    sent as it came.
+    does not fail for metadata that nobody may read. Other values are text, bytes above 0x7E by Latin-1, without
+    white space at their ends. So all that was received can be sent again (PROTOCOL-HTTP2, ASCII-Value).
     """
     metadata: list[tuple[str, str | bytes]] = []
     for raw, value in fields:
@@ -88,7 +89,7 @@ def decode_metadata(fields: Headers) -> Metadata:
         if raw.endswith(b"-bin"):
             metadata += [(name, one) for one in _decode_binary(value)]
         else:
-            metadata.append((name, value.decode("latin-1")))
+            metadata.append((name, value.strip(_SPACE).decode("latin-1")))
     return tuple(metadata)
 
 
@@ -107,7 +108,7 @@ def encode_metadata(metadata: Metadata) -> tuple[tuple[bytes, bytes], ...]:
 
     LocalProtocolError for a name that is no lower-case HTTP/2 field name or has a meaning of its own, for a value of the
     wrong type (`bytes` belong to `-bin` names, `str` to others), and for text that no field value can be: characters above
-    U+00FF, controls, and a space or tab at either end.
+    U+00FF, NUL, CR and LF, and white space at either end.
     """
     fields = []
     for name, value in metadata:
@@ -131,7 +132,7 @@ def _encode_value(name: str, value: str | bytes) -> bytes:
         raw = value.encode("latin-1")
     except UnicodeEncodeError:
         raw = b"\0"
-    if not _VALUE.fullmatch(raw) or raw != raw.strip(b" \t"):
+    if not _VALUE.fullmatch(raw) or raw != raw.strip(_SPACE):
         raise LocalProtocolError(
             f"metadata {name[:64]}: {value[:64]!r} cannot be a field value (-bin names carry any bytes)"
         )
