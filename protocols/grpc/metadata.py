@@ -60,12 +60,11 @@ def parse_timeout(value: bytes) -> float:
 def encode_timeout(seconds: float) -> bytes:
     """Encodes a `grpc-timeout`: in the finest unit that 8 digits hold, rounded up, and in a coarser one where that is exact.
     What has passed already is `1n`, since the value is a positive integer; what is longer than MAX_TIMEOUT is that."""
-    if seconds <= 0:
+    if seconds < 1e-9:
         return b"1n"
     if seconds >= MAX_TIMEOUT:
         return b"%dH" % _MOST
-    nanoseconds = math.ceil(round(seconds * 1e9, 3))  # what is below a thousandth is the rounding of floats
-    amount, unit = max(nanoseconds, 1), b"n"
+    amount, unit = math.ceil(round(seconds * 1e9, 3)), b"n"  # what is below a thousandth is the rounding of floats
     for step, coarser in _COARSER:
         if amount <= _MOST and amount % step:
             break
@@ -113,7 +112,7 @@ def encode_metadata(metadata: Metadata) -> tuple[tuple[bytes, bytes], ...]:
     fields = []
     for name, value in metadata:
         raw = name.encode("ascii", "replace")
-        if not _NAME.fullmatch(raw) or not name.isascii():
+        if not _NAME.fullmatch(raw):
             raise LocalProtocolError(f"metadata: {name[:64]!r} is no lower-case field name")
         if raw in _RESERVED:
             raise LocalProtocolError(f"metadata: {name} has a meaning in gRPC or HTTP, it cannot be custom metadata")

@@ -209,6 +209,15 @@ def test_a_cut_is_told_with_what_came() -> None:
         assert refused(*pieces).message == "the body ends inside a message of 6 bytes, after 3 of them"
 
 
+def test_a_message_that_was_cut_is_wanted_no_more() -> None:
+    decoder = MessageDecoder(limit=100)
+    decoder.receive_data(framed(b"abcdef")[:8])
+    assert decoder.next_message() is NEED_DATA
+    with pytest.raises(GRPCError, match="ends inside a message"):
+        decoder.receive_eof()
+    assert (decoder.wanted, decoder.held) == (0, 0)
+
+
 # ---- cardinality
 
 
@@ -358,6 +367,8 @@ def test_a_caller_may_write_into_its_memory_itself() -> None:
     decoder.land(memory)
     memory[10:60] = content[10:60]
     decoder.landed(50)
+    with pytest.raises(LocalProtocolError, match="has not said NEED_DATA"):
+        decoder.landed(1)
     assert decoder.next_message() is NEED_DATA
     assert decoder.held == 60
     decoder.receive_data(content[60:70])

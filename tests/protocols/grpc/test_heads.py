@@ -104,7 +104,7 @@ def test_a_path_is_a_service_and_a_method_as_sent(target: bytes, parts: tuple[st
     assert read_path(target) == parts
 
 
-@pytest.mark.parametrize("target", [b"", b"*", b"/", b"/a", b"//", b"/a/", b"//b", b"a/b", b"/" + b"x" * 10_000])
+@pytest.mark.parametrize("target", [b"", b"*", b"/", b"/a", b"//", b"/a/", b"//b", b"x/a/b", b"/" + b"x" * 10_000])
 def test_a_path_without_service_and_method_is_unimplemented_and_named(target: bytes) -> None:
     error = refused(head(GRPC, target=target))
     assert error.code is StatusCode.UNIMPLEMENTED
@@ -183,6 +183,7 @@ def test_an_answer_with_all_that_it_may_have() -> None:
         (b"grpc-encoding", b"deflate"),
         (b"a", b"b"),
     )
+    assert answer_head(metadata=[("a", "b")])[2:] == ((b"a", b"b"),)
     assert trailers(StatusCode.NOT_FOUND, "no model 'ü'", [("a-bin", b"b")]) == (
         (b"grpc-status", b"5"),
         (b"grpc-message", b"no model '%C3%BC'"),
@@ -238,6 +239,7 @@ def test_a_name_that_no_path_can_hold_is_our_mistake(service: str, method: str) 
 def test_what_a_server_answers_a_client_reads() -> None:
     answer = read_answer(response(*answer_head(Coding.GZIP, [("a", "b"), ("c-bin", b"d")])))
     assert answer == AnswerHead(encoding=Coding.GZIP, metadata=(("a", "b"), ("c-bin", b"d")))
+    assert read_answer(response(*answer_head())) == AnswerHead()
     ended = read_trailers(trailers(StatusCode.NOT_FOUND, "no model ü", [("e", "f")]))
     assert ended == CallStatus(code=StatusCode.NOT_FOUND, message="no model ü", metadata=(("e", "f"),))
     with pytest.raises(GRPCError, match="no model ü") as caught:
@@ -284,7 +286,10 @@ def test_an_answer_without_a_status_was_cut_off(fields: Headers) -> None:
     assert read_trailers(fields) == CallStatus(code=StatusCode.UNKNOWN, message="the answer ended without grpc-status")
 
 
-def test_of_two_statuses_the_first_counts() -> None:
+def test_of_two_fields_with_one_name_the_first_counts() -> None:
+    twice = [(b"grpc-encoding", b"gzip"), (b"grpc-encoding", b"deflate")]
+    assert read_answer(response(GRPC, *twice)).encoding is Coding.GZIP
+    assert read_call(head(GRPC, *twice)).encoding is Coding.GZIP
     assert read_trailers([(b"grpc-status", b"5"), (b"grpc-status", b"0")]).code is StatusCode.NOT_FOUND
 
 

@@ -84,11 +84,15 @@ def test_a_malformed_timeout_is_internal_with_the_field_and_what_came(value: byt
         (60, b"1M"),
         (7200, b"2H"),
         (0.1, b"100m"),
+        (0.067, b"67m"),  # 67000000.00000001 ns
         (1.1, b"1100m"),
         (0.25, b"250m"),
         (0.000_001_5, b"1500n"),
         (0.123_456_789, b"123457u"),  # 9 digits of nanoseconds do not fit: rounded up
+        (1e-9, b"1n"),
+        (1.01e-9, b"2n"),
         (1e-12, b"1n"),
+        (1e-300, b"1n"),
         (0, b"1n"),
         (-5, b"1n"),
         (MAX_TIMEOUT, b"99999999H"),
@@ -138,6 +142,10 @@ def test_what_the_protocol_and_http_give_a_meaning_is_no_metadata() -> None:
         ("a", "1"),
         ("a", ""),
     )
+
+
+def test_white_space_at_the_ends_of_a_text_is_no_part_of_it() -> None:
+    assert decode_metadata([(b"a", b" \t\v x \f")]) == (("a", "x"),)
 
 
 @pytest.mark.parametrize(
