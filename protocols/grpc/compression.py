@@ -56,7 +56,7 @@ class MessageInflater:
     __slots__ = ("_inflater",)
 
     def __init__(self, data: Buffer, encoding: Coding, *, limit: int) -> None:
-        # C-core refuses a second member as "not all input consumed" (message_compress.cc).
+        # C-core refuses a second member with INTERNAL, "not all input consumed" (message_compress.cc; seen in grpcio 1.85).
         self._inflater = Inflater((encoding,), limit=limit, members=1)
         self._inflater.feed(data)
 

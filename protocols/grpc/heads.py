@@ -37,9 +37,9 @@ class CallHead(msgspec.Struct, frozen=True, kw_only=True):
     timeout: float | None = None
     """Seconds from the arrival of the head; 0 if the deadline has passed, None if there is none."""
     encoding: Coding | None = None
-    """What compressed messages of the request are compressed with."""
+    """The encoding of the request's compressed messages; None if they must not be compressed."""
     accepts: frozenset[Coding] = frozenset()
-    """What messages of the answer may be compressed with."""
+    """The encodings that messages of the answer may have."""
     fields: Headers = ()
 
     @property
@@ -54,8 +54,8 @@ def read_call(head: Head) -> CallHead:
     RemoteProtocolError for a request that is no gRPC, with the HTTP status to answer with: 405 for a method other than POST,
     415 for another content type (PROTOCOL-HTTP2), or a missing one. GRPCError for what a Trailers-Only answer refuses:
     UNIMPLEMENTED for a path that is not `/service/method` and for an unknown `grpc-encoding`, INTERNAL for a malformed
-    `grpc-timeout`. `te` is not looked at, as by grpc-go. Of several fields with one name the first counts, but for
-    `grpc-accept-encoding`.
+    `grpc-timeout`. `te` is ignored, as by grpc-go. If a field is repeated the first one counts, except for
+    `grpc-accept-encoding`, whose lines are one list.
     """
     fields = head.fields
     if head.method != b"POST":
