@@ -50,15 +50,16 @@ class MessageInflater:
             ...
 
     The format is that of C-core: gzip (RFC 1952) with exactly one member, or deflate in the zlib format (RFC 1950), and
-    nothing behind it.
+    nothing behind it. `setting` names what changes the limit, for the text of an error.
     """
 
-    __slots__ = ("_inflater",)
+    __slots__ = ("_inflater", "_setting")
 
-    def __init__(self, data: Buffer, encoding: Coding, *, limit: int) -> None:
+    def __init__(self, data: Buffer, encoding: Coding, *, limit: int, setting: str = "limit") -> None:
         # C-core refuses a second member with INTERNAL, "not all input consumed" (message_compress.cc; seen in grpcio 1.85).
         self._inflater = Inflater((encoding,), limit=limit, members=1)
         self._inflater.feed(data)
+        self._setting = setting
 
     def step(self, out: bytearray, at_most: int) -> bool:
         """Appends at most that many bytes, 1 or more; True if the message is whole now.
@@ -75,14 +76,15 @@ class MessageInflater:
         except RemoteProtocolError as e:
             out.clear()  # the error knows it, by its traceback
             if e.status == 413:
-                raise GRPCError(StatusCode.RESOURCE_EXHAUSTED, f"compressed message over the limit: {e}") from None
+                text = f"compressed message over the limit: {e} ({self._setting})"
+                raise GRPCError(StatusCode.RESOURCE_EXHAUSTED, text) from None
             raise GRPCError(StatusCode.INTERNAL, f"compressed message is invalid: {e}") from None
         return True
 
 
-def inflate_message(data: Buffer, encoding: Coding, *, limit: int) -> memoryview:
+def inflate_message(data: Buffer, encoding: Coding, *, limit: int, setting: str = "limit") -> memoryview:
     """Inflates one message at once, as a read-only view; errors of `MessageInflater.step`."""
-    inflater, out = MessageInflater(data, encoding, limit=limit), bytearray()
+    inflater, out = MessageInflater(data, encoding, limit=limit, setting=setting), bytearray()
     while not inflater.step(out, _STEP):
         pass
     return memoryview(out).toreadonly()

@@ -74,8 +74,8 @@ class MessageDecoder:
     """Cuts messages out of a body that arrives in any pieces.
 
     Feed `receive_data`, pull `next_message` until it says NEED_DATA, feed again; `receive_eof` when the body ends.
-    `encoding` is what the peer's `grpc-encoding` names, None without one or for identity. With `unary` the body is that of a
-    call which has exactly one message.
+    `encoding` is what the peer's `grpc-encoding` names, None without one or for identity. `setting` names what changes the
+    limit, for the texts of errors. With `unary` the body is that of a call which has exactly one message.
 
     The decoder refuses a message by its prefix, before any memory is taken for it: with RESOURCE_EXHAUSTED a length above
     `limit`, with INTERNAL a flag above 1 and flag 1 without an encoding (compression.md), with UNIMPLEMENTED a second
@@ -90,11 +90,11 @@ class MessageDecoder:
 
     __slots__ = (
         "_at", "_begun", "_compressed", "_data", "_drained", "_encoding", "_error", "_filled", "_limit", "_memory",
-        "_prefix", "_seen", "_unary", "wanted",
+        "_prefix", "_seen", "_setting", "_unary", "wanted",
     )  # fmt: skip
 
-    def __init__(self, *, limit: int, encoding: Coding | None = None, unary: bool = False) -> None:
-        self._limit, self._encoding, self._unary = limit, encoding, unary
+    def __init__(self, *, limit: int, encoding: Coding | None = None, unary: bool = False, setting: str = "limit") -> None:
+        self._limit, self._encoding, self._unary, self._setting = limit, encoding, unary, setting
         self._data = _NOTHING  # the buffer that is being read, from `_at` on
         self._at = 0
         self._prefix = b""  # the part of a prefix that came before its rest
@@ -165,7 +165,7 @@ class MessageDecoder:
             return data
         assert self._encoding is not None
         try:
-            return inflate_message(data, self._encoding, limit=self._limit)
+            return inflate_message(data, self._encoding, limit=self._limit, setting=self._setting)
         except GRPCError as e:
             raise self._fail(e.code, e.message) from None
 
@@ -233,7 +233,8 @@ class MessageDecoder:
             raise self._fail(StatusCode.INTERNAL, "a message has the compressed flag, but grpc-encoding names no coding")
         if length > self._limit:
             raise self._fail(
-                StatusCode.RESOURCE_EXHAUSTED, f"a message has {length} bytes, the limit is {self._limit} bytes"
+                StatusCode.RESOURCE_EXHAUSTED,
+                f"a message has {length} bytes, the limit is {self._limit} bytes ({self._setting})",
             )
         self._begun, self._compressed, self.wanted = True, flag == 1, length
         return True
@@ -263,14 +264,14 @@ class MessageDecoder:
         return self._error.again()
 
 
-def read_unary(body: Buffer, *, limit: int, encoding: Coding | None = None) -> memoryview:
+def read_unary(body: Buffer, *, limit: int, encoding: Coding | None = None, setting: str = "limit") -> memoryview:
     """Returns the one message of a unary call whose body is all here, as a `MessageDecoder` would; GRPCError as from it."""
     view = _octets(body)
     if len(view) >= PREFIX:
         flag, length = _PREFIX.unpack_from(view)
         if not flag and length == len(view) - PREFIX <= limit:  # nearly every call: half the cost of a decoder
             return view[PREFIX:]
-    decoder = MessageDecoder(limit=limit, encoding=encoding, unary=True)
+    decoder = MessageDecoder(limit=limit, encoding=encoding, unary=True, setting=setting)
     decoder.receive_data(view)
     message = decoder.next_message()
     if message is not Signal.NEED_DATA:

@@ -138,8 +138,18 @@ def test_garbage_is_messages_or_one_status_whatever_its_pieces(
 @pytest.mark.parametrize("at", range(6))
 def test_a_length_over_the_limit_is_resource_exhausted_by_its_prefix_alone(at: int) -> None:
     error = refused(*cut(encode_prefix(101), (at,)), limit=100, eof=False)
-    assert (error.code, error.message) == (EXHAUSTED, "a message has 101 bytes, the limit is 100 bytes")
+    assert (error.code, error.message) == (EXHAUSTED, "a message has 101 bytes, the limit is 100 bytes (limit)")
     assert decode(framed(bytes(100)), limit=100) == [bytes(100)]
+
+
+def test_the_setting_that_changes_the_limit_is_named() -> None:
+    for wire in (framed(bytes(101)), b"".join(encode_message([bytes(101)], GZIP))):
+        decoder = MessageDecoder(limit=100, encoding=GZIP, setting="grpc.max_message")
+        decoder.receive_data(wire)
+        with pytest.raises(GRPCError, match=r"100 bytes \(grpc\.max_message\)"):
+            decoder.next_message()
+        with pytest.raises(GRPCError, match=r"100 bytes \(grpc\.max_message\)"):
+            read_unary(wire, limit=100, encoding=GZIP, setting="grpc.max_message")
 
 
 def test_a_length_that_no_limit_allows_takes_no_memory() -> None:
