@@ -1,4 +1,4 @@
-"""Party: whom all that is shared is counted for, a key, a client's certificate or else a connection, and the memory it holds."""
+"""Party: whom all that is shared is counted for, a key, a certificate or else a connection, and what memory it holds."""
 
 from __future__ import annotations
 
