@@ -153,6 +153,7 @@ class Streams:
         self.peer = Peer(transport, self.machine)
         self._broken = broken
         self._inboxes: dict[int, trio.MemorySendChannel[Any]] = {}
+        self._over = False
 
     async def deal(self) -> None:
         """Until the connection ends."""
@@ -167,6 +168,7 @@ class Streams:
             if CUT_OFF not in str(e):
                 self._broken(e)
         finally:
+            self._over = True
             for stream in list(self._inboxes):
                 self.forget(stream)
 
@@ -174,6 +176,8 @@ class Streams:
         """A new stream, whose request is to be sent, and what comes on it."""
         stream = self.machine.next_stream
         self._inboxes[stream], inbox = trio.open_memory_channel[Any](math.inf)
+        if self._over:
+            self.forget(stream)
         return stream, inbox
 
     def forget(self, stream: int) -> None:
