@@ -56,11 +56,17 @@ def read_varint(data: Buffer, at: int) -> tuple[int, int]:
         raise ProtobufError("a varint is cut off") from None
 
 
-def _read_short(data: Buffer, at: int, largest: int, what: str) -> tuple[int, int]:
-    """A tag or a length. Google's parsers read five bytes of either, even if the rest are zeros."""
+def _read_tag(data: Buffer, at: int) -> tuple[int, int]:
     value, end = read_varint(data, at)
-    if end - at > 5 or value > largest:
-        raise ProtobufError(f"a {what} is at most {largest}, in five bytes, got {value} in {end - at}")
+    if end - at > 5 or value >= 2**32:  # Google's parsers read no more, even of one that goes on with zeros
+        raise ProtobufError("a tag is a number of 32 bits in at most five bytes")
+    return value, end
+
+
+def _read_length(data: Buffer, at: int) -> tuple[int, int]:
+    value, end = read_varint(data, at)
+    if value > _MAX_LENGTH:
+        raise ProtobufError(f"a length is at most {_MAX_LENGTH}, got {value}")
     return value, end
 
 
@@ -74,7 +80,7 @@ def fields(view: memoryview) -> Iterator[tuple[int, Any, int]]:
         if tag < 0x80:
             at += 1
         else:
-            tag, at = _read_short(view, at, 2**32 - 1, "tag")
+            tag, at = _read_tag(view, at)
         if tag < 8:
             raise ProtobufError("a field has the number 0")
         wire = tag & 7
@@ -82,7 +88,7 @@ def fields(view: memoryview) -> Iterator[tuple[int, Any, int]]:
             if at < size and (length := view[at]) < 0x80:
                 at += 1
             else:
-                length, at = _read_short(view, at, _MAX_LENGTH, "length")
+                length, at = _read_length(view, at)
             end = at + length
         elif wire == VARINT:
             if at < size and (value := view[at]) < 0x80:
