@@ -44,7 +44,7 @@ FINAL_RESPONSE = "triton_final_response"
 
 KEPT_BYTES = 1024
 """What is kept of messages to read or write others at less cost is no longer."""
-_KEPT = 128  # entries of a memo
+KEPT_ENTRIES = 128
 
 Key = TypeVar("Key")
 Value = TypeVar("Value")
@@ -293,6 +293,6 @@ def join(head: list[bytes], rest: Iterable[Buffer]) -> list[Buffer]:
 
 def keep(memo: dict[Key, Value], key: Key, value: Value) -> None:
     """Adds to a memo, which begins anew when it is full."""
-    if len(memo) >= _KEPT and key not in memo:
+    if len(memo) >= KEPT_ENTRIES and key not in memo:
         memo.clear()  # one step: threads may read it
     memo[key] = value

@@ -103,7 +103,8 @@ def bits(array: Any) -> Any:
     if array.dtype.kind == "O":
         return array.reshape(-1).tolist()
     if array.dtype.kind in "fV":
-        array = np.where(np.isnan(array), np.array(np.nan, array.dtype), array)
+        with np.errstate(invalid="ignore"):  # signalling NaN
+            array = np.where(np.isnan(array), np.array(np.nan, array.dtype), array)
     return array.tobytes()
 
 
