@@ -140,6 +140,8 @@ def encode_varint(value: int) -> bytes:
     value &= _MASK
     if value < 0x80:
         return b"%c" % value
+    if value < 0x4000:
+        return b"%c%c" % (value & 0x7F | 0x80, value >> 7)
     out = bytearray()
     while value >= 0x80:
         out.append(value & 0x7F | 0x80)
@@ -150,6 +152,8 @@ def encode_varint(value: int) -> bytes:
 
 def encode_field(number: int, payload: bytes) -> bytes:
     """A field with a length: string, bytes, message or packed numbers."""
+    if number < 16 and len(payload) < 0x80:
+        return b"%c%c%b" % (number << 3 | LENGTH, len(payload), payload)
     return b"%b%b%b" % (encode_varint(number << 3 | LENGTH), encode_varint(len(payload)), payload)
 
 

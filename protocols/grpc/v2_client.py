@@ -29,8 +29,7 @@ from protocols.grpc.v2_fields import (
     encode_parameters,
     encode_tensor,
     join,
-    raw_data,
-    raw_fields,
+    join_raw,
     read_tensors,
     typed_tensors,
 )
@@ -74,7 +73,7 @@ def render_infer_request(
         return join(head, [*typed_tensors(inputs), *wanted])
     head += [encode_field(5, encode_tensor(tensor)) for tensor in inputs]
     head += wanted
-    return join(head, raw_fields(RAW_INPUTS, [raw_data(tensor) for tensor in inputs]))
+    return join_raw(head, RAW_INPUTS, inputs)
 
 
 def _encode_output(output: WantedOutput) -> bytes:

@@ -246,19 +246,24 @@ def encode_parameters(number: int, parameters: Parameters, of: str) -> bytes:
 FINAL = {final: encode_parameters(4, {FINAL_RESPONSE: final}, "the response") for final in (False, True)}
 
 
-def raw_data(tensor: V2Tensor) -> list[Buffer]:
-    """The raw contents of a tensor, its own memory where that is possible: see `encode_binary`."""
-    try:
-        return encode_binary(tensor.array, tensor.datatype)
-    except V2Error as error:
-        raise V2Error(f"tensor {show(tensor.name)}: {error.message}", status=error.status) from None
-
-
-def raw_fields(tag: int, data: Sequence[Sequence[Buffer]]) -> Iterator[Buffer]:
-    """Raw contents, an entry for each tensor, empty ones too."""
-    for buffers in data:
-        yield b"%c%b" % (tag, encode_varint(sum(map(len, buffers))))
-        yield from buffers
+def join_raw(head: list[bytes], tag: int, tensors: Sequence[V2Tensor]) -> list[Buffer]:
+    """The buffers of a message that ends with raw contents: an entry for each tensor, empty ones too. Data are
+    the tensors' own memory where that is possible: see `encode_binary`."""
+    buffers: list[Buffer] = []
+    for tensor in tensors:
+        try:
+            data = encode_binary(tensor.array, tensor.datatype)
+        except V2Error as error:
+            raise V2Error(f"tensor {show(tensor.name)}: {error.message}", status=error.status) from None
+        head.append(b"%c%b" % (tag, encode_varint(len(data[0]) if len(data) == 1 else sum(map(len, data)))))
+        for buffer in data:
+            if head:
+                buffers.append(b"".join(head))
+                head = []
+            buffers.append(buffer)
+    if head:
+        buffers.append(b"".join(head))
+    return buffers
 
 
 def typed_tensors(tensors: Sequence[V2Tensor]) -> Iterator[Buffer]:

@@ -19,6 +19,7 @@ from protocols.grpc.protobuf import encode_field, encode_varint, fields, read_te
 from protocols.grpc.v2_fields import (
     FINAL,
     ID,
+    INFER_RESPONSE,
     KEPT_BYTES,
     MODEL_NAME,
     MODEL_VERSION,
@@ -40,9 +41,8 @@ from protocols.grpc.v2_fields import (
     encode_parameters,
     encode_tensor,
     join,
+    join_raw,
     keep,
-    raw_data,
-    raw_fields,
     read_tensors,
     typed_tensors,
 )
@@ -57,6 +57,7 @@ EMPTY_FINAL_RESPONSE = "triton_enable_empty_final_response"
 
 _LENGTHS = 4  # plans that are tried for messages of one size
 
+_INFER_RESPONSE_TAG = b"%c" % INFER_RESPONSE
 _array = np.ndarray
 
 
@@ -362,7 +363,8 @@ class InferResponseWriter:
         """The ModelStreamInferResponse with such a response, as `render` has it. `final` is its parameter
         `triton_final_response`."""
         buffers = self._render(outputs, request, response_id, parameters, FINAL[final], typed)
-        return [b"\x12" + encode_varint(sum(map(len, buffers))) + buffers[0], *buffers[1:]]
+        size = encode_varint(sum(map(len, buffers)))
+        return [b"".join((_INFER_RESPONSE_TAG, size, buffers[0])), *buffers[1:]]
 
     def render_end(self, request: V2Request) -> bytes:
         """The ModelStreamInferResponse that ends the responses of a decoupled model: it has no outputs."""
@@ -394,14 +396,12 @@ class InferResponseWriter:
         head.append(end)
         if typed and all(tensor.datatype in FIELD_OF for tensor in outputs):
             return join(head, typed_tensors(outputs))
-        data: list[list[Buffer]] = []
         for tensor in outputs:
             opening = None
             if not tensor.parameters:
                 opening = self._openings.get((tensor.name, tensor.datatype, tensor.array.shape))
             head.append(opening or self._open(tensor))
-            data.append(raw_data(tensor))
-        return join(head, raw_fields(RAW_OUTPUTS, data))
+        return join_raw(head, RAW_OUTPUTS, outputs)
 
     def _open(self, tensor: V2Tensor) -> bytes:
         """An output without its contents."""
