@@ -25,6 +25,7 @@ from protocols.grpc.protobuf import (
     encode_field,
     encode_varint,
     fields,
+    to_signed,
     unpack_varints,
 )
 from protocols.v2.tensors import (
@@ -37,6 +38,7 @@ from protocols.v2.tensors import (
     decode_binary,
     decode_fixed,
     encode_binary,
+    read_values,
     show,
     show_shape,
 )
@@ -56,7 +58,7 @@ FIELD_OF: Mapping[str, int] = MappingProxyType({
 _BYTES_FIELD = FIELD_OF["BYTES"]
 _LENGTH = struct.Struct("<I")
 _STEP = 65_536  # bytes that are read, or numbers that are written, in one call of numpy
-_FEW = 64
+_FEW = 128  # bytes below which Python is faster than numpy
 _WIRE_TYPES = {0: VARINT, 4: FIXED32, 8: FIXED64}
 _SINGLES = {number << 3 | _WIRE_TYPES[size] for number, (_, size) in _FIELDS.items()}
 _SINGLES.discard(_BYTES_FIELD << 3 | VARINT)
@@ -169,6 +171,8 @@ def _count_varints(packed: memoryview) -> int:
 
 def _read_varints(packed: memoryview, count: int, datatype: str, name: str) -> Array:
     """The flat array of so many varints. V2Error for the first number that the datatype does not have."""
+    if len(packed) < _FEW:
+        return read_values(datatype, [_number(value, datatype) for value in unpack_varints(packed)], name)
     flat = np.empty(count, DATATYPES[datatype])
     done = 0
     for values in _varints(packed):
@@ -190,6 +194,17 @@ def _read_varints(packed: memoryview, count: int, datatype: str, name: str) -> A
         flat[done : done + len(numbers)] = numbers
         done += len(numbers)
     return flat
+
+
+def _number(value: int, datatype: str) -> int:
+    """The number that a varint is in the field of a datatype. Of fields of 32 bits protobuf keeps the low 32."""
+    if datatype == "BOOL":
+        return value != 0
+    if datatype == "UINT64":
+        return value
+    if datatype == "INT64":
+        return to_signed(value)
+    return to_signed(value, 32) if datatype.startswith("INT") else value & 0xFFFF_FFFF
 
 
 def _varints(packed: memoryview) -> Iterator[_Varints]:

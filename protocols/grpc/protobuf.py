@@ -119,6 +119,9 @@ def read_text(view: memoryview) -> str:
 
 def unpack_varints(view: memoryview) -> list[int]:
     """The varints of a packed field, as numbers of 64 bits without a sign."""
+    values = list(view)
+    if not values or max(values) < 0x80:  # each is one byte
+        return values
     values, at, size = [], 0, len(view)
     while at < size:
         value, at = read_varint(view, at)

@@ -88,8 +88,7 @@ class TensorFields:
             elif tag == _PACKED_SHAPE:
                 if len(value) > _LARGEST_VARINT * limits.dims:
                     raise V2Error(f"tensor {show(self.name)}: at most {limits.dims} dimensions, got more")
-                for size in unpack_varints(value):
-                    shape.append(to_signed(size))
+                shape += [to_signed(size) for size in unpack_varints(value)]
             elif tag == _SHAPE:
                 if len(shape) > limits.dims:
                     raise V2Error(f"tensor {show(self.name)}: at most {limits.dims} dimensions, got more")

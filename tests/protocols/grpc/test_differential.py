@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 
 pytest.importorskip("google.protobuf", reason="protobuf is not installed")
+pytest.importorskip("grpc", reason="grpcio is not installed")
 pytest.importorskip("tritonclient.grpc", reason="tritonclient[grpc] is not installed")
 
 from tritonclient.grpc import model_config_pb2, service_pb2
@@ -34,10 +35,15 @@ KINDS = {
 }
 
 
+PARTIAL = {
+    "ModelConfig", "ModelInput", "ModelOutput", "ModelDynamicBatching", "ModelSequenceBatching", "ModelEnsembling",
+}  # fmt: skip
+
+
 def declared(table: MessageType, descriptor: object, seen: set[str]) -> None:
     """The fields of a table are those of the .proto file: all of them, but for the model's configuration."""
     fields = {field.number: field for field in descriptor.fields}  # type: ignore[attr-defined]
-    partial = table.name in ("ModelConfig", "ModelInput", "ModelOutput", "ModelDynamicBatching")
+    partial = table.name in PARTIAL
     assert fields.keys() == table.fields.keys() or (partial and fields.keys() > table.fields.keys()), table.name
     seen.add(table.name)
     for number, ours in table.fields.items():
@@ -45,7 +51,7 @@ def declared(table: MessageType, descriptor: object, seen: set[str]) -> None:
         entry = theirs.message_type is not None and theirs.message_type.GetOptions().map_entry
         value = theirs.message_type.fields_by_name["value"] if entry else theirs
         kind = ours.type if isinstance(ours.type, str) else "message"
-        oneof = theirs.containing_oneof.name if theirs.containing_oneof and not partial else ""
+        oneof = theirs.containing_oneof.name if theirs.containing_oneof else ""
         wanted = FieldType(
             theirs.name,
             KINDS.get(value.type, "message"),  # type: ignore[arg-type]
