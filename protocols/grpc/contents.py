@@ -22,6 +22,7 @@ from protocols.grpc.protobuf import (
     LENGTH,
     VARINT,
     ProtobufError,
+    Room,
     encode_field,
     encode_varint,
     fields,
@@ -76,10 +77,10 @@ class Contents:
         self._pieces: dict[int, memoryview | bytearray] = {}
         self.count_of_bytes = 0
 
-    def add(self, view: memoryview) -> None:
+    def add(self, view: memoryview, room: Room) -> None:
         """Adds the fields of an InferTensorContents. ProtobufError for what is none."""
         pieces = self._pieces
-        for tag, value, _ in fields(view):
+        for tag, value, _ in fields(view, room):
             number = tag >> 3
             if tag == _BYTES_FIELD << 3 | LENGTH:
                 piece = pieces.get(number)

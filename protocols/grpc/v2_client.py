@@ -8,7 +8,7 @@ from typing import Any, final
 import msgspec
 
 from protocols.events import Buffer
-from protocols.grpc.protobuf import ProtobufError, encode_field, fields, read_text
+from protocols.grpc.protobuf import ProtobufError, Room, encode_field, fields, read_text
 from protocols.grpc.v2_fields import (
     ERROR_MESSAGE,
     FINAL_RESPONSE,
@@ -20,7 +20,6 @@ from protocols.grpc.v2_fields import (
     RAW_INPUTS,
     RAW_OUTPUTS,
     TENSORS,
-    ParameterRoom,
     TensorFields,
     add_parameter,
     check_many,
@@ -93,7 +92,7 @@ def read_streamed_response(message: Buffer, limits: V2Limits = DEFAULT_LIMITS) -
     """The ModelStreamInferResponse in a message, its answer as `read_infer_response` reads it."""
     error = ""
     parts: list[memoryview] = []
-    for tag, value, _ in fields(memoryview(message).toreadonly().cast("B")):
+    for tag, value, _ in fields(memoryview(message).toreadonly().cast("B"), Room(limits.values)):
         if tag == ERROR_MESSAGE:
             error = read_text(value)
         elif tag == INFER_RESPONSE:
@@ -111,9 +110,9 @@ def _read_response(parts: Sequence[memoryview], limits: V2Limits) -> V2Answer:
     parameters: dict[str, Any] = {}
     entries: list[TensorFields] = []
     raw: list[memoryview] = []
-    room = ParameterRoom(limits)
+    room = Room(limits.values)
     for view in parts:
-        for tag, value, _ in fields(view):
+        for tag, value, _ in fields(view, room):
             if tag == RAW_OUTPUTS:
                 if len(raw) == limits.tensors:
                     raise V2Error(f"raw_output_contents has more than {limits.tensors} entries (limits.tensors)")

@@ -10,7 +10,7 @@ import numpy as np
 
 from protocols.events import Buffer
 from protocols.grpc.contents import Contents, encode_contents
-from protocols.grpc.protobuf import encode_field, encode_varint, fields, read_text, to_signed, unpack_varints
+from protocols.grpc.protobuf import Room, encode_field, encode_varint, fields, read_text, to_signed, unpack_varints
 from protocols.v2.body import V2Limits, read_parameters
 from protocols.v2.tensors import (
     DATATYPES,
@@ -54,33 +54,18 @@ Value = TypeVar("Value")
 
 
 @final
-class ParameterRoom:
-    """How many more parameters a message may have."""
-
-    __slots__ = ("left", "limit")
-
-    def __init__(self, limits: V2Limits) -> None:
-        self.left = self.limit = limits.values
-
-    def take(self) -> None:
-        self.left -= 1
-        if self.left < 0:
-            raise V2Error(f"the message has more than {self.limit} parameters (limits.json_values)")
-
-
-@final
 class TensorFields:
     """An InferInputTensor or InferOutputTensor."""
 
     __slots__ = ("contents", "datatype", "name", "parameters", "shape")
 
-    def __init__(self, view: memoryview, limits: V2Limits, room: ParameterRoom) -> None:
+    def __init__(self, view: memoryview, limits: V2Limits, room: Room) -> None:
         self.name = self.datatype = ""
         self.shape: list[int] = []
         self.parameters: dict[str, Any] = {}
         self.contents: Contents | None = None
         shape = self.shape
-        for tag, value, _ in fields(view):
+        for tag, value, _ in fields(view, room):
             if tag == NAME:
                 self.name = read_text(value)
             elif tag == _DATATYPE:
@@ -98,7 +83,7 @@ class TensorFields:
             elif tag == _CONTENTS:
                 if self.contents is None:
                     self.contents = Contents()
-                self.contents.add(value)
+                self.contents.add(value, room)
 
 
 def read_tensors(
@@ -154,16 +139,15 @@ def check_names(names: Sequence[str], member: str) -> None:
                 raise V2Error(f"{member} has {show(name)} twice")
 
 
-def add_parameter(parameters: dict[str, Any], view: memoryview, room: ParameterRoom) -> None:
+def add_parameter(parameters: dict[str, Any], view: memoryview, room: Room) -> None:
     """Adds an entry of a map of InferParameter. The last value of a name stands, and of its oneof the last member."""
-    room.take()
     key = ""
     value: bool | int | float | str | None = None
-    for tag, piece, _ in fields(view):
+    for tag, piece, _ in fields(view, room):
         if tag == _KEY:
             key = read_text(piece)
         elif tag == _VALUE:
-            for choice, chosen, _ in fields(piece):
+            for choice, chosen, _ in fields(piece, room):
                 if choice == _STRING:
                     value = read_text(chosen)
                 elif choice == _INT64:

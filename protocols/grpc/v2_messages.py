@@ -15,7 +15,7 @@ import numpy as np
 
 from protocols.events import Buffer
 from protocols.grpc.contents import FIELD_OF
-from protocols.grpc.protobuf import encode_field, encode_varint, fields, read_text
+from protocols.grpc.protobuf import Room, encode_field, encode_varint, fields, read_text
 from protocols.grpc.v2_fields import (
     FINAL,
     ID,
@@ -30,7 +30,6 @@ from protocols.grpc.v2_fields import (
     RAW_INPUTS,
     RAW_OUTPUTS,
     TENSORS,
-    ParameterRoom,
     TensorFields,
     add_parameter,
     check_many,
@@ -232,8 +231,8 @@ class _RequestParts:
         self.raw_ends: list[int] = []
         self.raw_from = 0
         """Where the first raw contents begin, if nothing else follows; else 0."""
-        last, room = 0, ParameterRoom(limits)
-        for tag, value, end in fields(view):
+        last, room = 0, Room(limits.values)
+        for tag, value, end in fields(view, room):
             if tag == RAW_INPUTS:
                 if len(self.raw) == limits.tensors:
                     raise V2Error(f"raw_input_contents has more than {limits.tensors} entries (limits.tensors)")
@@ -303,10 +302,10 @@ class _RequestParts:
         return tuple(wanted)
 
 
-def _read_output(view: memoryview, room: ParameterRoom) -> tuple[str, dict[str, Any]]:
+def _read_output(view: memoryview, room: Room) -> tuple[str, dict[str, Any]]:
     name = ""
     parameters: dict[str, Any] = {}
-    for tag, value, _ in fields(view):
+    for tag, value, _ in fields(view, room):
         if tag == NAME:
             name = read_text(value)
         elif tag == OUTPUT_PARAMETERS:

@@ -22,7 +22,7 @@ from google.protobuf.message import DecodeError
 from tritonclient.grpc import service_pb2 as pb
 
 from protocols.grpc.contents import FIELD_OF
-from protocols.grpc.protobuf import MessageType, ProtobufError, fields
+from protocols.grpc.protobuf import MessageType, ProtobufError, Room, fields
 from protocols.grpc.v2_client import read_infer_response, read_streamed_response, render_infer_request
 from protocols.grpc.v2_messages import InferCall, InferRequestReader, InferResponseWriter
 from protocols.grpc.v2_tables import METHODS
@@ -206,12 +206,12 @@ def sorted_parameters(value: Any) -> Any:
 def has_odd_entry(table: MessageType, data: Any) -> bool:
     """True if an entry of a map has an unknown field, at any depth."""
     view = memoryview(data)
-    for tag, value, _ in fields(view):
+    for tag, value, _ in fields(view, Room(10**6)):
         field = table.fields.get(tag >> 3)
         if field is None or tag & 7 != 2:
             continue
         if field.key:
-            for inner, part, _ in fields(value):
+            for inner, part, _ in fields(value, Room(10**6)):
                 if inner == 0x12 and isinstance(field.type, MessageType):
                     if has_odd_entry(field.type, part):
                         return True

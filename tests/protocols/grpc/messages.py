@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import random
 
-from protocols.grpc.protobuf import FieldType, MessageType, encode_field, encode_varint, fields, unpack_varints
+from protocols.grpc.protobuf import FieldType, MessageType, Room, encode_field, encode_varint, fields, unpack_varints
 
 PARAMETER = MessageType(
     "InferParameter",
@@ -76,7 +76,7 @@ def varint(value: int) -> bytes:
 def split(data: bytes) -> list[bytes]:
     """The fields of a message, each with its tag."""
     pieces, at = [], 0
-    for _, _, end in fields(memoryview(data)):
+    for _, _, end in fields(memoryview(data), Room(10**6)):
         pieces.append(data[at:end])
         at = end
     return pieces
@@ -85,11 +85,11 @@ def split(data: bytes) -> list[bytes]:
 def loosened(piece: bytes, chance: random.Random) -> bytes:
     """A field of a tensor, `inputs` or `outputs` of a message, in a form that means the same to protobuf: its shape not packed,
     its contents in parts."""
-    (tag, value, _), *_ = fields(memoryview(piece))
+    (tag, value, _), *_ = fields(memoryview(piece), Room(10**6))
     if tag != 0x2A:
         return piece
     out = b""
-    for inner, part, _ in fields(value):
+    for inner, part, _ in fields(value, Room(10**6)):
         if inner == 0x1A:
             out += b"".join(b"\x18" + varint(size) for size in unpack_varints(part))
         elif inner == 0x2A and len(part) < 1000:
@@ -103,7 +103,7 @@ def loosened(piece: bytes, chance: random.Random) -> bytes:
 
 def _unpacked(piece: bytes) -> bytes:
     """A packed field of contents, as one field a number."""
-    (tag, value, _), *_ = fields(memoryview(piece))
+    (tag, value, _), *_ = fields(memoryview(piece), Room(10**6))
     number = tag >> 3
     if tag & 7 != 2 or number > 7:
         return piece

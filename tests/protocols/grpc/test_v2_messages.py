@@ -474,16 +474,30 @@ def test_classification_is_a_number_of_classes() -> None:
 
 
 def test_the_limits_of_requests_hold() -> None:
-    limits = V2Limits(tensors=2, dims=2, elements=3, values=2)
+    limits = V2Limits(tensors=2, dims=2, elements=3)
     entries = [{**ENTRY, "name": str(index)} for index in range(3)]
     assert refusal(message(*entries), limits) == "inputs has at most 2 entries (limits.tensors), got more"
     assert (
         refusal(message(outputs=[{"name": "a"}] * 3), limits) == "outputs has at most 2 entries (limits.tensors), got more"
     )
     assert refusal(message(raw=[b""] * 3), limits) == "raw_input_contents has more than 2 entries (limits.tensors)"
-    many = {str(index): {"bool_param": True} for index in range(3)}
-    assert refusal(message(parameters=many), limits) == "the message has more than 2 parameters (limits.json_values)"
     assert "limits.bytes_elements" in refusal(typed("BYTES", [4], bytes_contents=[b""] * 4), limits)
+
+
+@pytest.mark.parametrize(
+    "part",
+    [
+        encode_field(4, b"\x0a\x01k\x12\x02\x08\x01"),  # a parameter
+        encode_field(1, b"m"),
+        b"\x48\x00",  # an unknown field
+        encode_field(5, encode_field(5, b"\x10\x01" * 4)),  # numbers that are not packed
+        encode_field(5, encode_field(5, b"\x42\x00" * 4)),  # elements of BYTES
+        encode_field(6, b"\x48\x00" * 4),
+    ],
+)
+def test_the_fields_of_a_message_are_counted(part: bytes) -> None:
+    with pytest.raises(ProtobufError, match="too many fields"):
+        read(part * 21, V2Limits(values=20))
 
 
 # No copies
