@@ -105,7 +105,7 @@ def read_streamed_response(message: Buffer, limits: V2Limits = DEFAULT_LIMITS) -
 
 
 def _read_response(parts: Sequence[memoryview], limits: V2Limits) -> V2Answer:
-    """What the parts say together: a message that comes in parts is merged."""
+    """The answer in all parts of a message together: protobuf merges a singular message that comes more than once."""
     model_name = model_version = id = ""
     parameters: dict[str, Any] = {}
     entries: list[TensorFields] = []

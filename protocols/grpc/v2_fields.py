@@ -1,4 +1,4 @@
-"""What the messages of inference in gRPC's Open Inference Protocol (v2) have in common: their tensors and parameters."""
+"""Tensors and parameters in the messages of gRPC's Open Inference Protocol (v2), for either role."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ FINAL_RESPONSE = "triton_final_response"
 """The parameter of a stream's response that says whether it is the last one of its request."""
 
 KEPT_BYTES = 1024
-"""What is kept of messages to read or write others at less cost is no longer."""
+"""A longer piece of a message is not remembered."""
 KEPT_ENTRIES = 128
 
 Key = TypeVar("Key")

@@ -1,8 +1,9 @@
 """The messages of inference in gRPC's Open Inference Protocol (v2): ModelInferRequest, ModelInferResponse and the stream's.
 
-They are read and written by hand, as a tensor's bytes stay a view of the message and leave as they are. A request that
-differs from an earlier one in its raw data and its id alone is found by the bytes before that data: FP32 [1, 16] then
-takes KEPT us, without such a plan PLAIN, and 16 MiB the same. The plan costs a look-up, of 0.2 us, where there is none.
+They are read and written by hand: a tensor's bytes stay a view of the message, and leave as they are. A request that
+differs from an earlier one in its raw data and its id alone is found by the bytes before that data. FP32 [1, 16] then
+takes 1.0 us (2.0 with an id), and 9 without such a plan; FP32 of 16 MiB takes the same. To look for a plan costs a request
+that has none 1 us.
 """
 
 from __future__ import annotations
@@ -100,9 +101,9 @@ class InferPlan:
         self.model_name, self.model_version = call.model_name, call.model_version
         self.outputs, self.empty_final = call.request.outputs, call.empty_final
         self.tensors = tensors
-        """Of each: name, datatype, dtype, shape, bytes, and the tag and length of the next one's contents."""
+        """For each tensor: name, datatype, dtype, shape, bytes, and the tag and length of the next one's contents."""
         self.size = size
-        """Of the message, without its id."""
+        """The bytes of the message, without its id."""
         self.checked: ModelSignature | None = None
 
     def read(self, message: Buffer, at: int, id: str) -> InferCall | None:
@@ -142,8 +143,8 @@ class InferRequestReader:
 
     def read(self, message: Buffer) -> InferCall:
         """The request in a message. ProtobufError for what is no such message (gRPC's INTERNAL), and V2Error, which names
-        the input, what was expected and what came, for what no model can be asked (INVALID_ARGUMENT). What one model
-        takes is checked by `InferCall.check`."""
+        the input, what was expected and what came, for a request that no model can have (INVALID_ARGUMENT). `InferCall.check` checks
+        it against one model."""
         if type(message) is not bytes:  # which arrays may view as it is
             message = memoryview(message).toreadonly().cast("B")
         size = len(message)
@@ -230,7 +231,7 @@ class _RequestParts:
         self.raw: list[memoryview] = []
         self.raw_ends: list[int] = []
         self.raw_from = 0
-        """Where the first raw contents begin, if nothing else follows; else 0."""
+        """The place of the first raw contents, if nothing else follows; else 0."""
         last, room = 0, Room(limits.values)
         for tag, value, end in fields(view, room):
             if tag == RAW_INPUTS:
@@ -261,7 +262,7 @@ class _RequestParts:
             self.raw_from = 0
 
     def call(self) -> InferCall:
-        """What they say. V2Error for what no model can be asked."""
+        """The request that the fields are. V2Error if no model can have it."""
         parameters = self.call_parameters
         empty_final = False
         if parameters:

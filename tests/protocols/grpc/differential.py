@@ -1,10 +1,14 @@
 """Google's protobuf and ours over messages that are made, and mutated: both accept the same, and read the same values.
 
-`python -m tests.protocols.grpc.differential --number 100000 --seed 1` is the long run. Where the two differ:
-groups (wire types 3 and 4), which proto3 does not have, are refused by ours; an entry of a map with an unknown field is
-no entry for Google's Python, though it is one for its C++, by the rule that a map is as good as a repeated message, and
-for ours; and a fault in a field of the model configuration that the table leaves out is nobody's. What protobuf accepts and no model can be asked
-is refused with a V2Error, which `expected` says from Google's own reading, row by row of the decisions.
+`python -m tests.protocols.grpc.differential --number 100000 --seed 1` is the long run. The two differ here:
+
+- Ours refuses groups (wire types 3 and 4), which proto3 does not have.
+- Google's Python drops an entry of a map that has an unknown field. Its C++ keeps it, as a map is encoded like a repeated
+  message (protobuf.dev, "Maps"), and so does ours.
+- Ours skips the fields of the model configuration that its table leaves out, and finds no fault in them.
+
+Protobuf accepts requests that no model can have: `expected_call` says from Google's reading, row by row of the decisions,
+which of them are a V2Error.
 """
 
 from __future__ import annotations
@@ -42,7 +46,7 @@ TABLES: dict[str, MessageType] = {
 READER = InferRequestReader()  # one for all: a plan of one message must not be one of another
 
 
-# What Google reads
+# Google's reading
 
 
 def as_dict(message: Any, table: MessageType) -> dict[str, Any]:
@@ -78,7 +82,7 @@ def plain(value: Any) -> Any:
 
 
 class Refused(Exception):
-    """What no model can be asked, as the decisions have it."""
+    """A request that no model can have, by the decisions."""
 
 
 def refuse_if(condition: bool) -> None:
@@ -144,7 +148,7 @@ def tensors_of(entries: Any, raw: Any, kind: str) -> list[Any]:
 
 
 def expected_call(message: Any) -> Any:
-    """What a ModelInferRequest that Google has read asks for."""
+    """The request in a ModelInferRequest that Google has read."""
     parameters = parameters_of(message, tensor=False)
     empty_final = parameters.pop("triton_enable_empty_final_response", False)
     refuse_if(type(empty_final) is not bool or any(key.startswith("triton_") for key in parameters))
@@ -169,7 +173,7 @@ def expected_answer(message: Any) -> Any:
     return (message.model_name, message.model_version, message.id, repr(parameters), outputs)
 
 
-# What ours does
+# Our reading
 
 
 def described(tensors: Any) -> list[Any]:
@@ -235,7 +239,7 @@ def outcome(call: Callable[[], Any]) -> tuple[str, Any]:
 
 
 def compare(name: str, data: bytes) -> str:
-    """What became of a message, one word. AssertionError where the two differ."""
+    """Compares one message: one word says how both read it. AssertionError if they differ."""
     kind = getattr(pb, name)
     table = TABLES[name]
     theirs = outcome(lambda: plain(as_dict(kind.FromString(data), table)))
@@ -541,7 +545,7 @@ def written(maker: Maker) -> None:
 
 
 def run(number: int, seed: int) -> Counter[str]:
-    """Compares so many messages. What became of them, by name and word."""
+    """Compares so many messages, and counts them by name and word."""
     maker, words = Maker(seed), Counter[str]()
     for index in range(number):
         name, data = maker.message()

@@ -59,7 +59,7 @@ DEFAULTS = ALL.read(b"")
 
 
 def read(hexed: str, table: MessageType = ALL) -> dict[str, Any]:
-    """What a message has beside the defaults."""
+    """The fields of a message that are not the default."""
     found = table.read(bytes.fromhex(hexed)).items()
     return {name: value for name, value in found if repr(value) != repr(DEFAULTS.get(name))}  # -0.0 is not the default
 
