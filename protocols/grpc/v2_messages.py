@@ -143,8 +143,8 @@ class InferRequestReader:
 
     def read(self, message: Buffer) -> InferCall:
         """The request in a message. ProtobufError for what is no such message (gRPC's INTERNAL), and V2Error, which names
-        the input, what was expected and what came, for a request that no model can have (INVALID_ARGUMENT). `InferCall.check` checks
-        it against one model."""
+        the input, what was expected and what came, for a request that no model can have (INVALID_ARGUMENT).
+        `InferCall.check` checks it against one model."""
         if type(message) is not bytes:  # which arrays may view as it is
             message = memoryview(message).toreadonly().cast("B")
         size = len(message)
