@@ -189,7 +189,10 @@ def encode_tensor(tensor: V2Tensor) -> bytes:
     if type(tensor.name) is not str or not tensor.name:
         raise V2Error(f"a tensor has a name, which is a string, got {show(tensor.name)}", status=500)
     shape = b"".join([encode_varint(size) for size in tensor.array.shape])
-    out = encode_field(1, tensor.name.encode()) + encode_field(2, tensor.datatype.encode())
+    try:
+        out = encode_field(1, tensor.name.encode()) + encode_field(2, tensor.datatype.encode())
+    except UnicodeEncodeError:
+        raise V2Error(f"a tensor's name is text as UTF-8, which cannot express {show(tensor.name)}", status=500) from None
     if shape:
         out += encode_field(3, shape)
     if tensor.parameters:

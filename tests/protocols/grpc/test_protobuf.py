@@ -252,3 +252,7 @@ def test_garbage_is_a_message_or_a_protobuf_error(data: bytes) -> None:
     except ProtobufError:
         return
     ALL.write(found)
+
+
+def test_a_table_says_which_message_it_is() -> None:
+    assert repr(INNER) == "<message Inner>"

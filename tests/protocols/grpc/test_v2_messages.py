@@ -733,3 +733,70 @@ def test_outputs_that_cannot_be_are_refused() -> None:
     data = tables.RESPONSE.write({"outputs": [entry], "raw_output_contents": [b"", b""]})
     with pytest.raises(V2Error, match="raw_output_contents has 2 entries for 1 outputs"):
         read_infer_response(data)
+
+
+@pytest.mark.parametrize("name", ["", "\ud800"])
+def test_a_name_or_an_id_that_is_no_text_is_the_models_fault(name: str) -> None:
+    writer = InferResponseWriter(ANY)
+    with pytest.raises(V2Error, match="a tensor") as caught:
+        writer.render([tensor([1], name=name)], V2Request(), typed=True)
+    assert caught.value.status == 500
+    with pytest.raises(V2Error, match="id is text as UTF-8"):
+        writer.render([tensor([1])], V2Request(), "\ud800")
+
+
+def test_a_client_asks_for_classes() -> None:
+    wanted = WantedOutput(name="y", classification=3)
+    call = read(joined(render_infer_request("m", [tensor([1], name="x")], outputs=[wanted], parameters={"k": 1})))
+    assert call.request.outputs == (wanted,)
+    assert call.request.parameters == {"k": 1}
+
+
+def test_answers_have_a_bound_on_raw_contents() -> None:
+    with pytest.raises(V2Error, match="raw_output_contents has more than 256 entries"):
+        read_infer_response(b"\x32\x00" * 257)
+
+
+@pytest.mark.parametrize("position", [0, 70_000, 149_999])
+def test_a_number_out_of_range_is_found_among_many(position: int) -> None:
+    numbers = np.full(150_000, 100, "<i4")
+    numbers[position] = -129
+    entry = {"name": "x", "datatype": "INT8", "shape": [150_000], "contents": {"int_contents": numbers.tolist()}}
+    said = refusal(message(entry))
+    assert said == f"tensor 'x': INT8 takes whole numbers from -128 to 127, got -129 at element {position}"
+
+
+def test_typed_bytes_may_be_none() -> None:
+    assert only(typed("BYTES", [0, 3])).shape == (0, 3)
+    assert joined(render_infer_request("m", [tensor(np.empty(0, object), "BYTES", "x")], typed=True)).endswith(b"\x2a\x00")
+
+
+def test_two_plans_of_one_size_are_told_apart() -> None:
+    first = message(ENTRY, raw=[RAW])
+    longer = message({**ENTRY, "name": "xx", "shape": [3]}, raw=[RAW[:12]])
+    same = message({**ENTRY, "name": "x" * 4, "shape": [4]}, raw=[RAW[:16]])
+    reader = kept(first, longer, same)
+    for data in (first, longer, same):
+        call = reader.read(data)
+        assert call.plan is not None
+        assert call.request.inputs[0].name == read(data).request.inputs[0].name
+
+
+def test_an_id_behind_where_a_plan_ends_is_read_by_the_rules() -> None:
+    whole = message({**ENTRY, "shape": [50]}, raw=[bytes(200)])
+    reader = kept(whole)
+    name = encode_field(1, b"m" * 100)
+    with pytest.raises(ProtobufError, match="number 0"):
+        reader.read(name + encode_field(3, b"7") + bytes(len(whole) - len(name)))
+
+
+def test_a_model_with_a_long_name_is_read() -> None:
+    data = tables.REQUEST.write({"model_name": "m" * 130, "id": "7", "inputs": [ENTRY], "raw_input_contents": [RAW]})
+    reader = kept(data, data)
+    assert (reader.read(data).model_name, reader.read(data).request.id) == ("m" * 130, "7")
+
+
+def test_unpacked_and_packed_contents_of_one_number_go_together() -> None:
+    entry = encode_field(1, b"x") + encode_field(2, b"INT64") + encode_field(3, b"\xd2\x01")
+    packed = encode_field(3, b"\x01" * 200)
+    assert only(encode_field(5, entry + encode_field(5, packed + b"\x18\x02" * 10))).tolist() == [1] * 200 + [2] * 10
