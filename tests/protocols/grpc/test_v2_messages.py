@@ -800,3 +800,18 @@ def test_unpacked_and_packed_contents_of_one_number_go_together() -> None:
     entry = encode_field(1, b"x") + encode_field(2, b"INT64") + encode_field(3, b"\xd2\x01")
     packed = encode_field(3, b"\x01" * 200)
     assert only(encode_field(5, entry + encode_field(5, packed + b"\x18\x02" * 10))).tolist() == [1] * 200 + [2] * 10
+
+
+def test_an_output_has_its_parameters() -> None:
+    output = tensor([1], parameters={"k": "v"})
+    for typed in (False, True):
+        answer = read_infer_response(joined(InferResponseWriter(ANY).render([output], V2Request(), typed=typed)))
+        assert answer["y"].parameters == {"k": "v"}
+        assert answer["y"].elements.tolist() == [1]
+
+
+@pytest.mark.parametrize("size", [127, 128, 70_000])
+def test_contents_that_end_within_a_varint_are_malformed(size: int) -> None:
+    entry = encode_field(1, b"x") + encode_field(2, b"INT64") + encode_field(5, encode_field(3, b"\x01" * size + b"\x80"))
+    with pytest.raises(ProtobufError, match="cut off"):
+        read(encode_field(5, entry))
