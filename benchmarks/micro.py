@@ -14,7 +14,7 @@ from wsproto.connection import Connection as LibraryConnection
 from wsproto.connection import ConnectionType
 from wsproto.events import BytesMessage
 
-from benchmarks import batching, head_parser, http2_heads, json_library, requests, rolling_batch
+from benchmarks import batching, grpc_codec, head_parser, http2_heads, json_library, requests, rolling_batch
 from benchmarks.units import Case, Cost, repeated
 from protocols import lmi, v2
 from protocols.aws.bidi import Completion, DataType, PartDecoder, encode_part, encode_request_part
@@ -308,6 +308,7 @@ GROUPS: dict[str, Group] = {
     "websocket": websocket,
     "eventstream": eventstream,
     "v2": v2_infer,
+    "grpc": grpc_codec.cases,
     "lmi": lmi_token,
     "batching": batching.cases,
     "head-parser": head_parser.cases,

@@ -211,6 +211,32 @@ def test_the_rule_about_circles_can_fail() -> None:
     assert circles({"a": {"b"}, "b": {"c"}, "c": {"b"}, "d": set()}) == ["a", "b", "c"]
 
 
+# The rooms of the protocols, and which others the modules of each may import beside what stands in none.
+PROTOCOL_ROOMS: dict[str, set[str]] = {
+    "aws": set(),
+    "http1": set(),
+    "http2": set(),
+    "lmi": set(),
+    "openai": {"lmi"},
+    "v2": set(),
+    "websocket": set(),
+    "grpc": {"v2"},
+}
+
+
+@pytest.mark.parametrize("room", PROTOCOL_ROOMS)
+def test_a_protocol_imports_only_those_that_it_is_made_of(room: str) -> None:
+    targets: set[str] = set()
+    for module in MODULES:
+        if module.startswith(f"protocols.{room}."):
+            targets |= {target.split(".")[1] for target in ARROWS[module] if target.startswith("protocols.")}
+    assert targets & PROTOCOL_ROOMS.keys() <= PROTOCOL_ROOMS[room] | {room}
+
+
+def test_each_protocol_has_its_room() -> None:
+    assert {path.name for path in (ROOT / "protocols").iterdir() if (path / "__init__.py").exists()} == PROTOCOL_ROOMS.keys()
+
+
 @pytest.mark.parametrize("folder", sorted({path.parent for path in FILES}), ids=lambda p: str(p.relative_to(ROOT)))
 def test_no_folder_has_more_than_fifteen_modules(folder: Path) -> None:
     assert len(list(folder.glob("*.py"))) <= 15

@@ -1,1 +1,1 @@
-"""gRPC over HTTP/2: message framing and compression, status, metadata, and the heads and trailers of both roles."""
+"""gRPC: framing, compression, status, metadata, heads of both roles, and the messages of the Open Inference Protocol."""

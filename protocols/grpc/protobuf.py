@@ -1,0 +1,387 @@
+"""Protocol Buffers (proto3) on the wire: the fields of a message, and messages that a table of fields describes.
+
+The rules are those of protobuf.dev, "Encoding" and "Language Guide (proto3)". Groups are refused: proto3 has none. The
+types `sint32`, `sint64` and the fixed ones are left out, as no message here has them.
+"""
+
+from __future__ import annotations
+
+import math
+import struct
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any, Literal, TypeAlias, final
+
+from protocols.errors import ProtocolError
+from protocols.events import Buffer
+
+Kind: TypeAlias = Literal["bool", "int32", "int64", "uint32", "uint64", "enum", "float", "double", "string", "bytes"]
+
+VARINT, FIXED64, LENGTH, FIXED32 = 0, 1, 2, 5
+"""The wire types: how a field's value ends, whether its number is known or not."""
+
+MAX_DEPTH = 100
+"""Messages within messages, as in Google's parsers."""
+MAX_VALUES = 100_000
+"""Fields and packed numbers that one message read by a table may have: each becomes an object."""
+
+_MAX_LENGTH = 2**31 - 1
+_FLOAT, _DOUBLE = struct.Struct("<f"), struct.Struct("<d")
+_MASK = 2**64 - 1
+
+
+@final
+class ProtobufError(ProtocolError):
+    """Bytes that are not the message they should be. gRPC answers with the status INTERNAL."""
+
+
+# Reading
+
+
+def read_varint(data: Buffer, at: int) -> tuple[int, int]:
+    """The varint at that place, as the number of 64 bits that it is without a sign, and the place behind it. ProtobufError
+    if it is cut off or has more than ten bytes."""
+    value = shift = 0
+    try:
+        while True:
+            byte = data[at]
+            at += 1
+            value |= (byte & 0x7F) << shift
+            if byte < 0x80:
+                return value & _MASK, at
+            shift += 7
+            if shift == 70:
+                raise ProtobufError("a varint has more than ten bytes")
+    except IndexError:
+        raise ProtobufError("a varint is cut off") from None
+
+
+def _read_tag(data: Buffer, at: int) -> tuple[int, int]:
+    value, end = read_varint(data, at)
+    if end - at > 5 or value >= 2**32:  # Google's parsers read no more, even of one that goes on with zeros
+        raise ProtobufError("a tag is a number of 32 bits in at most five bytes")
+    return value, end
+
+
+def _read_length(data: Buffer, at: int) -> tuple[int, int]:
+    value, end = read_varint(data, at)
+    if value > _MAX_LENGTH:
+        raise ProtobufError(f"a length is at most {_MAX_LENGTH}, got {value}")
+    return value, end
+
+
+@final
+class Room:
+    """How many fields a message may still have, those of the messages in it too: a field of two bytes takes 0.2 us, and may
+    become an object."""
+
+    __slots__ = ("left",)
+
+    def __init__(self, left: int) -> None:
+        self.left = left
+
+    def take(self, count: int) -> None:
+        """Takes room for so many. ProtobufError if there is not as much."""
+        self.left -= count
+        if self.left < 0:
+            raise ProtobufError("the message has too many fields")
+
+
+def fields(view: memoryview, room: Room) -> Iterator[tuple[int, Any, int]]:
+    """The fields of a message in the order they came: the tag (field number times 8, plus wire type), the value, and the
+    place behind it. The value is an `int` of 64 bits without a sign for a varint, and a slice of the view for the other
+    wire types. ProtobufError for what is no message, and for more fields than there is room for; all fields before the
+    fault are given first."""
+    at, size = 0, len(view)
+    left = begun = room.left
+    while at < size:
+        left -= 1
+        if left < 0:
+            raise ProtobufError("the message has too many fields")
+        tag = view[at]
+        if tag < 0x80:
+            at += 1
+        else:
+            tag, at = _read_tag(view, at)
+        if tag < 8:
+            raise ProtobufError("a field has the number 0")
+        wire = tag & 7
+        if wire == LENGTH:
+            if at < size and (length := view[at]) < 0x80:
+                at += 1
+            else:
+                length, at = _read_length(view, at)
+            end = at + length
+        elif wire == VARINT:
+            if at < size and (value := view[at]) < 0x80:
+                at += 1
+            else:
+                value, at = read_varint(view, at)
+            yield tag, value, at
+            continue
+        elif wire == FIXED32:
+            end = at + 4
+        elif wire == FIXED64:
+            end = at + 8
+        else:
+            raise ProtobufError(f"field {tag >> 3} has the wire type {wire}, which proto3 does not have")
+        if end > size:
+            raise ProtobufError(f"field {tag >> 3} has {end - at} bytes, only {size - at} are left of its message")
+        yield tag, view[at:end], end
+        at = end
+    room.left -= begun - left
+
+
+def read_text(view: memoryview) -> str:
+    """The text of a string field. ProtobufError if it is not UTF-8."""
+    try:
+        return str(view, "utf-8")
+    except UnicodeDecodeError:
+        raise ProtobufError("a string is not UTF-8") from None
+
+
+def unpack_varints(view: memoryview) -> list[int]:
+    """The varints of a packed field, as numbers of 64 bits without a sign."""
+    values = list(view)
+    if not values or max(values) < 0x80:  # each is one byte
+        return values
+    values, at, size = [], 0, len(view)
+    while at < size:
+        value, at = read_varint(view, at)
+        values.append(value)
+    return values
+
+
+def to_signed(value: int, bits: int = 64) -> int:
+    """The signed number that the low bits of a varint are. An int32 keeps 32 of the 64 that its varint may have."""
+    half = 1 << (bits - 1)
+    return ((value + half) & ((1 << bits) - 1)) - half
+
+
+# Writing
+
+
+def encode_varint(value: int) -> bytes:
+    """A varint of a number; a negative one takes ten bytes."""
+    value &= _MASK
+    if value < 0x80:
+        return b"%c" % value
+    if value < 0x4000:
+        return b"%c%c" % (value & 0x7F | 0x80, value >> 7)
+    out = bytearray()
+    while value >= 0x80:
+        out.append(value & 0x7F | 0x80)
+        value >>= 7
+    out.append(value)
+    return bytes(out)
+
+
+def encode_field(number: int, payload: bytes) -> bytes:
+    """A field with a length: string, bytes, message or packed numbers."""
+    if number < 16 and len(payload) < 0x80:
+        return b"%c%c%b" % (number << 3 | LENGTH, len(payload), payload)
+    return b"%b%b%b" % (encode_varint(number << 3 | LENGTH), encode_varint(len(payload)), payload)
+
+
+# Messages by table
+
+
+@final
+@dataclass(frozen=True, slots=True)
+class FieldType:
+    """A field as its .proto file declares it. `key` makes it a map, of keys of that kind to values of `type`; fields of one
+    message with the same `oneof` exclude each other."""
+
+    name: str
+    type: Kind | MessageType
+    repeated: bool = False
+    key: Literal["", "string", "int32", "int64", "uint32", "uint64", "bool"] = ""
+    oneof: str = ""
+
+
+_RANGES: Mapping[str, tuple[int, int]] = {
+    "bool": (0, 1),
+    "int32": (-(2**31), 2**31 - 1),
+    "enum": (-(2**31), 2**31 - 1),
+    "int64": (-(2**63), 2**63 - 1),
+    "uint32": (0, 2**32 - 1),
+    "uint64": (0, 2**64 - 1),
+}
+_FROM_VARINT: Mapping[str, Callable[[int], int]] = {
+    "bool": bool,
+    "int32": lambda value: to_signed(value, 32),
+    "enum": lambda value: to_signed(value, 32),
+    "int64": to_signed,
+    "uint32": lambda value: value & 0xFFFF_FFFF,
+    "uint64": int,
+}
+_FROM_BYTES: Mapping[str, Callable[[memoryview], Any]] = {
+    "float": lambda view: _FLOAT.unpack(view)[0],
+    "double": lambda view: _DOUBLE.unpack(view)[0],
+    "string": read_text,
+    "bytes": bytes,
+}
+_READERS: Mapping[str, Callable[[Any], Any]] = {**_FROM_VARINT, **_FROM_BYTES}
+_WIRE_TYPES: Mapping[str, int] = {
+    **dict.fromkeys(_FROM_VARINT, VARINT),
+    "float": FIXED32,
+    "double": FIXED64,
+    "string": LENGTH,
+    "bytes": LENGTH,
+}
+_DEFAULTS: Mapping[str, Any] = {
+    **dict.fromkeys(_FROM_VARINT, 0),
+    "bool": False,
+    "float": 0.0,
+    "double": 0.0,
+    "string": "",
+    "bytes": b"",
+}
+
+
+def _unpack(kind: Kind, view: memoryview) -> list[Any]:
+    if kind in _FROM_VARINT:
+        return list(map(_FROM_VARINT[kind], unpack_varints(view)))
+    form = _FLOAT if kind == "float" else _DOUBLE
+    if len(view) % form.size:
+        raise ProtobufError(f"packed numbers of {form.size} bytes have {len(view)} bytes")
+    return [value for (value,) in form.iter_unpack(view)]
+
+
+@final
+class MessageType:
+    """A message as its .proto file declares it, by the numbers of its fields. It reads and writes such messages as dicts."""
+
+    __slots__ = ("_by_tag", "_entries", "_numbers", "_plain", "_rivals", "fields", "name")
+
+    def __init__(self, name: str, fields: Mapping[int, FieldType]) -> None:
+        self.name, self.fields = name, fields
+        self._numbers = {field.name: number for number, field in fields.items()}
+        self._by_tag: dict[int, tuple[FieldType, bool]] = {}
+        self._plain: dict[str, Any] = {}
+        self._rivals: dict[str, list[str]] = {}
+        self._entries: dict[str, MessageType] = {}  # what the entries of a map are
+        for number, field in sorted(fields.items()):
+            kind = field.type
+            if field.key:
+                pair = {1: FieldType("key", field.key), 2: FieldType("value", kind)}
+                self._entries[field.name] = MessageType(f"{name}.{field.name}", pair)
+            wire = LENGTH if field.key or isinstance(kind, MessageType) else _WIRE_TYPES[kind]
+            self._by_tag[number << 3 | wire] = (field, False)
+            if field.repeated and wire != LENGTH:
+                self._by_tag[number << 3 | LENGTH] = (field, True)
+            if field.oneof:
+                self._rivals[field.name] = [f.name for f in fields.values() if f.oneof == field.oneof and f is not field]
+            elif not (field.repeated or field.key or isinstance(kind, MessageType)):
+                self._plain[field.name] = _DEFAULTS[kind]
+
+    def __repr__(self) -> str:
+        return f"<message {self.name}>"
+
+    def read(self, data: Buffer, *, values: int = MAX_VALUES) -> dict[str, Any]:
+        """The fields of a message by name. A list, a map and a number or text have a value always, the default where the
+        message has none; a message and a member of a oneof are absent where they are not in it. Unknown fields are skipped,
+        and so is a field with a wire type that is not its own. ProtobufError for what is no such message, and for one
+        with more than `values` fields, packed numbers and fields of its messages."""
+        found: dict[str, Any] = {}
+        self._read(memoryview(data).cast("B"), found, MAX_DEPTH, Room(values))
+        return found
+
+    def _read(self, view: memoryview, found: dict[str, Any], depth: int, room: Room) -> None:
+        """Adds the fields of a message to those of its parts before."""
+        if depth < 0:
+            raise ProtobufError(f"messages are nested deeper than {MAX_DEPTH}")
+        if not found:
+            found.update(self._plain)
+            for field in self.fields.values():
+                if field.key:
+                    found[field.name] = {}
+                elif field.repeated:
+                    found[field.name] = []
+        for tag, value, _ in fields(view, room):
+            known = self._by_tag.get(tag)
+            if known is None:
+                continue
+            field, packed = known
+            name, kind = field.name, field.type
+            if field.oneof:
+                for rival in self._rivals[name]:
+                    found.pop(rival, None)
+            if packed:
+                assert not isinstance(kind, MessageType)
+                room.take(len(value))  # each number has a byte at least
+                found[name] += _unpack(kind, value)
+            elif field.key:
+                pair: dict[str, Any] = {}
+                self._entries[name]._read(value, pair, depth - 1, room)
+                if "value" not in pair and isinstance(kind, MessageType):
+                    pair["value"] = kind.read(b"")
+                found[name][pair["key"]] = pair["value"]
+            elif isinstance(kind, MessageType):
+                if field.repeated:
+                    found[name].append(part := {})
+                else:
+                    part = found.setdefault(name, {})
+                kind._read(value, part, depth - 1, room)
+            elif field.repeated:
+                found[name].append(_READERS[kind](value))
+            else:
+                found[name] = _READERS[kind](value)
+
+    def write(self, values: Mapping[str, Any]) -> bytes:
+        """The bytes of a message, its fields in the order of their numbers. None is a field that is not there; defaults are
+        not written, but in a oneof. ValueError for a name that the message does not have and for a value that does not
+        fit its field."""
+        unknown = values.keys() - self._numbers.keys()
+        if unknown:
+            raise ValueError(f"{self.name} has no field {min(unknown)!r}")
+        out: list[bytes] = []
+        for number, field in sorted(self.fields.items()):
+            value = values.get(field.name)
+            if value is None:
+                continue
+            if field.key:
+                entry = self._entries[field.name]
+                out += [encode_field(number, entry.write({"key": k, "value": v})) for k, v in value.items()]
+            elif not field.repeated:
+                if field.oneof or isinstance(field.type, MessageType) or not _is_default(value):
+                    out.append(_write_one(self, number, field, value))
+            elif isinstance(field.type, MessageType) or _WIRE_TYPES[field.type] == LENGTH:
+                out += [_write_one(self, number, field, one) for one in value]
+            elif value:
+                out.append(encode_field(number, b"".join([_write_scalar(self, field, one) for one in value])))
+        return b"".join(out)
+
+
+def _is_default(value: object) -> bool:
+    return not value and not (type(value) is float and math.copysign(1, value) < 0)  # -0.0 is on the wire
+
+
+def _write_one(message: MessageType, number: int, field: FieldType, value: Any) -> bytes:
+    kind = field.type
+    if isinstance(kind, MessageType):
+        return encode_field(number, kind.write(value))
+    payload = _write_scalar(message, field, value)
+    if (wire := _WIRE_TYPES[kind]) == LENGTH:
+        return encode_field(number, payload)
+    return encode_varint(number << 3 | wire) + payload
+
+
+def _write_scalar(message: MessageType, field: FieldType, value: Any) -> bytes:
+    kind = field.type
+    try:
+        match kind:
+            case "string":
+                return str.encode(value)
+            case "bytes":
+                return bytes(memoryview(value))
+            case "float":
+                return _FLOAT.pack(value)
+            case "double":
+                return _DOUBLE.pack(value)
+        low, high = _RANGES[str(kind)]
+        if low <= value <= high:
+            return encode_varint(value)
+    except (TypeError, UnicodeEncodeError, OverflowError, struct.error):
+        pass
+    raise ValueError(f"{message.name}.{field.name} is {kind}, which {value!r:.64} does not fit")
