@@ -110,7 +110,7 @@ class HalfOpen(HTTP2Ear):
         return self.replies() + b"".join(frame(1, 4, stream, self._head) for stream in streams), len(streams)
 
 
-@attack("half-open-http2", nightly=True, **{**_BODIES, "growth": 96, "after": 64})
+@attack("half-open-http2", nightly=True, **{**_BODIES, "growth": 96, "after": 48})
 def bodies_http2(attacker: Attacker) -> None:
     """Thousands of HTTP/2 requests whose body does not come, all at once, and others as soon as those are refused."""
     at_once = attacker.random.randint(500, 1000)
