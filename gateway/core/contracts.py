@@ -27,8 +27,8 @@ TURN_SECONDS = 0.002
 EVENTS_A_LOOK = 8
 """Events that it hands on between two looks at the clock."""
 REQUESTS_AT_ONCE = 8
-"""Requests that begin in one turn of a connection which has not used up its last one: what they cost shows only when they
-run, and the first turns of many connections come one after the other."""
+"""Requests that are one turn of a connection which has not used up its last one; the turn ends with the next that begins.
+What they cost shows only when they run, and the first turns of many connections come one after the other."""
 LAST_WORD = 5.0
 """Seconds that a client has, after `limits.write_stall`, to read again and hear why its answer ends: what
 `websocket.close_timeout` gives a Close. Meanwhile its model has stopped, and only what is queued is held."""
