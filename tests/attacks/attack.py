@@ -49,8 +49,8 @@ class Attack:
     """Metrics of which one sample at least must have risen, by the beginning of their lines in the exposition."""
     events: tuple[str, ...] = ()
     """Events that the log must tell, by their text."""
-    lines: int = 50
-    """The most lines that the log may grow by, and ten more for each second."""
+    lines: int = 20
+    """The most lines of one event that the log may grow by, and ten more for each second."""
     growth: int = 32
     """MiB by which the server may grow meanwhile: 32 and what the attack's own legitimate bodies hold."""
     after: int = 8
@@ -79,7 +79,7 @@ def attack(
     least: float = 0.0,
     counters: tuple[str, ...] = (),
     events: tuple[str, ...] = (),
-    lines: int = 50,
+    lines: int = 20,
     growth: int = 32,
     after: int = 8,
     nightly: bool = False,

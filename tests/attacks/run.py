@@ -7,6 +7,7 @@ import re
 import subprocess
 import sys
 import time
+from collections import Counter
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -16,7 +17,7 @@ from benchmarks.good import LIMIT, Waits
 from benchmarks.servers import ROOT
 from tests.attacks.attack import Attack
 from tests.attacks.attacker import Ended
-from tests.attacks.served import DRAIN, GOODBYES, Served, events, serving, tracebacks
+from tests.attacks.served import DRAIN, GOODBYES, Served, events, records, serving, tracebacks
 
 MiB = 1 << 20
 SETTLED = 15.0
@@ -46,8 +47,10 @@ class Row:
     cpu: float
     """Seconds of CPU that the server used meanwhile, good clients' share included."""
     log_bytes: int
-    log_lines: int
-    """Lines but for those of completed exchanges."""
+    log_lines: dict[str, int]
+    """By event; without those of completed exchanges."""
+    log_seconds: float
+    """How long they were counted: the attack's seconds, and what a slow machine adds."""
     risen: dict[str, float]
     """Samples of the attack's counters that have risen, and by how much."""
     tracebacks: tuple[str, ...]
@@ -65,13 +68,13 @@ def run(attack: Attack, *, seconds: float, seed: int = 0, collector: bool = True
     seconds = max(seconds, attack.least)
     with serving(attack, collector=collector) as served, _good(served, attack.fields) as good:
         counted = served.samples() if attack.counters else {}
-        before, cpu, log_before = served.resident(), served.cpu(), len(served.log())
+        began, before, cpu, log_before = time.monotonic(), served.resident(), served.cpu(), len(served.log())
         served.forget_peak()
         attacker = _attacking(attack, served, seconds=seconds, seed=seed)
         waits = good(seconds)
         failed, told = _told(attacker, seconds)
         cpu, peak = served.cpu() - cpu, max(0, served.peak() - before)
-        alive, log = served.alive, served.log()[log_before:]
+        alive, log, log_seconds = served.alive, served.log()[log_before:], time.monotonic() - began
         risen = _risen(attack.counters, counted, served.samples() if alive and attack.counters else {})
         after = _settled(served, before + attack.after * MiB) - before
         again = _attacking(attack, served, seconds=seconds, seed=seed + 1) if to_the_end and alive else None
@@ -85,8 +88,9 @@ def run(attack: Attack, *, seconds: float, seed: int = 0, collector: bool = True
         return Row(
             attack=attack.name, collector=collector, seed=seed, seconds=seconds, good=waits, ends=told["ends"],
             endings=tuple(Ended(**ended) for ended in told["endings"]), did=told["did"], peak=peak, after=after, cpu=cpu,
-            log_bytes=len(log), log_lines=_lines(log), risen=risen, tracebacks=tuple(tracebacks(everything)), alive=alive,
-            status=served.status, stop=stop, events=frozenset(events(everything)), attacker_failed=failed,
+            log_bytes=len(log), log_lines=_lines(log), log_seconds=log_seconds, risen=risen,
+            tracebacks=tuple(tracebacks(everything)), alive=alive, status=served.status, stop=stop,
+            events=frozenset(events(everything)), attacker_failed=failed,
         )  # fmt: skip
 
 
@@ -146,8 +150,9 @@ def _risen(counters: Sequence[str], before: dict[str, float], after: dict[str, f
     return {sample: after[sample] - before.get(sample, 0.0) for sample in mine if after[sample] > before.get(sample, 0.0)}
 
 
-def _lines(log: str) -> int:
-    return sum('"event": "exchange"' not in line or '"ending": "complete"' not in line for line in log.splitlines())
+def _lines(log: str) -> dict[str, int]:
+    counted = Counter(event for event, fields in records(log) if event != "exchange" or fields.get("ending") != "complete")
+    return dict(counted.most_common())
 
 
 def _settled(served: Served, small: int) -> int:
@@ -173,8 +178,12 @@ def broken(attack: Attack, row: Row, *, times: bool = False) -> list[str]:
         said.append(f"it is {row.after / MiB:.0f} MiB larger {SETTLED:g} s after the attack, of {attack.after}")
     if row.alive and (row.status not in (0, 3) or row.stop > DRAIN + GOODBYES + 2):
         said.append(f"after SIGTERM it ended with status {row.status}, {row.stop:.1f} s later")
-    if row.log_lines > attack.lines + 10 * row.seconds:
-        said.append(f"{row.log_lines} lines in the log, of {attack.lines + 10 * row.seconds:.0f}")
+    allowed_lines = attack.lines + 10 * row.log_seconds
+    said += [
+        f"{count} lines of {event!r} in the log, of {allowed_lines:.0f}"
+        for event, count in row.log_lines.items()
+        if count > allowed_lines
+    ]
     for counter in attack.counters:
         if not any(sample.startswith(counter) for sample in row.risen):
             said.append(f"{counter} has not risen")

@@ -17,7 +17,7 @@ import urllib.request
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import final
+from typing import Any, final
 
 from benchmarks.accounting import cpu_seconds, resident_bytes
 from benchmarks.servers import Program, Running, started
@@ -131,15 +131,18 @@ def tracebacks(log: str) -> list[str]:
     return [line[:2000] for line in log.splitlines() if "Traceback (most recent" in line]
 
 
-def events(log: str) -> set[str]:
-    """The events that it tells."""
-    found: set[str] = set()
+def records(log: str) -> Iterator[tuple[str, dict[str, Any]]]:
+    """The event of each line with its fields."""
     for line in log.splitlines():
         with suppress(ValueError):
             told = json.loads(line)
             if isinstance(told, dict):
-                found.add(str(told.get("event", told.get("message", ""))))
-    return found
+                yield str(told.get("event", told.get("message", ""))), told
+
+
+def events(log: str) -> set[str]:
+    """The events that it tells."""
+    return {event for event, _ in records(log)}
 
 
 def main() -> None:

@@ -71,7 +71,7 @@ FLOOD = Attack(
 HELD = Row(
     attack="flood", collector=True, seed=0, seconds=1.0, good=(summed("", "kept", [0.01] * 50),), ends={"goaway 11": 3},
     endings=(Ended(by="goaway 11", frames=50, bytes=5000, seconds=0.2),), did={}, peak=MiB, after=MiB, cpu=0.3, log_bytes=100,
-    log_lines=3, risen={'everywire_floods_total{kind="ping"}': 3.0}, tracebacks=(), alive=True, status=0, stop=0.1,
+    log_lines={"flood": 3}, log_seconds=1.5, risen={'everywire_floods_total{kind="ping"}': 3.0}, tracebacks=(), alive=True, status=0, stop=0.1,
     events=frozenset({"flood"}),
 )  # fmt: skip
 
@@ -94,7 +94,7 @@ def test_what_holds_is_no_failure() -> None:
         (replace(HELD, status=1), "after SIGTERM it ended with status 1"),
         (replace(HELD, stop=9.5), "9.5 s later"),
         (replace(HELD, tracebacks=("Traceback ...",)), "1 tracebacks in the log"),
-        (replace(HELD, log_lines=61), "61 lines in the log, of 60"),
+        (replace(HELD, log_lines={"exchange": 30, "flood": 36}), "36 lines of 'flood' in the log, of 35"),
         (replace(HELD, risen={}), "everywire_floods_total has not risen"),
         (replace(HELD, events=frozenset()), "the log does not tell 'flood'"),
         (replace(HELD, good=(summed("", "kept", [0.01], ["reset"]),)), "1 good requests (kept) failed; reset"),

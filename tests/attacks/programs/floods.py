@@ -48,7 +48,7 @@ class Flood:
 
 
 def flood(
-    name: str, kind: str, *, frames: int = 1, settings: tuple[str, ...] = (), lines: int = 50, opening: bytes = OPENING
+    name: str, kind: str, *, frames: int = 1, settings: tuple[str, ...] = (), lines: int = 20, opening: bytes = OPENING
 ) -> Any:
     """An attack on a few connections, each of which must be told to calm down: none comes again."""
 
