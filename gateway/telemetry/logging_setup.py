@@ -8,9 +8,9 @@ import logging
 import os
 import sys
 import threading
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
-from datetime import UTC, datetime
 from typing import IO, Any, Literal, TypeAlias, final
 
 from pythonjsonlogger.core import RESERVED_ATTRS
@@ -132,7 +132,9 @@ class TextFormatter(logging.Formatter):
 
 def timestamp(record: logging.LogRecord) -> str:
     """When the record was made: RFC 3339, UTC, milliseconds."""
-    return datetime.fromtimestamp(record.created, UTC).strftime("%Y-%m-%dT%H:%M:%S.") + f"{int(record.msecs):03}Z"
+    # not by datetime: with a time zone it asks by names that it makes anew, which CPython's method cache keeps, and with
+    # each the memory around it
+    return time.strftime("%Y-%m-%dT%H:%M:%S.", time.gmtime(record.created)) + f"{int(record.msecs):03}Z"
 
 
 # Warnings and errors may quote a model's configuration: its exceptions do, and so do lines of libraries. Lines below a

@@ -25,12 +25,15 @@ from protocols.http2.hpack import SENSITIVE, RememberingDecoder, StatelessEncode
 from protocols.http2.library import LibraryDecoder, LibraryPath
 
 _SHORT = 32
-"""Response fields with a value up to this length are remembered with their bytes: less than the fresh identifier that
-each response carries has, and more than any value of HPACK's static table."""
+"""Response fields with a value up to this length are remembered with their bytes: more than any value of HPACK's static
+table has."""
 _LENGTHS = [bytes((n,)) for n in range(0x7F)]
 _visible = re.compile(rb"[!-~]+").fullmatch
 _PARTICULAR = frozenset((b"te", b"content-length"))
 """Fields whose names restrict their values."""
+_IDENTIFIERS = frozenset((b"x-request-id", b"x-amzn-requestid"))
+"""Fields that have another value in each response: they would only push out what is worth remembering."""
+_NOT_REMEMBERED = SENSITIVE | _IDENTIFIERS
 
 
 @final
@@ -183,7 +186,7 @@ def response_block(status: int, headers: Headers) -> bytes:
     """The header block of a response to send, for a StatelessEncoder; LocalProtocolError for what HTTP/2 cannot carry."""
     return _encoded_status(status) + b"".join(
         [
-            _remembered(name, value) if len(value) <= _SHORT and name not in SENSITIVE else _encoded(name, value)
+            _encoded(name, value) if len(value) > _SHORT or name in _NOT_REMEMBERED else _remembered(name, value)
             for name, value in headers
         ]
     )
@@ -191,7 +194,7 @@ def response_block(status: int, headers: Headers) -> bytes:
 
 def _encoded(name: bytes, value: bytes) -> bytes:
     n = len(value)
-    if _SHORT < n < 0x7F and _visible(value) and name not in _PARTICULAR:
+    if (n > _SHORT or name in _IDENTIFIERS) and 0 < n < 0x7F and _visible(value) and name not in _PARTICULAR:
         return _literal_name(name) + _LENGTHS[n] + value
     check_fields(((name, value),))
     return encode_field(name, value)
