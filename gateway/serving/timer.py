@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Awaitable, Callable, Iterator
+from email.utils import formatdate
 from typing import NoReturn, final
-from wsgiref.handlers import format_date_time
 
 import trio
 
@@ -110,7 +110,7 @@ class CoarseTimer:
 
     def tell_date(self) -> None:
         """What answers say is the Date, from now on."""
-        self._server.date.tell(format_date_time(self._wall_clock()).encode())
+        self._server.date.tell(formatdate(self._wall_clock(), usegmt=True).encode())
 
     def _shed(self) -> None:
         """Memory runs out: of the party that holds most, the exchange that does makes room for the others."""
