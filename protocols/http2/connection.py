@@ -30,10 +30,7 @@ from protocols.http2.frames import (
     Kind,
     goaway,
 )
-from protocols.http2.heads import (
-    request_fields,
-    trailer_fields,
-)
+from protocols.http2.heads import request_fields
 from protocols.http2.library import LibraryPath
 from protocols.http2.limits import DEFAULT_LIMITS, HTTP2Limits
 from protocols.http2.output import gathered
@@ -237,13 +234,18 @@ class HTTP2Connection(FrameReader):
             case Ping():
                 self._send_ping(event)
 
-    def respond(self, stream: int, status: int, headers: Headers, buffers: Sequence[Buffer] = ()) -> None:
-        """A whole answer: what `send` does with a final Response, with Data if there are buffers, and with End."""
+    def respond(
+        self, stream: int, status: int, headers: Headers, buffers: Sequence[Buffer] = (), trailers: Headers = ()
+    ) -> None:
+        """A whole answer: what `send` does with a final Response, with Data if there are buffers, and with End, but that a
+        LocalProtocolError has queued nothing of it."""
         if self._over:
             raise LocalProtocolError("the connection is over")
         if status < 200:
             raise LocalProtocolError(f"status {status} is an interim one, which answers nothing")
         found = self._answerable(stream)
+        if trailers:
+            self._h2.check_trailers(trailers)
         n = found.queue.put(buffers)
         try:
             self._control.put(self._h2.response(found.library, status, self._dated(headers)))
@@ -255,7 +257,7 @@ class HTTP2Connection(FrameReader):
             self._queued += n
             if found.library.outbound_flow_control_window > 0:
                 self._ring[stream] = found
-        self._end(found, ())
+        self._end(found, trailers)
 
     def send_data(self, stream: int, buffers: Sequence[Buffer]) -> None:
         """What `send` does with Data."""
@@ -339,12 +341,12 @@ class HTTP2Connection(FrameReader):
         fields = request_fields(event.head, self.scheme)
         window = self._windows.open(self._h2.local_settings.initial_window_size)
         assert window is not None, "can_open has asked the budget"
+        self._return_connection_credit()  # ahead of the head, which then may say that nothing follows
         self._h2.send_headers(event.stream, fields)
         found = self._adopt(event.stream, self._h2.streams[event.stream], window)
         found.head_sent = True
         found.bodyless = event.head.method == b"HEAD"
         self._drain()
-        self._return_connection_credit()
 
     def _answerable(self, stream: int) -> Stream:
         found = self._streams.get(stream)
@@ -377,10 +379,13 @@ class HTTP2Connection(FrameReader):
 
     def _send_end(self, stream: int, trailers: Headers) -> None:
         found = self._headed(stream)
-        self._end(found, tuple(trailer_fields(trailers)) if trailers else ())
+        if trailers:
+            self._h2.check_trailers(trailers)
+        self._end(found, trailers)
 
     def _end(self, found: Stream, trailers: Headers) -> None:
-        found.trailers = trailers
+        if trailers:
+            found.trailers = tuple(trailers)
         found.ended = True
         if not self._client:
             found.dropped = True
@@ -418,16 +423,12 @@ class HTTP2Connection(FrameReader):
         return found
 
     def _finish(self, stream: Stream) -> None:
-        """Writes our end of a stream whose payload is all out of the queue. Trailers are encoded only here, because
-        header blocks must reach the peer in the order of their encoding."""
-        if stream.trailers:
-            self._h2.send_headers(stream.id, stream.trailers, end_stream=True)
-            frames = self._h2.data_to_send()
-        else:
-            pieces: list[bytes | memoryview] = []
-            self._h2.data(stream.library, [], 0, True, pieces)
-            frames = b"".join(pieces)
-        self._control.put(frames, stream.id)
+        """Writes our end of a stream whose payload is all out of the queue: on its head, where that has not begun to leave.
+        Trailers are encoded only here, because header blocks must reach the peer in the order of their encoding."""
+        trailers = stream.trailers
+        frames = self._h2.end(stream.library, trailers)
+        if trailers or not self._control.end_head(stream.id):
+            self._control.put(frames, stream.id)
         self._finished(stream)
 
     # Writing.

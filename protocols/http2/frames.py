@@ -81,13 +81,15 @@ def window_update(stream: int, increment: int) -> bytes:
     return _WINDOW_UPDATE.pack(4 << 8 | Kind.WINDOW_UPDATE, 0, stream, increment)
 
 
-def head_frames(stream: int, block: bytes, largest: int) -> bytes:
-    """A header block that ends nothing, as HEADERS and as many CONTINUATION frames as `largest` makes of it."""
+def head_frames(stream: int, block: bytes, largest: int, *, end: bool = False) -> bytes:
+    """A header block as HEADERS and as many CONTINUATION frames as `largest` makes of it; with `end` it ends the stream,
+    which the HEADERS frame says (RFC 9113 section 6.2)."""
+    first = END_STREAM if end else 0
     if len(block) <= largest:
-        return FRAME_HEAD.pack(len(block) << 8 | Kind.HEADERS, END_HEADERS, stream) + block
+        return FRAME_HEAD.pack(len(block) << 8 | Kind.HEADERS, END_HEADERS | first, stream) + block
     pieces = [block[at : at + largest] for at in range(0, len(block), largest)]
     kinds = [Kind.HEADERS] + [Kind.CONTINUATION] * (len(pieces) - 1)
-    flags = [0] * (len(pieces) - 1) + [END_HEADERS]
+    flags = [first] + [0] * (len(pieces) - 2) + [END_HEADERS]
     return b"".join(
         FRAME_HEAD.pack(len(piece) << 8 | kind, flag, stream) + piece
         for piece, kind, flag in zip(pieces, kinds, flags, strict=True)

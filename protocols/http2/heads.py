@@ -168,11 +168,6 @@ def response_fields(status: int, headers: Headers) -> Fields:
     return [(b":status", b"%d" % status), *check_fields(headers)]
 
 
-def trailer_fields(trailers: Headers) -> Fields:
-    """The header list of trailers to send; LocalProtocolError for what HTTP/2 cannot carry."""
-    return list(check_fields(trailers))
-
-
 def _split(headers: Sequence[tuple[bytes, bytes]]) -> tuple[dict[bytes, bytes], Fields]:
     pseudo: dict[bytes, bytes] = {}
     regular: Fields = []

@@ -16,7 +16,7 @@ from hpack.exceptions import HPACKError, OversizedHeaderListError
 
 from protocols.events import Headers
 from protocols.http2.frames import PREFACE, HTTP2Frame, Kind, settings
-from protocols.http2.heads import response_fields
+from protocols.http2.heads import check_fields, response_fields
 
 REMEMBERED = 1024
 """Closed streams that are remembered, to tell late frames from impossible ones (h2's own default is 65,536)."""
@@ -173,6 +173,19 @@ class LibraryPath(H2Connection):
         """Appends one DATA frame to `out`, with pieces of n bytes, which both windows and the frame size allow."""
         self.send_data(stream.stream_id, b"".join(pieces), end_stream=end)
         out.append(self.data_to_send())
+
+    def check_trailers(self, trailers: Headers) -> None:
+        """LocalProtocolError for fields that HTTP/2 cannot carry behind a body."""
+        check_fields(trailers)
+
+    def end(self, stream: H2Stream, trailers: Headers) -> bytes:
+        """The frames that end our direction behind its last payload: of trailers, which were checked, or else an empty DATA
+        frame."""
+        if trailers:
+            self.send_headers(stream.stream_id, trailers, end_stream=True)
+        else:
+            self.end_stream(stream.stream_id)
+        return self.data_to_send()
 
     def reset(self, stream: int, code: int) -> bytes:
         """The RST_STREAM of a stream that exists; empty if it is closed already."""

@@ -8,7 +8,9 @@ from typing import final
 
 from protocols.errors import LocalProtocolError
 from protocols.events import Buffer
+from protocols.http2.frames import END_STREAM, HEAD, Kind
 
+_HEADERS = bytes((Kind.HEADERS,))
 OWN_BUFFER = 4096
 """From this size on a piece of payload is handed out by reference; below it a copy costs less than a buffer."""
 
@@ -42,6 +44,17 @@ class ControlQueue:
                 ended.append(ends)
         self.nbytes -= at_most - left
         return at_most - left
+
+    def end_head(self, stream: int) -> bool:
+        """Puts END_STREAM on the head of the stream where that is what was queued last and nothing of it is out; False,
+        and nothing done, where it is not."""
+        if not self._frames or (self._begun and len(self._frames) == 1):
+            return False
+        frames, _ = self._frames[-1]
+        if frames[3:4] != _HEADERS or frames[5:HEAD] != stream.to_bytes(4):
+            return False
+        self._frames[-1] = b"%b%c%b" % (frames[:4], frames[4] | END_STREAM, frames[5:]), stream
+        return True
 
     def clear(self) -> None:
         """Drops what is queued."""

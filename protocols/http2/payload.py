@@ -19,7 +19,7 @@ from h2.stream import H2Stream, StreamClosedBy, StreamInputs, StreamState
 from h2.windows import WindowManager
 
 from protocols.events import Headers
-from protocols.http2.frames import END_STREAM, FRAME_HEAD, HTTP2Frame, Kind, head_frames, unpad, window_update
+from protocols.http2.frames import END_STREAM, FRAME_HEAD, HTTP2Frame, Kind, data_head, head_frames, unpad, window_update
 from protocols.http2.heads import check_fields, check_status
 from protocols.http2.hpack import SENSITIVE, RememberingDecoder, StatelessEncoder, encode_field, encode_name
 from protocols.http2.library import LibraryDecoder, LibraryPath
@@ -166,6 +166,17 @@ class PayloadPath(LibraryPath):
         out.append(FRAME_HEAD.pack(n << 8, end, stream.stream_id))
         out += pieces
 
+    def check_trailers(self, trailers: Headers) -> None:
+        field_block(trailers)
+
+    def end(self, stream: H2Stream, trailers: Headers) -> bytes:
+        self._end_sent(stream)
+        if not trailers:
+            return data_head(0, end=True, stream=stream.stream_id)
+        stream.state_machine.trailers_sent = True
+        block = self.encoder.opening() + field_block(trailers)
+        return head_frames(stream.stream_id, block, self.max_outbound_frame_size, end=True)
+
     def _end_sent(self, stream: H2Stream) -> None:
         machine = stream.state_machine
         if machine.state is StreamState.HALF_CLOSED_REMOTE:
@@ -184,7 +195,12 @@ class PayloadPath(LibraryPath):
 
 def response_block(status: int, headers: Headers) -> bytes:
     """The header block of a response to send, for a StatelessEncoder; LocalProtocolError for what HTTP/2 cannot carry."""
-    return _encoded_status(status) + b"".join(
+    return _encoded_status(status) + field_block(headers)
+
+
+def field_block(headers: Headers) -> bytes:
+    """The same of fields alone, which are trailers or stand behind the pseudo-headers of a head."""
+    return b"".join(
         [
             _encoded(name, value) if len(value) > _SHORT or name in _NOT_REMEMBERED else _remembered(name, value)
             for name, value in headers
@@ -230,6 +246,7 @@ def _check_names() -> None:
         (stream, "state_machine.state"),
         (stream, "state_machine.client"),
         (stream, "state_machine.headers_sent"),
+        (stream, "state_machine.trailers_sent"),
         (stream, "state_machine.headers_received"),
         (stream, "state_machine.stream_closed_by"),
     )

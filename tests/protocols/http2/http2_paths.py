@@ -230,8 +230,8 @@ def send(event: Response | Data | End | Reset | GoAway | Ping) -> Act:
     return lambda machine: machine.send(event)
 
 
-def respond(stream: int, status: int, headers: Fields, body: tuple[Buffer, ...]) -> Act:
-    return lambda machine: machine.respond(stream, status, headers, body)
+def respond(stream: int, status: int, headers: Fields, body: tuple[Buffer, ...], trailers: Fields) -> Act:
+    return lambda machine: machine.respond(stream, status, headers, body, trailers)
 
 
 def send_data(stream: int, body: tuple[Buffer, ...]) -> Act:
@@ -247,14 +247,17 @@ def credit(stream: int, part: float) -> Act:
 
 
 small = bodies.filter(lambda body: sum(map(len, body)) < 2000 and STRIDED not in body)
+ends = st.sampled_from(
+    [(), (), ((b"t", b"1"),), ((b"t", b"1"), (b"x", b"y" * 17_000)), ((b"T", b"1"),), ((b"te", b"trailers"),)]
+)
 acts = often(
-    (8, st.builds(respond, ours, st.just(200), st.sampled_from(ANSWERS[:4]), small)),
-    (2, st.builds(respond, ours, statuses, answers, bodies)),
+    (8, st.builds(respond, ours, st.just(200), st.sampled_from(ANSWERS[:4]), small, st.sampled_from([(), (), ((b"t", b"1"),)]))),
+    (2, st.builds(respond, ours, statuses, answers, bodies, ends)),
     (4, st.builds(lambda stream: send(Response(stream=stream, status=200)), ours)),
     (1, st.builds(lambda stream, status, headers: send(Response(stream=stream, status=status, headers=headers)), ours, statuses, answers)),
     (3, st.builds(lambda stream, body: send(Data(stream=stream, buffers=body)), ours, bodies)),
     (3, st.builds(send_data, ours, bodies)),
-    (3, st.builds(lambda stream, fields: send(End(stream=stream, trailers=fields)), ours, st.sampled_from([(), (), ((b"t", b"1"),), ((b"T", b"1"),)]))),
+    (3, st.builds(lambda stream, fields: send(End(stream=stream, trailers=fields)), ours, ends)),
     (1, st.builds(lambda stream, code: send(Reset(stream=stream, code=code)), ours, st.sampled_from([0, 8, 2**32]))),
     (6, st.builds(credit, ours, st.sampled_from([0.1, 0.5, 1.0, 1.0, 1.0, 2.0]))),
     (2, st.builds(lambda stream: lambda machine: machine.drop(stream), ours)),

@@ -116,7 +116,7 @@ def test_an_answer_without_payload_is_ended_byte_by_byte_and_reset_only_then() -
         piece, sent = take(server, 1)
         written += piece
         ended.append(sent.ended)
-    assert kinds(written) == [(Kind.HEADERS, 1), (Kind.DATA, 1)]
+    assert kinds(written) == [(Kind.HEADERS, 1)]
     assert ended == [[]] * (len(written) - 1) + [[1]]
     assert ticks(server, 2) == [[], [(Kind.RST_STREAM, 1)]]
 
@@ -290,7 +290,7 @@ def test_where_one_stream_is_allowed_one_lingers_until_the_next_comes() -> None:
     assert server.lingering == 0
     assert kinds(output(server)) == [(Kind.RST_STREAM, 1)]
     server.respond(3, 404, ())
-    assert kinds(output(server)) == [(Kind.HEADERS, 3), (Kind.DATA, 3)]
+    assert kinds(output(server)) == [(Kind.HEADERS, 3)]
     assert server.lingering == 1
 
 
