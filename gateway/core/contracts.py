@@ -56,12 +56,29 @@ class Wire(Protocol):
         ...
 
     def push_frame(self, stream: int, opcode: Opcode, fin: bool, buffers: Sequence[Buffer]) -> None: ...
-    def finish(self, stream: int, code: int, reason: str) -> None: ...
+    def finish(self, stream: int, code: int, reason: str, trailers: Headers) -> None:
+        """The end of an answer that has begun. `code` and `reason` are a WebSocket's alone. `trailers` are fields behind the
+        body, and the last of them is the last byte of the answer. HTTP/2 carries them always; HTTP/1.1 where the body is
+        chunked and the request has said `te: trailers` (RFC 9110 section 6.5.1, RFC 9112 section 7.1.2); a call of an ASGI
+        server where the request has said so too and the server offers `http.response.trailers`. Elsewhere they are
+        dropped, as HTTP allows, so nobody may depend on them who does not know his wire; a WebSocket has none. Where they
+        are carried, LocalProtocolError, and nothing is done, for fields that may not be trailers there."""
+        ...
+
     def respond(
-        self, stream: int, status: int, headers: Headers, length: int, fresh: Headers, buffers: Sequence[Buffer]
+        self,
+        stream: int,
+        status: int,
+        headers: Headers,
+        length: int | None,
+        fresh: Headers,
+        buffers: Sequence[Buffer],
+        trailers: Headers,
     ) -> None:
-        """`start`, `push` if there are buffers, and `finish`. The head says `headers`, a content-length of `length` and
-        `fresh`, which has what else differs with each answer: a tuple of `headers` may be kept in the form that goes out."""
+        """`start`, `push` if there are buffers, and `finish`, as one write where the client takes that: without buffers and
+        trailers HTTP/2 makes one HEADERS frame of it, which ends the stream. The head says `headers`, a content-length of
+        `length` unless that is None, and `fresh`, which has what else differs with each answer: a tuple of `headers` may be
+        kept in the form that goes out. There are no `trailers` where there is a length, for HTTP/1.1 has none then."""
         ...
 
     def reset(self, stream: int, ending: Ending) -> None: ...

@@ -22,6 +22,7 @@ if TYPE_CHECKING:
 _LONG = 4096  # bytes: of shorter messages those of a turn are few, whatever their number
 # nginx, and the proxies that have its manners, collect an answer before they pass it on, unless it says this
 _UNBUFFERED = (b"x-accel-buffering", b"no")
+_WITHOUT_LENGTH = frozenset((204, 304))  # RFC 9110 section 8.6: of a 304 it would be that of another answer
 
 
 @final
@@ -29,8 +30,8 @@ class Outbound:
     """What an exchange says to its client.
 
     `await wait_room(n)` first, then `start`, `push` and `finish`, which are synchronous and cannot be cancelled between each
-    other. `finish` names the ending that the last byte stands for. What is said to a client that is gone is dropped; what
-    is said after the end raises trio.ClosedResourceError.
+    other, or `respond` in place of the three. The end names the ending that the last byte stands for, trailers included.
+    What is said to a client that is gone is dropped; what is said after the end raises trio.ClosedResourceError.
 
     Pieces (`push_piece`) are many and short: where its wire is `exclusive` they wait here, in the order they were said and
     nowhere else, until the wire writes and takes all there are, or something is said or asked for that has to come behind
@@ -234,21 +235,37 @@ class Outbound:
         self.bytes_out += len(buffers[0]) if len(buffers) == 1 else sum(map(len, buffers))
         self.wire.push_frame(self._stream, opcode, fin, buffers)
 
-    def finish(self, ending: Ending = Ending.COMPLETE, *, code: int = 1000, reason: str = "") -> None:
-        """Queues the end of the answer (`code` and `reason` are a WebSocket's). Input that was not read is dropped."""
+    def finish(
+        self, ending: Ending = Ending.COMPLETE, *, trailers: Headers = (), code: int = 1000, reason: str = ""
+    ) -> None:
+        """Queues the end of the answer (`code` and `reason` are a WebSocket's). Input that was not read is dropped.
+
+        `trailers` are fields behind the body; which wires carry them, and to whom, `Wire.finish` says, and elsewhere they
+        are dropped. The ending is decided when the kernel has taken them. LocalProtocolError for fields that its wire
+        cannot carry there: then nothing is ended, and another end may be said."""
         if not self.open:
             return self._closed()
         if self.pieces:
             self._hand_over()
         self.finishing, self.open, self.room_left = ending, False, 0  # the wire may write the end at once
         try:
-            self.wire.finish(self._stream, code, reason)
+            self.wire.finish(self._stream, code, reason, trailers)
         except BaseException:
             self._unfinish()
             raise
 
-    def respond(self, status: int, headers: Headers, *buffers: Buffer, ending: Ending = Ending.COMPLETE) -> None:
-        """Queues a whole answer of known length."""
+    def respond(
+        self,
+        status: int,
+        headers: Headers,
+        *buffers: Buffer,
+        ending: Ending = Ending.COMPLETE,
+        trailers: Headers | None = None,
+    ) -> None:
+        """Queues a whole answer: head, body and end in one call, which leave in one write.
+
+        Its head declares the length of the body, unless `trailers` are given, also empty ones: they end it as `finish` says.
+        With nothing in them and no body it is a head alone, one frame of HTTP/2."""
         if not self.open:
             return self._closed()
         if self.pieces:
@@ -265,7 +282,10 @@ class Outbound:
             fresh: Headers = ((b"x-request-id", exchange.id.encode()),)
             if self.beside:
                 fresh = (*fresh, *self.beside)
-            self.wire.respond(self._stream, status, headers, length, fresh, buffers)
+            if trailers is None and status not in _WITHOUT_LENGTH:
+                self.wire.respond(self._stream, status, headers, length, fresh, buffers, ())
+            else:
+                self.wire.respond(self._stream, status, headers, None, fresh, buffers, trailers or ())
         except BaseException:
             self._unfinish()
             raise

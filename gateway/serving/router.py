@@ -176,5 +176,4 @@ def _is_under(path: bytes, prefix: bytes) -> bool:
 
 async def _options(exchange: Exchange, allow: str) -> None:
     """What can be asked here (RFC 9110 section 9.3.7)."""
-    exchange.outbound.start(204, [(b"allow", allow.encode())])  # without a length: RFC 9110 section 8.6
-    exchange.outbound.finish()
+    exchange.outbound.respond(204, [(b"allow", allow.encode())])

@@ -85,6 +85,8 @@ class ASGICall:
         self._scope = trio.CancelScope()
         self._cut = self._over = False
         self.exchange = Exchange(self, self, Request(stream=1, head=head_of(scope)), server.new_id(), self.last_received)
+        self._takes_trailers = "http.response.trailers" in extensions and _asks_for_trailers(self.exchange)
+        self._tells_trailers = False
 
     client_certificate: ClientCertificate | None = None
     """Whoever ended the TLS knows; what a scope says of it is not believed."""
@@ -288,12 +290,19 @@ class ASGICall:
         return not self._queued
 
     def start(self, stream: int, status: int, headers: Headers) -> None:
+        self._start(status, headers, trailers=self._takes_trailers)
+
+    def _start(self, status: int, headers: Headers, *, trailers: bool) -> None:
+        """`trailers`: the server is told to wait for them behind the body, which then come, though it be none."""
         if status == 101:
             chosen = next((value.decode() for name, value in headers if name == b"sec-websocket-protocol"), None)
             fields = [(name, value) for name, value in headers if name not in _HANDSHAKE]
             self._tell({"type": "websocket.accept", "subprotocol": chosen, "headers": fields})
         elif not self._socket:
-            self._tell({"type": "http.response.start", "status": status, "headers": [*headers, *self.server.date.beside]})
+            self._tells_trailers = trailers and status >= 200
+            said = {"trailers": True} if self._tells_trailers else {}
+            fields = [*headers, *self.server.date.beside]
+            self._tell({"type": "http.response.start", "status": status, "headers": fields, **said})
         elif self._can_refuse:
             fields = [*headers, *self.server.date.beside]
             self._tell({"type": "websocket.http.response.start", "status": status, "headers": fields})
@@ -329,21 +338,31 @@ class ASGICall:
         else:
             self._tell({"type": "websocket.send", "bytes": data}, data)
 
-    def finish(self, stream: int, code: int, reason: str) -> None:
+    def finish(self, stream: int, code: int, reason: str, trailers: Headers) -> None:
         if not self._socket:
             self._tell({"type": "http.response.body", "body": b"", "more_body": False})
+            if self._tells_trailers:
+                self._tell({"type": "http.response.trailers", "headers": [*trailers], "more_trailers": False})
         elif self.exchange.outbound.status == 101 or not self._can_refuse:
             self._tell({"type": "websocket.close", "code": code, "reason": reason})
         else:
             self._tell({"type": "websocket.http.response.body", "body": b"", "more_body": False})
 
     def respond(
-        self, stream: int, status: int, headers: Headers, length: int, fresh: Headers, buffers: Sequence[Buffer]
+        self,
+        stream: int,
+        status: int,
+        headers: Headers,
+        length: int | None,
+        fresh: Headers,
+        buffers: Sequence[Buffer],
+        trailers: Headers,
     ) -> None:
-        self.start(stream, status, [*headers, (b"content-length", b"%d" % length), *fresh])
+        declared = () if length is None else ((b"content-length", b"%d" % length),)
+        self._start(status, [*headers, *declared, *fresh], trailers=bool(trailers) and self._takes_trailers)
         if buffers:
             self.push(stream, buffers)
-        self.finish(stream, 1000, "")
+        self.finish(stream, 1000, "", trailers)
 
     def reset(self, stream: int, ending: Ending) -> None:
         if self._socket and self.exchange.outbound.status == 101:
@@ -351,6 +370,12 @@ class ASGICall:
         else:
             self._cut = True
             self.lost(ending)
+
+
+def _asks_for_trailers(exchange: Exchange) -> bool:
+    """Whether its client says `te: trailers` (RFC 9110 section 10.1.4), without which hypercorn drops them as well."""
+    codings = b",".join(exchange.header_values(b"te")).lower().split(b",")
+    return b"trailers" in [coding.strip() for coding in codings]
 
 
 def head_of(scope: Scope) -> Head:

@@ -255,20 +255,33 @@ class HTTP1Wire:
     def push_frame(self, stream: int, opcode: Opcode, fin: bool, buffers: Sequence[Buffer]) -> None:
         raise AssertionError("frames need a WebSocket")
 
-    def finish(self, stream: int, code: int, reason: str) -> None:
-        self._machine.send(End(stream=stream))
+    def finish(self, stream: int, code: int, reason: str, trailers: Headers) -> None:
+        self._machine.send(End(stream=stream, trailers=trailers if self._machine.takes_trailers else ()))
         self._connection.output_ready()
 
     def respond(
-        self, stream: int, status: int, headers: Headers, length: int, fresh: Headers, buffers: Sequence[Buffer]
+        self,
+        stream: int,
+        status: int,
+        headers: Headers,
+        length: int | None,
+        fresh: Headers,
+        buffers: Sequence[Buffer],
+        trailers: Headers,
     ) -> None:
         inbound = self._inbound  # the next request is not opened before the answer to this one is whole
         # a refused handshake closes too: its client has no other use for the connection
         if inbound is not None and not inbound.input_ended:
             self._machine.close_after_response()
         connection = self._connection
-        connection.whole_answer = self._machine.respond(stream, status, headers, buffers, fresh, length)
-        connection.output_ready()
+        if length is not None:
+            connection.whole_answer = self._machine.respond(stream, status, headers, buffers, fresh, length)
+            connection.output_ready()
+            return
+        self._machine.send(Response(stream=stream, status=status, headers=[*headers, *fresh]))
+        if buffers:
+            self._machine.send_data(stream, buffers)
+        self.finish(stream, 1000, "", trailers)
 
     def reset(self, stream: int, ending: Ending) -> None:
         # HTTP/1.1 can only say "not complete" by ending the connection before the last chunk or byte

@@ -274,16 +274,24 @@ class HTTP2Wire:
     def push_frame(self, stream: int, opcode: Opcode, fin: bool, buffers: Sequence[Buffer]) -> None:
         raise AssertionError("frames need a WebSocket")
 
-    def finish(self, stream: int, code: int, reason: str) -> None:
+    def finish(self, stream: int, code: int, reason: str, trailers: Headers) -> None:
         if self._machine.is_open(stream):
-            self._machine.send(End(stream=stream))
+            self._machine.send(End(stream=stream, trailers=trailers))
             self._connection.output_ready()
 
     def respond(
-        self, stream: int, status: int, headers: Headers, length: int, fresh: Headers, buffers: Sequence[Buffer]
+        self,
+        stream: int,
+        status: int,
+        headers: Headers,
+        length: int | None,
+        fresh: Headers,
+        buffers: Sequence[Buffer],
+        trailers: Headers,
     ) -> None:
         if self._machine.is_open(stream):
-            self._machine.respond(stream, status, [*headers, (b"content-length", b"%d" % length), *fresh], buffers)
+            declared = () if length is None else ((b"content-length", b"%d" % length),)
+            self._machine.respond(stream, status, [*headers, *declared, *fresh], buffers, trailers)
             self._connection.output_ready()
 
     def reset(self, stream: int, ending: Ending) -> None:

@@ -243,7 +243,7 @@ class WebSocketWire:
         self._machine.send_frame(opcode, fin, buffers)
         self._connection.output_ready()
 
-    def finish(self, stream: int, code: int, reason: str) -> None:
+    def finish(self, stream: int, code: int, reason: str, trailers: Headers) -> None:
         self._close(code, reason)
 
     def _close(self, code: int, reason: str) -> None:
@@ -255,7 +255,14 @@ class WebSocketWire:
         self._connection.output_ready()
 
     def respond(
-        self, stream: int, status: int, headers: Headers, length: int, fresh: Headers, buffers: Sequence[Buffer]
+        self,
+        stream: int,
+        status: int,
+        headers: Headers,
+        length: int | None,
+        fresh: Headers,
+        buffers: Sequence[Buffer],
+        trailers: Headers,
     ) -> None:
         raise AssertionError("the handshake is over")
 

@@ -184,6 +184,12 @@ class HTTP1Connection(MessageReader):
     def _other_stream(self, stream: int) -> LocalProtocolError:
         return LocalProtocolError(f"send: stream {stream} is not under way, {self.stream} is")
 
+    @property
+    def takes_trailers(self) -> bool:
+        """Whether the End of the answer that has begun may have trailers that its client wants: its body is chunked, and the
+        request says `te: trailers` (RFC 9112 section 7.1.2)."""
+        return self._te_trailers and self._writing is _WRITE_CHUNKED
+
     def close_after_response(self) -> None:
         """The next head sent, that of the answer under way if it is not out yet, says `connection: close`."""
         self._closing = True

@@ -81,6 +81,8 @@ class RequestHead(NamedTuple):
     keep_alive: bool
     http10: bool
     is_head: bool
+    takes_trailers: bool
+    """It says `te: trailers` (RFC 9110 section 10.1.4)."""
 
 
 class ResponseHead(NamedTuple):
@@ -184,7 +186,8 @@ def read_request(head: bytes, *, max_fields: int, scheme: bytes) -> RequestHead:
         upgrade=_upgrade(special) if modern and not has_body and method == b"GET" and b"upgrade" in connection else b"",
     )
     keep_alive = b"close" not in connection and (modern or b"keep-alive" in connection)
-    return RequestHead(request, length or 0, chunked, keep_alive, not modern, method == b"HEAD")
+    takes_trailers = b"te" in special and b"trailers" in _tokens(special[b"te"])
+    return RequestHead(request, length or 0, chunked, keep_alive, not modern, method == b"HEAD", takes_trailers)
 
 
 def read_response(head: bytes, *, max_fields: int) -> ResponseHead:

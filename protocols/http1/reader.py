@@ -72,8 +72,8 @@ class MessageReader(Output):
 
     __slots__ = (
         "_chunks", "_client", "_continue_due", "_earlier", "_eof", "_error", "_head_request", "_http10", "_known", "_landed",
-        "_limits", "_reading", "_rest", "_retired", "_scheme", "_told", "_upgrade", "_usual", "_whole", "_writing", "input",
-        "landing", "must_close", "unconsumed",
+        "_limits", "_reading", "_rest", "_retired", "_scheme", "_te_trailers", "_told", "_upgrade", "_usual", "_whole",
+        "_writing", "input", "landing", "must_close", "unconsumed",
     )  # fmt: skip
 
     def __init__(self, role: Role, limits: HTTP1Limits, scheme: bytes) -> None:
@@ -107,6 +107,7 @@ class MessageReader(Output):
         self._http10 = False
         self._continue_due = False
         self._upgrade = b""
+        self._te_trailers = False
         self._usual = False  # HTTP/1.1 that stays open, to be answered with a body
 
         self._writing = Writing.HEAD if self._client else Writing.WAITING
@@ -244,7 +245,7 @@ class MessageReader(Output):
                 return None
             found = read_request(text, max_fields=limits.fields, scheme=self._scheme)
             self._remember(text, found)
-        head, length, chunked, keep_alive, http10, is_head = found
+        head, length, chunked, keep_alive, http10, is_head, self._te_trailers = found
         self._next_stream()
         self._writing = WRITE_HEAD
         self._head_request, self._http10, self.must_close = is_head, http10, not keep_alive

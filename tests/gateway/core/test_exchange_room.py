@@ -63,7 +63,7 @@ class Wire:
     def output_ready(self) -> None:
         self.told += 1
 
-    def finish(self, stream: int, code: int, reason: str) -> None:
+    def finish(self, stream: int, code: int, reason: str, trailers: Headers) -> None:
         self.machine.send(End(stream=1))
 
     def reset(self, stream: int, ending: Ending) -> None: ...

@@ -570,3 +570,31 @@ def test_a_conversation_gives_the_same_events_and_answers_wherever_it_is_cut() -
     assert whole[0][5] == End(stream=2, trailers=((b"x-t", b"1"),))
     for pieces in cuts(CONVERSATION):
         assert serve(pieces) == whole
+
+
+@pytest.mark.parametrize(
+    ("line", "headers", "taken"),
+    [
+        (b"GET / HTTP/1.1\r\nte: trailers", [], True),
+        (b"GET / HTTP/1.1\r\nTE: gzip , Trailers\r\nte: x", [], True),
+        (b"GET / HTTP/1.1\r\nte: x\r\nte:trailers", [], True),
+        (b"GET / HTTP/1.1\r\nte: trailers;q=1", [], False),
+        (b"GET / HTTP/1.1\r\nte: gzip", [], False),
+        (b"GET / HTTP/1.1\r\nte:", [], False),
+        (b"GET / HTTP/1.1\r\nx: te, trailers", [], False),
+        (b"GET / HTTP/1.1\r\nte: trailers", [(b"content-length", b"0")], False),
+        (b"GET / HTTP/1.0\r\nte: trailers", [], False),
+        (b"HEAD / HTTP/1.1\r\nte: trailers", [], False),
+    ],
+)
+def test_an_answer_may_have_trailers_where_its_request_says_so_and_it_has_chunks(
+    line: bytes, headers: list[tuple[bytes, bytes]], taken: bool
+) -> None:
+    machine = HTTP1Connection(Role.SERVER)
+    machine.receive_data(line + b"\r\nhost: x\r\n\r\n")
+    machine.next_event()
+    assert not machine.takes_trailers, "its head says whether there are chunks"
+    machine.send(Response(stream=1, status=200, headers=headers))
+    assert machine.takes_trailers is taken
+    finish(machine)
+    assert not machine.takes_trailers
