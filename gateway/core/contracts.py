@@ -49,7 +49,11 @@ class Wire(Protocol):
     def proceed(self, stream: int) -> None: ...
     def room(self, stream: int) -> int: ...
     def empty(self, stream: int) -> bool: ...
-    def start(self, stream: int, status: int, headers: Headers) -> None: ...
+    def start(self, stream: int, status: int, headers: Headers, trailers: bool) -> None:
+        """The head of an answer, or an interim one; `trailers` where the answer will end with some, which an ASGI server has
+        to know by now."""
+        ...
+
     def push(self, stream: int, buffers: Sequence[Buffer]) -> None: ...
     def push_pieces(self, stream: int, pieces: Sequence[bytes]) -> None:
         """`push` of each."""
@@ -60,9 +64,9 @@ class Wire(Protocol):
         """The end of an answer that has begun. `code` and `reason` are a WebSocket's alone. `trailers` are fields behind the
         body, and the last of them is the last byte of the answer. HTTP/2 carries them always; HTTP/1.1 where the body is
         chunked and the request has said `te: trailers` (RFC 9110 section 6.5.1, RFC 9112 section 7.1.2); a call of an ASGI
-        server where the request has said so too and the server offers `http.response.trailers`. Elsewhere they are
-        dropped, as HTTP allows, so nobody may depend on them who does not know his wire; a WebSocket has none. Where they
-        are carried, LocalProtocolError, and nothing is done, for fields that may not be trailers there."""
+        server where the request has said so too, the server offers `http.response.trailers`, and `start` has named them.
+        Elsewhere they are dropped, as HTTP allows, so nobody may depend on them who does not know his wire; a WebSocket
+        has none. Where they are carried, LocalProtocolError, and nothing is done, for fields that may not be trailers."""
         ...
 
     def respond(
@@ -75,10 +79,12 @@ class Wire(Protocol):
         buffers: Sequence[Buffer],
         trailers: Headers,
     ) -> None:
-        """`start`, `push` if there are buffers, and `finish`, as one write where the client takes that: without buffers and
-        trailers HTTP/2 makes one HEADERS frame of it, which ends the stream. The head says `headers`, a content-length of
-        `length` unless that is None, and `fresh`, which has what else differs with each answer: a tuple of `headers` may be
-        kept in the form that goes out. There are no `trailers` where there is a length, for HTTP/1.1 has none then."""
+        """`start`, `push` if there are buffers, and `finish`, as one write where the client takes that. Without buffers it
+        is one HEADERS frame of HTTP/2, which ends the stream and has the trailers among its fields.
+
+        The head says `headers`, a content-length of `length` unless that is None, and `fresh`, which has what else differs
+        with each answer: a tuple of `headers` may be kept in the form that goes out. There are no `trailers` where there is
+        a length, for HTTP/1.1 has none then."""
         ...
 
     def reset(self, stream: int, ending: Ending) -> None: ...

@@ -182,17 +182,17 @@ class Outbound:
 
     # -- what is said ----------------------------------------------------------------------------------------------
 
-    def start(self, status: int, headers: Headers) -> None:
-        """Queues the head. `x-request-id` is added; to the head of a stream also that proxies should not hold it back."""
+    def start(self, status: int, headers: Headers, *, trailers: bool = False) -> None:
+        """Queues the head. `x-request-id` is added; to the head of a stream also that proxies should not hold it back. Who
+        will `finish` with trailers says so here, and then must."""
         if not self.open:
             return self._closed()
         if self.pieces:
             self._hand_over()
         self.status = status
         streams = () if status < 200 or status == 204 else (_UNBUFFERED,)
-        self.wire.start(
-            self._stream, status, [*headers, *streams, *self.beside, (b"x-request-id", self.exchange.id.encode())]
-        )
+        fields = [*headers, *streams, *self.beside, (b"x-request-id", self.exchange.id.encode())]
+        self.wire.start(self._stream, status, fields, trailers)
 
     def push(self, *buffers: Buffer) -> None:
         """Queues one piece of the body: by reference, so its memory must not change until it is written."""
@@ -265,7 +265,7 @@ class Outbound:
         """Queues a whole answer: head, body and end in one call, which leave in one write.
 
         Its head declares the length of the body, unless `trailers` are given, also empty ones: they end it as `finish` says.
-        With nothing in them and no body it is a head alone, one frame of HTTP/2."""
+        Without a body it is one frame of HTTP/2, a head that has the fields of the trailers too."""
         if not self.open:
             return self._closed()
         if self.pieces:

@@ -86,7 +86,7 @@ class ASGICall:
         self._cut = self._over = False
         self.exchange = Exchange(self, self, Request(stream=1, head=head_of(scope)), server.new_id(), self.last_received)
         self._takes_trailers = "http.response.trailers" in extensions and _asks_for_trailers(self.exchange)
-        self._tells_trailers = False
+        self._tells_trailers = False  # the server was told to wait for them behind the body
 
     client_certificate: ClientCertificate | None = None
     """Whoever ended the TLS knows; what a scope says of it is not believed."""
@@ -289,17 +289,13 @@ class ASGICall:
     def empty(self, stream: int) -> bool:
         return not self._queued
 
-    def start(self, stream: int, status: int, headers: Headers) -> None:
-        self._start(status, headers, trailers=self._takes_trailers)
-
-    def _start(self, status: int, headers: Headers, *, trailers: bool) -> None:
-        """`trailers`: the server is told to wait for them behind the body, which then come, though it be none."""
+    def start(self, stream: int, status: int, headers: Headers, trailers: bool) -> None:
         if status == 101:
             chosen = next((value.decode() for name, value in headers if name == b"sec-websocket-protocol"), None)
             fields = [(name, value) for name, value in headers if name not in _HANDSHAKE]
             self._tell({"type": "websocket.accept", "subprotocol": chosen, "headers": fields})
         elif not self._socket:
-            self._tells_trailers = trailers and status >= 200
+            self._tells_trailers = trailers and self._takes_trailers
             said = {"trailers": True} if self._tells_trailers else {}
             fields = [*headers, *self.server.date.beside]
             self._tell({"type": "http.response.start", "status": status, "headers": fields, **said})
@@ -359,7 +355,7 @@ class ASGICall:
         trailers: Headers,
     ) -> None:
         declared = () if length is None else ((b"content-length", b"%d" % length),)
-        self._start(status, [*headers, *declared, *fresh], trailers=bool(trailers) and self._takes_trailers)
+        self.start(stream, status, [*headers, *declared, *fresh], bool(trailers))
         if buffers:
             self.push(stream, buffers)
         self.finish(stream, 1000, "", trailers)

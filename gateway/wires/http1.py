@@ -232,7 +232,7 @@ class HTTP1Wire:
     def empty(self, stream: int) -> bool:
         return self._machine.room(stream) >= self._connection.limits.send_buffer
 
-    def start(self, stream: int, status: int, headers: Headers) -> None:
+    def start(self, stream: int, status: int, headers: Headers, trailers: bool) -> None:
         exchange, inbound = self._current, self._inbound  # the next one is not opened before this one's answer is whole
         assert exchange is not None
         if inbound is not None and not inbound.input_ended and exchange.request.upgrade != _WEBSOCKET:

@@ -258,7 +258,7 @@ class HTTP2Wire:
     def empty(self, stream: int) -> bool:
         return not self._machine.queued(stream)
 
-    def start(self, stream: int, status: int, headers: Headers) -> None:
+    def start(self, stream: int, status: int, headers: Headers, trailers: bool) -> None:
         if self._machine.is_open(stream):
             self._machine.send(Response(stream=stream, status=status, headers=headers))
             self._connection.output_ready()
@@ -290,8 +290,13 @@ class HTTP2Wire:
         trailers: Headers,
     ) -> None:
         if self._machine.is_open(stream):
-            declared = () if length is None else ((b"content-length", b"%d" % length),)
-            self._machine.respond(stream, status, [*headers, *declared, *fresh], buffers, trailers)
+            if length is not None:
+                fields = [*headers, (b"content-length", b"%d" % length), *fresh]
+            elif buffers:
+                fields = [*headers, *fresh]
+            else:  # nothing stands between them: one frame says it all, as gRPC's clients want it of a refusal
+                fields, trailers = [*headers, *fresh, *trailers], ()
+            self._machine.respond(stream, status, fields, buffers, trailers)
             self._connection.output_ready()
 
     def reset(self, stream: int, ending: Ending) -> None:

@@ -229,7 +229,7 @@ class WebSocketWire:
     def empty(self, stream: int) -> bool:
         return self._machine.room() >= self._connection.limits.send_buffer
 
-    def start(self, stream: int, status: int, headers: Headers) -> None:
+    def start(self, stream: int, status: int, headers: Headers, trailers: bool) -> None:
         raise AssertionError("the handshake is over")
 
     def push(self, stream: int, buffers: Sequence[Buffer]) -> None:

@@ -51,7 +51,7 @@ class Wire:
     def empty(self, stream: int) -> bool:
         return self.machine.room(1) >= self.limits.send_buffer
 
-    def start(self, stream: int, status: int, headers: Headers) -> None:
+    def start(self, stream: int, status: int, headers: Headers, trailers: bool) -> None:
         self.machine.send(Response(stream=1, status=status, headers=headers))
 
     def push(self, stream: int, buffers: Sequence[Buffer]) -> None:

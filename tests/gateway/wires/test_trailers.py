@@ -29,13 +29,17 @@ def whole(exchange: Exchange) -> None:
 
 
 def begun(exchange: Exchange) -> None:
-    exchange.outbound.start(200, HEAD)
+    exchange.outbound.start(200, HEAD, trailers=True)
     exchange.outbound.push(b"hel", b"lo")
     exchange.outbound.finish(trailers=TRAILERS)
 
 
 def alone(exchange: Exchange) -> None:
     exchange.outbound.respond(200, (*HEAD, *TRAILERS), trailers=())
+
+
+def bodiless(exchange: Exchange) -> None:
+    exchange.outbound.respond(200, HEAD, trailers=TRAILERS)
 
 
 both_ways = pytest.mark.parametrize("said", [whole, begun])
@@ -168,28 +172,22 @@ async def test_an_asgi_server_is_told_them_where_it_offers_that_and_the_request_
         assert gateway.counts().endings == {"complete": 1}
 
 
-@pytest.mark.parametrize("how", ["respond", "finish"])
-async def test_an_asgi_server_that_was_told_to_wait_for_trailers_hears_that_there_are_none(how: str) -> None:
-    def none(exchange: Exchange) -> None:
-        if how == "respond":
-            exchange.outbound.respond(200, [], b"hello")
-        else:
-            exchange.outbound.start(200, [])
-            exchange.outbound.finish()
+async def test_an_asgi_server_waits_for_no_trailers_that_were_not_named() -> None:
+    def unnamed(exchange: Exchange) -> None:
+        exchange.outbound.start(200, [])
+        exchange.outbound.push(b"hello")
+        exchange.outbound.finish(trailers=TRAILERS)
 
     async with served() as (app, calls):
         gateway: Any = app.gateway
-        gateway.router.add(Row("POST", "/said", runs(none)))
-        server = Server(app, path="/said", headers=[(b"host", b"localhost"), TE], extensions=OFFERED)
-        server.body(b"")
-        calls.start_soon(server.run)
-        await server.over.wait()
-        if how == "respond":
+        for path, said in (("/unnamed", unnamed), ("/empty", answered(200))):
+            gateway.router.add(Row("POST", path, runs(said)))
+            server = Server(app, path=path, headers=[(b"host", b"localhost"), TE], extensions=OFFERED)
+            server.body(b"")
+            calls.start_soon(server.run)
+            await server.over.wait()
             assert "trailers" not in server.told[0]
-            assert server.answer == (200, b"hello")
-        else:
-            assert server.told[0]["trailers"] is True
-            assert server.told[1:] == [FINAL, {**TOLD, "headers": []}]
+            assert server.answer == (200, b"hello" if said is unnamed else b"")
 
 
 async def test_a_websocket_has_none(autojump_clock: Any) -> None:
@@ -223,13 +221,14 @@ def answered(status: int) -> Said:
     ("said", "method", "length"),
     [
         (alone, b"POST", None),
+        (lambda exchange: exchange.outbound.respond(200, HEAD, trailers=()), b"POST", None),
         (answered(200), b"POST", b"0"),
         (answered(204), b"POST", None),
         (answered(304), b"GET", None),
         (answered(404), b"POST", b"0"),
         (lambda exchange: exchange.outbound.respond(200, [], b"hello"), b"HEAD", b"5"),
     ],
-    ids=["trailers alone", "200", "204", "304", "404", "HEAD"],
+    ids=["trailers in the head", "no trailers", "200", "204", "304", "404", "HEAD"],
 )
 async def test_an_answer_without_a_body_is_one_frame_of_http2(
     said: Said, method: bytes, length: bytes | None, autojump_clock: Any
@@ -269,12 +268,32 @@ async def test_what_may_be_asked_is_a_head_alone(wire: str, autojump_clock: Any)
         assert await line.event(1) == End(stream=1)
 
 
-async def test_the_only_answer_to_a_call_has_its_status_in_its_head(autojump_clock: Any) -> None:
+@pytest.mark.parametrize("said", [alone, bodiless])
+async def test_trailers_without_a_body_are_in_the_one_head_of_http2(said: Said, autojump_clock: Any) -> None:
     async with serving() as house:
-        add(house, alone)
+        add(house, said)
         line = house.line("http2")
-        head, _, _ = await ask(house, line, TE)
-        assert head.headers[:3] == (*HEAD, *TRAILERS)
+        head, body, end = await ask(house, line, TE)
+        assert set(head.headers) > {*HEAD, *TRAILERS}
+        assert (body, end) == (b"", End(stream=1))
+        assert [kind for kind, stream in written(line) if stream == 1] == [Kind.HEADERS]
+
+
+async def test_trailers_without_a_body_stay_trailers_elsewhere(autojump_clock: Any) -> None:
+    async with serving() as house:
+        add(house, bodiless)
+        head, body, end = await ask(house, house.line("http1"), TE)
+        assert not {*TRAILERS} & {*head.headers}
+        assert (body, end) == (b"", End(stream=1, trailers=TRAILERS))
+    async with served() as (app, calls):
+        gateway: Any = app.gateway
+        gateway.router.add(Row("POST", "/said", runs(bodiless)))
+        server = Server(app, path="/said", headers=[(b"host", b"localhost"), TE], extensions=OFFERED)
+        server.body(b"")
+        calls.start_soon(server.run)
+        await server.over.wait()
+        assert server.told[0]["trailers"] is True
+        assert server.told[1:] == [FINAL, TOLD]
 
 
 @both_ways
