@@ -22,6 +22,8 @@ from gateway import client
 from gateway.asgi import ASGIApp
 from gateway.client import Peer, post
 from gateway.config import Config, DrainConfig, LimitsConfig, ListenConfig
+from gateway.core.exchange import Exchange
+from gateway.core.route import Row
 from gateway.gateway import Gateway
 from models.adapt import spec_of
 from models.messages import Part, Prompt, Token
@@ -262,6 +264,39 @@ async def test_an_answer_over_http2_comes_while_its_request_goes_on(serve: Serve
         assert patience.cancelled_caught == (serve is OWN)
         await peer.send(Data(stream=1, buffers=(b"more",)), End(stream=1))
         await answers(peer, 3)
+
+
+@BOTH
+@pytest.mark.parametrize("fields", [[], [(b"te", b"trailers")]], ids=["no te", "te"])
+@pytest.mark.parametrize("whole", [True, False])
+@pytest.mark.parametrize("body", [b"hello", b""])
+async def test_trailers_come_over_http2_where_the_request_says_so(
+    serve: Serve, fields: Any, whole: bool, body: bytes
+) -> None:
+    trailers = ((b"grpc-status", b"0"),)
+
+    async def ended(exchange: Exchange) -> None:
+        if whole:
+            exchange.outbound.respond(200, [], body, trailers=trailers)
+        else:
+            exchange.outbound.start(200, [], trailers=True)
+            exchange.outbound.push(body)
+            exchange.outbound.finish(trailers=trailers)
+
+    async def plain(exchange: Exchange) -> None:
+        exchange.outbound.start(200, [])
+        exchange.outbound.finish()
+
+    async with mounted(serve) as (gateway, port), http2(port) as peer:
+        gateway.router.add(Row("POST", "/ended", ended))
+        gateway.router.add(Row("POST", "/plain", plain))
+        await peer.send(*post(1, "/ended", b"x", fields))
+        events = await rest(peer)
+        assert b"".join(bytes(event.buffers[0]) for event in events if isinstance(event, Data)) == body
+        assert events[-1] == End(stream=1, trailers=trailers if fields else ())
+        await peer.send(*post(3, "/plain", b"x", fields))
+        assert (await rest(peer, 3))[-1] == End(stream=3)
+    assert gateway.counts().endings == {"complete": 2}
 
 
 @BOTH
