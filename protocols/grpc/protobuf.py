@@ -188,15 +188,26 @@ def encode_field(number: int, payload: bytes) -> bytes:
 
 @final
 @dataclass(frozen=True, slots=True)
+class EnumType:
+    """An enum as its .proto file declares it: the numbers of its values by their names. `name` is as that of a message."""
+
+    name: str
+    values: Mapping[str, int]
+
+
+@final
+@dataclass(frozen=True, slots=True)
 class FieldType:
     """A field as its .proto file declares it. `key` makes it a map, of keys of that kind to values of `type`; fields of one
-    message with the same `oneof` exclude each other."""
+    message with the same `oneof` exclude each other. `enum` says which one a field of that kind has: for descriptors alone,
+    as any number is read and written."""
 
     name: str
     type: Kind | MessageType
     repeated: bool = False
     key: Literal["", "string", "int32", "int64", "uint32", "uint64", "bool"] = ""
     oneof: str = ""
+    enum: EnumType | None = None
 
 
 _RANGES: Mapping[str, tuple[int, int]] = {
@@ -250,7 +261,8 @@ def _unpack(kind: Kind, view: memoryview) -> list[Any]:
 
 @final
 class MessageType:
-    """A message as its .proto file declares it, by the numbers of its fields. It reads and writes such messages as dicts."""
+    """A message as its .proto file declares it, by the numbers of its fields. It reads and writes such messages as dicts.
+    `name` is that in the file's package, `Outer.Inner` where it is declared within another one."""
 
     __slots__ = ("_by_tag", "_entries", "_numbers", "_plain", "_rivals", "fields", "name")
 

@@ -1,8 +1,9 @@
-"""The messages of Triton's GRPCInferenceService that are about servers and models, and those of grpc.health.v1, as tables.
+"""The messages of Triton's GRPCInferenceService, and those of grpc.health.v1, as tables.
 
 The numbers are those of triton-inference-server/common, `protobuf/grpc_service.proto` and `model_config.proto`, and of
 grpc/grpc-proto, `grpc/health/v1/health.proto`. Of the model configuration only what clients read is here: readers skip
-the rest. Either role reads and writes all of them.
+the rest. Either role reads and writes all of them, but for the messages of inference: those have a codec of their own
+(`v2_messages`), and are here for whoever describes them.
 """
 
 from __future__ import annotations
@@ -10,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from types import MappingProxyType
 
-from protocols.grpc.protobuf import FieldType, MessageType
+from protocols.grpc.protobuf import EnumType, FieldType, MessageType
 
 _NAME = FieldType("name", "string")
 _VERSION = FieldType("version", "string")
@@ -40,7 +41,8 @@ SERVER_METADATA = (
 )
 
 _TENSOR_METADATA = MessageType(
-    "TensorMetadata", {1: _NAME, 2: FieldType("datatype", "string"), 3: FieldType("shape", "int64", repeated=True)}
+    "ModelMetadataResponse.TensorMetadata",
+    {1: _NAME, 2: FieldType("datatype", "string"), 3: FieldType("shape", "int64", repeated=True)},
 )
 MODEL_METADATA = (
     _versioned("ModelMetadataRequest"),
@@ -56,6 +58,81 @@ MODEL_METADATA = (
     ),
 )
 
+# Inference
+
+_INFER_PARAMETER = MessageType(
+    "InferParameter",
+    {
+        1: FieldType("bool_param", "bool", oneof="parameter_choice"),
+        2: FieldType("int64_param", "int64", oneof="parameter_choice"),
+        3: FieldType("string_param", "string", oneof="parameter_choice"),
+        4: FieldType("double_param", "double", oneof="parameter_choice"),
+        5: FieldType("uint64_param", "uint64", oneof="parameter_choice"),
+    },
+)
+_PARAMETERS = FieldType("parameters", _INFER_PARAMETER, key="string")
+_CONTENTS = MessageType(
+    "InferTensorContents",
+    {
+        1: FieldType("bool_contents", "bool", repeated=True),
+        2: FieldType("int_contents", "int32", repeated=True),
+        3: FieldType("int64_contents", "int64", repeated=True),
+        4: FieldType("uint_contents", "uint32", repeated=True),
+        5: FieldType("uint64_contents", "uint64", repeated=True),
+        6: FieldType("fp32_contents", "float", repeated=True),
+        7: FieldType("fp64_contents", "double", repeated=True),
+        8: FieldType("bytes_contents", "bytes", repeated=True),
+    },
+)
+
+
+def _tensor(name: str) -> MessageType:
+    return MessageType(
+        name,
+        {
+            1: _NAME,
+            2: FieldType("datatype", "string"),
+            3: FieldType("shape", "int64", repeated=True),
+            4: _PARAMETERS,
+            5: FieldType("contents", _CONTENTS),
+        },
+    )
+
+
+_REQUESTED_OUTPUT = MessageType("ModelInferRequest.InferRequestedOutputTensor", {1: _NAME, 2: _PARAMETERS})
+_INFER_HEAD = {
+    1: FieldType("model_name", "string"),
+    2: FieldType("model_version", "string"),
+    3: FieldType("id", "string"),
+    4: _PARAMETERS,
+}
+MODEL_INFER = (
+    MessageType(
+        "ModelInferRequest",
+        {
+            **_INFER_HEAD,
+            5: FieldType("inputs", _tensor("ModelInferRequest.InferInputTensor"), repeated=True),
+            6: FieldType("outputs", _REQUESTED_OUTPUT, repeated=True),
+            7: FieldType("raw_input_contents", "bytes", repeated=True),
+        },
+    ),
+    MessageType(
+        "ModelInferResponse",
+        {
+            **_INFER_HEAD,
+            5: FieldType("outputs", _tensor("ModelInferResponse.InferOutputTensor"), repeated=True),
+            6: FieldType("raw_output_contents", "bytes", repeated=True),
+        },
+    ),
+)
+MODEL_STREAM_INFER = (
+    MODEL_INFER[0],
+    MessageType(
+        "ModelStreamInferResponse",
+        {1: FieldType("error_message", "string"), 2: FieldType("infer_response", MODEL_INFER[1])},
+    ),
+)
+
 # Configuration
 
 DATA_TYPES: Mapping[str, int] = MappingProxyType({
@@ -64,20 +141,14 @@ DATA_TYPES: Mapping[str, int] = MappingProxyType({
     "TYPE_BF16": 14,
 })  # fmt: skip
 """The numbers of `data_type`, by the words that the configuration in JSON has for them."""
+_DATA_TYPE = FieldType("data_type", "enum", enum=EnumType("DataType", DATA_TYPES))
 
 _MODEL_INPUT = MessageType(
     "ModelInput",
-    {
-        1: _NAME,
-        2: FieldType("data_type", "enum"),
-        4: FieldType("dims", "int64", repeated=True),
-        8: FieldType("optional", "bool"),
-    },
+    {1: _NAME, 2: _DATA_TYPE, 4: FieldType("dims", "int64", repeated=True), 8: FieldType("optional", "bool")},
 )
 # Its dims have another number than those of an input.
-_MODEL_OUTPUT = MessageType(
-    "ModelOutput", {1: _NAME, 2: FieldType("data_type", "enum"), 3: FieldType("dims", "int64", repeated=True)}
-)
+_MODEL_OUTPUT = MessageType("ModelOutput", {1: _NAME, 2: _DATA_TYPE, 3: FieldType("dims", "int64", repeated=True)})
 _DYNAMIC_BATCHING = MessageType(
     "ModelDynamicBatching",
     {
@@ -89,7 +160,7 @@ _DYNAMIC_BATCHING = MessageType(
     },
 )
 _TRANSACTION_POLICY = MessageType("ModelTransactionPolicy", {1: FieldType("decoupled", "bool")})
-_MODEL_CONFIG = MessageType(
+MODEL_CONFIGURATION = MessageType(
     "ModelConfig",
     {
         1: _NAME,
@@ -106,7 +177,7 @@ _MODEL_CONFIG = MessageType(
 )
 MODEL_CONFIG = (
     _versioned("ModelConfigRequest"),
-    MessageType("ModelConfigResponse", {1: FieldType("config", _MODEL_CONFIG)}),
+    MessageType("ModelConfigResponse", {1: FieldType("config", MODEL_CONFIGURATION)}),
 )
 
 # Statistics
@@ -175,7 +246,8 @@ _REPOSITORY_PARAMETER = MessageType(
     },
 )
 _MODEL_INDEX = MessageType(
-    "ModelIndex", {1: _NAME, 2: _VERSION, 3: FieldType("state", "string"), 4: FieldType("reason", "string")}
+    "RepositoryIndexResponse.ModelIndex",
+    {1: _NAME, 2: _VERSION, 3: FieldType("state", "string"), 4: FieldType("reason", "string")},
 )
 
 
@@ -245,22 +317,29 @@ CUDA_SHARED_MEMORY_UNREGISTER = (
 
 # Trace and log
 
-_TRACE_VALUE = MessageType("TraceSetting.SettingValue", {1: FieldType("value", "string", repeated=True)})
-_LOG_VALUE = MessageType(
-    "LogSettings.SettingValue",
-    {
-        1: FieldType("bool_param", "bool", oneof="parameter_choice"),
-        2: FieldType("uint32_param", "uint32", oneof="parameter_choice"),
-        3: FieldType("string_param", "string", oneof="parameter_choice"),
-    },
-)
-_TRACE_SETTINGS = FieldType("settings", _TRACE_VALUE, key="string")
-_LOG_SETTINGS = FieldType("settings", _LOG_VALUE, key="string")
+
+def _trace_settings(of: str) -> FieldType:
+    value = MessageType(f"{of}.SettingValue", {1: FieldType("value", "string", repeated=True)})
+    return FieldType("settings", value, key="string")
+
+
+def _log_settings(name: str) -> MessageType:
+    value = MessageType(
+        f"{name}.SettingValue",
+        {
+            1: FieldType("bool_param", "bool", oneof="parameter_choice"),
+            2: FieldType("uint32_param", "uint32", oneof="parameter_choice"),
+            3: FieldType("string_param", "string", oneof="parameter_choice"),
+        },
+    )
+    return MessageType(name, {1: FieldType("settings", value, key="string")})
+
+
 TRACE_SETTING = (
-    MessageType("TraceSettingRequest", {1: _TRACE_SETTINGS, 2: FieldType("model_name", "string")}),
-    MessageType("TraceSettingResponse", {1: _TRACE_SETTINGS}),
+    MessageType("TraceSettingRequest", {1: _trace_settings("TraceSettingRequest"), 2: FieldType("model_name", "string")}),
+    MessageType("TraceSettingResponse", {1: _trace_settings("TraceSettingResponse")}),
 )
-LOG_SETTINGS = MessageType("LogSettingsRequest", {1: _LOG_SETTINGS}), MessageType("LogSettingsResponse", {1: _LOG_SETTINGS})
+LOG_SETTINGS = _log_settings("LogSettingsRequest"), _log_settings("LogSettingsResponse")
 
 # grpc.health.v1
 
@@ -270,7 +349,10 @@ SERVING_STATUS: Mapping[str, int] = MappingProxyType({
 """The numbers of `status` in a HealthCheckResponse. SERVICE_UNKNOWN is for Watch alone."""
 HEALTH_CHECK = (
     MessageType("HealthCheckRequest", {1: FieldType("service", "string")}),
-    MessageType("HealthCheckResponse", {1: FieldType("status", "enum")}),
+    MessageType(
+        "HealthCheckResponse",
+        {1: FieldType("status", "enum", enum=EnumType("HealthCheckResponse.ServingStatus", SERVING_STATUS))},
+    ),
 )
 
 METHODS: Mapping[str, tuple[MessageType, MessageType]] = MappingProxyType({

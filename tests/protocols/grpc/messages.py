@@ -1,72 +1,14 @@
-"""Messages for the tests of gRPC: the two large ones as tables, golden bytes, and wire forms that no writer of ours makes."""
+"""Messages for the tests of gRPC: those of inference by their tables, and wire forms that no writer of ours makes."""
 
 from __future__ import annotations
 
 import random
 
-from protocols.grpc.protobuf import FieldType, MessageType, Room, encode_field, encode_varint, fields, unpack_varints
+from protocols.grpc.protobuf import Room, encode_field, encode_varint, fields, unpack_varints
+from protocols.grpc.v2_tables import MODEL_INFER, MODEL_STREAM_INFER
 
-PARAMETER = MessageType(
-    "InferParameter",
-    {
-        1: FieldType("bool_param", "bool", oneof="parameter_choice"),
-        2: FieldType("int64_param", "int64", oneof="parameter_choice"),
-        3: FieldType("string_param", "string", oneof="parameter_choice"),
-        4: FieldType("double_param", "double", oneof="parameter_choice"),
-        5: FieldType("uint64_param", "uint64", oneof="parameter_choice"),
-    },
-)
-CONTENTS = MessageType(
-    "InferTensorContents",
-    {
-        1: FieldType("bool_contents", "bool", repeated=True),
-        2: FieldType("int_contents", "int32", repeated=True),
-        3: FieldType("int64_contents", "int64", repeated=True),
-        4: FieldType("uint_contents", "uint32", repeated=True),
-        5: FieldType("uint64_contents", "uint64", repeated=True),
-        6: FieldType("fp32_contents", "float", repeated=True),
-        7: FieldType("fp64_contents", "double", repeated=True),
-        8: FieldType("bytes_contents", "bytes", repeated=True),
-    },
-)
-_PARAMETERS = FieldType("parameters", PARAMETER, key="string")
-TENSOR = MessageType(
-    "InferInputTensor",
-    {
-        1: FieldType("name", "string"),
-        2: FieldType("datatype", "string"),
-        3: FieldType("shape", "int64", repeated=True),
-        4: _PARAMETERS,
-        5: FieldType("contents", CONTENTS),
-    },
-)
-OUTPUT = MessageType("InferRequestedOutputTensor", {1: FieldType("name", "string"), 2: _PARAMETERS})
-_HEAD = {
-    1: FieldType("model_name", "string"),
-    2: FieldType("model_version", "string"),
-    3: FieldType("id", "string"),
-    4: _PARAMETERS,
-}
-REQUEST = MessageType(
-    "ModelInferRequest",
-    {
-        **_HEAD,
-        5: FieldType("inputs", TENSOR, repeated=True),
-        6: FieldType("outputs", OUTPUT, repeated=True),
-        7: FieldType("raw_input_contents", "bytes", repeated=True),
-    },
-)
-RESPONSE = MessageType(
-    "ModelInferResponse",
-    {
-        **_HEAD,
-        5: FieldType("outputs", TENSOR, repeated=True),
-        6: FieldType("raw_output_contents", "bytes", repeated=True),
-    },
-)
-STREAM_RESPONSE = MessageType(
-    "ModelStreamInferResponse", {1: FieldType("error_message", "string"), 2: FieldType("infer_response", RESPONSE)}
-)
+REQUEST, RESPONSE = MODEL_INFER
+STREAM_RESPONSE = MODEL_STREAM_INFER[1]
 
 
 def varint(value: int) -> bytes:

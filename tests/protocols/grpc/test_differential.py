@@ -52,6 +52,7 @@ def declared(table: MessageType, descriptor: object, seen: set[str]) -> None:
     """The fields of a table are those of the .proto file: all of them, but for the model's configuration."""
     fields = {field.number: field for field in descriptor.fields}  # type: ignore[attr-defined]
     partial = table.name in PARTIAL
+    assert f"inference.{table.name}" == descriptor.full_name  # type: ignore[attr-defined]
     assert fields.keys() == table.fields.keys() or (partial and fields.keys() > table.fields.keys()), table.name
     seen.add(table.name)
     for number, ours in table.fields.items():
@@ -79,7 +80,7 @@ def test_the_tables_are_those_of_the_proto_files() -> None:
     tables = [table for path, pair in METHODS.items() if path.startswith("/inference.") for table in pair]
     for table in (*tables, messages.REQUEST, messages.RESPONSE, messages.STREAM_RESPONSE):
         declared(table, service_pb2.DESCRIPTOR.message_types_by_name[table.name], seen)
-    assert set(service_pb2.DESCRIPTOR.message_types_by_name) <= seen | {"InferInputTensor", "InferRequestedOutputTensor"}
+    assert set(service_pb2.DESCRIPTOR.message_types_by_name) <= seen
     assert dict(model_config_pb2.DataType.items()) == DATA_TYPES
     methods = service_pb2.DESCRIPTOR.services_by_name["GRPCInferenceService"].methods
     hot = {"/inference.GRPCInferenceService/ModelInfer", "/inference.GRPCInferenceService/ModelStreamInfer"}
