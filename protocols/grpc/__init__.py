@@ -1,1 +1,1 @@
-"""gRPC: framing, compression, status, metadata, heads of both roles, and the messages of the Open Inference Protocol."""
+"""gRPC: framing, compression, status, metadata, heads of both roles, messages of the Open Inference Protocol, reflection."""

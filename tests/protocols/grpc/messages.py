@@ -2,13 +2,27 @@
 
 from __future__ import annotations
 
+import importlib
+import os
 import random
+from types import ModuleType
+
+import pytest
 
 from protocols.grpc.protobuf import Room, encode_field, encode_varint, fields, unpack_varints
 from protocols.grpc.v2_tables import MODEL_INFER, MODEL_STREAM_INFER
 
 REQUEST, RESPONSE = MODEL_INFER
 STREAM_RESPONSE = MODEL_STREAM_INFER[1]
+_PACKAGES = {"protobuf": "google.protobuf", "grpcio": "grpc", "tritonclient": "tritonclient.grpc"}
+
+
+def theirs(name: str) -> ModuleType:
+    """A module that is there where Google's protobuf and tritonclient's messages are; the test is skipped elsewhere."""
+    for package, module in _PACKAGES.items():
+        if package not in os.environ.get("EVERYWIRE_REQUIRE", "").split(","):
+            pytest.importorskip(module, reason=f"{package} is not installed", exc_type=ImportError)
+    return importlib.import_module(name)
 
 
 def varint(value: int) -> bytes:

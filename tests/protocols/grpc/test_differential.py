@@ -2,25 +2,10 @@
 
 from __future__ import annotations
 
-import importlib
-import os
-from types import ModuleType
-
-import pytest
-
 from protocols.grpc.protobuf import FieldType, MessageType
 from protocols.grpc.v2_tables import DATA_TYPES, METHODS
 from tests.protocols.grpc import messages
-
-NAMES = {"protobuf": "google.protobuf", "grpcio": "grpc", "tritonclient": "tritonclient.grpc"}
-
-
-def theirs(name: str) -> ModuleType:
-    """A module that is there where Google's protobuf and tritonclient's messages are; the test is skipped elsewhere."""
-    for package, module in NAMES.items():
-        if package not in os.environ.get("EVERYWIRE_REQUIRE", "").split(","):
-            pytest.importorskip(module, reason=f"{package} is not installed", exc_type=ImportError)
-    return importlib.import_module(name)
+from tests.protocols.grpc.messages import theirs
 
 
 def test_both_accept_the_same_messages_and_read_the_same_values() -> None:
