@@ -1,8 +1,8 @@
 """Server reflection (grpc.reflection.v1 and v1alpha): clients such as grpcurl ask a server what it serves.
 
-The messages are those of grpc/grpc-proto, `grpc/reflection/v1/reflection.proto` and that of v1alpha:
-the two differ in their package alone. What is answered in which case is as in grpcio-reflection; `valid_host` is the `host`
-of the request, as with the servers of C++ and Go. Nothing depends on it.
+The messages are those of grpc/grpc-proto, `grpc/reflection/v1/reflection.proto` and that of v1alpha: the two differ in their
+package alone. What is answered in which case is as in grpcio-reflection (a request for nothing is INVALID_ARGUMENT, where
+the server of C++ says UNIMPLEMENTED). As in C++, methods are symbols too, and `valid_host` is the `host` of the request.
 """
 
 from __future__ import annotations
