@@ -32,6 +32,13 @@ _FOREVER = float("inf")
 _LEVELS, _DEFAULT_LEVEL = 16, 8  # of priority, as `gateway.workers.slots` has them
 
 
+def allowed_priority(permit: Key | None, priority: int) -> int:
+    """The level at which somebody waits for a slot who asks for this one, 0 for none: no better one than the key has."""
+    if permit is not None and (priority if 0 < priority <= _LEVELS else _DEFAULT_LEVEL) < permit.priority:
+        return permit.priority
+    return priority
+
+
 @final
 class Exchange:
     """A request, its body as it arrives, and the answer as it leaves.
@@ -48,9 +55,9 @@ class Exchange:
     __slots__ = (
         "_cancelled_at", "_key", "_made", "_objects", "_returned", "_scope", "account", "arrived_at", "awaited", "began_at",
         "body", "bytes_in", "cancelled", "copied", "deadline", "dialect", "ending", "fail", "fields", "gone", "had_slot",
-        "id", "inbound", "incident", "interruption", "left_at", "model", "outbound", "owner", "parts_in", "permit",
-        "priority", "queued_until", "reply", "request", "reserved", "started_at", "stopped_by", "stream", "time_limits",
-        "waits", "wire", "words",
+        "id", "inbound", "incident", "interruption", "left_at", "model", "outbound", "own_status", "owner", "parts_in",
+        "permit", "priority", "queued_until", "reply", "request", "reserved", "started_at", "stopped_by", "stream",
+        "time_limits", "waits", "wire", "words",
     )  # fmt: skip
 
     began_at: float
@@ -68,6 +75,8 @@ class Exchange:
     """True once it has, or had, a slot of its model; not set before."""
     queued_until: float
     """When its wait for a slot was over; not set where it has not waited for one."""
+    own_status: int
+    """That of its answer, where its dialect has one beside HTTP's; not set otherwise."""
     awaited: Callable[[], str]
     """Says for whom its model waits, for an error that its time is over; not set where the model has not said."""
 
@@ -168,10 +177,7 @@ class Exchange:
 
     def ask_priority(self, priority: int) -> None:
         """The level at which it waits for a slot, 0 where it does not say: no better one than its key may ask for."""
-        permit = self.permit
-        if permit is not None and (priority if 0 < priority <= _LEVELS else _DEFAULT_LEVEL) < permit.priority:
-            priority = permit.priority
-        self.priority = priority
+        self.priority = allowed_priority(self.permit, priority)
 
     def header_values(self, name: bytes) -> list[bytes]:
         """All fields of that (lower-case) name."""

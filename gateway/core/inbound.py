@@ -210,7 +210,7 @@ class Inbound:
         if type(whole) is Frame:
             return None
         n = len(whole)
-        if n > limit or n != exchange.request.content_length or b"content-encoding" in exchange.fields:
+        if n > limit or n != (exchange.request.content_length or n) or b"content-encoding" in exchange.fields:
             return None
         if self.wire.windowed:
             exchange.reserve(n)
@@ -223,7 +223,8 @@ class Inbound:
     def gather(self, sink: Sink) -> None:
         """What has come, and what comes from now on, goes into the sink; a wire may receive into it."""
         self.sink = sink
-        waiting, self._arrived = self._arrived, _NOTHING
+        waiting = [*reversed(self._taking), *self._arrived]
+        self._taking = self._arrived = _NOTHING
         for item in waiting:
             assert not isinstance(item, Frame)
             if not self.wire.windowed:

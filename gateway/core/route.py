@@ -10,6 +10,7 @@ import msgspec
 
 from gateway.core.exchange import Exchange
 from gateway.errors import GatewayError
+from protocols.events import Head
 
 Handler: TypeAlias = Callable[..., Coroutine[Any, Any, None]]
 """Answers an exchange: called with it and what its path captures, and awaited."""
@@ -36,6 +37,21 @@ class Needs(enum.Enum):
 
 
 @final
+class CallKind(msgspec.Struct, frozen=True, kw_only=True):
+    """Calls that are told from all others by their content type. Whatever its path, such a call is one of the rows of its
+    kind, or refused in its words."""
+
+    name: str
+    """As people say it."""
+    media_type: str
+    is_of: Callable[[bytes], bool]
+    """Whether a content type is that of such calls."""
+    read: Callable[[Head], Any]
+    """What a head says, for the handler, which takes it as its one argument after the exchange; read once for each head."""
+    refuse: Refuse
+
+
+@final
 class Row(msgspec.Struct, frozen=True):
     """What one method of one path asks for, and who answers it."""
 
@@ -58,6 +74,8 @@ class Row(msgspec.Struct, frozen=True):
     words."""
     needs: Needs = Needs.INFER
     """What a request has to bring."""
+    kind: CallKind | None = None
+    """The kind of its calls, where that is told by their content type."""
     signed: bool = False
     """Whether a signature of AWS opens it, which its handler verifies."""
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from functools import partial
 from typing import TYPE_CHECKING, final
 
@@ -16,7 +17,7 @@ from models.blocking import throw
 from protocols.buffers import ahead
 from protocols.content_coding import Coding, Inflater, parse_content_encoding
 from protocols.errors import RemoteProtocolError
-from protocols.events import Buffer
+from protocols.events import Buffer, Frame
 
 if TYPE_CHECKING:
     from gateway.core.exchange import Exchange
@@ -77,14 +78,75 @@ async def receive_body(exchange: Exchange, limit: int, *, setting: str, as_sent:
     return await _inflated(exchange, body, codings, limit, setting) if codings else body
 
 
+async def receive_announced(
+    exchange: Exchange,
+    limit: int,
+    *,
+    begins: int,
+    length_of: Callable[[memoryview], int],
+    beyond: Callable[[], GatewayError],
+    setting: str,
+) -> memoryview:
+    """As `receive_body`, of a body without Content-Length whose first `begins` bytes say how many bytes it has: `length_of`
+    is asked with them, and may raise. Where it goes on after these, what `beyond` makes is raised; where it ends before, all
+    that came is returned.
+    """
+    if exchange.cancelled:
+        await trio.lowlevel.checkpoint()
+    inbound, begun = exchange.open_inbound(), b""
+    while len(begun) < begins:
+        piece = await inbound.receive()
+        if piece is None:
+            return memoryview(begun)
+        assert not isinstance(piece, Frame)
+        begun = b"".join((begun, piece))
+    length = length_of(memoryview(begun)[:begins])
+    if length > limit:
+        raise _too_large(length, limit, setting)
+    if length > exchange.account.limit:
+        raise no_bytes(exchange.account, length)
+    buffer = exchange.owner.pool.take(length, exchange.started_at)
+    gathering = Gathering(exchange, inbound, limit, setting, buffer, beyond)
+    gathering.take(begun, len(begun))
+    del begun, piece
+    inbound.gather(gathering)
+    while not inbound.input_ended and gathering.error is None:
+        await inbound.wait_input()
+    inbound.sink = None
+    if gathering.error is not None:
+        throw(gathering.take_error())
+    return gathering.body()
+
+
 @final
 class Gathering:
     """A whole body on its way into one buffer: the sink of its Inbound."""
 
-    __slots__ = ("_buffer", "_exchange", "_filled", "_growing", "_inbound", "_limit", "_setting", "error", "landed")
+    __slots__ = (
+        "_beyond",
+        "_buffer",
+        "_exchange",
+        "_filled",
+        "_growing",
+        "_inbound",
+        "_limit",
+        "_setting",
+        "error",
+        "landed",
+    )
 
-    def __init__(self, exchange: Exchange, inbound: Inbound, limit: int, setting: str, buffer: memoryview | None) -> None:
-        """`buffer` is where it goes if its length is known."""
+    def __init__(
+        self,
+        exchange: Exchange,
+        inbound: Inbound,
+        limit: int,
+        setting: str,
+        buffer: memoryview | None,
+        beyond: Callable[[], GatewayError] | None = None,
+    ) -> None:
+        """`buffer` is where it goes if its length is known; `beyond` makes the error of more, where the wire does not see to
+        that."""
+        self._beyond = beyond
         self._exchange, self._inbound = exchange, inbound
         self._limit, self._setting, self._buffer = limit, setting, buffer
         self._growing = bytearray()  # the buffer where it is not
@@ -107,6 +169,9 @@ class Gathering:
         if buffer is not None:
             filled = self._filled
             arrived = filled + n
+            if arrived > len(buffer) and self._beyond is not None:
+                self._refuse(self._beyond())
+                return
             # what lands is paid for before it does, as far as the wire lets it without a word
             if (arrived + min(arrived, LANDED) if self.landed else arrived) > exchange.reserved:
                 step = ahead(arrived, len(buffer)) - exchange.reserved
@@ -141,8 +206,8 @@ class Gathering:
         return error
 
     def body(self) -> memoryview:
-        """All of it; nothing is taken afterwards."""
-        return self._buffer if self._buffer is not None else memoryview(self._growing)
+        """All of it that came; nothing is taken afterwards."""
+        return self._buffer[: self._filled] if self._buffer is not None else memoryview(self._growing)
 
 
 def _codings(exchange: Exchange, as_sent: bool) -> tuple[Coding, ...]:

@@ -13,6 +13,7 @@ from gateway.core.route import Handler, Route
 from gateway.errors import BadRequest, DeadlineExceeded, Refusal
 
 # gRPC over HTTP2, Requests: TimeoutValue is 1 to 8 digits
+_OWN = b"grpc-timeout"  # which gRPC's calls read themselves
 _GRPC = re.compile(rb"([0-9]{1,8})([HMSmun])")
 _GRPC_SECONDS = {b"H": 3600.0, b"M": 60.0, b"S": 1.0, b"m": 1e-3, b"u": 1e-6, b"n": 1e-9}
 _NUMBER = re.compile(rb"([0-9]{1,9}(?:\.[0-9]{1,9})?)(ms|s)?")
@@ -39,7 +40,9 @@ class Admission:
         return route
 
     def _read(self, fields: Mapping[bytes, bytes], route: Route) -> Route:
-        allowed = [(_seconds(name, fields[name]), name) for name in self._timeouts if name in fields]
+        row, handler, arguments = route
+        names = [name for name in self._timeouts if name in fields and not (name == _OWN and row.kind is not None)]
+        allowed = [(_seconds(name, fields[name]), name) for name in names]
         priority = 0
         if self._priority and self._priority in fields:
             value = fields[self._priority]
@@ -48,7 +51,6 @@ class Admission:
                     f"{self._priority.decode()} must be a whole number, 1 for what is first, not {_shown(value)}"
                 )
             priority = int(value)
-        row, handler, arguments = route
         seconds, name = min(allowed, default=(None, b""))
         whose = f"{name.decode()} of the request"
         if seconds == 0:
@@ -73,7 +75,7 @@ class AdmittedHandler:
 
 
 def _seconds(name: bytes, value: bytes) -> float:
-    if name == b"grpc-timeout":
+    if name == _OWN:
         if (grpc := _GRPC.fullmatch(value)) is not None:
             return int(grpc[1]) * _GRPC_SECONDS[grpc[2]]
         expected = "up to 8 digits and one of H, M, S, m, u, n"

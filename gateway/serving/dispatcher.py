@@ -88,7 +88,7 @@ class Dispatcher:
 
     def _refuse_as(self, exchange: Exchange, row: Row) -> None:
         """What goes wrong before the handler is asked is said in the words of its row."""
-        exchange.words = row.refuse or self._router.refuse_under(exchange.path)
+        exchange.words = row.refuse or self._router.words_for(exchange)
 
     def _turn_away(self, exchange: Exchange, row: Row) -> None:
         """Raises what a request is told that is not welcome now, be it for the drain or for the memory in use."""
@@ -129,6 +129,8 @@ class Dispatcher:
             return
         if error is not None and error.refusal is not None:
             self._observer.refused(error.refusal)
+        if exchange.words is None and exchange.fail is None:
+            exchange.words = self._router.words_for(exchange)  # it was over before anybody took it
         try:
             exchange.answer_error(error or InternalFailure("the exchange ended without an answer"))
         except Exception:

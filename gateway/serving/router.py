@@ -10,8 +10,15 @@ from urllib.parse import unquote
 
 from gateway.config.problem import ConfigError
 from gateway.core.exchange import Exchange
-from gateway.core.route import WEBSOCKET, Refuse, Route, Row
-from gateway.errors import BadRequest, GatewayError, MethodNotAllowed, NoSuchPath, UpgradeRequired
+from gateway.core.route import WEBSOCKET, CallKind, Refuse, Route, Row
+from gateway.errors import (
+    BadRequest,
+    GatewayError,
+    MethodNotAllowed,
+    NoSuchPath,
+    UnsupportedType,
+    UpgradeRequired,
+)
 
 # Clients ask for few paths again and again; what was found for them is kept, so many paths of so many bytes.
 _REMEMBERED, _REMEMBERED_LENGTH = 1024, 256
@@ -45,6 +52,7 @@ class Router:
         self._server = _Path({})  # what OPTIONS * asks about
         self._exact[b"*"] = self._server
         self._under: dict[bytes, Refuse] = {}
+        self._kinds: list[CallKind] = []
         for row in rows:
             self.add(row)
 
@@ -63,6 +71,19 @@ class Router:
                 methods[b"HEAD"] = row
         if row.under and row.refuse is not None:
             self._under[row.under.encode()] = row.refuse
+        if row.kind is not None and row.kind not in self._kinds:
+            self._kinds.append(row.kind)
+
+    def words_for(self, exchange: Exchange) -> Refuse | None:
+        """How a request is refused that nobody has taken: by its kind, or else by its path."""
+        kind = self._kind_of(exchange)
+        return self.refuse_under(exchange.path) if kind is None else kind.refuse
+
+    def _kind_of(self, exchange: Exchange) -> CallKind | None:
+        content_type = exchange.fields.get(b"content-type")
+        if content_type is None or not self._kinds:
+            return None
+        return next((kind for kind in self._kinds if kind.is_of(content_type)), None)
 
     def refuse_under(self, path: bytes) -> Refuse | None:
         """How the API refuses to which a path belongs, whether anything is answered there or not."""
@@ -81,12 +102,35 @@ class Router:
     def find(self, exchange: Exchange) -> Route:
         """Who answers; NoSuchPath, BadRequest, MethodNotAllowed or UpgradeRequired, which are said as those who ask at this
         path read them."""
+        kind = self._kind_of(exchange)
+        if kind is not None and not exchange.wire.windowed:
+            raise UpgradeRequired(
+                f"{kind.name} needs HTTP/2 on a port of this server's own, and came by {exchange.wire.name}"
+            )
         try:
-            return self._find(exchange)
+            if kind is not None:
+                return self._find_of(kind, exchange)
+            route = self._find(exchange)
         except GatewayError:
-            if (refuse := self.refuse_under(exchange.path)) is not None:
+            if (refuse := self.words_for(exchange)) is not None:
                 exchange.words = refuse
             raise
+        if (wanted := route[0].kind) is not None:
+            raise UnsupportedType(f"this path is {wanted.name}'s: content-type must be {wanted.media_type}")
+        return route
+
+    def _find_of(self, kind: CallKind, exchange: Exchange) -> Route:
+        """The row of a call of that kind."""
+        path = exchange.path
+        known = self._exact.get(path)
+        rows = {} if known is None else known.methods
+        if not any(row.kind is kind for row in rows.values()):
+            raise NoSuchPath(f"there is no {kind.name} method {path.decode('latin-1')[:100]!r}")
+        row = rows.get(exchange.request.method)
+        if row is None:
+            allow = b", ".join(sorted(rows)).decode()
+            raise MethodNotAllowed(f"a {kind.name} call is made by {allow}", allow=allow)
+        return row, row.handler, {"call": kind.read(exchange.request)}
 
     def _find(self, exchange: Exchange) -> Route:
         method = exchange.request.method
