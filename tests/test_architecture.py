@@ -101,7 +101,7 @@ GROUND = {
     "party",
     "version",
 }
-_NESTED = (["dialects", "text"], ["dialects", "v2"], ["dialects", "aws"], ["dialects", "routes"])
+_NESTED = (["dialects", "text"], ["dialects", "v2"], ["dialects", "aws"], ["dialects", "grpc"], ["dialects", "routes"])
 _WORK = {"config", "net", "codecs", "core", "workers", "catalog"}
 _DIALECTS = {"dialects", "codecs", "config", "core", "workers", "catalog"}
 _SERVED = {
@@ -115,6 +115,7 @@ _SERVED = {
     "dialects.text",
     "dialects.v2",
     "dialects.aws",
+    "dialects.grpc",
     "dialects.routes",
 }
 # The rooms of the gateway from the ground up, and what the modules of each may import beside the ground: nothing above.
@@ -134,7 +135,8 @@ ROOMS = {
     "dialects.text": _DIALECTS,
     "dialects.v2": {*_DIALECTS, "dialects.text", "telemetry"},
     "dialects.aws": {*_DIALECTS, "dialects.text", "dialects.v2"},
-    "dialects.routes": {*_DIALECTS, "dialects.text", "dialects.v2", "dialects.aws"},
+    "dialects.grpc": {*_DIALECTS, "dialects.v2", "telemetry"},
+    "dialects.routes": {*_DIALECTS, "dialects.text", "dialects.v2", "dialects.aws", "dialects.grpc"},
     "containers": {"client", "catalog", "core", "net", "telemetry", "config"},
     "operator": {"hypercorn", "telemetry", "workers", "catalog", "serving", "core", "net", "config"},
     "gateway": {*_SERVED, "containers", "operator"},

@@ -10,6 +10,8 @@ from models.blocking import codec_threads, in_thread
 from protocols.aws.bidi_head import BidiInputError
 from protocols.aws.sigv4 import SigV4Error
 from protocols.errors import RemoteProtocolError
+from protocols.grpc.protobuf import ProtobufError
+from protocols.grpc.status import GRPCError
 from protocols.lmi.errors import LMIError
 from protocols.openai.errors import OpenAIError
 from protocols.strict_json import JSONError
@@ -17,7 +19,10 @@ from protocols.v2.tensors import V2Error
 
 T = TypeVar("T")
 
-_REFUSALS = (GatewayError, RemoteProtocolError, V2Error, JSONError, LMIError, OpenAIError, SigV4Error, BidiInputError)
+_REFUSALS = (
+    GatewayError, RemoteProtocolError, V2Error, JSONError, LMIError, OpenAIError, SigV4Error, BidiInputError, ProtobufError,
+    GRPCError,
+)  # fmt: skip
 
 
 async def run_in_codec_thread(call: Callable[[], T]) -> T:

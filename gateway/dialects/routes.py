@@ -15,6 +15,13 @@ from gateway.dialects.aws.endpoints import Endpoints
 from gateway.dialects.aws.invoke import SageMakerDialect
 from gateway.dialects.aws.multi_model import MMEDialect
 from gateway.dialects.aws.signatures import Signatures
+from gateway.dialects.grpc.calls import Calls
+from gateway.dialects.grpc.control import ControlDialect
+from gateway.dialects.grpc.health import HealthDialect
+from gateway.dialects.grpc.infer import InferMessages, ModelInferDialect
+from gateway.dialects.grpc.reflection import ReflectionDialect
+from gateway.dialects.grpc.server import ServerDialect
+from gateway.dialects.grpc.stream import ModelStreamDialect
 from gateway.dialects.health import ManagementDialect
 from gateway.dialects.index import IndexDialect
 from gateway.dialects.model_choice import ModelChoice
@@ -57,6 +64,11 @@ def rows(
     openai, infer = OpenAIDialect(texts), InferDialect(tensors)
     lmi = LMIDialect(models, texts, openai)
     container = ContainerDialect(models, lmi, infer)
+    calls, messages, v2_control = (
+        Calls(config.limits.body),
+        InferMessages(tensors),
+        V2ControlDialect(tensors, control, repository),
+    )
     dialects: list[_Dialect] = [
         IndexDialect(models),
         management,
@@ -67,11 +79,17 @@ def rows(
         BidiDialect(models, endpoints, signatures),
         V2Dialect(tensors, management, name="everywire", version=version()),
         OpenAPIDialect(version()),
-        V2ControlDialect(tensors, control, repository),
+        v2_control,
         infer,
         GenerateDialect(tensors),
         StreamDialect(tensors),
         SessionDialect(tensors, config.bidi),
+        ServerDialect(calls, tensors, management, name="everywire", version=version()),
+        ModelInferDialect(calls, messages),
+        ModelStreamDialect(calls, messages, config.v2.stream_requests),
+        ControlDialect(calls, v2_control, control),
+        HealthDialect(calls, management),
+        ReflectionDialect(calls),
         *([MMEDialect(repository)] if config.sagemaker.multi_model else ()),
     ]
     return [row for dialect in dialects for row in dialect.rows()]

@@ -105,6 +105,13 @@ class Contents:
                 piece = self._pieces[number] = bytearray(piece)
             piece += packed
 
+    @property
+    def cost(self) -> int:
+        """The most bytes that `array` makes which are no view of the message."""
+        varints = [len(piece) for number, piece in self._pieces.items() if not _FIELDS[number][1] and number != _BYTES_FIELD]
+        copies = [len(piece) for piece in self._pieces.values() if type(piece) is bytearray]
+        return 8 * sum(varints) + sum(copies)
+
     def array(self, datatype: str, shape: tuple[int, ...], name: str, message: memoryview) -> tuple[Array | BytesData, int]:
         """The array of a tensor, read-only, and how many of its bytes are no view of the message. V2Error naming the
         tensor, what it takes and what came, before an array is made: contents of another type or count, a number out

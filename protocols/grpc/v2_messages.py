@@ -64,6 +64,13 @@ _array = np.ndarray
 # Requests, as a server reads them
 
 
+def contents_size(message: Buffer, limits: V2Limits = DEFAULT_LIMITS) -> int:
+    """The bytes of a ModelInferRequest that typed contents may be: those of its tensors without raw data. ProtobufError for
+    what is no message."""
+    view = memoryview(message).cast("B")
+    return sum(len(value) for tag, value, _ in fields(view, Room(limits.values)) if tag == TENSORS)
+
+
 @final
 class InferCall(msgspec.Struct, frozen=True, kw_only=True, eq=False, gc=False):
     """A ModelInferRequest. `request` is what it asks of the model; its inputs are views of the message, which must not
@@ -145,6 +152,10 @@ class InferRequestReader:
         """The request in a message. ProtobufError for what is no such message (gRPC's INTERNAL), and V2Error, which names
         the input, what was expected and what came, for a request that no model can have (INVALID_ARGUMENT).
         `InferCall.check` checks it against one model."""
+        return self.planned(message) or self.call(self.parts(message))
+
+    def planned(self, message: Buffer) -> InferCall | None:
+        """What `read` returns, if an earlier request began like this one. Costs the same whatever the size."""
         if type(message) is not bytes:  # which arrays may view as it is
             message = memoryview(message).toreadonly().cast("B")
         size = len(message)
@@ -163,16 +174,24 @@ class InferRequestReader:
                     continue
                 plan = self._plans.get(bytes(message[:begin]) + bytes(message[end:at]))
                 if plan is not None and plan.size == size - end + begin:
-                    call = plan.read(message, at, read_text(memoryview(message)[begin + 2 : end]))
-                    if call is not None:
-                        return call
-        parts = _RequestParts(memoryview(message), self._limits)
+                    return plan.read(message, at, read_text(memoryview(message)[begin + 2 : end]))
+        return None
+
+    def parts(self, message: Buffer) -> RequestParts:
+        """The first half of `read`: the fields of a message, of which contents may be copied as they are. ProtobufError and
+        V2Error."""
+        return RequestParts(memoryview(message).toreadonly().cast("B"), self._limits)
+
+    def call(self, parts: RequestParts) -> InferCall:
+        """The second half: the request that they are. V2Error."""
         call = parts.call()
-        self._plan(message, parts, call, begin, end)
+        self._plan(parts, call)
         return call
 
-    def _plan(self, message: Buffer, parts: _RequestParts, call: InferCall, begin: int, end: int) -> None:
+    def _plan(self, parts: RequestParts, call: InferCall) -> None:
         """Keeps a plan of a request, if it has one."""
+        message = parts.view
+        begin, end = _find_id(message, len(message))
         at, id_bytes = parts.raw_from, end - begin
         request = call.request
         if call.typed or not at or at > KEPT_BYTES + id_bytes or parts.ids != (begin > 0) or end > at:
@@ -213,8 +232,9 @@ def _find_id(message: Buffer, size: int) -> tuple[int, int]:
     return 0, 0
 
 
-class _RequestParts:
-    """The fields of a ModelInferRequest."""
+@final
+class RequestParts:
+    """The fields of a ModelInferRequest, for `InferRequestReader.call`."""
 
     __slots__ = (
         "_limits", "call_parameters", "id", "ids", "inputs", "model_name", "model_version", "outputs", "raw", "raw_ends",
@@ -260,6 +280,19 @@ class _RequestParts:
                 self.outputs.append(_read_output(value, room))
         if last > self.raw_from:
             self.raw_from = 0
+
+    @property
+    def cost(self) -> int:
+        """The most bytes that arrays take which are no views of the message."""
+        return sum(entry.contents.cost for entry in self.inputs if entry.contents is not None)
+
+    @property
+    def work(self) -> int:
+        """The bytes that are looked at one by one to make arrays."""
+        looked_at = [
+            len(raw) for raw, entry in zip(self.raw, self.inputs, strict=False) if entry.datatype in ("BOOL", "BYTES")
+        ]
+        return self.cost + sum(looked_at)
 
     def call(self) -> InferCall:
         """The request that the fields are. V2Error if no model can have it."""

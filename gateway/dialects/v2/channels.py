@@ -123,13 +123,16 @@ async def replied(
         reply = await calls.write(exchange, worker, response, request)
     except v2.V2Error as e:
         raise error_of(e) from None
-    text, *data = reply.buffers
-    if any(type(piece) is memoryview and not piece.readonly for piece in data):
-        if sum(map(len, data)) > _LONG:
-            data = await run_in_codec_thread(partial(_fixed, data))
-        else:
-            data = _fixed(data)
-    return [text, *data]
+    return await fixed(reply.buffers)
+
+
+async def fixed(buffers: Sequence[Buffer]) -> list[Buffer]:
+    """The same bytes, of which those are copied that could still be written."""
+    if not any(type(piece) is memoryview and not piece.readonly for piece in buffers):
+        return list(buffers)
+    if sum(map(len, buffers)) > _LONG:
+        return await run_in_codec_thread(partial(_fixed, buffers))
+    return _fixed(buffers)
 
 
 def _fixed(data: Sequence[Buffer]) -> list[Buffer]:

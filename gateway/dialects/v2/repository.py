@@ -67,16 +67,21 @@ class V2ControlDialect:
 
     async def all_statistics(self, exchange: Exchange) -> None:
         """GET /v2/models/stats."""
-        workers = sorted(self._calls.models.seen_by(exchange.permit).items())
-        self._tell(exchange, *(worker for _, worker in workers))
+        _reply(exchange, self.statistics_of(exchange))
 
     async def statistics(self, exchange: Exchange, name: str, version: str = "") -> None:
         """GET /v2/models/{name}[/versions/{version}]/stats."""
-        self._tell(exchange, self._calls.worker(exchange, name, version))
+        _reply(exchange, self.statistics_of(exchange, name, version))
 
-    def _tell(self, exchange: Exchange, *workers: Worker) -> None:
-        stats = tuple([_statistics_of(worker, self._memory_of(worker)) for worker in workers])
-        _reply(exchange, bodies.StatisticsReply(model_stats=stats))
+    def statistics_of(self, exchange: Exchange, name: str = "", version: str = "") -> bodies.StatisticsReply:
+        """Those of a model, or of all that the exchange's key reaches, by name. NotFound."""
+        if name:
+            workers = [self._calls.worker(exchange, name, version)]
+        else:
+            workers = [worker for _, worker in sorted(self._calls.models.seen_by(exchange.permit).items())]
+        return bodies.StatisticsReply(
+            model_stats=tuple([_statistics_of(worker, self._memory_of(worker)) for worker in workers])
+        )
 
     def _memory_of(self, worker: Worker) -> int:
         try:
@@ -93,27 +98,31 @@ class V2ControlDialect:
     async def index(self, exchange: Exchange, repository: str = "") -> None:
         """POST /v2/repository[/{repository}]/index. There is one repository, whatever it is called."""
         wanted = await self._body(exchange, bodies.ModelIndexRequest, "index request")
-        found = [entry for entry in await self._control.index(ready=wanted.ready) if exchange.may_ask(entry.name)]
-        _reply(
-            exchange,
-            [bodies.ModelIndexEntry(name=e.name, version=e.version, state=e.standing.value, reason=e.reason) for e in found],
-        )
+        _reply(exchange, await self.indexed(exchange, ready=wanted.ready))
+
+    async def indexed(self, exchange: Exchange, *, ready: bool) -> list[bodies.ModelIndexEntry]:
+        """The models that the exchange's key reaches, those not loaded too; with `ready` only those that answer."""
+        found = [entry for entry in await self._control.index(ready=ready) if exchange.may_ask(entry.name)]
+        return [
+            bodies.ModelIndexEntry(name=e.name, version=e.version, state=e.standing.value, reason=e.reason) for e in found
+        ]
 
     async def load(self, exchange: Exchange, name: str, repository: str = "") -> None:
         """POST /v2/repository[/{repository}]/models/{name}/load: answered when the model answers."""
-        self._check_allowed(exchange, name)
+        self.check_allowed(exchange, name)
         await self._body(exchange, bodies.LoadRequest, "load request")
         await self._control.load(name)
         _reply(exchange, bodies.LoadReply(name=name))
 
     async def unload(self, exchange: Exchange, name: str, repository: str = "") -> None:
         """POST /v2/repository[/{repository}]/models/{name}/unload: answered when nothing of the model is left."""
-        self._check_allowed(exchange, name)
+        self.check_allowed(exchange, name)
         await self._body(exchange, bodies.UnloadRequest, "unload request")
         await self._control.unload(name)
         _reply(exchange, bodies.UnloadReply(name=name))
 
-    def _check_allowed(self, exchange: Exchange, name: str = "") -> None:
+    def check_allowed(self, exchange: Exchange, name: str = "") -> None:
+        """BadRequest where clients may not load and unload models, or without a name change the log."""
         exchange.model = name
         if not self._allowed:
             what = "loads and unloads no models for its clients" if name else "does not change its log for its clients"
@@ -123,17 +132,12 @@ class V2ControlDialect:
 
     async def log_settings(self, exchange: Exchange) -> None:
         """GET /v2/logging."""
-        _reply(exchange, _log_settings())
+        _reply(exchange, log_settings())
 
     async def change_log(self, exchange: Exchange) -> None:
         """POST /v2/logging: the level of this process's log."""
-        self._check_allowed(exchange)
-        change = await self._body(exchange, bodies.LogChange, "log settings")
-        for name, now in (("log_file", ""), ("log_format", _FORMAT)):
-            if getattr(change, name) not in (None, now):
-                raise BadRequest(f"log settings: {name} is {now!r}, and cannot be changed while the server runs")
-        _gateway_log.setLevel(_changed(change, _gateway_log.getEffectiveLevel()))
-        _reply(exchange, _log_settings())
+        self.check_allowed(exchange)
+        _reply(exchange, changed_log(await self._body(exchange, bodies.LogChange, "log settings")))
 
     # -- shared memory -----------------------------------------------------------------------------------------------
 
@@ -175,7 +179,17 @@ _SEVERITIES = (
 _LESS = logging.CRITICAL  # the level at which none of them is logged
 
 
-def _log_settings() -> bodies.LogSettings:
+def changed_log(change: bodies.LogChange) -> bodies.LogSettings:
+    """Changes the level of this process's log; the settings as they are then. BadRequest."""
+    for name, now in (("log_file", ""), ("log_format", _FORMAT)):
+        if getattr(change, name) not in (None, now):
+            raise BadRequest(f"log settings: {name} is {now!r}, and cannot be changed while the server runs")
+    _gateway_log.setLevel(_changed(change, _gateway_log.getEffectiveLevel()))
+    return log_settings()
+
+
+def log_settings() -> bodies.LogSettings:
+    """The settings as they are."""
     level = _gateway_log.getEffectiveLevel()
     return bodies.LogSettings(
         log_file="",

@@ -14,6 +14,7 @@ from gateway.codecs.threads import LONG, codec, run_in_codec_thread
 from gateway.core.exchange import Exchange
 from gateway.dialects.answers import JSON as JSON
 from gateway.dialects.answers import refusal_headers
+from gateway.dialects.inner_call import InnerCall
 from gateway.dialects.model_choice import ModelChoice
 from gateway.errors import BadRequest, GatewayError, ModelFailed, NotFound
 from gateway.workers.slot import Slot
@@ -187,7 +188,7 @@ class Timeout:
         self.seconds = microseconds / 1e6
         self.until = trio.current_time() + self.seconds
 
-    def apply(self, exchange: Exchange) -> None:
+    def apply(self, exchange: Exchange | InnerCall) -> None:
         """The exchange ends by then with DeadlineExceeded, which names the parameter, unless it does so before. Said again
         inside the slot, where the model's own timeout begins."""
         if self.until < exchange.deadline:
@@ -204,7 +205,7 @@ def timeout_of(parameters: Mapping[str, Any]) -> Timeout | None:
     return Timeout(value) if value else None
 
 
-def schedule(exchange: Exchange, parameters: Mapping[str, Any]) -> Timeout | None:
+def schedule(exchange: Exchange | InnerCall, parameters: Mapping[str, Any]) -> Timeout | None:
     """What the parameters of a request ask of its place and its time, as Triton has them: `timeout_of`, and `priority`,
     which becomes the exchange's, 1 for what is first, 0 for none. V2Error for what is no such number."""
     value = parameters.get("priority")
@@ -221,7 +222,11 @@ def schedule(exchange: Exchange, parameters: Mapping[str, Any]) -> Timeout | Non
 
 
 async def slot_within(
-    exchange: Exchange, worker: Worker, within: Timeout | None, request: v2.V2Request | None = None, arrived: int = 0
+    exchange: Exchange | InnerCall,
+    worker: Worker,
+    within: Timeout | None,
+    request: v2.V2Request | None = None,
+    arrived: int = 0,
 ) -> Slot:
     """A place in the model's capacity for a request that may take so long. Where that is one of tensors, which was read from
     `arrived` on, on `perf_counter_ns`, it is counted as such."""

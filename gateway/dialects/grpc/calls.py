@@ -1,0 +1,237 @@
+"""What every gRPC call needs: what its head says, its one message, and the answer to it."""
+
+from __future__ import annotations
+
+from collections.abc import Coroutine, Mapping, Sequence
+from functools import partial
+from typing import Any, Protocol, TypeAlias, final
+
+from gateway.codecs.threads import LONG, codec, run_in_codec_thread
+from gateway.core.exchange import Exchange
+from gateway.core.memory import GrowingBody
+from gateway.core.route import CallKind, Needs, Row
+from gateway.core.whole_body import receive_announced, whole_body
+from gateway.dialects.grpc.status import CallRefused, fail, refuse
+from gateway.errors import DeadlineExceeded, GatewayError, Refusal
+from protocols.errors import RemoteProtocolError
+from protocols.events import Buffer, Frame, Head, Signal
+from protocols.grpc.compression import MessageInflater
+from protocols.grpc.framing import PREFIX, MessageDecoder, frame
+from protocols.grpc.heads import CallHead, answer_head, read_call, trailers
+from protocols.grpc.metadata import CONTENT_TYPE, is_grpc
+from protocols.grpc.protobuf import MessageType, ProtobufError
+from protocols.grpc.status import GRPCError, StatusCode
+
+SETTING = "limits.body"
+"""What bounds a message."""
+NAME = "grpc-timeout of the call"
+_HEAD, _OK = answer_head(), trailers()
+_SHORT_STEP, _LONG_STEP = 64 * 1024, 1024 * 1024
+
+
+def _read(head: Head) -> CallHead:
+    """What a call's head says; CallRefused, DeadlineExceeded for no time at all."""
+    try:
+        call = read_call(head)
+    except GRPCError as e:
+        raise CallRefused.of(e) from None
+    except RemoteProtocolError as e:
+        raise CallRefused(StatusCode.UNIMPLEMENTED, str(e)) from None
+    if call.timeout == 0:
+        raise DeadlineExceeded(f"no time is left ({NAME})", refusal=Refusal.NO_TIME)
+    return call
+
+
+KIND = CallKind(name="gRPC", media_type=CONTENT_TYPE.decode(), is_of=is_grpc, read=_read, refuse=refuse)
+
+
+class Method(Protocol):
+    """A handler of calls."""
+
+    def __call__(self, exchange: Exchange, call: CallHead, /) -> Coroutine[Any, Any, None]: ...
+
+
+Methods: TypeAlias = Mapping[str, Method]
+
+
+def rows_of(service: str, methods: Methods, *, needs: Needs = Needs.INFER, always: bool = False) -> list[Row]:
+    """The rows of a service's methods."""
+    return [
+        Row("POST", f"/{service}/{name}", method, dialect="grpc", refuse=refuse, kind=KIND, needs=needs, always=always)
+        for name, method in methods.items()
+    ]
+
+
+@final
+class Calls:
+    """Reads the messages of calls."""
+
+    def __init__(self, limit: int) -> None:
+        """`limit` is the most bytes that a message may have."""
+        self.limit = limit
+
+    def begin(self, exchange: Exchange, call: CallHead) -> None:
+        """The call has a deadline from now on, if its client has set one."""
+        if call.timeout is not None:
+            exchange.limit_call(call.timeout, NAME)
+
+    def plain(self, body: Buffer) -> memoryview | None:
+        """What `message` returns for a body that is here, where nothing is to be done with it, as in nearly every call."""
+        view = memoryview(body)
+        if len(view) < PREFIX or view[0] or int.from_bytes(view[1:PREFIX], "big") != len(view) - PREFIX:
+            return None
+        return view[PREFIX:]
+
+    def body(self, exchange: Exchange) -> Buffer | None:
+        """The body of a unary call, if all of it is here."""
+        return whole_body(exchange, self.limit + PREFIX)
+
+    async def message(self, exchange: Exchange, call: CallHead, body: Buffer | None) -> memoryview:
+        """The one message of a unary call whose body is this, or arrives; inflated if it was compressed, and paid for until
+        the exchange is over. CallRefused for what is no message, for a second one, and by its prefix for one over the
+        limit; Overloaded."""
+        if body is None:
+            body = await receive_announced(
+                exchange, self.limit + PREFIX, begins=PREFIX, length_of=partial(self._length, call), beyond=_second,
+                setting=SETTING,
+            )  # fmt: skip
+        decoder = MessageDecoder(limit=self.limit, encoding=call.encoding, unary=True, setting=SETTING)
+        try:
+            decoder.receive_data(body)
+            message = decoder.next_raw()
+            if message is not Signal.NEED_DATA:
+                decoder.next_raw()  # raises if there is a second one
+            decoder.receive_eof()
+            assert message is not Signal.NEED_DATA, "a body without a message is refused at its end"
+            if not message.compressed:
+                return message.data
+            assert call.encoding is not None, "the prefix is refused else"
+            inflater = MessageInflater(message.data, call.encoding, limit=self.limit, setting=SETTING)
+            return await inflated(exchange, inflater, self.limit)
+        except GRPCError as e:
+            raise CallRefused.of(e) from None
+
+    def _length(self, call: CallHead, begun: memoryview) -> int:
+        """The bytes of a body by its first prefix. CallRefused."""
+        decoder = MessageDecoder(limit=self.limit, encoding=call.encoding, unary=True, setting=SETTING)
+        try:
+            decoder.receive_data(begun)
+            decoder.next_raw()
+        except GRPCError as e:
+            raise CallRefused.of(e) from None
+        return PREFIX + decoder.wanted
+
+    async def read(self, exchange: Exchange, call: CallHead, kind: MessageType) -> dict[str, Any]:
+        """The fields of a unary call's message. CallRefused, Overloaded."""
+        self.begin(exchange, call)
+        body = self.body(exchange)
+        message = self.plain(body) if body is not None else None
+        if message is None:
+            message = await self.message(exchange, call, body)
+        try:
+            return await codec(len(message), partial(kind.read, message))
+        except ProtobufError as e:
+            raise CallRefused.of(e) from None
+
+
+@final
+class Incoming:
+    """The messages of a call that has any number of them, as they arrive."""
+
+    def __init__(self, exchange: Exchange, call: CallHead, limit: int) -> None:
+        self._exchange, self._encoding, self._limit = exchange, call.encoding, limit
+        self._inbound = exchange.open_inbound()
+        self._decoder = MessageDecoder(limit=limit, encoding=call.encoding, setting=SETTING)
+        self.count = 0
+        """Those that have been given."""
+        self._inbound.under_way = self._under_way
+
+    async def next(self) -> memoryview | None:
+        """The next one; None where the client sends no more. Its memory is paid for while it arrives, and until `taken`.
+        CallRefused for what is no message, and by its prefix for one over the limit; Overloaded."""
+        decoder, inbound = self._decoder, self._inbound
+        try:
+            while (raw := decoder.next_raw()) is Signal.NEED_DATA:
+                data = await inbound.receive()
+                if data is None:
+                    decoder.receive_eof()
+                    return None
+                assert not isinstance(data, Frame)
+                if decoder.wanted:
+                    inbound.gathering(min(decoder.held + len(data), decoder.wanted), decoder.wanted)
+                decoder.receive_data(data)
+                del data
+            self.count = self._exchange.parts_in = self.count + 1
+            if not raw.compressed:
+                return raw.data
+            assert self._encoding is not None, "the prefix is refused else"
+            inflater = MessageInflater(raw.data, self._encoding, limit=self._limit, setting=SETTING)
+            return await inflated(self._exchange, inflater, self._limit)
+        except GRPCError as e:
+            raise CallRefused.of(e) from None
+
+    def taken(self) -> None:
+        """The last message is paid for by somebody else, or gone."""
+        self._inbound.assembled()
+
+    def _under_way(self) -> tuple[object, int] | None:
+        """Of a message that has begun: which it is, and its bytes that are here."""
+        decoder = self._decoder
+        return (self.count, decoder.held) if decoder.wanted else None
+
+
+async def inflated(exchange: Exchange, inflater: MessageInflater, limit: int) -> memoryview:
+    """A message, inflated. Each step is paid for before it is made. GRPCError; Overloaded."""
+    out, short = GrowingBody(limit), True
+    try:
+        while True:
+            step, before = (_SHORT_STEP if short else _LONG_STEP), out.size
+            exchange.reserve(step)
+            if short:
+                whole = _inflate(inflater, out, step)
+            else:
+                whole = await run_in_codec_thread(partial(_inflate, inflater, out, step))
+            exchange.unreserve(step - (out.size - before))
+            if whole:
+                exchange.copied += out.size
+                return out.view().toreadonly()
+            short = out.size < LONG
+    except BaseException:
+        out.clear()  # the error knows it, by its traceback, until it is said
+        raise
+
+
+def _inflate(inflater: MessageInflater, out: GrowingBody, at_most: int) -> bool:
+    made = bytearray()
+    whole = inflater.step(made, at_most)
+    out.append(made)
+    return whole
+
+
+def _second() -> GatewayError:
+    return CallRefused(StatusCode.UNIMPLEMENTED, "a unary call has exactly one message, this one has a second")
+
+
+def start_stream(exchange: Exchange) -> None:
+    """Begins an answer of many messages. What goes wrong from now on is said behind them."""
+    exchange.fail = partial(fail, exchange)
+    exchange.outbound.start(200, _HEAD, trailers=True)
+
+
+def end_stream(exchange: Exchange) -> None:
+    """Ends it well, with messages or without."""
+    if not exchange.outbound.status:
+        start_stream(exchange)
+    exchange.own_status = 0
+    exchange.outbound.finish(trailers=_OK)
+
+
+def reply(exchange: Exchange, message: Sequence[Buffer]) -> None:
+    """Answers a unary call with a message."""
+    exchange.own_status = 0
+    exchange.outbound.respond(200, _HEAD, *frame(message), trailers=_OK)
+
+
+def reply_with(exchange: Exchange, kind: MessageType, values: Mapping[str, Any]) -> None:
+    """Answers a unary call with a message of that kind."""
+    reply(exchange, (kind.write(values),))

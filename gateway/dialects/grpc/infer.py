@@ -1,0 +1,154 @@
+"""ModelInfer: one request of tensors and one reply, as gRPC."""
+
+from __future__ import annotations
+
+from collections.abc import Coroutine
+from functools import partial
+from time import perf_counter_ns
+from typing import Any, final
+
+from gateway.codecs.tensors import SHORT
+from gateway.codecs.threads import codec
+from gateway.core.exchange import Exchange
+from gateway.core.route import Row
+from gateway.dialects.grpc.calls import Calls, reply, rows_of
+from gateway.dialects.grpc.status import CallRefused
+from gateway.dialects.inner_call import InnerCall
+from gateway.dialects.v2.channels import UnaryCall
+from gateway.dialects.v2.requests import V2Calls, batch_of, error_of, schedule, slot_within, weight_of, writing
+from gateway.workers.worker import Worker
+from models.messages import Family
+from protocols.events import Buffer
+from protocols.grpc.heads import CallHead
+from protocols.grpc.protobuf import ProtobufError
+from protocols.grpc.status import StatusCode
+from protocols.grpc.v2_messages import InferCall, InferRequestReader, InferResponseWriter, contents_size
+from protocols.v2.metadata import ModelSignature
+from protocols.v2.tensors import NO_PARAMETERS, Parameters, V2Error, V2Tensor
+
+_TENSOR = Family.TENSOR
+SERVICE = "inference.GRPCInferenceService"
+
+
+@final
+class InferMessages:
+    """Reads inference requests of gRPC and writes the answers to them."""
+
+    def __init__(self, tensors: V2Calls) -> None:
+        self.tensors = tensors
+        self._reader = InferRequestReader(tensors.bounds)
+        self._writers: dict[str, tuple[ModelSignature, InferResponseWriter]] = {}
+
+    async def read(self, exchange: Exchange | InnerCall, message: Buffer) -> InferCall:
+        """The request in a message, in a thread if the loop would feel it. What is made of it is paid for before. V2Error;
+        CallRefused for what is no such message; Overloaded."""
+        reader = self._reader
+        try:
+            if len(message) <= SHORT:
+                return reader.read(message)
+            if (call := reader.planned(message)) is not None:
+                return call
+            typed = contents_size(message, self.tensors.bounds)
+            exchange.making(typed)
+            parts = await codec(typed, partial(reader.parts, message))
+            exchange.making(parts.cost)
+            return await codec(parts.work, partial(reader.call, parts))
+        except ProtobufError as e:
+            raise CallRefused.of(e) from None
+
+    def model_of(self, exchange: Exchange, call: InferCall) -> Worker:
+        """The model that a request names, which is to be called with tensors. NotFound, BadRequest, Unavailable, V2Error for
+        a request that it cannot have."""
+        worker = self.tensors.worker(exchange, call.model_name, call.model_version, infers=True)
+        call.check(self.tensors.codec_of(worker).signature)
+        return worker
+
+    def writer_of(self, worker: Worker) -> InferResponseWriter:
+        """What writes the model's answers."""
+        signature = self.tensors.codec_of(worker).signature
+        known = self._writers.get(worker.name)
+        if known is None or known[0] is not signature:
+            known = self._writers[worker.name] = signature, InferResponseWriter(signature, version=worker.spec.version)
+        return known[1]
+
+    async def write(
+        self,
+        exchange: Exchange,
+        worker: Worker,
+        call: InferCall,
+        outputs: list[V2Tensor],
+        size: int,
+        id: str,
+        parameters: Parameters,
+    ) -> list[Buffer]:
+        """The ModelInferResponse with these outputs, of so many elements, in a thread where the loop would feel it. V2Error;
+        Overloaded."""
+        writer = self.writer_of(worker)
+        if size <= SHORT:
+            return writer.render(outputs, call.request, id, parameters)
+        with writing(exchange, outputs):
+            return await codec(
+                weight_of([tensor for tensor in outputs if tensor.datatype in ("BOOL", "BYTES")]),
+                partial(writer.render, outputs, call.request, id, parameters),
+            )
+
+
+@final
+class ModelInferDialect:
+    """Answers ModelInfer."""
+
+    def __init__(self, calls: Calls, messages: InferMessages) -> None:
+        self._calls, self._messages = calls, messages
+
+    def rows(self) -> list[Row]:
+        """Its one method."""
+        return rows_of(SERVICE, {"ModelInfer": self.infer})
+
+    def infer(self, exchange: Exchange, call: CallHead) -> Coroutine[Any, Any, None]:
+        """/inference.GRPCInferenceService/ModelInfer."""
+        calls = self._calls
+        calls.begin(exchange, call)
+        return self._answer(exchange, call, calls.body(exchange))
+
+    async def _answer(self, exchange: Exchange, call: CallHead, body: Buffer | None) -> None:
+        messages, calls = self._messages, self._calls
+        message = None if body is None else calls.plain(body)
+        if message is None:
+            message = await calls.message(exchange, call, body)
+        arrived = perf_counter_ns()
+        try:
+            asked = await messages.read(exchange, message)
+            worker = messages.model_of(exchange, asked)
+            request = asked.request
+            timeout = schedule(exchange, request.parameters) if request.parameters else None
+        except V2Error as e:
+            raise error_of(e) from None
+        if worker.spec.decoupled:
+            raise CallRefused(
+                StatusCode.UNIMPLEMENTED,
+                f"model {worker.name!r} gives any number of responses to a request: call ModelStreamInfer",
+            )
+        slot = worker.slots.take_now(exchange) if timeout is None else None
+        if slot is None:
+            slot = await slot_within(exchange, worker, timeout)
+        try:
+            unary = UnaryCall(exchange, worker, request)
+            await worker.call(unary, exchange, _TENSOR)
+        except BaseException as e:
+            slot.leave(stopped=True)
+            slot.unanswered(e)
+            raise
+        slot.leave()
+        try:
+            response = unary.response
+            if response is None:
+                raise unary.failure()
+            parameters = dict(response.parameters) if response.parameters else NO_PARAMETERS
+            buffers = await messages.write(exchange, worker, asked, unary.outputs, unary.size, response.id, parameters)
+        except BaseException as e:
+            slot.unanswered(e)
+            if isinstance(e, V2Error):
+                raise error_of(e) from None
+            raise
+        slot.answered(arrived, batch_of(worker, request) if worker.spec.max_batch_size else 1, request.copied)
+        reply(exchange, buffers)
