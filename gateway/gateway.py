@@ -276,6 +276,11 @@ class Gateway:
         return self.acceptor.bidi_port
 
     @property
+    def grpc_port(self) -> int:
+        """The same, of `listen.grpc_port`."""
+        return self.acceptor.grpc_port
+
+    @property
     def addresses(self) -> tuple[str, ...]:
         """All of where it listens then, such as `http://127.0.0.1:8080`, `https://[::1]:8443` and `unix:/run/served`."""
         return self.acceptor.addresses

@@ -22,7 +22,7 @@ def open_ports(config: Config) -> dict[str, int]:
     listen = config.listen
     if not any(isinstance(place, Host) for place in places_of(listen.host)):
         return {}
-    ports = {"listen.port": listen.port, "listen.bidi_port": listen.bidi_port}
+    ports = {"listen.port": listen.port, "listen.bidi_port": listen.bidi_port, "listen.grpc_port": listen.grpc_port}
     if config.tls.dev or config.tls.cert:
         ports["listen.tls_port"] = listen.tls_port
     return {key: port for key, port in ports.items() if port != -1}

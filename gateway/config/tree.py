@@ -124,7 +124,7 @@ def _quarter_of_memory() -> int:
 @final
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ListenConfig:
-    """Where the data plane listens. HTTP/1.1, HTTP/2 and WebSocket share each port."""
+    """Where the data plane listens. HTTP/1.1, HTTP/2, gRPC and WebSocket share each port."""
 
     host: AddressesWithTLS = "127.0.0.1"
     """A name or an address, which has each port below; `unix:/PATH`, a Unix socket; `systemd` or `systemd:NAME`, the sockets
@@ -136,6 +136,8 @@ class ListenConfig:
     """Opened where TLS is on."""
     bidi_port: Port = -1
     """A second port in clear, for containers that are called as in SageMaker's private beta: 8081 there; -1 opens none."""
+    grpc_port: Port = -1
+    """A port in clear for gRPC's clients: 8001 by Triton's convention; -1 opens none. Each other port serves them too."""
     unix_mode: FileMode = "660"
     """Mode of the Unix sockets that are made: a digit each for owner, group and everyone; 6 lets them connect."""
     trusted_proxies: Networks = ()
@@ -491,6 +493,9 @@ class V2Config:
     """Whether clients may load and unload models and change the log's level: Triton's explicit model control."""
     compression: Annotated[int, Meta(ge=0, le=9)] = 1
     """zlib's level, 1 to 9, of replies whose client accepts gzip or deflate; 0: none is compressed."""
+    stream_requests: Count = 64
+    """Requests of one ModelStreamInfer call of gRPC that are under way at once. Those behind them are not read yet, so that
+    the client's window closes."""
 
 
 @final

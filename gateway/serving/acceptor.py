@@ -28,6 +28,7 @@ from protocols.proxy import ProxyReceiver
 
 log = logging.getLogger("gateway")
 
+_BESIDE = ("listen.bidi_port", "listen.grpc_port")  # ports beside the first
 _Arrived = tuple[Transport, Callable[[Connection], ConnectionWire], bytes, TrustedProxies | None]
 
 
@@ -37,7 +38,7 @@ class Acceptor:
 
     def __init__(self, server: Server) -> None:
         self._server, self._limits = server, server.limits
-        self.port = self.tls_port = self.bidi_port = 0
+        self.port = self.tls_port = self.bidi_port = self.grpc_port = 0
         """Where it listens; 0: nowhere. The first port, of sockets that systemd has passed."""
         self.addresses: tuple[str, ...] = ()
         """All of where it listens, as URLs."""
@@ -67,6 +68,7 @@ class Acceptor:
         ports = [
             Port(number=listen.port, setting="listen.port or --port"),
             Port(number=listen.bidi_port, setting="listen.bidi_port"),
+            Port(number=listen.grpc_port, setting="listen.grpc_port"),
             Port(
                 number=listen.tls_port if self.certificate is not None else -1,
                 setting="listen.tls_port or --tls-port",
@@ -75,12 +77,11 @@ class Acceptor:
         ]
         rules = Rules(backlog=listen.backlog, keepalive=listen.tcp_keepalive, unix_mode=int(listen.unix_mode, 8))
         opened = self._listeners = open_listeners(listen.host, [port for port in ports if port.number >= 0], rules)
-        bidi = [listener for listener in opened if listener.setting == "listen.bidi_port"]
-        self.bidi_port = next((listener.port for listener in bidi), 0)
-        self.port = next(
-            (listener.port for listener in opened if listener.port and not listener.tls and listener not in bidi), 0
-        )
-        self.tls_port = next((listener.port for listener in opened if listener.port and listener.tls), 0)
+        beside = {listener.setting: listener.port for listener in reversed(opened) if listener.setting in _BESIDE}
+        self.bidi_port, self.grpc_port = (beside.get(setting, 0) for setting in _BESIDE)
+        mine = [listener for listener in opened if listener.port and listener.setting not in _BESIDE]
+        self.port = next((listener.port for listener in mine if not listener.tls), 0)
+        self.tls_port = next((listener.port for listener in mine if listener.tls), 0)
         self.addresses = tuple([listener.url for listener in opened])
 
     def begin(self, nursery: trio.Nursery, beside: Callable[[], Awaitable[None]]) -> None:

@@ -142,6 +142,8 @@ def _line_of(exchange: Exchange, ending: Ending) -> dict[str, Any]:
         fields["stopped_by"] = account.stopped_by
     if exchange.key is not None:
         fields["key"] = exchange.key.name
+    if (own_status := getattr(exchange, "own_status", None)) is not None:
+        fields["grpc_status"] = int(own_status)
     if exchange.incident:
         fields["incident"] = exchange.incident
     return fields

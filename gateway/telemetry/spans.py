@@ -38,6 +38,8 @@ _VERSIONS = {b"1.0": "1.0", b"1.1": "1.1", b"2": "2", b"2.0": "2", b"3": "3", b"
 _SCHEMES = {b"http": "http", b"https": "https", b"ws": "ws", b"wss": "wss"}
 # What is not the client's doing; before the head the status says it: LMI and SageMaker say 424 where the model has failed.
 _FAILED_DEPENDENCY = 424
+# OpenTelemetry's conventions for gRPC: what is an error to a server.
+_GRPC_FAILURES = frozenset({2, 4, 12, 13, 14, 15})
 _FAILURES = frozenset({Ending.MODEL_ERROR, Ending.DEADLINE, Ending.DRAINED, Ending.LOST})
 # W3C Trace Context, section 3.3.1: what is no such list is not passed on. OpenTelemetry would log what is wrong in it, and
 # those are a client's own words, as many as it likes.
@@ -266,6 +268,14 @@ def _tell(span: Span, exchange: Exchange) -> None:
     if status >= 500 or status == _FAILED_DEPENDENCY or (ending in _FAILURES and status < 400):
         attributes["error.type"] = str(status) if status >= 400 else ending.value
         span.set_status(StatusCode.ERROR)
+    if exchange.dialect and (called := getattr(exchange, "own_status", None)) is not None:  # else its path is anybody's
+        service, _, method = exchange.path[1:].decode("latin-1").rpartition("/")
+        attributes |= {
+            "rpc.system": "grpc", "rpc.service": service, "rpc.method": method, "rpc.grpc.status_code": int(called)
+        }  # fmt: skip
+        if called in _GRPC_FAILURES:
+            attributes["error.type"] = str(int(called))
+            span.set_status(StatusCode.ERROR)
     span.set_attributes(attributes)
 
 

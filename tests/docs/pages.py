@@ -122,6 +122,8 @@ def lacking(section: list[Block]) -> list[str]:
     section = [block for block in section if not block.unrun]
     typed = "\n".join(c for b in section if b.language == "console" for c, _ in commands(b.text))
     modules = {m for b in section if b.language == "python" for m in re.findall(r"^(?:from|import) (\w+)", b.text, re.M)}
+    if "tritonclient.grpc" in "".join(block.text for block in section):
+        modules.add("grpc")  # without which that part of it cannot be imported
     own = {Path(b.file).stem for b in section}
     missing = [m for m in sorted(modules - own) if importlib.util.find_spec(m) is None]
     there = os.pathsep.join([str(Path(sys.executable).parent), os.environ.get("PATH", "")])

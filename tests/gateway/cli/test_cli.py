@@ -308,7 +308,8 @@ def test_config_prints_what_is_in_force_and_where_it_was_set(tmp_path: Path) -> 
     assert 'head = "16 KiB"  # EVERYWIRE_LIMITS__HEAD\n' in result.output
     assert 'factory = "app:lm"  # everywire.toml:2\n' in result.output
     assert tomllib.loads(result.output)["listen"] == {
-        "host": "127.0.0.1", "port": 9000, "tls_port": 8443, "bidi_port": -1, "unix_mode": "660", "trusted_proxies": [],
+        "host": "127.0.0.1", "port": 9000, "tls_port": 8443, "bidi_port": -1, "grpc_port": -1,
+            "unix_mode": "660", "trusted_proxies": [],
         "backlog": 2048, "tcp_keepalive": 60.0,
     }  # fmt: skip
 
