@@ -9,7 +9,12 @@ from typing import Any, Self, final
 from protocols import v2
 from protocols.aws import bidi
 from protocols.errors import RemoteProtocolError
-from protocols.events import Buffer, Headers, Response
+from protocols.events import Buffer, Headers, Response, Signal
+from protocols.grpc.framing import MAX_LENGTH, MessageDecoder
+from protocols.grpc.heads import CallStatus, read_answer, read_trailers
+from protocols.grpc.protobuf import ProtobufError
+from protocols.grpc.status import GRPCError, StatusCode
+from protocols.grpc.v2_client import read_infer_response, read_streamed_response
 from protocols.lmi.response import parse_stream_line
 from protocols.sse import ServerSentEvent, SSEDecoder
 
@@ -37,13 +42,22 @@ class Answer:
         """Whether it is whole, and a success."""
         return self.over and not self.error
 
+    @property
+    def refused(self) -> bool:
+        """Whether its head says that it is an error, so that nothing of an answer comes."""
+        return self.status != 200
+
     def check(self) -> Self:
         """This answer, where it is a success; `errors.Refused` or `errors.BrokenOff` with the server's words otherwise."""
         if self.error:
-            if self.status != 200:
-                raise Refused(words_of(self.body), self)
+            if self.refused:
+                raise Refused(self._words(), self)
             raise BrokenOff(self.error, self)
         return self
+
+    def _words(self) -> str:
+        """Of a refusal."""
+        return words_of(self.body)
 
     @property
     def text(self) -> str:
@@ -62,8 +76,8 @@ class Answer:
         else:
             self.body += data
 
-    def end(self) -> None:
-        """Its body ends."""
+    def end(self, trailers: Headers = ()) -> None:
+        """Its body ends, with these fields behind it."""
         if self.status != 200:
             self.error = self.body.decode(errors="replace") or f"status {self.status}"
         else:
@@ -280,6 +294,97 @@ class EventsAnswer(Answer):
         self._pull()
 
 
+class CallAnswer(Answer):
+    """An answer of gRPC, whose end is a status. `code` is that of the call, once it is over; `error` is what it says, or its
+    name where it says nothing."""
+
+    code: StatusCode | None = None
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._decoder: MessageDecoder | None = None
+        self._head: CallStatus | None = None
+
+    @property
+    def refused(self) -> bool:
+        """Whether the status is in its head: a call that has failed before its first message."""
+        return self._head is not None
+
+    def _words(self) -> str:
+        return self.error
+
+    def head(self, response: Response) -> None:
+        super().head(response)
+        found = read_answer(response)
+        self._head = found.status
+        self._decoder = MessageDecoder(limit=MAX_LENGTH, encoding=found.encoding)
+
+    def feed(self, data: Buffer) -> None:
+        self.received += len(data)
+        decoder = self._decoder
+        if decoder is None or self.refused:
+            return  # a body of HTTP's, which is nothing to a client of gRPC
+        try:
+            decoder.receive_data(bytes(data))
+            while (message := decoder.next_message()) is not Signal.NEED_DATA:
+                self._message(message)
+        except (GRPCError, ProtobufError, v2.V2Error) as e:
+            raise RemoteProtocolError(str(e)) from None
+
+    def _message(self, data: Buffer) -> None:
+        raise NotImplementedError
+
+    def end(self, trailers: Headers = ()) -> None:
+        try:
+            if self._decoder is not None and not self.refused:
+                self._decoder.receive_eof()
+        except GRPCError as e:
+            raise RemoteProtocolError(str(e)) from None
+        status = self._head or read_trailers(trailers)
+        self.code = status.code
+        if status.code is not StatusCode.OK:
+            self.error = status.message or status.code.name
+        else:
+            self._finish()
+        self.over = True
+
+    def _finish(self) -> None:
+        """The status is OK."""
+
+
+class InferCallAnswer(CallAnswer):
+    """A reply of gRPC's ModelInfer; its message is a `protocols.v2.V2Answer`."""
+
+    def _message(self, data: Buffer) -> None:
+        self.messages.append(read_infer_response(data))
+
+    def _finish(self) -> None:
+        if len(self.messages) != 1:
+            raise RemoteProtocolError(f"a call with one answer was answered {len(self.messages)} times")
+
+
+class StreamCallAnswer(CallAnswer):
+    """A ModelStreamInfer with any number of requests; a message is a `protocols.grpc.v2_client.StreamedAnswer`. That one of
+    the requests has failed is no error of the stream."""
+
+    def _message(self, data: Buffer) -> None:
+        self.messages.append(read_streamed_response(data))
+
+
+class InferStreamAnswer(CallAnswer):
+    """A ModelStreamInfer with one request; a message is a `protocols.v2.V2Answer`. That the request has failed is the error
+    of the answer, though the stream ends well."""
+
+    def _message(self, data: Buffer) -> None:
+        found = read_streamed_response(data)
+        if self.error:
+            raise RemoteProtocolError("a message after the error of the only request")
+        if found.error:
+            self._fail(found.error)
+        elif found.answer.outputs or not found.final:
+            self.messages.append(found.answer)
+
+
 def _document(body: Buffer) -> dict[str, Any]:
     try:
         document = json.loads(bytes(body))
@@ -319,14 +424,16 @@ class CallFailed(Exception):
 
 @final
 class Refused(CallFailed):
-    """An error from its head: nothing of an answer came. `status` is not 200."""
+    """An error from its head: nothing of an answer came. `status` is HTTP's and not 200, but where gRPC refuses: then
+    `answer.code` is what counts."""
 
     def __init__(self, message: str, answer: Answer) -> None:
         super().__init__(message, answer)
         self.status = answer.status
 
     def __str__(self) -> str:
-        return f"{self.status}: {self.message}"
+        code = getattr(self.answer, "code", None)
+        return f"{self.status if code is None else code.name}: {self.message}"
 
     @property
     def retry_after(self) -> float | None:

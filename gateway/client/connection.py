@@ -230,15 +230,18 @@ def post(
     *,
     authority: bytes = b"localhost",
     scheme: bytes = b"http",
+    declares: bool = True,
 ) -> Sequence[Any]:
-    """The events of a POST: head, body and end; only the head where `body` is None."""
+    """The events of a POST: head, body and end; only the head where `body` is None. `declares` False: the head does not say
+    how long the body is."""
+    length = len(body) if declares and body is not None else None
     head = Head(
         method=b"POST",
         target=path.encode(),
         authority=authority,
         scheme=scheme,
-        headers=[*headers, *([(b"content-length", b"%d" % len(body))] if body is not None else [])],
-        content_length=len(body) if body is not None else None,
+        headers=[*headers, *([(b"content-length", b"%d" % length)] if length is not None else [])],
+        content_length=length,
     )
     request = Request(stream=stream, head=head)
     if body is None:

@@ -142,8 +142,9 @@ class Conversation:
             raise TransportLost("the server has ended this connection: open another one")
         question = self._question
         head = post(
-            self._stream, question.path, question.body, question.headers, authority=self._authority, scheme=self._scheme
-        )
+            self._stream, question.path, question.body, question.headers, authority=self._authority, scheme=self._scheme,
+            declares=question.declares,
+        )  # fmt: skip
         await self._peer.send(*head)
         self.said = True
 
@@ -213,7 +214,7 @@ class Conversation:
                 if event.stream == self._stream:
                     self.answer.feed(event.buffers[0])
             case End() if event.stream == self._stream:
-                self.answer.end()
+                self.answer.end(event.trailers)
             case Reset() if event.stream == self._stream:
                 raise TransportLost(f"the stream was reset with code {event.code}")
             case ConnectionEnd():

@@ -19,14 +19,20 @@ from gateway.client.answers import (
     GenerateEventsAnswer,
     GenerateReplyAnswer,
     InferAnswer,
+    InferCallAnswer,
     InferEventsAnswer,
     InferFramesAnswer,
+    InferStreamAnswer,
     LinesAnswer,
 )
 from models.messages import datatype_of
 from protocols import v2
 from protocols.aws import bidi
 from protocols.events import Headers
+from protocols.grpc.framing import frame
+from protocols.grpc.heads import call_head
+from protocols.grpc.metadata import Metadata
+from protocols.grpc.v2_client import render_infer_request
 
 _JSON: Headers = ((b"content-type", b"application/json"),)
 _EVENTS: Headers = ((b"content-type", bidi.CONTENT_TYPE.encode()),)
@@ -41,6 +47,8 @@ class Question:
     answer: Callable[[], Answer]
     headers: Headers = _JSON
     body: bytes | None = b""
+    declares: bool = True
+    """Whether its head says how long the body is, where there is one: gRPC's do not."""
 
 
 def lmi(prompt: str, model: str = "", /, *, stream: bool = False, **parameters: Any) -> Question:
@@ -88,6 +96,55 @@ def generate(members: Mapping[str, Any], model: str, /, *, stream: bool = False,
     path = f"/v2/models/{model}/generate" + ("_stream" if stream else "")
     answer = GenerateEventsAnswer if stream else GenerateReplyAnswer
     return Question(path=path, body=json.dumps(asked).encode(), answer=answer)
+
+
+def grpc_infer(
+    inputs: Mapping[str, npt.NDArray[Any]],
+    model: str,
+    *,
+    typed: bool = False,
+    id: str = "",
+    parameters: Mapping[str, Any] = v2.NO_PARAMETERS,
+    timeout: float | None = None,
+    metadata: Metadata = (),
+) -> Question:
+    """gRPC's ModelInfer, which needs HTTP/2. `typed` sends `contents` instead of raw data; `timeout` is the call's, in
+    seconds."""
+    body = grpc_request(inputs, model, typed=typed, id=id, parameters=parameters)
+    return _call("ModelInfer", body, InferCallAnswer, timeout, metadata)
+
+
+def grpc_stream(
+    inputs: Mapping[str, npt.NDArray[Any]],
+    model: str,
+    *,
+    typed: bool = False,
+    id: str = "",
+    parameters: Mapping[str, Any] = v2.NO_PARAMETERS,
+    timeout: float | None = None,
+    metadata: Metadata = (),
+) -> Question:
+    """gRPC's ModelStreamInfer with one request, likewise."""
+    body = grpc_request(inputs, model, typed=typed, id=id, parameters=parameters)
+    return _call("ModelStreamInfer", body, InferStreamAnswer, timeout, metadata)
+
+
+def grpc_request(
+    inputs: Mapping[str, npt.NDArray[Any]],
+    model: str,
+    *,
+    typed: bool = False,
+    id: str = "",
+    parameters: Mapping[str, Any] = v2.NO_PARAMETERS,
+) -> bytes:
+    """One request of either, as the message that it is in the body."""
+    tensors = [v2.V2Tensor(name=name, datatype=datatype_of(a.dtype), array=a) for name, a in inputs.items()]
+    return b"".join(frame(render_infer_request(model, tensors, id=id, parameters=parameters, typed=typed)))
+
+
+def _call(method: str, body: bytes, answer: Callable[[], Answer], timeout: float | None, metadata: Metadata) -> Question:
+    head = call_head("inference.GRPCInferenceService", method, authority=b"", timeout=timeout, metadata=metadata)
+    return Question(path=head.target.decode(), headers=head.headers, body=body, answer=answer, declares=False)
 
 
 def invoke(endpoint: str, body: bytes, content_type: str = "application/json", *, stream: bool = False) -> Question:

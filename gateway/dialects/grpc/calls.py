@@ -219,11 +219,12 @@ def start_stream(exchange: Exchange) -> None:
 
 
 def end_stream(exchange: Exchange) -> None:
-    """Ends it well, with messages or without."""
-    if not exchange.outbound.status:
-        start_stream(exchange)
-    exchange.own_status = 0
-    exchange.outbound.finish(trailers=_OK)
+    """Ends it well, also where it has no message."""
+    outbound, exchange.own_status = exchange.outbound, 0
+    if outbound.status:
+        outbound.finish(trailers=_OK)
+    else:
+        outbound.respond(200, _HEAD, trailers=_OK)
 
 
 def reply(exchange: Exchange, message: Sequence[Buffer]) -> None:

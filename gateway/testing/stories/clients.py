@@ -21,7 +21,7 @@ from gateway.net.transport import MemoryTransport
 from gateway.testing.stories.talk import Form, Talk, View
 from protocols.aws import bidi
 from protocols.errors import RemoteProtocolError
-from protocols.events import Buffer, Close, ConnectionEnd, Data, End, Frame, Opcode, Reset, Response
+from protocols.events import Buffer, Close, ConnectionEnd, Data, End, Frame, Headers, Opcode, Reset, Response
 from protocols.http2.connection import HTTP2Connection, HTTP2Limits
 from protocols.roles import Role
 from protocols.websocket.connection import WebSocketConnection
@@ -39,6 +39,10 @@ def ask(
         case Form.INFER | Form.INFER_JSON | Form.INFER_EVENTS | Form.INFER_FRAMES:
             binary = form in (Form.INFER, Form.INFER_FRAMES)
             return questions.infer({"x": np.asarray(tensor)}, model, binary=binary, stream=form.streams)
+        case Form.GRPC:
+            return questions.grpc_infer({"x": np.asarray(tensor)}, model)
+        case Form.GRPC_STREAM:
+            return questions.grpc_stream({"x": np.asarray(tensor)}, model)
         case Form.INVOKE | Form.STREAM:
             return questions.invoke(model, body, "application/octet-stream", stream=form is Form.STREAM)
         case Form.BIDI:
@@ -78,9 +82,9 @@ class Hearing:
         self.talk.hear(self.talk.kept(frame.data, frame.fin))
         self.count += 1
 
-    def end(self) -> View:
-        """The body is whole."""
-        self.answer.end()
+    def end(self, trailers: Headers = ()) -> View:
+        """The body is whole, with these fields behind it."""
+        self.answer.end(trailers)
         self._hear()
         return View.COMPLETE if self.answer.complete else View.ERROR
 
@@ -135,8 +139,8 @@ async def read_http1(peer: Peer, hearing: Hearing) -> View:
                 await hearing.pause()
                 peer.credit(event)
                 await hearing.piece(event.buffers[0])
-            case End():
-                return hearing.end()
+            case End(trailers=trailers):
+                return hearing.end(trailers)
             case ConnectionEnd():
                 return View.CUT
 
@@ -206,8 +210,8 @@ class Streams:
                     self.peer.credit(event)
                     with suppress(TransportLost):  # what was written before is still to be read
                         await self.peer.flush()
-                case End():
-                    return hearing.end()
+                case End(trailers=trailers):
+                    return hearing.end(trailers)
                 case Reset():
                     return View.CUT
         return View.CUT

@@ -314,7 +314,7 @@ def _asked(talk: PlannedTalk, question: Question) -> bytes:
 
 def _head(talk: PlannedTalk, stream: int, question: Question, *, expects: bool = False) -> Request:
     body = None if talk.plan.chunked else question.body
-    (request, *_) = client.post(stream, question.path, body, question.headers)
+    (request, *_) = client.post(stream, question.path, body, question.headers, declares=question.declares)
     assert isinstance(request, Request)
     head = msgspec.structs.replace(request.head, expects_continue=expects and talk.plan.chunked)
     return Request(stream=stream, head=head)

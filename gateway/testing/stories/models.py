@@ -13,7 +13,7 @@ import trio
 from gateway.core.exchange import Exchange
 from gateway.doorbell import Doorbell
 from gateway.testing.faults import ModelFaults, with_faults
-from gateway.testing.stories.plan import CALM, FAULTY, Plan, TalkPlan
+from gateway.testing.stories.plan import CALM, FAULTY, KINDS, Plan, TalkPlan
 from gateway.testing.stories.talk import Talk, fragment, named, unmarked
 from models.adapt import spec_of
 from models.blocking import cancel_token
@@ -169,19 +169,25 @@ class Cast:
             for line in plan.lines
             for talk in line.talks
         }  # fmt: skip
-        self.crashes = {name: Doorbell() for name in (f"{kind}-{FAULTY}" for kind in ("text", "tensor", "parts"))}
+        self.crashes = {name: Doorbell() for name in (f"{kind}-{FAULTY}" for kind in KINDS)}
 
     def named(self, query: str) -> PlannedTalk | None:
         """The call whose request has this query."""
         return self.talks.get(named(query))
 
     def specs(self) -> list[ModelSpec]:
-        """A calm and a faulty model of each family, and one in threads."""
+        """A calm and a faulty model of each kind, and one in threads."""
         made: list[ModelSpec] = []
-        for model, family in ((self._text, Family.TEXT), (self._tensor, Family.TENSOR), (self._parts, Family.PARTS)):
+        models = (
+            (self._text, Family.TEXT),
+            (self._tensor, Family.TENSOR),
+            (self._tensor, Family.TENSOR),
+            (self._parts, Family.PARTS),
+        )
+        for kind, (model, family) in zip(KINDS, models, strict=True):
             for letter in (CALM, FAULTY):
-                name = f"{family.value}-{letter}"
-                spec = spec_of(model, name, family=family, capacity=self.plan.slots, decoupled=family is Family.TENSOR)
+                name = f"{kind}-{letter}"
+                spec = spec_of(model, name, family=family, capacity=self.plan.slots, decoupled=kind == "tensor")
                 made.append(with_faults(spec, self._faults, crash=self.crashes[name]) if letter == FAULTY else spec)
         made.append(spec_of(self._threads, f"threads-{CALM}", family=Family.TEXT, capacity=self.plan.slots))
         if self.plan.hostile:

@@ -141,6 +141,8 @@ class Plan:
 
 CALM, FAULTY = "a", "b"
 """Models by their names' last letters: the workers of the latter crash, and what they do is what faults say."""
+KINDS = ("text", "tensor", "single", "parts")
+"""Models by their names' first words: a single one gives one response to each request, those of tensors any number."""
 
 
 def plan(seed: int, *, hub: bool = True) -> Plan:
@@ -167,10 +169,7 @@ def plan(seed: int, *, hub: bool = True) -> Plan:
     lines = tuple(_line(chance, i, drains) for i in range(chance.randint(3, 9)))
     networked = [line.name for line in lines if line.network is not None]
     swizzles = tuple(_swizzle(chance, networked) for _ in range(chance.choice((0, 1, 2)) if networked else 0))
-    crashes = tuple(
-        (chance.uniform(0, 3), f"{chance.choice(('text', 'tensor', 'parts'))}-{FAULTY}")
-        for _ in range(chance.choice((0, 0, 1, 2)))
-    )
+    crashes = tuple((chance.uniform(0, 3), f"{chance.choice(KINDS)}-{FAULTY}") for _ in range(chance.choice((0, 0, 1, 2))))
     return Plan(
         seed=seed, config=config, capacity=chance.choice((700, 4 * KiB, 16 * KiB)), slots=chance.choice((2, 8, 64)),
         lines=lines, hostile=_hostile(seed), crashes=tuple(sorted(crashes)), swizzles=swizzles,
@@ -232,6 +231,9 @@ _FORMS = {
         Form.INVOKE,
         Form.INFER_FRAMES,
         Form.STREAM,
+        Form.GRPC,
+        Form.GRPC_STREAM,
+        Form.GRPC_STREAM,
         Form.BIDI,
         Form.BIDI,
         Form.BIDI,
@@ -256,18 +258,18 @@ def _talk(chance: random.Random, name: str, transport: str, rude: bool, pieces: 
         "chunked": chance.random() < 0.3,
         "both": chance.random() < 0.3,
     }
-    if form in (Form.INFER_EVENTS, Form.INFER_FRAMES):
+    if form in (Form.INFER_EVENTS, Form.INFER_FRAMES, Form.GRPC_STREAM):
         common["size"] = min(common["size"], 300)  # each response has as many numbers
     if common["messages"] * common["size"] > 20_000:
         common["pace"] = min(common["pace"], 0.003)  # a slow reader is to see the end
-    calm = f"{form.kind}-{CALM}"
+    calm = f"{form.model}-{CALM}"
     if form.kind == "text" and chance.random() < 0.2:
         calm = f"threads-{CALM}"
     fault = chance.choice(("model", "model", "leave", "silent", "lie")) if rude and chance.random() < 0.7 else ""
     more: dict[str, object] = {}
     match fault:
         case "model":
-            more = {"model": f"{form.kind}-{FAULTY}", "faults": _faults(chance), "patience": chance.uniform(2, 9)}
+            more = {"model": f"{form.model}-{FAULTY}", "faults": _faults(chance), "patience": chance.uniform(2, 9)}
         case "leave":
             more = {
                 "leave": chance.choice(list(Leave)), "leave_after": chance.choice((0.0, chance.uniform(0, 0.6))),
@@ -281,7 +283,7 @@ def _talk(chance: random.Random, name: str, transport: str, rude: bool, pieces: 
         case "lie":
             more = {"deceit": chance.choice(list(Deceit)), "patience": chance.uniform(2, 9)}
         case _ if chance.random() < 0.2:
-            more = {"model": f"{form.kind}-{FAULTY}"}
+            more = {"model": f"{form.model}-{FAULTY}"}
     return TalkPlan(**{"model": calm, **common, **more})
 
 

@@ -428,7 +428,9 @@ class Simulation(trio.abc.Instrument):
         alone = line.link is None and line.plan.calm and all(other.plan.calm for other in line.talks)
         if alone and not disturbed and ending is Ending.LOST and exchange is not None:
             self.report(f"9: {talk.name}: its connection was let fall, and it would have heard an ending")
-        if plan_.deceit in (Deceit.MODEL, Deceit.BODY) and plan_.form.kind != "parts" and ending is Ending.COMPLETE:
+        said_in_band = plan_.form.goes_on and talk.view is View.ERROR
+        nonsense = plan_.deceit in (Deceit.MODEL, Deceit.BODY) and plan_.form.kind != "parts"
+        if nonsense and ending is Ending.COMPLETE and not said_in_band:
             self.report(f"2: {talk.name}: nonsense was answered")
 
     def _may_be_refused(self, talk: PlannedTalk, line: Line) -> bool:
@@ -449,8 +451,10 @@ def _agree(ending: Ending | None, talk: PlannedTalk, disturbed: bool, exchange: 
                 return True
             # it may have read all before it was known that the transport is gone
             return disturbed and exchange is not None and exchange.outbound.finishing is Ending.COMPLETE
+        case View.ERROR if ending is Ending.COMPLETE:
+            return talk.plan.form.goes_on
         case View.ERROR:
-            return ending is not Ending.COMPLETE and (ending not in (Ending.LOST, Ending.CANCELLED) or disturbed)
+            return ending not in (Ending.LOST, Ending.CANCELLED) or disturbed
         case View.CUT:
             if disturbed or ending in (None, Ending.LOST, Ending.CANCELLED):
                 return disturbed or ending is Ending.LOST

@@ -23,6 +23,8 @@ class Form(enum.Enum):
     INFER_JSON = "infer-json"
     INFER_EVENTS = "infer-events"
     INFER_FRAMES = "infer-frames"
+    GRPC = "grpc"
+    GRPC_STREAM = "grpc-stream"
     INVOKE = "invoke"
     STREAM = "stream"
     BIDI = "bidi"
@@ -34,15 +36,21 @@ class Form(enum.Enum):
         match self:
             case Form.LMI | Form.LMI_JSON | Form.OPENAI:
                 return "text"
-            case Form.INFER | Form.INFER_JSON | Form.INFER_EVENTS | Form.INFER_FRAMES:
+            case Form.INFER | Form.INFER_JSON | Form.INFER_EVENTS | Form.INFER_FRAMES | Form.GRPC | Form.GRPC_STREAM:
                 return "tensor"
             case _:
                 return "parts"
 
     @property
+    def model(self) -> str:
+        """The same, by the first word of their names in a simulation: gRPC has another method where there is one response to
+        each request than where there is any number of them."""
+        return "single" if self is Form.GRPC else self.kind
+
+    @property
     def tensors(self) -> int:
         """Responses of a model of tensors: 1 where there can be no more, 0 where it is for the story to say."""
-        return 1 if self in (Form.INFER, Form.INFER_JSON) else 0
+        return 1 if self in (Form.INFER, Form.INFER_JSON, Form.GRPC) else 0
 
     @property
     def duplex(self) -> bool:
@@ -51,7 +59,12 @@ class Form(enum.Enum):
     @property
     def streams(self) -> bool:
         """Whether each message leaves when it is sent."""
-        return self not in (Form.LMI_JSON, Form.INFER, Form.INFER_JSON)
+        return self not in (Form.LMI_JSON, Form.INFER, Form.INFER_JSON, Form.GRPC)
+
+    @property
+    def goes_on(self) -> bool:
+        """Whether what goes wrong with a request is a message, and the call, which might have others, ends well."""
+        return self is Form.GRPC_STREAM
 
     @property
     def cuts(self) -> bool:
