@@ -20,7 +20,7 @@ from trio.testing import wait_all_tasks_blocked
 
 from gateway import client
 from gateway.client import Peer, Question, questions
-from gateway.client.answers import Answer
+from gateway.client.answers import Answer, CallAnswer
 from gateway.config import Config, LimitsConfig, SigV4Config
 from gateway.containers.connection import ContainerLimits
 from gateway.containers.model import container_spec
@@ -87,6 +87,9 @@ class Wire:
     """Whether the platform answers for its model: 424, whatever the model's own status was."""
     survives: bool = False
     """Whether it goes on after an error of its model, which ends one request of many."""
+    apart: bool = False
+    """Whether each request of its call has its own end: whatever becomes of one is said as a message, and no ending of the
+    exchange tells it."""
 
     @property
     def body(self) -> Form:
@@ -120,13 +123,33 @@ class Wire:
     @property
     def crash(self) -> str:
         """The status of a model that raised."""
-        return "424" if self.blames or self.family is Family.TEXT else "500"
+        return "424" if self.blames or self.family is Family.TEXT else self.code("500")
+
+    @property
+    def grpc(self) -> bool:
+        return self.form in (Form.GRPC, Form.GRPC_STREAM)
+
+    @property
+    def decoupled(self) -> bool:
+        """Whether its models have to be declared as such to answer more than once."""
+        return self.form is Form.GRPC_STREAM
+
+    def code(self, status: str) -> str:
+        """How a refusal with this status of HTTP's is called here."""
+        return _CODES[status] if self.grpc else status
+
+    def ended(self, ending: str, times: int = 1) -> dict[str, int]:
+        """The endings that are counted where its model has come to such an end."""
+        return {"complete" if self.apart else ending: times}
 
     @property
     def in_band(self) -> str:
-        """Where an answer that has begun says its error: in a last "line", an "event", a "close"; or the body is "cut"."""
+        """Where an answer that has begun says its error: in a last "line", an "event", a "close", a "message" or the
+        "trailers"; or the body is "cut"."""
         if self.transport == "websocket":
             return "close"
+        if self.grpc:
+            return "message" if self.apart else "trailers"
         if self.form in (Form.BIDI, Form.STREAM):
             return "event"
         return "cut" if self.body.cuts else "line"
@@ -234,7 +257,9 @@ WIRE: dict[str, Wire] = {
         asks=lambda model: replace(asked(Form.INFER_JSON, model), path=f"/v2/models/{model}/infer"),
         survives=True,
     ),
+    "grpcstream-http2": Wire(form=Form.GRPC_STREAM, apart=True),
     # answers of one piece
+    "grpcinfer-http2": Wire(form=Form.GRPC),
     **_both("json", Form.LMI_JSON),
     **_both("v2", Form.INFER_JSON),
     **_both("invokejson", Form.INVOKE, carries=Form.LMI_JSON, blames=True),
@@ -250,6 +275,10 @@ LEAVES = {"fin": Leave.CLOSE, "half-close": Leave.HALF, "rst": Leave.RESET}
 _ANYWHERE = "probe"
 PADDING = 64
 """The most of a padded wire's part."""
+
+
+_CODES = {"422": "3", "500": "13", "503": "14", "504": "4"}
+"""gRPC's codes, by the statuses that other wires have for the same."""
 
 
 @functools.cache
@@ -304,6 +333,8 @@ class Probe:
     def spec(self, wire: str, **options: Any) -> ModelSpec:
         """The model in the family of a wire."""
         self.speak(wire)
+        if WIRE[wire].decoupled:
+            options.setdefault("decoupled", True)
         return spec_of(self, self.name, family=self.family, **options)
 
     def speak(self, wire: str) -> None:
@@ -707,7 +738,7 @@ class Call:
     async def open(self, question: Question) -> None:
         """Sends the request."""
         self.answer = question.answer()
-        head, *rest = client.post(self.stream, question.path, question.body, question.headers)
+        head, *rest = client.post(self.stream, question.path, question.body, question.headers, declares=question.declares)
         await self.line.send(self.signed(head), *rest)
 
     def signed(self, head: Request) -> Request:
@@ -740,8 +771,8 @@ class Call:
                 self.line.peer.credit(data)
                 self.answer.feed(data.buffers[0])
                 self._count()
-            case End():
-                self.answer.end()
+            case End(trailers=trailers):
+                self.answer.end(trailers)
                 self._count()
                 self.over = self._ended()
             case Frame(data=frame):
@@ -765,12 +796,22 @@ class Call:
     def _ended(self) -> Over:
         answer = self.answer
         text = answer.body.decode(errors="replace")
+        if isinstance(answer, CallAnswer):
+            return self._ended_with(answer)
         if answer.status != 200:
             return Over("refused", text, str(answer.status))
         if answer.error:
             failure = getattr(answer, "failure", None)
             return Over("error", failure.message, failure.exception_type) if failure else Over("error", answer.error)
         return Over("complete", text, "200") if self._whole else Over("complete")
+
+    def _ended_with(self, answer: CallAnswer) -> Over:
+        """The end of gRPC's. That of a request of a stream that goes on has no code."""
+        assert answer.code is not None
+        if not answer.error:
+            return Over("complete", code="200" if self._whole else "")
+        code = str(answer.code.value) if answer.code else ""
+        return Over("refused" if answer.refused else "error", answer.error, code)
 
     async def leave(self, how: Leave | GoAway) -> None:
         """The client goes away: as simulate's do, or it says GOAWAY before it closes."""

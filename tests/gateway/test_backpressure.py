@@ -73,6 +73,7 @@ FRAMING = {
     "inferframes": ((20, 80),),  # numbers are shorter in binary
     "generatestream": (LINE,),
     "v2session": (REPLY,),
+    "grpcstream": ((-50, 0),),  # numbers are shorter in binary, and its framing too
 }
 # What a bridge holds beside what its platform's side does: the container's transport and queue, and the frames between,
 # beyond whose bound one read reaches.

@@ -45,7 +45,7 @@ ERRORS = [pytest.param(ModelError("no such voice", code="Voice", status=422), id
 def said(wire: str, over: Over, error: Exception, *, in_band: bool) -> None:
     """The wire says what happened: a ModelError's own text; of any other error only where to look it up."""
     about = WIRE[wire]
-    text, status = (error.message, "422") if isinstance(error, ModelError) else ("incident", about.crash)
+    text, status = (error.message, about.code("422")) if isinstance(error, ModelError) else ("incident", about.crash)
     assert SECRET not in over.text
     if in_band:
         about.failed(over, text)
@@ -84,8 +84,8 @@ async def test_a_model_that_raises_before_its_first_message(wire: str, error: Ex
         with at_once():
             numbers, over = await call.rest()
         assert numbers == []
-        said(wire, over, error, in_band=WIRE[wire].accepted)
-        assert house.endings == {"model-error": 1}
+        said(wire, over, error, in_band=WIRE[wire].accepted or WIRE[wire].apart)
+        assert house.endings == WIRE[wire].ended("model-error")
 
 
 @pytest.mark.parametrize("background", [False, True], ids=["itself", "in its own nursery"])
@@ -112,7 +112,7 @@ async def test_a_model_that_raises_in_mid_stream(wire: str, error: Exception, ba
         else:
             assert numbers == ([0, 1, 2] if wire in STREAMS else [])
         said(wire, over, error, in_band=wire in STREAMS)
-        assert house.endings == {"model-error": 1}
+        assert house.endings == WIRE[wire].ended("model-error")
 
 
 @pytest.mark.parametrize("wire", WIRES)
@@ -135,7 +135,7 @@ async def test_a_model_whose_background_work_crashes_ends_its_own_sessions_and_s
         raise RuntimeError(SECRET)
 
     probe.speak(wire)
-    spec = ModelSpec(name="probe", family=probe.family, load=load)
+    spec = ModelSpec(name="probe", family=probe.family, load=load, decoupled=WIRE[wire].decoupled)
     async with with_a_neighbour(wire, spec) as (house, call):
         again = await house.call(wire)
         for live in (call, again):
@@ -150,11 +150,11 @@ async def test_a_model_whose_background_work_crashes_ends_its_own_sessions_and_s
                 if wire in STREAMS:
                     WIRE[wire].failed(over, "probe", lost=wire != "bridge")  # the platform's model is the container
                 else:
-                    assert (over.how, over.code) == ("refused", "503")
+                    assert (over.how, over.code) == ("refused", WIRE[wire].code("503"))
                     assert "probe" in over.text
             await house.still()
             assert probe.live == 0
-            assert house.endings == {"model-error": 2}
+            assert house.endings == WIRE[wire].ended("model-error", 2)
 
         await trio.sleep(1)
         probe.go.set()
@@ -169,12 +169,12 @@ async def test_a_model_that_never_answers_meets_its_deadline(wire: str, autojump
         began = trio.current_time()
         _, over = await call.rest()
         assert trio.current_time() - began == 5
-        if WIRE[wire].accepted:
+        if WIRE[wire].accepted or WIRE[wire].apart:
             WIRE[wire].failed(over, "timeout")
         else:
-            assert (over.how, over.code) == ("refused", "424" if WIRE[wire].blames else "504")
+            assert (over.how, over.code) == ("refused", "424" if WIRE[wire].blames else WIRE[wire].code("504"))
             assert "timeout" in over.text
-        assert house.endings == {"deadline": 1}
+        assert house.endings == WIRE[wire].ended("deadline")
 
 
 @pytest.mark.parametrize("wire", STREAMS)
@@ -186,7 +186,7 @@ async def test_a_model_that_never_ends_meets_its_deadline_in_band(wire: str, aut
         WIRE[wire].failed(over, "timeout")
         await house.still()
         assert (probe.live, probe.returned) == (0, 0)
-        assert house.endings == {"deadline": 1}
+        assert house.endings == WIRE[wire].ended("deadline")
 
 
 @pytest.mark.parametrize("wire", STREAMS)
@@ -208,7 +208,7 @@ async def test_a_deadline_reaches_a_client_that_did_not_read(wire: str, autojump
         if over.how == "error" and wire != "bridge":  # whose container has said more than its client heard
             assert len(numbers) == probe.sent
         WIRE[wire].failed(over, "timeout")
-        assert house.endings == {"deadline": 1}
+        assert house.endings == WIRE[wire].ended("deadline")
 
 
 @pytest.mark.parametrize("wire", WIRES)
@@ -299,7 +299,7 @@ async def test_a_model_that_says_what_the_wire_cannot_carry(wire: str, autojump_
     async with with_a_neighbour(wire, Probe(confused).spec(wire)) as (house, call):
         _, over = await call.rest()
         assert "incident" in over.text
-        assert house.endings == {"model-error": 1}
+        assert house.endings == WIRE[wire].ended("model-error")
 
 
 @pytest.mark.parametrize("wire", DUPLEX)
@@ -358,7 +358,7 @@ async def test_a_text_that_utf8_cannot_carry_still_reaches_the_client(wire: str,
     async with with_a_neighbour(wire, Probe(fail).spec(wire)) as (house, call):
         _, over = await call.rest()
         assert "no such file: caf" in over.text or (started and over.how == WIRE[wire].in_band == "cut")
-        assert house.endings == {"model-error": 1}
+        assert house.endings == WIRE[wire].ended("model-error")
 
 
 @pytest.mark.parametrize("wire", WIRES)
@@ -369,7 +369,7 @@ async def test_a_long_text_reaches_the_client_as_far_as_the_wire_carries_it(wire
     async with with_a_neighbour(wire, Probe(fail).spec(wire)) as (house, call):
         _, over = await call.rest()
         assert "no such voice é" in over.text
-        assert house.endings == {"model-error": 1}
+        assert house.endings == WIRE[wire].ended("model-error")
 
 
 # -- an exception in a connection ---------------------------------------------------------------------------------------

@@ -224,7 +224,7 @@ PLANTED: Sequence[tuple[Callable[[pytest.MonkeyPatch], None], range]] = (
     (_lost_message, range(5)),
     (_leaked_slot, range(10)),
     (_client_left_unseen, range(10)),
-    (_no_backpressure, range(15)),
+    (_no_backpressure, range(20)),
     (_lost_wake_up, range(10)),
     (_orphans, range(20)),
     (_drain_without_words, range(15)),
