@@ -175,6 +175,11 @@ class Wire:
             case _:
                 return "error", ""
 
+    @property
+    def drained(self) -> str:
+        """The code of a drain's end in the middle of an answer, where it has one of its own."""
+        return "14" if self.grpc else {"close": "1001"}.get(self.in_band, "")
+
     def failed(self, over: Over, text: str, *, lost: bool = False) -> None:
         """The end of an answer in the middle says this error, as far as the wire has words."""
         how, code = self.expected(lost=lost)

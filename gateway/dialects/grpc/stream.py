@@ -83,23 +83,22 @@ class _Stream:
 
     async def serve(self) -> None:
         """Reads requests until the client sends no more, and returns when all are answered."""
-        error: Exception | None = None
+        error: BaseException | None = None
         try:
             async with trio.open_nursery() as self._nursery:
                 await self._read()
         except BaseExceptionGroup as group:
-            _, others = group.split(Exception)
-            if others is not None:
-                raise
-            error = _first(group)
+            error = _the_one(group)
         finally:
             del self._nursery
-        if (said := self._error or error) is not None:
-            self._error = error = None
+        if error is None or isinstance(error, Exception):
+            error = self._error or error
+        self._error = None
+        if error is not None:
             try:
-                raise said
+                raise error
             finally:
-                del said  # it knows this frame
+                del error  # it knows this frame
 
     def _stop(self, error: Exception) -> None:
         """The stream ends with this, and with it all that is under way."""
@@ -295,10 +294,12 @@ class _Responses:
         await self._send(message)
 
 
-def _first(group: BaseExceptionGroup[BaseException]) -> Exception:
-    """An error of those that came together."""
-    error: BaseException = group
+def _the_one(group: BaseExceptionGroup[BaseException]) -> BaseException:
+    """What a stream ends of: its cancellation, whatever came with that, else an error of those that came together."""
+    failed, others = group.split(Exception)
+    if failed is None or others is not None:
+        return others or group
+    error: BaseException = failed
     while isinstance(error, BaseExceptionGroup):
         error = error.exceptions[0]
-    assert isinstance(error, Exception)
     return error

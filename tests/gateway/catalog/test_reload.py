@@ -46,9 +46,10 @@ class Version:
             self.diary.append("unload")
 
     def spec(self, **options: Any) -> ModelSpec:
+        wire = WIRE[self.wire]
         return ModelSpec(
-            name="probe", family=WIRE[self.wire].family, load=self.load, version=self.version, **options
-        )  # fmt: skip
+            name="probe", family=wire.family, decoupled=wire.decoupled, load=self.load, version=self.version, **options
+        )
 
 
 @asynccontextmanager
