@@ -39,13 +39,14 @@ from gateway.wires.http2 import HTTP2Wire
 from gateway.workers.states import State
 from protocols.http2.connection import HTTP2Connection
 from tests.gateway.sweep_batched import BATCHED
+from tests.gateway.sweep_grpc import GRPC
 from tests.gateway.sweep_sagemaker import SAGEMAKER
 from tests.gateway.sweep_scenarios import FRESH, ONE_OF_EACH, VICTIM, Scenario, Stage, serve
 from tests.gateway.sweep_text import TEXT
 from tests.gateway.sweep_v2 import V2
 from tests.gateway.ways import DRIVERS, serves
 
-SCENARIOS: dict[str, Scenario] = {**ONE_OF_EACH, **V2, **SAGEMAKER, **TEXT, **BATCHED}
+SCENARIOS: dict[str, Scenario] = {**ONE_OF_EACH, **V2, **GRPC, **SAGEMAKER, **TEXT, **BATCHED}
 
 _END = 30.0
 """Virtual seconds after which a run counts as hanging."""

@@ -10,15 +10,16 @@ from collections import Counter
 from collections.abc import AsyncIterator, Callable
 from typing import Any
 
+import numpy as np
 import pytest
 from trio.testing import wait_all_tasks_blocked
 
-from gateway.client import post
+from gateway.client import post, questions
 from gateway.config import LimitsConfig
 from gateway.net.transport import MemoryTransport
 from gateway.testing import MemoryGateway, memory_gateway
 from models.adapt import spec_of
-from models.messages import Part, Prompt, Token
+from models.messages import InferRequest, InferResponse, Part, Prompt, Tensor, Token
 from protocols.aws import bidi
 from protocols.events import Data
 from protocols.http1.connection import HTTP1Connection
@@ -49,6 +50,12 @@ async def long(prompt: Prompt) -> AsyncIterator[Token]:
         yield Token(text="x" * TEXT, id=number)
 
 
+async def vast(request: InferRequest) -> AsyncIterator[InferResponse]:
+    for _ in range(WANTED // PART):
+        TOLD["vast"] += 1
+        yield InferResponse(outputs=[Tensor(name="y", data=np.zeros(PART, np.uint8))])
+
+
 def _machine(kind: str) -> Any:
     return (HTTP1Connection if kind == "http1" else HTTP2Connection)(Role.CLIENT)
 
@@ -71,6 +78,12 @@ def _socket(kind: str) -> bytes:
     return head + b"\x82\x84" + bytes(4) + b"much"
 
 
+def _grpc(kind: str) -> bytes:
+    asked = questions.grpc_stream({"x": np.zeros(1)}, "vast")
+    head, body, _ = post(1, asked.path, asked.body, asked.headers, declares=asked.declares)
+    return _said(_machine(kind), head, body)
+
+
 def _said(machine: Any, *events: Any) -> bytes:
     for event in events:
         machine.send(event)
@@ -81,6 +94,7 @@ STORIES: dict[str, tuple[str, Callable[[str], bytes]]] = {
     "lines-http1": ("http1", _lines),
     "lines-http2": ("http2", _lines),
     "bidi": ("http2", _bidi),
+    "grpc": ("http2", _grpc),
     "websocket": ("websocket", _socket),
 }
 EACH = CLIENTS // len(STORIES)
@@ -89,7 +103,7 @@ EACH = CLIENTS // len(STORIES)
 @pytest.mark.sweep
 async def test_readers_that_stop_cost_a_send_buffer_and_a_connection_each(mock_clock: Any) -> None:
     TOLD.clear()
-    specs = [spec_of(model, capacity=CLIENTS + 1) for model in (much, long)]
+    specs = [spec_of(model, capacity=CLIENTS + 1) for model in (much, long, vast)]
     async with memory_gateway(specs, capacity=CAPACITY) as served:
         for kind, opening in STORIES.values():
             asked(served, opening(kind))  # what is made once
@@ -106,7 +120,9 @@ async def test_readers_that_stop_cost_a_send_buffer_and_a_connection_each(mock_c
             tracemalloc.stop()
         told = TOLD - told
         assert served.gateway.counts().exchanges == CLIENTS + len(STORIES)
-        assert (told["much"] * PART + told["long"] * TEXT) >= CLIENTS * SEND_BUFFER // 2, "the models did begin"
+        assert ((told["much"] + told["vast"]) * PART + told["long"] * TEXT) >= CLIENTS * SEND_BUFFER // 2, (
+            "the models did begin"
+        )
         connections = sum(EACH * CONNECTION[kind] for kind, _ in STORIES.values())
         repeated = told["long"] * TEXT  # `generated_text`, which `lmi.max_text` bounds
         assert grown <= CLIENTS * (SEND_BUFFER * 7 // 6 + PART + CAPACITY) + connections + repeated
