@@ -71,6 +71,16 @@ def contents_size(message: Buffer, limits: V2Limits = DEFAULT_LIMITS) -> int:
     return sum(len(value) for tag, value, _ in fields(view, Room(limits.values)) if tag == TENSORS)
 
 
+def read_names(message: Buffer, limits: V2Limits = DEFAULT_LIMITS) -> tuple[str, str, str]:
+    """The name and the version of the model and the id of a ModelInferRequest, whatever else is in it: for the answer to one
+    that is refused. ProtobufError for what is no message."""
+    found = {MODEL_NAME: "", MODEL_VERSION: "", ID: ""}
+    for tag, value, _ in fields(memoryview(message).cast("B"), Room(limits.values)):
+        if tag in found:
+            found[tag] = read_text(value)
+    return found[MODEL_NAME], found[MODEL_VERSION], found[ID]
+
+
 @final
 class InferCall(msgspec.Struct, frozen=True, kw_only=True, eq=False, gc=False):
     """A ModelInferRequest. `request` is what it asks of the model; its inputs are views of the message, which must not

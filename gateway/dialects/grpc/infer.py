@@ -22,7 +22,7 @@ from protocols.events import Buffer
 from protocols.grpc.heads import CallHead
 from protocols.grpc.protobuf import ProtobufError
 from protocols.grpc.status import StatusCode
-from protocols.grpc.v2_messages import InferCall, InferRequestReader, InferResponseWriter, contents_size
+from protocols.grpc.v2_messages import InferCall, InferRequestReader, InferResponseWriter, contents_size, read_names
 from protocols.v2.metadata import ModelSignature
 from protocols.v2.tensors import NO_PARAMETERS, Parameters, V2Error, V2Tensor
 
@@ -55,6 +55,13 @@ class InferMessages:
             return await codec(parts.work, partial(reader.call, parts))
         except ProtobufError as e:
             raise CallRefused.of(e) from None
+
+    def names_of(self, message: Buffer) -> tuple[str, str, str]:
+        """The model, its version and the id that a request names which is to be refused; nothing where it cannot be read."""
+        try:
+            return read_names(message, self.tensors.bounds)
+        except ProtobufError:
+            return "", "", ""
 
     def model_of(self, exchange: Exchange, call: InferCall) -> Worker:
         """The model that a request names, which is to be called with tensors. NotFound, BadRequest, Unavailable, V2Error for

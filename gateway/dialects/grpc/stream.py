@@ -131,7 +131,7 @@ class _Stream:
             if isinstance(error, CallRefused):  # what follows cannot be trusted
                 inner.close()
                 raise
-            self._nursery.start_soon(self._refuse, inner, asked, error)
+            self._nursery.start_soon(self._refuse, inner, messages.names_of(message), error)
             return
         except BaseException:
             inner.close()
@@ -144,9 +144,9 @@ class _Stream:
 
     # -- answers -------------------------------------------------------------------------------------------------------
 
-    async def _refuse(self, inner: InnerCall, asked: InferCall | None, error: GatewayError) -> None:
+    async def _refuse(self, inner: InnerCall, names: tuple[str, str, str], error: GatewayError) -> None:
         try:
-            await self._say_error(asked, error)
+            await self._say_error(names, error)
         except Exception as e:
             self._stop(e)
         finally:
@@ -178,7 +178,7 @@ class _Stream:
                 await self._say(buffers)
             else:
                 log_failure(self._exchange, error)
-                await self._say_error(asked, error)
+                await self._say_error(_names(asked), error)
         except Exception as e:
             self._stop(e)
         finally:
@@ -215,7 +215,7 @@ class _Stream:
                 error = e
             if error is not None:
                 log_failure(self._exchange, error)
-                await self._say_error(asked, error)
+                await self._say_error(_names(asked), error)
             elif asked.empty_final:
                 await self._say(frame((self._messages.writer_of(worker).render_end(asked.request),)))
         except Exception as e:
@@ -250,18 +250,13 @@ class _Stream:
                 start_stream(self._exchange)
             outbound.push(*buffers)
 
-    async def _say_error(self, asked: InferCall | None, error: GatewayError) -> None:
-        """Tells that one request has failed, and goes on; or ends the stream, where that is wanted."""
+    async def _say_error(self, names: tuple[str, str, str], error: GatewayError) -> None:
+        """Tells that a request, which has named these, has failed, and goes on; or ends the stream, where that is wanted."""
         if self._as_status:
             self._stop(error)
             return
-        if asked is None:
-            message = render_stream_error(error.message)
-        else:
-            message = render_stream_error(
-                error.message, asked.request.id, model_name=asked.model_name, model_version=asked.model_version
-            )
-        await self._say(frame((message,)))
+        model, version, id = names
+        await self._say(frame((render_stream_error(error.message, id, model_name=model, model_version=version),)))
 
     def _over(self, inner: InnerCall) -> None:
         inner.close()
@@ -292,6 +287,11 @@ class _Responses:
 
     async def send(self, message: Any, /) -> None:
         await self._send(message)
+
+
+def _names(asked: InferCall) -> tuple[str, str, str]:
+    """As `InferMessages.names_of`."""
+    return asked.model_name, asked.model_version, asked.request.id
 
 
 def _the_one(group: BaseExceptionGroup[BaseException]) -> BaseException:
