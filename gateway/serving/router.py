@@ -151,7 +151,7 @@ class Router:
         if _UPGRADE in known.methods and len(known.methods) == 1:
             raise UpgradeRequired("this path is a WebSocket: connect with ws:// or wss://")
         for row in known.methods.values():
-            if row.refuse is not None and row.refuses_method:
+            if row.refuse is not None and row.refuses_method and row.kind is None:  # its words are for its kind of calls
                 exchange.words = row.refuse
         raise MethodNotAllowed(f"{method.decode('latin-1')[:20]} is not allowed here, only {allow}", allow=allow)
 
