@@ -88,7 +88,7 @@ async def _infer(line: HTTP2Line, talk: Talk, **how: Any) -> None:
 
 async def _stream(line: HTTP2Line, talk: Talk, **how: Any) -> None:
     """Several requests, the first of them of the talk's model; each in two pieces."""
-    sizes = {VICTIM: (10, 600, 40, 300, 200, 5), COMPANION: (30, 200)}.get(talk.name, (20, 40))
+    sizes = {VICTIM: (600, 40, 700, 300, 20, 500), COMPANION: (30, 200)}.get(talk.name, (20, 40))
     models = [talk.model, *("n", "m", "n", "n", "m")][: len(sizes)]
     talk.strands, talk.calls = True, len(sizes)
 
@@ -119,6 +119,7 @@ GRPC: dict[str, Scenario] = {
         over_http2(
             "grpc-stream",
             _stream,
+            pace=0.0011,
             model=double,
             family=Family.TENSOR,
             served=counted,

@@ -20,6 +20,8 @@ from gateway.core.outbound import Outbound
 from gateway.core.runner import Runner
 from gateway.dialects.aws.bidi import _EventStreamChannel
 from gateway.dialects.aws.invoke import _Streamed
+from gateway.dialects.grpc.calls import end_stream, start_stream
+from gateway.dialects.grpc.stream import _Stream
 from gateway.dialects.text.lmi import _TextChannel
 from gateway.dialects.text.lmi_dynamic_batch import _Batch, _PromptChannel
 from gateway.dialects.text.lmi_formatters import FormattedAnswer
@@ -428,6 +430,36 @@ def steps_without_credit(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(RollingBatch, "__init__", init)
 
 
+def request_kept(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(_Stream, "_over", lambda stream, inner: stream._places.release())
+
+
+def failed_stream_as_success(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("gateway.dialects.grpc.calls.fail", lambda exchange, error: end_stream(exchange))
+
+
+def place_kept_by_a_request(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(_Stream, "_over", lambda stream, inner: inner.close())
+    real = _Stream.__init__
+
+    def init(stream: _Stream, *arguments: Any) -> None:
+        real(stream, *arguments[:-1], 2)
+
+    monkeypatch.setattr(_Stream, "__init__", init)
+
+
+def cut_message_as_a_status(monkeypatch: pytest.MonkeyPatch) -> None:
+    async def say(stream: _Stream, buffers: Any) -> None:
+        for buffer in buffers:
+            for piece in (buffer[:7], buffer[7:]):
+                await stream._exchange.outbound.wait_room(len(piece))
+                if not stream._exchange.outbound.status:
+                    start_stream(stream._exchange)
+                stream._exchange.outbound.push(piece)
+
+    monkeypatch.setattr(_Stream, "_say", say)
+
+
 BUGS: list[tuple[Callable[[pytest.MonkeyPatch], None], str, str, str]] = [
     (unread_bytes_are_not_credited, "bidi", "reset", "4:"),
     (no_late_credit, "bidi-large", "interrupt", "4:"),
@@ -454,6 +486,10 @@ BUGS: list[tuple[Callable[[pytest.MonkeyPatch], None], str, str, str]] = [
     (last_to_leave_is_the_first, "batched-h2", "interrupt", "11:"),
     (sequence_kept, "rolling", "interrupt", "3:"),
     (steps_without_credit, "rolling-slow", "interrupt", "6:"),
+    (request_kept, "grpc-stream", "interrupt", ""),
+    (failed_stream_as_success, "grpc-stream", "interrupt", ""),
+    (place_kept_by_a_request, "grpc-stream", "interrupt", "11:"),
+    (cut_message_as_a_status, "grpc-stream", "interrupt", "8:"),
 ]
 OF_THE_LEADER: list[tuple[Callable[[pytest.MonkeyPatch], None], str, str, str]] = [
     (scope_of_another, "v2-h2", "reset", "8:"),
