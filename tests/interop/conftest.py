@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from tests.interop import aws, served_text, served_v2, servers
+from tests.interop import aws, served_grpc, served_text, served_v2, servers
 from tests.interop.runtime import KEY, REGION, SECRET, KiB, Runtime, running
 from tests.interop.servers import LIBRARY, serving, tables
 from tests.interop.servers import Server as Server
@@ -82,6 +82,18 @@ def text_server(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPat
 def v2_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
     """The models of tests/interop/served_v2.py, which may be loaded and unloaded."""
     with serving(tmp_path_factory.mktemp("v2"), "served_v2.py", served_v2.configuration()) as server:
+        yield server
+
+
+@pytest.fixture(scope="session")
+def grpc_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
+    """The models of tests/interop/served_grpc.py and of served_v2.py, with room for messages of 64 MiB."""
+    more = [
+        f'[models.{n}]\nfactory = "tests.interop.served_v2:declared"\noptions = {{ model = "{n}" }}'
+        for n in served_v2.DECLARED
+        if n not in served_grpc.MODELS
+    ]
+    with serving(tmp_path_factory.mktemp("grpc"), "served_grpc.py", [*served_grpc.configuration(), *more]) as server:
         yield server
 
 
