@@ -13,6 +13,7 @@ from gateway.errors import BadRequest
 from gateway.workers.worker import Worker
 from models.session import Call, Channel, Session
 from protocols.events import Headers
+from protocols.grpc.metadata import decode_metadata
 
 NO_PARAMETERS: Mapping[str, Any] = MappingProxyType({})
 
@@ -49,7 +50,7 @@ def call_of(
         dialect=exchange.dialect,
         path=path or exchange.path.decode("latin-1"),
         query=door.query(exchange.query.decode("latin-1") if query is None else query),
-        headers=_Fields(exchange.request.headers, door),
+        headers=_Fields(exchange.request.headers, door, metadata=exchange.dialect == "grpc"),
         parameters=parameters,
         party="" if exchange.key is None else exchange.key.name,
         client_certificate=exchange.owner.client_certificate,
@@ -58,17 +59,21 @@ def call_of(
 
 @final
 class _Fields(Mapping[str, str]):
-    """A request's fields as its models are shown them, decoded when somebody looks."""
+    """A request's fields as its models are shown them, decoded when somebody looks. Of gRPC's metadata, the bytes that `-bin`
+    fields stand for are characters of Latin-1; a value that stands for none is shown as it came."""
 
-    __slots__ = ("_decoded", "_door", "_raw")
+    __slots__ = ("_decoded", "_door", "_metadata", "_raw")
 
-    def __init__(self, raw: Headers, door: Door) -> None:
-        self._raw, self._door = raw, door
+    def __init__(self, raw: Headers, door: Door, *, metadata: bool) -> None:
+        self._raw, self._door, self._metadata = raw, door, metadata
         self._decoded: dict[str, str] | None = None
 
     def _text(self) -> dict[str, str]:
         if self._decoded is None:
             self._decoded = self._door.fields(self._raw)
+            if self._metadata:
+                binary = decode_metadata(tuple(field for field in self._raw if field[0].endswith(b"-bin")))
+                self._decoded |= {name: str(value, "latin-1") for name, value in binary if type(value) is bytes}
         return self._decoded
 
     def __getitem__(self, name: str) -> str:
