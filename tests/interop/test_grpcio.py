@@ -119,8 +119,8 @@ def test_a_program_that_cancels_stops_its_model(program: Program) -> None:
 
 
 def test_a_deadline_stops_a_model(program: Program) -> None:
-    assert program.refused(INFER, infer_request("waiting", "deadline"), timeout=2)[0] == "DEADLINE_EXCEEDED"
-    assert program.infer("tells", "cancelled deadline") == "cancelled deadline"
+    assert program.refused(INFER, infer_request("waiting", "hasty"), timeout=2)[0] == "DEADLINE_EXCEEDED"
+    assert program.infer("tells", "cancelled hasty") == "cancelled hasty"
     assert program.refused(INFER, infer_request("refusing", "over 0"), timeout=-1)[0] == "DEADLINE_EXCEEDED"
     assert program.infer("tried", "over") == "0"
 
@@ -180,7 +180,7 @@ def test_a_ping_each_second_is_nobodys_reason_to_end_a_connection(grpcio: Any, g
         program.channel.subscribe(see, try_to_connect=True)
         assert ready.wait(PATIENCE)
         # four pings or more; a server with C-core's strikes ends the connection after two, and the call with UNAVAILABLE
-        assert program.refused(INFER, infer_request("waiting", "pinged"), timeout=5)[0] == "DEADLINE_EXCEEDED"
+        assert program.refused(INFER, infer_request("waiting", "kept alive"), timeout=5)[0] == "DEADLINE_EXCEEDED"
         assert program.ask(LIVE) == b"\x08\x01"
         assert states[states.index("READY") :] == ["READY"]
 
