@@ -59,8 +59,8 @@ def call_of(
 
 @final
 class _Fields(Mapping[str, str]):
-    """A request's fields as its models are shown them, decoded when somebody looks. Of gRPC's metadata, the bytes that `-bin`
-    fields stand for are characters of Latin-1; a value that stands for none is shown as it came."""
+    """A request's fields as its models are shown them, decoded when somebody looks. Of gRPC's metadata, the bytes that
+    `-bin` fields stand for are characters of Latin-1; a value that stands for none is shown as it came."""
 
     __slots__ = ("_decoded", "_door", "_metadata", "_raw")
 

@@ -1,10 +1,10 @@
 """ModelStreamInfer: many requests of many models in one call, each with its own slot and ending, answered as they go.
 
 The task of the exchange reads: one message after the other, each of which is read as a request, and has then a task of its
-own, in which its model is called. Requests of models with one response are answered in the order in which they came; those
-of decoupled models as their models speak. All share one answer: who has something to say waits for the others to have said
-theirs, and then for room in the window of the stream, so that a client that does not read stops each of its models. At most
-`v2.stream_requests` are under way; the client's window closes behind them.
+own, in which its model is called. Requests of models with one response are answered, or refused, in the order in which they
+came; those of decoupled models as their models speak. All share one answer: who has something to say waits for the others
+to have said theirs, and then for room in the window of the stream, so that a client that does not read stops each of its
+models. At most `v2.stream_requests` are under way; the client's window closes behind them.
 
 What is wrong with one request is a message of the stream, which goes on; what cannot be read as a message ends it.
 """
@@ -14,7 +14,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from functools import partial
 from time import perf_counter_ns
-from typing import Any, final
+from typing import Any, TypeAlias, final
 
 import trio
 
@@ -42,6 +42,9 @@ from protocols.v2.tensors import NO_PARAMETERS, V2Error
 
 _TENSOR = Family.TENSOR
 _AS_STATUS = b"triton_grpc_error"
+_NOW = trio.Event()
+_NOW.set()
+_Names: TypeAlias = tuple[str, str, str]  # what a refusal names: model, version and id
 
 
 @final
@@ -76,8 +79,7 @@ class _Stream:
         self._as_status = exchange.fields.get(_AS_STATUS, b"").lower() == b"true"
         self._places = trio.Semaphore(at_once, max_value=at_once)
         self._speaking = trio.Lock()
-        self._answered = trio.Event()  # what is before the next request, of those that are answered in order
-        self._answered.set()
+        self._answered = _NOW  # what is before the next request, of those that are answered in order
         self._error: Exception | None = None
         self._nursery: trio.Nursery
 
@@ -121,7 +123,6 @@ class _Stream:
         exchange, messages, arrived = self._exchange, self._messages, perf_counter_ns()
         inner = InnerCall(exchange, self._incoming.count, len(message))
         self._incoming.taken()  # it is paid for by its call from now on
-        asked: InferCall | None = None
         try:
             asked = await messages.read(inner, message)
             worker = messages.model_of(exchange, asked)
@@ -131,7 +132,13 @@ class _Stream:
             if isinstance(error, CallRefused):  # what follows cannot be trusted
                 inner.close()
                 raise
-            self._nursery.start_soon(self._refuse, inner, messages.names_of(message), error)
+            names = messages.names_of(message)
+            before, after = self._answered, trio.Event()
+            if messages.tensors.is_decoupled(names[0]):
+                before = _NOW
+            else:
+                self._answered = after
+            self._nursery.start_soon(self._refuse, inner, names, error, before, after)
             return
         except BaseException:
             inner.close()
@@ -144,12 +151,17 @@ class _Stream:
 
     # -- answers -------------------------------------------------------------------------------------------------------
 
-    async def _refuse(self, inner: InnerCall, names: tuple[str, str, str], error: GatewayError) -> None:
+    async def _refuse(
+        self, inner: InnerCall, names: _Names, error: GatewayError, before: trio.Event, after: trio.Event
+    ) -> None:
+        """A request that no model is called for. Its client may know by the order alone which one it was."""
         try:
+            await before.wait()
             await self._say_error(names, error)
         except Exception as e:
             self._stop(e)
         finally:
+            after.set()
             self._over(inner)
 
     async def _in_order(
@@ -250,7 +262,7 @@ class _Stream:
                 start_stream(self._exchange)
             outbound.push(*buffers)
 
-    async def _say_error(self, names: tuple[str, str, str], error: GatewayError) -> None:
+    async def _say_error(self, names: _Names, error: GatewayError) -> None:
         """Tells that a request, which has named these, has failed, and goes on; or ends the stream, where that is wanted."""
         if self._as_status:
             self._stop(error)
@@ -289,7 +301,7 @@ class _Responses:
         await self._send(message)
 
 
-def _names(asked: InferCall) -> tuple[str, str, str]:
+def _names(asked: InferCall) -> _Names:
     """As `InferMessages.names_of`."""
     return asked.model_name, asked.model_version, asked.request.id
 

@@ -73,6 +73,11 @@ class V2Calls:
                 worker.check_ready(exchange)
         return worker
 
+    def is_decoupled(self, name: str) -> bool:
+        """Whether that is a model which gives any number of responses to a request."""
+        worker = self._workers.get(name)
+        return worker is not None and worker.spec.decoupled
+
     def header_length(self, exchange: Exchange) -> int | None:
         """Where the JSON of a body ends, as the request says it; BadRequest for what is no length."""
         lengths = exchange.header_values(v2.IHCL)
