@@ -22,6 +22,9 @@ INDEX = f"{SERVICE}/RepositoryIndex"
 KEY, ONE_AT_ONCE, OPS, WRONG = ("ew_" + letter * 43 for letter in "kaow")
 
 
+UNBOUNDED = {"grpc__max_send_message_length": -1}
+
+
 @pytest.fixture(scope="module")
 def grpcio(needs: Callable[[str, str], Any]) -> Any:
     return needs("grpcio", "grpc")
@@ -109,6 +112,23 @@ def test_large_metadata_is_read_or_refused_and_the_connection_goes_on(program: P
     status, _ = program.refused(LIVE, metadata=[("x-large", "x" * 40_000)])
     assert status in ("INTERNAL", "UNKNOWN", "RESOURCE_EXHAUSTED")
     assert program.ask(LIVE) == b"\x08\x01"
+
+
+def test_over_tls(grpcio: Any, grpc_server: Server) -> None:
+    # its TLS takes no CA that is constrained to addresses, as the development one is
+    trusted = grpcio.ssl_channel_credentials(grpc_server.ca.with_name("server.pem").read_bytes())
+    with grpcio.secure_channel(f"localhost:{grpc_server.tls_port}", trusted) as channel:
+        assert channel.unary_unary(LIVE)(b"", timeout=PATIENCE) == b"\x08\x01"
+
+
+def test_a_message_over_the_limit_is_refused_while_it_is_sent(grpcio: Any, tmp_path: Path) -> None:
+    settings = ["limits = { body = 1_000_000 }", *served_grpc.models()]
+    with serving(tmp_path, "served_grpc.py", settings) as server, Program(grpcio, server, **UNBOUNDED) as program:
+        for compression in (grpcio.Compression.NoCompression, grpcio.Compression.Gzip):
+            status, text = program.refused(INFER, bytes(50_000_000), compression=compression)
+            assert status == "RESOURCE_EXHAUSTED"
+            assert "limits.body" in text
+            assert program.ask(LIVE) == b"\x08\x01"
 
 
 def test_a_program_that_cancels_stops_its_model(program: Program) -> None:

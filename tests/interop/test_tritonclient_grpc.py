@@ -584,6 +584,34 @@ def test_the_errors_of_a_stream_are_messages_of_it(client: Any, triton: Any) -> 
     assert stream.end() == []
 
 
+def test_errors_come_in_the_order_of_the_requests(client: Any, triton: Any) -> None:
+    # for the client is told no id of what was refused
+    stream = Stream(client)
+    stream.ask("waiting", said(triton, "ordered"))
+    stream.ask("nobody", floats(triton, 1))
+    stream.ask("fixed", floats(triton, 1))
+    stream.ask("counting", floats(triton, 1))
+    assert "INT32, got FP32" in str(stream.next())  # a decoupled model keeps no order
+    stream.ask("says", said(triton, "ordered"))
+    assert spoken(stream.next())[1] == "ordered"
+    assert "unknown model 'nobody'" in str(stream.next())
+    assert "'INPUT0'" in str(stream.next())
+    assert spoken(stream.next())[1] == "done"
+    assert stream.end() == []
+
+
+def test_more_requests_than_are_under_way_at_once(client: Any, triton: Any) -> None:
+    stream = Stream(client)
+    ids = [str(number) for number in range(300)]
+    for id in ids:
+        stream.ask("identity_fp32", floats(triton, float(id)), id)
+        stream.ask("counting", number(triton, 2), f"many {id}", enable_empty_final_response=True)
+    heard = [result.get_response() for result in stream.end()]
+    assert [response.id for response in heard if response.model_name == "identity_fp32"] == ids
+    many = [response.id for response in heard if response.model_name == "counting"]
+    assert sorted(many) == sorted(3 * [f"many {id}" for id in ids])
+
+
 def test_an_error_in_a_stream_has_the_id_of_its_request(stub: Any, triton: Any) -> None:
     requests = [
         asked(triton, "nobody", ("FP32", [1], NOTHING), raw=[ONE], id="one"),
@@ -640,6 +668,27 @@ def test_a_stream_that_is_cancelled_stops_all_of_its_models(client: Any, triton:
     client.stop_stream(cancel_requests=True)
     for name in ("flow", "wait"):
         client.infer("tells", said(triton, f"cancelled {name}"))
+
+
+def test_many_busy_streams_are_cancelled_at_once(triton: Any, needs: Callable[[str, str], Any], grpc_server: Server) -> None:
+    aio = needs("tritonclient", "tritonclient.grpc.aio")
+    names = [f"storm {n}" for n in range(40)]
+
+    async def requests(name: str) -> Any:
+        yield {"model_name": "flowing", "inputs": said(triton, name)}
+        await asyncio.Event().wait()
+
+    async def run() -> None:
+        async with aio.InferenceServerClient(f"{grpc_server.host}:{grpc_server.port}") as client:
+            streams = [client.stream_infer(requests(name)) for name in names]
+            await asyncio.gather(*(anext(stream) for stream in streams))
+            for stream in streams:
+                stream.cancel()
+            for name in names:
+                await client.infer("tells", said(triton, f"cancelled {name}"))
+            assert await client.is_server_ready()
+
+    asyncio.run(run())
 
 
 def test_the_deadline_of_a_stream_stops_its_models(client: Any, triton: Any) -> None:
