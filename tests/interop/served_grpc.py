@@ -21,7 +21,7 @@ S: TypeAlias = Session[InferRequest, InferResponse]
 happened: dict[str, trio.Event] = defaultdict(trio.Event)
 """What has happened, by words such as "begun one" and "cancelled one"."""
 tries: dict[str, int] = defaultdict(int)
-"""How often `refusing` was called for a name."""
+"""How often `refusing` was called for a name, and how many "pieces of" a name `flowing` has sent."""
 
 
 def texts(name: str, *said: str) -> InferResponse:
@@ -90,6 +90,7 @@ async def flowing(session: S) -> None:
                 if sent == 1:
                     happened[f"begun {name}"].set()
         finally:
+            tries[f"pieces of {name}"] = sent
             happened[f"cancelled {name}"].set()
 
 
@@ -104,7 +105,7 @@ async def refusing(session: S) -> None:
 
 
 async def tried(session: S) -> None:
-    """How often `refusing` was called for a name."""
+    """What `tries` has for a name."""
     async for request in session:
         await session.send(texts("OUTPUT0", str(tries[word(request)])))
 

@@ -43,7 +43,7 @@ def libraries(folder: Path) -> str:
 
 @pytest.fixture(scope="module")
 def sweep(tmp_path_factory: pytest.TempPathFactory, v2_server: Server) -> Sweep:
-    """sweep(model, *arguments) is what perf_analyzer prints of a sweep from 1 to 4 requests at once."""
+    """sweep(model, *arguments) is what perf_analyzer prints of a sweep from 1 to 4 requests at once; `over` is "http" or "grpc"."""
     beside = Path(sys.executable).parent
     binary = shutil.which("perf_analyzer", path=os.pathsep.join([str(beside), os.environ.get("PATH", "")]))
     if binary is None:
@@ -55,8 +55,8 @@ def sweep(tmp_path_factory: pytest.TempPathFactory, v2_server: Server) -> Sweep:
     if missing:
         absent(missing[1])
 
-    def sweep(model: str, *arguments: str) -> str:
-        where = ["-u", f"{v2_server.host}:{v2_server.port}", "-i", "http", "-m", model, "--concurrency-range", "1:4:1"]
+    def sweep(model: str, *arguments: str, server: Server = v2_server, over: str = "http") -> str:
+        where = ["-u", f"{server.host}:{server.port}", "-i", over, "-m", model, "--concurrency-range", "1:4:1"]
         ran = subprocess.run(
             [binary, *where, *WINDOW, *arguments], env=environment, capture_output=True, text=True, timeout=120
         )
@@ -95,7 +95,42 @@ def test_the_sweep_runs_and_our_statistics_agree_with_it(
 ) -> None:
     before = statistics(v2_server, model)
     report = sweep(model, *arguments)
-    after = statistics(v2_server, model)
+    agree(report, before, statistics(v2_server, model), batch)
+
+
+@pytest.mark.parametrize(
+    ("model", "batch", "arguments"),
+    [
+        ("identity_fp32", 1, ["--shape", "INPUT0:1024"]),
+        ("identity_fp32", 1, ["--shape", "INPUT0:16", "--async"]),
+        ("identity_fp32", 1, ["--shape", "INPUT0:16", "--async", "--streaming"]),
+        ("identity_fp32", 1, ["--shape", "INPUT0:16", "--grpc-compression-algorithm", "gzip"]),
+        ("identity_bytes", 1, ["--shape", "INPUT0:4", "--string-length", "10"]),
+        ("mixed", 1, []),
+        ("batching", 2, ["-b", "2"]),
+    ],
+    ids=["unary", "asynchronous", "stream", "gzip", "bytes", "several inputs", "batches"],
+)
+def test_the_sweep_over_grpc(sweep: Sweep, v2_server: Server, model: str, batch: int, arguments: list[str]) -> None:
+    before = statistics(v2_server, model)
+    report = sweep(model, *arguments, over="grpc")
+    agree(report, before, statistics(v2_server, model), batch)
+
+
+def test_a_decoupled_model_answers_more_often_than_it_is_asked(sweep: Sweep, grpc_server: Server, tmp_path: Path) -> None:
+    asked = tmp_path / "asked.json"
+    asked.write_text(json.dumps({"data": [{"INPUT0": {"content": [3], "shape": [1]}}]}))
+    report = sweep("counting", "--async", "--streaming", "--input-data", str(asked), server=grpc_server, over="grpc")
+    found = re.findall(r"^ *(Throughput|Response Throughput): ([\d.]+) infer/sec", report, re.MULTILINE)
+    requests, responses = (
+        [float(rate) for name, rate in found if name == wanted] for wanted in ("Throughput", "Response Throughput")
+    )
+    assert len(requests) == len(responses) == 4
+    assert all(2 < answered / called < 4 for called, answered in zip(requests, responses, strict=True))
+
+
+def agree(report: str, before: dict[str, Any], after: dict[str, Any], batch: int) -> None:
+    """Whether a sweep's report and our statistics say the same."""
     rates = re.findall(r"^Concurrency: (\d+), throughput: ([\d.]+) infer/sec", report, re.MULTILINE)
     assert [int(n) for n, _ in rates] == [1, 2, 3, 4]
     assert all(float(rate) > 0 for _, rate in rates)
