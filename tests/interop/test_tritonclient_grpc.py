@@ -8,6 +8,7 @@ import json
 import queue
 import re
 from collections.abc import Callable, Iterator, Mapping
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
@@ -600,6 +601,22 @@ def test_errors_come_in_the_order_of_the_requests(client: Any, triton: Any) -> N
     assert stream.end() == []
 
 
+def test_a_request_of_a_stream_has_a_time_of_its_own(client: Any, triton: Any) -> None:
+    stream = Stream(client)
+    stream.ask("waiting", said(triton, "hurried"), timeout=3_000_000)
+    client.infer("tells", said(triton, "begun hurried"))
+    stream.ask("flowing", said(triton, "hurried flow"), timeout=200_000)
+    errors: list[str] = []
+    while len(errors) < 2:
+        heard = stream.next()
+        errors += [str(heard)] if isinstance(heard, Exception) else []
+    assert all("timeout" in error for error in errors)
+    client.infer("tells", said(triton, "cancelled hurried"))
+    stream.ask("identity_fp32", floats(triton, 1.5))
+    assert stream.next().as_numpy("OUTPUT0").tolist() == [1.5]
+    assert stream.end() == []
+
+
 def test_more_requests_than_are_under_way_at_once(client: Any, triton: Any) -> None:
     stream = Stream(client)
     ids = [str(number) for number in range(300)]
@@ -728,6 +745,35 @@ def test_a_stream_of_asyncio(triton: Any, needs: Callable[[str, str], Any], grpc
 
 
 # ---- the end
+
+
+def test_a_drain_that_ends_cuts_what_goes_on(triton: Any, grpcio: Any, tmp_path: Path) -> None:
+    settings = ["drain = { timeout = 1.0 }", *served_grpc.models()]
+    with serving(tmp_path, "served_grpc.py", settings, status=3) as server, ExitStack() as stack:
+        at = f"{server.host}:{server.port}"
+        unary, streaming = (stack.enter_context(triton.InferenceServerClient(at)) for _ in range(2))
+        answers: queue.Queue[Any] = queue.Queue()
+        unary.async_infer("waiting", said(triton, "unary"), lambda result, error: answers.put(error))
+        stream = Stream(streaming)
+        stream.ask("waiting", said(triton, "streamed"))
+        for name in ("unary", "streamed"):
+            unary.infer("tells", said(triton, f"begun {name}"))
+        server.terminate()
+        for error in (answers.get(timeout=PATIENCE), stream.next()):
+            assert error.status() == "StatusCode.UNAVAILABLE"
+            assert "drain" in str(error) or "shutting down" in str(error)
+
+
+def test_many_calls_share_a_connection(triton: Any, needs: Callable[[str, str], Any], grpc_server: Server) -> None:
+    aio = needs("tritonclient", "tritonclient.grpc.aio")
+
+    async def run() -> None:
+        async with aio.InferenceServerClient(f"{grpc_server.host}:{grpc_server.port}") as client:
+            calls = (client.infer("identity_fp32", floats(triton, float(n)), request_id=str(n)) for n in range(500))
+            for n, result in enumerate(await asyncio.gather(*calls)):
+                assert (result.get_response().id, result.as_numpy("OUTPUT0").tolist()) == (str(n), [n])
+
+    asyncio.run(run())
 
 
 def until_refused(client: Any, triton: Any) -> None:
