@@ -232,6 +232,18 @@ def test_health_tells_of_a_drain(grpcio: Any, tmp_path: Path) -> None:
         assert list(told) == [b"\x08\x02"]
 
 
+def test_a_channel_that_checks_health_calls_what_serves(grpcio: Any, grpc_server: Server) -> None:
+    def checked(service: str) -> str:
+        balancing: Any = [{"round_robin": {}}]
+        return json.dumps({"loadBalancingConfig": balancing, "healthCheckConfig": {"serviceName": service}})
+
+    for service in ("", "inference.GRPCInferenceService"):
+        with Program(grpcio, grpc_server, grpc__service_config=checked(service)) as program:
+            assert program.ask(LIVE) == b"\x08\x01"
+    with Program(grpcio, grpc_server, grpc__service_config=checked("other.Service")) as program:
+        assert program.refused(LIVE)[0] == "UNAVAILABLE"
+
+
 # ---- keys
 
 
