@@ -35,8 +35,8 @@ class ClientCertificate(msgspec.Struct, frozen=True, kw_only=True):
 @final
 class Call(msgspec.Struct, frozen=True, kw_only=True):
     """The client's call: fixed for the whole session. Header names are lower-case; the query is as it was sent. A gateway
-    leaves its clients' credentials out of both, unless `access.pass_credentials` is set. Over gRPC the headers are the call's
-    metadata, and the bytes of a `-bin` name are text by Latin-1."""
+    leaves its clients' credentials out of both, unless `access.pass_credentials` is set. Over gRPC the headers are the
+    call's metadata, and the bytes of a `-bin` name are text by Latin-1."""
 
     id: str = ""
     model: str = ""
