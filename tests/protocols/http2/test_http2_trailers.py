@@ -9,6 +9,7 @@ from protocols.events import Data, End, Event, Headers, Ping, Request, Reset, Re
 from protocols.http2.connection import HTTP2Connection, HTTP2Limits
 from protocols.http2.frames import Kind
 from protocols.http2.hpack import StatelessEncoder
+from protocols.http2.output import ControlQueue
 from tests.protocols.http2.http2_helpers import (
     END_HEADERS,
     END_STREAM,
@@ -82,7 +83,7 @@ def test_trailers_without_payload_are_a_frame_behind_the_head(payload_path: bool
 
 @both_paths
 @pytest.mark.parametrize("length", [1, 16_378, 16_379, 50_000])
-def test_long_trailers_go_on_in_continuation_frames_and_their_first_frame_ends_the_stream(
+def test_long_trailers_go_on_in_continuation_writtenand_their_first_frame_ends_the_stream(
     payload_path: bool, length: int
 ) -> None:
     client = asked(1, payload_path=payload_path)
@@ -170,12 +171,17 @@ def test_what_the_peer_is_told_of_the_table_goes_ahead_of_the_next_block_and_tra
     assert output(server) == head(3, b"\x20" + HEAD_BLOCK) + head(3, TRAILER_BLOCK, END_STREAM)
     client.says(window_update(1, 5))
     assert output(server) == data(1, b"hello") + head(1, TRAILER_BLOCK, END_STREAM)
-    client.says(settings({1: 4096}), settings({1: 0}), client.head(5, POST, END_STREAM))
+
+
+def test_trailers_tell_the_peer_of_the_table_where_they_are_the_next_block() -> None:
+    client = asked(1)
+    server = client.server
+    server.send(Response(stream=1, status=200, headers=HEAD))
     output(server)
-    server.send(Response(stream=5, status=200))
+    client.says(settings({1: 0}))
     output(server)
-    server.send(End(stream=5, trailers=TRAILERS))
-    assert output(server) == head(5, TRAILER_BLOCK, END_STREAM), "the table has no size already"
+    server.send(End(stream=1, trailers=TRAILERS))
+    assert output(server) == head(1, b"\x20" + TRAILER_BLOCK, END_STREAM)
 
 
 @both_paths
@@ -335,6 +341,25 @@ def test_an_end_that_comes_too_late_for_its_head_is_an_empty_frame(payload_path:
     assert sent.ended == [1]
     found = [each for each in frames(written + rest) if each.stream == 1]
     assert [(each.kind, each.flags) for each in found] == [(Kind.HEADERS, END_HEADERS), (Kind.DATA, END_STREAM)]
+
+
+def test_only_the_whole_head_of_a_stream_can_end_it() -> None:
+    queue = ControlQueue()
+    assert not queue.end_head(1)
+    for written in (b"", window_update(1, 5), data(1, b"\x01" * 20), head(3, HEAD_BLOCK)):
+        queue.put(written)
+        assert not queue.end_head(1)
+    queue.clear()
+    queue.put(frame(Kind.HEADERS, END_HEADERS, 7, head(1, HEAD_BLOCK)))  # what is left of it looks like another head
+    out: list[bytes | memoryview] = []
+    queue.take(9, out, [])
+    assert not queue.end_head(1)
+    queue.put(head(1, HEAD_BLOCK))
+    assert queue.end_head(1)
+    ended: list[int] = []
+    queue.take(1000, out, ended)
+    assert b"".join(out) == frame(Kind.HEADERS, END_HEADERS, 7, head(1, HEAD_BLOCK)) + head(1, HEAD_BLOCK, END_STREAM)
+    assert ended == [1]
 
 
 @both_paths
