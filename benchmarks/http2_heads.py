@@ -18,7 +18,7 @@ from h2.connection import H2Connection
 from h2.events import DataReceived
 from hpack import Encoder, NeverIndexedHeaderTuple
 
-from protocols.events import NEED_DATA, Data, Response
+from protocols.events import NEED_DATA, Data, Headers, Response
 from protocols.http2.connection import HTTP2Connection
 from protocols.http2.frames import PREFACE
 from protocols.roles import Role
@@ -35,6 +35,8 @@ ANSWER = (
     (b"content-type", b"application/octet-stream"), (b"inference-header-content-length", b"104"),
     (b"content-length", b"168"), (b"x-request-id", b"8f14e45f-ceea-467f-9c1b-2f5d6b7a8c9d"),
 )  # fmt: skip
+
+TRAILERS = ((b"grpc-status", b"0"),)
 
 
 def frame(kind: int, flags: int, stream: int, payload: bytes) -> bytes:
@@ -83,8 +85,8 @@ class Ours:
             if isinstance(event, Data):
                 machine.credit(event.stream, len(event.buffers[0]))
 
-    def answer(self, stream: int) -> None:
-        self.machine.respond(stream, 200, ANSWER, (SMALL,))
+    def answer(self, stream: int, trailers: Headers) -> None:
+        self.machine.respond(stream, 200, ANSWER, (SMALL,), trailers)
         self.write()
 
     def start(self, stream: int) -> None:
@@ -113,9 +115,11 @@ class Plain:
             if isinstance(event, DataReceived):
                 self.h2.acknowledge_received_data(event.flow_controlled_length, event.stream_id)
 
-    def answer(self, stream: int) -> None:
+    def answer(self, stream: int, trailers: Headers) -> None:
         self.h2.send_headers(stream, [(b":status", b"200"), *ANSWER])
-        self.h2.send_data(stream, SMALL, end_stream=True)
+        self.h2.send_data(stream, SMALL, end_stream=not trailers)
+        if trailers:
+            self.h2.send_headers(stream, trailers, end_stream=True)
         self.h2.data_to_send()
 
     def start(self, stream: int) -> None:
@@ -130,7 +134,7 @@ Server = Ours | Plain
 Work = Callable[[Server], float]
 
 
-def exchange(changing: str, *, receiving: bool, answering: bool) -> Work:
+def exchange(changing: str, *, receiving: bool, answering: bool, trailers: Headers = ()) -> Work:
     """CPU microseconds per exchange of what is asked for of it."""
     written = requests(changing, SMALL)
 
@@ -140,7 +144,7 @@ def exchange(changing: str, *, receiving: bool, answering: bool) -> Work:
             started = time.process_time_ns()
             server.receive(data)
             received = time.process_time_ns()
-            server.answer(stream)
+            server.answer(stream, trailers)
             answered = time.process_time_ns()
             if number >= 2:
                 spent += (received - started) * receiving + (answered - received) * answering
@@ -180,6 +184,7 @@ WORK: dict[str, Work] = {
     "request in, the table changes": exchange("indexed", receiving=True, answering=False),
     "answer out": exchange("", receiving=False, answering=True),
     "unary exchange": exchange("", receiving=True, answering=True),
+    "unary exchange with trailers": exchange("", receiving=True, answering=True, trailers=TRAILERS),
     "DATA in, 1 a read": payload_in(1),
     "DATA in, 32 a read": payload_in(32),
     "DATA out, 1 a write": payload_out,
