@@ -256,7 +256,7 @@ class HTTP1Wire:
         raise AssertionError("frames need a WebSocket")
 
     def finish(self, stream: int, code: int, reason: str, trailers: Headers) -> None:
-        self._machine.send(End(stream=stream, trailers=trailers if self._machine.takes_trailers else ()))
+        self._machine.send(End(stream=stream, trailers=trailers if trailers and self._machine.takes_trailers else ()))
         self._connection.output_ready()
 
     def respond(

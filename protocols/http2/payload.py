@@ -139,7 +139,7 @@ class PayloadPath(LibraryPath):
         return opened
 
     def response(self, stream: H2Stream, status: int, headers: Headers) -> bytes:
-        block = response_block(status, headers)
+        block = _encoded_status(status) + field_block(headers)
         machine = stream.state_machine
         if status >= 200:
             # On a stream that is open and has no final head yet, which the machine sees to, h2 would do just this.
@@ -193,13 +193,9 @@ class PayloadPath(LibraryPath):
         return window_update(stream.stream_id, increment)
 
 
-def response_block(status: int, headers: Headers) -> bytes:
-    """The header block of a response to send, for a StatelessEncoder; LocalProtocolError for what HTTP/2 cannot carry."""
-    return _encoded_status(status) + field_block(headers)
-
-
 def field_block(headers: Headers) -> bytes:
-    """The same of fields alone, which are trailers or stand behind the pseudo-headers of a head."""
+    """The header block of fields to send, for a StatelessEncoder: of trailers, or what stands behind the status of a head.
+    LocalProtocolError for what HTTP/2 cannot carry."""
     return b"".join(
         [
             _encoded(name, value) if len(value) > _SHORT or name in _NOT_REMEMBERED else _remembered(name, value)

@@ -26,7 +26,7 @@ from protocols.http2.heads import (
     plain_request,
     read_request,
 )
-from protocols.http2.payload import response_block
+from protocols.http2.payload import field_block
 from protocols.roles import Role
 from tests.protocols.http2.http2_helpers import END_HEADERS, END_STREAM, GET, POST, ByHand, check, data, frame, output, pull
 from tests.protocols.http2.http2_helpers import settings as settings_frame
@@ -271,12 +271,12 @@ def test_a_head_inside_another_head_ends_the_connection() -> None:
 def test_a_response_field_that_no_peer_accepts_is_never_sent(value: bytes) -> None:
     for _ in range(2):
         with pytest.raises(LocalProtocolError, match="'x'"):
-            response_block(200, ((b"x", value),))
+            field_block(((b"x", value),))
 
 
 def test_credentials_and_long_values_of_responses_are_not_kept() -> None:
-    response_block(200, ((b"x", b"kept"),))
+    field_block(((b"x", b"kept"),))
     before = payload._remembered.cache_info().currsize
     long = (b"x", b"y" * 33)
-    response_block(200, ((b"set-cookie", b"not kept"), (b"x-request-id", b"new"), (b"x-amzn-requestid", b"new"), long))
+    field_block(((b"set-cookie", b"not kept"), (b"x-request-id", b"new"), (b"x-amzn-requestid", b"new"), long))
     assert payload._remembered.cache_info().currsize == before
