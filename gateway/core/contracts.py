@@ -66,7 +66,8 @@ class Wire(Protocol):
         chunked and the request has said `te: trailers` (RFC 9110 section 6.5.1, RFC 9112 section 7.1.2); a call of an ASGI
         server where the request has said so too, the server offers `http.response.trailers`, and `start` has named them.
         Elsewhere they are dropped, as HTTP allows, so nobody may depend on them who does not know his wire; a WebSocket
-        has none. Where they are carried, LocalProtocolError, and nothing is done, for fields that may not be trailers."""
+        has none. LocalProtocolError, and nothing is done, for fields that its machine cannot carry there; an ASGI server
+        judges for itself."""
         ...
 
     def respond(
