@@ -15,6 +15,7 @@ import trio.testing
 
 from gateway import client
 from gateway.client import BrokenOff, Client, Refused, generate, infer, invoke, lmi, open_client
+from gateway.client.questions import grpc_infer, grpc_stream
 from gateway.config import Config, LimitsConfig, ListenConfig, TLSConfig
 from gateway.errors import TransportLost
 from gateway.gateway import Gateway
@@ -63,6 +64,20 @@ async def test_a_call_returns_what_is_a_success(wire: str, autojump_clock: Any) 
         answer = await calls.generate({"text_input": "one"}, "words")
         assert answer.messages[0]["text_output"] == "one "
         assert (await calls.infer({"INPUT0": np.ones(1)}, "identity", parameters={"priority": 1})).complete
+
+
+async def test_a_call_of_grpc_is_a_success_or_says_why_not() -> None:
+    async with memory_gateway(MODELS, check=True) as memory:
+        calls = of(memory, "http2")
+        for asked in (grpc_infer, grpc_stream):
+            (reply,) = (await calls.call(asked({"INPUT0": np.ones(3)}, "identity"))).messages
+            assert reply["OUTPUT0"].elements.tolist() == [1, 1, 1]
+        with pytest.raises(Refused, match="NOT_FOUND: unknown model 'nobody'"):
+            await calls.call(grpc_infer({"INPUT0": np.ones(3)}, "nobody"))
+        with pytest.raises(BrokenOff, match="unknown model 'nobody'"):
+            await calls.call(grpc_stream({"INPUT0": np.ones(3)}, "nobody"))
+        async with calls.stream(grpc_stream({"INPUT0": np.ones(2)}, "identity")) as replies:
+            assert [reply["OUTPUT0"].elements.tolist() async for reply in replies] == [[1, 1]]
 
 
 @WIRES
