@@ -142,6 +142,7 @@ class Incoming:
         self._exchange, self._encoding, self._limit = exchange, call.encoding, limit
         self._inbound = exchange.open_inbound()
         self._decoder = MessageDecoder(limit=limit, encoding=call.encoding, setting=SETTING)
+        self._inflated = 0  # bytes of the last message, where it was inflated, that its exchange has paid for
         self.count = 0
         """Those that have been given."""
         self._inbound.under_way = self._under_way
@@ -166,13 +167,17 @@ class Incoming:
                 return raw.data
             assert self._encoding is not None, "the prefix is refused else"
             inflater = MessageInflater(raw.data, self._encoding, limit=self._limit, setting=SETTING)
-            return await inflated(self._exchange, inflater, self._limit)
+            message = await inflated(self._exchange, inflater, self._limit)
+            self._inflated = len(message)
+            return message
         except GRPCError as e:
             raise CallRefused.of(e) from None
 
     def taken(self) -> None:
         """The last message is paid for by somebody else, or gone."""
         self._inbound.assembled()
+        self._exchange.unreserve(self._inflated)
+        self._inflated = 0
 
     def _under_way(self) -> tuple[object, int] | None:
         """Of a message that has begun: which it is, and its bytes that are here."""

@@ -225,12 +225,15 @@ async def test_a_large_request_comes_in_pieces_and_its_memory_is_given_back_with
 
 
 async def test_requests_may_be_compressed() -> None:
-    async with stream(DOUBLE, fields=((b"grpc-encoding", b"gzip"),)) as (_, call):
+    async with stream(DOUBLE, fields=((b"grpc-encoding", b"gzip"),)) as (house, call):
         for n in range(3):
             message = gzip.compress(request("double", n)[5:])
             await call.say(encode_prefix(len(message), compressed=True) + message)
             await call.ask("double", 10 + n)
         assert [await call.told() for _ in range(6)] == [("", [2 * n]) for n in (0, 10, 1, 11, 2, 12)]
+        await house.still()
+        (exchange,) = house.gateway.observer.live
+        assert exchange.held == 0  # what a message became is paid for until it is answered, not until the stream is over
         await call.end()
         assert await call.rest() == ([], OK)
 
