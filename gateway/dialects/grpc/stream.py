@@ -121,8 +121,8 @@ class _Stream:
     async def _begin(self, message: memoryview) -> None:
         """The request in a message begins, or is refused."""
         exchange, messages, arrived = self._exchange, self._messages, perf_counter_ns()
-        inner = InnerCall(exchange, self._incoming.count, len(message))
         self._incoming.taken()  # it is paid for by its call from now on
+        inner = InnerCall(exchange, self._incoming.count, len(message))
         try:
             asked = await messages.read(inner, message)
             worker = messages.model_of(exchange, asked)

@@ -213,6 +213,7 @@ async def test_a_large_request_comes_in_pieces_and_its_memory_is_given_back_with
             await call.line.read()  # which opens the window
         (exchange,) = house.gateway.observer.live
         assert len(large) - 5 <= exchange.held < 2 * len(large)
+        assert house.gateway.budget.high_water < 1.5 * len(large)  # its memory is paid for once
         model.say(1, 1)
         model.over(1)
         assert await call.told() == ("", [1])
