@@ -32,6 +32,7 @@ from models.messages import Family, Prompt, Token
 from models.session import Session
 from models.spec import ModelSpec
 from protocols.events import Data, End, Head, Headers, Request, Response
+from protocols.grpc.status import decode_text
 from protocols.websocket import handshake
 from tests.gateway.wires.test_asgi import Server, served
 
@@ -39,6 +40,7 @@ KEY, OTHER = "ew_" + "k" * 43, "ew_" + "o" * 43
 WRONG = "ew_" + "w" * 43
 BEARER: Headers = ((b"authorization", b"Bearer " + KEY.encode()),)
 WIRES = ("http1", "http2", "asgi/1.1", "asgi/2")
+_OF_GRPC = ("/inference.", "/grpc.")
 
 Answered: TypeAlias = tuple[int, dict[bytes, bytes], bytes]
 Ask: TypeAlias = Callable[..., Any]
@@ -152,6 +154,8 @@ async def asking(wire: str, chosen: Config, **how: Any) -> AsyncIterator[tuple[G
             stream = getattr(peer, "asked", -1) + 2
             peer.asked = stream
             fields = [*headers, *(handshake.request_headers(bytes(16)) if socket else ())]
+            if path.startswith(_OF_GRPC):
+                fields.append((b"content-type", b"application/grpc"))
             length = None if socket or method in ("GET", "HEAD") else len(body)
             if length is not None:
                 fields.append((b"content-length", b"%d" % length))
@@ -189,7 +193,9 @@ async def asking(wire: str, chosen: Config, **how: Any) -> AsyncIterator[tuple[G
 
 
 def asks(wire: str, row: Row) -> bool:
-    """Whether there is such a request on a wire: WebSockets begin over HTTP/1.1, and in ASGI's own way."""
+    """Whether there is such a request on a wire: WebSockets begin over HTTP/1.1, and in ASGI's own way; gRPC has HTTP/2."""
+    if row.kind is not None:
+        return wire == "http2"
     return row.method != WEBSOCKET or wire in ("http1", "asgi/1.1")
 
 
@@ -230,6 +236,11 @@ def _mme(body: bytes, headers: Mapping[bytes, bytes], status: int) -> str:
     return str(said["message"])
 
 
+def _grpc(body: bytes, headers: Mapping[bytes, bytes], status: int) -> str:
+    assert (status, body) == (200, b"")
+    return decode_text(headers[b"grpc-message"])
+
+
 def _aws(body: bytes, headers: Mapping[bytes, bytes], status: int) -> str:
     return str(_json(body)["message"])
 
@@ -237,6 +248,7 @@ def _aws(body: bytes, headers: Mapping[bytes, bytes], status: int) -> str:
 WORDS: Mapping[str, Callable[[bytes, Mapping[bytes, bytes], int], str]] = {
     "": _plain,
     "gateway.dialects.v2.requests": _plain,
+    "gateway.dialects.grpc.status": _grpc,
     "gateway.dialects.text.openai": _openai,
     "gateway.dialects.text.lmi_errors": _lmi,
     "gateway.dialects.aws.container": _mme,
@@ -248,12 +260,14 @@ WORDS: Mapping[str, Callable[[bytes, Mapping[bytes, bytes], int], str]] = {
 
 def said(row: Row, answered: Answered, statuses: Mapping[str, int | tuple[int, str]]) -> str:
     """The text of a refusal in the words of the row's API. `statuses` are those by what asks: `http`, and where another is
-    said `openai` and `aws`, of which the second has its code."""
+    said `openai`, `grpc` and `aws`, of which the last has its code."""
     status, headers, body = answered
     home = "" if row.refuse is None else row.refuse.__module__
     if WORDS[home] is _aws:
         expected, code = statuses["aws"]  # type: ignore[misc]
         assert (status, headers.get(b"x-amzn-errortype")) == (expected, code.encode()), (row, body)
+    elif WORDS[home] is _grpc:
+        assert headers[b"grpc-status"] == b"%d" % statuses["grpc"], (row, headers)
     else:
         expected = statuses.get("openai", statuses["http"]) if WORDS[home] is _openai else statuses["http"]
         assert status == expected, (row, status, body)
@@ -261,8 +275,8 @@ def said(row: Row, answered: Answered, statuses: Mapping[str, int | tuple[int, s
     return WORDS[home](body, headers, status)
 
 
-NO_KEY: Mapping[str, Any] = {"http": 401, "aws": (403, "MissingAuthenticationTokenException")}
-WRONG_KEY: Mapping[str, Any] = {"http": 401, "aws": (403, "UnrecognizedClientException")}
+NO_KEY: Mapping[str, Any] = {"http": 401, "grpc": 16, "aws": (403, "MissingAuthenticationTokenException")}
+WRONG_KEY: Mapping[str, Any] = {"http": 401, "grpc": 16, "aws": (403, "UnrecognizedClientException")}
 NOT_THIS_MODEL: Mapping[str, Any] = {"http": 403, "openai": 404, "aws": (403, "AccessDeniedException")}
-NOT_IN_SCOPE: Mapping[str, Any] = {"http": 403, "aws": (403, "AccessDeniedException")}
-TOO_MANY: Mapping[str, Any] = {"http": 429, "aws": (429, "ThrottlingException")}
+NOT_IN_SCOPE: Mapping[str, Any] = {"http": 403, "grpc": 7, "aws": (403, "AccessDeniedException")}
+TOO_MANY: Mapping[str, Any] = {"http": 429, "grpc": 8, "aws": (429, "ThrottlingException")}

@@ -40,7 +40,11 @@ from tests.gateway.access.asked import (
 ROWS = rows()
 EVERY_WIRE = pytest.mark.parametrize("wire", WIRES)
 WRONG_ONE = ((b"authorization", b"Bearer " + WRONG.encode()),)
-OPEN = {"/ping", "/v2/health/live", "/v2/health/ready"}
+_SERVICE, _HEALTH = "/inference.GRPCInferenceService", "/grpc.health.v1.Health"
+OPEN_TO_GRPC = {f"{_SERVICE}/ServerLive", f"{_SERVICE}/ServerReady", f"{_HEALTH}/Check", f"{_HEALTH}/Watch"}
+OPEN = {"/ping", "/v2/health/live", "/v2/health/ready", *OPEN_TO_GRPC}
+NO_MESSAGE = b"13"
+"""gRPC's code for a call that was let in, and has no message."""
 
 
 async def door_is_closed(wire: str, file: str) -> int:
@@ -55,6 +59,7 @@ async def door_is_closed(wire: str, file: str) -> int:
             wrong = await ask(row.method, path_of(row), WRONG_ONE)
             if row.path in OPEN:
                 assert answered[0] == wrong[0] == 200
+                assert answered[1].get(b"grpc-status", NO_MESSAGE) == wrong[1].get(b"grpc-status", NO_MESSAGE) == NO_MESSAGE
                 continue
             missing = said(row, answered, NO_KEY)
             assert missing == "this server needs a key: send `Authorization: Bearer KEY` or `x-api-key: KEY`"
@@ -90,8 +95,9 @@ async def test_the_right_key_opens_each_row(wire: str, tmp_path: Path) -> None:
     async with asking(wire, config(keys_of(tmp_path, alice("scope=control")))) as (gateway, ask):
         for row in ROWS:
             if asks(wire, row):
-                status, _, body = await ask(row.method, path_of(row), BEARER)
+                status, headers, body = await ask(row.method, path_of(row), BEARER)
                 assert status not in (401, 403, 421, 429), (row, body)
+                assert headers.get(b"grpc-status") not in (b"7", b"8", b"16"), row
         assert not any(gateway.access.refusals.values())
 
 
@@ -114,7 +120,7 @@ async def test_what_is_nowhere_is_not_told_to_who_has_no_key(wire: str, tmp_path
 @EVERY_WIRE
 async def test_a_key_that_may_call_models_manages_none(wire: str, tmp_path: Path) -> None:
     async with asking(wire, config(keys_of(tmp_path, alice()))) as (gateway, ask):
-        managing = [row for row in ROWS if row.needs is Needs.CONTROL]
+        managing = [row for row in ROWS if row.needs is Needs.CONTROL and asks(wire, row)]
         for row in managing:
             text = said(row, await ask(row.method, path_of(row), BEARER), NOT_IN_SCOPE)
             assert text == "this key may call models and not manage them (scope=control)"
@@ -208,7 +214,7 @@ async def test_too_many_is_said_on_each_row(wire: str, limit: str, tmp_path: Pat
         for row in asked:
             answered = await ask(row.method, path_of(row), BEARER)
             assert limit in said(row, answered, TOO_MANY)
-            assert answered[1][b"retry-after"] == b"1"
+            assert row.kind is not None or answered[1][b"retry-after"] == b"1"
         assert quota.running == (0 if limit == "rate=1" else 1)
         quota.running = 0
         await trio.sleep(1)
@@ -333,9 +339,10 @@ async def test_nothing_of_a_key_is_told_but_its_name(wire: str, tmp_path: Path, 
 def test_each_row_says_what_it_needs() -> None:
     """A new one is for callers with a key unless somebody thought of it: what is more open is named here."""
     open_rows = {(row.method, row.path) for row in ROWS if row.needs is Needs.NOTHING}
-    assert open_rows == {("GET", "/ping"), ("GET", "/v2/health/live"), ("GET", "/v2/health/ready")}
+    of_http = {("GET", "/ping"), ("GET", "/v2/health/live"), ("GET", "/v2/health/ready")}
+    assert open_rows == of_http | {("POST", path) for path in OPEN_TO_GRPC}
     signed = {row.path for row in ROWS if row.signed}
     assert signed == {row.path for row in ROWS if row.path.startswith("/endpoints/")}
     assert len(signed) == 3
     metadata: list[Row] = [row for row in ROWS if row.needs in (Needs.METADATA, Needs.MODEL_READY)]
-    assert all(row.method == "GET" for row in metadata)
+    assert all(row.method == "GET" or row.kind is not None for row in metadata)
