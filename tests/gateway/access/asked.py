@@ -154,8 +154,11 @@ async def asking(wire: str, chosen: Config, **how: Any) -> AsyncIterator[tuple[G
             stream = getattr(peer, "asked", -1) + 2
             peer.asked = stream
             fields = [*headers, *(handshake.request_headers(bytes(16)) if socket else ())]
-            if path.startswith(_OF_GRPC):
-                fields.append((b"content-type", b"application/grpc"))
+            if path.startswith(_OF_GRPC):  # whatever is said of the others' bodies
+                fields = [
+                    *(field for field in fields if field[0] != b"content-type"),
+                    (b"content-type", b"application/grpc"),
+                ]
             length = None if socket or method in ("GET", "HEAD") else len(body)
             if length is not None:
                 fields.append((b"content-length", b"%d" % length))
