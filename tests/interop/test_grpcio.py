@@ -52,7 +52,7 @@ class Program:
         return answer
 
     def begin(self, path: str, message: bytes) -> Any:
-        """The call, whose answer is its result()."""
+        """The call, whose answer is its result(). It is cancelled when nobody has it any more."""
         return self.channel.unary_unary(path).future(message, metadata=self.metadata, timeout=PATIENCE)
 
     def infer(self, model: str, text: str, **options: Any) -> str:
@@ -147,8 +147,9 @@ def test_a_deadline_stops_a_model(program: Program) -> None:
 
 def test_a_program_that_is_gone_stops_its_models(program: Program, grpcio: Any, grpc_server: Server) -> None:
     with Program(grpcio, grpc_server) as other:
-        other.begin(INFER, infer_request("waiting", "gone"))
+        call = other.begin(INFER, infer_request("waiting", "gone"))
         program.infer("tells", "begun gone")
+    assert call.code().name == "CANCELLED"
     assert program.infer("tells", "cancelled gone") == "cancelled gone"
 
 
