@@ -99,8 +99,9 @@ class Calls:
         try:
             decoder.receive_data(body)
             message = decoder.next_raw()
-            if message is not Signal.NEED_DATA:
-                decoder.next_raw()  # raises if there is a second one
+            if message is not Signal.NEED_DATA and PREFIX + len(message.data) < len(body):
+                raise _second()  # or the beginning of one
+            decoder.next_raw()
             decoder.receive_eof()
             assert message is not Signal.NEED_DATA, "a body without a message is refused at its end"
             if not message.compressed:

@@ -22,7 +22,7 @@ from gateway.errors import (
     UnsupportedEncoding,
     WorkerLost,
 )
-from protocols.grpc.heads import trailers, trailers_only
+from protocols.grpc.heads import answer_head, trailers, trailers_only
 from protocols.grpc.protobuf import ProtobufError
 from protocols.grpc.status import GRPCError, StatusCode
 
@@ -36,6 +36,7 @@ _OF_STATUS = {
     429: StatusCode.RESOURCE_EXHAUSTED,
     507: StatusCode.RESOURCE_EXHAUSTED,
 }
+_HEAD = answer_head()
 _FAILED = 424  # what a ModelError says that names no status of its own
 
 
@@ -78,9 +79,13 @@ def code_of(error: GatewayError) -> StatusCode:
 
 
 def refuse(exchange: Exchange, error: GatewayError) -> None:
-    """Says an error that comes before any message: one head, which clients may retry by (gRFC A6)."""
-    exchange.own_status = code_of(error)
-    exchange.outbound.respond(200, trailers_only(code_of(error), error.message), ending=error.ending, trailers=())
+    """Says an error that comes before any message: one head, which clients may retry by (gRFC A6). A wire that may drop
+    trailers has it in its head, where people see it."""
+    code = exchange.own_status = code_of(error)
+    if exchange.wire.name == "http/2":
+        exchange.outbound.respond(200, _HEAD, ending=error.ending, trailers=trailers(code, error.message))
+    else:
+        exchange.outbound.respond(200, trailers_only(code, error.message), ending=error.ending)
 
 
 def fail(exchange: Exchange, error: GatewayError) -> None:

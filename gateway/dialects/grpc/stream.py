@@ -183,6 +183,8 @@ class _Stream:
                     buffers = await self._one(inner, asked, worker, within, arrived)
                 if inner.scope.cancelled_caught:
                     error = inner.interruption_or_deadline
+                if error is None and not before.is_set():
+                    inner.making(sum(map(len, buffers)))  # it waits in memory, in the place of what was made of its request
             except GatewayError as e:
                 error = e
             await before.wait()
@@ -248,7 +250,7 @@ class _Stream:
             self._messages.writer_of(worker).render_streamed, outputs, asked.request, response.id, parameters, final=final
         )
         try:
-            buffers = await codec(size if size > SHORT else 0, render)
+            buffers = render() if size <= SHORT else await codec(size, render)
         except V2Error as e:
             raise error_of(e) from None
         return frame(await fixed(buffers))
@@ -256,11 +258,17 @@ class _Stream:
     async def _say(self, buffers: Sequence[Buffer]) -> None:
         """Sends a message when it has its turn and there is room for it."""
         outbound = self._exchange.outbound
-        async with self._speaking:
+        try:
+            self._speaking.acquire_nowait()
+        except trio.WouldBlock:
+            await self._speaking.acquire()
+        try:
             await outbound.wait_room(sum(map(len, buffers)))
             if not outbound.status:
                 start_stream(self._exchange)
             outbound.push(*buffers)
+        finally:
+            self._speaking.release()
 
     async def _say_error(self, names: _Names, error: GatewayError) -> None:
         """Tells that a request, which has named these, has failed, and goes on; or ends the stream, where that is wanted."""

@@ -32,6 +32,8 @@ class Status(NamedTuple):
 
 
 OK = Status(StatusCode.OK)
+SILENT = Status(StatusCode.OK, alone=True)
+"""The end of a stream that has no message."""
 
 
 def request(model: str, *numbers: int, id: str = "", parameters: Mapping[str, Any] = NO_PARAMETERS, **how: Any) -> bytes:
