@@ -131,7 +131,7 @@ def specs() -> list[Any]:
 async def test_the_table_has_every_route_that_calls_a_model() -> None:
     async with memory_gateway(specs()) as served:
         router = served.gateway.router
-        posts = {row.path for row in router.rows if row.method == "POST"}
+        posts = {row.path for row in router.rows if row.method == "POST" and row.kind is None}
         found = {router.path_at(path.encode()) for path, _, _ in EVERY_ROUTE.values()}
         left = {path for path in posts - found if not path.startswith(("/v2/repository", "/v2/logging", "/v2/systemshared"))}
         left = {path for path in left if "/versions/" not in path and "sharedmemory" not in path}
