@@ -155,7 +155,7 @@ def test_large_metadata_is_read_or_refused(frames: Frames, grpc_server: Server) 
         (prefixed(b"\xff\xff\xff"), INTERNAL),
         (prefixed(infer_request("x", "y").replace(b"x", b"\xff", 1)), INTERNAL),
         (ASKED + ASKED, UNIMPLEMENTED),
-        (ASKED + ASKED[:3], INTERNAL),
+        (ASKED + ASKED[:3], UNIMPLEMENTED),
         (prefixed(gzip.compress(ASKED[5:]), 1), INTERNAL),
         (prefixed(ASKED[5:], 2), INTERNAL),
         (prefixed(ASKED[5:], 255), INTERNAL),
@@ -170,6 +170,15 @@ def test_what_is_not_one_message(frames: Frames, body: bytes | None, status: int
     assert answer.alone
     told, message = answer.status
     assert (told, message != "") == (status, True)
+
+
+def test_a_second_message_is_refused_however_it_comes(frames: Frames) -> None:
+    whole = frames.call(INFER, ASKED + b"\0")
+    stream = frames.open(INFER, ASKED, end=False)
+    frames.ping(1)
+    frames.send(stream, b"\0", end=True)
+    for answer in (whole, frames.answer(stream)):
+        assert (answer.alone, answer.status[0]) == (True, UNIMPLEMENTED)
 
 
 def test_pieces_of_a_message_may_come_one_by_one(frames: Frames) -> None:
