@@ -138,6 +138,11 @@ class Wire:
         """How a refusal with this status of HTTP's is called here."""
         return _CODES[status] if self.grpc else status
 
+    @property
+    def lost(self) -> str:
+        """How a call is refused whose model's worker has ended under it."""
+        return self.code("500" if self.grpc else "503")
+
     def ended(self, ending: str, times: int = 1) -> dict[str, int]:
         """The endings that are counted where its model has come to such an end."""
         return {"complete" if self.apart else ending: times}

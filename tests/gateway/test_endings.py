@@ -150,7 +150,7 @@ async def test_a_model_whose_background_work_crashes_ends_its_own_sessions_and_s
                 if wire in STREAMS:
                     WIRE[wire].failed(over, "probe", lost=wire != "bridge")  # the platform's model is the container
                 else:
-                    assert (over.how, over.code) == ("refused", WIRE[wire].code("503"))
+                    assert (over.how, over.code) == ("refused", WIRE[wire].lost)
                     assert "probe" in over.text
             await house.still()
             assert probe.live == 0

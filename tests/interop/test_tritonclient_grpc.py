@@ -450,7 +450,7 @@ def test_a_crashed_model_is_unavailable_until_it_is_loaded_again(client: Any, tr
     assert text(client.infer("crashing", said(triton, "fine?"))) == "well"
     with pytest.raises(refused) as lost:
         client.infer("crashing", said(triton, "crash"))
-    assert lost.value.status() == "StatusCode.UNAVAILABLE"
+    assert lost.value.status() == "StatusCode.INTERNAL"
     client.infer("tells", said(triton, "loading again"))
     with pytest.raises(refused) as away:
         client.infer("crashing", said(triton, "fine?"))

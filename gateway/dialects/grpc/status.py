@@ -63,7 +63,9 @@ def code_of(error: GatewayError) -> StatusCode:
             return error.grpc_code
         case DeadlineExceeded() | SlowUpload():
             return StatusCode.DEADLINE_EXCEEDED
-        case Overloaded() | OthersWait() | Unavailable() | Drained() | WorkerLost() | SlowReader():
+        case WorkerLost():
+            return StatusCode.INTERNAL  # clients retry UNAVAILABLE by themselves, and this call may have been the reason
+        case Overloaded() | OthersWait() | Unavailable() | Drained() | SlowReader():
             return StatusCode.UNAVAILABLE
         case NoSuchPath() | MethodNotAllowed() | UnsupportedEncoding():
             return StatusCode.UNIMPLEMENTED
