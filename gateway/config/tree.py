@@ -68,7 +68,8 @@ HostNames: TypeAlias = Annotated[
 Origins: TypeAlias = Annotated[
     tuple[str, ...],
     matching(
-        r"\*|[A-Za-z][A-Za-z0-9+.-]*://[^\s/?#@,\"'\\]+",
+        # as browsers send them: of ASCII alone
+        r"\*|[A-Za-z][A-Za-z0-9+.-]*://[!$-&(-+\-.0->A-\[\]-~]+",
         'a list of origins, such as ["https://app.example", "http://localhost:3000"], or ["*"]',
         unit=Unit.TEXTS,
     ),

@@ -192,6 +192,7 @@ def test_the_page_of_observability_has_each_field_of_the_access_line(caplog: pyt
     given = {name for name in vars(record) if name not in vars(logging.makeLogRecord({}))} - {"message"}
     rows = table("docs/reference/observability.md", "field")
     assert {name for row in rows for name in row[0].replace("`", "").split(", ")} == given | {
+        "grpc_status",
         "incident",
         "key",
         "stopped_by",
