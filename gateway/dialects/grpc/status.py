@@ -20,6 +20,7 @@ from gateway.errors import (
     SlowUpload,
     Unavailable,
     UnsupportedEncoding,
+    UpgradeRequired,
     WorkerLost,
 )
 from protocols.grpc.heads import answer_head, trailers, trailers_only
@@ -67,7 +68,7 @@ def code_of(error: GatewayError) -> StatusCode:
             return StatusCode.INTERNAL  # clients retry UNAVAILABLE by themselves, and this call may have been the reason
         case Overloaded() | OthersWait() | Unavailable() | Drained() | SlowReader():
             return StatusCode.UNAVAILABLE
-        case NoSuchPath() | MethodNotAllowed() | UnsupportedEncoding():
+        case NoSuchPath() | MethodNotAllowed() | UnsupportedEncoding() | UpgradeRequired():
             return StatusCode.UNIMPLEMENTED
         case ModelFailed() if error.status == _FAILED:
             return StatusCode.INTERNAL

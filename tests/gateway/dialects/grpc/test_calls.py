@@ -204,7 +204,7 @@ async def test_a_head_must_not_say_that_and_no_model_is_called(field: tuple[byte
 async def test_a_call_over_http1_is_told_what_it_needs() -> None:
     async with house_of(Model()) as house:
         _, fields, _ = await house.ask(INFER, request("m", 1), ("content-type", "application/grpc"))
-        assert "gRPC needs HTTP/2" in fields["grpc-message"]
+        assert (fields["grpc-status"], "gRPC needs HTTP/2" in fields["grpc-message"]) == ("12", True)
 
 
 # -- the message -------------------------------------------------------------------------------------------------------
