@@ -102,31 +102,19 @@ def grpc_infer(
     inputs: Mapping[str, npt.NDArray[Any]],
     model: str,
     *,
+    stream: bool = False,
     typed: bool = False,
     id: str = "",
     parameters: Mapping[str, Any] = v2.NO_PARAMETERS,
     timeout: float | None = None,
     metadata: Metadata = (),
 ) -> Question:
-    """gRPC's ModelInfer, which needs HTTP/2. `typed` sends `contents` instead of raw data; `timeout` is the call's, in
-    seconds."""
+    """gRPC's ModelInfer, which needs HTTP/2; or its ModelStreamInfer, with one request. `typed` sends `contents` instead of
+    raw data; `timeout` is the call's, in seconds."""
     body = grpc_request(inputs, model, typed=typed, id=id, parameters=parameters)
-    return _call("ModelInfer", body, InferCallAnswer, timeout, metadata)
-
-
-def grpc_stream(
-    inputs: Mapping[str, npt.NDArray[Any]],
-    model: str,
-    *,
-    typed: bool = False,
-    id: str = "",
-    parameters: Mapping[str, Any] = v2.NO_PARAMETERS,
-    timeout: float | None = None,
-    metadata: Metadata = (),
-) -> Question:
-    """gRPC's ModelStreamInfer with one request, likewise."""
-    body = grpc_request(inputs, model, typed=typed, id=id, parameters=parameters)
-    return _call("ModelStreamInfer", body, InferStreamAnswer, timeout, metadata)
+    method, answer = ("ModelStreamInfer", InferStreamAnswer) if stream else ("ModelInfer", InferCallAnswer)
+    head = call_head("inference.GRPCInferenceService", method, authority=b"", timeout=timeout, metadata=metadata)
+    return Question(path=head.target.decode(), headers=head.headers, body=body, answer=answer, declares=False)
 
 
 def grpc_request(
@@ -140,11 +128,6 @@ def grpc_request(
     """One request of either, as the message that it is in the body."""
     tensors = [v2.V2Tensor(name=name, datatype=datatype_of(a.dtype), array=a) for name, a in inputs.items()]
     return b"".join(frame(render_infer_request(model, tensors, id=id, parameters=parameters, typed=typed)))
-
-
-def _call(method: str, body: bytes, answer: Callable[[], Answer], timeout: float | None, metadata: Metadata) -> Question:
-    head = call_head("inference.GRPCInferenceService", method, authority=b"", timeout=timeout, metadata=metadata)
-    return Question(path=head.target.decode(), headers=head.headers, body=body, answer=answer, declares=False)
 
 
 def invoke(endpoint: str, body: bytes, content_type: str = "application/json", *, stream: bool = False) -> Question:

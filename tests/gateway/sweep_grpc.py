@@ -102,7 +102,7 @@ async def _stream(line: HTTP2Line, talk: Talk, **how: Any) -> None:
             yield message[:half]
             yield message[half:]
 
-    question = replace(questions.grpc_stream({}, talk.model), body=None, answer=RequestsAnswer)
+    question = replace(questions.grpc_infer({}, talk.model, stream=True), body=None, answer=RequestsAnswer)
     answer = await ask(line, talk, question, body, **how)
     assert isinstance(answer, RequestsAnswer)
     assert {failed.answer.id for failed in answer.failed} <= set(map(str, range(len(sizes))))

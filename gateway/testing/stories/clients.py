@@ -42,7 +42,7 @@ def ask(
         case Form.GRPC:
             return questions.grpc_infer({"x": np.asarray(tensor)}, model)
         case Form.GRPC_STREAM:
-            return questions.grpc_stream({"x": np.asarray(tensor)}, model)
+            return questions.grpc_infer({"x": np.asarray(tensor)}, model, stream=True)
         case Form.INVOKE | Form.STREAM:
             return questions.invoke(model, body, "application/octet-stream", stream=form is Form.STREAM)
         case Form.BIDI:

@@ -15,7 +15,7 @@ import trio.testing
 
 from gateway import client
 from gateway.client import BrokenOff, Client, Refused, generate, infer, invoke, lmi, open_client
-from gateway.client.questions import grpc_infer, grpc_stream
+from gateway.client.questions import grpc_infer
 from gateway.config import Config, LimitsConfig, ListenConfig, TLSConfig
 from gateway.errors import TransportLost
 from gateway.gateway import Gateway
@@ -69,14 +69,14 @@ async def test_a_call_returns_what_is_a_success(wire: str, autojump_clock: Any) 
 async def test_a_call_of_grpc_is_a_success_or_says_why_not() -> None:
     async with memory_gateway(MODELS, check=True) as memory:
         calls = of(memory, "http2")
-        for asked in (grpc_infer, grpc_stream):
-            (reply,) = (await calls.call(asked({"INPUT0": np.ones(3)}, "identity"))).messages
+        for stream in (False, True):
+            (reply,) = (await calls.call(grpc_infer({"INPUT0": np.ones(3)}, "identity", stream=stream))).messages
             assert reply["OUTPUT0"].elements.tolist() == [1, 1, 1]
         with pytest.raises(Refused, match="NOT_FOUND: unknown model 'nobody'"):
             await calls.call(grpc_infer({"INPUT0": np.ones(3)}, "nobody"))
         with pytest.raises(BrokenOff, match="unknown model 'nobody'"):
-            await calls.call(grpc_stream({"INPUT0": np.ones(3)}, "nobody"))
-        async with calls.stream(grpc_stream({"INPUT0": np.ones(2)}, "identity")) as replies:
+            await calls.call(grpc_infer({"INPUT0": np.ones(3)}, "nobody", stream=True))
+        async with calls.stream(grpc_infer({"INPUT0": np.ones(2)}, "identity", stream=True)) as replies:
             assert [reply["OUTPUT0"].elements.tolist() async for reply in replies] == [[1, 1]]
 
 
