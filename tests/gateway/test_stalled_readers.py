@@ -79,7 +79,7 @@ def _socket(kind: str) -> bytes:
 
 
 def _grpc(kind: str) -> bytes:
-    asked = questions.grpc_stream({"x": np.zeros(1)}, "vast")
+    asked = questions.grpc_infer({"x": np.zeros(1)}, "vast", stream=True)
     head, body, _ = post(1, asked.path, asked.body, asked.headers, declares=asked.declares)
     return _said(_machine(kind), head, body)
 
