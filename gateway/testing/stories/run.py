@@ -428,9 +428,10 @@ class Simulation(trio.abc.Instrument):
         alone = line.link is None and line.plan.calm and all(other.plan.calm for other in line.talks)
         if alone and not disturbed and ending is Ending.LOST and exchange is not None:
             self.report(f"9: {talk.name}: its connection was let fall, and it would have heard an ending")
-        said_in_band = plan_.form.goes_on and talk.view is View.ERROR
+        # a call that goes on ends well behind the error, whether or not its client stays to hear it
+        answered = not plan_.form.goes_on or talk.view is View.COMPLETE or bool(talk.said.data)
         nonsense = plan_.deceit in (Deceit.MODEL, Deceit.BODY) and plan_.form.kind != "parts"
-        if nonsense and ending is Ending.COMPLETE and not said_in_band:
+        if nonsense and ending is Ending.COMPLETE and answered:
             self.report(f"2: {talk.name}: nonsense was answered")
 
     def _may_be_refused(self, talk: PlannedTalk, line: Line) -> bool:

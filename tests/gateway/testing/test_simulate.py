@@ -37,9 +37,11 @@ from protocols.floods import FloodPolicy
 
 ROOT = Path(__file__).parents[3]
 SAMPLE = 20
+CUT_OFF = (642, 6621)
+"""A client loses its stream of gRPC, or leaves, before it hears that its request is nonsense; the call has ended well."""
 
 
-@pytest.mark.parametrize("seed", range(SAMPLE))
+@pytest.mark.parametrize("seed", [*range(SAMPLE), *CUT_OFF])
 def test_what_is_promised_holds_under_this_seed(seed: int) -> None:
     outcome = run_seed(seed)
     assert outcome.problems == (), "\n".join(outcome.lines)
