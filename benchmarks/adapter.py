@@ -31,6 +31,7 @@ def adapter() -> dict[str, object]:
         "ready": "/v2/health/ready",
         "env": {},
         "infer": {"path": "/v2/models/identity/infer", "binary": True, "json": True, "h2": True},
+        "grpc": {"model": "identity", "port": 0, "stream": True},
         "stream": lines,
         "sse": {**lines, "kind": "sse", "body": _BODY % ',"output_formatter":"sse"'},
         "h2tokens": lines,

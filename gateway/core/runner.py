@@ -58,12 +58,16 @@ for _name in _PRIVATE:
             f"Trio {trio.__version__} has no Task.{_name}, which gateway/core/runner.py needs: use another Trio"
         )
 
-_scope_of: Callable[[trio.lowlevel.Task], Any] = attrgetter("_cancel_status")
+scope_of: Callable[[trio.lowlevel.Task], Any] = attrgetter("_cancel_status")
 """The innermost scope of a task, as Trio keeps it."""
 
 
-def _close_left_open(task: trio.lowlevel.Task, innermost: Any) -> None:
-    """Makes a scope the innermost one again, and cancels the nurseries inside of it."""
+def close_left_open(task: trio.lowlevel.Task, innermost: Any) -> None:
+    """Makes a scope the innermost one again: a model has left one of its own open, as an async generator does that is given
+    up inside of a timeout. It would cancel whatever comes next in this task, and Trio makes whoever leaves an outer scope
+    first, which is us, pay for it. The task must not be used again: that generator may still be closed one day, and change
+    it."""
+    log.warning("a model has left a cancel scope or a nursery open")
     for nursery in task.child_nurseries:
         nursery.cancel_scope.cancel()
     task._child_nurseries.clear()
@@ -112,15 +116,11 @@ class RunnerTask:
 
     def entered(self) -> None:
         """The scope is the innermost one of the task."""
-        self.cancel_status = _scope_of(self.task)
+        self.cancel_status = scope_of(self.task)
 
     def tidy(self) -> None:
-        """Makes it the innermost one again: a model has left one of its own open, as an async generator does that is
-        given up inside of a timeout. It would cancel whatever comes next in this task, and Trio makes whoever leaves an
-        outer scope first, which is us, pay for it. The task is not used again: that generator may still be closed one
-        day, and change it."""
-        log.warning("a model has left a cancel scope or a nursery open")
-        _close_left_open(self.task, self.cancel_status)
+        """See `close_left_open`."""
+        close_left_open(self.task, self.cancel_status)
         self.spoilt = True
 
 
@@ -254,12 +254,12 @@ class Runner:
                     error = self._blame(exchange, e)
                 else:
                     try:
-                        await _resumed(work, trap, place.turn)
+                        await resumed(work, trap, place.turn)
                     except Exception as e:
                         error = self._blame(exchange, e)
                 finally:
                     work = trap = None
-                    if _scope_of(place.task) is not place.cancel_status:
+                    if scope_of(place.task) is not place.cancel_status:
                         self._tidy(place)
                 if exchange.leave_scope():
                     error = None  # it knows this frame: a cycle would keep the exchange's memory
@@ -313,11 +313,11 @@ class Runner:
                 else:
                     self._promote_follower(place)
                     try:
-                        await _resumed(work, trap, place.turn)
+                        await resumed(work, trap, place.turn)
                     except Exception as e:
                         error = self._blame(exchange, e)
                 finally:
-                    if _scope_of(task) is not place.cancel_status:
+                    if scope_of(task) is not place.cancel_status:
                         self._tidy(place)
                 if exchange.leave_scope():
                     error = None  # it knows this frame: a cycle would keep the exchange's memory
@@ -491,8 +491,8 @@ class Runner:
 
 
 @types.coroutine
-def _resumed(work: Coroutine[Any, Any, T], trap: Any, turn: Turn) -> Generator[Any, Any, T]:
-    """Awaits what has begun to wait, for this; after each of its waits its task has a new turn."""
+def resumed(work: Coroutine[Any, Any, T], trap: Any, turn: Turn) -> Generator[Any, Any, T]:
+    """Awaits what has begun to wait, for this `trap`; after each of its waits there is a new turn."""
     step: Callable[[Any], Any]
     value: Any
     while True:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from typing import TYPE_CHECKING, final
 
@@ -21,14 +22,15 @@ if TYPE_CHECKING:
 class InnerCall:
     """What a worker knows of such a call, whose messages share the body and the answer of its exchange.
 
-    Its work is inside of `scope`, which is cancelled when it is interrupted or its time is over: then it alone ends, and
-    `interruption_or_deadline` says why. The exchange's own end is that of all of them. What it holds is paid from the
-    exchange's account, until `close`.
+    Its work is inside of a scope, which is cancelled when it is interrupted or its time is over, until `model_over`: then it
+    alone ends, and `interruption_or_deadline` says why. The exchange's own end is that of all of them. What it holds is paid
+    from the exchange's account, until `close`.
     """
 
     __slots__ = (
-        "_cancelled_at", "_give_back_made", "_give_back_message", "_limits", "bytes_in", "copied", "ending", "exchange",
-        "had_slot", "held", "id", "incident", "interruption", "permit", "priority", "scope", "stopped_by",
+        "_cancelled_at", "_give_back_made", "_give_back_message", "_limits", "_number", "_over", "_scope", "bytes_in",
+        "cancelled", "copied", "ending", "exchange", "had_slot", "held", "incident", "interruption", "permit", "priority",
+        "stopped_by",
     )  # fmt: skip
 
     had_slot: bool
@@ -36,10 +38,10 @@ class InnerCall:
     stopped_by: str
     """`gateway` where it has stopped the model before that had returned; not set otherwise."""
 
-    def __init__(self, exchange: Exchange, number: int, size: int) -> None:
-        """The call's request, which is its `number`th, has so many bytes. Overloaded where there is no room for them."""
-        self.exchange = exchange
-        self.id = f"{exchange.id}.{number}"
+    def __init__(self, exchange: Exchange, number: int, size: int, scope: trio.CancelScope) -> None:
+        """The call's request, which is its `number`th, has so many bytes; the scope may be that of calls before it, if none
+        has cancelled it. Overloaded where there is no room for them."""
+        self.exchange, self._number, self._scope = exchange, number, scope
         self.permit: Key | None = exchange.permit
         self.priority = exchange.priority
         self.bytes_in = self.held = size
@@ -48,11 +50,25 @@ class InnerCall:
         self.ending: Ending | None = None
         """Its own, once that is decided."""
         self.interruption: GatewayError | None = None
-        self.scope = trio.CancelScope()
-        self._limits = TimeLimits()
+        self._over = False
+        self.cancelled = False
+        """Whether its scope is, by it or, as is known after `model_over`, by its time: then it must be left."""
+        self._limits: TimeLimits | None = None
         self._cancelled_at: float | None = None
         self._give_back_made: Callable[[], None] | None = None
         self._give_back_message: Callable[[], None] | None = exchange.reserve_objects(size)
+
+    @property
+    def id(self) -> str:
+        """Its own, which the exchange's begins."""
+        return f"{self.exchange.id}.{self._number}"
+
+    def model_over(self) -> None:
+        """Nothing interrupts it any more."""
+        self._over = True
+        if self._limits is not None:
+            self._scope.deadline = math.inf
+            self.cancelled = self._scope.cancel_called
 
     def close(self) -> None:
         """It is over: what was held for it is given back."""
@@ -86,20 +102,21 @@ class InnerCall:
 
     @property
     def deadline(self) -> float:
-        return min(self._limits.deadline, self.exchange.deadline)
+        return self.exchange.deadline if self._limits is None else min(self._limits.deadline, self.exchange.deadline)
 
     @property
     def cancelled_at(self) -> float | None:
         if self._cancelled_at is not None:
             return self._cancelled_at
-        return self._limits.deadline if self._limits.deadline <= trio.current_time() else self.exchange.cancelled_at
+        limits = self._limits
+        return limits.deadline if limits and limits.deadline <= trio.current_time() else self.exchange.cancelled_at
 
     @property
     def interruption_or_deadline(self) -> GatewayError:
         """What its work was cancelled for."""
         if self.interruption is not None:
             return self.interruption
-        if self._limits.deadline <= self.exchange.deadline:
+        if self._limits is not None and self._limits.deadline <= self.exchange.deadline:
             return DeadlineExceeded(self._limits.over())
         return self.exchange.interruption_or_deadline
 
@@ -109,15 +126,18 @@ class InnerCall:
 
     def interrupt(self, error: GatewayError) -> None:
         """Stops its work; the first error is its ending."""
-        if self.interruption is None and self.ending is None:
+        if self.interruption is None and not self._over:
             self.interruption, self._cancelled_at = error, trio.current_time()
-            self.scope.cancel()
+            self.cancelled = True
+            self._scope.cancel()
 
     def limit_time(self, seconds: float, setting: str, *, said: float | None = None) -> None:
         """It ends with DeadlineExceeded, which names the setting, that many seconds from now; what was said before holds no
         longer. `said`: the seconds that the error names, where they began before."""
+        if self._limits is None:
+            self._limits = TimeLimits()
         self._limits.limit_time(seconds, setting, said)
-        self.scope.deadline = self._limits.deadline
+        self._scope.deadline = self._limits.deadline
 
     def ask_priority(self, priority: int) -> None:
         """The level at which it waits for a slot, 0 where it does not say: no better one than its key may ask for."""

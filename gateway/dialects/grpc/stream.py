@@ -1,10 +1,11 @@
 """ModelStreamInfer: many requests of many models in one call, each with its own slot and ending, answered as they go.
 
-The task of the exchange reads: one message after the other, each of which is read as a request, and has then a task of its
-own, in which its model is called. Requests of models with one response are answered, or refused, in the order in which they
-came; those of decoupled models as their models speak. All share one answer: who has something to say waits for the others
-to have said theirs, and then for room in the window of the stream, so that a client that does not read stops each of its
-models. At most `v2.stream_requests` are under way; the client's window closes behind them.
+One of its tasks leads, as one does of the server's (`gateway.core.runner`): it reads one message after the other, each as a
+request, and calls the model itself. A request that waits keeps its task, and another one leads. Requests of models with one
+response are answered, or refused, in the order in which they came; those of decoupled models as their models speak. All
+share one answer: who has something to say waits for the others to have said theirs, and then for room in the window of the
+stream, so that a client that does not read stops each of its models. At most `v2.stream_requests` are under way; the
+client's window closes behind them.
 
 What is wrong with one request is a message of the stream, which goes on; what cannot be read as a message ends it.
 """
@@ -12,6 +13,7 @@ What is wrong with one request is a message of the stream, which goes on; what c
 from __future__ import annotations
 
 from collections.abc import Sequence
+from contextvars import copy_context
 from functools import partial
 from time import perf_counter_ns
 from typing import Any, TypeAlias, final
@@ -22,6 +24,8 @@ from gateway.codecs.tensors import SHORT, check_response, outputs_of, request_of
 from gateway.codecs.threads import codec
 from gateway.core.exchange import Exchange
 from gateway.core.route import Row
+from gateway.core.runner import close_left_open, resumed, scope_of
+from gateway.core.turn import SENT
 from gateway.dialects.answers import reply_of
 from gateway.dialects.call import session_of
 from gateway.dialects.grpc.calls import Calls, Incoming, end_stream, rows_of, start_stream
@@ -29,7 +33,7 @@ from gateway.dialects.grpc.infer import SERVICE, InferMessages
 from gateway.dialects.grpc.status import CallRefused
 from gateway.dialects.inner_call import InnerCall
 from gateway.dialects.v2.channels import UnaryCall, fixed
-from gateway.dialects.v2.requests import Timeout, error_of, schedule, slot_within
+from gateway.dialects.v2.requests import Timeout, batch_of, error_of, schedule, slot_within
 from gateway.errors import GatewayError
 from gateway.telemetry.observer import log_failure
 from gateway.workers.worker import Worker
@@ -38,12 +42,10 @@ from protocols.events import Buffer
 from protocols.grpc.framing import frame
 from protocols.grpc.heads import CallHead
 from protocols.grpc.v2_messages import InferCall, render_stream_error
-from protocols.v2.tensors import NO_PARAMETERS, V2Error
+from protocols.v2.tensors import NO_PARAMETERS, V2Error, V2Tensor
 
 _TENSOR = Family.TENSOR
 _AS_STATUS = b"triton_grpc_error"
-_NOW = trio.Event()
-_NOW.set()
 _Names: TypeAlias = tuple[str, str, str]  # what a refusal names: model, version and id
 
 
@@ -70,6 +72,74 @@ class ModelStreamDialect:
 
 
 @final
+class _Answered:
+    """Whether a request has been answered, for the one that is to be answered next."""
+
+    __slots__ = ("_event", "over")
+
+    def __init__(self, *, over: bool = False) -> None:
+        self.over = over
+        self._event: trio.Event | None = None
+
+    async def wait(self) -> None:
+        """Returns when it is."""
+        if not self.over:
+            self._event = trio.Event()
+            await self._event.wait()
+
+    def set(self) -> None:
+        """It is."""
+        self.over = True
+        if self._event is not None:
+            self._event.set()
+
+
+_NOW = _Answered(over=True)
+
+
+@final
+class _Request:
+    """One of the stream's requests that are under way."""
+
+    __slots__ = ("after", "arrived", "asked", "before", "buffers", "error", "inner", "names", "within", "worker")
+
+    def __init__(self, inner: InnerCall, arrived: int) -> None:
+        self.inner, self.arrived = inner, arrived
+        self.before = self.after = _NOW
+        """What it waits for before it is answered, and what is set then: of requests that are answered in order."""
+        self.asked: InferCall
+        """What it says, and to whom: not set for one that is refused."""
+        self.worker: Worker | None = None
+        self.within: Timeout | None = None
+        self.names: _Names | None = None
+        """As they are to be said, where `asked` does not say them."""
+        self.error: GatewayError | None = None
+        """What it ends with, if not well."""
+        self.buffers: Sequence[Buffer] = ()
+        """Its answer, where it has one."""
+
+
+@final
+class _Task:
+    """One of the stream's tasks, the request that it has, and the scope around that."""
+
+    __slots__ = ("cancel_status", "context", "leads", "request", "scope", "task")
+
+    def __init__(self) -> None:
+        self.task, self.context = trio.lowlevel.current_task(), copy_context()
+        self.leads = True
+        self.request: _Request | None = None
+        self.scope: trio.CancelScope
+        self.cancel_status: object
+
+    def tidy(self) -> None:
+        """A model has returned: it is not used again where that has left a scope open."""
+        if scope_of(self.task) is not self.cancel_status:
+            close_left_open(self.task, self.cancel_status)
+            self.leads = False
+
+
+@final
 class _Stream:
     """One such call."""
 
@@ -77,9 +147,12 @@ class _Stream:
         self._exchange, self._messages = exchange, messages
         self._incoming = Incoming(exchange, call, limit)
         self._as_status = exchange.fields.get(_AS_STATUS, b"").lower() == b"true"
+        self._turn = exchange.outbound.turn
         self._places = trio.Semaphore(at_once, max_value=at_once)
+        self._followers: list[_Task] = []
         self._speaking = trio.Lock()
         self._answered = _NOW  # what is before the next request, of those that are answered in order
+        self._ended = False  # the client sends no more
         self._error: Exception | None = None
         self._nursery: trio.Nursery
 
@@ -88,7 +161,7 @@ class _Stream:
         error: BaseException | None = None
         try:
             async with trio.open_nursery() as self._nursery:
-                await self._read()
+                self._nursery.start_soon(self._run)  # not here: see `close_left_open`
         except BaseExceptionGroup as group:
             error = _the_one(group)
         finally:
@@ -108,167 +181,252 @@ class _Stream:
             self._error = error
         self._nursery.cancel_scope.cancel()
 
+    # -- who leads -----------------------------------------------------------------------------------------------------
+
+    async def _run(self) -> None:
+        """Leads, and then again whenever it is promoted. A scope is used until a request is cancelled: that is answered
+        outside of it."""
+        me = _Task()
+        try:
+            while me.leads:
+                with trio.CancelScope() as me.scope:
+                    me.cancel_status = scope_of(me.task)
+                    await self._lead(me)
+                if (request := me.request) is not None:
+                    if me.scope.cancelled_caught:
+                        request.error = request.inner.interruption_or_deadline
+                    await self._answer(request)
+                    self._over(me)
+                    await self._follow(me)
+                del request
+        finally:
+            if me.request is not None:
+                self._over(me)
+
+    async def _lead(self, me: _Task) -> None:
+        """Does what one message after the other asks for, until that waits: then another task leads, and this one follows.
+        Returns where it is not needed any more, or a request has used up its scope."""
+        while True:
+            request = me.request = await self._next(me.scope)
+            if request is None:
+                return self._end(me)
+            inner = request.inner
+            context, waited = me.context.copy(), False  # what one model sets is not another's
+            try:
+                trap = context.run((work := self._serve(me, request)).send, None)
+            except StopIteration:
+                pass
+            else:
+                waited = True
+                self._promote_follower()
+                me.task.context = context
+                try:
+                    await resumed(work, trap, self._turn)
+                finally:
+                    me.task.context = me.context
+                    del trap
+            finally:
+                del work, context, request  # which the task may outlive
+                me.tidy()
+            if answered := not inner.cancelled:
+                self._over(me)
+            if not waited and not (me.leads and answered):
+                self._promote_follower()
+            if not answered:
+                return
+            if waited:
+                await self._follow(me)
+            if not me.leads:
+                return
+
+    def _promote_follower(self) -> None:
+        if self._followers:
+            trio.lowlevel.reschedule(self._followers.pop().task)
+        else:
+            self._nursery.start_soon(self._run)
+
+    async def _follow(self, me: _Task) -> None:
+        """Waits until it is promoted, or is not needed: then it does not lead any more."""
+
+        def abort(_: object) -> trio.lowlevel.Abort:
+            self._followers.remove(me)
+            return trio.lowlevel.Abort.SUCCEEDED
+
+        if self._ended:
+            me.leads = False
+        elif me.leads:
+            self._followers.append(me)
+            await trio.lowlevel.wait_task_rescheduled(abort)
+
+    def _end(self, me: _Task) -> None:
+        """The client sends no more: nobody leads."""
+        self._ended = True
+        for follower in (me, *self._followers):
+            follower.leads = False
+        for follower in self._followers:
+            trio.lowlevel.reschedule(follower.task)
+        self._followers.clear()
+
     # -- requests ------------------------------------------------------------------------------------------------------
 
-    async def _read(self) -> None:
-        while True:
-            await self._places.acquire()
-            message = await self._incoming.next()
-            if message is None:
-                return
-            await self._begin(message)
-
-    async def _begin(self, message: memoryview) -> None:
-        """The request in a message begins, or is refused."""
-        exchange, messages, arrived = self._exchange, self._messages, perf_counter_ns()
+    async def _next(self, scope: trio.CancelScope) -> _Request | None:
+        """The request in the next message, or its refusal; None where there are no more."""
+        turn, places, messages = self._turn, self._places, self._messages
+        if turn.left <= SENT or turn.over():  # not inside of a request: another task would lead then
+            await turn.renew()
+        if places.value:
+            places.acquire_nowait()
+        else:
+            await places.acquire()
+        message = await self._incoming.next()
+        if message is None:
+            return None
         self._incoming.taken()  # it is paid for by its call from now on
-        inner = InnerCall(exchange, self._incoming.count, len(message))
+        inner = InnerCall(self._exchange, self._incoming.count, len(message), scope)
+        request = _Request(inner, perf_counter_ns())
         try:
-            asked = await messages.read(inner, message)
-            worker = messages.model_of(exchange, asked)
-            within = schedule(inner, asked.request.parameters) if asked.request.parameters else None
+            request.asked = asked = await messages.read(inner, message)
+            request.worker = messages.model_of(self._exchange, asked)
+            if asked.request.parameters:
+                request.within = schedule(inner, asked.request.parameters)
+            decoupled = request.worker.spec.decoupled
         except (GatewayError, V2Error) as e:
-            error = error_of(e) if isinstance(e, V2Error) else e
-            if isinstance(error, CallRefused):  # what follows cannot be trusted
+            request.error, request.worker = error_of(e) if isinstance(e, V2Error) else e, None
+            if isinstance(e, CallRefused):  # what follows cannot be trusted
                 inner.close()
                 raise
-            names = messages.names_of(message)
-            before, after = self._answered, trio.Event()
-            if messages.tensors.is_decoupled(names[0]):
-                before = _NOW
-            else:
-                self._answered = after
-            self._nursery.start_soon(self._refuse, inner, names, error, before, after)
-            return
+            # its client may know by the order alone which one it was
+            request.names = messages.names_of(message)
+            decoupled = messages.tensors.is_decoupled(request.names[0])
         except BaseException:
             inner.close()
             raise
-        if worker.spec.decoupled:
-            self._nursery.start_soon(self._decoupled, inner, asked, worker, within)
-        else:
-            before, self._answered = self._answered, trio.Event()
-            self._nursery.start_soon(self._in_order, inner, asked, worker, within, arrived, before, self._answered)
+        if not decoupled:
+            request.before = self._answered
+            request.after = self._answered = _Answered()
+        return request
 
-    # -- answers -------------------------------------------------------------------------------------------------------
-
-    async def _refuse(
-        self, inner: InnerCall, names: _Names, error: GatewayError, before: trio.Event, after: trio.Event
-    ) -> None:
-        """A request that no model is called for. Its client may know by the order alone which one it was."""
+    async def _serve(self, me: _Task, request: _Request) -> None:
+        """Calls the model of a request and answers it; where it has used up its scope, that is left to others."""
+        worker, inner = request.worker, request.inner
         try:
-            await before.wait()
-            await self._say_error(names, error)
+            if worker is not None:
+                try:
+                    if worker.spec.decoupled:
+                        await self._decoupled(request, worker)
+                    else:
+                        await self._one(request, worker)
+                except GatewayError as e:
+                    request.error = e
+            me.tidy()
+            inner.model_over()
+            if not inner.cancelled:
+                await self._answer(request)
         except Exception as e:
             self._stop(e)
-        finally:
-            after.set()
-            self._over(inner)
 
-    async def _in_order(
-        self,
-        inner: InnerCall,
-        asked: InferCall,
-        worker: Worker,
-        within: Timeout | None,
-        arrived: int,
-        before: trio.Event,
-        after: trio.Event,
-    ) -> None:
-        """A request with one response, which is said when those before it are."""
-        error: GatewayError | None = None
-        buffers: Sequence[Buffer] = ()
+    async def _answer(self, request: _Request) -> None:
+        """Says what is left to be said, when it is its turn."""
+        error, before = request.error, request.before
         try:
-            try:
-                with inner.scope:
-                    buffers = await self._one(inner, asked, worker, within, arrived)
-                if inner.scope.cancelled_caught:
-                    error = inner.interruption_or_deadline
-                if error is None and not before.is_set():
-                    inner.making(sum(map(len, buffers)))  # it waits in memory, in the place of what was made of its request
-            except GatewayError as e:
-                error = e
-            await before.wait()
+            if not before.over:
+                if error is None:  # it waits in memory, in the place of what was made of its request
+                    request.inner.making(sum(map(len, request.buffers)))
+                await before.wait()
             if error is None:
-                await self._say(buffers)
+                if request.buffers:
+                    await self._say(request.buffers)
             else:
-                log_failure(self._exchange, error)
-                await self._say_error(_names(asked), error)
-        except Exception as e:
-            self._stop(e)
-        finally:
-            del error, buffers
-            after.set()
-            self._over(inner)
-
-    async def _one(
-        self, inner: InnerCall, asked: InferCall, worker: Worker, within: Timeout | None, arrived: int
-    ) -> Sequence[Buffer]:
-        """The one response of a model."""
-        exchange, request = self._exchange, asked.request
-        with await slot_within(inner, worker, within, request, arrived):
-            unary = UnaryCall(exchange, worker, request)
-            unary.deadline = inner.deadline
-            await worker.call(unary, inner, _TENSOR)
-            if unary.response is None:
-                raise unary.failure()
-            return await self._rendered(asked, worker, unary.response, final=True)
-
-    async def _decoupled(self, inner: InnerCall, asked: InferCall, worker: Worker, within: Timeout | None) -> None:
-        """A request with any number of responses, each of which is said when its model sends it."""
-        error: GatewayError | None = None
-        try:
-            try:
-                with inner.scope, await slot_within(inner, worker, within):
-                    channel = _Responses(self._exchange, partial(self._send, asked, worker), asked)
-                    session = session_of(self._exchange, worker, channel, parameters=asked.request.parameters)
-                    session.deadline = inner.deadline
-                    await worker.call(session, inner, _TENSOR)
-                if inner.scope.cancelled_caught:
-                    error = inner.interruption_or_deadline
-            except GatewayError as e:
-                error = e
-            if error is not None:
-                log_failure(self._exchange, error)
-                await self._say_error(_names(asked), error)
-            elif asked.empty_final:
-                await self._say(frame((self._messages.writer_of(worker).render_end(asked.request),)))
+                if request.worker is not None:
+                    log_failure(self._exchange, error)
+                await self._say_error(request.names or _names(request.asked), error)
         except Exception as e:
             self._stop(e)
         finally:
             del error
-            self._over(inner)
+
+    def _over(self, me: _Task) -> None:
+        request, me.request = me.request, None
+        assert request is not None
+        request.after.set()
+        request.inner.close()
+        self._places.release()
+
+    # -- models --------------------------------------------------------------------------------------------------------
+
+    async def _one(self, request: _Request, worker: Worker) -> None:
+        """The one response of a model."""
+        inner, asked = request.inner, request.asked
+        slot = worker.slots.take_now(inner) if request.within is None else None
+        if slot is None:
+            slot = await slot_within(inner, worker, request.within)
+        try:
+            unary = UnaryCall(self._exchange, worker, asked.request)
+            unary.deadline = inner.deadline
+            await worker.call(unary, inner, _TENSOR)
+        except BaseException as e:
+            slot.leave(stopped=True)
+            slot.unanswered(e)
+            raise
+        slot.leave()
+        try:
+            if (response := unary.response) is None:
+                raise unary.failure()
+            request.buffers = await self._rendered(asked, worker, response, unary.outputs, unary.size, final=True)
+        except BaseException as e:
+            slot.unanswered(e)
+            raise
+        batch = batch_of(worker, asked.request) if worker.spec.max_batch_size else 1
+        slot.answered(request.arrived, batch, asked.request.copied)
+
+    async def _decoupled(self, request: _Request, worker: Worker) -> None:
+        """Any number of responses, each of which is said when its model sends it."""
+        inner, asked = request.inner, request.asked
+        with await slot_within(inner, worker, request.within):
+            channel = _Responses(self._exchange, partial(self._send, asked, worker), asked)
+            session = session_of(self._exchange, worker, channel, parameters=asked.request.parameters)
+            session.deadline = inner.deadline
+            await worker.call(session, inner, _TENSOR)
+        if asked.empty_final:
+            request.buffers = frame((self._messages.writer_of(worker).render_end(asked.request),))
 
     async def _send(self, asked: InferCall, worker: Worker, response: InferResponse) -> None:
         check_response(response)
-        await self._say(await self._rendered(asked, worker, response, final=False))
+        await self._say(await self._rendered(asked, worker, response, *outputs_of(response), final=False))
 
-    async def _rendered(self, asked: InferCall, worker: Worker, response: InferResponse, *, final: bool) -> Sequence[Buffer]:
+    async def _rendered(
+        self, asked: InferCall, worker: Worker, response: InferResponse, outputs: list[V2Tensor], size: int, *, final: bool
+    ) -> Sequence[Buffer]:
         """A response as a message, which no model changes any more."""
-        outputs, size = outputs_of(response)
         parameters = dict(response.parameters) if response.parameters else NO_PARAMETERS
-        render = partial(
-            self._messages.writer_of(worker).render_streamed, outputs, asked.request, response.id, parameters, final=final
-        )
+        render = self._messages.writer_of(worker).render_streamed
         try:
-            buffers = render() if size <= SHORT else await codec(size, render)
+            if size <= SHORT:
+                buffers = render(outputs, asked.request, response.id, parameters, final=final)
+            else:
+                buffers = await codec(size, partial(render, outputs, asked.request, response.id, parameters, final=final))
         except V2Error as e:
             raise error_of(e) from None
-        return frame(await fixed(buffers))
+        framed = frame(buffers)
+        return framed if len(framed) == 1 else await fixed(framed)
+
+    # -- what is said --------------------------------------------------------------------------------------------------
 
     async def _say(self, buffers: Sequence[Buffer]) -> None:
         """Sends a message when it has its turn and there is room for it."""
+        n = sum(map(len, buffers))
+        if not self._speaking.locked() and self._exchange.outbound.try_room(n):
+            self._push(buffers)
+        else:
+            async with self._speaking:
+                await self._exchange.outbound.wait_room(n)
+                self._push(buffers)
+
+    def _push(self, buffers: Sequence[Buffer]) -> None:
         outbound = self._exchange.outbound
-        try:
-            self._speaking.acquire_nowait()
-        except trio.WouldBlock:
-            await self._speaking.acquire()
-        try:
-            await outbound.wait_room(sum(map(len, buffers)))
-            if not outbound.status:
-                start_stream(self._exchange)
-            outbound.push(*buffers)
-        finally:
-            self._speaking.release()
+        if not outbound.status:
+            start_stream(self._exchange)
+        outbound.push(*buffers)
 
     async def _say_error(self, names: _Names, error: GatewayError) -> None:
         """Tells that a request, which has named these, has failed, and goes on; or ends the stream, where that is wanted."""
@@ -277,10 +435,6 @@ class _Stream:
             return
         model, version, id = names
         await self._say(frame((render_stream_error(error.message, id, model_name=model, model_version=version),)))
-
-    def _over(self, inner: InnerCall) -> None:
-        inner.close()
-        self._places.release()
 
 
 @final

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import gzip
 from collections import Counter
-from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
+from collections.abc import AsyncIterator, Iterator
+from contextlib import asynccontextmanager, contextmanager
+from contextvars import ContextVar
 from typing import Any
 
 import numpy as np
@@ -348,6 +349,185 @@ async def test_a_models_own_time_ends_its_request_alone(autojump_clock: Any) -> 
         await call.end()
         assert await call.rest() == ([], OK)
         assert (brief.ended, long.ended) == ({"cancelled": 1}, {"cancelled": 1, "returned": 1})
+        assert house.endings == {"complete": 1}
+
+
+# -- its tasks ---------------------------------------------------------------------------------------------------------
+
+
+class Begun(trio.abc.Instrument):
+    """Counts the tasks of streams that begin."""
+
+    def __init__(self) -> None:
+        self.number = 0
+
+    def task_spawned(self, task: trio.lowlevel.Task) -> None:
+        self.number += "_Stream" in task.name
+
+
+@contextmanager
+def tasks_begun() -> Iterator[Begun]:
+    begun = Begun()
+    trio.lowlevel.add_instrument(begun)
+    try:
+        yield begun
+    finally:
+        trio.lowlevel.remove_instrument(begun)
+
+
+async def test_requests_that_never_wait_share_one_task() -> None:
+    async with stream(DOUBLE) as (_, call):
+        with tasks_begun() as begun:
+            await call.say(b"".join(request("double", number) for number in range(1, 200)))
+            assert [await call.told() for _ in range(1, 200)] == [("", [2 * number]) for number in range(1, 200)]
+        assert begun.number <= 3  # the one that leads, and who follows where a turn is over
+        await call.end()
+        assert await call.rest() == ([], OK)
+
+
+async def test_tasks_of_requests_that_wait_are_used_again() -> None:
+    model = Told()
+    async with stream(model.spec("m", decoupled=False)) as (house, call):
+        with tasks_begun() as begun:
+            for number in range(0, 60, 3):
+                for asked in range(number, number + 3):
+                    await call.ask("m", asked)
+                await house.still()
+                for asked in range(number, number + 3):
+                    model.say(asked, asked)
+                    model.over(asked)
+                    assert await call.told() == ("", [asked])
+        assert begun.number <= 4
+        await call.end()
+        assert await call.rest() == ([], OK)
+
+
+@pytest.mark.parametrize("brief", ["double", "m", "m, cancelled"])
+async def test_the_time_of_one_request_is_not_that_of_the_next(brief: str, autojump_clock: Any) -> None:
+    """Both are done by one task."""
+    model = Told()
+    async with stream(model.spec("m", decoupled=False), DOUBLE) as (_, call):
+        await call.ask(brief.split(",")[0], 1, id="brief", parameters={"timeout": 1_000_000})
+        if brief == "m, cancelled":
+            assert "parameter timeout" in (await call.response()).error
+        else:
+            model.say(1, 2)
+            model.over(1)
+            assert await call.told() == ("brief", [2])
+        await call.ask("m", 2, id="long")
+        await trio.sleep(5)
+        model.say(2, 2)
+        model.over(2)
+        assert await call.told() == ("long", [2])
+        await call.end()
+        assert await call.rest() == ([], OK)
+
+
+async def stubborn(session: Session[InferRequest, InferResponse]) -> None:
+    """Its number, after five seconds in which nothing stops it."""
+    x = (await session.receive())["x"]
+    with trio.CancelScope(shield=True):
+        await trio.sleep(5)
+    await session.send(InferResponse(outputs=[Tensor(name="y", data=x)]))
+
+
+async def test_an_answer_that_comes_after_its_time_waits_for_those_before_it(autojump_clock: Any) -> None:
+    slow = Told()
+    async with stream(slow.spec("slow", decoupled=False), spec_of(stubborn, "late", family=Family.TENSOR)) as (_, call):
+        await call.ask("slow", 1)
+        await call.ask("late", 2, parameters={"timeout": 1_000_000})
+        await trio.sleep(10)
+        slow.say(1, 1)
+        slow.over(1)
+        assert await call.told() == ("", [1])
+        assert await call.told() == ("", [2])
+        await call.end()
+        assert await call.rest() == ([], OK)
+
+
+async def test_requests_without_answers_let_others_run() -> None:
+    asked = [0]
+
+    async def count(session: Session[InferRequest, InferResponse]) -> None:
+        asked[-1] += 1
+
+    async def watch() -> None:
+        while True:
+            await trio.lowlevel.checkpoint()
+            asked.append(0)
+
+    counting = spec_of(count, "count", family=Family.TENSOR, decoupled=True)
+    async with stream(counting) as (_, call), trio.open_nursery() as nursery:
+        nursery.start_soon(watch)
+        await call.say(b"".join(request("count", 1) for _ in range(640)))
+        await call.end()
+        assert await call.rest() == ([], SILENT)
+        nursery.cancel_scope.cancel()
+    assert sum(asked) == 640
+    assert max(asked) <= 2 * 64  # a turn each, before the watch and after it
+
+
+SET = ContextVar("set", default=0)
+
+
+async def setting(session: Session[InferRequest, InferResponse]) -> None:
+    """What it finds in a variable of the context, which it sets; waits at odd numbers."""
+    x = (await session.receive())["x"]
+    found = SET.get()
+    SET.set(int(x[0]))
+    if x[0] % 2:
+        await trio.lowlevel.checkpoint()
+    await session.send(InferResponse(outputs=[Tensor(name="y", data=np.array([found]))]))
+
+
+async def test_what_a_model_sets_in_its_context_is_not_another_requests() -> None:
+    async with stream(spec_of(setting, "setting", family=Family.TENSOR)) as (_, call):
+        for number in (2, 1, 4, 3, 6):
+            await call.ask("setting", number)
+            assert await call.told() == ("", [0])
+        await call.end()
+        assert await call.rest() == ([], OK)
+
+
+async def leaving_open(session: Session[InferRequest, InferResponse]) -> None:
+    """Enters a scope that it never leaves, and which is cancelled later; waits at odd numbers."""
+    x = (await session.receive())["x"]
+    scope = trio.move_on_after(1)
+    scope.__enter__()
+    OPEN.append(scope)
+    if x[0] % 2:
+        await trio.lowlevel.checkpoint()
+    await session.send(InferResponse(outputs=[Tensor(name="y", data=x)]))
+
+
+OPEN: list[trio.CancelScope] = []
+
+
+@pytest.mark.parametrize("number", [1, 2])
+@pytest.mark.parametrize("behind", [False, True])
+async def test_a_scope_that_a_model_has_left_open_cancels_no_other_request(
+    number: int, behind: bool, autojump_clock: Any
+) -> None:
+    OPEN.clear()
+    model = Told()
+    specs = (spec_of(leaving_open, "open", family=Family.TENSOR), model.spec("m", decoupled=False))
+    async with stream(*specs) as (house, call):
+        if behind:
+            await call.ask("m", 0)
+        await call.ask("open", number)
+        if behind:
+            await trio.sleep(5)
+            model.say(0, 0)
+            model.over(0)
+            assert await call.told() == ("", [0])
+        assert await call.told() == ("", [number])
+        await call.ask("m", 1)
+        await trio.sleep(5)
+        model.say(1, 1)
+        model.over(1)
+        assert await call.told() == ("", [1])
+        await call.end()
+        assert await call.rest() == ([], OK)
         assert house.endings == {"complete": 1}
 
 
