@@ -9,7 +9,6 @@ from typing import Any, final
 
 import msgspec
 
-from gateway.codecs.prompts import prompt_of
 from gateway.codecs.tensors import check_response, outputs_of
 from gateway.codecs.threads import codec
 from gateway.config import LimitsConfig
@@ -20,21 +19,19 @@ from gateway.dialects.answers import JSON, reply_headers
 from gateway.dialects.call import NO_PARAMETERS, session_of
 from gateway.dialects.compression import compressed
 from gateway.dialects.json_bodies import read_json
-from gateway.dialects.text.requests import OnePrompt, within_ceiling
+from gateway.dialects.text.requests import OnePrompt
 from gateway.dialects.v2.channels import EVENTS, StreamChannel, StreamedResponses, UnaryCall
 from gateway.dialects.v2.operations import rows_of
 from gateway.dialects.v2.requests import V2Calls, error_of, schedule, slot_within, weight_of, writing
-from gateway.errors import ModelFailed
+from gateway.dialects.v2.text import TextAsked, WholeText, taken, text_asked
 from gateway.workers.slot import Slot
 from gateway.workers.worker import Worker
-from models.continuations import Continuations
 from models.messages import Family, Finish, InferResponse, Prompt, Token, utf8
-from protocols import lmi, v2
+from protocols import v2
 from protocols.events import Buffer
 from protocols.v2 import generate
 from protocols.v2.body import read_string
 
-_MOST = 16 * 1024 * 1024  # bytes of a text that is kept until it is whole
 _EVENT = 128  # about what an event has beside its text
 
 
@@ -97,17 +94,17 @@ class GenerateDialect:
             text = await _rendered(exchange, worker, request, call.response, call.outputs)
         await self._respond(exchange, text)
 
-    async def _text(self, exchange: Exchange, worker: Worker, asked: _TextAsked, *, streams: bool) -> None:
+    async def _text(self, exchange: Exchange, worker: Worker, asked: TextAsked, *, streams: bool) -> None:
         within, reply = schedule(exchange, asked.given), partial(_text_reply, worker, asked)
         if streams:
             channel = _TextEvents(exchange, worker, asked.prompt, reply)
             slot = await slot_within(exchange, worker, within)
             await _stream(exchange, worker, channel, slot, Family.TEXT, NO_PARAMETERS)
             return
-        kept = _WholeText(exchange, worker, asked.prompt)
+        kept = WholeText(exchange, worker, asked.prompt)
         with await slot_within(exchange, worker, within):
             await worker.call(session_of(exchange, worker, kept), exchange, Family.TEXT)
-        await self._respond(exchange, reply(kept.whole()))
+        await self._respond(exchange, reply(kept.whole().decode()))
 
     async def _respond(self, exchange: Exchange, text: bytes) -> None:
         level = self._calls.models.config.v2.compression
@@ -149,78 +146,21 @@ async def _rendered(
         return await codec(weight_of(outputs), render)
 
 
-class _TextAsked(msgspec.Struct, frozen=True, kw_only=True):
-    """A request of a model of text."""
-
-    prompt: Prompt
-    id: str
-    given: Mapping[str, Any]
-    """Its parameters."""
-
-
-def _read_text(body: memoryview, limits: v2.V2Limits, worker: Worker, bounds: LimitsConfig) -> _TextAsked:
+def _read_text(body: memoryview, limits: v2.V2Limits, worker: Worker, bounds: LimitsConfig) -> TextAsked:
     """As LMI reads its parameters, whether they stand in `parameters` or beside them. V2Error."""
     head = generate.read_object(body, limits)
     text, id = head.get("text_input"), read_string(head, "id")
     if type(text) is not str or not text:
         raise v2.V2Error("text_input must be a string that is not empty")
     given = {name: value for name, value, _ in generate.members_of(head) if name != "text_input"}
-    try:
-        request = lmi.parse_document({"inputs": text, "parameters": given})
-        lmi.check_one_sequence(request.parameters, request.given, "here, where an answer is one text")
-        request = within_ceiling(worker, bounds, request)
-    except lmi.LMIError as e:
-        raise v2.V2Error(e.message) from None
-    return _TextAsked(prompt=prompt_of(request.inputs, request.parameters), id=id, given=given)
+    return text_asked(text, given, id, worker, bounds)
 
 
-def _text_reply(worker: Worker, asked: _TextAsked, text: str) -> bytes:
+def _text_reply(worker: Worker, asked: TextAsked, text: str) -> bytes:
     """The JSON of a reply with this text."""
     spec = worker.spec
     reply = generate.GenerateReply(model_name=spec.name, model_version=spec.version, text_output=text, id=asked.id)
     return msgspec.json.encode(reply)
-
-
-def _taken(text: Continuations, message: Token | Finish) -> str | None:
-    """The text that a message adds, which passes and has room; None where it is no token of the answer, and adds none."""
-    message = text.take(message)
-    if type(message) is Finish:
-        return text.rest(message.sequence) or None
-    return None if message.prefill else message.text
-
-
-@final
-class _WholeText(OnePrompt):
-    """One prompt in; tokens out, kept until the text is whole."""
-
-    def __init__(self, exchange: Exchange, worker: Worker, prompt: Prompt) -> None:
-        super().__init__(exchange, worker, prompt)
-        self._kept: list[bytes] = []
-        self._size = 0
-
-    async def send(self, message: Token | Finish, /) -> None:
-        text = self.text
-        if not text.passes(message):
-            await text.drop()
-            return
-        await self._exchange.turn.checkpoint()
-        said = _taken(text, message)
-        if said is not None:
-            self._keep(said)
-        text.sent()
-
-    def _keep(self, text: str) -> None:
-        data = utf8(text)
-        self._size += len(data)
-        if self._size > _MOST:
-            raise ModelFailed(f"the text is over the limit of {_MOST} bytes", code="TooLong", status=500)
-        self._kept.append(data)
-
-    def whole(self) -> str:
-        """All of it, once the model has returned."""
-        for _, text in self.text.rests():
-            self._keep(text)
-        return b"".join(self._kept).decode()
 
 
 @final
@@ -252,7 +192,7 @@ class _TextEvents(StreamedResponses):
         if type(message) is Token:
             size += len(message.text) + len(message.data)
         await self._outbound.wait_room(size)
-        said = _taken(text, message)
+        said = taken(text, message)
         if said is not None:
             self.put(self._event_of(said), made)
         text.sent()
