@@ -9,13 +9,18 @@ from typing import Any, final
 
 from gateway.codecs.tensors import SHORT
 from gateway.codecs.threads import codec
+from gateway.config import LimitsConfig
 from gateway.core.exchange import Exchange
 from gateway.core.route import Row
+from gateway.dialects.call import session_of
 from gateway.dialects.grpc.calls import Calls, reply, rows_of
 from gateway.dialects.grpc.status import CallRefused
+from gateway.dialects.grpc.text import read_text, text_output
 from gateway.dialects.inner_call import InnerCall
 from gateway.dialects.v2.channels import UnaryCall
-from gateway.dialects.v2.requests import V2Calls, batch_of, error_of, schedule, slot_within, weight_of, writing
+from gateway.dialects.v2.requests import Timeout, V2Calls, batch_of, error_of, schedule, slot_within, weight_of, writing
+from gateway.dialects.v2.text import WholeText
+from gateway.errors import BadRequest
 from gateway.workers.worker import Worker
 from models.messages import Family
 from protocols.events import Buffer
@@ -64,11 +69,21 @@ class InferMessages:
             return "", "", ""
 
     def model_of(self, exchange: Exchange, call: InferCall) -> Worker:
-        """The model that a request names, which is to be called with tensors. NotFound, BadRequest, Unavailable, V2Error for
-        a request that it cannot have."""
-        worker = self.tensors.worker(exchange, call.model_name, call.model_version, infers=True)
-        call.check(self.tensors.codec_of(worker).signature)
+        """The model that a request names: of tensors, or one that can answer as a model of text. NotFound, BadRequest,
+        Unavailable, V2Error for a request that it cannot have."""
+        worker = self.tensors.worker(exchange, call.model_name, call.model_version)
+        if worker.spec.family is not _TENSOR:
+            self.tensors.models.check_family(worker, Family.TEXT, "gRPC but by text_input")
+        if not worker.slots.open:
+            worker.check_ready(exchange)
+        if worker.spec.family is _TENSOR:
+            call.check(self.tensors.codec_of(worker).signature)
         return worker
+
+    @property
+    def limits(self) -> LimitsConfig:
+        """Those that requests of models of text are read within."""
+        return self.tensors.models.config.limits
 
     def writer_of(self, worker: Worker) -> InferResponseWriter:
         """What writes the model's answers."""
@@ -130,6 +145,9 @@ class ModelInferDialect:
             timeout = schedule(exchange, request.parameters) if request.parameters else None
         except V2Error as e:
             raise error_of(e) from None
+        if worker.spec.family is not _TENSOR:
+            await self._text(exchange, worker, asked, timeout)
+            return
         if worker.spec.decoupled:
             raise CallRefused(
                 StatusCode.UNIMPLEMENTED,
@@ -159,3 +177,17 @@ class ModelInferDialect:
             raise
         slot.answered(arrived, batch_of(worker, request) if worker.spec.max_batch_size else 1, request.copied)
         reply(exchange, buffers)
+
+    async def _text(self, exchange: Exchange, worker: Worker, asked: InferCall, within: Timeout | None) -> None:
+        """A model of text answers with all of its text."""
+        messages = self._messages
+        try:
+            call = await read_text(exchange, asked, worker, messages.limits)
+        except V2Error as e:
+            raise error_of(e) from None
+        if call.streams:
+            raise BadRequest("input 'stream': true asks for any number of responses to a request: call ModelStreamInfer")
+        kept = WholeText(exchange, worker, call.asked.prompt)
+        with await slot_within(exchange, worker, within):
+            await worker.call(session_of(exchange, worker, kept), exchange, Family.TEXT)
+        reply(exchange, messages.writer_of(worker).render([text_output(call, kept.whole())], asked.request))

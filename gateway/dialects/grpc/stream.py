@@ -12,7 +12,7 @@ What is wrong with one request is a message of the stream, which goes on; what c
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextvars import copy_context
 from functools import partial
 from time import perf_counter_ns
@@ -31,9 +31,11 @@ from gateway.dialects.call import session_of
 from gateway.dialects.grpc.calls import Calls, Incoming, end_stream, rows_of, start_stream
 from gateway.dialects.grpc.infer import SERVICE, InferMessages
 from gateway.dialects.grpc.status import CallRefused
+from gateway.dialects.grpc.text import TokenResponses, read_text, text_output
 from gateway.dialects.inner_call import InnerCall
 from gateway.dialects.v2.channels import UnaryCall, fixed
 from gateway.dialects.v2.requests import Timeout, batch_of, error_of, schedule, slot_within
+from gateway.dialects.v2.text import WholeText
 from gateway.errors import GatewayError
 from gateway.telemetry.observer import log_failure
 from gateway.workers.worker import Worker
@@ -289,7 +291,7 @@ class _Stream:
             request.worker = messages.model_of(self._exchange, asked)
             if asked.request.parameters:
                 request.within = schedule(inner, asked.request.parameters)
-            decoupled = request.worker.spec.decoupled
+            decoupled = request.worker.spec.decoupled or request.worker.spec.family is not _TENSOR
         except (GatewayError, V2Error) as e:
             request.error, request.worker = error_of(e) if isinstance(e, V2Error) else e, None
             if isinstance(e, CallRefused):  # what follows cannot be trusted
@@ -312,7 +314,9 @@ class _Stream:
         try:
             if worker is not None:
                 try:
-                    if worker.spec.decoupled:
+                    if worker.spec.family is not _TENSOR:
+                        await self._text(request, worker)
+                    elif worker.spec.decoupled:
                         await self._decoupled(request, worker)
                     else:
                         await self._one(request, worker)
@@ -388,7 +392,38 @@ class _Stream:
             session.deadline = inner.deadline
             await worker.call(session, inner, _TENSOR)
         if asked.empty_final:
-            request.buffers = frame((self._messages.writer_of(worker).render_end(asked.request),))
+            request.buffers = self._end_of(asked, worker)
+
+    async def _text(self, request: _Request, worker: Worker) -> None:
+        """A model of text: a response for each of its tokens, or one with all of its text."""
+        inner, asked = request.inner, request.asked
+        try:
+            call = await read_text(inner, asked, worker, self._messages.limits)
+        except V2Error as e:
+            raise error_of(e) from None
+        response = partial(self._text_response, asked, worker)
+        channel: TokenResponses | WholeText
+        if call.streams:
+            channel = TokenResponses(self._exchange, worker, call.asked.prompt, self._speak, partial(response, final=False))
+        else:
+            channel = WholeText(self._exchange, worker, call.asked.prompt)
+        with await slot_within(inner, worker, request.within):
+            session = session_of(self._exchange, worker, channel)
+            session.deadline = inner.deadline
+            await worker.call(session, inner, Family.TEXT)
+        if type(channel) is WholeText:
+            request.buffers = response(text_output(call, channel.whole()), final=True)
+        else:
+            await channel.finish()
+            if asked.empty_final:
+                request.buffers = self._end_of(asked, worker)
+
+    def _text_response(self, asked: InferCall, worker: Worker, output: V2Tensor, *, final: bool) -> Sequence[Buffer]:
+        return frame(self._messages.writer_of(worker).render_streamed([output], asked.request, final=final))
+
+    def _end_of(self, asked: InferCall, worker: Worker) -> Sequence[Buffer]:
+        """The end of a request with any number of responses."""
+        return frame((self._messages.writer_of(worker).render_end(asked.request),))
 
     async def _send(self, asked: InferCall, worker: Worker, response: InferResponse) -> None:
         check_response(response)
@@ -418,11 +453,16 @@ class _Stream:
         if not self._speaking.locked() and self._exchange.outbound.try_room(n):
             self._push(buffers)
         else:
-            async with self._speaking:
-                await self._exchange.outbound.wait_room(n)
-                self._push(buffers)
+            await self._speak(n, lambda: buffers)
+
+    async def _speak(self, n: int, make: Callable[[], Sequence[Buffer]]) -> None:
+        async with self._speaking:
+            await self._exchange.outbound.wait_room(n)
+            self._push(make())
 
     def _push(self, buffers: Sequence[Buffer]) -> None:
+        if not buffers:
+            return
         outbound = self._exchange.outbound
         if not outbound.status:
             start_stream(self._exchange)

@@ -478,7 +478,7 @@ def written(**fields: Any) -> bytes:
         ({"model_name": ""}, StatusCode.NOT_FOUND, "unknown model"),
         ({"model_version": "2"}, StatusCode.NOT_FOUND, "no version '2'"),
         ({"model_version": "latest"}, StatusCode.NOT_FOUND, "no version 'latest'"),
-        ({"model_name": "parts"}, INVALID, "cannot answer with tensors"),
+        ({"model_name": "parts"}, INVALID, "asked by an input 'text_input'"),
         ({"model_name": "many"}, UNIMPLEMENTED, "ModelStreamInfer"),
         ({"raw_input_contents": []}, INVALID, "x"),
         ({"raw_input_contents": [RAW, RAW]}, INVALID, "raw_input_contents"),

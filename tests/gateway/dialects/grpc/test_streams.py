@@ -251,7 +251,7 @@ async def text(part: Part) -> bytes:
     ("refused", "says"),
     [
         (request("nobody", 1, id="7"), "unknown model 'nobody'"),
-        (request("parts", 1, id="7"), "cannot answer with tensors"),
+        (request("parts", 1, id="7"), "asked by an input 'text_input'"),
         (request("double", 1, id="7", parameters={"timeout": -1}), "timeout"),
         (request("double", 1, id="7", parameters={"priority": "high"}), "priority"),
         (request("double", 1, id="7", parameters={"triton_x": True}), "reserved"),
