@@ -11,8 +11,9 @@ from typing import Any, TypeAlias
 import numpy as np
 import trio
 
+from models.adapt import spec_of
 from models.errors import ModelError
-from models.messages import Family, InferRequest, InferResponse, Tensor
+from models.messages import Family, InferRequest, InferResponse, Prompt, Tensor, Token
 from models.session import Session
 from models.spec import Model, ModelSpec, RestartPolicy, TensorSpec
 
@@ -147,7 +148,14 @@ async def crashing() -> AsyncIterator[Model]:
         nursery.cancel_scope.cancel()
 
 
+async def speaking(prompt: Prompt) -> AsyncIterator[Token]:
+    """A model of text: the words of its prompt, each with its temperature in front."""
+    for number, word in enumerate(prompt.text.split()):
+        yield Token(id=number, text=f"{prompt.parameters.temperature}{word} ")
+
+
 MODELS: dict[str, tuple[Any, str, str]] = {
+    "speaking": (speaking, "", ""),
     "waiting": (waiting, "BYTES", "BYTES"),
     "says": (says, "BYTES", "BYTES"),
     "tells": (tells, "BYTES", "BYTES"),
@@ -165,6 +173,8 @@ DECOUPLED = ("counting", "flowing")
 def served(model: str) -> ModelSpec:
     """The model of that name in MODELS."""
     made, takes, gives = MODELS[model]
+    if made is speaking:
+        return spec_of(made, model)
 
     @asynccontextmanager
     async def ready() -> AsyncIterator[Model]:

@@ -553,6 +553,36 @@ def test_a_decoupled_model_answers_any_number_of_times(client: Any, triton: Any)
     assert [spoken(heard) for heard in stream.end()] == [("two", 0, False), ("two", 1, False)]
 
 
+def as_vllm(triton: Any, prompt: str, *, stream: bool) -> list[Any]:
+    """The inputs of a request as the clients of Triton's vLLM backend have them."""
+    parameters = {"temperature": "0.5", "max_tokens": "100"}
+    return [
+        given(triton, np.array([prompt.encode()], dtype=object), "BYTES", "text_input"),
+        given(triton, np.array([stream], dtype=bool), "BOOL", "stream"),
+        given(triton, np.array([json.dumps(parameters).encode()], dtype=object), "BYTES", "sampling_parameters"),
+        given(triton, np.array([True], dtype=bool), "BOOL", "exclude_input_in_output"),
+    ]
+
+
+@pytest.mark.by_default
+def test_a_model_of_text_is_asked_as_vllms_backend_is(client: Any, triton: Any) -> None:
+    outputs = [triton.InferRequestedOutput("text_output")]
+    stream = Stream(client)
+    stream.ask("speaking", as_vllm(triton, "one two", stream=True), "a", outputs=outputs, enable_empty_final_response=True)
+    heard = [stream.next() for _ in range(3)]
+    assert [result.as_numpy("text_output") for result in heard[:2]] == [[b"0.5one "], [b"0.5two "]]
+    assert [r.get_response().parameters["triton_final_response"].bool_param for r in heard] == [False, False, True]
+    stream.ask("speaking", as_vllm(triton, "one two", stream=False), "b", outputs=outputs)
+    (whole,) = stream.end()
+    assert whole.as_numpy("text_output") == [b"0.5one 0.5two "]
+    assert whole.get_response().parameters["triton_final_response"].bool_param
+
+
+def test_all_of_a_text_is_one_answer(call: Any, triton: Any) -> None:
+    answer = call("infer", "speaking", as_vllm(triton, "one two", stream=False))
+    assert answer.as_numpy("text_output") == [b"0.5one 0.5two "]
+
+
 def test_three_models_share_a_stream(client: Any, triton: Any) -> None:
     stream = Stream(client)
     stream.ask("waiting", said(triton, "first"), "slow")
