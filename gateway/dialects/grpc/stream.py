@@ -31,11 +31,11 @@ from gateway.dialects.call import session_of
 from gateway.dialects.grpc.calls import Calls, Incoming, end_stream, rows_of, start_stream
 from gateway.dialects.grpc.infer import SERVICE, InferMessages
 from gateway.dialects.grpc.status import CallRefused
-from gateway.dialects.grpc.text import TokenResponses, read_text, text_output
+from gateway.dialects.grpc.text import output_of, read_text, text_of
 from gateway.dialects.inner_call import InnerCall
 from gateway.dialects.v2.channels import UnaryCall, fixed
 from gateway.dialects.v2.requests import Timeout, batch_of, error_of, schedule, slot_within
-from gateway.dialects.v2.text import WholeText
+from gateway.dialects.v2.text import EachToken, WholeText
 from gateway.errors import GatewayError
 from gateway.telemetry.observer import log_failure
 from gateway.workers.worker import Worker
@@ -401,10 +401,10 @@ class _Stream:
             call = await read_text(inner, asked, worker, self._messages.limits)
         except V2Error as e:
             raise error_of(e) from None
-        response = partial(self._text_response, asked, worker)
-        channel: TokenResponses | WholeText
+        channel: EachToken | WholeText
         if call.streams:
-            channel = TokenResponses(self._exchange, worker, call.asked.prompt, self._speak, partial(response, final=False))
+            response = partial(self._text_response, asked, worker)
+            channel = EachToken(self._exchange, worker, call.asked.prompt, self._speak, response)
         else:
             channel = WholeText(self._exchange, worker, call.asked.prompt)
         with await slot_within(inner, worker, request.within):
@@ -412,14 +412,14 @@ class _Stream:
             session.deadline = inner.deadline
             await worker.call(session, inner, Family.TEXT)
         if type(channel) is WholeText:
-            request.buffers = response(text_output(call, channel.whole()), final=True)
+            request.buffers = self._text_response(asked, worker, text_of(call, channel.whole()), final=True)
         else:
             await channel.finish()
             if asked.empty_final:
                 request.buffers = self._end_of(asked, worker)
 
-    def _text_response(self, asked: InferCall, worker: Worker, output: V2Tensor, *, final: bool) -> Sequence[Buffer]:
-        return frame(self._messages.writer_of(worker).render_streamed([output], asked.request, final=final))
+    def _text_response(self, asked: InferCall, worker: Worker, text: bytes, *, final: bool = False) -> Sequence[Buffer]:
+        return frame(self._messages.writer_of(worker).render_streamed([output_of(text)], asked.request, final=final))
 
     def _end_of(self, asked: InferCall, worker: Worker) -> Sequence[Buffer]:
         """The end of a request with any number of responses."""

@@ -8,9 +8,9 @@ prompt before an answer that is not streamed.
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Mapping
 from functools import partial
-from typing import Any, TypeAlias, final
+from typing import Any
 
 import msgspec
 import numpy as np
@@ -19,22 +19,14 @@ from gateway.codecs.threads import codec
 from gateway.config import LimitsConfig
 from gateway.core.exchange import Exchange
 from gateway.dialects.inner_call import InnerCall
-from gateway.dialects.text.requests import OnePrompt
-from gateway.dialects.v2.text import TextAsked, taken, text_asked
+from gateway.dialects.v2.text import TextAsked, text_asked
 from gateway.workers.worker import Worker
-from models.messages import Finish, Prompt, Token, utf8
+from models.messages import utf8
 from protocols import strict_json
-from protocols.events import Buffer
 from protocols.grpc.v2_messages import InferCall
 from protocols.v2.tensors import BytesData, V2Error, V2Tensor, show
 
 _STREAM, _WITHOUT_PROMPT = "stream", "exclude_input_in_output"
-_LARGER = 96  # about what a response has beside its text
-
-Responding: TypeAlias = Callable[[V2Tensor], Sequence[Buffer]]
-"""Makes the response with an output."""
-Speak: TypeAlias = Callable[[int, Callable[[], Sequence[Buffer]]], Awaitable[None]]
-"""Says what the function makes when it has its turn and there is room for so many bytes; nothing where that is empty."""
 
 
 class TextCall(msgspec.Struct, frozen=True, kw_only=True):
@@ -130,43 +122,13 @@ def _number(value: Any) -> Any:
     return value
 
 
-def text_output(call: TextCall, text: bytes) -> V2Tensor:
-    """All of an answer that is not streamed."""
-    if call.with_prompt:
-        text = utf8(call.asked.prompt.text) + text
-    return _output(text)
+def text_of(call: TextCall, text: bytes) -> bytes:
+    """All of an answer that is not streamed, whose tokens are this text."""
+    return utf8(call.asked.prompt.text) + text if call.with_prompt else text
 
 
-def _output(text: bytes) -> V2Tensor:
+def output_of(text: bytes) -> V2Tensor:
+    """The output of a response, with all of the text, or a token's."""
     element = np.empty(1, object)
     element[0] = text
     return V2Tensor(name="text_output", datatype="BYTES", array=element)
-
-
-@final
-class TokenResponses(OnePrompt):
-    """One prompt in; tokens out, each its own response."""
-
-    def __init__(self, exchange: Exchange, worker: Worker, prompt: Prompt, speak: Speak, response: Responding) -> None:
-        super().__init__(exchange, worker, prompt)
-        self._speak, self._response = speak, response
-
-    async def send(self, message: Token | Finish, /) -> None:
-        text = self.text
-        if not text.passes(message):
-            await text.drop()
-            return
-        size = _LARGER + text.held(message.sequence)
-        if type(message) is Token:
-            size += len(message.text) + len(message.data)
-        await self._speak(size, partial(self._take, message))
-        text.sent()
-
-    def _take(self, message: Token | Finish) -> Sequence[Buffer]:
-        said = taken(self.text, message)
-        return () if said is None else self._response(_output(utf8(said)))
-
-    async def finish(self) -> None:
-        """Says what was held back, once the model has returned."""
-        for _, text in self.text.rests():
-            await self._speak(_LARGER + len(text), partial(self._response, _output(utf8(text))))

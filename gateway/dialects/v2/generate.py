@@ -23,7 +23,7 @@ from gateway.dialects.text.requests import OnePrompt
 from gateway.dialects.v2.channels import EVENTS, StreamChannel, StreamedResponses, UnaryCall
 from gateway.dialects.v2.operations import rows_of
 from gateway.dialects.v2.requests import V2Calls, error_of, schedule, slot_within, weight_of, writing
-from gateway.dialects.v2.text import TextAsked, WholeText, taken, text_asked
+from gateway.dialects.v2.text import BESIDE, TextAsked, WholeText, taken, text_asked
 from gateway.workers.slot import Slot
 from gateway.workers.worker import Worker
 from models.messages import Family, Finish, InferResponse, Prompt, Token, utf8
@@ -31,8 +31,6 @@ from protocols import v2
 from protocols.events import Buffer
 from protocols.v2 import generate
 from protocols.v2.body import read_string
-
-_EVENT = 128  # about what an event has beside its text
 
 
 @final
@@ -188,7 +186,7 @@ class _TextEvents(StreamedResponses):
         if not text.passes(message):
             await text.drop()
             return
-        size = _EVENT + text.held(message.sequence)
+        size = BESIDE + text.held(message.sequence)
         if type(message) is Token:
             size += len(message.text) + len(message.data)
         await self._outbound.wait_room(size)

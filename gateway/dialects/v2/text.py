@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import Any, final
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from functools import partial
+from typing import Any, TypeAlias, final
 
 import msgspec
 
@@ -16,8 +17,16 @@ from gateway.workers.worker import Worker
 from models.continuations import Continuations
 from models.messages import Finish, Prompt, Token, utf8
 from protocols import lmi, v2
+from protocols.events import Buffer
 
 _MOST = 16 * 1024 * 1024  # bytes of a text that is kept until it is whole
+BESIDE = 128
+"""About what a response has beside its text, in bytes."""
+
+Responding: TypeAlias = Callable[[bytes], Sequence[Buffer]]
+"""Makes the response with a text."""
+Speak: TypeAlias = Callable[[int, Callable[[], Sequence[Buffer]]], Awaitable[None]]
+"""Says what the function makes when it has its turn and there is room for so many bytes; nothing where that is empty."""
 
 
 class TextAsked(msgspec.Struct, frozen=True, kw_only=True):
@@ -80,3 +89,32 @@ class WholeText(OnePrompt):
         for _, text in self.text.rests():
             self._keep(text)
         return b"".join(self._kept)
+
+
+@final
+class EachToken(OnePrompt):
+    """One prompt in; tokens out, each its own response."""
+
+    def __init__(self, exchange: Exchange, worker: Worker, prompt: Prompt, speak: Speak, response: Responding) -> None:
+        super().__init__(exchange, worker, prompt)
+        self._speak, self._response = speak, response
+
+    async def send(self, message: Token | Finish, /) -> None:
+        text = self.text
+        if not text.passes(message):
+            await text.drop()
+            return
+        size = BESIDE + text.held(message.sequence)
+        if type(message) is Token:
+            size += len(message.text) + len(message.data)
+        await self._speak(size, partial(self._take, message))
+        text.sent()
+
+    def _take(self, message: Token | Finish) -> Sequence[Buffer]:
+        said = taken(self.text, message)
+        return () if said is None else self._response(utf8(said))
+
+    async def finish(self) -> None:
+        """Says what was held back, once the model has returned."""
+        for _, text in self.text.rests():
+            await self._speak(BESIDE + len(text), partial(self._response, utf8(text)))
