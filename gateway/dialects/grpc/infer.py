@@ -17,7 +17,7 @@ from gateway.dialects.grpc.calls import Calls, reply, rows_of
 from gateway.dialects.grpc.status import CallRefused
 from gateway.dialects.grpc.text import output_of, read_text, text_of
 from gateway.dialects.inner_call import InnerCall
-from gateway.dialects.v2.channels import UnaryCall
+from gateway.dialects.v2.channels import one_response
 from gateway.dialects.v2.requests import Timeout, V2Calls, batch_of, error_of, schedule, slot_within, weight_of, writing
 from gateway.dialects.v2.text import WholeText
 from gateway.errors import BadRequest
@@ -153,21 +153,8 @@ class ModelInferDialect:
                 StatusCode.UNIMPLEMENTED,
                 f"model {worker.name!r} gives any number of responses to a request: call ModelStreamInfer",
             )
-        slot = worker.slots.take_now(exchange) if timeout is None else None
-        if slot is None:
-            slot = await slot_within(exchange, worker, timeout)
+        slot, unary, response = await one_response(exchange, exchange, worker, request, timeout)
         try:
-            unary = UnaryCall(exchange, worker, request)
-            await worker.call(unary, exchange, _TENSOR)
-        except BaseException as e:
-            slot.leave(stopped=True)
-            slot.unanswered(e)
-            raise
-        slot.leave()
-        try:
-            response = unary.response
-            if response is None:
-                raise unary.failure()
             parameters = dict(response.parameters) if response.parameters else NO_PARAMETERS
             buffers = await messages.write(exchange, worker, asked, unary.outputs, unary.size, response.id, parameters)
         except BaseException as e:

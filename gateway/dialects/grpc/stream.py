@@ -33,7 +33,7 @@ from gateway.dialects.grpc.infer import SERVICE, InferMessages
 from gateway.dialects.grpc.status import CallRefused
 from gateway.dialects.grpc.text import output_of, read_text, text_of
 from gateway.dialects.inner_call import InnerCall
-from gateway.dialects.v2.channels import UnaryCall, fixed
+from gateway.dialects.v2.channels import fixed, one_response
 from gateway.dialects.v2.requests import Timeout, batch_of, error_of, schedule, slot_within
 from gateway.dialects.v2.text import EachToken, WholeText
 from gateway.errors import GatewayError
@@ -361,21 +361,8 @@ class _Stream:
     async def _one(self, request: _Request, worker: Worker) -> None:
         """The one response of a model."""
         inner, asked = request.inner, request.asked
-        slot = worker.slots.take_now(inner) if request.within is None else None
-        if slot is None:
-            slot = await slot_within(inner, worker, request.within)
+        slot, unary, response = await one_response(self._exchange, inner, worker, asked.request, request.within)
         try:
-            unary = UnaryCall(self._exchange, worker, asked.request)
-            unary.deadline = inner.deadline
-            await worker.call(unary, inner, _TENSOR)
-        except BaseException as e:
-            slot.leave(stopped=True)
-            slot.unanswered(e)
-            raise
-        slot.leave()
-        try:
-            if (response := unary.response) is None:
-                raise unary.failure()
             request.buffers = await self._rendered(asked, worker, response, unary.outputs, unary.size, final=True)
         except BaseException as e:
             slot.unanswered(e)

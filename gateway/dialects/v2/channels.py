@@ -14,8 +14,10 @@ from gateway.codecs.threads import run_in_codec_thread
 from gateway.core.exchange import Exchange
 from gateway.dialects.answers import reply_headers, reply_of
 from gateway.dialects.call import call_of
-from gateway.dialects.v2.requests import V2Calls, error_of, refuse
+from gateway.dialects.inner_call import InnerCall
+from gateway.dialects.v2.requests import Timeout, V2Calls, error_of, refuse, slot_within
 from gateway.errors import GatewayError, ModelFailed
+from gateway.workers.slot import Slot
 from gateway.workers.worker import Worker
 from models.messages import Family, InferRequest, InferResponse
 from models.session import Call, Channel, Session
@@ -23,6 +25,7 @@ from protocols import v2
 from protocols.events import Buffer
 from protocols.jsonlines import unbroken
 
+_TENSOR = Family.TENSOR  # named once, as it is looked up for each request
 _LONG = 2 * 1024 * 1024  # bytes whose copying the loop would feel
 _JOINED = 64 * 1024  # bytes of a text that are copied to leave in one buffer
 
@@ -111,6 +114,31 @@ class UnaryCall(_Requests, Session[InferRequest, InferResponse]):
             code="TooManyResponses",
             status=500,
         )
+
+
+async def one_response(
+    exchange: Exchange, caller: Exchange | InnerCall, worker: Worker, request: v2.V2Request, within: Timeout | None
+) -> tuple[Slot, UnaryCall, InferResponse]:
+    """Calls a model for its one response, in a slot that is left by then: who writes the answer then says to it `answered`,
+    or `unanswered`. What goes wrong before is counted here, and raised."""
+    slot = worker.slots.take_now(caller) if within is None else None  # a coroutine less for most
+    if slot is None:
+        slot = await slot_within(caller, worker, within)
+    try:  # `with slot`, whose two calls stand apart: the answer is written between them
+        call = UnaryCall(exchange, worker, request)
+        call.deadline = caller.deadline
+        await worker.call(call, caller, _TENSOR)
+    except BaseException as e:
+        slot.leave(stopped=True)
+        slot.unanswered(e)
+        raise
+    slot.leave()
+    response = call.response
+    if response is None:
+        error = call.failure()
+        slot.unanswered(error)
+        raise error
+    return slot, call, response
 
 
 async def replied(

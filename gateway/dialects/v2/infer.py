@@ -13,9 +13,9 @@ from gateway.core.route import Row
 from gateway.core.whole_body import receive_body, whole_body
 from gateway.dialects.answers import JSON, Wrapping, reply_headers
 from gateway.dialects.compression import compressed, varying
-from gateway.dialects.v2.channels import UnaryCall
+from gateway.dialects.v2.channels import one_response
 from gateway.dialects.v2.operations import rows_of
-from gateway.dialects.v2.requests import V2Calls, batch_of, error_of, schedule, slot_within
+from gateway.dialects.v2.requests import V2Calls, batch_of, error_of, schedule
 from gateway.dialects.v2.streamed_request import infer_in_pieces
 from gateway.errors import Ending
 from gateway.workers.worker import Worker
@@ -80,21 +80,8 @@ class InferDialect:
         except v2.V2Error as e:
             _refuse(wrapping or exchange.outbound, e)
             return
-        slot = worker.slots.take_now(exchange) if timeout is None else None  # two coroutines less for most
-        if slot is None:
-            slot = await slot_within(exchange, worker, timeout)
-        try:  # `with slot`, whose two calls stand apart here: the answer is written between them
-            call = UnaryCall(exchange, worker, request)
-            await worker.call(call, exchange, _TENSOR)
-        except BaseException as e:
-            slot.leave(stopped=True)
-            slot.unanswered(e)
-            raise
-        slot.leave()
+        slot, call, response = await one_response(exchange, exchange, worker, request, timeout)
         try:
-            response = call.response
-            if response is None:
-                raise call.failure()
             outputs, size = call.outputs, call.size
             parameters = dict(response.parameters) if response.parameters else v2.NO_PARAMETERS
             if size <= SHORT:
