@@ -291,7 +291,6 @@ class _Stream:
             request.worker = messages.model_of(self._exchange, asked)
             if asked.request.parameters:
                 request.within = schedule(inner, asked.request.parameters)
-            decoupled = request.worker.spec.decoupled or request.worker.spec.family is not _TENSOR
         except (GatewayError, V2Error) as e:
             request.error, request.worker = error_of(e) if isinstance(e, V2Error) else e, None
             if isinstance(e, CallRefused):  # what follows cannot be trusted
@@ -299,11 +298,11 @@ class _Stream:
                 raise
             # its client may know by the order alone which one it was
             request.names = messages.names_of(message)
-            decoupled = messages.tensors.is_decoupled(request.names[0])
         except BaseException:
             inner.close()
             raise
-        if not decoupled:
+        name = request.names[0] if request.names else asked.model_name
+        if not messages.tensors.is_decoupled(name):
             request.before = self._answered
             request.after = self._answered = _Answered()
         return request

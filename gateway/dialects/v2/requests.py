@@ -74,9 +74,9 @@ class V2Calls:
         return worker
 
     def is_decoupled(self, name: str) -> bool:
-        """Whether that is a model which gives any number of responses to a request."""
+        """Whether that is a model which gives any number of responses to a request, as a model of text does."""
         worker = self._workers.get(name)
-        return worker is not None and worker.spec.decoupled
+        return worker is not None and (worker.spec.decoupled or worker.spec.family is not _TENSOR)
 
     def header_length(self, exchange: Exchange) -> int | None:
         """Where the JSON of a body ends, as the request says it; BadRequest for what is no length."""
