@@ -33,7 +33,7 @@ if TYPE_CHECKING:
 F = TypeVar("F", bound=Callable[..., Any])
 _log = logging.getLogger("gateway.cli")
 
-_WIRES = ("lmi", "openai", "v2", "generate", "invoke", "stream", "bidi", "websocket", "container")
+_WIRES = ("lmi", "openai", "v2", "generate", "grpc", "invoke", "stream", "bidi", "websocket", "container")
 """As `gateway.cli.call.plan.CallWire` has them, which is imported too late for a choice."""
 
 
@@ -227,6 +227,7 @@ Examples:
   everywire call lm "Hi" --wire openai --no-stream
   everywire call add_sub --tensor INPUT0=a.npy --tensor INPUT1=b.npy
   everywire call identity --tensor INPUT0=a.npy --out b.npy
+  everywire call identity --tensor INPUT0=a.npy --wire grpc --url http://localhost:8001
   everywire call speech --wav speech.wav      audio, over HTTP/2 in parts of 100 ms
   arecord -f S16_LE -r 16000 | everywire call speech --file -
   everywire call echo "hello" "every" "wire" --wire websocket
@@ -238,6 +239,7 @@ Without --wire a text goes over lmi, tensors over v2 in binary, files over bidi:
   openai     /v1/chat/completions             text
   v2         /v2/models/MODEL/infer           tensors; --stream: infer_stream
   generate   /v2/models/MODEL/generate        text or tensors; --stream: generate_stream
+  grpc       gRPC's ModelInfer, over HTTP/2   tensors; --stream: ModelStreamInfer
   invoke     SageMaker's InvokeEndpoint       anything
   stream     its response stream              anything
   bidi       its bidirectional stream         text or a file, in parts

@@ -7,7 +7,7 @@ from gateway.client.answers import Answer, BrokenOff, CallFailed, Refused
 from gateway.client.connection import Machine, Peer, UpgradeRefused, connect, dial, http1, http2, post, websocket
 from gateway.client.conversations import Client, Conversation, SocketConversation
 from gateway.client.opening import open_client
-from gateway.client.questions import Question, generate, infer, invoke, lmi, openai
+from gateway.client.questions import Question, generate, grpc_infer, infer, invoke, lmi, openai
 
 __all__ = [
     "Answer",
@@ -24,6 +24,7 @@ __all__ = [
     "connect",
     "dial",
     "generate",
+    "grpc_infer",
     "http1",
     "http2",
     "infer",

@@ -47,6 +47,11 @@ class Answer:
         """Whether its head says that it is an error, so that nothing of an answer comes."""
         return self.status != 200
 
+    @property
+    def failed_as(self) -> str:
+        """The name of the status by which an error is known; empty for one in band, which has words alone."""
+        return str(self.status) if self.refused else ""
+
     def check(self) -> Self:
         """This answer, where it is a success; `errors.Refused` or `errors.BrokenOff` with the server's words otherwise."""
         if self.error:
@@ -310,6 +315,11 @@ class CallAnswer(Answer):
         """Whether the status is in its head: a call that has failed before its first message."""
         return self._head is not None
 
+    @property
+    def failed_as(self) -> str:
+        """The name of the code, unless it is OK."""
+        return self.code.name if self.code else ""
+
     def _words(self) -> str:
         return self.error
 
@@ -355,12 +365,15 @@ class CallAnswer(Answer):
 class InferCallAnswer(CallAnswer):
     """A reply of gRPC's ModelInfer; its message is a `protocols.v2.V2Answer`."""
 
+    _times = 0  # whoever takes the messages as they come leaves none here
+
     def _message(self, data: Buffer) -> None:
+        self._times += 1
         self.messages.append(read_infer_response(data))
 
     def _finish(self) -> None:
-        if len(self.messages) != 1:
-            raise RemoteProtocolError(f"a call with one answer was answered {len(self.messages)} times")
+        if self._times != 1:
+            raise RemoteProtocolError(f"a call with one answer was answered {self._times} times")
 
 
 class StreamCallAnswer(CallAnswer):
@@ -421,6 +434,10 @@ class CallFailed(Exception):
         super().__init__(message)
         self.message, self.answer = message, answer
 
+    def __str__(self) -> str:
+        name = self.answer.failed_as
+        return f"{name}: {self.message}" if name else self.message
+
 
 @final
 class Refused(CallFailed):
@@ -430,10 +447,6 @@ class Refused(CallFailed):
     def __init__(self, message: str, answer: Answer) -> None:
         super().__init__(message, answer)
         self.status = answer.status
-
-    def __str__(self) -> str:
-        code = getattr(self.answer, "code", None)
-        return f"{self.status if code is None else code.name}: {self.message}"
 
     @property
     def retry_after(self) -> float | None:

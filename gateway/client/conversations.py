@@ -12,12 +12,13 @@ import trio
 
 from gateway.client.answers import Answer, EventsAnswer
 from gateway.client.connection import Peer, post
-from gateway.client.questions import Question, bidirectional, generate, infer, invoke, lmi, openai
+from gateway.client.questions import Question, bidirectional, generate, grpc_infer, infer, invoke, lmi, openai
 from gateway.errors import TransportLost
 from protocols import v2
 from protocols.aws import bidi
 from protocols.errors import LocalProtocolError, RemoteProtocolError
 from protocols.events import Close, ConnectionEnd, Data, End, Frame, Opcode, Reset, Response
+from protocols.grpc.metadata import Metadata
 from protocols.http1.connection import HTTP1Connection
 from protocols.http2.connection import HTTP2Connection
 
@@ -61,6 +62,26 @@ class Client:
     ) -> Answer:
         """v2's infer, or infer_stream. Each message has `outputs`."""
         return await self.ask(infer(inputs, model, binary=binary, stream=stream, parameters=parameters))
+
+    async def grpc_infer(
+        self,
+        inputs: Mapping[str, npt.NDArray[Any]],
+        model: str,
+        *,
+        stream: bool = False,
+        typed: bool = False,
+        id: str = "",
+        parameters: Mapping[str, Any] = v2.NO_PARAMETERS,
+        timeout: float | None = None,  # noqa: ASYNC109  # the server's, which is told of it
+        metadata: Metadata = (),
+    ) -> Answer:
+        """gRPC's ModelInfer, or ModelStreamInfer, over HTTP/2. Each message has `outputs`; `code` of the answer is its
+        status."""
+        return await self.ask(
+            grpc_infer(
+                inputs, model, stream=stream, typed=typed, id=id, parameters=parameters, timeout=timeout, metadata=metadata
+            )
+        )
 
     async def generate(self, members: Mapping[str, Any], model: str, *, stream: bool = False, **parameters: Any) -> Answer:
         """v2's generate, or generate_stream; text is the member `text_input`. Each message is an object."""
@@ -106,8 +127,11 @@ class Client:
         return conversation
 
     def about(self, question: Question) -> Conversation:
-        """A conversation on the next stream of the connection; nothing is sent yet."""
+        """A conversation on the next stream of the connection; nothing is sent yet. LocalProtocolError for a question that
+        needs HTTP/2 where the connection has another protocol."""
         machine = self.peer.machine
+        if not self.carries(question):
+            raise LocalProtocolError(f"{question.path} needs HTTP/2: connect with prior_knowledge=True, or over https")
         if isinstance(machine, HTTP2Connection):
             stream = machine.next_stream
         else:
@@ -116,6 +140,10 @@ class Client:
         if self._prefix:
             question = replace(question, path=self._prefix + question.path)
         return Conversation(self.peer, stream, question, authority=self._authority, scheme=self._scheme)
+
+    def carries(self, question: Question) -> bool:
+        """Whether the connection's protocol can."""
+        return not question.http2 or isinstance(self.peer.machine, HTTP2Connection)
 
     def close(self) -> None:
         """Leaves."""

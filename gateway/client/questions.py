@@ -49,6 +49,8 @@ class Question:
     body: bytes | None = b""
     declares: bool = True
     """Whether its head says how long the body is, where there is one: gRPC's do not."""
+    http2: bool = False
+    """Whether only HTTP/2 can carry it."""
 
 
 def lmi(prompt: str, model: str = "", /, *, stream: bool = False, **parameters: Any) -> Question:
@@ -109,12 +111,17 @@ def grpc_infer(
     timeout: float | None = None,
     metadata: Metadata = (),
 ) -> Question:
-    """gRPC's ModelInfer, which needs HTTP/2; or its ModelStreamInfer, with one request. `typed` sends `contents` instead of
-    raw data; `timeout` is the call's, in seconds."""
+    """gRPC's ModelInfer, for models with one response to a request; or its ModelStreamInfer, with one request, for any. Both
+    need HTTP/2.
+
+    `typed` sends `contents` instead of raw data. `timeout` is how many seconds the server has for the call (`grpc-timeout`):
+    it ends the call with DEADLINE_EXCEEDED then, while a scope of the caller's leaves it. `protocols.v2.V2Error` for tensors
+    and parameters that gRPC has no form for, `protocols.errors.LocalProtocolError` for such metadata.
+    """
     body = grpc_request(inputs, model, typed=typed, id=id, parameters=parameters)
     method, answer = ("ModelStreamInfer", InferStreamAnswer) if stream else ("ModelInfer", InferCallAnswer)
     head = call_head("inference.GRPCInferenceService", method, authority=b"", timeout=timeout, metadata=metadata)
-    return Question(path=head.target.decode(), headers=head.headers, body=body, answer=answer, declares=False)
+    return Question(path=head.target.decode(), headers=head.headers, body=body, answer=answer, declares=False, http2=True)
 
 
 def grpc_request(
@@ -140,4 +147,4 @@ def invoke(endpoint: str, body: bytes, content_type: str = "application/json", *
 def bidirectional(endpoint: str) -> Question:
     """SageMaker's InvokeEndpointWithBidirectionalStream: events in both directions."""
     path = f"/endpoints/{endpoint}/invocations-bidirectional-stream"
-    return Question(path=path, headers=_EVENTS, body=None, answer=EventsAnswer)
+    return Question(path=path, headers=_EVENTS, body=None, answer=EventsAnswer, http2=True)

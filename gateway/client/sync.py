@@ -185,16 +185,22 @@ class _Calls:
         for connection in self._all:
             connection.close()
 
-    async def take(self) -> conversations.Client:
-        while self._idle:
-            connection = self._idle.pop()
+    async def take(self, question: Question) -> conversations.Client:
+        while (connection := self._idle_for(question)) is not None:
             if await _fit(connection.peer):
                 return connection
             self.drop(connection)
-        return await self.connect()
+        return await self.connect(question)
 
-    async def connect(self, *, prior_knowledge: bool = False) -> conversations.Client:
-        connection = await connected(self._url, tls=self._tls, prior_knowledge=prior_knowledge)
+    def _idle_for(self, question: Question) -> conversations.Client | None:
+        """The last that became idle, of those that can carry it."""
+        for at in reversed(range(len(self._idle))):
+            if self._idle[at].carries(question):
+                return self._idle.pop(at)
+        return None
+
+    async def connect(self, question: Question) -> conversations.Client:
+        connection = await connected(self._url, tls=self._tls, prior_knowledge=question.http2)
         self._all.add(connection)
         return connection
 
@@ -211,7 +217,7 @@ class _Calls:
         connection.close()
 
     async def call(self, question: Question) -> Answer:
-        connection = await self.take()
+        connection = await self.take(question)
         try:
             answer = await connection.call(question)
         except BaseException:
@@ -252,7 +258,7 @@ class _Begun:
 
     async def open(self) -> None:
         """Connects, and begins to ask."""
-        self._on(await self._calls.take())
+        self._on(await self._calls.take(self._question))
         _beside(self.ask)
 
     def _on(self, connection: conversations.Client) -> None:
@@ -305,7 +311,7 @@ class _Talk(_Begun):
 
     async def open(self) -> None:
         """Connects, and sends the head."""
-        self._on(await self._calls.connect(prior_knowledge=True))
+        self._on(await self._calls.connect(self._question))
         await self.conversation.begin()
         _beside(self._pump)
 

@@ -7,7 +7,7 @@ import json
 import os
 import ssl
 from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import Any, BinaryIO, final
@@ -44,6 +44,7 @@ class CallWire(enum.Enum):
     OPENAI = "openai"
     V2 = "v2"
     GENERATE = "generate"
+    GRPC = "grpc"
     INVOKE = "invoke"
     STREAM = "stream"
     BIDI = "bidi"
@@ -64,6 +65,7 @@ _TAKES: Mapping[CallWire, tuple[Kind, ...]] = {
     CallWire.LMI: (Kind.TEXT,),
     CallWire.OPENAI: (Kind.TEXT,),
     CallWire.V2: (Kind.TENSOR,),
+    CallWire.GRPC: (Kind.TENSOR,),
     CallWire.GENERATE: (Kind.TEXT, Kind.TENSOR),
     CallWire.INVOKE: tuple(Kind),
     CallWire.STREAM: tuple(Kind),
@@ -73,7 +75,9 @@ _TAKES: Mapping[CallWire, tuple[Kind, ...]] = {
 }
 _DEFAULT = {Kind.TEXT: CallWire.LMI, Kind.TENSOR: CallWire.V2, Kind.FILE: CallWire.BIDI, Kind.WAV: CallWire.BIDI}
 _PARTED = (CallWire.BIDI, CallWire.WEBSOCKET)
-_CHOOSING = (CallWire.LMI, CallWire.OPENAI, CallWire.V2, CallWire.GENERATE, CallWire.INVOKE, CallWire.CONTAINER)
+_CHOOSING = (
+    CallWire.LMI, CallWire.OPENAI, CallWire.V2, CallWire.GENERATE, CallWire.GRPC, CallWire.INVOKE, CallWire.CONTAINER,
+)  # fmt: skip
 """The wires that have an answer in one and an answer as it is made."""
 
 
@@ -110,6 +114,8 @@ class Call:
     server: CallTarget
     wire: CallWire
     question: Question
+    instead: Question | None
+    """Asked where the server answers `question` with UNIMPLEMENTED: gRPC has another method for decoupled models."""
     pieces: Callable[[], AsyncGenerator[Piece, None]]
     kind: Kind
     texts: int
@@ -167,13 +173,12 @@ def plan(given: CallOptions, stdin: BinaryIO) -> Call:
     if len(texts) > 1 and wire not in _PARTED:
         raise click.UsageError(f"--wire {wire.value} takes one text, got {len(texts)}: quote it")
     question = _question(given, wire, kind, texts, params, stdin)
-    question = Question(
-        path=question.path, body=question.body, answer=question.answer, headers=_overridden(question.headers, extra)
-    )
+    question = replace(question, headers=_overridden(question.headers, extra))
     return Call(
-        server=_server(given, http2=given.http2 or wire is CallWire.BIDI),
+        server=_server(given, http2=given.http2 or question.http2),
         wire=wire,
         question=question,
+        instead=_streamed(question) if wire is CallWire.GRPC and given.stream is None else None,
         pieces=_pieces(given, kind, texts, params, stdin) if wire in _PARTED else _none,
         kind=kind,
         texts=len(texts),
@@ -215,6 +220,13 @@ def _question(
             return questions.openai(text, given.model, stream=stream, **params)
         case CallWire.V2:
             return questions.infer(_tensors(given), model, stream=stream, parameters=params)
+        case CallWire.GRPC:
+            try:
+                return questions.grpc_infer(
+                    _tensors(given), given.model, stream=stream, parameters=params, timeout=given.timeout
+                )
+            except v2.V2Error as e:
+                raise click.UsageError(f"--wire grpc: {e.message}") from None
         case CallWire.GENERATE:
             members = {"text_input": text} if kind is Kind.TEXT else {n: _listed(a) for n, a in _tensors(given).items()}
             return questions.generate(members, model, stream=stream, **params)
@@ -232,6 +244,12 @@ def _question(
                 return Question(path=asked.path, headers=asked.headers, body=body, answer=answer)
             fields = ((b"content-type", content_type.encode()),)
             return Question(path=f"/models/{model}/invoke", headers=fields, body=body, answer=PiecesAnswer)
+
+
+def _streamed(question: Question) -> Question:
+    """The same request of gRPC's as the one of a stream."""
+    method = questions.grpc_infer({}, "", stream=True)
+    return replace(question, path=method.path, answer=method.answer)
 
 
 def _body(

@@ -45,6 +45,7 @@ class Report:
         self._file: Any = None
         self._replies = 0
         self.status: int | None = None
+        self.grpc_status: int | None = None
         self.received = 0
 
     def head(self, status: int) -> None:
@@ -115,6 +116,7 @@ class Report:
             self._event(
                 "end",
                 status=self.status,
+                **({} if self.grpc_status is None else {"grpc_status": self.grpc_status}),
                 ending=ending,
                 first_ms=None if self._first is None else _ms(self._first - self._began),
                 total_ms=_ms(at - self._began),

@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 import os
 from contextlib import AsyncExitStack, aclosing
-from dataclasses import replace
 from socket import gaierror
 from typing import Any, final
 
@@ -16,7 +15,7 @@ from gateway.addresses import UNIX
 from gateway.cli.call.plan import Call, CallWire, Kind
 from gateway.cli.call.report import Report
 from gateway.client import UpgradeRefused
-from gateway.client.answers import Answer, EventsAnswer, PiecesAnswer, words_of
+from gateway.client.answers import Answer, BrokenOff, CallAnswer, EventsAnswer, PiecesAnswer, Refused, words_of
 from gateway.client.conversations import Client, Conversation, SocketConversation
 from gateway.errors import TransportLost
 from gateway.net.transport import Transport
@@ -25,6 +24,7 @@ from protocols.aws import invoke
 from protocols.aws.bidi import Completion
 from protocols.errors import LocalProtocolError, RemoteProtocolError
 from protocols.events import Headers, Opcode
+from protocols.grpc.status import StatusCode
 
 COMPLETE, FAILED, UNUSABLE, CUT_OFF, UNREACHABLE, INTERRUPTED = 0, 1, 2, 3, 4, 130
 """Exit statuses; 2 is a command line that cannot be, or a file of it that cannot be read or written."""
@@ -114,13 +114,30 @@ def _reason(error: BaseException) -> str:
 async def _over_http(call: Call, report: Report, transport: Transport) -> int:
     server = call.server
     peer = client.http2(transport) if server.http2 else client.http1(transport)
-    asking = Client(peer, authority=server.authority, scheme=b"https" if server.tls else b"http")
-    conversation = asking.about(replace(call.question, path=server.prefix + call.question.path))
-    return await _both(call, conversation, _Items(call, conversation.answer, report), report)
+    scheme = b"https" if server.tls else b"http"
+    asking = Client(peer, authority=server.authority, scheme=scheme, prefix=server.prefix)
+    conversation = asking.about(call.question)
+    answer = await _answer(call, conversation, report)
+    if call.instead is not None and conversation.said and _code_of(answer) is StatusCode.UNIMPLEMENTED:
+        answer = await _answer(call, asking.about(call.instead), report)
+    report.grpc_status = _code_of(answer)
+    try:
+        answer.check()
+    except Refused as e:
+        return report.end("refused", FAILED, str(e))
+    except BrokenOff as e:
+        return report.end("model-error", FAILED, str(e))
+    return report.end("complete", COMPLETE)
 
 
-async def _both(call: Call, conversation: Conversation, items: _Items, report: Report) -> int:
-    """Sends and receives at the same time. What goes wrong with receiving is raised when both are over, alone."""
+def _code_of(answer: Answer) -> StatusCode | None:
+    return answer.code if isinstance(answer, CallAnswer) else None
+
+
+async def _answer(call: Call, conversation: Conversation, report: Report) -> Answer:
+    """Sends and receives at the same time; the answer, when it is over. What goes wrong with receiving is raised when both
+    are over, alone."""
+    items = _Items(call, conversation.answer, report)
     wrong: BaseException | None = None
     async with trio.open_nursery() as nursery:
         nursery.start_soon(_say, call, conversation)
@@ -137,12 +154,7 @@ async def _both(call: Call, conversation: Conversation, items: _Items, report: R
             raise wrong
         finally:
             wrong = None
-    answer = conversation.answer
-    if answer.status != 200:
-        return report.end("refused", FAILED, f"{answer.status}: {words_of(answer.body)}")
-    if answer.error:
-        return report.end("model-error", FAILED, answer.error)
-    return report.end("complete", COMPLETE)
+    return conversation.answer
 
 
 async def _say(call: Call, conversation: Conversation) -> None:

@@ -44,6 +44,7 @@ from models.session import Session
 from tests.gateway.net.authority import Authority
 
 SPEECH = Path(str(files("models.library") / "data" / "speech.wav"))
+TEXT_TAKERS = "lmi, openai, generate, invoke, stream, container, bidi, websocket"
 TEXT_WIRES = ["lmi", "openai", "generate", "invoke", "stream", "bidi", "websocket", "container"]
 
 
@@ -170,7 +171,7 @@ async def test_the_form_of_tgi_is_understood(
     assert "the weights are gone" in failed.errors[0]
 
 
-@pytest.mark.parametrize("wire", ["v2", "generate", "invoke", "stream", "container"])
+@pytest.mark.parametrize("wire", ["v2", "generate", "grpc", "invoke", "stream", "container"])
 @pytest.mark.parametrize("stream", [None, True])
 async def test_tensors(
     wire: str, stream: bool | None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, autojump_clock: MockClock
@@ -215,6 +216,7 @@ async def test_a_wav_is_sent_as_samples_and_kept_as_a_wav(tmp_path: Path, monkey
         assert got.readframes(got.getnframes()) == sent.readframes(sent.getnframes())
 
 
+@pytest.mark.parametrize("wire", ["v2", "grpc"])
 @pytest.mark.parametrize(
     "array",
     [
@@ -226,11 +228,11 @@ async def test_a_wav_is_sent_as_samples_and_kept_as_a_wav(tmp_path: Path, monkey
     ids=lambda array: str(array.dtype),
 )
 async def test_an_npy_comes_back_as_it_was(
-    array: np.ndarray[Any, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, autojump_clock: MockClock
+    array: np.ndarray[Any, Any], wire: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, autojump_clock: MockClock
 ) -> None:
     np.save(tmp_path / "in.npy", array)
     async with serving(monkeypatch):
-        called = await made("identity", tensors=[f"INPUT0={tmp_path / 'in.npy'}"], out=tmp_path / "out.npy")
+        called = await made("identity", tensors=[f"INPUT0={tmp_path / 'in.npy'}"], wire=wire, out=tmp_path / "out.npy")
     assert called.code == 0, called.errors
     assert (tmp_path / "out.npy").read_bytes() == (tmp_path / "in.npy").read_bytes()
     assert called.out.endswith(f" in {tmp_path / 'out.npy'}\n")
@@ -421,6 +423,95 @@ async def test_a_file_is_not_read_ahead_of_a_model_that_does_not_take_it(monkeyp
     assert 0 < read < 4_000_000
 
 
+# ---- gRPC ----
+
+
+async def counting(request: InferRequest) -> AsyncIterator[dict[str, np.ndarray[Any, Any]]]:
+    """Counts to x, and fails behind 2."""
+    for number in range(1, int(request["x"].item()) + 1):
+        if number > 2:
+            raise ModelError("the weights are gone")
+        yield {"y": np.array([number])}
+
+
+async def stuck(request: InferRequest) -> dict[str, np.ndarray[Any, Any]]:
+    await trio.sleep_forever()
+    raise AssertionError
+
+
+@asynccontextmanager
+async def serving_tensors(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> AsyncIterator[MemoryGateway]:
+    """Models of tensors, and x.npy beside: 2; three.npy is 3."""
+    for name, number in (("x", 2), ("three", 3)):
+        np.save(tmp_path / f"{name}.npy", np.array([number]))
+    specs = [
+        spec_of(counting, "counting", decoupled=True), spec_of(stuck, "stuck"), spec_of(identity, "identity"),
+    ]  # fmt: skip
+    async with memory_gateway(specs, check=True) as served:
+        lead(monkeypatch, served.connect)
+        yield served
+
+
+async def test_a_decoupled_model_is_called_by_the_method_that_it_has_unless_it_is_forbidden(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, autojump_clock: MockClock
+) -> None:
+    async with serving_tensors(monkeypatch, tmp_path):
+        for stream in (None, True):
+            called = await made("counting", tensors=["x=x.npy"], wire="grpc", stream=stream)
+            assert (called.code, called.out) == (0, "y INT64 [1]\n[1]\ny INT64 [1]\n[2]\n")
+        forbidden = await made("counting", tensors=["x=x.npy"], wire="grpc", stream=False)
+    assert forbidden.code == 1
+    assert forbidden.errors[0].startswith("UNIMPLEMENTED: model 'counting' gives any number of responses")
+
+
+async def test_an_error_of_grpc_has_the_name_of_its_status_and_its_words(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, autojump_clock: MockClock
+) -> None:
+    async with serving_tensors(monkeypatch, tmp_path):
+        unknown = await made("nobody", tensors=["x=x.npy"], wire="grpc", as_json=True)
+        broken = await made("counting", tensors=["x=three.npy"], wire="grpc", as_json=True)
+        strict = ["triton_grpc_error:true"]
+        ended = await made("counting", tensors=["x=three.npy"], wire="grpc", headers=strict, stream=True, as_json=True)
+    assert (unknown.code, unknown.errors) == (1, ["NOT_FOUND: unknown model 'nobody'; there are: counting, identity, stuck"])
+    assert [event["event"] for event in unknown.events] == ["head", "end"]
+    end = unknown.events[-1]
+    assert (end["status"], end["grpc_status"], end["ending"], end["error"]) == (200, 5, "refused", unknown.errors[0])
+    for called, status, said in ((broken, 0, "the weights"), (ended, 13, "INTERNAL: the weights")):
+        assert (called.code, called.errors) == (1, [f"{said} are gone"])
+        assert [event["data"] for event in called.events if event["event"] == "tensor"] == [[1], [2]]
+        assert (called.events[-1]["grpc_status"], called.events[-1]["ending"]) == (status, "model-error")
+
+
+async def test_the_server_is_told_how_long_a_call_of_grpc_may_take(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, autojump_clock: MockClock
+) -> None:
+    async with serving_tensors(monkeypatch, tmp_path):
+        late = await made("stuck", tensors=["x=x.npy"], wire="grpc", timeout=5.0)
+        given = CallOptions(model="stuck", url="http://here", tensors=["x=x.npy"], wire="grpc", timeout=5.0)
+        assert (b"grpc-timeout", b"5S") in plan(given, io.BytesIO()).question.headers
+        sooner = await made("stuck", tensors=["x=x.npy"], wire="grpc", timeout=5.0, headers=["grpc-timeout:2S"])
+    assert (late.code, late.errors) == (3, ["not over after 5 s (--timeout)"])
+    assert (sooner.code, sooner.errors[0].split(":")[0]) == (1, "DEADLINE_EXCEEDED")
+
+
+async def test_a_call_of_grpc_that_is_cut_off(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, autojump_clock: MockClock
+) -> None:
+    async with serving_tensors(monkeypatch, tmp_path) as served:
+        link = served.link()
+        lead(monkeypatch, lambda: link.client)
+        results: list[Called] = []
+
+        async def calling() -> None:
+            results.append(await made("stuck", tensors=["x=x.npy"], wire="grpc"))
+
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(calling)
+            await trio.sleep(1)  # of the mocked clock: the model has begun
+            link.server.close()
+    assert (results[0].code, results[0].errors[0][:7]) == (3, "cut off")
+
+
 # ---- the command line ----
 
 
@@ -439,7 +530,15 @@ def failure(*arguments: str) -> str:
         (("a", "--file", "b"), "text and --file cannot be sent in one call"),
         (
             ("a", "--wire", "v2"),
-            "--wire v2 takes --tensor, not text: for that there are lmi, openai, generate, invoke, stream, container, bidi, websocket",
+            "--wire v2 takes --tensor, not text: for that there are " + TEXT_TAKERS,
+        ),
+        (
+            ("a", "--wire", "grpc", "--param", "n=1"),
+            "--wire grpc takes --tensor, not text: for that there are " + TEXT_TAKERS,
+        ),
+        (
+            ("--tensor", "x=x.npy", "--wire", "grpc", "--param", "n=[1]"),
+            "--wire grpc: parameter 'n' of the request must be a string, a boolean or a number of 64 bits, got an array of 1",
         ),
         (("a", "--wire", "bidi", "--no-stream"), "--wire bidi always streams: it takes neither --stream nor --no-stream"),
         (("a", "--wire", "websocket", "--http2"), "--wire websocket is over HTTP/1.1: it takes no --http2"),
@@ -466,6 +565,7 @@ def test_what_cannot_be_is_said_before_anything_is_connected(
     arguments: tuple[str, ...], said: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
+    np.save("x.npy", np.array([1]))
     assert failure("lm", *arguments) == said
 
 
@@ -553,12 +653,7 @@ async def test_parameters_reach_the_model_with_their_types(
 async def test_a_stream_of_tensors_that_fails_keeps_what_came(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, autojump_clock: MockClock
 ) -> None:
-    async def counting(request: InferRequest) -> AsyncIterator[dict[str, np.ndarray[Any, Any]]]:
-        yield {"y": np.array([1])}
-        yield {"y": np.array([2])}
-        raise ModelError("the weights are gone")
-
-    np.save(tmp_path / "x.npy", np.array([0]))
+    np.save(tmp_path / "x.npy", np.array([3]))
     async with memory_gateway([spec_of(counting, "counting")]) as served:
         lead(monkeypatch, served.connect)
         called = await made("counting", tensors=[f"x={tmp_path / 'x.npy'}"], stream=True, out=tmp_path / "y.npy")
@@ -631,6 +726,16 @@ async def test_the_development_certificate_is_trusted_on_this_machine(
         assert "CERTIFICATE_VERIFY_FAILED" in strange.errors[0]
         ca = tmp_path / "everywire" / "tls" / "ca.pem"
         assert (await made("words", "Say", url=url, wire=wire, ca=ca)).code == 0
+
+
+async def test_grpc_over_tls_is_http2_by_alpn(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    np.save(tmp_path / "x.npy", np.array([7]))
+    config = Config(listen=ListenConfig(port=0, tls_port=0), tls=TLSConfig(dev=True))
+    async with listening(config, spec_of(identity, "identity")) as gateway:
+        url = f"https://localhost:{gateway.tls_port}"
+        called = await made("identity", url=url, tensors=["x=x.npy"], wire="grpc")
+    assert (called.code, called.out) == (0, "x INT64 [1]\n[7]\n"), called.errors
 
 
 @pytest.mark.parametrize("wire", ["lmi", "bidi", "websocket"])

@@ -14,8 +14,7 @@ import trio
 import trio.testing
 
 from gateway import client
-from gateway.client import BrokenOff, Client, Refused, generate, infer, invoke, lmi, open_client
-from gateway.client.questions import grpc_infer
+from gateway.client import BrokenOff, Client, Refused, generate, grpc_infer, infer, invoke, lmi, open_client
 from gateway.config import Config, LimitsConfig, ListenConfig, TLSConfig
 from gateway.errors import TransportLost
 from gateway.gateway import Gateway
@@ -26,8 +25,10 @@ from models.adapt import spec_of
 from models.errors import ModelError
 from models.library.echo import Echo
 from models.library.tensors import identity
-from models.messages import Part, Prompt
+from models.messages import InferRequest, InferResponse, Part, Prompt, Tensor
 from models.session import Session
+from protocols.errors import LocalProtocolError
+from protocols.grpc.status import StatusCode
 
 WIRES = pytest.mark.parametrize("wire", ["http1", "http2"])
 SMALL = 4096
@@ -42,12 +43,23 @@ async def words(prompt: Prompt) -> AsyncIterator[str]:
         await trio.sleep(1)
 
 
+async def counting(request: InferRequest) -> AsyncIterator[dict[str, Any]]:
+    """Counts to x, one a second; fails behind 3."""
+    for number in range(1, int(request["x"].item()) + 1):
+        if number > 3:
+            raise ModelError("no more fingers", status=409)
+        yield {"y": np.array([number])}
+        await trio.sleep(1)
+
+
 async def busy(session: Session[Part, Part]) -> None:
     """Refuses at once."""
     raise ModelError("not today", status=503)
 
 
-MODELS = [words, identity, spec_of(Echo(), "echo"), spec_of(busy, "busy")]
+MODELS = [
+    words, identity, spec_of(Echo(), "echo"), spec_of(busy, "busy"), spec_of(counting, "counting", decoupled=True),
+]  # fmt: skip
 
 
 def of(memory: MemoryGateway, wire: str) -> Client:
@@ -78,6 +90,101 @@ async def test_a_call_of_grpc_is_a_success_or_says_why_not() -> None:
             await calls.call(grpc_infer({"INPUT0": np.ones(3)}, "nobody", stream=True))
         async with calls.stream(grpc_infer({"INPUT0": np.ones(2)}, "identity", stream=True)) as replies:
             assert [reply["OUTPUT0"].elements.tolist() async for reply in replies] == [[1, 1]]
+
+
+def to(number: int) -> dict[str, Any]:
+    return {"x": np.array([number])}
+
+
+async def test_the_one_message_of_a_call_of_grpc_may_be_taken_as_it_comes() -> None:
+    async with memory_gateway(MODELS, check=True) as memory:
+        async with of(memory, "http2").stream(grpc_infer({"INPUT0": np.ones(2)}, "identity")) as replies:
+            assert [reply["OUTPUT0"].elements.tolist() async for reply in replies] == [[1, 1]]
+        assert replies.answer.complete
+
+
+async def test_what_grpc_says_went_wrong_has_its_code(autojump_clock: Any) -> None:
+    strict = (("triton_grpc_error", "true"),)
+    async with memory_gateway(MODELS, check=True) as memory:
+        calls = of(memory, "http2")
+        with pytest.raises(Refused, match=r"^UNIMPLEMENTED: .* call ModelStreamInfer") as refused:
+            await calls.call(grpc_infer(to(1), "counting"))
+        assert refused.value.answer.code is StatusCode.UNIMPLEMENTED
+        for metadata, said, code in (
+            ((), "no more fingers", StatusCode.OK),
+            (strict, "FAILED_PRECONDITION: no more fingers", StatusCode.FAILED_PRECONDITION),
+        ):
+            async with calls.stream(grpc_infer(to(5), "counting", stream=True, metadata=metadata)) as replies:
+                for number in (1, 2, 3):
+                    assert (await anext(replies))["y"].elements.item() == number
+                with pytest.raises(BrokenOff) as broken:
+                    await anext(replies)
+            assert (str(broken.value), broken.value.answer.code) == (said, code)
+
+
+@pytest.mark.parametrize("stream", [False, True])
+async def test_the_server_holds_the_deadline_that_a_call_of_grpc_has_told_it(stream: bool, autojump_clock: Any) -> None:
+    async def stuck(request: InferRequest) -> dict[str, Any]:
+        await trio.sleep_forever()
+        raise AssertionError
+
+    async with memory_gateway([stuck], check=True) as memory:
+        calls = of(memory, "http2")
+        answer = await calls.grpc_infer(to(1), "stuck", stream=stream, timeout=2.5)
+        assert trio.current_time() == pytest.approx(2.5, abs=0.1)
+        assert answer.code is StatusCode.DEADLINE_EXCEEDED
+        with pytest.raises(Refused, match=r"^DEADLINE_EXCEEDED: "):
+            answer.check()
+
+
+@pytest.mark.parametrize("stream", [False, True])
+async def test_a_call_of_grpc_that_is_cancelled_resets_its_stream_and_the_connection_goes_on(
+    stream: bool, autojump_clock: Any
+) -> None:
+    asleep = trio.Event()
+
+    async def sleeper(request: InferRequest) -> dict[str, Any]:
+        asleep.set()
+        await trio.sleep_forever()
+        raise AssertionError
+
+    async with memory_gateway([sleeper, identity], check=True) as memory:
+        calls = of(memory, "http2")
+        with trio.move_on_after(2) as patience:
+            await calls.call(grpc_infer(to(1), "sleeper", stream=stream))
+        assert patience.cancelled_caught
+        assert asleep.is_set()
+        await trio.testing.wait_all_tasks_blocked()
+        assert memory.gateway.counts().exchanges == 0
+        assert memory.gateway.counts().endings == {"cancelled-by-client": 1}
+        assert (await calls.call(grpc_infer({"INPUT0": np.ones(1)}, "identity"))).complete
+        assert memory.gateway.counts().connections == 1
+
+
+async def test_what_a_question_of_grpc_says_reaches_the_model_in_either_form() -> None:
+    heard = []
+
+    async def hearing(session: Session[InferRequest, InferResponse]) -> None:
+        request = await session.receive()
+        heard.append((request.id, dict(request.parameters), session.call.headers["x-tenant"]))
+        await session.send(InferResponse(outputs=[Tensor(name="y", datatype="INT64", data=request["x"])]))
+
+    async with memory_gateway([hearing], check=True) as memory:
+        for typed in (False, True):
+            answer = await of(memory, "http2").grpc_infer(
+                to(7), "hearing", typed=typed, id="seven", parameters={"loud": True}, metadata=[("x-tenant", "blue")]
+            )
+            (reply,) = answer.check().messages
+            assert (reply.id, reply["y"].elements.tolist()) == ("seven", [7])
+    assert heard == [("seven", {"loud": True}, "blue")] * 2
+
+
+async def test_grpc_over_http1_is_refused_before_anything_is_sent() -> None:
+    async with memory_gateway(MODELS, check=True) as memory:
+        calls = of(memory, "http1")
+        with pytest.raises(LocalProtocolError, match="needs HTTP/2: connect with prior_knowledge=True"):
+            await calls.call(grpc_infer(to(1), "identity"))
+        assert (await calls.call(lmi("one", "words"))).text == "one "
 
 
 @WIRES

@@ -12,12 +12,13 @@ from collections.abc import AsyncIterator, Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from datetime import UTC, datetime
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 import trio
 
-from gateway.client import BrokenOff, Refused, generate, infer, invoke, lmi, openai
+from gateway.client import BrokenOff, Refused, generate, grpc_infer, infer, invoke, lmi, openai
 from gateway.client.portal import _Run
 from gateway.client.sync import Client, Closed, Duplex
 from gateway.config import Config, DrainConfig, ListenConfig, TLSConfig
@@ -28,7 +29,7 @@ from gateway.net.tls_context import client_context
 from models.adapt import spec_of
 from models.errors import ModelError
 from models.library.tensors import identity
-from models.messages import Family, Part, Prompt, Token
+from models.messages import Family, InferRequest, Part, Prompt, Token
 from models.session import Session
 
 ROOT = Path(__file__).parents[3]
@@ -53,6 +54,15 @@ class Models:
                 if word in ("wait", "interrupt"):
                     await trio.sleep_forever()
                 yield word + " "
+        except trio.Cancelled:
+            self.left.set()
+            raise
+
+    async def stuck(self, request: InferRequest) -> dict[str, Any]:
+        """Waits for ever."""
+        try:
+            self.begun.set()
+            await trio.sleep_forever()
         except trio.Cancelled:
             self.left.set()
             raise
@@ -93,6 +103,7 @@ class Served:
     def __init__(self, config: Config) -> None:
         self.models = models = Models()
         specs = [spec_of(models.words, "words"), spec_of(models.endless, "endless"), spec_of(identity, "identity")]
+        specs += [spec_of(models.stuck, "stuck")]
         specs += [spec_of(getattr(models, name), name, family=Family.PARTS) for name in ("echo", "flood")]
         self.gateway = Gateway(config, specs)
         self._up, self._stop = threading.Event(), trio.Event()
@@ -171,6 +182,38 @@ def test_calls_one_after_the_other_share_a_connection(served: Served, client: Cl
         client.call(lmi("one", "words"))
         list(client.stream(lmi("one", "words", stream=True)))
     assert served.gateway.counts().connections == 1
+
+
+def test_grpc_has_a_connection_of_http2_which_all_other_calls_may_use_too(served: Served, client: Client) -> None:
+    x = {"INPUT0": np.arange(3, dtype=np.float32)}
+    client.call(lmi("one", "words"))
+    for _ in range(3):
+        for stream in (False, True):
+            (reply,) = client.call(grpc_infer(x, "identity", stream=stream)).messages
+            assert reply["OUTPUT0"].elements.tolist() == [0, 1, 2]
+            (reply,) = client.stream(grpc_infer(x, "identity", stream=stream))
+            assert reply["OUTPUT0"].elements.tolist() == [0, 1, 2]
+        client.call(lmi("one", "words"))
+    assert served.gateway.counts().connections == 2
+
+
+def test_grpc_says_its_status_and_its_words(client: Client) -> None:
+    x = {"INPUT0": np.ones(1)}
+    with pytest.raises(Refused, match=r"^NOT_FOUND: unknown model 'nobody'"):
+        client.call(grpc_infer(x, "nobody"))
+    with pytest.raises(BrokenOff, match=r"^unknown model 'nobody'"):
+        list(client.stream(grpc_infer(x, "nobody", stream=True)))
+    with pytest.raises(Refused, match=r"^DEADLINE_EXCEEDED: "):
+        client.call(grpc_infer(x, "stuck", timeout=0.1))
+    assert client.call(lmi("one", "words")).text == "one "
+
+
+def test_a_call_of_grpc_that_is_left_cancels_its_model(served: Served, client: Client) -> None:
+    client.timeout = 0.2
+    while not served.models.begun.is_set():  # which may take longer to begin than that
+        with pytest.raises(TimeoutError):
+            client.call(grpc_infer({"INPUT0": np.ones(1)}, "stuck"))
+    assert served.models.left.wait(60)
 
 
 def test_threads_call_at_once_each_over_its_own_connection(served: Served, client: Client) -> None:
