@@ -124,6 +124,18 @@ def test_the_page_has_the_times_of_the_manifests() -> None:
     assert rows == {**probes, **waits, "terminationGracePeriodSeconds": f"{grace()} s"}
 
 
+@pytest.mark.pages
+def test_a_probe_over_grpc_may_take_the_place_that_the_page_says() -> None:
+    (said,) = re.findall(r"`(grpc: {[^`]*})`", (ROOT / PAGE).read_text(encoding="utf-8"))
+    runtime = manifest("serving-runtime")
+    (made,) = runtime["spec"]["containers"]
+    for probe in (made["readinessProbe"], made["startupProbe"]):
+        asked = probe.pop("httpGet")
+        probe |= yaml.safe_load(said)
+        assert probe["grpc"]["port"] == asked["port"]
+    assert mistakes(runtime) == []
+
+
 def command(*, on: str) -> list[str]:
     """What runs in the pod: the image's entry point, and the args in the place of its CMD; `on` is the folder of the model,
     /mnt/models in the pod."""

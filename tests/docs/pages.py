@@ -28,7 +28,7 @@ _NAMED = re.compile(r"# ([\w./-]+\.(?:py|toml|ini))\n")
 _SERVER = re.compile(r"(?:python -m gateway|^(?:\w+=\S+ )*everywire) (?!(?:.* )?(?:demo|config|models|simulate|call|keys) )")
 _PATIENCE = 120
 # what a program is called where it has to be there, by the command that pages type
-_PROGRAMS = {"curl": "curl", "aws": "aws-cli", "openssl": "openssl"}
+_PROGRAMS = {"curl": "curl", "aws": "aws-cli", "openssl": "openssl", "grpcurl": "grpcurl"}
 
 
 # Pages that a test of their own follows. Every other page that has files or commands is a story: `test_stories.py`.

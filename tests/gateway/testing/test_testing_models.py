@@ -50,6 +50,10 @@ async def test_a_client_knows_every_dialect(wire: str, autojump_clock: Any) -> N
             assert np.array_equal(reply.outputs[0].array, X + X)
             (reply,) = (await client.infer({"x": X}, "double", binary=binary, stream=True)).messages
             assert np.array_equal(reply.outputs[0].array, X + X)
+        for stream in (False, True) if wire == "http2" else ():
+            for typed in (False, True):
+                answer = await client.grpc_infer({"x": X}, "double", stream=stream, typed=typed)
+                assert np.array_equal(answer.check().messages[0]["y"].elements, X + X)
         assert (await client.invoke("echo", b"\x00hello")).messages == [b"\x00hello"]
         assert (await client.invoke("echo", b"\x00hello", stream=True)).messages == [b"\x00hello"]
         refused = await client.lmi("a", "nobody")
