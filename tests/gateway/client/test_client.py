@@ -28,6 +28,7 @@ from models.library.tensors import identity
 from models.messages import InferRequest, InferResponse, Part, Prompt, Tensor
 from models.session import Session
 from protocols.errors import LocalProtocolError
+from protocols.events import Reset
 from protocols.grpc.status import StatusCode
 
 WIRES = pytest.mark.parametrize("wire", ["http1", "http2"])
@@ -139,7 +140,7 @@ async def test_the_server_holds_the_deadline_that_a_call_of_grpc_has_told_it(str
 
 @pytest.mark.parametrize("stream", [False, True])
 async def test_a_call_of_grpc_that_is_cancelled_resets_its_stream_and_the_connection_goes_on(
-    stream: bool, autojump_clock: Any
+    stream: bool, autojump_clock: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     asleep = trio.Event()
 
@@ -150,10 +151,14 @@ async def test_a_call_of_grpc_that_is_cancelled_resets_its_stream_and_the_connec
 
     async with memory_gateway([sleeper, identity], check=True) as memory:
         calls = of(memory, "http2")
+        said: list[Any] = []
+        send = calls.peer.machine.send
+        monkeypatch.setattr(calls.peer.machine, "send", lambda event: (said.append(event), send(event)))
         with trio.move_on_after(2) as patience:
             await calls.call(grpc_infer(to(1), "sleeper", stream=stream))
         assert patience.cancelled_caught
         assert asleep.is_set()
+        assert [event.code for event in said if isinstance(event, Reset)] == [8]  # CANCEL
         await trio.testing.wait_all_tasks_blocked()
         assert memory.gateway.counts().exchanges == 0
         assert memory.gateway.counts().endings == {"cancelled-by-client": 1}
