@@ -135,9 +135,8 @@ async def one_response(
     slot.leave()
     response = call.response
     if response is None:
-        error = call.failure()
-        slot.unanswered(error)
-        raise error
+        slot.unanswered()
+        raise call.failure()
     return slot, call, response
 
 
