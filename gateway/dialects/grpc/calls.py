@@ -26,6 +26,8 @@ SETTING = "limits.body"
 """What bounds a message."""
 NAME = "grpc-timeout of the call"
 _HEAD, _OK = answer_head(), trailers()
+_READ = 10e-6
+"""Seconds that pass, at least, before a head is read: a call that has no more is late."""
 _SHORT_STEP, _LONG_STEP = 64 * 1024, 1024 * 1024
 
 
@@ -37,7 +39,7 @@ def _read(head: Head) -> CallHead:
         raise CallRefused.of(e) from None
     except RemoteProtocolError as e:
         raise CallRefused(StatusCode.UNIMPLEMENTED, str(e)) from None
-    if call.timeout == 0:
+    if call.timeout is not None and call.timeout <= _READ:
         raise DeadlineExceeded(f"no time is left ({NAME})", refusal=Refusal.NO_TIME)
     return call
 

@@ -186,6 +186,8 @@ async def test_a_head_may_say_that(fields: Headers) -> None:
         ((b"grpc-timeout", b"123456789S"), b"13", b"grpc-timeout"),
         ((b"grpc-timeout", b"-1S"), b"13", b"grpc-timeout"),
         ((b"grpc-timeout", b"0m"), b"4", b"no time is left"),
+        ((b"grpc-timeout", b"1n"), b"4", b"no time is left"),
+        ((b"grpc-timeout", b"9u"), b"4", b"no time is left"),
     ],
 )
 async def test_a_head_must_not_say_that_and_no_model_is_called(field: tuple[bytes, bytes], code: bytes, says: bytes) -> None:
