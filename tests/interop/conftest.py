@@ -9,9 +9,10 @@ from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 from typing import Any
 
+import numpy as np
 import pytest
 
-from tests.interop import aws, served_grpc, served_text, served_v2, servers
+from tests.interop import aws, served_grpc, served_text, served_v2, servers, triton
 from tests.interop.runtime import KEY, REGION, SECRET, KiB, Runtime, running
 from tests.interop.servers import LIBRARY, serving, tables
 from tests.interop.servers import Server as Server
@@ -82,6 +83,19 @@ def text_server(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPat
 def v2_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
     """The models of tests/interop/served_v2.py, which may be loaded and unloaded."""
     with serving(tmp_path_factory.mktemp("v2"), "served_v2.py", served_v2.configuration()) as server:
+        yield server
+
+
+@pytest.fixture(scope="session")
+def triton_itself(tmp_path_factory: pytest.TempPathFactory) -> Iterator[triton.Triton]:
+    """Triton's own server, with the models of tests/interop/served_v2.py."""
+    files = triton.wheel()
+    if files is None:
+        absent("nvidia-pytriton")
+    assert files is not None
+    if int(np.__version__.split(".")[0]) >= 2:
+        absent("numpy-1")  # Triton's Python backend reads arrays by numpy 1's layout
+    with triton.serving_triton(tmp_path_factory.mktemp("triton"), files) as server:
         yield server
 
 

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
+import trio
 
 from models.errors import ModelError
 from models.messages import Family, InferRequest, InferResponse, Tensor
@@ -26,6 +27,7 @@ class Declared:
     outputs: Tensors
     max_batch_size: int = 0
     labels: tuple[str, ...] = ()
+    decoupled: bool = False
 
 
 NUMBERS = ("BOOL", "UINT8", "UINT16", "UINT32", "UINT64", "INT8", "INT16", "INT32", "INT64", "FP16", "BF16", "FP32", "FP64")
@@ -53,7 +55,12 @@ DECLARED: Mapping[str, Declared] = {
     ),
     "labelled": _one("FP32", 4, labels=("cat", "dog", "owl", "yak")),
     "failing": _one("FP32", -1),
+    "delayed": _one("INT32", 1),
+    "counting": _one("INT32", 1, decoupled=True),
+    "pieces": Declared(inputs={"INPUT0": ("INT32", (1,))}, outputs={"OUTPUT0": ("INT32", (-1,))}, decoupled=True),
 }
+"""Each gives its inputs back at once, but for three: `delayed` after so many milliseconds, `counting` so many numbers, after which
+a negative one fails, and `pieces` so many pieces of 64 KiB."""
 
 OTHERS: Mapping[str, str] = {"anything": "models.library.tensors:identity", "mymodel": "served_v2:mymodel"}
 """What is served beside them, and who makes it."""
@@ -68,6 +75,11 @@ def declared(model: str) -> ModelSpec:
         async for request in session:
             if model == "failing":
                 raise ModelError("the model refuses", code="Refused", status=400)
+            if what.decoupled:
+                await _several(session, model, int(request["INPUT0"][0]))
+                continue
+            if model == "delayed":
+                await trio.sleep(int(request["INPUT0"][0]) / 1000)
             outputs = [Tensor(name=pairs[t.name], data=t.data, datatype=t.datatype) for t in request.inputs]
             if model == "said":
                 told = json.dumps(dict(request.parameters), sort_keys=True)
@@ -77,6 +89,14 @@ def declared(model: str) -> ModelSpec:
             await session.send(InferResponse(outputs=outputs))
 
     return _spec(answer, model, what)
+
+
+async def _several(session: Session[InferRequest, InferResponse], model: str, many: int) -> None:
+    for number in range(abs(many)):
+        data = np.full(16_384 if model == "pieces" else 1, number, np.int32)
+        await session.send(InferResponse(outputs=[Tensor(name="OUTPUT0", data=data)]))
+    if many < 0:
+        raise ModelError("no more numbers", code="Refused", status=400)
 
 
 def mymodel() -> ModelSpec:
@@ -112,7 +132,7 @@ def _spec(answer: Model, name: str, what: Declared) -> ModelSpec:
 
     return ModelSpec(
         name=name, family=Family.TENSOR, load=load, max_batch_size=what.max_batch_size,
-        inputs=tensors(what.inputs), outputs=tensors(what.outputs, what.labels),
+        inputs=tensors(what.inputs), outputs=tensors(what.outputs, what.labels), decoupled=what.decoupled,
     )  # fmt: skip
 
 
@@ -120,4 +140,4 @@ def configuration() -> list[str]:
     """The lines that serve them all."""
     models = [f'[models.{name}]\nfactory = "served_v2:declared"\noptions = {{ model = "{name}" }}' for name in DECLARED]
     models += [f'[models.{name}]\nfactory = "{factory}"' for name, factory in OTHERS.items()]
-    return ["[v2]", "model_control = true", *models]
+    return ["[limits]", "body = 16_777_216", "[v2]", "model_control = true", *models]

@@ -2,38 +2,23 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from concurrent.futures import ThreadPoolExecutor
 
-import numpy as np
 import pytest
 
-from tests.interop.conftest import absent
 from tests.interop.servers import Server
-from tests.interop.triton import serving_triton, wheel
+from tests.interop.triton import Triton
 from tests.interop.triton_cases import CASES, FATAL, Answer, Case, ask
 from tests.interop.triton_differences import ANSWERS, DIFFERENCES, differ
 
 
 @pytest.fixture(scope="session")
-def triton(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
-    """Where Triton listens."""
-    files = wheel()
-    if files is None:
-        absent("nvidia-pytriton")
-    assert files is not None
-    if int(np.__version__.split(".")[0]) >= 2:
-        absent("numpy-1")  # Triton's Python backend reads arrays by numpy 1's layout
-    with serving_triton(tmp_path_factory.mktemp("triton"), files) as at:
-        yield at
-
-
-@pytest.fixture(scope="session")
-def answers(triton: str, v2_server: Server) -> Mapping[str, tuple[Answer, Answer]]:
+def answers(triton_itself: Triton, v2_server: Server) -> Mapping[str, tuple[Answer, Answer]]:
     """What Triton and we answer to each case."""
     here = f"{v2_server.host}:{v2_server.port}"
     with ThreadPoolExecutor(8) as pool:
-        both = [(pool.submit(ask, triton, case), pool.submit(ask, here, case)) for case in CASES.values()]
+        both = [(pool.submit(ask, triton_itself.http, case), pool.submit(ask, here, case)) for case in CASES.values()]
         return {name: (theirs.result(), ours.result()) for name, (theirs, ours) in zip(CASES, both, strict=True)}
 
 

@@ -45,7 +45,7 @@ def _told(name: str, theirs: Any, ours: Any) -> Pair:
             _told(f"{name} {k}", theirs.get(k), ours.get(k)) for k in {**theirs, **ours} if theirs.get(k) != ours.get(k)
         ]
         return "; ".join(t for t, _ in inner), "; ".join(o for _, o in inner)
-    if isinstance(theirs, list) and isinstance(ours, list) and name == "members":
+    if isinstance(theirs, list) and isinstance(ours, list) and name.endswith("members"):
         return f"also {[e for e in theirs if e not in ours]}", f"also {[e for e in ours if e not in theirs]}"
     return f"{name} {_short(theirs)}", f"{name} {_short(ours)}"
 
