@@ -439,7 +439,12 @@ def failed_stream_as_success(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def place_kept_by_a_request(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(_Stream, "_over", lambda stream, inner: inner.close())
+    def over(stream: _Stream, me: Any) -> None:
+        request, me.request = me.request, None
+        request.after.set()
+        request.inner.close()
+
+    monkeypatch.setattr(_Stream, "_over", over)
     real = _Stream.__init__
 
     def init(stream: _Stream, *arguments: Any) -> None:

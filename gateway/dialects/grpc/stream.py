@@ -351,6 +351,7 @@ class _Stream:
     def _over(self, me: _Task) -> None:
         request, me.request = me.request, None
         assert request is not None
+        request.error = None  # it knows frames that know the request
         request.after.set()
         request.inner.close()
         self._places.release()
