@@ -142,7 +142,7 @@ class Client:
         return Conversation(self.peer, stream, question, authority=self._authority, scheme=self._scheme)
 
     def carries(self, question: Question) -> bool:
-        """Whether the connection's protocol can."""
+        """True where the connection's protocol can."""
         return not question.http2 or isinstance(self.peer.machine, HTTP2Connection)
 
     def close(self) -> None:

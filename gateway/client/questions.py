@@ -50,7 +50,7 @@ class Question:
     declares: bool = True
     """Whether its head says how long the body is, where there is one: gRPC's do not."""
     http2: bool = False
-    """Whether only HTTP/2 can carry it."""
+    """True where only HTTP/2 can carry it."""
 
 
 def lmi(prompt: str, model: str = "", /, *, stream: bool = False, **parameters: Any) -> Question:

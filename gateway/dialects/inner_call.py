@@ -52,7 +52,7 @@ class InnerCall:
         self.interruption: GatewayError | None = None
         self._over = False
         self.cancelled = False
-        """Whether its scope is, by it or, as is known after `model_over`, by its time: then it must be left."""
+        """True where its scope is, by it or, as is known after `model_over`, by its time: then that must be left."""
         self._limits: TimeLimits | None = None
         self._cancelled_at: float | None = None
         self._give_back_made: Callable[[], None] | None = None

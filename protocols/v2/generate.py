@@ -42,17 +42,19 @@ class GenerateReply(msgspec.Struct, kw_only=True, omit_defaults=True):
     id: str = ""
 
 
-def read_object(body: Buffer, limits: V2Limits = DEFAULT_LIMITS, *, nonfinite: bool = False) -> dict[str, Any]:
+def read_object(
+    body: Buffer, limits: V2Limits = DEFAULT_LIMITS, *, nonfinite: bool = False, what: str = "the request"
+) -> dict[str, Any]:
     """The JSON object of a request, of which no member is there twice; it may hold NaN and Infinity where they are numbers
-    of tensors (`nonfinite`). V2Error, with status 413 above `limits.text`."""
+    of tensors (`nonfinite`). V2Error, which says `what` it is, with status 413 above `limits.text`."""
     size = memoryview(body).nbytes
     if size > limits.text:
-        raise V2Error(f"the JSON of the request is at most {limits.text} bytes (limits.text_json), got {size}", status=413)
+        raise V2Error(f"the JSON of {what} is at most {limits.text} bytes (limits.text_json), got {size}", status=413)
     try:
         head = strict_json.loads(
             body,
             depth=limits.depth,
-            what="the request",
+            what=what,
             allow_nonfinite=nonfinite,
             duplicates=False,
             containers=limits.containers,
@@ -61,7 +63,7 @@ def read_object(body: Buffer, limits: V2Limits = DEFAULT_LIMITS, *, nonfinite: b
     except strict_json.JSONError as error:
         raise V2Error(error.message) from None
     if type(head) is not dict:
-        raise V2Error(f"the request must be a JSON object, got {show(head)}")
+        raise V2Error(f"{what} must be a JSON object, got {show(head)}")
     return head
 
 

@@ -12,10 +12,17 @@ from dataclasses import replace
 from functools import partial
 from typing import Any, final
 
+import numpy as np
 import trio
 
-from gateway.client import Peer
-from gateway.client.answers import Answer, CompletionEventsAnswer, GenerateEventsAnswer, GenerateReplyAnswer
+from gateway.client import Peer, questions
+from gateway.client.answers import (
+    Answer,
+    CompletionEventsAnswer,
+    GenerateEventsAnswer,
+    GenerateReplyAnswer,
+    StreamCallAnswer,
+)
 from gateway.client.questions import Question
 from gateway.config import Config, LMIConfig
 from gateway.testing.stories.talk import Talk
@@ -26,6 +33,7 @@ from models.formatters import Input, TextGenerationOutput, TextInput
 from models.messages import Family, Finish, FinishReason, Part, Prompt, Token, TopToken
 from models.spec import ModelSpec
 from protocols.events import Buffer, Headers
+from protocols.grpc.v2_client import read_streamed_response
 from protocols.lmi.response import parse_stream_line
 from protocols.sse import ServerSentEvent, SSEDecoder
 from tests.gateway.sagemaker_answers import WithinEvents
@@ -396,6 +404,21 @@ class LMIEvents(_Words):
 
 
 @final
+class GRPCTexts(StreamCallAnswer):
+    """ModelStreamInfer's responses to one request of a model of text. That it failed is no error of the stream."""
+
+    failed = False
+
+    def _message(self, data: Buffer) -> None:
+        found = read_streamed_response(data)
+        assert not self.failed, "a response after the failure"
+        if found.error:
+            self.failed = True
+        else:
+            self.messages.append(found.answer["text_output"].elements[0].decode())
+
+
+@final
 class BatchLines(_Lines):
     """Lines of a dynamic batch."""
 
@@ -552,6 +575,18 @@ def _generate(*, tokens: int = 4, stream: bool = False, **asked: Any) -> Ask:
     return _form(path, write, GenerateEventsAnswer if stream else GenerateReplyAnswer)
 
 
+async def _streamed_by_grpc(where: HTTP2Line, talk: Talk, **how: Any) -> None:
+    """A request of ModelStreamInfer, as vLLM's clients ask."""
+    talk.split = _words
+    text = f"0.{talk.name} " + "word " * 20
+    asked = {"text_input": np.array([text.encode()], object), "stream": np.array([True]), "max_new_tokens": np.array([4])}
+    question = questions.grpc_infer(asked, talk.model, stream=True)
+    body = in_pieces(talk, question.body or b"", 2, text.encode())
+    answer = await ask(where, talk, replace(question, body=None, answer=GRPCTexts), body, **how)
+    assert isinstance(answer, GRPCTexts)
+    assert talk.name != FRESH or (len(answer.messages) == 4 and not answer.failed)
+
+
 # -- scenarios -----------------------------------------------------------------------------------------------------------------
 
 _TWO = 2 * 1600
@@ -672,6 +707,8 @@ def _scenarios() -> Iterator[Scenario]:
     yield _http2("more-tgi-h2", careless, _lmi(predictions, Document), config=tgi)
     yield _http1("more-dynamic", careless, _batch(predictions, BatchLines), **some)
     yield _http1("more-formatted", careless, text, formatted=4)
+    # what goes wrong with a request is a message there, and no ending
+    yield _http2("grpc-text", session, _streamed_by_grpc, without=frozenset(["raise"]))
     yield _http1("more-v2-generate", careless, _generate())
     yield _http2("more-v2-generate-stream-h2", careless, _generate(stream=True))
     yield _bidi("more-bidi", careless, max_new_tokens=4)

@@ -50,7 +50,7 @@ STRIDES = {
     "tls": 53, "early": 19, "nursery": 43, "rude": 53, "bidi-large": 29, "websocket": 19, "websocket-large": 13,
     "stream": 23, "stream-h2": 47, "invoke": 23, "invoke-h2": 41, "container": 23, "container-h2": 47, "bidi-json": 67,
     "bidi-literal": 61, "bidi-signed": 61, "bidi-padded": 61, "anywhere": 31, "bridge": 97, "bridge-late": 97, "ended": 29, "bridge-invoke": 31, "load": 17,
-    "unload": 31, "first-use": 13, "grpc": 23, "grpc-stream": 53, "v2-stream": 17, "v2-stream-h2": 41, "v2-pieces": 29, "v2-pieces-h2": 67, "v2-session": 37,
+    "unload": 31, "first-use": 13, "grpc": 23, "grpc-stream": 53, "grpc-text": 23, "v2-stream": 17, "v2-stream-h2": 41, "v2-pieces": 29, "v2-pieces-h2": 67, "v2-session": 37,
     "chat": 5, "chat-h2": 7, "chat-stream": 7, "chat-stream-h2": 11, "completions": 17, "completions-stream": 17,
     "completions-stream-h2": 13, "chat-counted": 7, "completions-counted-h2": 17, "messages": 5, "messages-h2": 7, "messages-streamed-h2": 7, "lmi-json": 5, "lmi-json-h2": 7,
     "best-of": 7, "best-of-h2": 7, "lmi-sse": 11, "lmi-sse-h2": 7, "lmi-parts": 7, "tgi": 5, "tgi-stream": 7, "tgi-stream-h2": 7,

@@ -9,7 +9,6 @@ from typing import Any, final
 
 from gateway.codecs.tensors import SHORT
 from gateway.codecs.threads import codec
-from gateway.config import LimitsConfig
 from gateway.core.exchange import Exchange
 from gateway.core.route import Row
 from gateway.dialects.call import session_of
@@ -79,11 +78,6 @@ class InferMessages:
         if worker.spec.family is _TENSOR:
             call.check(self.tensors.codec_of(worker).signature)
         return worker
-
-    @property
-    def limits(self) -> LimitsConfig:
-        """Those that requests of models of text are read within."""
-        return self.tensors.models.config.limits
 
     def writer_of(self, worker: Worker) -> InferResponseWriter:
         """What writes the model's answers."""
@@ -169,7 +163,7 @@ class ModelInferDialect:
         """A model of text answers with all of its text."""
         messages = self._messages
         try:
-            call = await read_text(exchange, asked, worker, messages.limits)
+            call = await read_text(exchange, asked, worker, messages.tensors)
         except V2Error as e:
             raise error_of(e) from None
         if call.streams:

@@ -75,7 +75,7 @@ class ModelStreamDialect:
 
 @final
 class _Answered:
-    """Whether a request has been answered, for the one that is to be answered next."""
+    """The end of a request's answer, for which the one that is to be answered next waits."""
 
     __slots__ = ("_event", "over")
 
@@ -108,15 +108,15 @@ class _Request:
     def __init__(self, inner: InnerCall, arrived: int) -> None:
         self.inner, self.arrived = inner, arrived
         self.before = self.after = _NOW
-        """What it waits for before it is answered, and what is set then: of requests that are answered in order."""
+        """The end that it waits for before it is answered, and its own: of requests that are answered in order."""
         self.asked: InferCall
-        """What it says, and to whom: not set for one that is refused."""
+        """Its message as it was read: not set for one that is refused."""
         self.worker: Worker | None = None
         self.within: Timeout | None = None
         self.names: _Names | None = None
         """As they are to be said, where `asked` does not say them."""
         self.error: GatewayError | None = None
-        """What it ends with, if not well."""
+        """Its ending, if that is none of the good ones."""
         self.buffers: Sequence[Buffer] = ()
         """Its answer, where it has one."""
 
@@ -385,7 +385,7 @@ class _Stream:
         """A model of text: a response for each of its tokens, or one with all of its text."""
         inner, asked = request.inner, request.asked
         try:
-            call = await read_text(inner, asked, worker, self._messages.limits)
+            call = await read_text(inner, asked, worker, self._messages.tensors)
         except V2Error as e:
             raise error_of(e) from None
         channel: EachToken | WholeText

@@ -16,21 +16,22 @@ import msgspec
 import numpy as np
 
 from gateway.codecs.threads import codec
-from gateway.config import LimitsConfig
 from gateway.core.exchange import Exchange
 from gateway.dialects.inner_call import InnerCall
+from gateway.dialects.v2.requests import OBJECT, V2Calls
 from gateway.dialects.v2.text import TextAsked, text_asked
 from gateway.workers.worker import Worker
 from models.messages import utf8
-from protocols import strict_json
 from protocols.grpc.v2_messages import InferCall
+from protocols.v2.generate import read_object
 from protocols.v2.tensors import BytesData, V2Error, V2Tensor, show
 
 _STREAM, _WITHOUT_PROMPT = "stream", "exclude_input_in_output"
+_NUMBER = 40  # characters of a number that is written as a string, at most
 
 
 class TextCall(msgspec.Struct, frozen=True, kw_only=True):
-    """What a request of a model of text asks for."""
+    """A request of a model of text, and how its answer is to come."""
 
     asked: TextAsked
     streams: bool
@@ -38,17 +39,19 @@ class TextCall(msgspec.Struct, frozen=True, kw_only=True):
     with_prompt: bool
 
 
-async def read_text(caller: Exchange | InnerCall, call: InferCall, worker: Worker, limits: LimitsConfig) -> TextCall:
-    """The call's request, whose texts are paid for. V2Error, which names the input, for one that the model cannot have;
+async def read_text(caller: Exchange | InnerCall, call: InferCall, worker: Worker, calls: V2Calls) -> TextCall:
+    """The call's request, whose objects are paid for. V2Error, which names the input, for one that the model cannot have;
     Overloaded."""
-    size = sum(len(t.array.data) if type(t.array) is BytesData else t.array.nbytes for t in call.request.inputs)
-    if size > limits.text_json:
-        raise V2Error(f"the inputs have at most {limits.text_json} bytes (limits.text_json), got {size}", status=413)
-    caller.making(4 * size)
-    return await codec(size, partial(_read, call, worker, limits))
+    arrays, most = [tensor.array for tensor in call.request.inputs], calls.bounds.text
+    size = sum(len(array.data) if type(array) is BytesData else array.nbytes for array in arrays)
+    if size > most:
+        raise V2Error(f"the inputs have at most {most} bytes (limits.text_json), got {size}", status=413)
+    cost = 2 * (size + OBJECT * sum(array.size for array in arrays))  # as they came, and as texts and numbers
+    caller.making(cost)
+    return await codec(cost, partial(_read, call, worker, calls))
 
 
-def _read(call: InferCall, worker: Worker, limits: LimitsConfig) -> TextCall:
+def _read(call: InferCall, worker: Worker, calls: V2Calls) -> TextCall:
     request = call.request
     for output in request.outputs:
         if output.name != "text_output" or output.classification:
@@ -68,12 +71,12 @@ def _read(call: InferCall, worker: Worker, limits: LimitsConfig) -> TextCall:
     for name, value in said.items():
         if value is not None and type(value) is not bool:
             raise V2Error(f"input {show(name)}: expected one BOOL, got {show(value)}")
-    for name, value in _sampling(given.pop("sampling_parameters", None), limits).items():
+    for name, value in _sampling(given.pop("sampling_parameters", ""), calls).items():
         if name in given:
             raise V2Error(f"{show(name)} is there twice, in sampling_parameters and beside them")
         given[name] = value
     return TextCall(
-        asked=text_asked(text, given, request.id, worker, limits),
+        asked=text_asked(text, given, request.id, worker, calls.models.config.limits),
         streams=said[_STREAM] is True,
         with_prompt=said[_WITHOUT_PROMPT] is False,
     )
@@ -91,34 +94,23 @@ def _value_of(tensor: V2Tensor) -> Any:
     return values[0] if len(values) == 1 else values
 
 
-def _sampling(text: Any, limits: LimitsConfig) -> Mapping[str, Any]:
-    """What is in `sampling_parameters`. vLLM's clients write numbers as strings, too."""
-    if text is None or text == "":
+def _sampling(text: Any, calls: V2Calls) -> Mapping[str, Any]:
+    """The members of `sampling_parameters`. vLLM's clients write numbers as strings, too."""
+    if text == "":
         return {}
-    try:
-        found = strict_json.loads(
-            text.encode() if type(text) is str else b"",
-            depth=limits.json_depth,
-            what="input 'sampling_parameters'",
-            duplicates=False,
-            containers=limits.json_containers,
-            values=limits.json_values,
-        )
-    except strict_json.JSONError as e:
-        raise V2Error(e.message) from None
-    if type(found) is not dict:
-        raise V2Error(f"input 'sampling_parameters': expected a JSON object, got {show(found)}")
+    what = "input 'sampling_parameters'"
+    if type(text) is not str:
+        raise V2Error(f"{what}: expected BYTES of one element, got {show(text)}")
+    found = read_object(text.encode(), calls.bounds, what=what)
     return {name: _number(value) for name, value in found.items()}
 
 
 def _number(value: Any) -> Any:
-    if type(value) is str:
+    if type(value) is str and len(value) <= _NUMBER:
         try:
-            number = msgspec.json.decode(value)
-        except msgspec.DecodeError:
+            return msgspec.json.decode(value, type=int | float | bool)
+        except msgspec.DecodeError:  # a text
             return value
-        if type(number) in (int, float, bool):
-            return number
     return value
 
 

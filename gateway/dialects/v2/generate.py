@@ -23,7 +23,7 @@ from gateway.dialects.text.requests import OnePrompt
 from gateway.dialects.v2.channels import EVENTS, StreamChannel, StreamedResponses, UnaryCall
 from gateway.dialects.v2.operations import rows_of
 from gateway.dialects.v2.requests import V2Calls, error_of, schedule, slot_within, weight_of, writing
-from gateway.dialects.v2.text import BESIDE, TextAsked, WholeText, taken, text_asked
+from gateway.dialects.v2.text import TextAsked, WholeText, size_of, taken, text_asked
 from gateway.workers.slot import Slot
 from gateway.workers.worker import Worker
 from models.messages import Family, Finish, InferResponse, Prompt, Token, utf8
@@ -186,10 +186,7 @@ class _TextEvents(StreamedResponses):
         if not text.passes(message):
             await text.drop()
             return
-        size = BESIDE + text.held(message.sequence)
-        if type(message) is Token:
-            size += len(message.text) + len(message.data)
-        await self._outbound.wait_room(size)
+        await self._outbound.wait_room(size_of(text, message))
         said = taken(text, message)
         if said is not None:
             self.put(self._event_of(said), made)

@@ -74,7 +74,7 @@ class V2Calls:
         return worker
 
     def is_decoupled(self, name: str) -> bool:
-        """Whether that is a model which gives any number of responses to a request, as a model of text does."""
+        """True for a model that gives any number of responses to a request, as a model of text does."""
         worker = self._workers.get(name)
         return worker is not None and (worker.spec.decoupled or worker.spec.family is not _TENSOR)
 

@@ -20,8 +20,7 @@ from protocols import lmi, v2
 from protocols.events import Buffer
 
 _MOST = 16 * 1024 * 1024  # bytes of a text that is kept until it is whole
-BESIDE = 128
-"""About what a response has beside its text, in bytes."""
+_BESIDE = 128  # bytes that a response has beside its text, about
 
 Responding: TypeAlias = Callable[[bytes], Sequence[Buffer]]
 """Makes the response with a text."""
@@ -47,6 +46,12 @@ def text_asked(text: str, given: Mapping[str, Any], id: str, worker: Worker, lim
     except lmi.LMIError as e:
         raise v2.V2Error(e.message) from None
     return TextAsked(prompt=prompt_of(request.inputs, request.parameters), id=id, given=given)
+
+
+def size_of(text: Continuations, message: Token | Finish) -> int:
+    """About the bytes of the response that a message makes, which passes."""
+    size = _BESIDE + text.held(message.sequence)
+    return size + len(message.text) + len(message.data) if type(message) is Token else size
 
 
 def taken(text: Continuations, message: Token | Finish) -> str | None:
@@ -104,10 +109,7 @@ class EachToken(OnePrompt):
         if not text.passes(message):
             await text.drop()
             return
-        size = BESIDE + text.held(message.sequence)
-        if type(message) is Token:
-            size += len(message.text) + len(message.data)
-        await self._speak(size, partial(self._take, message))
+        await self._speak(size_of(text, message), partial(self._take, message))
         text.sent()
 
     def _take(self, message: Token | Finish) -> Sequence[Buffer]:
@@ -117,4 +119,4 @@ class EachToken(OnePrompt):
     async def finish(self) -> None:
         """Says what was held back, once the model has returned."""
         for _, text in self.text.rests():
-            await self._speak(BESIDE + len(text), partial(self._response, utf8(text)))
+            await self._speak(_BESIDE + len(text), partial(self._response, utf8(text)))
