@@ -89,7 +89,11 @@ class Wire(Protocol):
         ...
 
     def reset(self, stream: int, ending: Ending) -> None: ...
-    def land(self, stream: int, buffer: memoryview) -> bool: ...
+    def land(self, stream: int, buffer: memoryview) -> int | None:
+        """What is still to come of the body comes into `buffer`, and the Exchange is fed views of it. Says how often each
+        byte is copied on its way there; None where this wire does no such thing, or nothing is to come."""
+        ...
+
     def reserved(self, stream: int) -> int:
         """Bytes of the budget that the wire itself holds for the exchange."""
         ...
@@ -163,8 +167,8 @@ class Owner(Protocol):
 class Sink(Protocol):
     """Where a body goes, in place of a task that receives it piece by piece."""
 
-    landed: bool
-    """The wire itself receives into `place`."""
+    landed: int | None
+    """What `Wire.land` says of `place`; None where what is taken is elsewhere."""
 
     def place(self) -> memoryview | None:
         """Where the wire may receive the rest; None where that is not known, or there is none."""

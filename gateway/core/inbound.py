@@ -86,6 +86,8 @@ class Inbound:
             assert not isinstance(item, Frame)
             self.sink.take(item, n)
             self.credit(n)
+            if exchange.bytes_in == n and self.wire.windowed:
+                self._land(self.sink)  # not before: who only announces a body takes no memory for it
         else:
             if self.wire.windowed:
                 # the window bounds bytes alone: small pieces are put together, or each would hold thirty times its size
@@ -232,6 +234,10 @@ class Inbound:
                 self.exchange.account.release(len(item) + PIECE)
             sink.take(item, len(item))
             self.credit(len(item))
+        if self.exchange.bytes_in or not self.wire.windowed:
+            self._land(sink)
+
+    def _land(self, sink: Sink) -> None:
         if (place := sink.place()) is not None:
             sink.landed = self.wire.land(self.exchange.stream, place)
 

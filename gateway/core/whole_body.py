@@ -12,7 +12,7 @@ import trio
 from gateway.codecs.threads import run_in_codec_thread
 from gateway.core.contracts import LANDED
 from gateway.core.memory import GrowingBody, no_bytes
-from gateway.errors import BadRequest, GatewayError, TooLarge, UnsupportedEncoding
+from gateway.errors import BadRequest, GatewayError, Overloaded, Refusal, TooLarge, UnsupportedEncoding
 from models.blocking import throw
 from protocols.buffers import ahead
 from protocols.content_coding import Coding, Inflater, parse_content_encoding
@@ -57,16 +57,14 @@ async def receive_body(exchange: Exchange, limit: int, *, setting: str, as_sent:
     codings = _codings(exchange, as_sent)
     if exchange.cancelled:
         await trio.lowlevel.checkpoint()
-    length, buffer = exchange.request.content_length, None
+    length = exchange.request.content_length
     if length is not None:
         if length > limit:
             raise _too_large(length, limit, setting)
         if length > exchange.account.limit:
             raise no_bytes(exchange.account, length)
-        # what is only announced holds nothing of the budget, and no memory that was not there
-        buffer = exchange.owner.pool.take(length, exchange.started_at) if length else memoryview(b"")
     inbound = exchange.open_inbound()
-    gathering = Gathering(exchange, inbound, limit, setting, buffer)
+    gathering = Gathering(exchange, inbound, limit, setting, length)
     inbound.gather(gathering)
     inbound.proceed()
     while not inbound.input_ended and gathering.error is None:
@@ -105,8 +103,7 @@ async def receive_announced(
         raise _too_large(length, limit, setting)
     if length > exchange.account.limit:
         raise no_bytes(exchange.account, length)
-    buffer = exchange.owner.pool.take(length, exchange.started_at)
-    gathering = Gathering(exchange, inbound, limit, setting, buffer, beyond)
+    gathering = Gathering(exchange, inbound, limit, setting, length, beyond)
     gathering.take(begun, len(begun))
     del begun, piece
     inbound.gather(gathering)
@@ -129,6 +126,7 @@ class Gathering:
         "_filled",
         "_growing",
         "_inbound",
+        "_length",
         "_limit",
         "_setting",
         "error",
@@ -141,48 +139,55 @@ class Gathering:
         inbound: Inbound,
         limit: int,
         setting: str,
-        buffer: memoryview | None,
+        length: int | None,
         beyond: Callable[[], GatewayError] | None = None,
     ) -> None:
-        """`buffer` is where it goes if its length is known; `beyond` makes the error of more, where the wire does not see to
+        """`length` is how long it is, where that is known; `beyond` makes the error of more, where the wire does not see to
         that."""
         self._beyond = beyond
         self._exchange, self._inbound = exchange, inbound
-        self._limit, self._setting, self._buffer = limit, setting, buffer
-        self._growing = bytearray()  # the buffer where it is not
+        self._limit, self._setting, self._length = limit, setting, length
+        self._buffer: memoryview | None = None  # where it is known; what is only announced has none
+        self._growing = bytearray()  # where it is not
         self._filled = 0
-        self.landed = False
-        """The wire itself receives into the buffer."""
+        self.landed: int | None = None
+        """The wire itself puts it into the buffer, and copies each byte so often."""
         self.error: GatewayError | None = None
 
     def place(self) -> memoryview | None:
         """Where the wire may receive the rest; None where that is not known, or there is none."""
-        buffer = self._buffer
-        return None if buffer is None or self._filled == len(buffer) else buffer[self._filled :]
+        if not self._length or self._filled == self._length or self.error is not None:
+            return None
+        buffer = self._made(self._length)
+        return None if buffer is None else buffer[self._filled :]
 
     def take(self, item: Buffer, n: int) -> None:
         """The next n bytes; those after an error are dropped."""
-        exchange, buffer = self._exchange, self._buffer
+        exchange, length = self._exchange, self._length
         budget = exchange.account
         if self.error is not None:
             return
-        if buffer is not None:
+        if length is not None:
             filled = self._filled
             arrived = filled + n
-            if arrived > len(buffer) and self._beyond is not None:
+            if arrived > length and self._beyond is not None:
                 self._refuse(self._beyond())
                 return
             # what lands is paid for before it does, as far as the wire lets it without a word
-            if (arrived + min(arrived, LANDED) if self.landed else arrived) > exchange.reserved:
-                step = ahead(arrived, len(buffer)) - exchange.reserved
+            landed = self.landed
+            if (arrived if landed is None else arrived + min(arrived, LANDED)) > exchange.reserved:
+                step = ahead(arrived, length) - exchange.reserved
                 if step > 0:
                     if not budget.try_reserve(step):
                         self._refuse(no_bytes(budget, step))
                         return
                     exchange.reserved += step
-            if not self.landed:
+            if landed is None:
+                if (buffer := self._made(length)) is None:
+                    return
                 buffer[filled:arrived] = item
-                exchange.copied += 2 * n  # out of what the wire received into, and from there
+                landed = 2  # out of what the wire received into, and from there
+            exchange.copied += landed * n
             self._filled = arrived
         else:
             growing = self._growing
@@ -207,7 +212,19 @@ class Gathering:
 
     def body(self) -> memoryview:
         """All of it that came; nothing is taken afterwards."""
-        return self._buffer[: self._filled] if self._buffer is not None else memoryview(self._growing)
+        return memoryview(self._growing) if self._buffer is None else self._buffer[: self._filled]
+
+    def _made(self, length: int) -> memoryview | None:
+        """The memory for that many bytes, of which the budget pays for those that have arrived; None where the system has
+        none, which is this exchange's error and not that of the wire that feeds it."""
+        buffer, exchange = self._buffer, self._exchange
+        if buffer is None:
+            try:
+                buffer = self._buffer = exchange.owner.pool.take(length, exchange.arrived_at)
+            except (OSError, MemoryError) as e:
+                said = f"the system has no memory for a body of {length} bytes ({e}); try again later"
+                self._refuse(Overloaded(said, refusal=Refusal.MEMORY))
+        return buffer
 
 
 def _codings(exchange: Exchange, as_sent: bool) -> tuple[Coding, ...]:

@@ -208,8 +208,8 @@ class ASGICall:
     def proceed(self, stream: int) -> None:
         """The server does, when it is asked for the body."""
 
-    def land(self, stream: int, buffer: memoryview) -> bool:
-        return False
+    def land(self, stream: int, buffer: memoryview) -> None:
+        return None
 
     def reserved(self, stream: int) -> int:
         return 0

@@ -287,10 +287,10 @@ class HTTP1Wire:
         # HTTP/1.1 can only say "not complete" by ending the connection before the last chunk or byte
         self._connection.lost(ending)
 
-    def land(self, stream: int, buffer: memoryview) -> bool:
+    def land(self, stream: int, buffer: memoryview) -> int:
         self._machine.land(stream, buffer)
         self._connection.read_more()
-        return True
+        return 0
 
     def reserved(self, stream: int) -> int:
         return 0

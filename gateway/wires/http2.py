@@ -305,8 +305,8 @@ class HTTP2Wire:
             self._machine.send(Reset(stream=stream, code=code))
             self._connection.output_ready()
 
-    def land(self, stream: int, buffer: memoryview) -> bool:
-        return False
+    def land(self, stream: int, buffer: memoryview) -> int | None:
+        return 2 if self._machine.land(stream, buffer) else None
 
     def reserved(self, stream: int) -> int:
         return self._machine.reserved(stream)

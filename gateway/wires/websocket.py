@@ -269,7 +269,7 @@ class WebSocketWire:
     def reset(self, stream: int, ending: Ending) -> None:
         self._close(1011, "")
 
-    def land(self, stream: int, buffer: memoryview) -> bool:
+    def land(self, stream: int, buffer: memoryview) -> None:
         raise AssertionError("a WebSocket has no body")
 
     def reserved(self, stream: int) -> int:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import enum
 import struct
+from collections.abc import Iterable
 from typing import final
 
 import msgspec
@@ -14,6 +15,8 @@ from protocols.events import Buffer
 PREFACE = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n"
 HEAD = 9
 """Bytes of a frame head (RFC 9113 section 4.1)."""
+RUN = 16
+"""DATA frames that are looked at together, at most: as many of any size are a short step, looked at in vain too."""
 END_STREAM = 0x1
 ACK = 0x1
 END_HEADERS = 0x4
@@ -114,6 +117,14 @@ def unpad(frame: HTTP2Frame) -> bytes | None:
     if not frame.payload or frame.payload[0] >= len(frame.payload):
         return None
     return frame.payload[1 : len(frame.payload) - frame.payload[0]]
+
+
+def copy_payloads(buffer: bytes, payloads: Iterable[tuple[int, int]], memory: memoryview) -> None:
+    """Copies payloads, each where it begins in `buffer` and how long it is, one behind another to the start of `memory`."""
+    view, at = memoryview(buffer), 0
+    for start, n in payloads:
+        memory[at : at + n] = view[start : start + n]
+        at += n
 
 
 @final
@@ -230,6 +241,27 @@ class FrameSplitter:
             self._first = False
             self._note_block(kind, flags, frame.stream, length)
         return frame
+
+    def payloads(
+        self, buffer: bytes, stream: int, room: int, expected: int | None
+    ) -> tuple[int, list[tuple[int, int]], int, bool]:
+        """Of `buffer`, which is what arrived: the DATA frames at the front, without padding, that are the stream's, as many
+        as are whole and together have at most `room` bytes, at most RUN, the last of which may end the stream where it has
+        the `expected` bytes then. How many bytes their payloads have; where in the buffer each begins, and its length; where
+        the next frame begins; whether the stream ends.
+        """
+        at, size, total, ended = self.at, len(buffer), 0, False
+        found: list[tuple[int, int]] = []
+        while size - at >= HEAD and not ended and len(found) < RUN:
+            length_and_kind, flags, number = FRAME_HEAD.unpack_from(buffer, at)
+            n, start = length_and_kind >> 8, at + HEAD
+            if number != stream or length_and_kind & 0xFF or flags > END_STREAM or not 0 < n <= self.frame_size:
+                break
+            if n > size - start or total + n > room or (flags and expected not in (None, total + n)):
+                break
+            found.append((start, n))
+            at, total, ended = start + n, total + n, bool(flags)
+        return total, found, at, ended
 
     def _take_preface(self) -> None:
         n = min(len(self._preface), len(self.buffer) - self.at)

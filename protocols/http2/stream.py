@@ -7,7 +7,7 @@ from typing import final
 from h2.stream import H2Stream
 from h2.windows import WindowManager
 
-from protocols.events import Headers
+from protocols.events import Buffer, Headers
 from protocols.http2.output import PayloadQueue
 from protocols.http2.windows import Window
 
@@ -32,6 +32,7 @@ class Stream:
         "lingering",
         "looks",
         "opened_at",
+        "place",
         "queue",
         "received",
         "receiving",
@@ -54,6 +55,8 @@ class Stream:
         """Nobody reads it any more."""
         self.expected: int | None = None
         self.received = 0
+        self.place: memoryview | None = None
+        """The memory that its payload is copied to, as much as is not filled."""
         self.fed = 0
         """What was received when an empty DATA frame came last."""
         self.empty_row = 0
@@ -82,3 +85,23 @@ class Stream:
     @property
     def open(self) -> bool:
         return not self.reset and not self.lingering and (self.receiving or not self.finished)
+
+    def has_wrong_length(self, *, ended: bool) -> bool:
+        """RFC 9113 section 8.1.1. Of a body that nobody reads it does not matter, and our answer shall not suffer."""
+        if self.expected is None or self.dropped:
+            return False
+        return self.received > self.expected or (ended and self.received != self.expected)
+
+    def landed(self, data: bytes) -> Buffer:
+        """The payload in its place, where it has one that holds it; else as it came, and so is what follows."""
+        place, n = self.place, len(data)
+        if place is None or n > len(place):
+            self.place = None
+            return data
+        place[:n] = data
+        return self.fill(place, n)
+
+    def fill(self, place: memoryview, n: int) -> memoryview:
+        """The first n bytes of its place, which have been copied there; the rest is its place from now on."""
+        self.place = place[n:] if n < len(place) else None
+        return place[:n]

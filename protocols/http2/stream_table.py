@@ -8,7 +8,7 @@ from h2.stream import H2Stream
 
 from protocols.buffers import Budget
 from protocols.errors import LocalProtocolError, RemoteProtocolError
-from protocols.events import Event, Reset
+from protocols.events import End, Event, Headers, Reset
 from protocols.floods import BYTES
 from protocols.http2.floods import LATE, FloodCounters
 from protocols.http2.frames import ACK, HEAD, Code, HTTP2Frame, Kind
@@ -16,7 +16,7 @@ from protocols.http2.library import REMEMBERED, LibraryPath
 from protocols.http2.limits import HTTP2Limits
 from protocols.http2.output import ControlQueue
 from protocols.http2.stream import Stream
-from protocols.http2.windows import FIRST_CONNECTION_WINDOW, Ledger, ReceiveWindows, Window
+from protocols.http2.windows import FIRST_CONNECTION_WINDOW, FLOOR, Ledger, ReceiveWindows, Window
 from protocols.roles import Role
 
 LOOKS = 30
@@ -169,13 +169,24 @@ class StreamTable:
         elif not found.receiving:
             self._settle(found)
 
+    def land(self, stream: int, buffer: memoryview) -> bool:
+        """What is still to come of the stream's payload is copied into `buffer`, which is writable and of bytes: its Data
+        are views of that, each behind the one before, and several frames may be one. A frame that it has no room for, and
+        what follows it, come as without it. The machine forgets the buffer when it is full, by `drop`, and with the
+        stream. False, and nothing done, where nothing is to come."""
+        found = self._streams.get(stream)
+        if found is None or not found.receiving or found.dropped:
+            return False
+        found.place, found.window.lands = buffer or None, True
+        return True
+
     def drop(self, stream: int) -> int:
         """Nobody will read the stream any more: what is unread is credited (the answer says how many bytes), and what
         still comes is credited as it comes. Our own direction is not concerned. Any number of times, for any stream."""
         found = self._streams.get(stream)
         if found is None:
             return 0
-        found.dropped = True
+        found.dropped, found.place = True, None
         unread = found.window.unread
         if unread:
             self._windows.consumed(found.window, unread)
@@ -214,6 +225,17 @@ class StreamTable:
         increment = self._windows.connection_increment()
         if increment:
             self._control.put(self._h2.grant(increment))
+
+    def _adjust_windows(self, delta: int) -> None:
+        """The peer has acknowledged another initial window."""
+        known = [found for stream, found in self._streams.items() if stream in self._h2.streams]
+        for found in known:
+            self._windows.adjust(found.window, delta)
+        for found in known:
+            if found.window.owed:  # a quarter of what it was may be all of what it is, and the peer waits for it
+                self._return_credit(found, grow=False)
+        if self._streams:
+            self._return_connection_credit()
 
     # From the first frame to the last.
 
@@ -258,7 +280,7 @@ class StreamTable:
     def _lose(self, stream: Stream) -> None:
         """The stream is reset, by whomever: nothing of it will be sent or received, only its unread bytes remain."""
         stream.reset = True
-        stream.receiving = False
+        stream.receiving, stream.place = False, None
         self._queued -= stream.queue.discard()
         self._ring.pop(stream.id, None)
         self._settle(stream)
@@ -275,6 +297,15 @@ class StreamTable:
             self._lingering.pop(stream.id, None)
         if not stream.window.unread and self._streams.pop(stream.id, None) is not None:
             self._windows.forget(stream.window)
+
+    def _lose_above(self, last: int) -> None:
+        """The peer never acted on our streams above this one (RFC 9113 section 6.8). It must not hear of them either: to it
+        they are idle."""
+        for found in [found for found in self._streams.values() if found.open and found.id > last]:
+            self._h2.reset(found.id, Code.REFUSED_STREAM)
+            self._remember_reset(found.id)
+            self._lose(found)
+            self._events.append(Reset(stream=found.id, code=int(Code.REFUSED_STREAM)))
 
     def _abandon(self) -> None:
         for stream in list(self._streams.values()):
@@ -295,6 +326,16 @@ class StreamTable:
         for stream in over:
             self._reset_lingering(stream)
         return bool(over)
+
+    def _receive_end(self, stream: Stream, trailers: Headers) -> None:
+        """The peer's END_STREAM has come."""
+        stream.receiving = False
+        if stream.window.base > FLOOR:
+            self._windows.shrink(stream.window)
+        if not stream.dropped:
+            self._events.append(End(stream=stream.id, trailers=trailers))
+        if stream.finished:
+            self._settle(stream)
 
     def _finished(self, stream: Stream) -> None:
         """Our END_STREAM is out of the queue."""

@@ -34,7 +34,7 @@ class Ledger(NamedTuple):
 class Window:
     """What one stream, or the connection, was granted and what became of it, in bytes."""
 
-    __slots__ = ("base", "budget", "granted", "low", "owed", "reserved", "spare", "unread")
+    __slots__ = ("base", "budget", "granted", "lands", "low", "owed", "reserved", "spare", "unread")
 
     def __init__(self, granted: int, budget: Budget) -> None:
         self.granted = granted
@@ -51,6 +51,8 @@ class Window:
         self.spare = 0
         """How much more may be reserved than is unread: `base` and one STEP, so that who takes frame after frame does not
         pay for each anew."""
+        self.lands = False
+        """What comes has a place elsewhere, and is taken when it is there: its growth is not reserved."""
 
 
 @final
@@ -58,7 +60,7 @@ class ReceiveWindows:
     """Grants credit as the consumers take bytes, and pays from a byte budget for what has come.
 
     A stream reserves FLOOR bytes when it begins, and what is unread beyond those in steps of STEP bytes when it comes: a
-    window alone takes nothing. What a window has grown is reserved before it is granted.
+    window alone takes nothing. What a window has grown is reserved before it is granted, but for one that lands.
 
     A stream starts with a window of `initial` bytes. It doubles, up to `maximum`, each time its consumer has taken
     everything after the peer had used more than half of it: a burst that the window held up. A stream's credit goes
@@ -135,6 +137,11 @@ class ReceiveWindows:
         """Gives back what is reserved and neither unread nor the window's base."""
         needed = -(-max(0, window.unread - window.base) // STEP) * STEP
         self._give_back(window, window.reserved - window.base - needed)
+
+    def shrink(self, window: Window) -> None:
+        """The peer sends no more on the stream: what is reserved for what its window has grown is given back."""
+        window.base, window.spare = FLOOR, FLOOR + STEP
+        self.trim(window)
 
     def _give_back(self, window: Window, n: int) -> None:
         if n > 0:
@@ -230,7 +237,11 @@ class ReceiveWindows:
 
     def _growth(self, window: Window) -> int:
         growth = min(window.granted, self._maximum - window.granted)
-        if growth <= 0 or not window.budget.try_reserve(growth):
+        if growth <= 0:
+            return 0
+        if window.lands:
+            return growth
+        if not window.budget.try_reserve(growth):
             return 0
         window.reserved += growth
         window.base += growth

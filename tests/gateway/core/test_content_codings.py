@@ -1,5 +1,6 @@
 """Bodies with a content coding: what the handler gets, what is refused and how, and what it costs on the way."""
 
+import errno
 import gzip
 import json
 import zlib
@@ -18,6 +19,7 @@ from gateway.client import Peer, post
 from gateway.codecs import threads
 from gateway.config import Config, LimitsConfig, SageMakerConfig
 from gateway.core.exchange import Exchange
+from gateway.core.memory import BodyPool
 from gateway.core.route import Row
 from gateway.core.whole_body import receive_body
 from gateway.dialects.compression import compressed
@@ -375,6 +377,57 @@ async def test_copied_bytes_are_counted(wire: str, body: bytes, headers: Headers
         peer = connect(there, wire)
         assert (await there.ask(peer, body, *headers))[0] == 200
         assert there.exchanges[0].copied == copied
+        peer.close()
+
+
+@pytest.mark.parametrize("said", [True, False])
+async def test_over_http2_each_byte_is_copied_twice(said: bool) -> None:
+    async with bodies() as there:
+        peer = there.served.http2()
+        for event in post(1, "/body", bytes(8 * MiB) if said else None):
+            await peer.send(event)
+        if not said:
+            await peer.send(Data(stream=1, buffers=(bytes(8 * MiB),)), End(stream=1))
+        assert (await peer.read_answer(1))[0] == 200
+        assert there.exchanges[0].copied == 16 * MiB
+        peer.close()
+
+
+@pytest.mark.parametrize("wire", ["http1", "http2"])
+async def test_a_body_that_is_only_announced_has_no_memory(wire: str) -> None:
+    async with bodies() as there:
+        peer, pool = connect(there, wire), there.served.gateway.server.pool
+        announced, body, end = post(1, "/body", bytes(8 * MiB))
+        await peer.send(announced)
+        await wait_all_tasks_blocked()
+        assert there.exchanges
+        if wire == "http2":  # over HTTP/1.1 it is where the next bytes are received into: one for a connection
+            assert pool.lent_bytes == 0
+        assert there.held < MiB
+        await peer.send(body, end)
+        assert (await peer.read_answer(1))[0] == 200
+        peer.close()
+
+
+@pytest.mark.parametrize("wire", ["http1", "http2"])
+async def test_memory_that_the_system_does_not_have_is_that_bodys_error_alone(
+    wire: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def take(pool: BodyPool, n: int, now: float) -> memoryview:
+        raise OSError(errno.ENOMEM, "Cannot allocate memory")
+
+    monkeypatch.setattr(BodyPool, "take", take)
+    async with bodies() as there:
+        peer = connect(there, wire)
+        announced, body, end = post(1, "/body", bytes(8 * MiB))
+        await peer.send(announced)
+        await wait_all_tasks_blocked()
+        await peer.send(body, end)
+        status, _, said = await peer.read_answer(1)
+        assert (status, b"Cannot allocate memory" in said) == (503, True)
+        if wire == "http2":
+            await peer.send(*post(3, "/body", b"short"))
+            assert (await peer.read_answer(3))[0] == 200
         peer.close()
 
 

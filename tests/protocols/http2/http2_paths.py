@@ -238,6 +238,10 @@ def send_data(stream: int, body: tuple[Buffer, ...]) -> Act:
     return lambda machine: machine.send_data(stream, body)
 
 
+def land(stream: int, n: int) -> Act:
+    return lambda machine: machine.land(stream, memoryview(bytearray(n)))
+
+
 def credit(stream: int, part: float) -> Act:
     def act(machine: HTTP2Connection) -> None:
         ledger = machine.windows().get(stream)
@@ -261,6 +265,7 @@ acts = often(
     (1, st.builds(lambda stream, code: send(Reset(stream=stream, code=code)), ours, st.sampled_from([0, 8, 2**32]))),
     (6, st.builds(credit, ours, st.sampled_from([0.1, 0.5, 1.0, 1.0, 1.0, 2.0]))),
     (2, st.builds(lambda stream: lambda machine: machine.drop(stream), ours)),
+    (2, st.builds(land, ours, st.sampled_from([0, 250, 5000, 100_000]))),
     (1, st.one_of(
         st.builds(lambda last: lambda machine: machine.shutdown(last), st.booleans()),
         st.builds(lambda last, code: send(GoAway(last_stream=last, code=code)), st.sampled_from([0, 5, 2**31 - 1]), st.sampled_from([0, 0, 2])),
@@ -281,6 +286,15 @@ limits = st.builds(
 
 
 # The two servers.
+
+
+def _joined(before: Event, event: Event) -> Event | None:
+    """Both as one, where they are payload of one stream that lands: frames that one server has given as one event."""
+    if not isinstance(before, Data) or not isinstance(event, Data) or before.stream != event.stream:
+        return None
+    if not isinstance(event.buffers[0], memoryview):
+        return None
+    return Data(stream=event.stream, buffers=(memoryview(b"".join((*before.buffers, *event.buffers))),))
 
 
 class Side:
@@ -313,7 +327,8 @@ class Side:
             for at in range(0, len(data), split):
                 self.machine.receive_data(data[at : at + split])
                 while not isinstance(event := told(self.machine), Signal | ConnectionEnd):
-                    events.append(event)
+                    joined = _joined(events[-1], event) if events else None
+                    events[len(events) - (joined is not None) :] = [joined or event]
         except RemoteProtocolError as error:
             return events, (error.wire_code, re.sub("0x[0-9a-f]+", "", str(error)))  # hpack names objects by address
         return events, None

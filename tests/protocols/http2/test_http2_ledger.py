@@ -139,6 +139,10 @@ class Exchanges(RuleBasedStateMachine):
             side.dropped.add(stream)
         side.machine.drop(stream)
 
+    @rule(stream=streams, who=who, n=st.sampled_from([1, 700, 3000, 100_000]))
+    def land(self, stream: int, who: str, n: int) -> None:
+        self.sides[who].machine.land(stream, memoryview(bytearray(n)))
+
     @rule(who=who)
     def tick(self, who: str) -> None:
         self.sides[who].machine.tick()

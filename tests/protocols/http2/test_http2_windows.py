@@ -378,3 +378,18 @@ def test_response_windows_work_the_same_for_a_client() -> None:
         events += pull(pair.client)
     assert len(body(pair.at_client)) == 20_000
     assert pair.at_client[-1] == End(stream=1)
+
+
+def test_what_a_window_has_grown_is_given_back_when_the_peer_has_said_all() -> None:
+    budget = ByteBudget(100_000)
+    client = ByHand(SMALL, budget=budget)
+    client.says(client.head(1), data(1, bytes(900)))
+    client.server.credit(1, 900)
+    assert client.server.windows()[1].granted > 1000
+    assert budget.used > FLOOR
+    client.says(data(1, bytes(500), END_STREAM))
+    assert budget.used == client.server.reserved(1) == FLOOR
+    client.server.credit(1, 500)
+    client.server.respond(1, 204, ())
+    output(client.server)
+    assert budget.used == 0
