@@ -10,6 +10,7 @@ from typing import NoReturn, final
 import trio
 
 from gateway.config.watched_file import WatchedFile
+from gateway.core.contracts import TURN_SECONDS
 from gateway.core.server import Server
 from gateway.errors import Overloaded, Refusal
 from gateway.histogram import Histogram
@@ -77,6 +78,7 @@ class CoarseTimer:
             now = trio.current_time()
             for connection in list(self._server.connections):
                 connection.tick(now)
+            await self._look_at_exchanges(now, sleep_until)
             for worker in self._supervisor.workers.values():
                 worker.stuck.tick(now)
                 worker.slots.tick(now)
@@ -89,6 +91,22 @@ class CoarseTimer:
                 look(now)
             if not self._reading and any(file.changed for file, _ in self._files):
                 self._nursery.start_soon(self.read_changed)
+
+    async def _look_at_exchanges(self, now: float, sleep_until: Callable[[float], Awaitable[None]]) -> None:
+        """Thousands may have lasted too long at once, and each takes time and memory until it has its ending: after a turn
+        of those the others have theirs."""
+        waiting, until = list(self._observer.live), now + TURN_SECONDS
+        while waiting:
+            exchange = waiting.pop()
+            if exchange.ending is None:
+                try:
+                    exchange.check_stamps(now)
+                except Exception as e:
+                    exchange.owner.failed(e)
+            del exchange  # which may be over before those behind it are looked at
+            if trio.current_time() > until:
+                await sleep_until(trio.current_time() + TURN_SECONDS)
+                until = trio.current_time() + TURN_SECONDS
 
     async def read_changed(self) -> None:
         """Reads the files again that have changed."""

@@ -142,8 +142,6 @@ class ASGICall:
         stall = self.limits.write_stall
         if stall and self._blocked_since is not None and now - self._blocked_since > stall:
             self._stalled(stall, now - self._blocked_since)
-        else:
-            self.exchange.check_stamps(now)
 
     def _stalled(self, stall: float, waited: float) -> None:
         """The model stops, and says so behind what is queued; a moment later the answer is cut off where the server has

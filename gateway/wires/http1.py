@@ -312,7 +312,6 @@ class HTTP1Wire:
         if current is not None and current.ending is None:
             if self._machine.unread:
                 connection.pump()  # what has landed meanwhile
-            current.check_stamps(now)
         elif self._machine.unread or not connection.requests:
             if now - max(self._idle_since, self._head_since) > limits.head_timeout:
                 self._end(Closing.HEAD_TIMEOUT)

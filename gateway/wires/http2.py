@@ -328,10 +328,10 @@ class HTTP2Wire:
                 connection.lost(Ending.REFUSED)
             return
         machine.now = now
-        for exchange in list(connection.exchanges.values()):
-            exchange.check_stamps(now)
-            if limits.write_stall and (waited := self._untaken(exchange, now)) > limits.write_stall:
-                self._stalled(exchange, limits.write_stall, waited)
+        if limits.write_stall:
+            for exchange in list(connection.exchanges.values()):
+                if (waited := self._untaken(exchange, now)) > limits.write_stall:
+                    self._stalled(exchange, limits.write_stall, waited)
         machine.trim()
         if machine.lingering and machine.tick():
             connection.output_ready()

@@ -290,7 +290,6 @@ class WebSocketWire:
             if now - self._ended_at > GOODBYE:  # it takes nothing, not even that
                 self._connection.lost(Ending.REFUSED)
             return
-        self._exchange.check_stamps(now)
         if not (self._gone or self._failed) and self._verdict(self._floods.tick(self._counted(), now)):
             return
         if (slow := self._too_slow(now)) is not None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager
 
@@ -11,8 +12,11 @@ from trio.testing import MockClock, wait_all_tasks_blocked
 
 from benchmarks import requests
 from benchmarks.neighbours import LOADS
-from gateway.config import BidiConfig, Config, HTTP2Config
+from gateway.client import post
+from gateway.config import BidiConfig, Config, HTTP2Config, LimitsConfig
 from gateway.config.tree import HTTP2FloodsConfig
+from gateway.core.contracts import TURN_SECONDS
+from gateway.core.exchange import Exchange
 from gateway.testing import MemoryGateway, memory_gateway
 from models.adapt import spec_of
 from models.library.tensors import identity
@@ -193,6 +197,43 @@ async def test_a_drain_begins_beside_a_client_who_presses(load: str, hub: bool, 
             press.begin(memory, load)
             await over(press)
     assert BEGIN <= began[0] <= BEGIN + 2 * PATIENCE  # the drain's task has its turn, and then ours again
+
+
+# -- the timer's -------------------------------------------------------------------------------------------------------
+
+
+async def test_what_lasts_too_long_ends_some_at_a_time(autojump_clock: MockClock, monkeypatch: pytest.MonkeyPatch) -> None:
+    look, ended = Exchange.check_stamps, 0
+
+    def check(exchange: Exchange, now: float) -> None:
+        nonlocal ended
+        look(exchange, now)
+        if exchange.interruption is not None:
+            ended += 1
+            autojump_clock.jump(STEP)
+        if ended == 100:
+            all_ended.set()
+
+    async def other() -> None:
+        while True:
+            seen.append(ended)
+            await trio.sleep(TURN_SECONDS / 2)
+
+    seen, all_ended = list[int](), trio.Event()
+    monkeypatch.setattr(Exchange, "check_stamps", check)
+    config = Config(limits=LimitsConfig(body_silence=1))
+    async with memory_gateway([spec_of(identity, "identity", family=Family.TENSOR)], config) as memory:
+        peer = memory.http2()
+        for stream in range(1, 200, 2):
+            await peer.send(*post(stream, "/v2/models/identity/infer", None))
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(other)
+            with trio.fail_after(5):
+                await all_ended.wait()
+            nursery.cancel_scope.cancel()
+        peer.close()
+    at_once = max(later - before for before, later in itertools.pairwise([*seen, ended]))
+    assert at_once <= TURN_SECONDS / STEP + 1
 
 
 # -- a model's own turn ------------------------------------------------------------------------------------------------
