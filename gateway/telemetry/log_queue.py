@@ -2,7 +2,8 @@
 
 A record is rendered by the thread where nothing in it can change meanwhile: a message without arguments, and fields that
 are text, numbers or None, as the access line's are. Any other is rendered where it is logged: its arguments may change, and
-the frames of a traceback would keep alive what they hold.
+the frames of a traceback would keep alive what they hold. So is one that many others are before: until it is written it
+takes a third of the memory as text.
 """
 
 from __future__ import annotations
@@ -23,6 +24,8 @@ RECORDS = 8192
 """The most records that wait to be written."""
 BYTES = 8 * 1024 * 1024
 """The most that their text comes to, about; a record that would pass it is dropped."""
+AS_RECORDS = 256
+"""The most that wait to be rendered."""
 PATIENCE = 1.0
 """Seconds that waiting records have at the end of the process."""
 _AT_ONCE = 64  # records
@@ -104,7 +107,8 @@ class QueuedHandler(logging.Handler):
     def _waiting(self, record: logging.LogRecord) -> tuple[logging.LogRecord | str, int]:
         """The record as it waits in the queue, and its bytes."""
         message = record.msg
-        if type(message) is str and not (record.args or record.exc_info or record.stack_info or record.exc_text):
+        few = self._put - self._taken < AS_RECORDS
+        if few and type(message) is str and not (record.args or record.exc_info or record.stack_info or record.exc_text):
             size = _RECORD + len(message)
             for value in islice(record.__dict__.values(), _FIXED, None):
                 kind = type(value)

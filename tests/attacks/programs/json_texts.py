@@ -10,6 +10,7 @@ from collections.abc import Callable
 from typing import Any
 
 from benchmarks import requests
+from gateway.config import LimitsConfig
 from tests.attacks.attack import attack
 from tests.attacks.attacker import Attacker
 from tests.attacks.ears import WebSocketEar
@@ -35,13 +36,14 @@ _ROUTES = (
     ("/v2/models/identity/infer", b'{"inputs":[],"ignored":%b}', True),
     ("/v2/models/identity/infer_stream", b'{"inputs":[],"parameters":{"more":%b}}', True),
 )
+_VALUES = LimitsConfig().json_values
 _DENSE = (b"[]", b"{}", b'{"":0}', b"1", b"1.5", b'""', b'"ab"', b"null")
 
 
 def _beyond(attacker: Attacker, size: int) -> bytes:
-    """An array of so many bytes with more of something than may be."""
+    """An array of so many bytes, or more, with more of something than may be."""
     one = attacker.random.choice(_DENSE)
-    return b"[%b]" % b",".join([one] * (size // (len(one) + 1)))
+    return b"[%b]" % b",".join([one] * max(size // (len(one) + 1), _VALUES + 1))
 
 
 def _within(attacker: Attacker) -> bytes:

@@ -13,6 +13,7 @@ import socket
 import subprocess
 import sys
 import threading
+import tracemalloc
 import warnings
 import weakref
 from collections.abc import Iterator
@@ -81,6 +82,25 @@ def test_the_queue_is_bounded_in_bytes_too() -> None:
         log.handlers[0].close()
         sink.close()
         thread.join()
+
+
+def test_many_that_wait_take_little_more_than_their_text() -> None:
+    with pipe() as (source, sink), logger(sink) as log:
+        tracemalloc.start()
+        try:
+            for n in range(4000):
+                log.info("exchange", extra={f"field-{at}": f"{n} of an access line" for at in range(20)})
+            waiting, _ = tracemalloc.get_traced_memory()
+        finally:
+            tracemalloc.stop()
+        text: list[bytes] = []
+        thread = threading.Thread(target=lambda: text.append(source.read()))
+        thread.start()
+        log.handlers[0].close()
+        sink.close()
+        thread.join()
+    assert text[0].count(b"\n") == 4000
+    assert waiting < 2 * len(text[0])
 
 
 def test_what_may_change_or_hold_memory_is_rendered_when_it_is_logged() -> None:
