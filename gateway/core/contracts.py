@@ -90,7 +90,7 @@ class Wire(Protocol):
 
     def reset(self, stream: int, ending: Ending) -> None: ...
     def land(self, stream: int, buffer: memoryview) -> int | None:
-        """What is still to come of the body comes into `buffer`, and the Exchange is fed views of it. Says how often each
+        """The rest of the body comes into `buffer`, and the Exchange is fed views of that. The number says how often each
         byte is copied on its way there; None where this wire does no such thing, or nothing is to come."""
         ...
 
@@ -168,7 +168,7 @@ class Sink(Protocol):
     """Where a body goes, in place of a task that receives it piece by piece."""
 
     landed: int | None
-    """What `Wire.land` says of `place`; None where what is taken is elsewhere."""
+    """The answer of `Wire.land` for `place`; None where the bytes that are taken are elsewhere."""
 
     def place(self) -> memoryview | None:
         """Where the wire may receive the rest; None where that is not known, or there is none."""

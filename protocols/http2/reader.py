@@ -2,7 +2,7 @@
 
 The quick way that ends here, inside `next_event`: a plain DATA frame at the front of the input, and a request in one HEADERS
 frame, are events in one step (2.2 and 9.6 us). The general way, which they take without it, is 3.5 and 55. Of a stream that
-lands, all DATA frames that are here are one event.
+lands, up to RUN DATA frames that are here are one event.
 """
 
 from __future__ import annotations

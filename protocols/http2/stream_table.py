@@ -170,8 +170,8 @@ class StreamTable:
             self._settle(found)
 
     def land(self, stream: int, buffer: memoryview) -> bool:
-        """What is still to come of the stream's payload is copied into `buffer`, which is writable and of bytes: its Data
-        are views of that, each behind the one before, and several frames may be one. A frame that it has no room for, and
+        """The rest of the stream's payload is copied into `buffer`, which is writable and of bytes: its Data are views of
+        that, each behind the one before, and several frames may be one. A frame that it has no room for, and
         what follows it, come as without it. The machine forgets the buffer when it is full, by `drop`, and with the
         stream. False, and nothing done, where nothing is to come."""
         found = self._streams.get(stream)

@@ -52,7 +52,7 @@ class Window:
         """How much more may be reserved than is unread: `base` and one STEP, so that who takes frame after frame does not
         pay for each anew."""
         self.lands = False
-        """What comes has a place elsewhere, and is taken when it is there: its growth is not reserved."""
+        """Its payload has a place elsewhere and is taken when it is there: growth is not reserved."""
 
 
 @final
