@@ -389,7 +389,8 @@ async def test_over_http2_each_byte_is_copied_twice(said: bool) -> None:
         if not said:
             await peer.send(Data(stream=1, buffers=(bytes(8 * MiB),)), End(stream=1))
         assert (await peer.read_answer(1))[0] == 200
-        assert there.exchanges[0].copied == 16 * MiB
+        # a first read that is cut short leaves small pieces, which are put together while nobody takes them
+        assert 0 <= there.exchanges[0].copied - 16 * MiB < 1024
         peer.close()
 
 
