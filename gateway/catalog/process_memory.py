@@ -5,10 +5,19 @@ from __future__ import annotations
 import ctypes
 import gc
 import os
+import time
+from typing import NoReturn
+
+import trio
+
+from models.blocking import in_thread
 
 _M_TRIM_THRESHOLD, _M_MMAP_THRESHOLD, _M_ARENA_MAX = -1, -3, -8  # glibc's malloc.h
 _LARGE = 1024 * 1024
 _SAID = ("MALLOC_TRIM_THRESHOLD_", "MALLOC_MMAP_THRESHOLD_", "GLIBC_TUNABLES")
+_LOOK = 1.0  # seconds from one look at the work done to the next
+_WORK = 0.5  # seconds of CPU, of which a trim's few milliseconds are little
+_QUIET = 0.25  # of the time
 
 
 def resident_bytes() -> int:
@@ -46,6 +55,23 @@ def give_back(has_cycles: bool) -> None:
     collector stops all threads while it looks through everything there is, so it looks only where it has to."""
     if has_cycles:
         gc.collect()
+    _trim()
+
+
+async def give_back_at_rest() -> NoReturn:
+    """Gives free memory back to the system where libc can, in each quiet second after work, until it is cancelled: what many
+    connections, or a few large texts, have taken does not stay. For whoever owns the process."""
+    before, worked = time.process_time(), 0.0
+    while True:
+        await trio.sleep(_LOOK)
+        before, spent = (now := time.process_time()), now - before
+        worked += spent
+        if worked >= _WORK and spent <= _QUIET * _LOOK:
+            await in_thread(_trim)  # which takes milliseconds, and lets others run
+            before, worked = time.process_time(), 0.0
+
+
+def _trim() -> None:
     trim = getattr(ctypes.CDLL(None), "malloc_trim", None)
     if trim is not None:
         trim(0)

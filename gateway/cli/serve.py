@@ -17,7 +17,7 @@ import trio
 
 from gateway.catalog.factories import library_specs
 from gateway.catalog.folder import make_spec
-from gateway.catalog.process_memory import return_large_blocks, share_one_arena
+from gateway.catalog.process_memory import give_back_at_rest, return_large_blocks, share_one_arena
 from gateway.catalog.served_folder import read_served_folder, served_folder
 from gateway.config import Config
 from gateway.config.exposure import closes, warnings
@@ -109,6 +109,7 @@ async def _serve(
             # what is here now stays: the collector need not look at all of it again and again
             gc.collect()
             gc.freeze()
+            nursery.start_soon(give_back_at_rest)
             await gateway.stopped()
             nursery.cancel_scope.cancel()
     return _tell(gateway.drain_report, config.drain.report)

@@ -87,7 +87,7 @@ def events(attacker: Attacker) -> None:
     attacker.pour(lambda: Streams(fields, 60, begun), connections=10)
 
 
-@attack("silent-streams", growth=64, after=32, **_SMALL)
+@attack("silent-streams", growth=64, after=24, **_SMALL)
 def streams(attacker: Attacker) -> None:
     """A thousand streams with open windows on each of some HTTP/2 connections, and no byte of a body. They cost their objects."""
     fields = _fields(requests.INFER, ("content-length", "1000000"))

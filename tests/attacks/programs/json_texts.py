@@ -17,9 +17,8 @@ from tests.attacks.ears import WebSocketEar
 
 MiB = 1024 * 1024
 _AT_ONCE = 4
-_BODIES: Any = {"growth": 32 + _AT_ONCE * 64, "after": 24, "lines": 100_000}
-"""The bodies in flight, plain and compressed, and two more of each while it is read; what the allocator keeps of that, and a
-line for each request."""
+_BODIES: Any = {"growth": 32 + _AT_ONCE * 64, "lines": 100_000}
+"""The bodies in flight, plain and compressed, and two more of each while it is read; and a line for each request."""
 _JSON = ("content-type", "application/json")
 
 # Each with a value that nobody asked for, or a parameter, in place of %b; and whether it takes compressed bodies.
@@ -105,7 +104,7 @@ def legal(attacker: Attacker) -> None:
     _each(attacker, lambda: _within(attacker))
 
 
-@attack("json-numbers", growth=32 + _AT_ONCE * 128, after=24, lines=100_000, ends=r"status (2|4)\d\d")
+@attack("json-numbers", growth=32 + _AT_ONCE * 128, lines=100_000, ends=r"status (2|4)\d\d")
 def numbers(attacker: Attacker) -> None:
     """Tensors of millions of numbers, flat and nested, in the ways that are read fast and in those that are not."""
 
@@ -126,7 +125,7 @@ def numbers(attacker: Attacker) -> None:
     _several(asking)
 
 
-@attack("json-messages", ends="open", **{**_BODIES, "after": 40})
+@attack("json-messages", ends="open", **_BODIES)
 def messages(attacker: Attacker) -> None:
     """WebSocket messages of v2 dense in values, each of them refused."""
     text = b'{"inputs":[],"ignored":%b}' % _beyond(attacker, 2 * MiB)
@@ -143,7 +142,7 @@ def messages(attacker: Attacker) -> None:
     attacker.pour(Dense, WebSocketEar, connections=2, every=0.2)
 
 
-@attack("bytes-elements", ends=r"status (2|4)\d\d", growth=32 + _AT_ONCE * 112, after=24, lines=100_000)
+@attack("bytes-elements", ends=r"status (2|4)\d\d", growth=32 + _AT_ONCE * 112, after=16, lines=100_000)
 def elements(attacker: Attacker) -> None:
     """BYTES tensors of a million short elements, in binary and in JSON, for a model that hands them on; and of more."""
 

@@ -26,7 +26,7 @@ FIELDS = [
 ]  # fmt: skip
 
 
-_HELD: Any = {"growth": 64, "after": 48, "lines": 100_000}
+_HELD: Any = {"growth": 64, "after": 24, "lines": 100_000}
 """What is in flight, what the allocator keeps of it, and a line for each exchange that is cut at the end: it had reached a model."""
 
 

@@ -18,13 +18,13 @@ from tests.attacks.attacker import Attacker
 from tests.attacks.ears import HTTP1Ear, HTTP2Ear, WebSocketEar
 from tests.attacks.programs.load import OPENING, Told
 
-_SLOW: Any = {"within": 5.0, "least": 6.0, "growth": 48, "after": 24, "lines": 150}
+_SLOW: Any = {"within": 5.0, "least": 6.0, "growth": 48, "after": 16, "lines": 150}
 """The times of the limits are shortened, so that a short attack sees them, and not so much that a good client on a loaded machine
 does; the server looks once a second. Hundreds of connections are open at once, of which the allocator keeps some; and one of HTTP/2 is a
 cycle of 24 KiB, which waits for the collector."""
 _HEAD: Any = {**_SLOW, "settings": ("limits.head_timeout=2",)}
 _BODIES: Any = {**_SLOW, "settings": ("limits.body_silence=1",)}
-_TLS: Any = {**_SLOW, "settings": ("limits.tls_handshake_timeout=2",), "tls": True, "growth": 64, "after": 48}
+_TLS: Any = {**_SLOW, "settings": ("limits.tls_handshake_timeout=2",), "tls": True, "growth": 64}
 _HEADS = 'everywire_ended_connections_total{reason="head-timeout"'
 
 

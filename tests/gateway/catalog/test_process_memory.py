@@ -57,3 +57,36 @@ def test_large_blocks_return_when_they_are_freed() -> None:
 
 def test_what_the_environment_tells_the_allocator_holds() -> None:
     assert kept_after(MALLOC_TRIM_THRESHOLD_=str(64 * MiB), MALLOC_MMAP_THRESHOLD_=str(32 * MiB)) > 32 * MiB
+
+
+# what many connections take: blocks too small for a mapping of their own, of which a few stay
+AT_WORK = """
+import sys, time, trio, trio.testing
+from gateway.catalog.process_memory import give_back_at_rest, resident_bytes
+
+async def main() -> None:
+    before = resident_bytes()
+    async with trio.open_nursery() as nursery:
+        if "gives" in sys.argv:
+            nursery.start_soon(give_back_at_rest)
+            await trio.testing.wait_all_tasks_blocked()
+        blocks = [bytes(2000) for _ in range(40_000)]
+        kept = blocks[::400]
+        del blocks
+        until = time.process_time() + 1
+        while time.process_time() < until:
+            pass
+        with trio.move_on_after(30 if "gives" in sys.argv else 3):
+            while resident_bytes() - before > 8 * 2**20:
+                await trio.sleep(0.1)
+        nursery.cancel_scope.cancel()
+    print(resident_bytes() - before)
+
+trio.run(main)
+"""
+
+
+@pytest.mark.parametrize("gives", [True, False])
+def test_what_work_has_taken_goes_back_in_a_quiet_second(gives: bool) -> None:
+    done = subprocess.run([sys.executable, "-c", AT_WORK, *["gives"] * gives], capture_output=True, check=True)
+    assert (int(done.stdout) < 8 * MiB) is gives
