@@ -24,7 +24,7 @@ from protocols.buffers import ByteBudget, untouched
 from protocols.date_field import DateField
 from protocols.events import Headers
 
-_SCRATCH = 64 * 1024
+_SCRATCH, _LONG_SCRATCH = 64 * 1024, 256 * 1024
 NOSNIFF: Headers = ((b"x-content-type-options", b"nosniff"),)
 """A browser takes no answer for what it does not say it is."""
 
@@ -73,8 +73,10 @@ class Server:
         self.pool = BodyPool(self.limits.body_pool)
         self.frame_memory = _frame_memory(self.budget.limit)
         """Memory for a large frame, which is paid for as it arrives; None where it could never fit."""
-        self.scratch = memoryview(bytearray(_SCRATCH))
-        """Where bytes are received that nobody keeps."""
+        self.long_scratch = memoryview(bytearray(_LONG_SCRATCH))
+        """Where bytes of a body are received that are taken from there at once: as many as a stream's window usually is."""
+        self.scratch = self.long_scratch[:_SCRATCH]
+        """Where bytes are received that nobody keeps: the begin of the same."""
         self.door = Door(
             passes_credentials=config.access.pass_credentials,
             keys=bool(config.access.keys_file),

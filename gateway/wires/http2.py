@@ -89,10 +89,13 @@ class HTTP2Wire:
     # -- receiving -------------------------------------------------------------------------------------------------
 
     def receive_buffer(self, scratch: memoryview) -> memoryview | None:
-        return None if self._machine.choked or self._ended_at is not None else scratch  # windows bound the rest
+        if self._machine.choked or self._ended_at is not None:
+            return None  # windows bound the rest
+        return self._connection.server.long_scratch if self._machine.lands else scratch
 
     def buffer_updated(self, n: int) -> bool:
-        raise AssertionError("HTTP/2 bodies do not land")
+        self.receive_data(self._connection.server.long_scratch[:n])
+        return True
 
     def receive_data(self, data: memoryview) -> None:
         self._machine.now = self._connection.last_received

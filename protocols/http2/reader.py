@@ -230,7 +230,7 @@ class FrameReader(StreamTable):
         window.current_window_size -= n
         whole.current_window_size -= n
         self._windows.received(found.window, n)
-        found.received = received + n
+        found.received, self._landing = received + n, found
         splitter.skip(end)
         if ended:
             assert self._beside is not None, "without a payload path nothing is counted here"

@@ -53,6 +53,7 @@ class StreamTable:
         self._queued = 0
         self._answered: set[int] = set()
         self._lingering: OrderedDict[int, Stream] = OrderedDict()
+        self._landing: Stream | None = None  # the last stream whose payload had a place
 
     def is_open(self, stream: int) -> bool:
         """Whether the stream is neither reset nor complete in both directions, nor lingering: a Reset may be sent, and
@@ -178,7 +179,13 @@ class StreamTable:
         if found is None or not found.receiving or found.dropped:
             return False
         found.place, found.window.lands = buffer or None, True
+        self._landing = found
         return True
+
+    @property
+    def lands(self) -> bool:
+        """Whether what comes next is, by what came last, payload that has a place: more of it may be received at once."""
+        return self._landing is not None and self._landing.place is not None
 
     def drop(self, stream: int) -> int:
         """Nobody will read the stream any more: what is unread is credited (the answer says how many bytes), and what
