@@ -25,6 +25,7 @@ from protocols.events import (
 from protocols.http2.floods import CRAMPED, FloodCounters
 from protocols.http2.frames import (
     HEAD,
+    LARGEST_DATA,
     LARGEST_ID,
     Code,
     Kind,
@@ -47,8 +48,6 @@ __all__ = ["LARGEST_DATA", "LOOKS", "SHARE", "FloodCounters", "HTTP2Connection",
 
 _NO_DATE = DateField()
 
-LARGEST_DATA = 16_384
-"""Payload of one DATA frame that we write, at most: a turn of the round robin, and what every peer takes (section 4.2)."""
 SHARE = 16_384
 """What each stream may queue, whatever the other streams have queued."""
 WORTHWHILE = 1024
@@ -465,9 +464,9 @@ class HTTP2Connection(FrameReader):
         leaving, self._leaving = self._leaving, []
         ended, self._ending = self._ending, []
         self._handed_out = False
-        self.counters.data_sent += len(leaving)
         self.counters.heads_sent += len(ended)
         for stream, n in leaving:
+            self.counters.data_sent += -(-n // LARGEST_DATA)
             stream.queue.leaving -= n
             self._queued -= n
         if self._answered:
@@ -477,19 +476,20 @@ class HTTP2Connection(FrameReader):
         return Sent(room=list(dict.fromkeys([stream.id for stream, _ in leaving])), ended=ended)
 
     def _write_frame(self, out: list[bytes | memoryview], filled: int, space: int) -> int:
-        """Appends one DATA frame of the stream whose turn it is, and says how long it is; 0 if it cannot or should not be
-        written."""
+        """Appends one DATA frame of the stream whose turn it is, or all full ones where it has every turn, and says how long
+        they are; 0 if none can or should be written."""
         ring, h2 = self._ring, self._h2
         number, stream = ring.popitem(last=False)
         library, queue = stream.library, stream.queue
-        allowed = queue.nbytes
-        if allowed > LARGEST_DATA:
-            allowed = LARGEST_DATA
+        allowed, head = queue.nbytes, HEAD
         if allowed > h2.outbound_flow_control_window:
             allowed = h2.outbound_flow_control_window
         if allowed > library.outbound_flow_control_window:
             allowed = library.outbound_flow_control_window
-        n = allowed if allowed <= space - HEAD else space - HEAD
+        if allowed > LARGEST_DATA:
+            frames = 1 if ring else min(allowed, space) // (LARGEST_DATA + HEAD) or 1
+            allowed, head = frames * LARGEST_DATA, frames * HEAD
+        n = allowed if allowed <= space - head else space - HEAD
         if n <= 0 or (n < allowed and filled and n < WORTHWHILE):
             ring[number] = stream
             ring.move_to_end(number, last=False)
@@ -508,4 +508,4 @@ class HTTP2Connection(FrameReader):
         elif last:
             self._finished(stream)
             self._ending.append(number)
-        return HEAD + n
+        return head + n

@@ -15,6 +15,8 @@ from protocols.events import Buffer
 PREFACE = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n"
 HEAD = 9
 """Bytes of a frame head (RFC 9113 section 4.1)."""
+LARGEST_DATA = 16_384
+"""Payload of one DATA frame that we write, at most: a turn of the round robin, and what every peer takes (section 4.2)."""
 RUN = 16
 """DATA frames that are looked at together, at most: as many of any size are a short step, looked at in vain too."""
 END_STREAM = 0x1

@@ -15,7 +15,7 @@ from hpack import Decoder, Encoder, HeaderTuple
 from hpack.exceptions import HPACKError, OversizedHeaderListError
 
 from protocols.events import Headers
-from protocols.http2.frames import PREFACE, HTTP2Frame, Kind, settings
+from protocols.http2.frames import LARGEST_DATA, PREFACE, HTTP2Frame, Kind, settings
 from protocols.http2.heads import check_fields, response_fields
 
 REMEMBERED = 1024
@@ -170,9 +170,13 @@ class LibraryPath(H2Connection):
     def data(
         self, stream: H2Stream, pieces: Iterable[bytes | memoryview], n: int, end: bool, out: list[bytes | memoryview]
     ) -> None:
-        """Appends one DATA frame to `out`, with pieces of n bytes, which both windows and the frame size allow."""
-        self.send_data(stream.stream_id, b"".join(pieces), end_stream=end)
-        out.append(self.data_to_send())
+        """Appends DATA frames to `out`, all but the last of LARGEST_DATA, with pieces of n bytes, which both windows allow.
+        With `end` the last one ends the stream."""
+        data = b"".join(pieces)
+        for at in range(0, n, LARGEST_DATA):
+            last = end and at + LARGEST_DATA >= n
+            self.send_data(stream.stream_id, data[at : at + LARGEST_DATA], end_stream=last)
+            out.append(self.data_to_send())
 
     def check_trailers(self, trailers: Headers) -> None:
         """LocalProtocolError for fields that HTTP/2 cannot carry behind a body."""

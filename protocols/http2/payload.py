@@ -19,7 +19,17 @@ from h2.stream import H2Stream, StreamClosedBy, StreamInputs, StreamState
 from h2.windows import WindowManager
 
 from protocols.events import Headers
-from protocols.http2.frames import END_STREAM, FRAME_HEAD, HTTP2Frame, Kind, data_head, head_frames, unpad, window_update
+from protocols.http2.frames import (
+    END_STREAM,
+    FRAME_HEAD,
+    LARGEST_DATA,
+    HTTP2Frame,
+    Kind,
+    data_head,
+    head_frames,
+    unpad,
+    window_update,
+)
 from protocols.http2.heads import check_fields, check_status
 from protocols.http2.hpack import SENSITIVE, RememberingDecoder, StatelessEncoder, encode_field, encode_name
 from protocols.http2.library import LibraryDecoder, LibraryPath
@@ -163,8 +173,22 @@ class PayloadPath(LibraryPath):
         stream.outbound_flow_control_window -= n
         if end:
             self._end_sent(stream)
-        out.append(FRAME_HEAD.pack(n << 8, end, stream.stream_id))
-        out += pieces
+        if n <= LARGEST_DATA:
+            out.append(FRAME_HEAD.pack(n << 8, end, stream.stream_id))
+            out += pieces
+            return
+        room = 0
+        for piece in pieces:
+            at, size = 0, len(piece)
+            while at < size:
+                if not room:
+                    room = min(n, LARGEST_DATA)
+                    n -= room
+                    out.append(FRAME_HEAD.pack(room << 8, end and not n, stream.stream_id))
+                part = piece if size <= room and not at else memoryview(piece)[at : at + room]
+                out.append(part)
+                at += len(part)
+                room -= len(part)
 
     def check_trailers(self, trailers: Headers) -> None:
         field_block(trailers)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import itertools
+
 import numpy as np
 import pytest
 
@@ -182,6 +184,22 @@ def test_large_buffers_go_out_by_reference_behind_their_nine_bytes() -> None:
     server.data_sent()
     buffers = server.data_to_send(65_536)
     assert buffers == [], "the window is used"
+
+
+@pytest.mark.parametrize("payload_path", [True, False])
+def test_a_stream_that_has_every_turn_leaves_in_full_frames(payload_path: bool) -> None:
+    client = ByHand(payload_path=payload_path)
+    server = answering(client, 1)
+    payload = bytes(range(256)) * 240
+    cuts = (0, 1, 16_384, 20_000, 50_000, 50_001, len(payload))
+    server.send(Data(stream=1, buffers=[payload[at:end] for at, end in itertools.pairwise(cuts)]))
+    server.send(End(stream=1))
+    found = frames(b"".join(server.data_to_send(1_000_000)))
+    assert [len(each.payload) for each in found] == [16_384] * 3 + [len(payload) - 3 * 16_384]
+    assert [each.flags for each in found] == [0, 0, 0, END_STREAM]
+    assert b"".join(each.payload for each in found) == payload
+    server.data_sent()
+    assert server.counters.data_sent == 4
 
 
 def test_a_large_array_is_never_copied() -> None:
