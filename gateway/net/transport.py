@@ -18,7 +18,7 @@ from protocols.events import Buffer
 
 _IOV_MAX = 512
 _NOTSENT_LOWAT: int = getattr(socket, "TCP_NOTSENT_LOWAT", 0)
-# What is sent in pieces as large as this is there already: the kernel may take so much of it at once, which is a sixth of
+# What is sent as much at once as this is there already: the kernel may take so much of it at once, which is a sixth of
 # the wake-ups that a bound for streams costs.
 _BULK, _SMALL = 1024 * 1024, 16 * 1024
 _GOODBYE = 1.0  # seconds that a stream has to end well
@@ -102,11 +102,12 @@ class SocketTransport:
             return 0
         try:
             data = buffers[0]
-            if len(data) >= _BULK:
+            size = len(data) if len(buffers) == 1 else sum(map(len, buffers))
+            if size >= _BULK:
                 if not self._bulk and self._unsent:
                     self._bulk = True
                     self._bound(max(_BULK, self._unsent))
-            elif self._bulk and len(data) < _SMALL:
+            elif self._bulk and size < _SMALL:
                 self._bulk = False
                 self._bound(self._unsent)
             if len(buffers) == 1:

@@ -144,7 +144,7 @@ SAID = [
     ("explanation/backpressure.md", "of one read, at most {} KiB", 64, lambda: tls_transport._CHUNK / KiB),
     ("explanation/backpressure.md", "but {} KiB are each stream's own", 16, lambda: connection.SHARE / KiB),
     ("explanation/backpressure.md", "at most {} KiB each", 16, lambda: connection.LARGEST_DATA / KiB),
-    ("explanation/backpressure.md", "{} MiB while pieces of a mebibyte", 1, lambda: transport._BULK / MiB),
+    ("explanation/backpressure.md", "{} MiB while a mebibyte", 1, lambda: transport._BULK / MiB),
     ("explanation/backpressure.md", "after {} messages", 32, lambda: turn.TURN_UNITS // turn.SENT - 2),
     ("explanation/backpressure.md", "fewer than `ahead` ({})", 4, lambda: rolling.AHEAD),
     (
