@@ -28,8 +28,8 @@ class InnerCall:
     """
 
     __slots__ = (
-        "_cancelled_at", "_give_back_made", "_give_back_message", "_limits", "_number", "_over", "_scope", "bytes_in",
-        "cancelled", "copied", "ending", "exchange", "had_slot", "held", "incident", "interruption", "permit", "priority",
+        "_cancelled_at", "_give_back_made", "_limits", "_number", "_over", "_paid", "_scope", "bytes_in", "cancelled",
+        "copied", "ending", "exchange", "had_slot", "held", "incident", "interruption", "permit", "priority",
         "stopped_by",
     )  # fmt: skip
 
@@ -56,7 +56,8 @@ class InnerCall:
         self._limits: TimeLimits | None = None
         self._cancelled_at: float | None = None
         self._give_back_made: Callable[[], None] | None = None
-        self._give_back_message: Callable[[], None] | None = exchange.reserve_objects(size)
+        exchange.reserve(size)
+        self._paid = size  # for its message, until `close`
 
     @property
     def id(self) -> str:
@@ -72,10 +73,11 @@ class InnerCall:
 
     def close(self) -> None:
         """It is over: what was held for it is given back."""
-        self.making(0)
-        if self._give_back_message is not None:
-            self._give_back_message()
-            self._give_back_message = None
+        if self._give_back_made is not None:
+            self.making(0)
+        if self._paid:
+            self.exchange.unreserve(self._paid)
+            self._paid = 0
 
     def making(self, n: int) -> None:
         """Objects that take n bytes are made of its request, or for its answers: they count until `close`, or until another

@@ -15,7 +15,7 @@ from gateway.core.exchange import Exchange
 from gateway.core.memory import no_bytes
 from gateway.errors import Closing, Ending, SlowReader
 from gateway.wires.floods import GOODBYE, FloodGuard, allowances_of, end_exchanges, report
-from protocols.errors import RemoteProtocolError
+from protocols.errors import LocalProtocolError, RemoteProtocolError
 from protocols.events import (
     NEED_DATA,
     TURN,
@@ -267,8 +267,12 @@ class HTTP2Wire:
             self._connection.output_ready()
 
     def push(self, stream: int, buffers: Sequence[Buffer]) -> None:
-        if self._machine.is_open(stream):
+        try:
             self._machine.send_data(stream, buffers)
+        except LocalProtocolError:
+            if self._machine.is_open(stream):
+                raise
+        else:
             self._connection.output_ready()
 
     def push_pieces(self, stream: int, pieces: Sequence[bytes]) -> None:

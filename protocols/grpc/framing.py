@@ -121,7 +121,7 @@ class MessageDecoder:
         if self._error is not None:
             return
         self._check_drained("receive_data")
-        view = _octets(data)
+        view = memoryview(data) if type(data) is bytes else _octets(data)
         self._drained = False
         at = 0
         if self._begun:
@@ -171,6 +171,16 @@ class MessageDecoder:
 
     def next_raw(self) -> RawMessage | NeedData:
         """Returns the next message as it is on the wire, for a caller that inflates it in steps (`MessageInflater`)."""
+        if not (self._begun or self._prefix or self._unary):
+            buffer, at = self._data, self._at
+            left = len(buffer) - at
+            if left >= PREFIX:
+                flag, length = _PREFIX.unpack_from(buffer, at)
+                if not flag and length <= self._limit and length <= left - PREFIX:  # nearly every one: half of the cost
+                    self._at = end = at + PREFIX + length
+                    return RawMessage(False, buffer[at + PREFIX : end])
+            elif not left and self._error is None:
+                return self._need_data()
         data = self._next()
         return Signal.NEED_DATA if data is Signal.NEED_DATA else RawMessage(self._compressed, data)
 

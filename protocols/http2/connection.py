@@ -282,9 +282,11 @@ class HTTP2Connection(FrameReader):
         found = self._streams.get(stream)
         if found is None or found.reset or found.ended:
             return 0
-        held = found.queue.nbytes + found.queue.leaving
-        own = self.limits.send_buffer - held
-        shared = self.limits.connection_send_buffer - self._queued
+        queue, limits = found.queue, self.limits
+        held = queue.nbytes + queue.leaving
+        own, shared = limits.send_buffer - held, limits.connection_send_buffer - self._queued
+        if own <= shared:  # as of nearly every stream
+            return own if own > 0 else 0
         return max(0, min(own, max(SHARE - held, shared)))
 
     def queued(self, stream: int) -> int:

@@ -178,9 +178,11 @@ class Incoming:
 
     def taken(self) -> None:
         """The last message is paid for by somebody else, or gone."""
-        self._inbound.assembled()
-        self._exchange.unreserve(self._inflated)
-        self._inflated = 0
+        if self._inbound.assembly:
+            self._inbound.assembled()
+        if self._inflated:
+            self._exchange.unreserve(self._inflated)
+            self._inflated = 0
 
     def _under_way(self) -> tuple[object, int] | None:
         """Of a message that has begun: which it is, and its bytes that are here."""

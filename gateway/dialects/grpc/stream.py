@@ -337,7 +337,7 @@ class _Stream:
                     request.inner.making(sum(map(len, request.buffers)))
                 await before.wait()
             if error is None:
-                if request.buffers:
+                if request.buffers and not self._try_say(request.buffers):
                     await self._say(request.buffers)
             else:
                 if request.worker is not None:
@@ -436,11 +436,16 @@ class _Stream:
 
     async def _say(self, buffers: Sequence[Buffer]) -> None:
         """Sends a message when it has its turn and there is room for it."""
-        n = sum(map(len, buffers))
-        if not self._speaking.locked() and self._exchange.outbound.try_room(n):
-            self._push(buffers)
-        else:
-            await self._speak(n, lambda: buffers)
+        if not self._try_say(buffers):
+            await self._speak(sum(map(len, buffers)), lambda: buffers)
+
+    def _try_say(self, buffers: Sequence[Buffer]) -> bool:
+        """Sends a message, if its turn is now and there is room for it."""
+        n = len(buffers[0]) if len(buffers) == 1 else sum(map(len, buffers))
+        if self._speaking.locked() or not self._exchange.outbound.try_room(n):
+            return False
+        self._push(buffers)
+        return True
 
     async def _speak(self, n: int, make: Callable[[], Sequence[Buffer]]) -> None:
         async with self._speaking:
