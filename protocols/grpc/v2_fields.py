@@ -237,10 +237,7 @@ def join_raw(head: list[bytes], tag: int, tensors: Sequence[V2Tensor]) -> list[B
     the tensors' own memory where that is possible: see `encode_binary`."""
     buffers: list[Buffer] = []
     for tensor in tensors:
-        try:
-            data = encode_binary(tensor.array, tensor.datatype)
-        except V2Error as error:
-            raise V2Error(f"tensor {show(tensor.name)}: {error.message}", status=error.status) from None
+        data = raw_data(tensor)
         head.append(b"%c%b" % (tag, encode_varint(len(data[0]) if len(data) == 1 else sum(map(len, data)))))
         for buffer in data:
             if head:
@@ -250,6 +247,14 @@ def join_raw(head: list[bytes], tag: int, tensors: Sequence[V2Tensor]) -> list[B
     if head:
         buffers.append(b"".join(head))
     return buffers
+
+
+def raw_data(tensor: V2Tensor) -> list[Buffer]:
+    """What `encode_binary` gives of a tensor. V2Error, which names it."""
+    try:
+        return encode_binary(tensor.array, tensor.datatype)
+    except V2Error as error:
+        raise V2Error(f"tensor {show(tensor.name)}: {error.message}", status=error.status) from None
 
 
 def typed_tensors(tensors: Sequence[V2Tensor]) -> Iterator[Buffer]:
