@@ -32,6 +32,14 @@ class ControlQueue:
     def take(self, at_most: int, out: list[bytes | memoryview], ended: list[int]) -> int:
         """Appends the next bytes to `out`, at most so many, and to `ended` the streams that they end. Says how many."""
         waiting, left = self._frames, at_most
+        if self.nbytes <= at_most:  # as nearly always
+            for frames, ends in waiting:
+                out.append(frames)
+                if ends:
+                    ended.append(ends)
+            n = self.nbytes
+            self.clear()
+            return n
         while waiting and left:
             frames, ends = waiting.popleft()
             self._begun = len(frames) > left
@@ -58,7 +66,7 @@ class ControlQueue:
 
     def clear(self) -> None:
         """Drops what is queued."""
-        self.nbytes = 0
+        self.nbytes, self._begun = 0, False
         self._frames.clear()
 
     def drop_rest(self) -> None:
@@ -67,6 +75,7 @@ class ControlQueue:
         self.clear()
         if first is not None:
             self.put(*first)
+            self._begun = True
 
 
 @final
