@@ -365,7 +365,7 @@ class HTTP2Config:
     initial_window: Annotated[BytesOrOff, Meta(le=2**31 - 1)] = 64 * KiB
     """What a stream may send before its model reads."""
     max_window: Annotated[Bytes, Meta(le=2**31 - 1)] = 256 * KiB
-    """The largest window that a stream is given."""
+    """The largest window that a stream is given; four times that while its body goes straight into one buffer."""
     frame_size: Annotated[int, Meta(ge=2**14, le=2**24 - 1, extra={"unit": Unit.BYTES})] = 16 * KiB
     """The largest frame that is accepted."""
     continuations: CountOrOff = 8

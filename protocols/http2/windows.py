@@ -10,6 +10,8 @@ from protocols.buffers import Budget, ByteBudget
 FIRST_CONNECTION_WINDOW = 65_535
 """RFC 9113 section 6.9.2: what every connection starts with; SETTINGS cannot change it."""
 LARGEST_WINDOW = 2**31 - 1
+LANDING = 4
+"""How many times the largest window a stream's may be whose payload lands: no byte of it waits for its consumer."""
 FLOOR = 4096
 """What a stream reserves when it begins, for itself and the first bytes that come."""
 STEP = 16_384
@@ -62,9 +64,9 @@ class ReceiveWindows:
     A stream reserves FLOOR bytes when it begins, and what is unread beyond those in steps of STEP bytes when it comes: a
     window alone takes nothing. What a window has grown is reserved before it is granted, but for one that lands.
 
-    A stream starts with a window of `initial` bytes. It doubles, up to `maximum`, each time its consumer has taken
-    everything after the peer had used more than half of it: a burst that the window held up. A stream's credit goes
-    back when a quarter of its window is owed.
+    A stream starts with a window of `initial` bytes. It doubles, up to `maximum` or LANDING times that if it lands, each
+    time its consumer has taken everything after the peer had used more than half of it: a burst that the window held up.
+    A stream's credit goes back when a quarter of its window is owed.
 
     The connection's window is the sum of its streams' windows and one `initial` more, so that whatever some streams
     leave unread, each other one can use its own window to the end, and a new stream need not wait. It owes at most a
@@ -236,7 +238,8 @@ class ReceiveWindows:
         self._target = target if target <= LARGEST_WINDOW else LARGEST_WINDOW
 
     def _growth(self, window: Window) -> int:
-        growth = min(window.granted, self._maximum - window.granted)
+        maximum = min(self._maximum * LANDING, LARGEST_WINDOW) if window.lands else self._maximum
+        growth = min(window.granted, maximum - window.granted)
         if growth <= 0:
             return 0
         if window.lands:

@@ -10,7 +10,7 @@ from protocols.buffers import ByteBudget
 from protocols.events import Data, End, NoRoom, Reset
 from protocols.http2.connection import HTTP2Limits
 from protocols.http2.frames import FRAME_HEAD, RUN, Kind
-from protocols.http2.windows import FLOOR
+from protocols.http2.windows import FLOOR, LANDING
 from tests.protocols.http2.http2_helpers import END_STREAM, PADDED, POST, ByHand, Pair, body, data, frame, pull
 
 WORDS = b"all that I have to say is here, piece by piece"
@@ -135,6 +135,31 @@ def test_a_window_that_grows_while_it_lands_reserves_nothing_for_that() -> None:
     client.server.credit(1, 1900)
     assert client.server.windows()[1].granted == 4000
     assert budget.used == FLOOR
+
+
+def test_a_window_grows_further_while_it_lands() -> None:
+    client = ByHand(HTTP2Limits(initial_window=1000, max_window=4000))
+    client.says(client.head(1))
+    client.server.land(1, memoryview(bytearray(50_000)))
+    for n in (900, 1900, 3900, 7900, 15_900):
+        client.says(data(1, bytes(n)))
+        client.server.credit(1, n)
+    assert client.server.windows()[1].granted == LANDING * 4000
+
+
+def test_it_lands_while_it_has_a_place() -> None:
+    client = ByHand()
+    client.says(client.head(1) + client.head(3))
+    server = client.server
+    assert not server.lands
+    server.land(1, memoryview(bytearray(10)))
+    server.land(3, memoryview(bytearray(10)))
+    client.says(data(3, bytes(10)))
+    assert not server.lands, "by what came last"
+    client.says(data(1, bytes(5)))
+    assert server.lands
+    server.drop(1)
+    assert not server.lands
 
 
 def test_a_stream_that_is_whole_dropped_or_unknown_does_not_land() -> None:
