@@ -17,7 +17,7 @@ class DateField:
     `tell(b"")`, answers have no Date, as is right for a server without a clock.
     """
 
-    __slots__ = ("beside", "beside_line", "end", "line", "value")
+    __slots__ = ("beside", "beside_line", "end", "fields", "line", "value")
 
     def __init__(self, value: bytes = b"", *, beside: Headers = ()) -> None:
         """`value` as for `tell`. `beside` are more fields that every final head has, and no head has itself."""
@@ -31,6 +31,8 @@ class DateField:
         """Final heads that are sent from now on say `value`, an HTTP-date (RFC 9110 section 5.6.7) such as
         b"Sun, 06 Nov 1994 08:49:37 GMT", unless their own fields have a date. Empty: they say none."""
         self.value = value
+        self.fields = (*self.beside, (b"date", value)) if value else self.beside
+        """These, and what is beside them: the same object until the next call."""
         self.line = (b"date: %b\r\n" % value if value else b"") + self.beside_line
         """The fields as lines of an HTTP/1.1 head."""
         self.end = b"\r\n%b\r\n" % self.line if self.line else _END

@@ -296,14 +296,18 @@ class HTTP2Wire:
         buffers: Sequence[Buffer],
         trailers: Headers,
     ) -> None:
-        if self._machine.is_open(stream):
-            if length is not None:
-                fields = [*headers, (b"content-length", b"%d" % length), *fresh]
-            elif buffers:
-                fields = [*headers, *fresh]
-            else:  # nothing stands between them: one frame says it all, as gRPC's clients want it of a refusal
-                fields, trailers = [*headers, *fresh, *trailers], ()
+        if length is not None:
+            fields = [*headers, (b"content-length", b"%d" % length), *fresh]
+        elif buffers:
+            fields = [*headers, *fresh]
+        else:  # nothing stands between them: one frame says it all, as gRPC's clients want it of a refusal
+            fields, trailers = [*headers, *fresh, *trailers], ()
+        try:
             self._machine.respond(stream, status, fields, buffers, trailers)
+        except LocalProtocolError:
+            if self._machine.is_open(stream):
+                raise
+        else:
             self._connection.output_ready()
 
     def reset(self, stream: int, ending: Ending) -> None:

@@ -247,7 +247,7 @@ class HTTP2Connection(FrameReader):
             self._h2.check_trailers(trailers)
         n = found.queue.put(buffers)
         try:
-            self._control.put(self._h2.response(found.library, status, self._dated(headers)))
+            self._control.put(self._h2.response(found.library, status, headers, self._date_of(headers)))
         except LocalProtocolError:
             found.queue.discard()
             raise
@@ -361,22 +361,17 @@ class HTTP2Connection(FrameReader):
 
     def _send_response(self, stream: int, status: int, headers: Headers) -> None:
         found = self._answerable(stream)
-        if status >= 200:
-            headers = self._dated(headers)
-        self._control.put(self._h2.response(found.library, status, headers))
+        date = self._date_of(headers) if status >= 200 else ()
+        self._control.put(self._h2.response(found.library, status, headers, date))
         found.head_sent = status >= 200
 
-    def _dated(self, headers: Headers) -> Headers:
-        """The fields of a final head, with the date where they do not have one (RFC 9110 section 6.6.1), and what else all
-        of them have."""
-        date = self._date
-        if date.value:
-            for name, _ in headers:
-                if name == b"date":
-                    break
-            else:
-                return [*headers, *date.beside, (b"date", date.value)]
-        return [*headers, *date.beside] if date.beside else headers
+    def _date_of(self, headers: Headers) -> Headers:
+        """What a final head has behind these fields: the date where they have none (RFC 9110 section 6.6.1), and what else
+        all of them have."""
+        for name, _ in headers:
+            if name == b"date":
+                return self._date.beside
+        return self._date.fields
 
     def _send_end(self, stream: int, trailers: Headers) -> None:
         found = self._headed(stream)

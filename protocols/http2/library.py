@@ -162,9 +162,10 @@ class LibraryPath(H2Connection):
         frames = [written[at : at + 13] for at in range(0, len(written), 13)]
         return sum(int.from_bytes(each[9:]) for each in frames if each[3] == Kind.WINDOW_UPDATE)
 
-    def response(self, stream: H2Stream, status: int, headers: Headers) -> bytes:
-        """The frames of a response head; LocalProtocolError, and nothing changed, for fields that HTTP/2 cannot carry."""
-        self.send_headers(stream.stream_id, response_fields(status, headers))
+    def response(self, stream: H2Stream, status: int, headers: Headers, date: Headers) -> bytes:
+        """The frames of a response head with these fields, and those of its `date`, which is not changed and may be the same
+        object often; LocalProtocolError, and nothing changed, for fields that HTTP/2 cannot carry."""
+        self.send_headers(stream.stream_id, response_fields(status, [*headers, *date]))
         return self.data_to_send()
 
     def data(

@@ -65,6 +65,8 @@ class PayloadPath(LibraryPath):
     def __init__(self, *, client: bool, streams: int, initial_window: int, frame_size: int, head: int) -> None:
         super().__init__(client=client, streams=streams, initial_window=initial_window, frame_size=frame_size, head=head)
         self._connection_window = self._inbound_flow_control_window_manager
+        self._dated: tuple[Headers, bytes] = (), b""  # what was said last behind the fields of a head, and its block
+        self._checked: tuple[Headers, bytes] = (), b""  # the same of trailers
         self._note_settings()
 
     def make_encoder(self) -> StatelessEncoder:
@@ -148,8 +150,10 @@ class PayloadPath(LibraryPath):
         self.highest_inbound_stream_id = stream
         return opened
 
-    def response(self, stream: H2Stream, status: int, headers: Headers) -> bytes:
-        block = _encoded_status(status) + field_block(headers)
+    def response(self, stream: H2Stream, status: int, headers: Headers, date: Headers) -> bytes:
+        if self._dated[0] is not date:
+            self._dated = date, field_block(date)
+        block = _encoded_status(status) + field_block(headers) + self._dated[1]
         machine = stream.state_machine
         if status >= 200:
             # On a stream that is open and has no final head yet, which the machine sees to, h2 would do just this.
@@ -191,15 +195,19 @@ class PayloadPath(LibraryPath):
                 room -= len(part)
 
     def check_trailers(self, trailers: Headers) -> None:
-        field_block(trailers)
+        checked = tuple(trailers)
+        if self._checked[0] is not checked:
+            self._checked = checked, field_block(checked)
 
     def end(self, stream: H2Stream, trailers: Headers) -> bytes:
         self._end_sent(stream)
         if not trailers:
             return data_head(0, end=True, stream=stream.stream_id)
         stream.state_machine.trailers_sent = True
-        block = self.encoder.opening() + field_block(trailers)
-        return head_frames(stream.stream_id, block, self.max_outbound_frame_size, end=True)
+        known, block = self._checked
+        if known is not trailers:
+            block = field_block(trailers)
+        return head_frames(stream.stream_id, self.encoder.opening() + block, self.max_outbound_frame_size, end=True)
 
     def _end_sent(self, stream: H2Stream) -> None:
         machine = stream.state_machine
