@@ -24,6 +24,7 @@ if TYPE_CHECKING:
         ModelConfig,
         OpenAIConfig,
         OperatorConfig,
+        ProcessConfig,
         RepositoryConfig,
         RestartConfig,
         SageMakerConfig,
@@ -42,9 +43,9 @@ if TYPE_CHECKING:
 __all__ = [
     "ASGIApp", "AccessConfig", "AdmissionConfig", "BatchingConfig", "BidiConfig", "Config", "ConfigError",
     "DrainConfig", "Ending", "EndpointConfig", "Gateway", "HTTP2Config", "LMIConfig", "LimitsConfig", "ListenConfig",
-    "LogConfig", "ModelConfig", "OpenAIConfig", "OperatorConfig", "Refusal", "RepositoryConfig", "RestartConfig",
-    "SageMakerConfig", "SigV4Config", "TLSConfig", "TensorConfig", "TracingConfig", "TransportLost", "V2Config",
-    "VariantConfig", "WebSocketConfig",
+    "LogConfig", "ModelConfig", "OpenAIConfig", "OperatorConfig", "ProcessConfig", "Refusal", "RepositoryConfig",
+    "RestartConfig", "SageMakerConfig", "SigV4Config", "TLSConfig", "TensorConfig", "TracingConfig",
+    "TransportLost", "V2Config", "VariantConfig", "WebSocketConfig",
 ]  # fmt: skip
 
 
@@ -53,9 +54,9 @@ _HOMES = {
     "gateway.config": (
         "AccessConfig", "AdmissionConfig", "BatchingConfig", "BidiConfig", "Config", "DrainConfig",
         "EndpointConfig", "HTTP2Config", "LMIConfig", "LimitsConfig", "ListenConfig", "LogConfig",
-        "ModelConfig", "OpenAIConfig", "OperatorConfig", "RepositoryConfig", "RestartConfig", "SageMakerConfig",
-        "SigV4Config", "TLSConfig", "TensorConfig", "TracingConfig", "V2Config", "VariantConfig",
-        "WebSocketConfig",
+        "ModelConfig", "OpenAIConfig", "OperatorConfig", "ProcessConfig", "RepositoryConfig", "RestartConfig",
+        "SageMakerConfig", "SigV4Config", "TLSConfig", "TensorConfig", "TracingConfig", "V2Config",
+        "VariantConfig", "WebSocketConfig",
     ),
     "gateway.config.problem": ("ConfigError",),
     "gateway.errors": ("Ending", "Refusal", "TransportLost"),

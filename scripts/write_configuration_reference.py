@@ -43,9 +43,9 @@ Some settings have a flag of their own, such as `--port`: `everywire --help` lis
 - **Durations** are seconds: a number, or a string with a unit, `"500ms"`, `"30s"`, `"5min"` or `"1h"`.
 - **Lists of paths** are arrays of strings; in the environment and with `--set` also `/one:/two`.
 - **Other lists** are TOML's everywhere.
-- The environment's sections and keys are in capitals or not; the names of models and of their options, of endpoints and
-  of variants are taken as written. There and with `--set`, a model's option is read as TOML where it is TOML, else as
-  the text itself.
+- The environment's sections and keys are in capitals or not; the names of models, of their options and of their processes'
+  variables, of endpoints and of variants are taken as written. There and with `--set`, a model's option is read as TOML
+  where it is TOML, else as the text itself. A variable of its processes is always the text itself.
 - Relative file names are relative to the working directory.
 
 A name that is no setting, a value of another type and a value out of its range stop the program, with the place and the

@@ -16,6 +16,7 @@ from gateway.config.tree import (
     ModelConfig,
     OpenAIConfig,
     OperatorConfig,
+    ProcessConfig,
     RepositoryConfig,
     RestartConfig,
     SageMakerConfig,
@@ -31,6 +32,6 @@ from gateway.config.tree import (
 __all__ = [
     "AccessConfig", "AdmissionConfig", "BatchingConfig", "BidiConfig", "Config", "DrainConfig", "EndpointConfig",
     "HTTP2Config", "LMIConfig", "LimitsConfig", "ListenConfig", "LogConfig", "ModelConfig", "OpenAIConfig",
-    "OperatorConfig", "RepositoryConfig", "RestartConfig", "SageMakerConfig", "SigV4Config", "TLSConfig",
-    "TensorConfig", "TracingConfig", "V2Config", "VariantConfig", "WebSocketConfig",
+    "OperatorConfig", "ProcessConfig", "RepositoryConfig", "RestartConfig", "SageMakerConfig", "SigV4Config",
+    "TLSConfig", "TensorConfig", "TracingConfig", "V2Config", "VariantConfig", "WebSocketConfig",
 ]  # fmt: skip

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ipaddress
 import os
+import sys
 from collections.abc import Callable, Iterator
 from itertools import combinations
 from typing import TypeAlias
@@ -49,6 +50,7 @@ def contradictions(config: Config, where: Where) -> Iterator[Problem]:
         if low > high:
             yield Problem(key=lower, text=f"{where(lower)} is {low}, more than {where(upper)}, which is {high}")
     yield from _wrong_endpoints(config, where)
+    yield from unsupported_processes(config, where)
     if config.repository.model and (name := config.repository.model_name) in config.models:
         factory = dotted(("models", name, "factory"))
         yield Problem(
@@ -170,6 +172,20 @@ def _wrong_endpoints(config: Config, where: Where) -> Iterator[Problem]:
         if endpoint.variants and not any(variant.weight for variant in endpoint.variants.values()):
             text = f"{where(key)}: the weight of each variant is 0: a call that names none would reach no model"
             yield Problem(key=key, text=text)
+
+
+def unsupported_processes(config: Config, where: Where = str) -> Iterator[Problem]:
+    """A problem for each model that is to run in processes of its own on another system than Linux. The gateway does not run
+    it in its own process instead: the operator would rely on a separation that is not there."""
+    for name, model in config.models.items():
+        if model.process.wanted and not _has_processes():
+            key = dotted(("models", name, "process"))
+            text = f"{where(key)}: processes need Linux; leave it out"
+            yield Problem(key=key, text=text, expected="Linux", got=sys.platform)
+
+
+def _has_processes() -> bool:
+    return sys.platform == "linux"
 
 
 def _rooted(config: Config) -> Iterator[tuple[str, str]]:

@@ -54,7 +54,7 @@ class Setting:
     """`low` itself is too low."""
     pattern: str = ""
     wanted: str = ""
-    """The values that `pattern` allows, in words."""
+    """The values that `pattern` allows, in words; of VARIABLES, the names."""
 
     @property
     def key(self) -> str:
@@ -94,6 +94,8 @@ class Setting:
                 return f"a list of whole numbers{self._range}, such as [4, 8]"
             case Unit.TENSORS:
                 return 'a list of tensors, such as [{name = "x", datatype = "FP32", shape = [-1, 4]}]'
+            case Unit.VARIABLES:
+                return 'a table of strings, such as {TOKENIZERS_PARALLELISM = "false"}'
             case Unit.TABLE:
                 return "a table"
 
@@ -116,7 +118,8 @@ def settings_of(section: type[Any], prefix: Key = ()) -> Iterator[Setting]:
             yield from settings_of(arguments[1], (*path, "*"))
         elif type(None) in arguments:
             (hint,) = (one for one in arguments if one is not type(None))
-            yield dataclasses.replace(_setting(section, path, hint, field), computed="the model's own")
+            setting = _setting(section, path, hint, field)
+            yield dataclasses.replace(setting, computed=setting.computed or "the model's own")
         else:
             yield _setting(section, path, hint, field)
 
@@ -171,8 +174,8 @@ SETTINGS: Mapping[Key, Setting] = {setting.path: setting for setting in settings
 """Every setting of the schema, in its order."""
 
 SECTIONS = frozenset(path[:n] for path in SETTINGS for n in range(1, len(path)))
-OPEN = frozenset(path for path, setting in SETTINGS.items() if setting.unit is Unit.TABLE)
-"""The settings that are tables of anything: the options of a model."""
+OPEN = frozenset(path for path, setting in SETTINGS.items() if setting.unit in (Unit.TABLE, Unit.VARIABLES))
+"""The settings that are tables whose keys the operator names: the options of a model, and environment variables."""
 
 
 def _hint(path: Key) -> Any:

@@ -128,19 +128,26 @@ def resolve(
     return resolved
 
 
+# The section that a model.toml cannot have: the model of a folder runs in the gateway's process.
+_PROCESS = "process"
+
+
 def model_values(table: Mapping[str, Any], source: str) -> dict[str, Any]:
-    """What a table says of a model, in the keys of a section `[models.NAME]`: fields of a ModelConfig, each checked as it is
-    there. ConfigError names `source` and the key."""
+    """What a table says of a model, in the keys of a section `[models.NAME]`, `process` excepted: fields of a ModelConfig,
+    each checked as it is there. ConfigError names `source` and the key."""
     tree: dict[str, Any] = {"factory": ""}
     for path, value in _leaves(table, ("models", "NAME")):
         key, shape = path[2:], template(path)
+        if key[0] == _PROCESS:
+            said = show(dotted(key), quoted=False)
+            raise ConfigError(f"{plain(source)}: {said} cannot be set here: only [models.NAME.process] is for processes")
         if shape in SETTINGS:
             _branch(tree, key[:-1])[key[-1]] = _convert(SETTINGS[shape], key, value, source, text=False)
         elif shape[:-1] in OPEN:
             _branch(tree, key[:-1])[key[-1]] = value
         elif shape not in SECTIONS:
-            names = [other[: len(path)] for other in SETTINGS if other[: len(path) - 1] == shape[:-1]]
-            known = {dotted(other[2:]): None for other in names}
+            names = [other[2 : len(path)] for other in SETTINGS if other[: len(path) - 1] == shape[:-1]]
+            known = {dotted(other): None for other in names if other[0] != _PROCESS}
             near = difflib.get_close_matches(dotted(key).lower(), known, 1)
             hint = f"did you mean {near[0]}?" if near else f"there are: {', '.join(known)}"
             raise ConfigError(f"{plain(source)}: {show(dotted(key), quoted=False)} is not a key of it; {hint}")
@@ -186,12 +193,13 @@ class _Values:
         if shape in SECTIONS:
             self._put_section(path, value, source)
         elif shape in OPEN:
-            for name, option in _convert(SETTINGS[shape], path, value, source, text=text).items():
-                self._set[(*path, name)] = option, source
+            setting = SETTINGS[shape]
+            for name, item in _convert(setting, path, value, source, text=text).items():
+                self._set[(*path, name)] = _entry(setting, (*path, name), item, source, text=False), source
         elif shape in SETTINGS:
             self._set[path] = _convert(SETTINGS[shape], path, value, source, text=text), source
         elif shape[:-1] in OPEN:
-            self._set[path] = toml_value(_utf8(value, path, source)) if text else value, source
+            self._set[path] = _entry(SETTINGS[shape[:-1]], path, value, source, text=text), source
         else:
             raise ConfigError(_unknown(path, shape, source))
         self._broken.pop()
@@ -407,6 +415,19 @@ def _convert(setting: Setting, path: Key, value: Any, source: str, *, text: bool
     raise _wrong(path, value, source, setting.expected, why, "".join(near))
 
 
+def _entry(setting: Setting, path: Key, value: Any, source: str, *, text: bool) -> Any:
+    """The value of one key in a table whose keys the operator names."""
+    if setting.unit is Unit.TABLE:
+        return toml_value(_utf8(value, path, source)) if text else value
+    name, table = show(path[-1]), dotted(path[:-1])
+    if not re.fullmatch(setting.pattern, path[-1]):
+        line = f"{plain(source)}: {name} cannot be the name of a variable in {table}: {setting.wanted}"
+        raise ConfigError(Problem(text=line, where=source, key=dotted(path), expected=setting.wanted, got=name))
+    if not isinstance(value, str) or "\0" in value:  # the kernel would end the variable there
+        raise _wrong(path, value, source, "a string without zero bytes")
+    return _utf8(value, path, source)
+
+
 def converted(setting: Setting, value: Any, *, text: bool) -> Any:
     """A value as the annotation of its setting has it; `text` is that of the environment or a flag. Raises ValueError,
     OverflowError or msgspec's ValidationError for what the setting cannot be."""
@@ -423,7 +444,9 @@ def converted(setting: Setting, value: Any, *, text: bool) -> Any:
             pass  # it may look like TOML's: 1.5 is none of its numbers here
         case unit if text and unit in _TABLES_AND_LISTS:
             value = toml_value(value)
-    found = msgspec.convert(value, setting.type, strict=not (text and isinstance(value, str)))
+    # the entries of variables are looked at one by one
+    kind = dict[str, Any] if setting.unit is Unit.VARIABLES else setting.type
+    found = msgspec.convert(value, kind, strict=not (text and isinstance(value, str)))
     if not _fits(setting, found):
         raise ValueError
     if setting.unit is not Unit.TENSORS:
@@ -435,7 +458,7 @@ def converted(setting: Setting, value: Any, *, text: bool) -> Any:
 
 
 _TABLES_AND_LISTS = frozenset((
-    Unit.PATHS, Unit.TEXTS, Unit.ADDRESSES, Unit.NETWORKS, Unit.COUNTS, Unit.TENSORS, Unit.TABLE,
+    Unit.PATHS, Unit.TEXTS, Unit.ADDRESSES, Unit.NETWORKS, Unit.COUNTS, Unit.TENSORS, Unit.VARIABLES, Unit.TABLE,
 ))  # fmt: skip
 
 

@@ -79,6 +79,8 @@ def _form(setting: Setting) -> dict[str, Any]:
         case Unit.ADDRESSES:
             one = {"type": "string", "pattern": _whole(setting.pattern)}
             return {"anyOf": [one, {"type": "array", "items": one, "minItems": 1, "uniqueItems": True}]}
+        case Unit.VARIABLES:
+            return {**form, "propertyNames": {"pattern": _whole(setting.pattern)}}
         case _:
             return form
 

@@ -30,6 +30,7 @@ class Unit(enum.Enum):
     NETWORKS = "networks"
     COUNTS = "counts"
     TENSORS = "tensors"
+    VARIABLES = "variables"
     TABLE = "table"
 
 
@@ -78,6 +79,17 @@ OpenRoutes: TypeAlias = Annotated[
     tuple[str, ...],
     matching(r"model-ready|metadata", 'a list of "model-ready" and "metadata"', unit=Unit.TEXTS),
 ]
+
+Devices: TypeAlias = Annotated[
+    tuple[str, ...],
+    matching(r"[!-~]([ -~]*[!-~])?", 'a list of devices, none of them empty, such as ["0", "1"]', unit=Unit.TEXTS),
+]
+
+# Names of this prefix are the gateway's own: it alone says which of them its processes get.
+_VARIABLE = r"(?!EVERYWIRE_)[A-Za-z_][A-Za-z0-9_]*"
+_VARIABLE_WANTED = "letters, digits and '_', beginning with neither a digit nor EVERYWIRE_"
+VariableName: TypeAlias = Annotated[str, matching(_VARIABLE, _VARIABLE_WANTED)]
+Variables: TypeAlias = Annotated[dict[str, str], matching(_VARIABLE, _VARIABLE_WANTED, unit=Unit.VARIABLES)]
 
 FileMode: TypeAlias = Annotated[str, matching(r"0?[0-7]{3}", 'three octal digits, such as "660"')]
 BearerToken: TypeAlias = Annotated[str, matching(r"([!-~]{16,})?", "16 or more visible ASCII characters, or empty")]
@@ -668,6 +680,46 @@ class BatchingConfig:
 
 @final
 @dataclass(frozen=True, slots=True, kw_only=True)
+class ProcessConfig:
+    """Runs a model in processes of its own, apart from the gateway's. This needs Linux."""
+
+    enabled: Annotated[bool, Meta(extra={"computed": "true if anything else here differs from its default"})] | None = None
+    """True if the model runs in processes of its own."""
+    instances: Annotated[Count, Meta(extra={"computed": "as many as there are `devices`, and 1 without any"})] | None = None
+    """How many processes run the model."""
+    devices: Devices = ()
+    """Devices of the processes, such as GPUs. Each process gets the next one of them, and after the last one the first
+    again."""
+    device_variable: VariableName = "CUDA_VISIBLE_DEVICES"
+    """The environment variable that tells a process its device."""
+    cpu_threads: (
+        Annotated[Count, Meta(extra={"computed": "the usable CPU cores, divided by `instances`; at least 1"})] | None
+    ) = None
+    """Threads that numeric libraries may use in one process: OMP_NUM_THREADS, OPENBLAS_NUM_THREADS, MKL_NUM_THREADS and
+    NUMEXPR_NUM_THREADS."""
+    environment: Variables = field(default_factory=dict, repr=False)
+    """Environment variables of each process. They replace those of the same name that the gateway has, or that `devices` and
+    `cpu_threads` set."""
+    memory_limit: BytesOrOff = 0
+    """Bytes of data that one process may allocate (RLIMIT_DATA). Beyond that, an allocation raises MemoryError. 0: no
+    limit."""
+    hang_timeout: SecondsOrOff = 0.0
+    """How long the event loop of a process may be blocked until the process is killed. 0: no limit, unless something in the
+    process has to stop."""
+
+    @property
+    def wanted(self) -> bool:
+        """True if the model runs in processes of its own. A value equal to its default asks for nothing."""
+        return self != ProcessConfig() if self.enabled is None else self.enabled
+
+    @property
+    def count(self) -> int:
+        """The number of processes, if the model runs in any."""
+        return self.instances or len(self.devices) or 1
+
+
+@final
+@dataclass(frozen=True, slots=True, kw_only=True)
 class ModelConfig:
     """One model: where its code is, and how much of it runs at once. A factory that gives a ModelSpec says itself what is
     not set here."""
@@ -735,6 +787,7 @@ class ModelConfig:
     """Sessions that may be stuck at once, each with a place and a thread in addition to `capacity` and `threads`; one more
     is a crash of the model; 4 where the model does not say."""
     restart: RestartConfig = field(default_factory=RestartConfig)
+    process: ProcessConfig = field(default_factory=ProcessConfig)
 
 
 @final

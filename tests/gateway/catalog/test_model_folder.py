@@ -192,6 +192,11 @@ def test_a_link_out_of_the_folder_is_refused_wherever_it_is(folder: Path) -> Non
             'factory = "echo"\n[batching]\nmax_dely = 3',
             "batching.max_dely is not a key of it; did you mean batching.max_delay",
         ),
+        (
+            'factory = "echo"\n[process]\ninstances = 2',
+            r"process.instances cannot be set here: only \[models.NAME.process\] is for processes",
+        ),
+        ('factory = "echo"\n[process]', r"process cannot be set here"),
         ('factory = "echo"\nstep_timeout = -1', "step_timeout must be a duration, at least 0"),
         ('factory = "echo"\n[restart]\nkind = "never"', "restart.kind must be one of permanent, transient, temporary"),
         ('factory = "echo"\ninputs = [{ shape = [1] }]', "inputs must be a list of tensors"),

@@ -933,7 +933,8 @@ def test_what_a_model_may_say_itself_has_the_unit_of_any_such_number_and_no_defa
         "restart.kind": Unit.CHOICE, "restart.intensity": Unit.COUNT, "restart.jitter": Unit.NUMBER,
         "restart.escalate": Unit.FLAG, "required": Unit.FLAG, **{f"batching.{name}": unit for name, unit in batching.items()},
     }  # fmt: skip
-    assert own == counts | seconds | tensors | others
+    process = {"process.enabled": Unit.FLAG, "process.instances": Unit.COUNT, "process.cpu_threads": Unit.COUNT}
+    assert own == counts | seconds | tensors | others | process
 
 
 def with_names(setting: Setting) -> tuple[str, dict[str, Any]]:
@@ -980,11 +981,13 @@ _WRONG = {
     Unit.NETWORKS: ("[5]", '["10.0.0.1/8"]', "x"),
     Unit.COUNTS: ("[0]", "[9223372036854775808]", '["4"]', "[1.5]", "x"),
     Unit.TENSORS: ("5", "[{}]", '[{name = "x", dims = 1}]'),
+    Unit.VARIABLES: ("5", "[]", "A=1"),
     Unit.TABLE: ("5", "[]"),
 }
 _WRONG_IN_A_FILE = {
     Unit.FLAG: ("1",), Unit.TEXT: ("1",), Unit.PATHS: ('"/srv:/opt"',),
-    **dict.fromkeys((Unit.TEXTS, Unit.COUNTS, Unit.NETWORKS, Unit.TENSORS), ('"[]"',)), Unit.TABLE: ('"{}"',),
+    **dict.fromkeys((Unit.TEXTS, Unit.COUNTS, Unit.NETWORKS, Unit.TENSORS), ('"[]"',)),
+    **dict.fromkeys((Unit.VARIABLES, Unit.TABLE), ('"{}"',)),
 }  # fmt: skip
 """What is right where it is text."""
 _NO_SETTING = ("1979-05-27", "[[5]]")
@@ -1024,7 +1027,7 @@ def test_what_others_have_by_the_names_of_settings_has_the_same_names() -> None:
     assert names(HTTP1Limits) <= names(LimitsConfig)
     assert names(HTTP2Config) - {"ping_life", "floods"} <= names(HTTP2Limits)
     assert names(HTTP2Limits) - names(HTTP2Config) - {"output", "linger"} <= names(LimitsConfig)
-    assert names(ModelConfig) - {"factory"} <= names(ModelSpec)
+    assert names(ModelConfig) - {"factory", "process"} <= names(ModelSpec)
     assert names(RestartConfig) == names(RestartPolicy)
     assert names(BatchingConfig) - {"enabled"} == names(Batching)
     assert names(TensorConfig) == names(TensorSpec)
@@ -1143,6 +1146,8 @@ def values(draw: st.DrawFn, setting: Setting) -> Any:
                 | ({} if (shape := draw(shapes)) is None else {"shape": shape})
                 for name in draw(st.lists(_TEXTS, max_size=3, unique=True))
             ]
+        case Unit.VARIABLES:
+            return draw(st.dictionaries(st.from_regex(setting.pattern, fullmatch=True), _TEXTS, max_size=3))
         case Unit.TABLE:
             return draw(st.dictionaries(_TEXTS, _TEXTS | st.integers() | st.booleans(), max_size=3))
         case Unit.TEXT:
@@ -1467,6 +1472,8 @@ def test_the_files_in_the_documentation_are_right_for_the_json_schema(text: str)
         ("[models.m]\nfactory = 'a:b'\noptions = {a = 1}\n[models.m.restart]\njitter = 2", ["models.m.restart.jitter"]),
         ("[endpoints.e.variants.v]\nweight = 1", ["endpoints.e.variants.v"]),
         ("[repository]\nroots = '/srv'", ["repository.roots"]),
+        ("[models.m]\nfactory = 'a:b'\n[models.m.process]\ninstances = 0\ndevices = [0]\nloop = 'x'", ["models.m.process", "models.m.process.devices.0", "models.m.process.instances"]),
+        ("[models.m]\nfactory = 'a:b'\nprocess.environment = {EVERYWIRE_A = '', B-C = '', D = 1}", ["models.m.process.environment", "models.m.process.environment", "models.m.process.environment.D"]),
         ("tls.dev = 'yes'", ["tls.dev"]),
     ],
 )  # fmt: skip
