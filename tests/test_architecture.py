@@ -123,6 +123,7 @@ ROOMS = {
     "config": set(),
     "net": {"config"},
     "codecs": set(),
+    "instances": {"net", "codecs"},
     "core": {"config", "net", "codecs"},
     "client": {"net"},
     "wires": {"core", "net", "config"},

@@ -1,0 +1,1 @@
+"""Where a model runs when it does not run here: processes of its own. May import net and codecs."""
