@@ -19,7 +19,7 @@ from gateway.catalog.process_memory import resident_bytes
 from gateway.catalog.repository import Repository
 from gateway.catalog.warmup import answer_check
 from gateway.config import Config
-from gateway.config.agreement import exposed_plane, has_plane, missing_tls, shared_sockets
+from gateway.config.agreement import exposed_plane, has_plane, missing_tls, shared_sockets, unsupported_processes
 from gateway.config.exposure import wrong_access
 from gateway.config.problem import ConfigError
 from gateway.config.properties import text_options
@@ -94,6 +94,7 @@ class Gateway:
             *missing_tls(config),
             *shared_sockets(config),
             *wrong_access(config, os.environ),
+            *unsupported_processes(config),
         ):
             raise ConfigError(problem)
         specs = self._specs(models)

@@ -20,7 +20,7 @@ from __future__ import annotations
 import contextvars
 import logging
 from bisect import insort
-from collections.abc import AsyncIterator, Callable, Hashable, Sequence
+from collections.abc import AsyncIterator, Callable, Hashable, Iterable, Sequence
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from functools import partial
 from itertools import count
@@ -378,6 +378,12 @@ class Batcher:
                 await trio.sleep_forever()
             self._due = _FOREVER
             self._dispatch()
+
+    @property
+    def instances(self) -> Iterable[Any]:
+        """Those of the model, where it says that it has some."""
+        instances: Iterable[Any] = getattr(self._model, "instances", ())
+        return instances
 
     def close(self) -> None:
         """Nothing starts any more, and whoever still waits gets an error. Idempotent."""

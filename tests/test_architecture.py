@@ -129,7 +129,7 @@ ROOMS = {
     "wires": {"core", "net", "config"},
     "workers": {"config"},
     "hypercorn": {"wires"},
-    "catalog": {"config", "codecs", "workers"},
+    "catalog": {"config", "codecs", "instances", "workers"},
     "telemetry": {"config", "core", "wires", "workers"},
     "serving": {"core", "wires", "net", "config", "workers", "telemetry"},
     "dialects": _DIALECTS - {"dialects"},

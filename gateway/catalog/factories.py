@@ -15,6 +15,7 @@ from typing import Any, final
 
 import trio
 
+from gateway.catalog.process_model import loadable, process_spec
 from gateway.catalog.warmup import read_warmup
 from gateway.config import BatchingConfig, Config, ModelConfig, RestartConfig
 from gateway.config.fields import said_of
@@ -48,7 +49,7 @@ def load_spec(name: str, config: ModelConfig) -> ModelSpec:
         config = replace(
             config, factory=known.factory, capacity=known.capacity if config.capacity is None else config.capacity
         )
-    thing = _attribute(name, config.factory)
+    elsewhere = config.process.wanted
     # numbers and texts hold as they are; the rest is made into what the spec has for it
     said: dict[str, Any] = {
         field: value for field, value in said_of(ModelSpec, config).items() if isinstance(value, str | int | float)
@@ -57,15 +58,25 @@ def load_spec(name: str, config: ModelConfig) -> ModelSpec:
         for side, tensors in (("inputs", config.inputs), ("outputs", config.outputs)):
             if tensors is not None:
                 said[side] = tuple([TensorSpec(**asdict(tensor)) for tensor in tensors])
-        spec = _spec(name, thing, config.options)
+        spec = process_spec(name, config) if elsewhere else _spec(name, _attribute(name, config.factory), config.options)
         for side in ("inputs", "outputs"):
             _check_names(side, getattr(spec, side), said.get(side))
         said["batching"] = _batching(spec.batching, config.batching)
         said["restart"] = _restart(spec.restart, config.restart)
         spec = replace(spec, **said)
-        return spec if config.warmup is None else replace(spec, warmup=read_warmup(spec, config.warmup))
+        if config.warmup is not None:
+            spec = replace(spec, warmup=read_warmup(spec, config.warmup))
+        return loadable(spec) if elsewhere else spec
     except (TypeError, ValueError) as e:
         raise ConfigError(f"models.{name}: {config.factory}: {text_without_secrets(str(e))}") from e
+
+
+def made_spec(name: str, factory: str, options: dict[str, Any]) -> ModelSpec:
+    """The spec of what a factory makes, as its code says it. ConfigError as `load_spec`."""
+    try:
+        return _spec(name, _attribute(name, factory), options)
+    except (TypeError, ValueError) as e:
+        raise ConfigError(f"models.{name}: {factory}: {text_without_secrets(str(e))}") from e
 
 
 def _restart(own: RestartPolicy, config: RestartConfig) -> RestartPolicy:

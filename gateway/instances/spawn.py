@@ -12,6 +12,7 @@ import math
 import os
 import re
 import resource
+import selectors
 import signal
 import socket
 import subprocess
@@ -32,6 +33,7 @@ _READ = 64 * 1024  # bytes: all that a pipe holds, unless its writer asks for mo
 _DRAIN = 16  # reads of what was left behind: /proc/sys/fs/pipe-max-size is a mebibyte
 _LINE = 8 * 1024  # bytes
 _LINES = 200  # a second
+_LAST_WORDS = 1.0  # seconds in which a process that was hung up on ends by itself
 _TAIL = 64 * 1024  # bytes of stderr: faulthandler's dump of forty threads that rest is 18 KiB, the current one perhaps first
 _PR_SET_PDEATHSIG = 1  # linux/prctl.h
 
@@ -212,6 +214,32 @@ class Process:
                     await trio.lowlevel.wait_readable(self._pidfd)
         return end
 
+    def wait_here(self, seconds: float) -> bool:
+        """Waits, where there is no loop yet, for something on the socket, and receives what the process writes meanwhile;
+        True where something is there, or the other end is closed."""
+        with selectors.DefaultSelector() as selector:
+            selector.register(self.socket, selectors.EVENT_READ)
+            outputs = [output for output in (self._stdout, self._stderr) if not output.over]
+            for output in outputs:
+                selector.register(output.descriptor, selectors.EVENT_READ)
+            ready = {key.fileobj for key, _ in selector.select(seconds)}
+        for output in outputs:
+            if output.descriptor in ready:
+                output.drain()
+        return self.socket in ready
+
+    def end_here(self) -> Exit:
+        """Hangs up, kills it where it does not end by itself, gives everything back, and says how it ended: where there is
+        no loop to wait in."""
+        with suppress(OSError):
+            self.socket.shutdown(socket.SHUT_RDWR)
+        if self._look() is None:
+            with selectors.DefaultSelector() as selector:
+                selector.register(self._pidfd, selectors.EVENT_READ)
+                selector.select(_LAST_WORDS)
+        self.close()
+        return self._look() or Exit()
+
     def kill(self) -> None:
         """Has the kernel end it and its whole group. Nothing where it has ended."""
         if self._look() is None:
@@ -293,7 +321,9 @@ class _Output:
         self._name, self._pipe, self._allowance, self._kept = name, pipe, allowance, kept
         self.tail = bytearray()
         self._rest = b""  # what is not told yet, because its line has no end
-        self._over = False
+        self.over = False
+        """Whether its writer has closed it."""
+        self.descriptor = pipe.fileno()
         self._dropped = 0  # lines
         self._said: Said | None = None
 
@@ -301,7 +331,7 @@ class _Output:
         self._said = said
         try:
             self._tell_lines()
-            while not self._over:
+            while not self.over:
                 with trio.move_on_at(self._allowance.until if self._dropped else math.inf) as scope:
                     await trio.lowlevel.wait_readable(self._pipe)
                 if not scope.cancelled_caught:
@@ -323,28 +353,28 @@ class _Output:
         if not self._pipe.closed:
             _tell_closing(self._pipe.fileno())
             self._pipe.close()
-            self._over = True
+            self.over = True
 
     def _receive(self) -> bool:
         """Reads once. False where nothing is there, now or ever again."""
-        if self._over:
+        if self.over:
             return False
         try:
             data = os.read(self._pipe.fileno(), _READ)
         except BlockingIOError:
             return False
-        self._over = not data
+        self.over = not data
         if self._kept:
             self.tail += data
             del self.tail[: -self._kept]
         self._rest += data
         if self._said is not None:
             self._tell_lines()
-        return not self._over
+        return not self.over
 
     def _tell_lines(self) -> None:
         data = self._rest
-        end = len(data) if self._over else max(data.rfind(b"\n"), data.rfind(b"\r")) + 1
+        end = len(data) if self.over else max(data.rfind(b"\n"), data.rfind(b"\r")) + 1
         while len(data) - end > _LINE:
             end = _cut(data, end)
         for start, stop in _parts(data, end):
@@ -355,7 +385,7 @@ class _Output:
                 break
             self._tell(data[start:stop].decode("utf-8", "replace"))
         self._rest = data[end:]
-        if self._over and self._dropped:
+        if self.over and self._dropped:
             self._tell_dropped()
 
     def _may_tell(self) -> bool:
@@ -394,6 +424,16 @@ def _cut(data: bytes, start: int) -> int:
 def _tell_closing(descriptor: int) -> None:
     if trio.lowlevel.in_trio_run():  # else nobody waits for it
         trio.lowlevel.notify_closing(descriptor)
+
+
+def used_by(pid: int) -> tuple[int, float]:
+    """The bytes of memory that a process has, and the seconds of CPU that it has used; noughts where it is gone."""
+    try:
+        with open(f"/proc/{pid}/statm", "rb") as statm, open(f"/proc/{pid}/stat", "rb") as stat:
+            pages, fields = int(statm.read().split()[1]), stat.read().rpartition(b")")[2].split()
+    except (OSError, IndexError):
+        return 0, 0.0
+    return pages * os.sysconf("SC_PAGE_SIZE"), (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
 
 
 # -- the process, from inside --------------------------------------------------------------------------------------

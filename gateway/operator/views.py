@@ -23,6 +23,19 @@ class ErrorView(msgspec.Struct, kw_only=True, frozen=True):
     ago: float
 
 
+class InstanceView(msgspec.Struct, kw_only=True, frozen=True):
+    """One process that a model runs in."""
+
+    number: int
+    state: str
+    pid: int
+    sessions: int
+    restarts: int
+    device: str
+    resident_bytes: int
+    cpu_seconds: float
+
+
 class ModelView(msgspec.Struct, kw_only=True, frozen=True):
     """One model. What there is only while it is in service is missing where it is not. Times are in seconds."""
 
@@ -42,6 +55,8 @@ class ModelView(msgspec.Struct, kw_only=True, frozen=True):
     stuck: int | UnsetType = UNSET
     last_error: ErrorView | UnsetType | None = UNSET
     stopping: StopSummary | UnsetType = UNSET
+    instances: list[InstanceView] | UnsetType = UNSET
+    """Of a model that runs in processes."""
 
 
 async def models_of(gateway: Operated) -> list[ModelView]:
@@ -76,6 +91,7 @@ def view_of_model(status: ModelStatus) -> ModelView:
         stuck=status.stuck,
         last_error=error and ErrorView(error=error.error, incident=error.incident, ago=round(now - error.at, 3)),
         stopping=status.stopping,
+        instances=[msgspec.convert(one, InstanceView, from_attributes=True) for one in status.instances] or UNSET,
     )
 
 

@@ -153,6 +153,7 @@ class Metrics(Collector):
         yield from self._live()
         yield from self._memory()
         yield from self._of_models()
+        yield from self._of_instances()
 
     def _of_exchanges(self) -> Iterator[Metric]:
         tallies = self._tallies
@@ -375,6 +376,23 @@ class Metrics(Collector):
             {(name,): histogram for name, histogram in stopped.items()},
         )
 
+    def _of_instances(self) -> Iterator[Metric]:
+        there: dict[tuple[str, ...], Any] = {
+            (name, str(one.number)): one
+            for worker, name in self._workers.items()
+            for one in getattr(worker.model, "instances", ())
+        }
+        for field, about in _OF_INSTANCES.items():
+            values = {key: getattr(one, field) for key, one in there.items()}
+            yield _gauges(f"everywire_instance_{field}", about, _INSTANCE, values)
+        up = {key: one.state == "ready" for key, one in there.items()}
+        yield _gauges("everywire_instance_up", "1 while this process of a model takes sessions.", _INSTANCE, up)
+        for field, about in _TOTALS_OF_INSTANCES.items():
+            family = CounterMetricFamily(f"everywire_instance_{field}", about, labels=_INSTANCE)
+            for key, one in there.items():
+                family.add_metric(key, getattr(one, field))
+            yield family
+
     def _notice(self, worker: Worker) -> None:
         """A worker is new, or has changed."""
         self._forget()
@@ -396,6 +414,12 @@ _NOW = {
     "queued": "Exchanges that wait for a slot.",
     "queued_bytes": "What those hold.",
     "stuck": "Sessions whose code does not come back.",
+}
+_INSTANCE = ("model", "instance")
+_OF_INSTANCES = {"sessions": "Sessions in this process of a model.", "resident_bytes": "Memory of this process of a model."}
+_TOTALS_OF_INSTANCES = {
+    "restarts": "Starts of this process of a model, but the first.",
+    "cpu_seconds": "CPU that this process of a model has used since it started.",
 }
 _TOTALS = {
     "restarts": "How often the model was loaded again after it had ended or crashed.",

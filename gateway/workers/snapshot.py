@@ -15,6 +15,26 @@ from gateway.workers.worker import Worker
 
 @final
 @dataclass(frozen=True, slots=True, kw_only=True)
+class InstanceStatus:
+    """One process that a model runs in, at one moment."""
+
+    number: int
+    """From 0, as EVERYWIRE_INSTANCE says in it."""
+    state: str
+    """`loading`, `ready`, or `restarting` while it waits for its next start; `given-up` where there is none."""
+    pid: int
+    """0 where it has no process."""
+    sessions: int
+    restarts: int
+    """Since the model came into service."""
+    device: str
+    """Empty where none was given to it."""
+    resident_bytes: int
+    cpu_seconds: float
+
+
+@final
+@dataclass(frozen=True, slots=True, kw_only=True)
 class ModelStatus:
     """One model at one moment."""
 
@@ -41,6 +61,8 @@ class ModelStatus:
     """Sessions that do not come back."""
     stopping: StopSummary
     """How long sessions that were told to stop took for it."""
+    instances: tuple[InstanceStatus, ...] = ()
+    """The processes that it runs in, while it is loaded; none where it runs in the gateway's own."""
 
     @property
     def ready(self) -> bool:
@@ -88,4 +110,5 @@ def _status_of(worker: Worker) -> ModelStatus:
         last_error=worker.last_error,
         stuck=worker.stuck.now,
         stopping=worker.stopping.summary,
+        instances=tuple(getattr(worker.model, "instances", ())),
     )

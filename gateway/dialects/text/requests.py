@@ -122,7 +122,7 @@ async def chat_prompt(exchange: Exchange, worker: Worker, messages: Sequence[Cha
     ModelFailed, ModelCrashed where its own template cannot make it."""
     template: Callable[[Sequence[ChatMessage]], Any] = worker.said("chat_template") or plain_template
     try:
-        if size <= LONG:
+        if size <= LONG and not getattr(template, "elsewhere", False):
             prompt = template(messages)
         else:
             prompt = await worker.run_author_code(partial(template, messages))

@@ -1,0 +1,52 @@
+"""`python -m gateway.catalog.process_child SOCKET PARENT MEMORY_LIMIT`: the program of a process that a model runs in."""
+
+from __future__ import annotations
+
+import logging
+import socket
+import sys
+
+import trio
+
+from gateway.catalog.factories import made_spec
+from gateway.catalog.process_model import described_fields
+from gateway.config.problem import ConfigError
+from gateway.instances.child import Child, told, trace_of
+from gateway.instances.messages import Describe, Described, Failed, Hello, Message
+from gateway.instances.pipe import Pipe
+from gateway.instances.spawn import bind_to_parent, limit_memory
+from gateway.version import version
+from models.errors import is_failure
+from models.spec import ModelSpec
+
+
+def main() -> None:
+    descriptor, parent, memory_limit = map(int, sys.argv[1:4])
+    bind_to_parent(parent)
+    if memory_limit:
+        limit_memory(memory_limit)
+    logging.getLogger().setLevel(logging.INFO)  # what of it is written, the gateway's log says
+    trio.run(_serve, descriptor)
+
+
+async def _serve(descriptor: int) -> None:
+    pipe = Pipe(trio.SocketStream(trio.socket.from_stdlib_socket(socket.socket(fileno=descriptor))))
+    pipe.post(Hello(version()))
+    await Child(pipe, _describe).run()
+
+
+def _describe(message: Describe) -> tuple[ModelSpec | None, Message]:
+    try:
+        spec = made_spec(message.name, message.factory, message.options)
+        formatters = spec.input_formatter is not None or spec.output_formatter is not None
+        return spec, Described(described_fields(spec), formatters)
+    except ConfigError as e:
+        return None, Failed(str(e), "", configuration=True)
+    except BaseException as e:
+        if not is_failure(e):
+            raise
+        return None, Failed(told(e), trace_of(e))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,379 @@
+"""A model that runs in processes of its own: described by the first, called in whichever has most room, started again."""
+
+from __future__ import annotations
+
+import logging
+import os
+import random
+import time
+import weakref
+from collections import Counter, OrderedDict
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Sequence
+from contextlib import asynccontextmanager, suppress
+from dataclasses import fields, replace
+from functools import partial
+from operator import attrgetter
+from typing import Any, final
+
+import msgspec
+import trio
+
+from gateway.config import ModelConfig
+from gateway.config.problem import ConfigError
+from gateway.config.text import text_without_secrets
+from gateway.errors import WorkerLost
+from gateway.instances.instance import Instance, InstanceEnded, RaisedThere
+from gateway.instances.messages import Describe, Described, Failed, Frames, Hello, encoded, frames_of
+from gateway.instances.spawn import Process, ProcessPlan, innermost_line, used_by
+from gateway.version import version
+from gateway.workers.restart_policy import decide, within_period
+from gateway.workers.snapshot import InstanceStatus
+from models.errors import ModelError
+from models.messages import Family, InferRequest
+from models.session import Session
+from models.spec import LOAD_TIMEOUT, Batching, Load, Model, ModelSpec, RestartPolicy, TensorSpec, WarmupFailed, warm_up
+
+log = logging.getLogger("gateway.worker")
+
+CHILD = "gateway.catalog.process_child"
+_SEQUENCES = 100_000  # of v2, whose instance is remembered
+_THREADS = 64
+_NOT_SAID = frozenset(("name", "load", "warmup", "chat_template", "count_tokens", "input_formatter", "output_formatter"))
+
+
+def described_fields(spec: ModelSpec) -> dict[str, Any]:
+    """What a spec says, as MessagePack can have it, beside what can only be called."""
+    found: dict[str, Any] = {}
+    for field in fields(spec):
+        if field.name not in _NOT_SAID:
+            found[field.name] = getattr(spec, field.name)
+    builtins: dict[str, Any] = msgspec.to_builtins(found, enc_hook=_plain)
+    return builtins
+
+
+def _plain(value: object) -> Any:
+    if isinstance(value, frozenset):
+        return sorted(value)
+    raise TypeError(f"{type(value).__name__} is nothing that a model can say of itself")
+
+
+def spec_of_fields(name: str, said: dict[str, Any], load: Load) -> ModelSpec:
+    """The spec that `described_fields` tells of."""
+    kinds: dict[str, Any] = {
+        "family": Family, "inputs": tuple[TensorSpec, ...] | None, "outputs": tuple[TensorSpec, ...] | None,
+        "restart": RestartPolicy, "batching": Batching | None, "parameters": frozenset[str] | None,
+    }  # fmt: skip
+    values = {key: msgspec.convert(value, kinds[key]) if key in kinds else value for key, value in said.items()}
+    return ModelSpec(name=name, load=load, **values)
+
+
+def process_spec(name: str, config: ModelConfig) -> ModelSpec:
+    """The spec of a configured model that runs in processes, as its code says it: the first of them imports the factory and
+    tells, and goes on as the first instance. ConfigError says what is wrong with the factory, or how the process ended."""
+    describe, plans = Describe(name, config.factory, config.options), _plans(name, config)
+    kept = _Kept(_start(plans[0]))
+    try:
+        described = _described(kept, describe, config.load_timeout or LOAD_TIMEOUT)
+        if described.formatters:
+            raise ConfigError("a model with formatters of its own cannot run in a process: leave `process` out")
+        return spec_of_fields(name, described.fields, partial(_loading, describe, plans, config.process.hang_timeout, kept))
+    except BaseException as e:
+        kept.end()
+        if isinstance(e, ConfigError) and not str(e).startswith("models."):
+            raise ConfigError(f"models.{name}: {e}") from None
+        raise
+
+
+def loadable(spec: ModelSpec) -> ModelSpec:
+    """The spec of a model in processes, complete by the configuration: what its instances are loaded by.
+    ValueError for what it cannot have there."""
+    load = spec.load
+    if spec.step_timeout:
+        raise ValueError("step_timeout is not looked at in a process: leave it out, and set process.hang_timeout")
+    if isinstance(load, partial) and load.func is _loading:
+        spec = replace(spec, load=partial(load.func, *load.args, spec))
+        if spec.batching is not None:  # which counts the calls of one process
+            plans: Sequence[ProcessPlan] = load.args[1]
+            batching = replace(spec.batching, instances=spec.batching.instances * len(plans))
+            spec = replace(spec, batching=batching)
+    return spec
+
+
+def _plans(name: str, config: ModelConfig) -> list[ProcessPlan]:
+    process = config.process
+    count = process.count
+    each = max(1, len(os.sched_getaffinity(0)) // count)
+    return [
+        ProcessPlan(
+            name=name,
+            number=number,
+            module=CHILD,
+            environment=process.environment,
+            device=process.devices[number % len(process.devices)] if process.devices else None,
+            device_variable=process.device_variable,
+            cpu_threads=process.cpu_threads,
+            threads_each=each,
+            memory_limit=process.memory_limit,
+        )
+        for number in range(count)
+    ]
+
+
+def _start(plan: ProcessPlan) -> Process:
+    return Process.start(plan, str(plan.memory_limit))
+
+
+# -- before there is a loop ------------------------------------------------------------------------------------------------
+
+
+@final
+class _Kept:
+    """The process that has described the model, until it is its first instance. Where it never is, it ends with this."""
+
+    def __init__(self, process: Process) -> None:
+        self.process, self.frames = process, Frames()
+        """And what it has said."""
+        self._end = weakref.finalize(self, process.end_here)
+        self.starts = Counter[int]()
+        """How often each instance was started, since the model came into service."""
+        self.sequences: OrderedDict[int | str, Instance] = OrderedDict()
+        """Who has each of v2's, also after all have ended."""
+
+    def take(self) -> Process | None:
+        """The process, once."""
+        return self.process if self._end.detach() is not None else None
+
+    def end(self) -> None:
+        """Ends it."""
+        self._end()
+
+
+def _described(kept: _Kept, describe: Describe, seconds: float) -> Described:
+    """What the process says of the model. It is waited for here, as the import of a model in this process is."""
+    until, process, frames = time.monotonic() + seconds, kept.process, kept.frames
+    process.socket.setblocking(True)
+    try:
+        for frame in frames_of([encoded(describe)]):
+            process.socket.sendall(frame)
+        while (left := until - time.monotonic()) > 0:
+            if not process.wait_here(left):
+                continue
+            if not (data := process.socket.recv(64 * 1024)):
+                break
+            described: Described | None = None
+            for message in (message for found in frames.feed(data) for message in found):
+                match message:
+                    case Hello() if message.version != version():
+                        raise ConfigError(f"its process has everywire {message.version}, and this is {version()}")
+                    case Described():
+                        described = message
+                    case Failed(configuration=True):
+                        raise ConfigError(message.error)
+                    case Failed():
+                        raise ConfigError(f"its process could not import it: {message.error}")
+                    case _:
+                        frames.unread.append(message)  # what it logs
+            if described is not None:
+                return described
+        else:
+            raise ConfigError(f"its process had not imported it after {seconds:g} s (models.{describe.name}.load_timeout)")
+    except OSError:
+        pass
+    finally:
+        process.socket.setblocking(False)
+    code = process.end_here()
+    line = innermost_line(process.tail)
+    raise ConfigError(f"its process ended ({code}) while it was imported{': ' if line else ''}{line}")
+
+
+# -- the model -------------------------------------------------------------------------------------------------------------
+
+
+@asynccontextmanager
+async def _loading(
+    describe: Describe, plans: Sequence[ProcessPlan], hang_timeout: float, kept: _Kept, spec: ModelSpec
+) -> AsyncIterator[Model]:
+    async with trio.open_nursery() as nursery:
+        model = Instances(describe, plans, hang_timeout, kept, spec, nursery)
+        for number in range(len(plans)):
+            nursery.start_soon(model.keep, number)
+        await model.loaded()
+        yield model
+        nursery.cancel_scope.cancel()
+
+
+class _Elsewhere:
+    """A function of the model's author that is called in a process, from a thread of this one."""
+
+    elsewhere = True
+
+    def __init__(self, ask: Callable[[str, Any], Awaitable[Any]], name: str) -> None:
+        self._ask, self._name = ask, name
+
+    def __call__(self, argument: Any) -> Any:
+        return trio.from_thread.run(self._ask, self._name, argument)
+
+
+@final
+class Instances:
+    """The processes of one model, called as one."""
+
+    def __init__(
+        self,
+        describe: Describe,
+        plans: Sequence[ProcessPlan],
+        hang_timeout: float,
+        kept: _Kept,
+        spec: ModelSpec,
+        nursery: trio.Nursery,
+    ) -> None:
+        self._describe, self._plans, self._spec, self._kept = describe, plans, spec, kept
+        self._hang_timeout, self._nursery = hang_timeout, nursery
+        self._there: dict[int, Instance] = {}
+        """Those that load, or are ready, by number."""
+        self._unattempted = set(range(len(plans)))
+        self._given_up = set[int]()
+        self._settled = trio.Event()
+        self._sequences = kept.sequences
+        self.parameters: frozenset[str] | None = None
+        self.chat_template: _Elsewhere | None = None
+        self.count_tokens: _Elsewhere | None = None
+
+    async def loaded(self) -> None:
+        """Waits until each instance is ready, or has failed once."""
+        await self._settled.wait()
+
+    # -- their lives -------------------------------------------------------------------------------------------------
+
+    async def keep(self, number: int) -> None:
+        """Starts one instance, and again after the policy's wait, until it is given up. Raises why it has ended where no
+        other is ready: that is the end of the model, whose worker then begins anew."""
+        policy, crashes = self._spec.restart, list[float]()
+        while True:
+            error, pid = await self._live(number)
+            self._attempted(number)
+            # one that still loads is thrown away with them: the model is ready while one of its instances is, and no longer
+            if not (any(one.ready for one in self._there.values()) if self._settled.is_set() else self._there):
+                try:
+                    raise error
+                finally:
+                    del error
+            now = trio.current_time()
+            crashes = [*within_period(policy, crashes, now), now]
+            wait = decide(policy, crashes, now, chance=random.random())
+            said = "instance ended" if wait is not None else "instance given up"
+            reason = text_without_secrets(f"{type(error).__name__}: {error}")[:300]
+            extra = {"model": self._spec.name, "instance": number, "pid": pid, "reason": reason, "restart_in": wait}
+            log.error(said, extra=extra, exc_info=error)
+            del error
+            if wait is None:
+                self._given_up.add(number)
+                return
+            await trio.sleep(wait)
+
+    async def _live(self, number: int) -> tuple[Exception, int]:
+        """Starts one instance, once: why it has ended, and its process; 0 where none could be started."""
+        process = self._kept.take() if number == 0 else None
+        described = process is not None
+        self._kept.starts[number] += 1
+        try:
+            process = process or _start(self._plans[number])
+            instance = self._there[number] = Instance(
+                process,
+                hang_timeout=self._hang_timeout,
+                stop_within=self._spec.stop_within,
+                frames=self._kept.frames if described else None,
+            )
+            await instance.run(
+                [] if described else [self._describe],
+                self._threads,
+                partial(self._nursery.start_soon, self._warm, instance),
+            )
+        except (InstanceEnded, RaisedThere, WarmupFailed, OSError) as e:
+            return e, process.pid if process is not None else 0
+        finally:
+            self._there.pop(number, None)
+
+    @property
+    def _threads(self) -> int:
+        return self._spec.threads or min(self._spec.capacity, _THREADS)
+
+    async def _warm(self, instance: Instance) -> None:
+        """The instance has loaded: it is warmed up, and takes sessions then."""
+        try:
+            await warm_up(instance.call, self._spec)
+        except WarmupFailed as e:
+            if not isinstance(e.__cause__, WorkerLost):  # of a process that has ended the end says why
+                instance.fail(e)
+            return
+        said = instance.loaded
+        if said is None:  # it is gone
+            return
+        self.parameters = None if said.parameters is None else frozenset(said.parameters)
+        self.chat_template = _Elsewhere(self._ask, "chat_template") if said.chat_template else None
+        self.count_tokens = _Elsewhere(self._ask, "count_tokens") if said.count_tokens else None
+        instance.ready = True
+        extra = {"model": self._spec.name, "instance": instance.number, "pid": instance.process.pid}
+        log.info("instance ready", extra=extra)
+        self._attempted(instance.number)
+
+    @property
+    def instances(self) -> Iterator[InstanceStatus]:
+        """Each as it is now."""
+        for plan in self._plans:
+            there = self._there.get(plan.number)
+            resident, cpu = used_by(there.process.pid) if there is not None else (0, 0.0)
+            yield InstanceStatus(
+                number=plan.number,
+                state=("ready" if there.ready else "loading") if there is not None
+                else "given-up" if plan.number in self._given_up
+                else "restarting",
+                pid=there.process.pid if there is not None else 0,
+                sessions=there.sessions if there is not None else 0,
+                restarts=max(self._kept.starts[plan.number] - 1, 0),
+                device=plan.device or "",
+                resident_bytes=resident,
+                cpu_seconds=cpu,
+            )  # fmt: skip
+
+    def _attempted(self, number: int) -> None:
+        self._unattempted.discard(number)
+        if not self._unattempted:
+            self._settled.set()
+
+    # -- sessions ----------------------------------------------------------------------------------------------------
+
+    async def __call__(self, session: Session[Any, Any], /) -> None:
+        first = None
+        if self._spec.family is not Family.PARTS:  # a model of parts may speak first
+            with suppress(trio.EndOfChannel):
+                first = await session.receive()
+        instance = self._chosen(first)
+        await instance.call(session, first)
+
+    def _chosen(self, first: object) -> Instance:
+        """The ready instance with the fewest sessions; for a request of a sequence, the one that has it."""
+        if type(first) is InferRequest and (sequence := first.parameters.get("sequence_id")):
+            return self._of_sequence(sequence, first)
+        ready = [instance for instance in self._there.values() if instance.ready]
+        if not ready:
+            raise WorkerLost(f"no process of model {self._spec.name!r} is ready; try again")
+        return min(ready, key=attrgetter("sessions"))
+
+    def _of_sequence(self, sequence: Any, request: InferRequest) -> Instance:
+        known = self._sequences.pop(sequence, None)
+        if known is None or request.parameters.get("sequence_start"):
+            known = self._chosen(None)
+        elif not known.ready:
+            self._sequences[sequence] = known  # until it begins again
+            raise ModelError(
+                f"sequence {sequence} is lost: its process ended; begin it again", code="SequenceLost", status=400
+            )
+        if not request.parameters.get("sequence_end"):
+            self._sequences[sequence] = known
+            if len(self._sequences) > _SEQUENCES:
+                self._sequences.popitem(last=False)
+        return known
+
+    async def _ask(self, function: str, argument: Any) -> Any:
+        return await self._chosen(None).ask(function, argument)

@@ -1,0 +1,401 @@
+"""One instance of a model, as the gateway sees it: a process that loads the model, is called, and may end at any moment."""
+
+from __future__ import annotations
+
+import logging
+import math
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
+from typing import Any, NoReturn, final
+
+import trio
+
+from gateway.errors import WorkerLost
+from gateway.instances.messages import (
+    ITEMS,
+    Ask,
+    Cancel,
+    Credit,
+    Described,
+    Ended,
+    EndOfInput,
+    Failed,
+    Frames,
+    Head,
+    Hello,
+    Load,
+    Loaded,
+    Log,
+    Message,
+    Open,
+    Ping,
+    Pong,
+    PromptTokens,
+    Returned,
+)
+from gateway.instances.pipe import BrokenPipe, Pipe, SessionLine
+from gateway.instances.spawn import Exit, Process, innermost_line
+from models.blocking import StepHolder, step_holder, throw
+from models.errors import ContextLengthExceeded, ModelError
+from models.session import Session
+
+log = logging.getLogger("gateway.worker")
+
+_GOODBYE = 3.5  # seconds in which a model is to leave its `load()`: its worker has five for all
+_LAST_WORDS = 1.0  # seconds in which a process that has hung up is to end
+_ANSWERS = 0.25  # seconds in which a loop that runs answers a ping
+
+
+class InstanceEnded(Exception):
+    """The process of an instance has ended, or had to be."""
+
+
+class RaisedThere(Exception):
+    """An exception of the model's own code in its process: its type and text. A note has its traceback."""
+
+
+@final
+class _Call:
+    """One session that is open in the instance."""
+
+    __slots__ = ("ended", "headed", "holder", "line", "lost")
+
+    def __init__(self, line: SessionLine) -> None:
+        self.line = line
+        self.ended: Ended | None = None
+        self.headed = self.lost = False
+        self.holder: StepHolder | None = None
+        """Whose place it keeps, once nobody waits for it any more."""
+
+    def over(self) -> None:
+        self.line.end(over=True)
+        if self.holder is not None:
+            self.holder.release()
+            self.holder = None
+
+
+@final
+class Instance:
+    """A process with the model, from its start to its end."""
+
+    def __init__(self, process: Process, *, hang_timeout: float, stop_within: float, frames: Frames | None = None) -> None:
+        """`hang_timeout`: seconds that its loop may be silent; `stop_within`: seconds in which a session is to end that was
+        cancelled; 0: as long as it likes. `frames` are of whoever has read what it said before."""
+        self.process, self._frames = process, frames
+        self.name, self.number = process.plan.name, process.plan.number
+        self._hang_timeout, self._stop_within = hang_timeout, stop_within
+        self.loaded: Loaded | None = None
+        """What its model says of itself, once it is ready."""
+        self.ready = False
+        """Whether it takes sessions: who has it says so once it is loaded."""
+        self._calls: dict[int, _Call] = {}
+        self._on_ready: Callable[[], None]
+        self._next = 1
+        self._answers: dict[int, Returned | None] = {}
+        self._answered = trio.lowlevel.ParkingLot()
+        self._pongs = 0
+        self._pinged = 0
+        self._killed = ""
+        self._failed: Failed | None = None
+        self._error: Exception | None = None
+        self._lost = False  # with all that is open in it
+        self._nursery: trio.Nursery | None = None
+        self._pipe: Pipe
+
+    @property
+    def sessions(self) -> int:
+        """How many are open there."""
+        return len(self._calls)
+
+    # -- its life ----------------------------------------------------------------------------------------------------
+
+    async def run(self, first: Sequence[Message], threads: int, ready: Callable[[], None]) -> NoReturn:
+        """Says what is first, loads the model, calls `ready`, and serves. RaisedThere where the model's own code has ended
+        it, InstanceEnded where the process did, the error of `fail`. Where it is cancelled, the model is to leave its
+        `load()` within some seconds; then it is killed."""
+        stream = trio.SocketStream(trio.socket.from_stdlib_socket(self.process.socket))
+        self._pipe, self._on_ready = Pipe(stream, self._frames), ready
+        for message in (*first, Load(threads)):
+            self._pipe.post(message)
+        code, patience = Exit(), _GOODBYE + _LAST_WORDS
+        try:
+            async with trio.open_nursery() as outputs:
+                outputs.start_soon(self.process.read_output, self._printed)
+                try:
+                    await self._serve()
+                    patience = _LAST_WORDS  # it has hung up
+                finally:
+                    self._lose_all()
+                    with trio.CancelScope(shield=True):
+                        code = await self._end(stream, patience)
+                    outputs.cancel_scope.deadline = trio.current_time() + _LAST_WORDS
+        finally:
+            self.process.close()
+        self._tell(code)
+
+    async def _serve(self) -> None:
+        async with trio.open_nursery() as nursery:
+            self._nursery = nursery
+            nursery.start_soon(self._write)
+            nursery.start_soon(self._watch_exit, nursery.cancel_scope)
+            if self._hang_timeout:
+                nursery.start_soon(self._watch_loop)
+            try:
+                await self._pipe.read(self._take)
+            except BrokenPipe as e:
+                self._kill(f"what it said is no message: {e}")
+            except trio.BrokenResourceError:
+                pass
+            finally:
+                self._nursery = None
+            nursery.cancel_scope.cancel()
+
+    async def _write(self) -> None:
+        with suppress(trio.BrokenResourceError):  # who reads notices
+            await self._pipe.write()
+
+    async def _watch_exit(self, serving: trio.CancelScope) -> None:
+        await self.process.ended()
+        self.ready = False
+        # what it has said before is read, to its end; unless a child of its own has the socket
+        serving.deadline = trio.current_time() + _LAST_WORDS
+
+    async def _end(self, stream: trio.SocketStream, patience: float) -> Exit:
+        """Hangs up, and waits for the process to end, which is killed where it does not. The kernel ends what is killed."""
+        with suppress(trio.BrokenResourceError, trio.ClosedResourceError):
+            await stream.send_eof()
+        with trio.move_on_after(patience):
+            return await self.process.ended()
+        self._kill("it did not end")
+        return await self.process.ended()
+
+    def _tell(self, code: Exit) -> NoReturn:
+        """Raises why it is over."""
+        if self._error is not None:
+            throw(self._error)
+        if self._failed is not None and self._failed.error:
+            throw(_noted(RaisedThere(self._failed.error), self._failed.trace))
+        if self._failed is not None:
+            raise InstanceEnded("load() ended its context, though nobody had asked it to")
+        if self._killed:
+            raise InstanceEnded(f"its process was killed: {self._killed}")
+        line = innermost_line(self.process.tail)
+        raise InstanceEnded(f"its process ended ({code}{' at ' if line else ''}{line})")
+
+    def _kill(self, why: str) -> None:
+        if not self._killed:
+            self._killed = why
+            log.error("instance killed", extra={**self._named, "reason": why})
+        self.process.kill()
+
+    @property
+    def _named(self) -> Mapping[str, Any]:
+        return {"model": self.name, "instance": self.number, "pid": self.process.pid}
+
+    def fail(self, error: Exception) -> None:
+        """Ends it for this reason, which `run` raises; where it has ended by itself, that has another."""
+        if not self._lost:
+            self._error = error
+            self.process.kill()
+
+    def _lose_all(self) -> None:
+        self.ready, self.loaded, self._lost = False, None, True
+        for number, call in [*self._calls.items()]:
+            call.lost = call.ended is None
+            if call.holder is not None:
+                del self._calls[number]
+            call.over()
+        self._answered.unpark_all()
+
+    # -- what it says ------------------------------------------------------------------------------------------------
+
+    def _printed(self, stream: str, line: str) -> None:
+        log.info("model output", extra={**self._named, "stream": stream, "line": line})
+
+    def _take(self, message: Message) -> None:
+        """One message of the instance. ValueError for one that breaks the rules."""
+        if isinstance(message, ITEMS):
+            self._call(message.session).line.take_item(message)
+            return
+        match message:
+            case Credit():
+                self._call(message.session).line.take_credit(message)
+            case Head():
+                call = self._call(message.session)
+                if call.headed:
+                    raise ValueError(f"session {message.session}: a second head")
+                call.headed = True
+                call.line.take_aside(message)
+            case PromptTokens():
+                self._call(message.session).line.take_aside(message)
+            case Ended():
+                call = self._call(message.session)
+                call.ended = message
+                if call.holder is not None:
+                    del self._calls[message.session]
+                call.over()
+            case Loaded():
+                if self.loaded is not None:
+                    raise ValueError("it was loaded before")
+                self.loaded = message
+                self._on_ready()
+            case Failed():
+                self._failed = self._failed or message
+            case Hello() | Described():
+                pass  # as before, or else what it says next cannot be read
+            case Pong():
+                self._pongs = message.number
+                self._answered.unpark_all()
+            case Returned():
+                if message.number in self._answers:
+                    self._answers[message.number] = message
+                    self._answered.unpark_all()
+            case Log():
+                text = f"{message.text}\n{message.trace}" if message.trace else message.text
+                logging.getLogger(message.logger).log(message.level, text, extra=self._named)
+            case _:
+                raise ValueError(f"{type(message).__name__} is not for an instance to say")
+
+    def _call(self, session: int) -> _Call:
+        call = self._calls.get(session)
+        if call is None or call.ended is not None:
+            raise ValueError(f"session {session} is not open")
+        return call
+
+    # -- sessions ----------------------------------------------------------------------------------------------------
+
+    async def call(self, session: Session[Any, Any], first: Any = None) -> None:
+        """Runs the model for one session, of which `first` was received already. Where it is cancelled the model is told,
+        and the session's place is kept until it has ended there."""
+        if self._lost:
+            raise self._worker_lost()
+        number = self._next
+        self._next += 1
+        left = session.deadline - trio.current_time()
+        self._pipe.post(Open(number, session.call, max(0.0, left) if left < math.inf else -1.0))  # where that is possible
+        self._calls[number] = call = _Call(SessionLine(self._pipe, number))
+        try:
+            if first is not None:
+                await call.line.send(first)
+            if getattr(session.channel, "exhausted", False):
+                self._pipe.post(EndOfInput(number))
+                await self._answer(call, session)
+            else:
+                async with trio.open_nursery() as nursery:
+                    nursery.start_soon(self._ask, call, session)
+                    await self._answer(call, session)
+                    nursery.cancel_scope.cancel()
+        finally:
+            if call.ended is None and not call.lost:
+                self._pipe.post(Cancel(number))
+                call.holder = step_holder()
+                call.holder.hold()
+                if self._stop_within and self._nursery is not None:
+                    self._nursery.start_soon(self._ladder, number)
+            else:
+                del self._calls[number]
+        if call.lost or (call.ended is not None and call.ended.kind == "cancelled"):  # there: with its instance
+            raise self._worker_lost()
+        if call.ended is not None:
+            _raise(call.ended)
+
+    def _worker_lost(self) -> WorkerLost:
+        return WorkerLost(f"the process of model {self.name!r} ended; try again")
+
+    async def _ask(self, call: _Call, session: Session[Any, Any]) -> None:
+        """Hands the client's messages on."""
+        try:
+            async for message in session:
+                await call.line.send(message)
+        except trio.ClosedResourceError:
+            if not call.line.over:
+                raise
+            return
+        if not call.line.over:
+            self._pipe.post(EndOfInput(call.line.number))
+
+    async def _answer(self, call: _Call, session: Session[Any, Any]) -> None:
+        """Hands the model's messages on, until it says no more."""
+        line, try_send = call.line, getattr(session.channel, "try_send", None)
+        while True:
+            message = line.take_at_once()
+            if message is None:
+                try:
+                    message = await line.receive()
+                except trio.EndOfChannel:
+                    return
+            if type(message) is Head:
+                session.reply = message.fields
+                if message.accepted:
+                    session.accept()
+            elif type(message) is PromptTokens:
+                session.prompt_tokens = message.count
+            elif try_send is None or not try_send(message):
+                await session.send(message)
+
+    async def ask(self, function: str, argument: Any) -> Any:
+        """What a function of the model's author returns there. Raises what it raises, as a session does."""
+        number = self._next
+        self._next += 1
+        self._answers[number] = None
+        try:
+            self._pipe.post(Ask(number, function, argument))
+            while (answer := self._answers[number]) is None:
+                if not self.ready:
+                    raise self._worker_lost()
+                await self._answered.park()
+        finally:
+            del self._answers[number]
+        if answer.error is not None:
+            _raise(answer.error)
+        return answer.value
+
+    # -- loops that do not answer ------------------------------------------------------------------------------------
+
+    async def _runs(self, seconds: float) -> bool:
+        """Whether its loop answers within that time."""
+        self._pinged += 1
+        number = self._pinged
+        self._pipe.post(Ping(number))
+        with trio.move_on_after(seconds):
+            while self._pongs < number:
+                await self._answered.park()
+            return True
+        return False
+
+    async def _ladder(self, number: int) -> None:
+        """A session was cancelled: where it has not ended in time, because the whole process is stuck, it is killed."""
+        await trio.sleep(self._stop_within)
+        if number in self._calls and not await self._runs(_ANSWERS) and number in self._calls:
+            self._kill(f"a session had not stopped {self._stop_within:g} s after its end (models.{self.name}.stop_within)")
+
+    async def _watch_loop(self) -> None:
+        while True:
+            if self.ready and not await self._runs(self._hang_timeout):
+                self._kill(f"its loop was silent for {self._hang_timeout:g} s (models.{self.name}.process.hang_timeout)")
+            await trio.sleep(self._hang_timeout / 4)
+
+
+def _raise(ended: Ended) -> None:
+    """As the model did there."""
+    match ended.kind:
+        case "" | "cancelled":
+            return
+        case "error":
+            raise ModelError(ended.text, code=ended.code, status=ended.status)
+        case "context" if ended.tokens is not None:
+            needed, limit, prompt_tokens = ended.tokens
+            raise ContextLengthExceeded(needed, limit, prompt_tokens=prompt_tokens)
+        case "input":
+            raise trio.EndOfChannel
+        case "closed":
+            raise trio.ClosedResourceError("the model sent on after the end")
+        case "memory":
+            throw(_noted(MemoryError(ended.text), ended.trace))
+        case _:
+            throw(_noted(RaisedThere(ended.text), ended.trace))
+
+
+def _noted(error: Exception, trace: str) -> Exception:
+    error.add_note(trace)
+    return error
