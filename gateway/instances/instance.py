@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import math
+import signal
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from typing import Any, NoReturn, final
@@ -161,13 +162,16 @@ class Instance:
         serving.deadline = trio.current_time() + _LAST_WORDS
 
     async def _end(self, stream: trio.SocketStream, patience: float) -> Exit:
-        """Hangs up, and waits for the process to end, which is killed where it does not. The kernel ends what is killed."""
+        """Hangs up, and waits for the process to end, which is killed where it does not. One that is killed in a call of a
+        driver may end much later: nobody waits for that."""
         with suppress(trio.BrokenResourceError, trio.ClosedResourceError):
             await stream.send_eof()
         with trio.move_on_after(patience):
             return await self.process.ended()
         self._kill("it did not end")
-        return await self.process.ended()
+        with trio.move_on_after(_LAST_WORDS):
+            return await self.process.ended()
+        return Exit(signal=signal.SIGKILL)
 
     def _tell(self, code: Exit) -> NoReturn:
         """Raises why it is over."""

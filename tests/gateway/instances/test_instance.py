@@ -346,6 +346,15 @@ async def test_one_that_hangs_up_and_does_not_end_is_killed(autojump_clock: Mock
         assert house.process.killed == 1
 
 
+async def test_one_that_cannot_even_be_killed_keeps_nobody(autojump_clock: MockClock) -> None:
+    async with instance() as house:
+        house.process.kill = lambda: None  # type: ignore[method-assign]
+        house.side.hang_up()
+        assert str(await house.end()) == "its process was killed: it did not end"
+        assert house.process.closed
+        house.process.over.set()
+
+
 async def test_where_nobody_wants_it_any_more_it_has_time_to_leave(autojump_clock: MockClock) -> None:
     async with instance() as house:
         exchange, _ = await begun(house)
