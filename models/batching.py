@@ -380,9 +380,9 @@ class Batcher:
             self._dispatch()
 
     @property
-    def instances(self) -> Iterable[Any]:
-        """Those of the model, where it says that it has some."""
-        instances: Iterable[Any] = getattr(self._model, "instances", ())
+    def __model_instances__(self) -> Iterable[Any]:
+        """The model's own, where it runs in processes."""
+        instances: Iterable[Any] = getattr(self._model, "__model_instances__", ())
         return instances
 
     def close(self) -> None:

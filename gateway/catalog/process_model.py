@@ -42,7 +42,7 @@ _NOT_SAID = frozenset(("name", "load", "warmup", "chat_template", "count_tokens"
 
 
 def described_fields(spec: ModelSpec) -> dict[str, Any]:
-    """What a spec says, as MessagePack can have it, beside what can only be called."""
+    """The fields of a spec, as MessagePack can have them, but those that can only be called."""
     found: dict[str, Any] = {}
     for field in fields(spec):
         if field.name not in _NOT_SAID:
@@ -135,9 +135,9 @@ class _Kept:
         """And what it has said."""
         self._end = weakref.finalize(self, process.end_here)
         self.starts = Counter[int]()
-        """How often each instance was started, since the model came into service."""
+        """Starts of each instance since the model came into service."""
         self.sequences: OrderedDict[int | str, Instance] = OrderedDict()
-        """Who has each of v2's, also after all have ended."""
+        """The instance that has each sequence of v2's, also after all have ended."""
 
     def take(self) -> Process | None:
         """The process, once."""
@@ -149,7 +149,7 @@ class _Kept:
 
 
 def _described(kept: _Kept, describe: Describe, seconds: float) -> Described:
-    """What the process says of the model. It is waited for here, as the import of a model in this process is."""
+    """Asks the process what the model is. It is waited for here, as the import of a model in this process is."""
     until, process, frames = time.monotonic() + seconds, kept.process, kept.frames
     process.socket.setblocking(True)
     try:
@@ -318,8 +318,8 @@ class Instances:
         self._attempted(instance.number)
 
     @property
-    def instances(self) -> Iterator[InstanceStatus]:
-        """Each as it is now."""
+    def __model_instances__(self) -> Iterator[InstanceStatus]:
+        """Each as it is now. The name is none that a model of somebody's own has."""
         for plan in self._plans:
             there = self._there.get(plan.number)
             resident, cpu = used_by(there.process.pid) if there is not None else (0, 0.0)

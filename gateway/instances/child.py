@@ -61,7 +61,7 @@ def trace_of(error: BaseException) -> str:
 
 
 def ended_by(session: int, error: BaseException) -> Ended:
-    """What a session ends with whose model has raised. It can be sent."""
+    """The end of a session whose model has raised, which can be sent."""
     ended = _ended_by(session, error)
     try:
         encoded(ended)
@@ -90,7 +90,7 @@ def _ended_by(session: int, error: BaseException) -> Ended:
 
 @final
 class _Channel:
-    """What a session of the model stands on."""
+    """The channel that a session of the model stands on."""
 
     complete = False
 
@@ -193,8 +193,8 @@ class _LogHandler(logging.Handler):
             text = record.getMessage()[: 8 * 1024]
             said = encoded(Log(record.name, record.levelno, text, trace))
             self._token.run_sync_soon(self._post, said)
-        except (RuntimeError, trio.RunFinishedError):
-            pass
+        except trio.RunFinishedError:
+            pass  # there is nobody to tell any more
         except Exception:
             self.handleError(record)
 

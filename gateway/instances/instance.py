@@ -86,9 +86,9 @@ class Instance:
         self.name, self.number = process.plan.name, process.plan.number
         self._hang_timeout, self._stop_within = hang_timeout, stop_within
         self.loaded: Loaded | None = None
-        """What its model says of itself, once it is ready."""
+        """The words of its model about itself, once it is loaded."""
         self.ready = False
-        """Whether it takes sessions: who has it says so once it is loaded."""
+        """True while it takes sessions: its owner says so once it is loaded."""
         self._calls: dict[int, _Call] = {}
         self._on_ready: Callable[[], None]
         self._next = 1
@@ -357,7 +357,7 @@ class Instance:
     # -- loops that do not answer ------------------------------------------------------------------------------------
 
     async def _runs(self, seconds: float) -> bool:
-        """Whether its loop answers within that time."""
+        """True if its loop answers within that time."""
         self._pinged += 1
         number = self._pinged
         self._pipe.post(Ping(number))

@@ -393,8 +393,8 @@ _LOG_PROBS = frozenset((float, type(None)))
 
 
 def item_of(session: int, message: object) -> tuple[Item, int]:
-    """What carries a message of a model, and the bytes that it costs. TypeError for what is none, ValueError for an array
-    that is not of its tensor's datatype."""
+    """The item that carries a message of a model, and the bytes that it costs. TypeError for what is none, ValueError for
+    an array that is not of its tensor's datatype."""
     kind = type(message)
     if kind is Token:
         token: Token = message  # type: ignore[assignment]

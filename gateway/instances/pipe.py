@@ -108,9 +108,9 @@ class SessionLine:
         self._taken = self._taken_bytes = 0  # of these, taken
         self._taking = -1  # bytes of the message that the reader has
         self.said_all = False
-        """Whether the other side says no more."""
+        """True once the other side says no more."""
         self.over = False
-        """Whether the other side hears no more."""
+        """True once the other side hears no more."""
 
     # -- called as messages arrive -----------------------------------------------------------------------------------
 
@@ -151,7 +151,7 @@ class SessionLine:
 
     @property
     def exhausted(self) -> bool:
-        """Whether there will be no more messages, and none is there."""
+        """True if no more messages will come, and none is there."""
         return self.said_all and not self._arrived
 
     def take_at_once(self) -> Any:

@@ -322,7 +322,7 @@ class _Output:
         self.tail = bytearray()
         self._rest = b""  # what is not told yet, because its line has no end
         self.over = False
-        """Whether its writer has closed it."""
+        """True once its writer has closed it."""
         self.descriptor = pipe.fileno()
         self._dropped = 0  # lines
         self._said: Said | None = None

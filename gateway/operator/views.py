@@ -11,7 +11,7 @@ from msgspec import UNSET, UnsetType
 from gateway.core.exchange import Exchange
 from gateway.operator.operated import Operated
 from gateway.telemetry.observer import peer_of
-from gateway.workers.snapshot import ModelStatus
+from gateway.workers.snapshot import InstanceStatus, ModelStatus
 from gateway.workers.stop_times import StopSummary
 
 
@@ -21,19 +21,6 @@ class ErrorView(msgspec.Struct, kw_only=True, frozen=True):
     error: str
     incident: str
     ago: float
-
-
-class InstanceView(msgspec.Struct, kw_only=True, frozen=True):
-    """One process that a model runs in."""
-
-    number: int
-    state: str
-    pid: int
-    sessions: int
-    restarts: int
-    device: str
-    resident_bytes: int
-    cpu_seconds: float
 
 
 class ModelView(msgspec.Struct, kw_only=True, frozen=True):
@@ -55,7 +42,7 @@ class ModelView(msgspec.Struct, kw_only=True, frozen=True):
     stuck: int | UnsetType = UNSET
     last_error: ErrorView | UnsetType | None = UNSET
     stopping: StopSummary | UnsetType = UNSET
-    instances: list[InstanceView] | UnsetType = UNSET
+    instances: tuple[InstanceStatus, ...] | UnsetType = UNSET
     """Of a model that runs in processes."""
 
 
@@ -91,7 +78,7 @@ def view_of_model(status: ModelStatus) -> ModelView:
         stuck=status.stuck,
         last_error=error and ErrorView(error=error.error, incident=error.incident, ago=round(now - error.at, 3)),
         stopping=status.stopping,
-        instances=[msgspec.convert(one, InstanceView, from_attributes=True) for one in status.instances] or UNSET,
+        instances=status.instances or UNSET,
     )
 
 

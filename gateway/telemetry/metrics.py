@@ -380,7 +380,7 @@ class Metrics(Collector):
         there: dict[tuple[str, ...], Any] = {
             (name, str(one.number)): one
             for worker, name in self._workers.items()
-            for one in getattr(worker.model, "instances", ())
+            for one in getattr(worker.model, "__model_instances__", ())
         }
         for field, about in _OF_INSTANCES.items():
             values = {key: getattr(one, field) for key, one in there.items()}

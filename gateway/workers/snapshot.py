@@ -110,5 +110,5 @@ def _status_of(worker: Worker) -> ModelStatus:
         last_error=worker.last_error,
         stuck=worker.stuck.now,
         stopping=worker.stopping.summary,
-        instances=tuple(getattr(worker.model, "instances", ())),
+        instances=tuple(getattr(worker.model, "__model_instances__", ())),
     )

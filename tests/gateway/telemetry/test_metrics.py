@@ -306,6 +306,18 @@ async def test_a_reload_turns_no_counter_back(autojump_clock: Any) -> None:
                 assert scrape.total("everywire_model_state", model=name) == 1
 
 
+async def test_a_model_that_has_instances_of_its_own_has_no_processes(autojump_clock: Any) -> None:
+    class Counting:
+        instances = 3  # of whatever its author calls so
+
+        async def __call__(self, session: Session[Prompt, Token]) -> None:
+            await session.send(Token(text="one"))
+
+    async with memory_gateway([spec_of(Counting(), "counting")]) as house:
+        assert house.gateway.models["counting"].instances == ()
+        assert Scrape(house.gateway.registry).total("everywire_instance_up") == 0
+
+
 async def test_stopping_is_a_histogram_from_the_leaving_to_the_return(autojump_clock: Any) -> None:
     async def lingers(prompt: Prompt) -> AsyncIterator[Token]:
         try:
