@@ -6,6 +6,7 @@ import enum
 import math
 from typing import ClassVar, final
 
+from models.errors import CallLost
 from protocols.content_coding import ACCEPTED
 from protocols.events import Headers
 
@@ -276,7 +277,7 @@ class DeadlineExceeded(GatewayError):
 
 
 @final
-class WorkerLost(GatewayError):
+class WorkerLost(GatewayError, CallLost):
     """The model's worker ended under the session: not this session's fault."""
 
     status = 503

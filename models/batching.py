@@ -30,7 +30,7 @@ from typing import Any, Protocol, final
 import trio
 
 from models.blocking import Step, StepHolder, Steps, detached, run_step, set_step_holder, step_holder, throw
-from models.errors import ModelError, is_failure, leaves
+from models.errors import CallLost, ModelError, is_failure, leaves
 from models.messages import InferRequest, InferResponse
 from models.rows import Rows, elements_of, rows_of, size_of
 from models.session import Call, Session
@@ -489,7 +489,7 @@ class Batcher:
     def _failed(self, run: _Run, error: BaseException) -> None:
         together = len(run.members)
         members = self._told(run)
-        if together == 1 or run.lied or not self._batching.retry:
+        if together == 1 or run.lied or not self._batching.retry or isinstance(error, CallLost):
             for waiting in members:
                 waiting.fail(error if together == 1 else _anew(error, together))
             return
@@ -556,6 +556,8 @@ def _anew(error: BaseException, together: int) -> Exception:
     found: Exception
     if isinstance(error, ModelError):
         found = ModelError(error.message, code=error.code, status=error.status)
+    elif isinstance(error, CallLost):
+        found = type(error)(str(error))
     else:
         kind = MemoryError if isinstance(error, MemoryError) else RuntimeError
         found = kind(f"the call of a batch of {together} requests raised {type(error).__name__}")

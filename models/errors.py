@@ -54,6 +54,10 @@ class ContextLengthExceeded(ModelError):
         self.prompt_tokens = prompt_tokens
 
 
+class CallLost(Exception):
+    """What ran the model has ended under the call, as a process that crashed. The call is not made again: it may be why."""
+
+
 _contained: contextvars.ContextVar[bool] = contextvars.ContextVar("models_interrupts_contained", default=False)
 
 

@@ -186,6 +186,19 @@ class Meeting:
         return x
 
 
+class Killed:
+    """Ends with any batch that has a negative number, once it has said who it is and how many rows there are."""
+
+    def __init__(self, diary: str) -> None:
+        self._diary = diary
+
+    def __call__(self, x: npt.NDArray[np.float32]) -> npt.NDArray[np.float32]:
+        write(self._diary, f"called {os.getpid()} {len(x)}")
+        if (x < 0).any():
+            os.kill(os.getpid(), signal.SIGKILL)
+        return x
+
+
 class Doomed:
     """Says `pid`, then does what the prompt says after its first word; `before` it does so before its first token."""
 

@@ -713,6 +713,23 @@ async def test_a_batch_goes_whole_to_one_process() -> None:
         assert rows == [[8]] * 8
 
 
+async def test_a_batch_that_a_crash_took_is_called_nowhere_again(diary: Diary) -> None:
+    batching = BatchingConfig(enabled=True, max_delay=0.5)
+    config = there("Killed", instances=2, options={"diary": str(diary.path)}, max_batch_size=8, batching=batching)
+    async with serving(m=config) as memory:
+        await ready(memory, 2)
+        answers: list[Answer] = []
+
+        async def one(number: float) -> None:
+            answers.append(await memory.client().infer({"x": np.full((1, 1), number, np.float32)}, "m"))
+
+        async with trio.open_nursery() as nursery:
+            for number in (1, -1, 2):
+                nursery.start_soon(one, number)
+        assert [(answer.status, "ended; try again" in str(answer.error)) for answer in answers] == [(503, True)] * 3
+        assert [line.split()[2] for line in diary.lines] == ["3"]
+
+
 async def test_each_process_has_as_many_batches_as_batching_allows(diary: Diary, tmp_path: Path) -> None:
     gate = tmp_path / "gate"
     config = there(
