@@ -402,7 +402,7 @@ class UnsupportedType(GatewayError):
 
 @final
 class ModelOutOfMemory(GatewayError):
-    """The model raised MemoryError. With other models unloaded the same request may succeed."""
+    """The model ran out of memory. With other models unloaded the same request may succeed."""
 
     status = 507
     retryable = True

@@ -30,7 +30,7 @@ from typing import Any, Protocol, final
 import trio
 
 from models.blocking import Step, StepHolder, Steps, detached, run_step, set_step_holder, step_holder, throw
-from models.errors import CallLost, ModelError, is_failure, leaves
+from models.errors import CallLost, ModelError, is_failure, is_out_of_memory, leaves
 from models.messages import InferRequest, InferResponse
 from models.rows import Rows, elements_of, rows_of, size_of
 from models.session import Call, Session
@@ -559,7 +559,7 @@ def _anew(error: BaseException, together: int) -> Exception:
     elif isinstance(error, CallLost):
         found = type(error)(str(error))
     else:
-        kind = MemoryError if isinstance(error, MemoryError) else RuntimeError
+        kind = MemoryError if is_out_of_memory(error) else RuntimeError
         found = kind(f"the call of a batch of {together} requests raised {type(error).__name__}")
     found.__cause__ = error
     return found

@@ -92,6 +92,15 @@ def leaves(error: BaseException) -> Iterator[BaseException]:
         yield error
 
 
+_OF_A_DEVICE = "torch.OutOfMemoryError"  # which is a RuntimeError
+
+
+def is_out_of_memory(error: BaseException) -> bool:
+    """True if an exception says that there is no memory left: MemoryError, or torch's error for a device's."""
+    kind = type(error)
+    return isinstance(error, MemoryError) or f"{kind.__module__}.{kind.__qualname__}" == _OF_A_DEVICE
+
+
 class ModelExit(Exception):
     """A model's code raised SystemExit, KeyboardInterrupt or GeneratorExit, its cause. In place of it where it would end
     somebody else's task."""

@@ -31,7 +31,7 @@ from gateway.config.properties import FILE as PROPERTIES
 from gateway.config.properties import ServingProperties, read_properties
 from gateway.config.text import show, text_without_secrets
 from gateway.errors import BadModel, BadRequest, GatewayError, InsufficientStorage, LoadFailed, NotFound
-from models.errors import ModelExit, is_failure
+from models.errors import ModelExit, is_failure, is_out_of_memory
 from models.formatters import is_marked, marked
 from models.spec import ModelSpec
 
@@ -372,16 +372,16 @@ def load_error(error: BaseException, name: str, folder: ModelFolder) -> GatewayE
 
 
 def no_memory(name: str, folder: ModelFolder) -> InsufficientStorage:
-    """What MemoryError out of a model's own loading is to the one who asked for it."""
+    """What a model's own loading that ran out of memory is to the one who asked for it."""
     return InsufficientStorage(
-        f"model {show(name)} cannot be loaded: {folder.source} raised MemoryError; {folder.need} bytes were reserved for it"
+        f"model {show(name)} cannot be loaded: {folder.source} ran out of memory; {folder.need} bytes were reserved for it"
     )
 
 
 def ran_out(error: BaseException | None) -> bool:
-    """Whether an exception, or one of a group, or what it was raised from, is MemoryError."""
+    """Whether an exception, or one of a group, or what it was raised from, says that memory ran out."""
     while error is not None:
-        if isinstance(error, MemoryError):
+        if is_out_of_memory(error):
             return True
         if isinstance(error, BaseExceptionGroup) and any(ran_out(inner) for inner in error.exceptions):
             return True

@@ -37,7 +37,7 @@ from gateway.instances.messages import (
 from gateway.instances.pipe import Pipe, SessionLine
 from models.blocking import StepHolder, in_thread, set_step_holder
 from models.chat import ChatMessage
-from models.errors import ContextLengthExceeded, ModelError, contain_interrupts, is_failure, leaves
+from models.errors import ContextLengthExceeded, ModelError, contain_interrupts, is_failure, is_out_of_memory, leaves
 from models.session import Call, Session
 from models.spec import Model, ModelSpec, warm_up
 
@@ -79,7 +79,7 @@ def _ended_by(session: int, error: BaseException) -> Ended:
     if said is not None:
         return Ended(session, "error", said.message, said.code, said.status)
     first = errors[0]
-    if any(isinstance(one, MemoryError) for one in errors):
+    if any(map(is_out_of_memory, errors)):
         return Ended(session, "memory", told(first), trace=trace_of(error))
     if all(isinstance(one, trio.EndOfChannel) for one in errors):
         return Ended(session, "input")

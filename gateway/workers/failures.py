@@ -9,7 +9,7 @@ from typing import Any, final
 import trio
 
 from gateway.errors import GatewayError, ModelCrashed, ModelFailed, ModelOutOfMemory
-from models.errors import ModelError, is_failure
+from models.errors import ModelError, is_failure, is_out_of_memory
 
 
 class LoadEnded(RuntimeError):
@@ -43,7 +43,7 @@ def of_the_model(errors: Sequence[BaseException]) -> ModelFailed | None:
 def crash(errors: Sequence[BaseException], incident: str) -> GatewayError:
     """What a client is told of anything else: nothing but where the log explains it."""
     where = f"incident {incident} in the server's log"
-    if any(isinstance(error, MemoryError) for error in errors):
+    if any(map(is_out_of_memory, errors)):
         return ModelOutOfMemory(f"the model ran out of memory; {where}")
     return ModelCrashed(f"the model failed; {where}")
 

@@ -384,9 +384,9 @@ def test_what_a_factory_raises_when_it_is_called_is_no_mistake_of_the_folders_wo
 def test_memory_that_runs_out_is_told_as_such_however_deep(folder: Path) -> None:
     for code in ("raise MemoryError", "try:\n    raise MemoryError\nexcept MemoryError as e:\n    raise OSError from e"):
         (folder / "model.py").write_text(code)
-        assert "model.py raised MemoryError" in refusal(folder, InsufficientStorage)
+        assert "model.py ran out of memory" in refusal(folder, InsufficientStorage)
     (folder / "model.py").write_text("def model():\n    raise MemoryError\n")
-    assert "model.py raised MemoryError" in refusal(folder, InsufficientStorage)
+    assert "model.py ran out of memory" in refusal(folder, InsufficientStorage)
 
 
 def test_code_that_was_replaced_within_a_moment_is_not_taken_from_a_cache(folder: Path) -> None:

@@ -205,6 +205,7 @@ async def test_what_a_model_raises_for_its_client_is_said_as_it_was(error: Excep
     [
         (KeyError("a"), "raised", "KeyError: 'a'"),
         (MemoryError("big"), "memory", "MemoryError: big"),
+        (type("OutOfMemoryError", (RuntimeError,), {"__module__": "torch"})("CUDA"), "memory", "OutOfMemoryError: CUDA"),
         (ExceptionGroup("g", [ValueError("x"), MemoryError("big")]), "memory", "ValueError: x"),
         (ExceptionGroup("g", [ValueError("x"), trio.EndOfChannel()]), "raised", "ValueError: x"),
         (SystemExit(3), "raised", "SystemExit: 3"),

@@ -872,7 +872,11 @@ async def test_a_group_of_nothing_but_cancellations_is_a_cancellation(
     assert records(caplog, "model raised while cancelled") == []
 
 
-@pytest.mark.parametrize("error", [MemoryError(), ExceptionGroup("of a nursery", [OSError(), MemoryError()])])
+# torch's, of a device, is a RuntimeError
+of_a_device = type("OutOfMemoryError", (RuntimeError,), {"__module__": "torch"})("CUDA out of memory")
+
+
+@pytest.mark.parametrize("error", [MemoryError(), of_a_device, ExceptionGroup("of a nursery", [OSError(), MemoryError()])])
 async def test_a_model_that_runs_out_of_memory_says_so_with_507(error: Exception) -> None:
     async with running(House(raising(error)).spec()) as worker:
         caller = Caller()
