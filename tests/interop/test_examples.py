@@ -10,11 +10,11 @@ import socket
 import ssl
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import IO
+from typing import IO, Any
 
 import pytest
 import trio
@@ -52,10 +52,10 @@ class Program:
         self.process.send_signal(number)
         return self.ended()
 
-    def ended(self) -> str:
+    def ended(self, code: int = 0) -> str:
         assert self.process.stdout is not None
         said = "".join(lines(self.process.stdout))
-        assert self.process.wait(120) == 0, said
+        assert self.process.wait(120) == code, said
         return said
 
 
@@ -104,6 +104,12 @@ def rest(client: subprocess.Popen[str]) -> list[str]:
     words = json.loads(last)["generated_text"].split()
     assert [len(word) for word in words] == [LONG] * len(words)
     return [word.rstrip(".") for word in words]
+
+
+def got(curl: str, url: str, *options: str) -> object:
+    """The JSON that a GET is answered with."""
+    command = [curl, "-sS", "--max-time", "120", *options, url]
+    return json.loads(subprocess.run(command, capture_output=True, text=True, check=True, timeout=150).stdout)
 
 
 def ask(status: socket.socket, question: str) -> dict[str, object]:
@@ -189,6 +195,68 @@ async def test_under_starlette_its_websockets_and_the_gateways_answer_and_a_drai
             assert closed.value.reason.code in (1001, 1012)
             await ours._stream.aclose()  # which trio-websocket 0.12 leaves to the collector where the server has closed
         assert await trio.to_thread.run_sync(program.ended) == "drained: {'drained': 1}\n"
+
+
+@SIGNALS
+def test_under_fastapi_its_routes_of_both_kinds_and_the_gateways_answer_and_a_drain_lets_a_stream_end(
+    curl: str, needs: Callable[[str, str], Any], number: int
+) -> None:
+    needs("fastapi", "fastapi")
+    with running("under_fastapi.py", 0) as program:
+        url = f"http://127.0.0.1:{program.ports[0]}"
+        assert got(curl, url + "/known") == {"speak": "ready"}
+        assert got(curl, url + "/square?number=12") == 144
+        with streaming(curl, url + "/inference/invocations") as client:
+            program.process.send_signal(number)
+            assert rest(client) == WORDS
+        assert program.ended() == LIVE
+
+
+@SIGNALS
+def test_beside_asyncio_the_model_asks_its_engine_and_a_drain_lets_a_stream_end(curl: str, number: int) -> None:
+    with running("beside_asyncio.py", 0, 0) as program:
+        port, status_port = program.ports
+        with socket.create_connection(("127.0.0.1", status_port), 120) as status:
+            with streaming(curl, f"http://127.0.0.1:{port}/invocations") as client:
+                program.process.send_signal(number)
+                assert rest(client) == WORDS
+            status.sendall(b"said\n")
+            assert status.recv(100) in (b"8 words\n", b"")  # it ends with the gateway
+        assert program.ended() == LIVE
+
+
+def test_beside_asyncio_a_client_that_leaves_cancels_what_the_engine_is_asked(curl: str) -> None:
+    with running("beside_asyncio.py", 0, 0) as program:
+        port, status_port = program.ports
+        with socket.create_connection(("127.0.0.1", status_port), 120) as status:
+            for _ in range(3):
+                with streaming(curl, f"http://127.0.0.1:{port}/invocations") as client:
+                    client.kill()
+            with streaming(curl, f"http://127.0.0.1:{port}/invocations") as client:
+                assert rest(client) == WORDS
+            status.sendall(b"said\n")
+            said = int(status.recv(100).split()[0])
+            assert 8 + 3 <= said < 8 + 3 * 8  # not all words to those that left
+        assert program.ends(signal.SIGTERM) == "drained: {}\n"
+
+
+@SIGNALS
+def test_under_uvicorn_a_gateway_beside_its_application_is_drained_at_its_end(
+    curl: str, needs: Callable[[str, str], Any], number: int
+) -> None:
+    needs("fastapi", "fastapi")
+    needs("uvicorn", "uvicorn")
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = taken.getsockname()[1]
+    with running("under_uvicorn.py", port, 0) as program:
+        with streaming(curl, f"http://127.0.0.1:{program.ports[0]}/invocations") as client:
+            while (known := got(curl, f"http://127.0.0.1:{port}/known", "--retry", "50", "--retry-all-errors")) is None:
+                pass
+            assert known == {"speak": "ready"}
+            program.process.send_signal(number)
+            assert rest(client) == WORDS
+        said = program.ended(-signal.SIGTERM if number == signal.SIGTERM else 0)  # uvicorn hands the signal on at its end
+        assert said.startswith(LIVE)
 
 
 @pytest.fixture
