@@ -7,11 +7,13 @@ from __future__ import annotations
 
 import contextlib
 import contextvars
+import ctypes
 import inspect
 import logging
+import sys
 import threading
 import traceback
-from collections.abc import AsyncGenerator, Callable, Generator
+from collections.abc import AsyncGenerator, Callable, Generator, Iterable
 from contextlib import suppress
 from functools import partial
 from typing import NoReturn, Protocol, TypeVar, final
@@ -29,6 +31,7 @@ E = TypeVar("E", bound=BaseException)
 # `__context__`, whatever `from None` hides. So nothing crosses from a thread but an exception without tracebacks.
 
 _TEXT = 16 * 1024  # characters of a traceback that are kept, the innermost
+_STACK = 4000  # and of a stack
 _IN_ITS_THREAD = "In its thread:\n"
 
 
@@ -176,7 +179,7 @@ class CancelToken:
 class Step:
     """A blocking step, for whoever watches how long it takes."""
 
-    __slots__ = ("began", "limiter", "thread", "token")
+    __slots__ = ("_inside", "_interrupted", "_lock", "began", "limiter", "thread", "token")
 
     def __init__(self, token: CancelToken, limiter: trio.CapacityLimiter | None = None) -> None:
         self.token, self.limiter = token, limiter
@@ -185,6 +188,45 @@ class Step:
         """The ident of the thread that it runs in."""
         self.began = float("inf")
         """On Trio's clock; infinite until it has its thread."""
+        self._lock = threading.Lock()
+        self._inside = self._interrupted = False
+
+    def call(self, fn: Callable[[], T]) -> T:
+        """Calls it in this thread; meanwhile `interrupt` ends it."""
+        self._inside = True
+        try:
+            return fn()
+        finally:
+            self._leave()
+
+    def _leave(self) -> None:
+        # the exception may come wherever Python code runs, here too: but once, and none after this
+        while self._inside:
+            with suppress(StepCancelled), self._lock:
+                self._inside = False
+        if self._interrupted:
+            _raise_in(self.thread, None)  # one that has not come yet is not for the thread's next step
+
+    def interrupt(self) -> None:
+        """Raises StepCancelled in the Python code that its thread is in, once. One that is in a call of C goes on there
+        until that returns; one that is over, or has not begun, notices nothing."""
+        with self._lock:
+            if self._inside and not self._interrupted:
+                self._interrupted = True
+                _raise_in(self.thread, StepCancelled)
+
+
+def stack_of(steps: Iterable[Step]) -> str:
+    """Where the threads of these are now, the innermost lines of it; of one that is over, nothing."""
+    frames = sys._current_frames()
+    stacks = ["".join(traceback.format_stack(frames[step.thread])) for step in steps if step.thread in frames]
+    return "\n".join(stacks)[-_STACK:]
+
+
+def _raise_in(thread: int, error: type[BaseException] | None) -> None:
+    """Has a thread raise this exception when it next runs Python code; None: it raises none that it has not raised yet."""
+    what = None if error is None else ctypes.py_object(error)
+    ctypes.pythonapi.PyThreadState_SetAsyncExc(ctypes.c_ulong(thread), what)
 
 
 def _nothing() -> None:
@@ -233,6 +275,10 @@ class StepHolder:
     def replace(self) -> None:
         """What holds it is stuck and not waited for: its place is somebody else's until it is over."""
 
+    def stuck(self, *, step: bool, stack: str, replaced: bool) -> None:
+        """What holds it in another process is stuck, which is known there: a `step` ran for too long, or the session goes on
+        after its end. Its place is somebody else's if it is `replaced`."""
+
 
 class Steps(Protocol):
     """The threads of one model, and who watches them."""
@@ -243,6 +289,9 @@ class Steps(Protocol):
     def end(self, step: Step) -> None: ...
     def over(self, holder: StepHolder) -> bool:
         """Nothing is left of what this one held. Whether its place was replaced meanwhile."""
+
+    def stuck_elsewhere(self, holder: StepHolder, *, step: bool, stack: str, replaced: bool) -> None:
+        """What holds this one in another process is stuck: `StepHolder.stuck`."""
 
 
 _token: contextvars.ContextVar[CancelToken | None] = contextvars.ContextVar("models_cancel_token", default=None)
@@ -308,7 +357,7 @@ async def run_step(
         _token.set(token)
         record.thread, record.began = threading.get_ident(), clock.current_time()
         try:
-            return fn()
+            return record.call(fn)
         except KeyboardInterrupt as e:  # in a thread it is no Ctrl-C, and in the caller's task it would be taken for one
             raise ModelExit(e) from e
         finally:

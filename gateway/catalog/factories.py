@@ -36,9 +36,10 @@ class FactoryRaised(TypeError):
         self.error = error
 
 
-def load_spec(name: str, config: ModelConfig) -> ModelSpec:
-    """The spec of a configured model: what the configuration does not set is the spec's own. ConfigError says which module
-    or attribute is missing, or why it is no model.
+def load_spec(name: str, config: ModelConfig, *, patience: float = 60.0) -> ModelSpec:
+    """The spec of a configured model: what the configuration does not set is the spec's own. `patience`: seconds that
+    sessions have to end in a process of the model that is to end. ConfigError says which module or attribute is missing, or
+    why it is no model.
 
     A name without a module is one of `LIBRARY`. The attribute may be what `models.adapt.spec_of` takes, or a factory of it:
     a class, or a function that can be called with the options alone. A factory runs in a thread, in the worker, anew at each
@@ -58,7 +59,11 @@ def load_spec(name: str, config: ModelConfig) -> ModelSpec:
         for side, tensors in (("inputs", config.inputs), ("outputs", config.outputs)):
             if tensors is not None:
                 said[side] = tuple([TensorSpec(**asdict(tensor)) for tensor in tensors])
-        spec = process_spec(name, config) if elsewhere else _spec(name, _attribute(name, config.factory), config.options)
+        spec = (
+            process_spec(name, config, patience)
+            if elsewhere
+            else _spec(name, _attribute(name, config.factory), config.options)
+        )
         for side in ("inputs", "outputs"):
             _check_names(side, getattr(spec, side), said.get(side))
         said["batching"] = _batching(spec.batching, config.batching)
@@ -207,7 +212,8 @@ def _told(error: BaseException) -> str:
 
 def configured_specs(config: Config) -> list[ModelSpec]:
     """The specs of all models that the configuration names."""
-    return [load_spec(name, model) for name, model in config.models.items()]
+    patience = config.repository.unload_timeout
+    return [load_spec(name, model, patience=patience) for name, model in config.models.items()]
 
 
 LIBRARY: Mapping[str, ModelConfig] = {

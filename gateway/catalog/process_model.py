@@ -7,10 +7,10 @@ import os
 import random
 import time
 import weakref
-from collections import Counter, OrderedDict
+from collections import Counter, OrderedDict, defaultdict
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Sequence
 from contextlib import asynccontextmanager, suppress
-from dataclasses import fields, replace
+from dataclasses import dataclass, fields, replace
 from functools import partial
 from operator import attrgetter
 from typing import Any, final
@@ -23,7 +23,7 @@ from gateway.config.problem import ConfigError
 from gateway.config.text import text_without_secrets
 from gateway.errors import WorkerLost
 from gateway.instances.instance import Instance, InstanceEnded, RaisedThere
-from gateway.instances.messages import Describe, Described, Failed, Frames, Hello, encoded, frames_of
+from gateway.instances.messages import Describe, Described, Failed, Frames, Hello, Load, encoded, frames_of
 from gateway.instances.spawn import Process, ProcessPlan, innermost_line, used_by
 from gateway.version import version
 from gateway.workers.restart_policy import decide, within_period
@@ -31,7 +31,8 @@ from gateway.workers.snapshot import InstanceStatus
 from models.errors import ModelError
 from models.messages import Family, InferRequest
 from models.session import Session
-from models.spec import LOAD_TIMEOUT, Batching, Load, Model, ModelSpec, RestartPolicy, TensorSpec, WarmupFailed, warm_up
+from models.spec import LOAD_TIMEOUT, Batching, Model, ModelSpec, RestartPolicy, TensorSpec, WarmupFailed, warm_up
+from models.spec import Load as Loading
 
 log = logging.getLogger("gateway.worker")
 
@@ -57,7 +58,7 @@ def _plain(value: object) -> Any:
     raise TypeError(f"{type(value).__name__} is nothing that a model can say of itself")
 
 
-def spec_of_fields(name: str, said: dict[str, Any], load: Load) -> ModelSpec:
+def spec_of_fields(name: str, said: dict[str, Any], load: Loading) -> ModelSpec:
     """The spec that `described_fields` tells of."""
     kinds: dict[str, Any] = {
         "family": Family, "inputs": tuple[TensorSpec, ...] | None, "outputs": tuple[TensorSpec, ...] | None,
@@ -67,16 +68,28 @@ def spec_of_fields(name: str, said: dict[str, Any], load: Load) -> ModelSpec:
     return ModelSpec(name=name, load=load, **values)
 
 
-def process_spec(name: str, config: ModelConfig) -> ModelSpec:
+@final
+@dataclass(frozen=True, slots=True)
+class _Care:
+    """How long the processes of a model may take for what."""
+
+    hang_timeout: float
+    patience: float
+    """Seconds that sessions have to end in a process whose place another has taken."""
+
+
+def process_spec(name: str, config: ModelConfig, patience: float) -> ModelSpec:
     """The spec of a configured model that runs in processes, as its code says it: the first of them imports the factory and
-    tells, and goes on as the first instance. ConfigError says what is wrong with the factory, or how the process ended."""
+    tells, and goes on as the first instance. `patience`: seconds that sessions have to end where their process is to.
+    ConfigError says what is wrong with the factory, or how the process ended."""
     describe, plans = Describe(name, config.factory, config.options), _plans(name, config)
+    care = _Care(config.process.hang_timeout, patience)
     kept = _Kept(_start(plans[0]))
     try:
         described = _described(kept, describe, config.load_timeout or LOAD_TIMEOUT)
         if described.formatters:
             raise ConfigError("a model with formatters of its own cannot run in a process: leave `process` out")
-        return spec_of_fields(name, described.fields, partial(_loading, describe, plans, config.process.hang_timeout, kept))
+        return spec_of_fields(name, described.fields, partial(_loading, describe, plans, care, kept))
     except BaseException as e:
         kept.end()
         if isinstance(e, ConfigError) and not str(e).startswith("models."):
@@ -85,11 +98,8 @@ def process_spec(name: str, config: ModelConfig) -> ModelSpec:
 
 
 def loadable(spec: ModelSpec) -> ModelSpec:
-    """The spec of a model in processes, complete by the configuration: what its instances are loaded by.
-    ValueError for what it cannot have there."""
+    """The spec of a model in processes, complete by the configuration: what its instances are loaded by."""
     load = spec.load
-    if spec.step_timeout:
-        raise ValueError("step_timeout is not looked at in a process: leave it out, and set process.hang_timeout")
     if isinstance(load, partial) and load.func is _loading:
         spec = replace(spec, load=partial(load.func, *load.args, spec))
         if spec.batching is not None:  # which counts the calls of one process
@@ -191,10 +201,10 @@ def _described(kept: _Kept, describe: Describe, seconds: float) -> Described:
 
 @asynccontextmanager
 async def _loading(
-    describe: Describe, plans: Sequence[ProcessPlan], hang_timeout: float, kept: _Kept, spec: ModelSpec
+    describe: Describe, plans: Sequence[ProcessPlan], care: _Care, kept: _Kept, spec: ModelSpec
 ) -> AsyncIterator[Model]:
     async with trio.open_nursery() as nursery:
-        model = Instances(describe, plans, hang_timeout, kept, spec, nursery)
+        model = Instances(describe, plans, care, kept, spec, nursery)
         for number in range(len(plans)):
             nursery.start_soon(model.keep, number)
         await model.loaded()
@@ -222,15 +232,18 @@ class Instances:
         self,
         describe: Describe,
         plans: Sequence[ProcessPlan],
-        hang_timeout: float,
+        care: _Care,
         kept: _Kept,
         spec: ModelSpec,
         nursery: trio.Nursery,
     ) -> None:
         self._describe, self._plans, self._spec, self._kept = describe, plans, spec, kept
-        self._hang_timeout, self._nursery = hang_timeout, nursery
+        self._care, self._nursery = care, nursery
         self._there: dict[int, Instance] = {}
         """Those that load, or are ready, by number."""
+        self._worn = set[Instance]()
+        """Those whose place another is to take, or has taken."""
+        self._crashes = defaultdict[int, list[float]](list)
         self._unattempted = set(range(len(plans)))
         self._given_up = set[int]()
         self._settled = trio.Event()
@@ -246,57 +259,86 @@ class Instances:
     # -- their lives -------------------------------------------------------------------------------------------------
 
     async def keep(self, number: int) -> None:
-        """Starts one instance, and again after the policy's wait, until it is given up. Raises why it has ended where no
-        other is ready: that is the end of the model, whose worker then begins anew."""
-        policy, crashes = self._spec.restart, list[float]()
+        """Starts one instance, and again after the policy's wait, until it is given up, or has worn out, when another task
+        keeps what takes its place. Raises why it has ended where no other is ready: that is the end of the model, whose
+        worker then begins anew."""
         while True:
-            error, pid = await self._live(number)
-            self._attempted(number)
-            # one that still loads is thrown away with them: the model is ready while one of its instances is, and no longer
-            if not (any(one.ready for one in self._there.values()) if self._settled.is_set() else self._there):
-                try:
-                    raise error
-                finally:
-                    del error
-            now = trio.current_time()
-            crashes = [*within_period(policy, crashes, now), now]
-            wait = decide(policy, crashes, now, chance=random.random())
-            said = "instance ended" if wait is not None else "instance given up"
-            reason = text_without_secrets(f"{type(error).__name__}: {error}")[:300]
-            extra = {"model": self._spec.name, "instance": number, "pid": pid, "reason": reason, "restart_in": wait}
-            log.error(said, extra=extra, exc_info=error)
-            del error
-            if wait is None:
-                self._given_up.add(number)
+            if not await self._again(number, *await self._live(number)):
                 return
-            await trio.sleep(wait)
 
-    async def _live(self, number: int) -> tuple[Exception, int]:
-        """Starts one instance, once: why it has ended, and its process; 0 where none could be started."""
+    async def _again(self, number: int, error: Exception, pid: int, replaced: bool) -> bool:
+        """Waits until an instance that has ended is to be started again; False where it is given up, or was `replaced`."""
+        if replaced:
+            return False
+        self._attempted(number)
+        policy, now = self._spec.restart, trio.current_time()
+        crashes = self._crashes[number] = [*within_period(policy, self._crashes[number], now), now]
+        wait = decide(policy, crashes, now, chance=random.random())
+        # one that still loads is thrown away with them: the model is ready while one of its instances is, and no longer
+        others = any(one.ready for one in self._there.values()) if self._settled.is_set() else bool(self._there)
+        if not others and (wait is None or not self._worn):
+            try:
+                raise error
+            finally:
+                del error
+        said = "instance ended" if wait is not None else "instance given up"
+        reason = text_without_secrets(f"{type(error).__name__}: {error}")[:300]
+        extra = {"model": self._spec.name, "instance": number, "pid": pid, "reason": reason, "restart_in": wait}
+        log.error(said, extra=extra, exc_info=error)
+        del error
+        if wait is None:
+            self._given_up.add(number)
+            self._part(number)
+            return False
+        await trio.sleep(wait)
+        return True
+
+    async def _live(self, number: int) -> tuple[Exception, int, bool]:
+        """Starts one instance, once: why it has ended, its process, 0 where none could be started, and whether it had
+        worn out before."""
         process = self._kept.take() if number == 0 else None
         described = process is not None
         self._kept.starts[number] += 1
         try:
             process = process or _start(self._plans[number])
-            instance = self._there[number] = Instance(
-                process,
-                hang_timeout=self._hang_timeout,
-                stop_within=self._spec.stop_within,
-                frames=self._kept.frames if described else None,
-            )
+        except OSError as e:
+            return e, 0, False
+        frames = self._kept.frames if described else None
+        instance = Instance(process, self._load, hang_timeout=self._care.hang_timeout, frames=frames)
+        self._there[number] = instance
+        try:
             await instance.run(
                 [] if described else [self._describe],
-                self._threads,
                 partial(self._nursery.start_soon, self._warm, instance),
+                partial(self._wear, instance),
             )
-        except (InstanceEnded, RaisedThere, WarmupFailed, OSError) as e:
-            return e, process.pid if process is not None else 0
+        except (InstanceEnded, RaisedThere, WarmupFailed) as e:
+            return e, process.pid, bool(instance.worn)
         finally:
-            self._there.pop(number, None)
+            self._worn.discard(instance)
+            if self._there.get(number) is instance:
+                del self._there[number]
+
+    def _wear(self, instance: Instance) -> None:
+        """Too much of it is stuck: another takes its place. Until that is ready it goes on where it is the only one."""
+        del self._there[instance.number]
+        self._worn.add(instance)
+        self._nursery.start_soon(self._replace, instance)
+
+    async def _replace(self, instance: Instance) -> None:
+        if await self._again(instance.number, InstanceEnded(instance.worn), instance.process.pid, False):
+            await self.keep(instance.number)
+
+    def _part(self, number: int) -> None:
+        for worn in self._worn:
+            if worn.number == number:
+                worn.part(self._care.patience)
 
     @property
-    def _threads(self) -> int:
-        return self._spec.threads or min(self._spec.capacity, _THREADS)
+    def _load(self) -> Load:
+        spec = self._spec
+        threads = spec.threads or min(spec.capacity, _THREADS)
+        return Load(threads, spec.step_timeout, spec.stop_within, spec.stuck_limit)
 
     async def _warm(self, instance: Instance) -> None:
         """The instance has loaded: it is warmed up, and takes sessions then."""
@@ -313,6 +355,7 @@ class Instances:
         self.chat_template = _Elsewhere(self._ask, "chat_template") if said.chat_template else None
         self.count_tokens = _Elsewhere(self._ask, "count_tokens") if said.count_tokens else None
         instance.ready = True
+        self._part(instance.number)
         extra = {"model": self._spec.name, "instance": instance.number, "pid": instance.process.pid}
         log.info("instance ready", extra=extra)
         self._attempted(instance.number)
@@ -355,7 +398,7 @@ class Instances:
         """The ready instance with the fewest sessions; for a request of a sequence, the one that has it."""
         if type(first) is InferRequest and (sequence := first.parameters.get("sequence_id")):
             return self._of_sequence(sequence, first)
-        ready = [instance for instance in self._there.values() if instance.ready]
+        ready = [one for one in self._there.values() if one.ready] or [one for one in self._worn if one.ready]
         if not ready:
             raise WorkerLost(f"no process of model {self._spec.name!r} is ready; try again")
         return min(ready, key=attrgetter("sessions"))

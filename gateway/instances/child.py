@@ -35,7 +35,8 @@ from gateway.instances.messages import (
     encoded,
 )
 from gateway.instances.pipe import Pipe, SessionLine
-from models.blocking import StepHolder, in_thread, set_step_holder
+from gateway.instances.steps import SessionSteps, StepWatch
+from models.blocking import in_thread, set_step_holder
 from models.chat import ChatMessage
 from models.errors import ContextLengthExceeded, ModelError, contain_interrupts, is_failure, is_out_of_memory, leaves
 from models.session import Call, Session
@@ -146,39 +147,6 @@ class _Session(Session[Any, Any]):
         self._tell(self._prompt_tokens)
 
 
-@final
-class _Steps(StepHolder):
-    """The blocking steps of a session, which is over when it has ended and they have returned."""
-
-    __slots__ = ("_ended", "_holds", "_over", "_threads")
-
-    def __init__(self, threads: trio.CapacityLimiter, over: Callable[[Ended], None]) -> None:
-        self._threads, self._over = threads, over
-        self._holds = 0
-        self._ended: Ended | None = None
-
-    @property
-    def limiter(self) -> trio.CapacityLimiter:
-        return self._threads
-
-    def hold(self, *, stopping: bool = True) -> None:
-        self._holds += 1
-
-    def release(self) -> None:
-        self._holds -= 1
-        self._look()
-
-    def end_with(self, ended: Ended) -> None:
-        """The model has returned from the session, or raised."""
-        self._ended = ended
-        self._look()
-
-    def _look(self) -> None:
-        if self._ended is not None and not self._holds:
-            ended, self._ended = self._ended, None
-            self._over(ended)
-
-
 class _LogHandler(logging.Handler):
     """Hands records on to the gateway, from any thread."""
 
@@ -209,6 +177,7 @@ class Child:
         self._spec: ModelSpec
         self._lines: dict[int, SessionLine] = {}
         self._scopes: dict[int, trio.CancelScope] = {}
+        self._steps: dict[int, SessionSteps] = {}
         self._model: Model | None = None
         self._loading: Load | None = None
         self._stop = trio.Event()
@@ -217,7 +186,7 @@ class Child:
         self._loaded = False
         self._reading = trio.CancelScope()
         self._nursery: trio.Nursery
-        self._threads: trio.CapacityLimiter
+        self._watch: StepWatch
 
     async def run(self) -> None:
         """Loads the model when it is asked to, and serves until the gateway hangs up."""
@@ -259,13 +228,13 @@ class Child:
 
     async def _serve(self, load: Load) -> None:
         try:
-            self._threads = trio.CapacityLimiter(load.threads)
+            self._watch = StepWatch(load, self._pipe.post)
             async with self._spec.load() as model:
                 await warm_up(model, self._spec)
                 loaded = self._loaded_by(model)
                 self._loaded = True
                 try:
-                    async with trio.open_nursery() as nursery:
+                    async with self._watch.watching(), trio.open_nursery() as nursery:
                         self._nursery, self._model = nursery, model
                         self._pipe.post(loaded)
                         await self._stop.wait()
@@ -308,6 +277,7 @@ class Child:
             case Cancel():
                 if (scope := self._scopes.get(message.session)) is not None:
                     scope.cancel()
+                    self._watch.stop(self._steps[message.session])
                     self._lines[message.session].end(over=True)  # a model that goes on is told when it sends
             case Ping():
                 self._pipe.post(Pong(message.number))
@@ -336,12 +306,13 @@ class Child:
         number = opened.session
         self._lines[number] = line = SessionLine(self._pipe, number)
         self._scopes[number] = trio.CancelScope()
+        self._steps[number] = SessionSteps(self._watch, number)
         deadline = math.inf if opened.seconds < 0 else trio.current_time() + opened.seconds
         self._nursery.start_soon(self._call, model, opened.call, line, deadline)
 
     async def _call(self, model: Model, call: Call, line: SessionLine, deadline: float) -> None:
         number = line.number
-        steps = _Steps(self._threads, self._pipe.post)
+        steps = self._steps[number]
         set_step_holder(steps)
         channel = _Channel(self._pipe, line)
         session = _Session(channel, call, deadline, partial(self._tell_prompt_tokens, line))
@@ -358,7 +329,7 @@ class Child:
                 raise
             ended = ended_by(number, e)
         finally:
-            del self._lines[number], self._scopes[number]
+            del self._lines[number], self._scopes[number], self._steps[number]
             line.end(over=True)
             steps.end_with(ended)
 

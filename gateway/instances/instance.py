@@ -11,6 +11,7 @@ from typing import Any, NoReturn, final
 
 import trio
 
+from gateway.doorbell import Doorbell
 from gateway.errors import WorkerLost
 from gateway.instances.messages import (
     ITEMS,
@@ -33,10 +34,12 @@ from gateway.instances.messages import (
     Pong,
     PromptTokens,
     Returned,
+    Stuck,
 )
 from gateway.instances.pipe import BrokenPipe, Pipe, SessionLine
 from gateway.instances.spawn import Exit, Process, innermost_line
-from models.blocking import StepHolder, step_holder, throw
+from gateway.log_limits import LogLimits
+from models.blocking import step_holder, throw
 from models.errors import ContextLengthExceeded, ModelError
 from models.session import Session
 
@@ -45,6 +48,7 @@ log = logging.getLogger("gateway.worker")
 _GOODBYE = 3.5  # seconds in which a model is to leave its `load()`: its worker has five for all
 _LAST_WORDS = 1.0  # seconds in which a process that has hung up is to end
 _ANSWERS = 0.25  # seconds in which a loop that runs answers a ping
+_STACK = 4000  # characters of one that are logged, the innermost
 
 
 class InstanceEnded(Exception):
@@ -59,38 +63,48 @@ class RaisedThere(Exception):
 class _Call:
     """One session that is open in the instance."""
 
-    __slots__ = ("ended", "headed", "holder", "line", "lost")
+    __slots__ = ("ended", "headed", "holder", "id", "kept", "line", "lost", "stuck")
 
-    def __init__(self, line: SessionLine) -> None:
-        self.line = line
+    def __init__(self, line: SessionLine, id: str) -> None:
+        self.line, self.id = line, id
         self.ended: Ended | None = None
-        self.headed = self.lost = False
-        self.holder: StepHolder | None = None
-        """Whose place it keeps, once nobody waits for it any more."""
+        self.headed = self.lost = self.stuck = False
+        self.holder = step_holder()
+        self.kept = False
+        """Whether it keeps its holder's place, because nobody waits for it any more."""
+
+    def keep(self) -> None:
+        self.kept = True
+        self.holder.hold()
 
     def over(self) -> None:
         self.line.end(over=True)
-        if self.holder is not None:
+        if self.kept:
+            self.kept = False
             self.holder.release()
-            self.holder = None
 
 
 @final
 class Instance:
     """A process with the model, from its start to its end."""
 
-    def __init__(self, process: Process, *, hang_timeout: float, stop_within: float, frames: Frames | None = None) -> None:
-        """`hang_timeout`: seconds that its loop may be silent; `stop_within`: seconds in which a session is to end that was
-        cancelled; 0: as long as it likes. `frames` are of whoever has read what it said before."""
-        self.process, self._frames = process, frames
+    def __init__(self, process: Process, load: Load, *, hang_timeout: float, frames: Frames | None = None) -> None:
+        """`load` is what it is told to load its model by. `hang_timeout`: seconds that its loop may be silent; 0: as long as
+        it likes. `frames` are of whoever has read what it said before."""
+        self.process, self._load, self._frames = process, load, frames
         self.name, self.number = process.plan.name, process.plan.number
-        self._hang_timeout, self._stop_within = hang_timeout, stop_within
+        self._hang_timeout, self._stop_within = hang_timeout, load.stop_within
         self.loaded: Loaded | None = None
         """The words of its model about itself, once it is loaded."""
         self.ready = False
         """True while it takes sessions: its owner says so once it is loaded."""
+        self.worn = ""
+        """Why another is to take its place: more of its sessions are stuck than may be."""
+        self._left = Doorbell()  # a session
+        self._log_limits = LogLimits(model=self.name)
         self._calls: dict[int, _Call] = {}
         self._on_ready: Callable[[], None]
+        self._on_worn: Callable[[], None]
         self._next = 1
         self._answers: dict[int, Returned | None] = {}
         self._answered = trio.lowlevel.ParkingLot()
@@ -110,13 +124,14 @@ class Instance:
 
     # -- its life ----------------------------------------------------------------------------------------------------
 
-    async def run(self, first: Sequence[Message], threads: int, ready: Callable[[], None]) -> NoReturn:
-        """Says what is first, loads the model, calls `ready`, and serves. RaisedThere where the model's own code has ended
-        it, InstanceEnded where the process did, the error of `fail`. Where it is cancelled, the model is to leave its
-        `load()` within some seconds; then it is killed."""
+    async def run(self, first: Sequence[Message], ready: Callable[[], None], worn: Callable[[], None]) -> NoReturn:
+        """Says what is first, loads the model, calls `ready`, and serves; calls `worn` where it has become that. RaisedThere
+        where the model's own code has ended it, InstanceEnded where the process did, the error of `fail`. Where it is
+        cancelled, the model is to leave its `load()` within some seconds; then it is killed."""
         stream = trio.SocketStream(trio.socket.from_stdlib_socket(self.process.socket))
         self._pipe, self._on_ready = Pipe(stream, self._frames), ready
-        for message in (*first, Load(threads)):
+        self._on_worn = worn
+        for message in (*first, self._load):
             self._pipe.post(message)
         code, patience = Exit(), _GOODBYE + _LAST_WORDS
         try:
@@ -132,6 +147,7 @@ class Instance:
                     outputs.cancel_scope.deadline = trio.current_time() + _LAST_WORDS
         finally:
             self.process.close()
+            self._log_limits.flush()
         self._tell(code)
 
     async def _serve(self) -> None:
@@ -206,7 +222,7 @@ class Instance:
         self.ready, self.loaded, self._lost = False, None, True
         for number, call in [*self._calls.items()]:
             call.lost = call.ended is None
-            if call.holder is not None:
+            if call.kept:
                 del self._calls[number]
             call.over()
         self._answered.unpark_all()
@@ -235,9 +251,13 @@ class Instance:
             case Ended():
                 call = self._call(message.session)
                 call.ended = message
-                if call.holder is not None:
+                if call.kept:
                     del self._calls[message.session]
+                    self._tell_raised(call, message)
                 call.over()
+                self._left.ring()
+            case Stuck():
+                self._stuck(self._call(message.session), message)
             case Loaded():
                 if self.loaded is not None:
                     raise ValueError("it was loaded before")
@@ -277,7 +297,7 @@ class Instance:
         self._next += 1
         left = session.deadline - trio.current_time()
         self._pipe.post(Open(number, session.call, max(0.0, left) if left < math.inf else -1.0))  # where that is possible
-        self._calls[number] = call = _Call(SessionLine(self._pipe, number))
+        self._calls[number] = call = _Call(SessionLine(self._pipe, number), session.call.id)
         try:
             if first is not None:
                 await call.line.send(first)
@@ -292,12 +312,12 @@ class Instance:
         finally:
             if call.ended is None and not call.lost:
                 self._pipe.post(Cancel(number))
-                call.holder = step_holder()
-                call.holder.hold()
+                call.keep()
                 if self._stop_within and self._nursery is not None:
                     self._nursery.start_soon(self._ladder, number)
             else:
                 del self._calls[number]
+                self._left.ring()
         if call.lost or (call.ended is not None and call.ended.kind == "cancelled"):  # there: with its instance
             raise self._worker_lost()
         if call.ended is not None:
@@ -353,6 +373,37 @@ class Instance:
         if answer.error is not None:
             _raise(answer.error)
         return answer.value
+
+    # -- what is stuck ----------------------------------------------------------------------------------------------
+
+    def _stuck(self, call: _Call, said: Stuck) -> None:
+        if call.stuck:
+            raise ValueError(f"session {said.session} is stuck already")
+        call.stuck = True
+        call.holder.stuck(step=said.step, stack=said.stack[-_STACK:], replaced=said.replaced)
+        if not said.replaced and self.ready and not self.worn:
+            self.worn = f"more than {self._load.stuck_limit} of its sessions are stuck (models.{self.name}.stuck_limit)"
+            self._on_worn()
+
+    def part(self, patience: float) -> None:
+        """Another has its place: it takes no sessions any more, and is killed when all are over that are not stuck, or after
+        `patience` seconds."""
+        if self.ready and self._nursery is not None:
+            self.ready = False
+            self._nursery.start_soon(self._part, patience)
+
+    async def _part(self, patience: float) -> None:
+        with trio.move_on_after(patience):
+            while any(not call.stuck for call in self._calls.values()):
+                await self._left.wait()
+        self._kill(self.worn)
+
+    def _tell_raised(self, call: _Call, ended: Ended) -> None:
+        """Of a session that nobody waits for."""
+        event = "model raised while cancelled"
+        if ended.kind in ("raised", "memory") and self._log_limits.allows(event, level=logging.WARNING):
+            error = _noted(RaisedThere(ended.text), ended.trace)
+            log.warning(event, extra={**self._named, "id": call.id}, exc_info=error)
 
     # -- loops that do not answer ------------------------------------------------------------------------------------
 

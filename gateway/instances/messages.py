@@ -74,9 +74,12 @@ class Described(_Message, frozen=True, tag=2):
 
 @final
 class Load(_Message, frozen=True, tag=3):
-    """Loads the model, and calls it with its own warm-up. `threads`: blocking steps at once."""
+    """Loads the model, and calls it with its own warm-up. `threads`: blocking steps at once; the others are ModelSpec's."""
 
     threads: int
+    step_timeout: float = 0.0
+    stop_within: float = 0.0
+    stuck_limit: int = 0
 
 
 @final
@@ -272,9 +275,20 @@ class Ended(_Message, frozen=True, tag=31):
     tokens: tuple[int, int, int | None] | None = None
 
 
+@final
+class Stuck(_Message, frozen=True, tag=40):
+    """A session is stuck there: a `step` ran for too long, or it goes on after its end. `stack` has where its threads are;
+    `replaced`: others take their places, else there are too many."""
+
+    session: int
+    step: bool
+    stack: str
+    replaced: bool
+
+
 Message: TypeAlias = (
     Hello | Describe | Described | Load | Loaded | Failed | Ping | Pong | Ask | Returned | Log
-    | Open | Text | Said | Asked | PartSaid | Tensors | EndOfInput | Credit | Cancel | Head | PromptTokens | Ended
+    | Open | Text | Said | Asked | PartSaid | Tensors | EndOfInput | Credit | Cancel | Head | PromptTokens | Ended | Stuck
 )  # fmt: skip
 Item: TypeAlias = Text | Said | Asked | PartSaid | Tensors
 ITEMS = (Text, Said, Asked, PartSaid, Tensors)

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import logging
-import sys
-import traceback
 from collections.abc import AsyncIterator, Callable
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from dataclasses import dataclass
@@ -13,13 +11,12 @@ from typing import Protocol, final
 import trio
 
 from gateway.workers.stop_times import StopTimes
-from models.blocking import Step, StepHolder
+from models.blocking import Step, StepHolder, stack_of
 from models.spec import Model, ModelSpec
 
 log = logging.getLogger("gateway.worker")
 
 _THREADS = 64  # of a model that does not say
-_STACK = 4000  # characters of a thread's stack that are logged, the innermost
 
 
 class TooManyStuck(RuntimeError):
@@ -49,6 +46,9 @@ class StuckWatch:
     replaced, up to `stuck_limit` at once. One more is a crash of the model. So it never has more threads than `threads`
     and `stuck_limit` together. What comes back at last gives its replacement back.
 
+    Where the model runs in processes of its own, each of them watches its threads and sessions, and counts what is stuck in
+    it: `stuck_elsewhere` is told, and one too many is that process's end.
+
     Nobody waits here: `tick` looks at stamps.
     """
 
@@ -68,6 +68,7 @@ class StuckWatch:
         self._breached: set[StepHolder] = set()
         self._stuck: dict[StepHolder, _Stuck] = {}
         self._why, self._beyond = "", trio.Event()
+        self._elsewhere = False
 
     @property
     def now(self) -> int:
@@ -122,12 +123,8 @@ class StuckWatch:
         if self._timeout:
             for step, holder in list(self._running.items()):
                 if now - step.began > self._timeout and holder not in self._stuck:
-                    why = (
-                        f"a step of model {self._name!r} ran longer than {self._timeout:g} s "
-                        f"(models.{self._name}.step_timeout)"
-                    )
                     step.token.cancel()
-                    self._stick(holder, why, now)
+                    self._stick(holder, self._too_long, now)
         if self._within:
             for holder, session in list(self._watched.items()):
                 since = session.stopping_since()
@@ -136,8 +133,18 @@ class StuckWatch:
                 if holder not in self._breached:
                     self._breached.add(holder)
                     why = self._breach(holder, now - since)
-                    if holder not in self._stuck:
+                    if holder not in self._stuck and not self._elsewhere:
                         self._stick(holder, why, now)
+
+    def stuck_elsewhere(self, holder: StepHolder, *, step: bool, stack: str, replaced: bool) -> None:
+        """What holds this one in a process of the model is stuck: `StepHolder.stuck`."""
+        if holder not in self._stuck:
+            late = f"model {self._name!r} had not stopped within {self._within:g} s (models.{self._name}.stop_within)"
+            self._told(holder, self._too_long if step else late, trio.current_time(), stack, replaced)
+
+    @property
+    def _too_long(self) -> str:
+        return f"a step of model {self._name!r} ran longer than {self._timeout:g} s (models.{self._name}.step_timeout)"
 
     def _breach(self, holder: StepHolder, seconds: float) -> str:
         self.stopping.breaches += 1
@@ -151,24 +158,26 @@ class StuckWatch:
     def _stick(self, holder: StepHolder, why: str, now: float) -> None:
         replaced = self.now < self._limit
         steps = [step for step, owner in self._running.items() if owner is holder]
-        stack = _stack_of(steps)
+        if replaced:
+            for step in steps:
+                self._spare.add(step)
+                if step.limiter is not None:
+                    step.limiter.total_tokens += 1
+        self._told(holder, why, now, stack_of(steps), replaced)
+        if not replaced:
+            self._why = f"{self.now} sessions are stuck, above {self._limit} (models.{self._name}.stuck_limit); {why}"
+            self._beyond.set()
+
+    def _told(self, holder: StepHolder, why: str, now: float, stack: str, replaced: bool) -> None:
         self._stuck[holder] = _Stuck(now, replaced)
         self.total += 1
         log.error(
             "model is stuck",
             extra={"model": self._name, "reason": why, "stuck": self.now, "replaced": replaced, "stack": stack},
         )
-        if replaced:
-            for step in steps:
-                self._spare.add(step)
-                if step.limiter is not None:
-                    step.limiter.total_tokens += 1
         holder.interrupt(why)
         if replaced:
             holder.replace()
-        else:
-            self._why = f"{self.now} sessions are stuck, above {self._limit} (models.{self._name}.stuck_limit); {why}"
-            self._beyond.set()
 
     # -- the end of the model ----------------------------------------------------------------------------------------
 
@@ -181,6 +190,7 @@ class StuckWatch:
         self._beyond = trio.Event()
         async with loading as model, trio.open_nursery() as nursery:
             nursery.start_soon(self._escalate)
+            self._elsewhere = any(True for _ in getattr(model, "__model_instances__", ()))
             yield model
             nursery.cancel_scope.cancel()
 
@@ -214,9 +224,3 @@ class Background(StepHolder):
 
     def interrupt(self, text: str) -> None:
         self._stuck(text)
-
-
-def _stack_of(steps: list[Step]) -> str:
-    frames = sys._current_frames()
-    stacks = ["".join(traceback.format_stack(frames[step.thread])) for step in steps if step.thread in frames]
-    return "\n".join(stacks)[-_STACK:]

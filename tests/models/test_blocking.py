@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Awaitable, Callable, Generator, Iterator
-from contextlib import aclosing, contextmanager
+from contextlib import aclosing, contextmanager, suppress
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -15,9 +15,11 @@ from trio.testing import wait_all_tasks_blocked
 from models.blocking import (
     CancelToken,
     Raised,
+    Step,
     StepCancelled,
     StepHolder,
     cancel_token,
+    caught,
     iterate_steps,
     reset_step_holder,
     run_step,
@@ -428,3 +430,71 @@ async def test_a_clean_up_that_fails_or_cannot_start_frees_the_slot(monkeypatch:
             with pytest.raises(RuntimeError, match="start"):
                 await items.aclose()
         assert holder.held == 0
+
+
+# -- steps that are interrupted
+
+
+def in_a_thread_of_its_own(run: Callable[[], object]) -> list[object]:
+    found: list[object] = []
+    thread = threading.Thread(target=lambda: found.append(caught(run)))
+    thread.start()
+    thread.join(PATIENCE)
+    return found
+
+
+def test_a_step_in_python_code_is_interrupted_wherever_it_is() -> None:
+    step, spins = Step(CancelToken()), threading.Event()
+
+    def spin() -> None:
+        spins.set()
+        while True:
+            pass
+
+    def run() -> None:
+        step.thread = threading.get_ident()
+        step.call(spin)
+
+    interrupting = threading.Thread(target=lambda: (spins.wait(PATIENCE), step.interrupt(), step.interrupt()))
+    interrupting.start()
+    (raised,) = in_a_thread_of_its_own(run)
+    interrupting.join()
+    assert isinstance(raised, Raised)
+    assert isinstance(raised.error, StepCancelled)
+
+
+def test_an_interrupt_that_comes_late_is_not_the_next_steps() -> None:
+    for _ in range(200):
+        step, other = Step(CancelToken()), list[int]()
+        done, interrupted = threading.Event(), threading.Event()
+
+        def last(step: Step = step, done: threading.Event = done) -> None:
+            done.set()  # the other thread may be anywhere between this and the end of the step, or behind it
+
+        def run(step: Step = step, last: Callable[[], None] = last, other: list[int] = other) -> None:
+            step.thread = threading.get_ident()
+            with suppress(StepCancelled):
+                step.call(last)
+            interrupted.wait(PATIENCE)  # noqa: B023
+            for n in range(1000):
+                other.append(n)
+
+        def interrupt(step: Step = step, done: threading.Event = done, interrupted: threading.Event = interrupted) -> None:
+            done.wait(PATIENCE)
+            step.interrupt()
+            interrupted.set()
+
+        interrupting = threading.Thread(target=interrupt)
+        interrupting.start()
+        assert in_a_thread_of_its_own(run) == [None]
+        interrupting.join()
+        assert len(other) == 1000
+
+
+def test_a_step_that_is_over_is_not_interrupted() -> None:
+    step = Step(CancelToken())
+    step.interrupt()
+    step.thread = threading.get_ident()
+    assert step.call(lambda: 1) == 1
+    step.interrupt()
+    assert sum(range(1000)) == 499500

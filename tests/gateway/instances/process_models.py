@@ -301,6 +301,39 @@ class Sitting:
         yield "sat"
 
 
+class Held:
+    """Is held in a call of C until somebody writes to the pipe that is its gate; or spins in Python; or goes on."""
+
+    def __init__(self, diary: str, gate: str) -> None:
+        self._diary, self._gate = diary, gate
+
+    def __call__(self, prompt: str) -> Iterator[str]:
+        yield f"{os.getpid()} "
+        write(self._diary, f"{prompt} {os.getpid()}")
+        try:
+            if prompt == "held":
+                os.close(os.open(self._gate, os.O_RDONLY))
+            while prompt == "spins":
+                pass
+            while prompt == "ticks":
+                time.sleep(0.01)
+                yield "tick "
+            yield "over"
+        except BaseException as e:
+            write(self._diary, f"raised {type(e).__name__}")
+            raise
+
+
+async def raising(session: Session[Prompt, Token | Finish]) -> None:
+    """Errs in its clean-up."""
+    await session.receive()
+    await session.send(Token(text="begun"))
+    try:
+        await trio.sleep_forever()
+    finally:
+        raise ValueError("no clean-up")
+
+
 class Counter:
     """Counts what it has sent, or heard, in a file of eight bytes."""
 

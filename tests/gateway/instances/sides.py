@@ -133,16 +133,19 @@ class House:
 
     def __init__(self, instance: Instance, process: NoProcess, nursery: trio.Nursery) -> None:
         self.instance, self.process, self.side, self._nursery = instance, process, process.side, nursery
-        self.loads, self.error, self.over = 0, None, trio.Event()
+        self.loads, self.worn, self.error, self.over = 0, 0, None, trio.Event()
         self.scope = trio.CancelScope()
 
     async def run(self) -> None:
         try:
             with self.scope:
-                await self.instance.run([], 4, self.ready)
+                await self.instance.run([], self.ready, self.wear)
         except Exception as e:
             self.error = e
         self.over.set()
+
+    def wear(self) -> None:
+        self.worn += 1
 
     def ready(self) -> None:
         self.loads += 1
@@ -218,13 +221,13 @@ class OneMessage(Client):
 
 
 @asynccontextmanager
-async def instance(*, hang_timeout: float = 0.0, stop_within: float = 0.0) -> AsyncIterator[House]:
+async def instance(*, hang_timeout: float = 0.0, **limits: Any) -> AsyncIterator[House]:
     """An instance that has loaded; at the end its process exits, if it has not before."""
-    process = NoProcess()
+    process, load = NoProcess(), Load(4, **limits)
     async with trio.open_nursery() as nursery:
-        house = House(Instance(process, hang_timeout=hang_timeout, stop_within=stop_within), process, nursery)  # type: ignore[arg-type]
+        house = House(Instance(process, load, hang_timeout=hang_timeout), process, nursery)  # type: ignore[arg-type]
         nursery.start_soon(house.run)
-        assert await house.side.hear() == Load(4)
+        assert await house.side.hear() == load
         await house.side.say(LOADED)
         await trio.testing.wait_all_tasks_blocked()
         try:
@@ -243,7 +246,9 @@ LOADED = Loaded(None, False, False)
 
 
 @asynccontextmanager
-async def child(model: Any = None, *, load: Any = None, loaded: bool = True, **spec: Any) -> AsyncIterator[Side]:
+async def child(
+    model: Any = None, *, load: Any = None, loaded: bool = True, limits: Any = (4,), **spec: Any
+) -> AsyncIterator[Side]:
     """The side of a gateway to a Child; at the end it hangs up, and the child is over."""
 
     @asynccontextmanager
@@ -261,7 +266,7 @@ async def child(model: Any = None, *, load: Any = None, loaded: bool = True, **s
             theirs.socket.close()  # as its process ends
 
         nursery.start_soon(run)
-        await side.say(Describe("m", "app:m", {}), Load(4))
+        await side.say(Describe("m", "app:m", {}), Load(*limits))
         assert await side.hear() == Described({}, False)
         if loaded:
             assert type(await side.hear()) is Loaded

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import logging
+import os
 import threading
+import time
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from typing import Any
@@ -31,9 +33,10 @@ from gateway.instances.messages import (
     Pong,
     PromptTokens,
     Returned,
+    Stuck,
 )
 from gateway.instances.pipe import BrokenPipe, Pipe
-from models.blocking import in_thread, run_step, step_holder
+from models.blocking import StepCancelled, in_thread, run_step, step_holder
 from models.errors import ContextLengthExceeded, ModelError
 from models.messages import Family, Part, Prompt, Token
 from tests.gateway.instances.sides import PATIENCE, Side, cancelled, child, opened, streams
@@ -380,6 +383,131 @@ async def test_what_holds_it_later_ends_it_no_second_time() -> None:
         holders[0].release()
         await side.say(Ping(1))
         assert await side.hear() == Pong(1)
+
+
+# -- steps that take too long, and sessions that do not stop -------------------------------------------------------------
+
+
+class Threads:
+    """Steps that are in a call of C, each until it is let go."""
+
+    def __init__(self) -> None:
+        self.began = threading.Semaphore(0)
+        self._waits, self._lets = os.pipe()
+
+    def step(self) -> None:
+        self.began.release()
+        os.read(self._waits, 1)
+
+    def let(self, steps: int) -> None:
+        os.write(self._lets, bytes(steps))
+
+    async def model(self, session: Sess) -> None:
+        await run_step(self.step)
+
+    async def has_begun(self) -> None:
+        assert await trio.to_thread.run_sync(lambda: self.began.acquire(timeout=PATIENCE))
+
+
+async def test_half_of_its_time_after_the_cancel_python_code_in_a_thread_is_ended() -> None:
+    began, raised = threading.Event(), list[type[BaseException]]()
+
+    def step() -> None:
+        began.set()
+        try:
+            while True:
+                time.sleep(0.001)
+        except BaseException as e:
+            raised.append(type(e))
+            raise
+
+    async def model(session: Sess) -> None:
+        await run_step(step)
+
+    async with child(model, limits=(4, 0.0, 0.4, 1)) as side:
+        await side.say(opened(1))
+        await trio.to_thread.run_sync(began.wait, PATIENCE)
+        since = trio.current_time()
+        await side.say(Cancel(1))
+        assert await side.hear() == cancelled(1), "it is not stuck"
+        assert raised == [StepCancelled]
+        assert trio.current_time() - since >= 0.2
+
+
+async def test_a_session_that_goes_on_is_stuck_and_its_thread_somebody_elses() -> None:
+    threads = Threads()
+    async with child(threads.model, limits=(1, 0.0, 0.1, 1)) as side:
+        await side.say(opened(1))
+        await threads.has_begun()
+        await side.say(opened(2), Cancel(1))
+        match await side.hear():
+            case Stuck(session=1, step=False, stack=stack, replaced=True):
+                assert "os.read(self._waits, 1)" in stack
+            case other:
+                raise AssertionError(other)
+        await threads.has_begun()  # the other's step has its thread
+        await side.say(Cancel(2))
+        match await side.hear():
+            case Stuck(session=2, step=False, replaced=False):
+                pass
+            case other:
+                raise AssertionError(other)
+        threads.let(2)
+        assert {await side.hear(), await side.hear()} == {cancelled(1), cancelled(2)}
+        await side.say(opened(3), opened(4))
+        await threads.has_begun()
+        await side.say(Ping(1))
+        assert await side.hear() == Pong(1)
+        assert not threads.began.acquire(blocking=False), "there is one thread as before"
+        threads.let(2)
+        assert {await side.hear(), await side.hear()} == {Ended(3), Ended(4)}
+
+
+async def test_a_step_that_takes_too_long_is_stuck_while_its_session_runs() -> None:
+    threads = Threads()
+    async with child(threads.model, limits=(1, 0.1, 0.0, 1)) as side:
+        await side.say(opened(1))
+        match await side.hear():
+            case Stuck(session=1, step=True, stack=stack, replaced=True):
+                assert "os.read(self._waits, 1)" in stack
+            case other:
+                raise AssertionError(other)
+        await side.say(Cancel(1))
+        threads.let(1)
+        assert await side.hear() == cancelled(1), "once"
+
+
+async def test_what_stops_in_time_is_not_stuck(autojump_clock: MockClock) -> None:
+    async def model(session: Sess) -> None:
+        try:
+            await trio.sleep_forever()
+        finally:
+            with trio.CancelScope(shield=True):
+                await trio.sleep(1.9)
+
+    async with child(model, limits=(4, 1.0, 2.0, 1)) as side:
+        await side.say(opened(1))
+        await trio.sleep(100)
+        await side.say(Cancel(1))
+        assert await side.hear() == cancelled(1)
+        await trio.sleep(100)
+        await side.say(Ping(1))
+        assert await side.hear() == Pong(1)
+
+
+async def test_a_session_that_holds_out_without_a_thread_is_stuck_too(autojump_clock: MockClock) -> None:
+    async def model(session: Sess) -> None:
+        with trio.CancelScope(shield=True):
+            await trio.sleep(10)
+
+    async with child(model, limits=(4, 0.0, 2.0, 1)) as side:
+        await side.say(opened(1))
+        await wait_all_tasks_blocked()
+        began = trio.current_time()
+        await side.say(Cancel(1))
+        assert await side.hear() == Stuck(1, False, "", True)
+        assert 2 <= trio.current_time() - began <= 2.05
+        assert await side.hear() == Ended(1)
 
 
 # -- functions -------------------------------------------------------------------------------------------------------------

@@ -32,6 +32,7 @@ from gateway.instances.messages import (
     PromptTokens,
     Returned,
     Said,
+    Stuck,
     Tensors,
 )
 from gateway.instances.messages import Array as ArrayOf
@@ -540,6 +541,89 @@ async def test_a_question_is_lost_with_the_process(autojump_clock: MockClock) ->
         await house.end()
         nursery.start_soon(ask)
     assert [type(error) for error in found] == [WorkerLost, WorkerLost]
+
+
+# -- what is stuck ---------------------------------------------------------------------------------------------------------
+
+
+class Told(Place):
+    """A place that knows what was stuck."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.said: list[Any] = []
+
+    def stuck(self, *, step: bool, stack: str, replaced: bool) -> None:
+        self.said.append((step, stack, replaced))
+
+
+async def test_what_is_stuck_there_is_told_to_its_place(autojump_clock: MockClock) -> None:
+    place = Told()
+    set_step_holder(place)
+    async with instance(stuck_limit=2) as house:
+        await begun(house)
+        other, _ = await begun(house)
+        other.scope.cancel()
+        await other.end()
+        await house.side.say(Stuck(1, True, "in a step", True), Stuck(2, False, "", True))
+        await wait_all_tasks_blocked()
+        assert place.said == [(True, "in a step", True), (False, "", True)]
+        assert (house.worn, house.instance.worn, place.holds) == (0, "", 1)
+
+
+async def test_one_in_which_too_much_is_stuck_is_worn_and_killed_when_the_others_are_over(autojump_clock: MockClock) -> None:
+    place = Told()
+    set_step_holder(place)
+    async with instance(stuck_limit=1) as house:
+        for _ in range(2):
+            exchange, number = await begun(house)
+            exchange.scope.cancel()
+            await exchange.end()
+            assert await house.side.hear() == Cancel(number)
+            await house.side.say(Stuck(number, False, "", number == 1))
+        await wait_all_tasks_blocked()
+        assert house.worn == 1
+        survivor, number = await begun(house)
+        house.instance.part(100)
+        house.instance.part(1)
+        assert not house.instance.ready
+        await trio.sleep(50)
+        assert house.error is None
+        assert place.holds == 2
+        await house.side.say(Ended(number))
+        assert await survivor.end() is None
+        assert str(await house.end()) == (
+            "its process was killed: more than 1 of its sessions are stuck (models.m.stuck_limit)"
+        )
+        assert place.holds == 0
+
+
+async def test_or_when_their_patience_is_over(autojump_clock: MockClock) -> None:
+    async with instance() as house:
+        _, number = await begun(house)
+        survivor, _ = await begun(house)
+        await house.side.say(Stuck(number, True, "", False))
+        await wait_all_tasks_blocked()
+        began = trio.current_time()
+        house.instance.part(30)
+        assert type(await survivor.end()) is WorkerLost
+        assert trio.current_time() - began == 30
+
+
+async def test_what_is_raised_when_nobody_waits_is_logged(
+    caplog: pytest.LogCaptureFixture, autojump_clock: MockClock
+) -> None:
+    async with instance() as house:
+        for n, kind in enumerate(("raised", "memory", "cancelled", "error", "input", "closed")):
+            exchange = house.call(Client(more=True), call=Call(id=f"id{n}"))
+            await wait_all_tasks_blocked()
+            exchange.scope.cancel()
+            await exchange.end()
+            await house.side.say(Ended(n + 1, kind, "ValueError: no", trace="Traceback: there", status=500))
+        await wait_all_tasks_blocked()
+        said = [record for record in caplog.records if record.getMessage() == "model raised while cancelled"]
+        assert [vars(record)["id"] for record in said] == ["id0", "id1"]
+        assert "Traceback: there" in caplog.text
 
 
 # -- loops that do not answer ----------------------------------------------------------------------------------------------

@@ -40,6 +40,7 @@ from gateway.instances.messages import (
     PromptTokens,
     Returned,
     Said,
+    Stuck,
     Tensors,
     Text,
     encoded,
@@ -72,6 +73,7 @@ EVERY: tuple[Message, ...] = (
     Describe("m", "app:m", {"a": [1, {"b": None}]}),
     Described({"capacity": 4}, True),
     Load(7),
+    Load(7, 1.5, 2.0, 4),
     Loaded(None, True, False),
     Loaded(["a", "b"], False, True),
     Failed("ValueError: no", "trace"),
@@ -102,6 +104,7 @@ EVERY: tuple[Message, ...] = (
     Ended(1),
     Ended(1, "error", "no", "Code", 409),
     Ended(1, "context", tokens=(4, 2, None)),
+    Stuck(1, True, "File", False),
 )  # fmt: skip
 
 

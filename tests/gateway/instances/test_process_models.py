@@ -25,7 +25,7 @@ from gateway.catalog.factories import load_spec
 from gateway.client import connect, http1, questions
 from gateway.client.answers import Answer
 from gateway.client.conversations import Client, Conversation
-from gateway.config import BatchingConfig, Config, ModelConfig, ProcessConfig, RestartConfig
+from gateway.config import BatchingConfig, Config, ModelConfig, ProcessConfig, RepositoryConfig, RestartConfig
 from gateway.config.problem import ConfigError
 from gateway.testing import MemoryGateway, memory_gateway
 from gateway.workers.states import State
@@ -578,6 +578,110 @@ async def test_a_function_in_a_thread_keeps_its_slot_until_it_returns(diary: Dia
         gate.touch()
         assert (await waits.rest()).text == "sat"
         await diary.says("rises", 2)
+
+
+# -- steps that take too long, and sessions that do not stop ---------------------------------------------------------------
+
+
+@pytest.fixture
+def gate(tmp_path: Path) -> Path:
+    """A pipe: who opens it to read waits until `let_go`."""
+    os.mkfifo(path := tmp_path / "gate")
+    return path
+
+
+def let_go(gate: Path) -> None:
+    os.close(os.open(gate, os.O_RDWR))
+
+
+async def leaves(memory: MemoryGateway, prompt: str, diary: Diary, times: int = 1) -> None:
+    """A client that leaves when the model has written, for so many times, that it is at that."""
+    client, conversation = await begin(memory, prompt)
+    await conversation.receive()
+    await diary.says(prompt, times)
+    client.close()
+
+
+async def test_a_step_that_takes_too_long_ends_its_session_as_in_process(
+    diary: Diary, gate: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    options = {"diary": str(diary.path), "gate": str(gate)}
+    settings: Any = {"options": options, "step_timeout": 0.2, "capacity": 1}
+    async with serving(there=there("Held", **settings), here=here("Held", **settings)) as memory:
+        answers = [await lmi(memory, "held", model, stream=False) for model in ("there", "here")]
+        assert [answer.status for answer in answers] == [504, 504]
+        assert answers[0].error.replace("there", "here") == answers[1].error
+        assert "step_timeout" in answers[0].error
+        stuck = logged(caplog, "model is stuck")
+        assert [(record.model, record.replaced, "os.open(self._gate" in record.stack) for record in stuck] == [
+            ("there", True, True), ("here", True, True)
+        ]  # fmt: skip
+        assert [status(memory, name).stuck for name in ("there", "here")] == [1, 1]
+        assert "over" in (await lmi(memory, "quick", "there")).text, "its place is somebody else's"
+        let_go(gate)
+        await until(lambda: memory.gateway.counts().slots_in_use == 0)
+        await until(lambda: status(memory, "there").stuck == 0)
+
+
+async def test_python_code_that_goes_on_after_its_client_is_ended(diary: Diary, caplog: pytest.LogCaptureFixture) -> None:
+    config = there("Held", options={"diary": str(diary.path), "gate": ""}, stop_within=0.5, capacity=1)
+    async with serving(m=config) as memory:
+        (pid,) = pids(memory)
+        await leaves(memory, "spins", diary)
+        assert await diary.says("raised") == ["StepCancelled"]
+        await until(lambda: memory.gateway.counts().slots_in_use == 0)
+        assert (await lmi(memory, "quick")).text == f"{pid} over"
+        assert not logged(caplog, "model is stuck")
+
+
+async def test_one_more_that_is_stuck_is_the_end_of_its_process_but_not_of_its_other_sessions(
+    diary: Diary, gate: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    options = {"diary": str(diary.path), "gate": str(gate)}
+    async with serving(m=there("Held", options=options, stop_within=0.2, stuck_limit=1, capacity=9)) as memory:
+        (pid,) = pids(memory)
+        client, survivor = await begin(memory, "ticks")
+        assert int(await survivor.receive()) == pid
+        await leaves(memory, "held", diary)
+        await until(lambda: status(memory).stuck == 1)
+        assert (await lmi(memory, "quick")).text == f"{pid} over", "it was replaced"
+        await leaves(memory, "held", diary, 2)
+        (new,) = await ready(memory, but=[pid])
+        (ended,) = logged(caplog, "instance ended")
+        assert (ended.pid, "stuck_limit" in ended.reason) == (pid, True)
+        assert (await lmi(memory, "quick")).text == f"{new} over"
+        assert alive(pid)
+        assert status(memory).state is State.READY
+        for _ in range(3):
+            assert "tick" in await survivor.receive()
+        assert memory.gateway.counts().slots_in_use == 3, "and what is stuck, replaced or not"
+        client.close()
+        await until(lambda: not alive(pid))
+        await until(lambda: memory.gateway.counts().slots_in_use == 0)
+        assert status(memory).stuck == 0
+        assert pids(memory) == [new]
+
+
+async def test_sessions_beside_what_is_stuck_have_the_patience_of_an_unload(diary: Diary, gate: Path) -> None:
+    options = {"diary": str(diary.path), "gate": str(gate)}
+    config = Config(repository=RepositoryConfig(unload_timeout=0.3))
+    async with serving(config, m=there("Held", options=options, stop_within=0.1, stuck_limit=0)) as memory:
+        (pid,) = pids(memory)
+        _, survivor = await begin(memory, "ticks")
+        await leaves(memory, "held", diary)
+        assert "try again" in (await survivor.rest()).error
+        await ready(memory, but=[pid])
+
+
+async def test_what_a_cancelled_model_raises_is_logged(caplog: pytest.LogCaptureFixture) -> None:
+    async with serving(m=there("raising")) as memory:
+        client, conversation = await begin(memory, "x")
+        await conversation.receive()
+        client.close()
+        (said,) = await until(lambda: logged(caplog, "model raised while cancelled"))
+        assert (said.model, said.instance) == ("m", 0)
+        assert said.id
+        assert "ValueError: no clean-up" in caplog.text
 
 
 # -- backpressure ----------------------------------------------------------------------------------------------------------

@@ -15,7 +15,7 @@ from trio.testing import MockClock, wait_all_tasks_blocked
 from gateway.errors import WorkerLost
 from gateway.instances.child import Child
 from gateway.instances.instance import Instance, InstanceEnded
-from gateway.instances.messages import Describe, Described
+from gateway.instances.messages import Describe, Described, Load
 from gateway.instances.pipe import Pipe
 from gateway.instances.spawn import Exit
 from models.blocking import StepHolder, set_step_holder
@@ -52,14 +52,14 @@ async def story(chance: random.Random, count: int, *, dies: bool) -> None:
         return ModelSpec(name="m", family=Family.PARTS, load=load), Described({}, False)
 
     process, loaded, reasons = NoProcess(), trio.Event(), list[str]()
-    instance = Instance(process, hang_timeout=0, stop_within=0)  # type: ignore[arg-type]
+    instance = Instance(process, Load(4), hang_timeout=0)  # type: ignore[arg-type]
     process.side.hang_up, hang_up = (lambda: None), process.side.hang_up  # type: ignore[method-assign]
     set_step_holder(Place())
     Place.holds = 0
 
     async def run() -> None:
         try:
-            await instance.run([Describe("m", "app:m", {})], 4, loaded.set)
+            await instance.run([Describe("m", "app:m", {})], loaded.set, loaded.set)
         except InstanceEnded as e:
             reasons.append(str(e))
 

@@ -1,0 +1,202 @@
+"""The blocking steps of a model in its process, and what becomes of those that run too long, or on after their session."""
+
+from __future__ import annotations
+
+import logging
+import math
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+from typing import NoReturn, final
+
+import trio
+
+from gateway.instances.messages import Ended, Load, Message, Stuck
+from models.blocking import Step, StepHolder, stack_of
+
+log = logging.getLogger("gateway.worker")
+
+_PRECISION = 0.05  # seconds between two looks, at least
+
+
+@final
+class StepWatch:
+    """The threads of one process, and what is stuck in it.
+
+    A session that is to stop has half of `stop_within` for it by itself; then StepCancelled is raised in the Python code
+    that its steps run. Where the other half is over too, or a step has run longer than `step_timeout`, the session is stuck,
+    and the gateway is told. Its threads are replaced, up to `stuck_limit` sessions at once."""
+
+    def __init__(self, load: Load, post: Callable[[Message], None]) -> None:
+        """`post` sends a message to the gateway."""
+        self._load, self.post = load, post
+        self.limiter = trio.CapacityLimiter(load.threads)
+        """The threads of its steps. More than was said while some of them are stuck."""
+        self._running: dict[Step, SessionSteps | _Background] = {}
+        self._spare = set[Step]()
+        """Those whose threads are replaced."""
+        self._stopping: dict[SessionSteps, float] = {}
+        """Sessions that are to stop, and since when."""
+        self._interrupted = set[SessionSteps]()
+        self._stuck = set[SessionSteps | _Background]()
+
+    def begin(self, step: Step, holder: SessionSteps | _Background) -> None:
+        self._running[step] = holder
+
+    def end(self, step: Step) -> None:
+        del self._running[step]
+        if step in self._spare:
+            self._spare.remove(step)
+            if step.limiter is not None:
+                step.limiter.total_tokens -= 1
+
+    def stop(self, steps: SessionSteps) -> None:
+        """The session is to stop from now on."""
+        if self._load.stop_within:
+            self._stopping.setdefault(steps, trio.current_time())
+
+    def over(self, holder: SessionSteps | _Background) -> None:
+        """Nothing is left of what this one held."""
+        if isinstance(holder, SessionSteps):
+            self._stopping.pop(holder, None)
+            self._interrupted.discard(holder)
+        self._stuck.discard(holder)
+
+    @asynccontextmanager
+    async def watching(self) -> AsyncIterator[None]:
+        """Within the block it looks at what runs."""
+        async with trio.open_nursery() as nursery:
+            if self._load.step_timeout or self._load.stop_within:
+                nursery.start_soon(self._run)
+            yield
+            nursery.cancel_scope.cancel()
+
+    async def _run(self) -> NoReturn:
+        timeout, half = self._load.step_timeout or math.inf, (self._load.stop_within or math.inf) / 2
+        while True:
+            now = trio.current_time()
+            # what begins, or is to stop, while this sleeps has no less time than that
+            due = [now + min(timeout, half), *self._look_at_steps(now, timeout), *self._look_at_sessions(now, half)]
+            await trio.sleep_until(max(min(due), now + _PRECISION))
+
+    def _look_at_steps(self, now: float, timeout: float) -> list[float]:
+        due = []
+        for step, holder in [*self._running.items()]:
+            if holder not in self._stuck:
+                if now < step.began + timeout:
+                    due.append(step.began + timeout)
+                else:
+                    step.token.cancel()
+                    self._stick(holder, step=True)
+        return due
+
+    def _look_at_sessions(self, now: float, half: float) -> list[float]:
+        due = []
+        for steps, since in [*self._stopping.items()]:
+            if now < since + half:
+                due.append(since + half)
+                continue
+            if steps not in self._interrupted:
+                self._interrupted.add(steps)
+                for step in self._steps_of(steps):
+                    step.interrupt()
+            if steps not in self._stuck:
+                if now < since + 2 * half:
+                    due.append(since + 2 * half)
+                else:
+                    self._stick(steps, step=False)
+        return due
+
+    def _steps_of(self, holder: SessionSteps | _Background) -> list[Step]:
+        return [step for step, owner in self._running.items() if owner is holder]
+
+    def _stick(self, holder: SessionSteps | _Background, *, step: bool) -> None:
+        replaced = len(self._stuck) < self._load.stuck_limit
+        self._stuck.add(holder)
+        steps = self._steps_of(holder)
+        stack = stack_of(steps)
+        if replaced:
+            for one in steps:
+                self._spare.add(one)
+                if one.limiter is not None:
+                    one.limiter.total_tokens += 1
+        if isinstance(holder, SessionSteps):
+            self.post(Stuck(holder.number, step, stack, replaced))
+        else:
+            why = f"a step of the model's own work ran longer than {self._load.step_timeout:g} s"
+            log.error("model is stuck: %s\n%s", why, stack)
+            holder.stuck_with(why)
+
+
+@final
+class SessionSteps(StepHolder):
+    """The blocking steps of a session, which is over when it has ended and they have returned."""
+
+    __slots__ = ("_ended", "_holds", "_watch", "number")
+
+    def __init__(self, watch: StepWatch, number: int) -> None:
+        self._watch, self.number = watch, number
+        self._holds = 0
+        self._ended: Ended | None = None
+
+    @property
+    def limiter(self) -> trio.CapacityLimiter:
+        return self._watch.limiter
+
+    def hold(self, *, stopping: bool = True) -> None:
+        self._holds += 1
+
+    def release(self) -> None:
+        self._holds -= 1
+        self._look()
+
+    def begin(self, step: Step) -> None:
+        self._holds += 1
+        self._watch.begin(step, self)
+
+    def end(self, step: Step) -> None:
+        self._watch.end(step)
+        self.release()
+
+    def background(self, stuck: Callable[[str], None]) -> StepHolder:
+        return _Background(self._watch, stuck)
+
+    def end_with(self, ended: Ended) -> None:
+        """The model has returned from the session, or raised."""
+        self._ended = ended
+        if self._holds:
+            self._watch.stop(self)
+        self._look()
+
+    def _look(self) -> None:
+        if self._ended is not None and not self._holds:
+            ended, self._ended = self._ended, None
+            self._watch.over(self)
+            self._watch.post(ended)
+
+
+@final
+class _Background(StepHolder):
+    """What steps hold that are no session's own: nothing, but they are watched."""
+
+    __slots__ = ("_holds", "_stuck", "_watch")
+
+    def __init__(self, watch: StepWatch, stuck: Callable[[str], None]) -> None:
+        self._watch, self._stuck, self._holds = watch, stuck, 0
+
+    @property
+    def limiter(self) -> trio.CapacityLimiter:
+        return self._watch.limiter
+
+    def begin(self, step: Step) -> None:
+        self._holds += 1
+        self._watch.begin(step, self)
+
+    def end(self, step: Step) -> None:
+        self._watch.end(step)
+        self._holds -= 1
+        if not self._holds:
+            self._watch.over(self)
+
+    def stuck_with(self, why: str) -> None:
+        """A step of these is stuck."""
+        self._stuck(why)
