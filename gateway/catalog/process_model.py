@@ -39,6 +39,7 @@ log = logging.getLogger("gateway.worker")
 CHILD = "gateway.catalog.process_child"
 _SEQUENCES = 100_000  # of v2, whose instance is remembered
 _THREADS = 64
+_SAID = 300  # characters of what an interpreter says
 _NOT_SAID = frozenset(("name", "load", "warmup", "chat_template", "count_tokens", "input_formatter", "output_formatter"))
 
 
@@ -84,7 +85,11 @@ def process_spec(name: str, config: ModelConfig, patience: float) -> ModelSpec:
     ConfigError says what is wrong with the factory, or how the process ended."""
     describe, plans = Describe(name, config.factory, config.options), _plans(name, config)
     care = _Care(config.process.hang_timeout, patience)
-    kept = _Kept(_start(plans[0]))
+    try:
+        kept = _Kept(_start(plans[0]))
+    except OSError as e:
+        whose = _python_of(name) if config.process.python else f"models.{name}"
+        raise ConfigError(f"{whose}: its process cannot be started: {e.strerror}") from None
     try:
         described = _described(kept, describe, config.load_timeout or LOAD_TIMEOUT)
         if described.formatters:
@@ -118,6 +123,7 @@ def _plans(name: str, config: ModelConfig) -> list[ProcessPlan]:
             name=name,
             number=number,
             module=CHILD,
+            python=process.python,
             environment=process.environment,
             device=process.devices[number % len(process.devices)] if process.devices else None,
             device_variable=process.device_variable,
@@ -127,6 +133,10 @@ def _plans(name: str, config: ModelConfig) -> list[ProcessPlan]:
         )
         for number in range(count)
     ]
+
+
+def _python_of(name: str) -> str:
+    return f"models.{name}.process.python"
 
 
 def _start(plan: ProcessPlan) -> Process:
@@ -160,7 +170,7 @@ class _Kept:
 
 def _described(kept: _Kept, describe: Describe, seconds: float) -> Described:
     """Asks the process what the model is. It is waited for here, as the import of a model in this process is."""
-    until, process, frames = time.monotonic() + seconds, kept.process, kept.frames
+    until, process, frames, heard = time.monotonic() + seconds, kept.process, kept.frames, False
     process.socket.setblocking(True)
     try:
         for frame in frames_of([encoded(describe)]):
@@ -171,10 +181,18 @@ def _described(kept: _Kept, describe: Describe, seconds: float) -> Described:
             if not (data := process.socket.recv(64 * 1024)):
                 break
             described: Described | None = None
-            for message in (message for found in frames.feed(data) for message in found):
+            try:
+                found = [message for messages in frames.feed(data) for message in messages]
+            except ValueError as e:
+                raise ConfigError(f"what its process says is no message: {str(e)[:_SAID]}") from None
+            for message in found:
+                heard = True
                 match message:
-                    case Hello() if message.version != version():
-                        raise ConfigError(f"its process has everywire {message.version}, and this is {version()}")
+                    case Hello() if message.version == version():
+                        pass
+                    case Hello():
+                        versions = f"its process has everywire {message.version}, and this is {version()}"
+                        raise ConfigError(f"{_python_of(describe.name)}: {versions}")
                     case Described():
                         described = message
                     case Failed(configuration=True):
@@ -192,6 +210,10 @@ def _described(kept: _Kept, describe: Describe, seconds: float) -> Described:
     finally:
         process.socket.setblocking(False)
     code = process.end_here()
+    if process.plan.python and not heard:
+        said = (process.tail.strip().splitlines() or [str(code)])[-1][:_SAID]
+        what = f"{_python_of(describe.name)}: {process.plan.python} has no everywire {version()}"
+        raise ConfigError(text_without_secrets(f"{what}: {said}"))
     line = innermost_line(process.tail)
     raise ConfigError(f"its process ended ({code}) while it was imported{': ' if line else ''}{line}")
 

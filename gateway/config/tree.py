@@ -703,6 +703,8 @@ class ProcessConfig:
     memory_limit: BytesOrOff = 0
     """Bytes of data that one process may allocate (RLIMIT_DATA). Beyond that, an allocation raises MemoryError. 0: no
     limit."""
+    python: Annotated[str, matching(r"[^\0]*", "the path of a program, or empty")] = ""
+    """The Python interpreter of the processes, which has everywire of this version. Empty: the gateway's own."""
     hang_timeout: SecondsOrOff = 0.0
     """How long the event loop of a process may be blocked until the process is killed. 0: no limit, unless something in the
     process has to stop."""

@@ -28,6 +28,7 @@ from gateway.client.conversations import Client, Conversation
 from gateway.config import BatchingConfig, Config, ModelConfig, ProcessConfig, RepositoryConfig, RestartConfig
 from gateway.config.problem import ConfigError
 from gateway.testing import MemoryGateway, memory_gateway
+from gateway.version import version
 from gateway.workers.states import State
 from protocols.events import End
 from tests.gateway.promises import raw
@@ -1052,6 +1053,47 @@ def test_what_cannot_be_imported_is_one_line(wrong: str, tmp_path: Path, monkeyp
         time.sleep(0.01)  # what is killed dies when it comes to it
     assert children() <= before
     assert descriptors() <= files
+
+
+def interpreter(folder: Path, options: str = "", **environment: str) -> str:
+    """Ours under another name, with these options and variables."""
+    said = " ".join(f"{name}={value}" for name, value in environment.items())
+    (program := folder / "python").write_text(f'#!/bin/sh\nexec env {said} {sys.executable} {options} "$@"\n')
+    program.chmod(0o755)
+    return str(program)
+
+
+async def test_another_interpreter_runs_the_model(tmp_path: Path) -> None:
+    python = interpreter(tmp_path, PYTHONPATH=str(ROOT), OF_OURS="theirs")
+    async with serving(m=there("seen", process={"python": python})) as memory:
+        assert "theirs" in (await lmi(memory, "x")).text
+
+
+def of_another_version(folder: Path) -> str:
+    (folder / "sitecustomize.py").write_text("import gateway.version\ngateway.version.version = lambda: '0.0.9'\n")
+    return interpreter(folder, PYTHONPATH=f"{folder}:{ROOT}")
+
+
+OTHERS: dict[str, tuple[Callable[[Path], str], str]] = {
+    "another version": (of_another_version, f"its process has everywire 0.0.9, and this is {version()}"),
+    "none there": (lambda folder: interpreter(folder, "-I -S"), f"has no everywire {version()}: "),
+    "no program": (lambda folder: str(folder / "none"), "its process cannot be started: No such file or directory"),
+    "no interpreter": (lambda folder: "/bin/true", f"/bin/true has no everywire {version()}: exit status 0"),
+}
+
+
+@pytest.mark.parametrize("other", OTHERS)
+def test_another_interpreter_must_have_everywire_of_this_version(other: str, tmp_path: Path) -> None:
+    make, said = OTHERS[other]
+    before = children()
+    config = ModelConfig(factory=f"{MODELS}:double", process=ProcessConfig(python=make(tmp_path)))
+    with pytest.raises(ConfigError) as caught:
+        load_spec("m", config)
+    text = str(caught.value)
+    assert text.startswith("models.m.process.python")
+    assert said in text
+    assert "\n" not in text
+    assert children() <= before
 
 
 def test_config_check_says_what_is_wrong_in_one_line(tmp_path: Path) -> None:
