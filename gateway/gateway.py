@@ -18,7 +18,7 @@ from gateway.catalog.load_unload import ModelControl
 from gateway.catalog.process_memory import resident_bytes
 from gateway.catalog.repository import Repository
 from gateway.catalog.warmup import answer_check
-from gateway.config import Config
+from gateway.config import Config, ModelConfig
 from gateway.config.agreement import exposed_plane, has_plane, missing_tls, shared_sockets, unsupported_processes
 from gateway.config.exposure import wrong_access
 from gateway.config.problem import ConfigError
@@ -107,6 +107,7 @@ class Gateway:
             memory=config.repository.memory,
             models=config.repository.models,
             unload_timeout=config.repository.unload_timeout,
+            defaults=ModelConfig(factory="", process=config.repository.process),
         )
         self.repository = Repository(self.supervisor, limits, resident=lambda: resident_bytes() - server.budget.used)
         self.control = ModelControl(self.supervisor, self.repository, limits, config.lmi)

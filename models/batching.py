@@ -193,7 +193,7 @@ class _Run(StepHolder):
     def replace(self) -> None:
         self._free()
 
-    def stuck(self, *, step: bool, stack: str, replaced: bool) -> None:
+    def stuck_there(self, *, step: bool, stack: str, replaced: bool) -> None:
         self._batcher.steps.stuck_elsewhere(self, step=step, stack=stack, replaced=replaced)
 
     def _free(self) -> None:

@@ -275,7 +275,7 @@ class StepHolder:
     def replace(self) -> None:
         """What holds it is stuck and not waited for: its place is somebody else's until it is over."""
 
-    def stuck(self, *, step: bool, stack: str, replaced: bool) -> None:
+    def stuck_there(self, *, step: bool, stack: str, replaced: bool) -> None:
         """What holds it in another process is stuck, which is known there: a `step` ran for too long, or the session goes on
         after its end. Its place is somebody else's if it is `replaced`."""
 
@@ -291,7 +291,7 @@ class Steps(Protocol):
         """Nothing is left of what this one held. Whether its place was replaced meanwhile."""
 
     def stuck_elsewhere(self, holder: StepHolder, *, step: bool, stack: str, replaced: bool) -> None:
-        """What holds this one in another process is stuck: `StepHolder.stuck`."""
+        """What holds this one in another process is stuck: `StepHolder.stuck_there`."""
 
 
 _token: contextvars.ContextVar[CancelToken | None] = contextvars.ContextVar("models_cancel_token", default=None)

@@ -50,7 +50,23 @@ def load_spec(name: str, config: ModelConfig, *, patience: float = 60.0) -> Mode
         config = replace(
             config, factory=known.factory, capacity=known.capacity if config.capacity is None else config.capacity
         )
-    elsewhere = config.process.wanted
+    try:
+        own = (
+            process_spec(name, config, patience)
+            if config.process.wanted
+            else _spec(name, _attribute(name, config.factory), config.options)
+        )
+    except (TypeError, ValueError) as e:
+        raise _not_served(name, config, e) from e
+    return served_spec(name, config, own)
+
+
+def _not_served(name: str, config: ModelConfig, error: Exception) -> ConfigError:
+    return ConfigError(f"models.{name}: {config.factory}: {text_without_secrets(str(error))}")
+
+
+def served_spec(name: str, config: ModelConfig, spec: ModelSpec) -> ModelSpec:
+    """A spec as its code says it, with what the configuration sets. ConfigError says what does not fit together."""
     # numbers and texts hold as they are; the rest is made into what the spec has for it
     said: dict[str, Any] = {
         field: value for field, value in said_of(ModelSpec, config).items() if isinstance(value, str | int | float)
@@ -59,11 +75,6 @@ def load_spec(name: str, config: ModelConfig, *, patience: float = 60.0) -> Mode
         for side, tensors in (("inputs", config.inputs), ("outputs", config.outputs)):
             if tensors is not None:
                 said[side] = tuple([TensorSpec(**asdict(tensor)) for tensor in tensors])
-        spec = (
-            process_spec(name, config, patience)
-            if elsewhere
-            else _spec(name, _attribute(name, config.factory), config.options)
-        )
         for side in ("inputs", "outputs"):
             _check_names(side, getattr(spec, side), said.get(side))
         said["batching"] = _batching(spec.batching, config.batching)
@@ -71,9 +82,9 @@ def load_spec(name: str, config: ModelConfig, *, patience: float = 60.0) -> Mode
         spec = replace(spec, **said)
         if config.warmup is not None:
             spec = replace(spec, warmup=read_warmup(spec, config.warmup))
-        return loadable(spec) if elsewhere else spec
+        return loadable(spec)
     except (TypeError, ValueError) as e:
-        raise ConfigError(f"models.{name}: {config.factory}: {text_without_secrets(str(e))}") from e
+        raise _not_served(name, config, e) from e
 
 
 def made_spec(name: str, factory: str, options: dict[str, Any]) -> ModelSpec:

@@ -14,8 +14,8 @@ import sys
 import tomllib
 import traceback
 import typing
-from collections.abc import Callable, Iterable, Mapping
-from contextlib import suppress
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
 from importlib.machinery import SourceFileLoader
 from pathlib import Path
@@ -23,14 +23,17 @@ from types import ModuleType
 from typing import Any, final
 from urllib.parse import unquote, urlsplit
 
-from gateway.catalog.factories import LIBRARY, FactoryRaised, load_spec
-from gateway.config import ModelConfig
+from gateway.catalog.factories import LIBRARY, FactoryRaised, load_spec, served_spec
+from gateway.catalog.process_model import discard, process_spec, started_spec
+from gateway.config import ModelConfig, ProcessConfig
 from gateway.config.load import model_values
 from gateway.config.problem import ConfigError
 from gateway.config.properties import FILE as PROPERTIES
 from gateway.config.properties import ServingProperties, read_properties
 from gateway.config.text import show, text_without_secrets
 from gateway.errors import BadModel, BadRequest, GatewayError, InsufficientStorage, LoadFailed, NotFound
+from gateway.instances.instance import InstanceEnded, RaisedThere
+from gateway.instances.messages import Folder
 from models.errors import ModelExit, is_failure, is_out_of_memory
 from models.formatters import is_marked, marked
 from models.spec import ModelSpec
@@ -205,6 +208,8 @@ def read_folder(path: str, *, code: Iterable[str], defaults: ModelConfig, shown:
     given = {**dict.fromkeys(properties.served, PROPERTIES), **dict.fromkeys(values, TOML)}
     values = {**properties.served, **values}
     served = {k: v for k, v in values.items() if k != "factory"}
+    if "process" in served:
+        served["process"] = _process(file, config.process, served["process"], code=under(path, code))
     return ModelFolder(
         place=place,
         config=replace(config, **served),
@@ -214,6 +219,13 @@ def read_folder(path: str, *, code: Iterable[str], defaults: ModelConfig, shown:
         size=size,
         stamp=stamp,
     )
+
+
+def _process(file: Place, defaults: ProcessConfig, said: Mapping[str, Any], *, code: bool) -> ProcessConfig:
+    for key in ("environment", "python"):
+        if key in said and not code:
+            raise BadModel(f"{file}: process.{key} can be set only below the folders of repository.code")
+    return replace(defaults, **said)
 
 
 def stamp_of(path: str) -> int:
@@ -314,11 +326,15 @@ def _read_toml(file: Place) -> dict[str, Any]:
 # ---- what it stands for ----
 
 
-def make_spec(folder: ModelFolder, name: str, module: str) -> ModelSpec:
+def make_spec(folder: ModelFolder, name: str, module: str, patience: float = 60.0) -> ModelSpec:
     """The ModelSpec of a folder's model. Its model.py is run as the module `module`, a name that nobody else has; undo it
-    with `forget`. BadModel for what is no model, LoadFailed for what its code raises, InsufficientStorage where there is
-    no memory for that. Blocks, for as long as that code does."""
+    with `forget`; or in a process, where the model runs in some: `patience` is `load_spec`'s. BadModel for what is no model,
+    LoadFailed for what its code raises, InsufficientStorage where there is no memory for that. Blocks, for as long as that
+    code does."""
     factory = folder.config.factory
+    if folder.config.process.wanted:
+        with _told_as_folder(folder, name):
+            return _served(folder, name, process_spec(name, folder.config, patience, _for_process(folder)))
     try:
         thing = _library_thing(folder, factory) if factory else None
         defined = _run(folder, module) if folder.code else None
@@ -338,13 +354,51 @@ def make_spec(folder: ModelFolder, name: str, module: str) -> ModelSpec:
     except ConfigError as e:
         if isinstance(e.__cause__, FactoryRaised):
             raise load_error(e.__cause__.error, name, folder) from None
-        text = str(e).removeprefix(f"models.{name}: {factory}: ")  # names that the folder's author does not know
-        raise BadModel(f"{folder.source}: {folder.place.retold(text)[:500]}") from None
+        raise _bad_model(folder, name, factory, e) from None
     except BaseException as e:  # code that was not written by us, which may raise anything, SystemExit too
         if not is_failure(e):
             raise
         raise load_error(e, name, folder) from None
     return replace(spec, options={**spec.options, **folder.options}, **formatters)
+
+
+async def started_model(folder: ModelFolder, name: str, patience: float) -> ModelSpec:
+    """The same, where there is a loop, of a model that runs in processes. Cancelled, it leaves nothing."""
+    with _told_as_folder(folder, name):
+        spec = await started_spec(name, folder.config, patience, _for_process(folder))
+        try:
+            return _served(folder, name, spec)
+        except BaseException:
+            discard(spec)
+            raise
+
+
+def _for_process(folder: ModelFolder) -> Folder:
+    return Folder(folder.path, folder.place.shown, folder.code, folder.size)
+
+
+def _served(folder: ModelFolder, name: str, own: ModelSpec) -> ModelSpec:
+    """A spec that a process has told of, as the folder has it served."""
+    try:
+        spec = served_spec(name, folder.config, own)
+    except ConfigError as e:
+        raise _bad_model(folder, name, folder.config.factory, e) from None
+    return replace(spec, options={**spec.options, **folder.options})
+
+
+@contextmanager
+def _told_as_folder(folder: ModelFolder, name: str) -> Iterator[None]:
+    """What is wrong with the process, in the words of a load."""
+    try:
+        yield
+    except ConfigError as e:
+        text = folder.place.retold(str(e).removeprefix(f"models.{name}: "))[:_SHOWN]
+        raise LoadFailed(f"model {show(name)} cannot be loaded: {text}") from None
+
+
+def _bad_model(folder: ModelFolder, name: str, factory: str, error: ConfigError) -> BadModel:
+    text = str(error).removeprefix(f"models.{name}: {factory}: ")  # names that the folder's author does not know
+    return BadModel(f"{folder.source}: {folder.place.retold(text)[:500]}")
 
 
 def forget(module: str, folder: str = "") -> None:
@@ -359,6 +413,8 @@ def load_error(error: BaseException, name: str, folder: ModelFolder) -> GatewayE
     """What an exception out of a model's own loading is to the one who asked for it."""
     if ran_out(error):
         return no_memory(name, folder)
+    if isinstance(error, RaisedThere) and str(error).startswith(f"{MemoryError.__name__}:"):
+        return no_memory(name, folder)
     if isinstance(error, ModelExit) and error.__cause__ is not None:
         error = error.__cause__
     own = [frame for frame in traceback.extract_tb(error.__traceback__) if _inside(frame.filename, folder.path)]
@@ -368,7 +424,9 @@ def load_error(error: BaseException, name: str, folder: ModelFolder) -> GatewayE
     elif not own:  # files of others say nothing to whoever made this one
         where = f", loading {folder.source}"
     text = text_without_secrets(folder.place.retold(_text(error)))[:_SHOWN]
-    return LoadFailed(f"model {show(name)} cannot be loaded: {type(error).__name__}: {text}{where}")
+    if not isinstance(error, RaisedThere | InstanceEnded):  # whose texts have all there is to say
+        text = f"{type(error).__name__}: {text}"
+    return LoadFailed(f"model {show(name)} cannot be loaded: {text}{where}")
 
 
 def no_memory(name: str, folder: ModelFolder) -> InsufficientStorage:

@@ -10,10 +10,11 @@ from typing import final
 import trio
 
 from gateway.catalog.entry import GRACE, UNLOAD_GRACE, Entry, EntryState, LoadStep, anew
-from gateway.catalog.folder import ModelFolder, find_folder, forget, load_error, make_spec, read_folder
+from gateway.catalog.folder import ModelFolder, find_folder, forget, load_error, make_spec, read_folder, started_model
 from gateway.catalog.holdings import Holdings
 from gateway.catalog.limits import RepositoryLimits
 from gateway.catalog.process_memory import give_back
+from gateway.catalog.process_model import discard
 from gateway.config.text import show
 from gateway.errors import Conflict, GatewayError, InsufficientStorage, LoadFailed, Overloaded, Refusal, Unavailable
 from gateway.workers.supervisor import Supervisor
@@ -140,12 +141,18 @@ class ModelLoader:
         self._holdings.comings_and_goings += 1
         moment, before = self._holdings.comings_and_goings, self._resident()
         spec = await self._spec(entry, folder)
-        if spec.memory:
-            self._holdings.reserve(entry, spec.memory)
-        entry.load_scope.deadline = float("inf")  # the worker has the model's own
-        await self._start(entry, folder, spec)
-        entry.has_cycles = not folder.config.factory
-        if not spec.memory and moment == self._holdings.comings_and_goings:
+        try:
+            if spec.memory:
+                self._holdings.reserve(entry, spec.memory)
+            entry.load_scope.deadline = float("inf")  # the worker has the model's own
+            await self._start(entry, folder, spec)
+        finally:
+            discard(spec)
+        elsewhere = [*getattr(entry.worker and entry.worker.model, "__model_instances__", ())]
+        entry.has_cycles = not folder.config.factory and not elsewhere
+        if not spec.memory and elsewhere:
+            entry.measured = sum(one.resident_bytes for one in elsewhere)
+        elif not spec.memory and moment == self._holdings.comings_and_goings:
             entry.measured = self._resident() - before
         if entry.before is not None:
             entry.reserved = max(entry.reserved or 0, entry.measured)
@@ -158,6 +165,11 @@ class ModelLoader:
         entry.state = EntryState.READY
 
     async def _spec(self, entry: Entry, folder: ModelFolder) -> ModelSpec:
+        if folder.config.process.wanted:
+            self._at(entry, LoadStep.WAIT)
+            async with self.imports:
+                self._at(entry, LoadStep.RUN)
+                return await started_model(folder, entry.name, self._limits.unload_timeout)
         make = partial(make_spec, folder, entry.name, entry.module)
         if folder.config.factory:
             self._at(entry, LoadStep.READ)

@@ -9,8 +9,11 @@ import sys
 import trio
 
 from gateway.catalog.factories import made_spec
+from gateway.catalog.folder import ModelFolder, Place, make_spec
 from gateway.catalog.process_model import described_fields
+from gateway.config import ModelConfig
 from gateway.config.problem import ConfigError
+from gateway.errors import GatewayError
 from gateway.instances.child import Child, told, trace_of
 from gateway.instances.messages import Describe, Described, Failed, Hello, Message
 from gateway.instances.pipe import Pipe
@@ -37,15 +40,32 @@ async def _serve(descriptor: int) -> None:
 
 def _describe(message: Describe) -> tuple[ModelSpec | None, Message]:
     try:
-        spec = made_spec(message.name, message.factory, message.options)
+        spec = made_spec(message.name, message.factory, message.options) if message.folder is None else _of_folder(message)
         formatters = spec.input_formatter is not None or spec.output_formatter is not None
         return spec, Described(described_fields(spec), formatters)
     except ConfigError as e:
         return None, Failed(str(e), "", configuration=True)
+    except GatewayError as e:
+        return None, Failed(e.message, "", refusal=type(e).__name__)
     except BaseException as e:
         if not is_failure(e):
             raise
         return None, Failed(told(e), trace_of(e))
+
+
+def _of_folder(message: Describe) -> ModelSpec:
+    said = message.folder
+    assert said is not None
+    folder = ModelFolder(
+        place=Place(said.path, said.shown),
+        config=ModelConfig(factory=message.factory, options=message.options),
+        given={},
+        options={},
+        code=said.code,
+        size=said.size,
+        stamp=0,
+    )
+    return make_spec(folder, message.name, "everywire_model")
 
 
 if __name__ == "__main__":

@@ -21,13 +21,14 @@ import trio
 from gateway.config import ModelConfig
 from gateway.config.problem import ConfigError
 from gateway.config.text import text_without_secrets
-from gateway.errors import WorkerLost
+from gateway.errors import BadModel, GatewayError, InsufficientStorage, LoadFailed, WorkerLost
 from gateway.instances.instance import Instance, InstanceEnded, RaisedThere
-from gateway.instances.messages import Describe, Described, Failed, Frames, Hello, Load, encoded, frames_of
-from gateway.instances.spawn import Process, ProcessPlan, innermost_line, used_by
+from gateway.instances.messages import Describe, Described, Failed, Folder, Frames, Hello, Load, encoded, frames_of
+from gateway.instances.spawn import Exit, Process, ProcessPlan, innermost_line, supported, used_by
 from gateway.version import version
 from gateway.workers.restart_policy import decide, within_period
 from gateway.workers.snapshot import InstanceStatus
+from models.blocking import detached, throw
 from models.errors import ModelError
 from models.messages import Family, InferRequest
 from models.session import Session
@@ -40,6 +41,9 @@ CHILD = "gateway.catalog.process_child"
 _SEQUENCES = 100_000  # of v2, whose instance is remembered
 _THREADS = 64
 _SAID = 300  # characters of what an interpreter says
+_READ = 64 * 1024  # bytes
+_LAST_WORDS = 1.0  # seconds in which a process that has hung up is to end
+_REFUSALS = {kind.__name__: kind for kind in (BadModel, InsufficientStorage, LoadFailed)}
 _NOT_SAID = frozenset(("name", "load", "warmup", "chat_template", "count_tokens", "input_formatter", "output_formatter"))
 
 
@@ -79,27 +83,57 @@ class _Care:
     """Seconds that sessions have to end in a process whose place another has taken."""
 
 
-def process_spec(name: str, config: ModelConfig, patience: float) -> ModelSpec:
-    """The spec of a configured model that runs in processes, as its code says it: the first of them imports the factory and
-    tells, and goes on as the first instance. `patience`: seconds that sessions have to end where their process is to.
-    ConfigError says what is wrong with the factory, or how the process ended."""
-    describe, plans = Describe(name, config.factory, config.options), _plans(name, config)
-    care = _Care(config.process.hang_timeout, patience)
-    try:
-        kept = _Kept(_start(plans[0]))
-    except OSError as e:
-        whose = _python_of(name) if config.process.python else f"models.{name}"
-        raise ConfigError(f"{whose}: its process cannot be started: {e.strerror}") from None
+def process_spec(name: str, config: ModelConfig, patience: float, folder: Folder | None = None) -> ModelSpec:
+    """The spec of a configured model that runs in processes, or of one of a folder, as its code says it: the first of them
+    imports the factory and tells, and goes on as the first instance. For where there is no loop yet. `patience`: seconds
+    that sessions have to end where their process is to. ConfigError says what is wrong with the factory, or how the process
+    ended; of a folder's code also the errors of `make_spec`."""
+    describe, plans = Describe(name, config.factory, config.options, folder), _plans(name, config)
+    kept = _begin(plans[0])
     try:
         described = _described(kept, describe, config.load_timeout or LOAD_TIMEOUT)
-        if described.formatters:
-            raise ConfigError("a model with formatters of its own cannot run in a process: leave `process` out")
-        return spec_of_fields(name, described.fields, partial(_loading, describe, plans, care, kept))
+        return _spec_of(described, describe, plans, _Care(config.process.hang_timeout, patience), kept)
     except BaseException as e:
         kept.end()
         if isinstance(e, ConfigError) and not str(e).startswith("models."):
             raise ConfigError(f"models.{name}: {e}") from None
         raise
+
+
+async def started_spec(name: str, config: ModelConfig, patience: float, folder: Folder) -> ModelSpec:
+    """The same, of a folder, where there is a loop. It waits for as long as the code does; cancelled, it leaves nothing."""
+    describe, plans = Describe(name, config.factory, config.options, folder), _plans(name, config)
+    kept = _begin(plans[0], at_once=True)
+    try:
+        described = await _described_soon(kept, describe)
+        return _spec_of(described, describe, plans, _Care(config.process.hang_timeout, patience), kept)
+    except BaseException:
+        kept.end()
+        raise
+
+
+def _begin(plan: ProcessPlan, *, at_once: bool = False) -> _Kept:
+    whose = _python_of(plan.name) if plan.python else f"models.{plan.name}"
+    if why := supported():
+        raise ConfigError(f"{whose}: {why}")
+    try:
+        process = _start(plan)
+    except OSError as e:
+        raise ConfigError(f"{whose}: its process cannot be started: {e.strerror}") from None
+    return _Kept(process, process.close if at_once else process.end_here)
+
+
+def _spec_of(described: Described, describe: Describe, plans: Sequence[ProcessPlan], care: _Care, kept: _Kept) -> ModelSpec:
+    if described.formatters:
+        raise ConfigError("a model with formatters of its own cannot run in a process: leave `process` out")
+    return spec_of_fields(describe.name, described.fields, partial(_loading, describe, plans, care, kept))
+
+
+def discard(spec: ModelSpec) -> None:
+    """Ends the process that has described a model which is not loaded; nothing where it is loaded, or runs here."""
+    if isinstance(spec.load, partial) and spec.load.func is _loading:
+        kept: _Kept = spec.load.args[3]
+        kept.end()
 
 
 def loadable(spec: ModelSpec) -> ModelSpec:
@@ -150,10 +184,11 @@ def _start(plan: ProcessPlan) -> Process:
 class _Kept:
     """The process that has described the model, until it is its first instance. Where it never is, it ends with this."""
 
-    def __init__(self, process: Process) -> None:
+    def __init__(self, process: Process, end: Callable[[], object]) -> None:
+        """`end` ends it."""
         self.process, self.frames = process, Frames()
         """And what it has said."""
-        self._end = weakref.finalize(self, process.end_here)
+        self._end = weakref.finalize(self, end)
         self.starts = Counter[int]()
         """Starts of each instance since the model came into service."""
         self.sequences: OrderedDict[int | str, Instance] = OrderedDict()
@@ -170,7 +205,7 @@ class _Kept:
 
 def _described(kept: _Kept, describe: Describe, seconds: float) -> Described:
     """Asks the process what the model is. It is waited for here, as the import of a model in this process is."""
-    until, process, frames, heard = time.monotonic() + seconds, kept.process, kept.frames, False
+    until, process, heard = time.monotonic() + seconds, kept.process, _Heard(kept)
     process.socket.setblocking(True)
     try:
         for frame in frames_of([encoded(describe)]):
@@ -178,30 +213,9 @@ def _described(kept: _Kept, describe: Describe, seconds: float) -> Described:
         while (left := until - time.monotonic()) > 0:
             if not process.wait_here(left):
                 continue
-            if not (data := process.socket.recv(64 * 1024)):
+            if not (data := process.socket.recv(_READ)):
                 break
-            described: Described | None = None
-            try:
-                found = [message for messages in frames.feed(data) for message in messages]
-            except ValueError as e:
-                raise ConfigError(f"what its process says is no message: {str(e)[:_SAID]}") from None
-            for message in found:
-                heard = True
-                match message:
-                    case Hello() if message.version == version():
-                        pass
-                    case Hello():
-                        versions = f"its process has everywire {message.version}, and this is {version()}"
-                        raise ConfigError(f"{_python_of(describe.name)}: {versions}")
-                    case Described():
-                        described = message
-                    case Failed(configuration=True):
-                        raise ConfigError(message.error)
-                    case Failed():
-                        raise ConfigError(f"its process could not import it: {message.error}")
-                    case _:
-                        frames.unread.append(message)  # what it logs
-            if described is not None:
+            if (described := heard.feed(data)) is not None:
                 return described
         else:
             raise ConfigError(f"its process had not imported it after {seconds:g} s (models.{describe.name}.load_timeout)")
@@ -209,13 +223,85 @@ def _described(kept: _Kept, describe: Describe, seconds: float) -> Described:
         pass
     finally:
         process.socket.setblocking(False)
-    code = process.end_here()
-    if process.plan.python and not heard:
-        said = (process.tail.strip().splitlines() or [str(code)])[-1][:_SAID]
-        what = f"{_python_of(describe.name)}: {process.plan.python} has no everywire {version()}"
-        raise ConfigError(text_without_secrets(f"{what}: {said}"))
-    line = innermost_line(process.tail)
-    raise ConfigError(f"its process ended ({code}) while it was imported{': ' if line else ''}{line}")
+    raise heard.end(process.end_here())
+
+
+async def _described_soon(kept: _Kept, describe: Describe) -> Described:
+    """The same where there is a loop."""
+    process, heard = kept.process, _Heard(kept)
+    stream = trio.SocketStream(trio.socket.from_stdlib_socket(process.socket))
+
+    def printed(output: str, line: str) -> None:
+        extra = {"model": describe.name, "instance": 0, "pid": process.pid, "stream": output, "line": line}
+        log.info("model output", extra=extra)
+
+    found: Described | ConfigError | GatewayError | None = None
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(process.read_output, printed)
+        try:
+            with suppress(trio.BrokenResourceError):
+                for frame in frames_of([encoded(describe)]):
+                    await stream.send_all(frame)
+                while found is None and (data := await stream.receive_some(_READ)):
+                    found = heard.feed(data)
+            if found is None:
+                with trio.move_on_after(_LAST_WORDS):
+                    await process.ended()
+                process.kill()
+                found = heard.end(await process.ended())
+        except (ConfigError, GatewayError) as e:
+            found = detached(e, (ConfigError, GatewayError))
+        nursery.cancel_scope.cancel()
+    if isinstance(found, Described):
+        return found
+    assert found is not None
+    throw(found)
+
+
+@final
+class _Heard:
+    """What a process says before it has described its model."""
+
+    def __init__(self, kept: _Kept) -> None:
+        self._process, self._frames = kept.process, kept.frames
+        self._name, self._anything = kept.process.plan.name, False
+
+    def feed(self, data: bytes | bytearray) -> Described | None:
+        """The description, once it has come. ConfigError, or an error of a folder, where none will."""
+        described: Described | None = None
+        try:
+            found = [message for messages in self._frames.feed(data) for message in messages]
+        except ValueError as e:
+            raise ConfigError(f"what its process says is no message: {str(e)[:_SAID]}") from None
+        for message in found:
+            self._anything = True
+            match message:
+                case Hello() if message.version == version():
+                    pass
+                case Hello():
+                    versions = f"its process has everywire {message.version}, and this is {version()}"
+                    raise ConfigError(f"{_python_of(self._name)}: {versions}")
+                case Described():
+                    described = message
+                case Failed() if message.refusal in _REFUSALS:
+                    raise _REFUSALS[message.refusal](message.error)
+                case Failed(configuration=True):
+                    raise ConfigError(message.error)
+                case Failed():
+                    raise ConfigError(f"its process could not import it: {message.error}")
+                case _:
+                    self._frames.unread.append(message)  # what it logs
+        return described
+
+    def end(self, code: Exit) -> ConfigError:
+        """What it means that it has ended."""
+        process = self._process
+        if process.plan.python and not self._anything:
+            said = (process.tail.strip().splitlines() or [str(code)])[-1][:_SAID]
+            what = f"{_python_of(self._name)}: {process.plan.python} has no everywire {version()}"
+            return ConfigError(text_without_secrets(f"{what}: {said}"))
+        line = innermost_line(process.tail)
+        return ConfigError(f"its process ended ({code}) while it was imported{': ' if line else ''}{line}")
 
 
 # -- the model -------------------------------------------------------------------------------------------------------------

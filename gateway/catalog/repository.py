@@ -49,7 +49,8 @@ class Repository:
     The budget: a model needs what its model.toml declares as `memory`, or its ModelSpec; where neither does, 1.2 times
     the bytes of its files. That is reserved before any of its code runs. What an undeclared model has made `resident` grow
     by, if that is more, is charged in its place, unless another model came or went meanwhile, when the growth would be
-    nobody's in particular. `resident` are the bytes of this process; give one that leaves out what requests hold.
+    nobody's in particular; of one in processes of its own, what those have. `resident` are the bytes of this process; give
+    one that leaves out what requests hold.
     """
 
     def __init__(

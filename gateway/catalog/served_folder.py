@@ -31,7 +31,7 @@ def read_served_folder(config: Config, path: str) -> ModelFolder:
     chosen = config.repository
     try:
         folder = find_folder(path, chosen.roots)
-        return read_folder(folder, code=chosen.code, defaults=ModelConfig(factory=""))
+        return read_folder(folder, code=chosen.code, defaults=ModelConfig(factory="", process=chosen.process))
     except NotFound as e:
         raise FolderMissing(e.message) from None
     except GatewayError as e:

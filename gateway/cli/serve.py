@@ -154,7 +154,7 @@ def _model_of(config: Config, path: str) -> ModelSpec:
     """The model of the folder at a path. ConfigError for one that cannot be served."""
     folder = read_served_folder(config, path)
     try:
-        return make_spec(folder, config.repository.model_name, "everywire_model")
+        return make_spec(folder, config.repository.model_name, "everywire_model", config.repository.unload_timeout)
     except GatewayError as e:
         raise ConfigError(e.message) from None
 

@@ -11,8 +11,8 @@ from typing import TypeAlias
 
 from gateway.addresses import Host, Passed, Place, UnixSocket, places_of
 from gateway.config.problem import Problem
-from gateway.config.text import dotted, show
-from gateway.config.tree import Config, OperatorConfig
+from gateway.config.text import Key, dotted, show
+from gateway.config.tree import Config, OperatorConfig, ProcessConfig
 
 Where: TypeAlias = Callable[[str], str]
 """The text for a key in an error: the key, and where it was set."""
@@ -177,9 +177,11 @@ def _wrong_endpoints(config: Config, where: Where) -> Iterator[Problem]:
 def unsupported_processes(config: Config, where: Where = str) -> Iterator[Problem]:
     """A problem for each model that is to run in processes of its own on another system than Linux. The gateway does not run
     it in its own process instead: the operator would rely on a separation that is not there."""
-    for name, model in config.models.items():
-        if model.process.wanted and not _has_processes():
-            key = dotted(("models", name, "process"))
+    sections: list[tuple[Key, ProcessConfig]] = [(("repository", "process"), config.repository.process)]
+    sections += [(("models", name, "process"), model.process) for name, model in config.models.items()]
+    for path, process in sections:
+        if process.wanted and not _has_processes():
+            key = dotted(path)
             text = f"{where(key)}: processes need Linux; leave it out"
             yield Problem(key=key, text=text, expected="Linux", got=sys.platform)
 

@@ -128,33 +128,41 @@ def resolve(
     return resolved
 
 
-# The section that a model.toml cannot have: the model of a folder runs in the gateway's process.
+# The section of which a model.toml has a part alone: what whoever makes a model knows of it.
 _PROCESS = "process"
+_PROCESS_KEYS = ("instances", "devices", "cpu_threads", "memory_limit", "hang_timeout", "environment", "python")
+
+
+def _is_the_folders(key: Key) -> bool:
+    return key[0] != _PROCESS or key[1:2] == () or key[1] in _PROCESS_KEYS
 
 
 def model_values(table: Mapping[str, Any], source: str) -> dict[str, Any]:
-    """What a table says of a model, in the keys of a section `[models.NAME]`, `process` excepted: fields of a ModelConfig,
-    each checked as it is there. ConfigError names `source` and the key."""
+    """What a table says of a model, in the keys of a section `[models.NAME]`, each checked as it is there: fields of a
+    ModelConfig, but of `process` those of its fields that are said. ConfigError names `source` and the key."""
     tree: dict[str, Any] = {"factory": ""}
     for path, value in _leaves(table, ("models", "NAME")):
         key, shape = path[2:], template(path)
-        if key[0] == _PROCESS:
+        if shape in SETTINGS and not _is_the_folders(key):
             said = show(dotted(key), quoted=False)
-            raise ConfigError(f"{plain(source)}: {said} cannot be set here: only [models.NAME.process] is for processes")
+            raise ConfigError(f"{plain(source)}: {said} cannot be set here: only in [repository.process]")
         if shape in SETTINGS:
             _branch(tree, key[:-1])[key[-1]] = _convert(SETTINGS[shape], key, value, source, text=False)
         elif shape[:-1] in OPEN:
-            _branch(tree, key[:-1])[key[-1]] = value
+            _branch(tree, key[:-1])[key[-1]] = _entry(SETTINGS[shape[:-1]], key, value, source, text=False)
         elif shape not in SECTIONS:
             names = [other[2 : len(path)] for other in SETTINGS if other[: len(path) - 1] == shape[:-1]]
-            known = {dotted(other): None for other in names if other[0] != _PROCESS}
+            known = {dotted(other): None for other in names if _is_the_folders(other)}
             near = difflib.get_close_matches(dotted(key).lower(), known, 1)
             hint = f"did you mean {near[0]}?" if near else f"there are: {', '.join(known)}"
             raise ConfigError(f"{plain(source)}: {show(dotted(key), quoted=False)} is not a key of it; {hint}")
         elif value != {}:
             raise ConfigError(f"{plain(source)}: {dotted(key)} must be a table, not {show(value)}")
     config = msgspec.convert(tree, ModelConfig)
-    return {name: getattr(config, name) for name in table}
+    values = {name: getattr(config, name) for name in table}
+    if _PROCESS in values:
+        values[_PROCESS] = {name: getattr(config.process, name) for name in table[_PROCESS]}
+    return values
 
 
 @final

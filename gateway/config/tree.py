@@ -582,6 +582,7 @@ class RepositoryConfig:
     """Models loaded at once."""
     unload_timeout: SecondsOrOff = 60.0
     """How long calls that are under way may go on after their model's unload was asked for."""
+    process: ProcessConfig = field(default_factory=lambda: ProcessConfig())
 
 
 @final

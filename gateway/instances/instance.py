@@ -380,7 +380,7 @@ class Instance:
         if call.stuck:
             raise ValueError(f"session {said.session} is stuck already")
         call.stuck = True
-        call.holder.stuck(step=said.step, stack=said.stack[-_STACK:], replaced=said.replaced)
+        call.holder.stuck_there(step=said.step, stack=said.stack[-_STACK:], replaced=said.replaced)
         if not said.replaced and self.ready and not self.worn:
             self.worn = f"more than {self._load.stuck_limit} of its sessions are stuck (models.{self.name}.stuck_limit)"
             self._on_worn()

@@ -56,12 +56,26 @@ class Hello(_Message, frozen=True, tag=0):
 
 
 @final
+class Folder(msgspec.Struct, frozen=True, array_like=True, gc=False):
+    """A folder with a model."""
+
+    path: str
+    shown: str
+    """Its path as the errors have it."""
+    code: bool
+    """Whether it has a model.py, which may run."""
+    size: int
+    """Bytes of its files."""
+
+
+@final
 class Describe(_Message, frozen=True, tag=1):
-    """Imports the factory, and says what it makes."""
+    """Imports the factory, and says what it makes: one of the model's folder, where there is one."""
 
     name: str
     factory: str
     options: dict[str, Any]
+    folder: Folder | None = None
 
 
 @final
@@ -101,6 +115,8 @@ class Failed(_Message, frozen=True, tag=5):
     """The context of `load()` is over, and nothing was raised."""
     configuration: bool = False
     """The text says what is wrong with the factory, for who has configured it."""
+    refusal: str = ""
+    """And of a folder which error of the gateway's it is."""
 
 
 @final

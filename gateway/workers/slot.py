@@ -180,7 +180,7 @@ class Slot(StepHolder):
         self._watched = True
         self._slots.replaced(self)
 
-    def stuck(self, *, step: bool, stack: str, replaced: bool) -> None:
+    def stuck_there(self, *, step: bool, stack: str, replaced: bool) -> None:
         self._slots.stuck.stuck_elsewhere(self, step=step, stack=stack, replaced=replaced)
 
     def waited(self, ns: int) -> None:

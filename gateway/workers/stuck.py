@@ -137,7 +137,7 @@ class StuckWatch:
                         self._stick(holder, why, now)
 
     def stuck_elsewhere(self, holder: StepHolder, *, step: bool, stack: str, replaced: bool) -> None:
-        """What holds this one in a process of the model is stuck: `StepHolder.stuck`."""
+        """What holds this one in a process of the model is stuck: `StepHolder.stuck_there`."""
         if holder not in self._stuck:
             late = f"model {self._name!r} had not stopped within {self._within:g} s (models.{self._name}.stop_within)"
             self._told(holder, self._too_long if step else late, trio.current_time(), stack, replaced)

@@ -71,7 +71,8 @@ def test_anything_set_in_it_asks_for_processes_unless_somebody_says_no(setting: 
 
 def test_every_field_beside_enabled_asks_for_processes() -> None:
     assert [path[3] for path in SETTINGS if path[:3] == ("models", "*", "process")] == [
-        "enabled", "instances", "devices", "device_variable", "cpu_threads", "environment", "memory_limit", "hang_timeout",
+        "enabled", "instances", "devices", "device_variable", "cpu_threads", "environment", "memory_limit", "python",
+        "hang_timeout",
     ]  # fmt: skip
 
 
@@ -253,6 +254,18 @@ def test_it_is_printed_so_that_it_reads_back_as_the_same(tmp_path: Path) -> None
     file = tmp_path / "printed.toml"
     file.write_text(printed)
     assert resolve(file=file, environ={}, overrides={}).config == first.config
+
+
+def test_folders_have_a_section_for_all_of_theirs() -> None:
+    found = resolved({"repository.process.instances": 2, "repository.process.environment.A": "1"}).config.repository.process
+    assert found == ProcessConfig(instances=2, environment={"A": "1"})
+    assert not resolved({}).config.repository.process.wanted
+
+
+def test_and_need_linux_for_it_too(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sys, "platform", "darwin")
+    found = problem({"repository.process.instances": 2})
+    assert found.text == "repository.process: processes need Linux; leave it out"
 
 
 def test_what_nobody_set_reads_back_as_no_processes(tmp_path: Path) -> None:

@@ -553,7 +553,7 @@ class Told(Place):
         super().__init__()
         self.said: list[Any] = []
 
-    def stuck(self, *, step: bool, stack: str, replaced: bool) -> None:
+    def stuck_there(self, *, step: bool, stack: str, replaced: bool) -> None:
         self.said.append((step, stack, replaced))
 
 

@@ -26,6 +26,7 @@ from gateway.instances.messages import (
     Ended,
     EndOfInput,
     Failed,
+    Folder,
     Frames,
     Head,
     Hello,
@@ -71,6 +72,7 @@ CALL = Call(
 EVERY: tuple[Message, ...] = (
     Hello("1.2"),
     Describe("m", "app:m", {"a": [1, {"b": None}]}),
+    Describe("m", "", {}, Folder("/m", "m", True, 100)),
     Described({"capacity": 4}, True),
     Load(7),
     Load(7, 1.5, 2.0, 4),
@@ -79,6 +81,7 @@ EVERY: tuple[Message, ...] = (
     Failed("ValueError: no", "trace"),
     Failed("", "", ended=True),
     Failed("no", "", configuration=True),
+    Failed("no", "", refusal="BadModel"),
     Ping(1),
     Pong(2**63),
     Ask(1, "chat_template", [{"role": "user", "content": "hi"}]),
