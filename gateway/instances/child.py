@@ -8,11 +8,12 @@ import traceback
 from collections.abc import Callable
 from contextlib import suppress
 from functools import partial
-from typing import Any, final
+from typing import Any, NoReturn, final
 
 import msgspec
 import trio
 
+from gateway.doorbell import Doorbell
 from gateway.instances.messages import (
     ITEMS,
     Ask,
@@ -44,7 +45,8 @@ from models.spec import Model, ModelSpec, warm_up
 
 _TRACE = 16 * 1024  # characters of a traceback, the innermost
 _TEXT = 2000
-_GOODBYE = 3.0  # seconds in which sessions are to end when the gateway has hung up
+_RECORDS = 200  # of the log, a second
+_log = logging.getLogger("gateway.worker")
 
 
 def told(error: BaseException) -> str:
@@ -148,15 +150,48 @@ class _Session(Session[Any, Any]):
 
 
 class _LogHandler(logging.Handler):
-    """Hands records on to the gateway, from any thread."""
+    """Hands records on to the gateway, from any thread: 200 a second. The others are counted, and their number is told in
+    their place while `run` runs."""
 
     def __init__(self, post: Callable[[bytes], None]) -> None:
         """`post` is called on the loop."""
         super().__init__()
         self._post, self._token = post, trio.lowlevel.current_trio_token()
+        self._clock = trio.lowlevel.current_clock()
+        self._until, self._left, self._dropped = -math.inf, 0, 0
+        self._drops = Doorbell()
+
+    async def run(self) -> NoReturn:
+        while True:
+            await self._drops.wait()
+            await trio.sleep(1)
+            self.tell_dropped()
+
+    def tell_dropped(self) -> None:
+        """To be called on the loop."""
+        assert self.lock is not None
+        with self.lock:  # as for each record
+            dropped, self._dropped = self._dropped, 0
+        if dropped:
+            said = f"{dropped} records dropped" if dropped > 1 else "1 record dropped"
+            self._post(encoded(Log(_log.name, logging.WARNING, said, "")))
+
+    def _may_tell(self) -> bool:
+        if self._dropped == 0:
+            now = self._clock.current_time()
+            if now >= self._until:
+                self._until, self._left = now + 1, _RECORDS
+            self._left -= 1
+            if self._left >= 0:
+                return True
+            self._token.run_sync_soon(self._drops.ring)
+        self._dropped += 1
+        return False
 
     def emit(self, record: logging.LogRecord) -> None:
         try:
+            if not self._may_tell():
+                return
             trace = "" if record.exc_info is None else logging.Formatter().formatException(record.exc_info)[-_TRACE:]
             text = record.getMessage()[: 8 * 1024]
             said = encoded(Log(record.name, record.levelno, text, trace))
@@ -183,8 +218,8 @@ class Child:
         self._stop = trio.Event()
         self._asked = trio.Event()
         self._life = trio.CancelScope()
-        self._loaded = False
-        self._reading = trio.CancelScope()
+        self._loaded = self._hung_up = False
+        self._reading, self._telling = trio.CancelScope(), trio.CancelScope()
         self._nursery: trio.Nursery
         self._watch: StepWatch
 
@@ -194,21 +229,29 @@ class Child:
         handler = _LogHandler(self._pipe.post_encoded)
         logging.getLogger().addHandler(handler)
         try:
-            await self._run()
+            await self._run(handler)
         finally:
             logging.getLogger().removeHandler(handler)
 
-    async def _run(self) -> None:
+    async def _run(self, handler: _LogHandler) -> None:
         async with trio.open_nursery() as nursery:
+            nursery.start_soon(self._tell, handler)
             nursery.start_soon(self._write)
             nursery.start_soon(self._read)
             await self._asked.wait()
             if self._loading is not None:
                 with self._life:
                     await self._serve(self._loading)
-            nursery.cancel_scope.deadline = trio.current_time() + _GOODBYE  # for the last words
+            self._telling.cancel()
+            handler.tell_dropped()
             self._reading.cancel()
             self._pipe.finish()
+            if self._hung_up:  # nobody reads the last words
+                nursery.cancel_scope.cancel()
+
+    async def _tell(self, handler: _LogHandler) -> None:
+        with self._telling:
+            await handler.run()
 
     async def _write(self) -> None:
         with suppress(trio.BrokenResourceError):
@@ -218,6 +261,7 @@ class Child:
     async def _read(self) -> None:
         with self._reading, suppress(trio.BrokenResourceError):
             await self._pipe.read(self.take)
+        self._hung_up = not self._reading.cancel_called
         self._over()
 
     def _over(self) -> None:
@@ -238,9 +282,7 @@ class Child:
                         self._nursery, self._model = nursery, model
                         self._pipe.post(loaded)
                         await self._stop.wait()
-                        nursery.cancel_scope.deadline = trio.current_time() + _GOODBYE
-                        for scope in self._scopes.values():
-                            scope.cancel()
+                        nursery.cancel_scope.cancel()
                 finally:
                     self._model = None  # what is opened now is lost with the process
             if not self._stop.is_set():

@@ -35,6 +35,7 @@ from gateway.instances.messages import (
     PromptTokens,
     Returned,
     Stuck,
+    beyond_64_bits,
 )
 from gateway.instances.pipe import BrokenPipe, Pipe, SessionLine
 from gateway.instances.spawn import Exit, Process, innermost_line
@@ -296,11 +297,15 @@ class Instance:
         number = self._next
         self._next += 1
         left = session.deadline - trio.current_time()
-        self._pipe.post(Open(number, session.call, max(0.0, left) if left < math.inf else -1.0))  # where that is possible
+        opened = Open(number, session.call, max(0.0, left) if left < math.inf else -1.0)
+        try:
+            self._pipe.post(opened)
+        except OverflowError:
+            raise _too_large(session.call) from None
         self._calls[number] = call = _Call(SessionLine(self._pipe, number), session.call.id)
         try:
             if first is not None:
-                await call.line.send(first)
+                await _send(call.line, first)
             if getattr(session.channel, "exhausted", False):
                 self._pipe.post(EndOfInput(number))
                 await self._answer(call, session)
@@ -330,7 +335,7 @@ class Instance:
         """Hands the client's messages on."""
         try:
             async for message in session:
-                await call.line.send(message)
+                await _send(call.line, message)
         except trio.ClosedResourceError:
             if not call.line.over:
                 raise
@@ -429,6 +434,24 @@ class Instance:
             if self.ready and not await self._runs(self._hang_timeout):
                 self._kill(f"its loop was silent for {self._hang_timeout:g} s (models.{self.name}.process.hang_timeout)")
             await trio.sleep(self._hang_timeout / 4)
+
+
+async def _send(line: SessionLine, message: Any) -> None:
+    """Hands a client's message on."""
+    try:
+        await line.send(message)
+    except OverflowError:
+        raise _too_large(message) from None
+
+
+def _too_large(said: Any) -> ModelError:
+    """What a client is told whose numbers MessagePack does not have."""
+    name = beyond_64_bits(said)
+    return ModelError(
+        f"parameter {name[:60]!r} is an integer of more than 64 bits, which this model does not take",
+        code="BadParameter",
+        status=400,
+    )
 
 
 def _raise(ended: Ended) -> None:

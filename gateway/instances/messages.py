@@ -352,6 +352,20 @@ def encoded(message: Message) -> bytes:
     return data
 
 
+def beyond_64_bits(value: Any, name: str = "") -> str:
+    """The name of what is an integer that MessagePack does not have, somewhere in this; empty where there is none."""
+    if isinstance(value, int):
+        return "" if -(2**63) <= value < 2**64 else name
+    inner: Iterable[tuple[str, Any]] = ()
+    if isinstance(value, Mapping):
+        inner = [(str(key), one) for key, one in value.items()]
+    elif isinstance(value, list | tuple):
+        inner = [(name, one) for one in value]
+    elif isinstance(value, msgspec.Struct):
+        inner = [(field, getattr(value, field)) for field in value.__struct_fields__]
+    return next((found for key, one in inner if (found := beyond_64_bits(one, key))), "")
+
+
 def _mended(message: Message) -> Message:
     """The message with texts that UTF-8 has: half of a surrogate pair, as of the name of a file, becomes U+FFFD."""
     texts = _texts_of(msgspec.to_builtins(message, builtin_types=(bytes,), enc_hook=_plain))

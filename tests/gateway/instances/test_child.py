@@ -702,6 +702,25 @@ async def test_what_is_logged_is_told() -> None:
     assert rest == [Log("app.x", 30, "half \ufffd", ""), Log("app", 30, "x" * 8192, ""), Log("app", 50, "7", "")]
 
 
+async def test_more_than_200_records_a_second_are_counted(autojump_clock: MockClock) -> None:
+    log = logging.getLogger("app.flood")
+
+    async def model(session: Sess) -> None:
+        for n in range(1000):
+            log.warning("%d", n)
+        await trio.sleep(10)
+        log.warning("later")
+
+    async with child(model) as side:
+        await side.say(opened(1))
+        heard = []
+        while type(message := await side.hear()) is Log:
+            heard.append(message.text)
+        assert heard == [*map(str, range(200)), "800 records dropped"]
+        assert message == Ended(1)
+        assert await side.hear() == Log("app.flood", 30, "later", "")
+
+
 async def test_and_no_more_when_it_is_over() -> None:
     before = list(logging.getLogger().handlers)
     async with child(echo):
