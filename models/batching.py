@@ -193,6 +193,11 @@ class _Run(StepHolder):
     def replace(self) -> None:
         self._free()
 
+    def ran_in(self, instance: int) -> None:
+        for waiting in self.members:
+            if waiting is not None:
+                waiting.holder.ran_in(instance)
+
     def stuck_there(self, *, step: bool, stack: str, replaced: bool) -> None:
         self._batcher.steps.stuck_elsewhere(self, step=step, stack=stack, replaced=replaced)
 

@@ -260,6 +260,9 @@ class StepHolder:
     def waited(self, ns: int) -> None:
         """So many nanoseconds of the session were spent in a queue of the model's own."""
 
+    def ran_in(self, instance: int) -> None:
+        """What it stands for is called in that process of its model, by number."""
+
     def background(self, stuck: Callable[[str], None], /) -> StepHolder:
         """For steps of the model that are no session's own: `stuck` is called, with a text, when one of them is stuck."""
         return StepHolder()

@@ -55,9 +55,9 @@ class Exchange:
     __slots__ = (
         "_cancelled_at", "_key", "_made", "_objects", "_returned", "_scope", "account", "arrived_at", "awaited", "began_at",
         "body", "bytes_in", "cancelled", "copied", "deadline", "dialect", "ending", "fail", "fields", "gone", "had_slot",
-        "id", "inbound", "incident", "interruption", "left_at", "model", "outbound", "own_status", "owner", "parts_in",
-        "permit", "priority", "queued_until", "reply", "request", "reserved", "started_at", "stopped_by", "stream",
-        "time_limits", "waits", "wire", "words",
+        "id", "inbound", "incident", "instance", "interruption", "left_at", "model", "outbound", "own_status", "owner",
+        "parts_in", "permit", "priority", "queued_until", "reply", "request", "reserved", "started_at", "stopped_by",
+        "stream", "time_limits", "waits", "wire", "words",
     )  # fmt: skip
 
     began_at: float
@@ -66,6 +66,8 @@ class Exchange:
     """When its task was done with it; not set before."""
     waits: Waits | None
     """What it has waited for; None where it has not."""
+    instance: int
+    """The number of the process of its model that was called last; not set where none was."""
     stopped_by: str
     """`gateway` where it has stopped the model before that had returned, as the text had all that was asked for; not set
     otherwise."""

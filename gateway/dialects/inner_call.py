@@ -64,6 +64,15 @@ class InnerCall:
         """Its own, which the exchange's begins."""
         return f"{self.exchange.id}.{self._number}"
 
+    @property
+    def instance(self) -> int:
+        """The number of the process of its model that was called: its exchange's, of which that is told."""
+        return self.exchange.instance
+
+    @instance.setter
+    def instance(self, number: int) -> None:
+        self.exchange.instance = number
+
     def model_over(self) -> None:
         """Nothing interrupts it any more."""
         self._over = True

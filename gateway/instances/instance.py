@@ -303,6 +303,7 @@ class Instance:
         except OverflowError:
             raise _too_large(session.call) from None
         self._calls[number] = call = _Call(SessionLine(self._pipe, number), session.call.id)
+        call.holder.ran_in(self.number)
         try:
             if first is not None:
                 await _send(call.line, first)

@@ -140,6 +140,8 @@ def _line_of(exchange: Exchange, ending: Ending) -> dict[str, Any]:
     }
     if account.stopped_by:
         fields["stopped_by"] = account.stopped_by
+    if (instance := getattr(exchange, "instance", None)) is not None:
+        fields["instance"] = instance
     if exchange.key is not None:
         fields["key"] = exchange.key.name
     if (own_status := getattr(exchange, "own_status", None)) is not None:

@@ -7,6 +7,7 @@ import re
 from collections.abc import AsyncIterator, Callable, Coroutine, Mapping, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import replace
+from functools import partial
 from time import perf_counter_ns, time_ns
 from typing import TYPE_CHECKING, Any, TypeAlias, final
 
@@ -173,24 +174,17 @@ class Spans:
     def batched(self, spec: ModelSpec) -> ModelSpec:
         """The model before its requests are joined, with a span around each batch: it begins a trace of its own, and is
         linked with the calls that it serves, as they are with it."""
-        name, attributes = f"batch {spec.name}", _attributes(spec)
 
         @asynccontextmanager
         async def load() -> AsyncIterator[Model]:
             async with spec.load() as model:
-
-                async def traced(session: Session[Any, Any], /) -> None:
-                    channel: Any = session.channel
-                    calls = [self._batched[asked] for asked in channel.joined if asked in self._batched]
-                    span = self._child(name, {**attributes, "everywire.batch.requests": len(channel.joined)}, calls)
-                    if span is None:
-                        await model(session)
-                    else:
-                        await _inside(span, model, session)
-
-                yield traced
+                yield _Batches(model, partial(self._batch_span, f"batch {spec.name}", _attributes(spec)))
 
         return replace(spec, load=load)
+
+    def _batch_span(self, name: str, attributes: Mapping[str, Any], joined: Sequence[Session[Any, Any]]) -> Span | None:
+        calls = [self._batched[asked] for asked in joined if asked in self._batched]
+        return self._child(name, {**attributes, "everywire.batch.requests": len(joined)}, calls)
 
     def _child(self, name: str, attributes: Mapping[str, Any], calls: Sequence[Span] | None = None) -> Span | None:
         """A span below the current one; linked with `calls` instead where there are some."""
@@ -263,6 +257,8 @@ def _tell(span: Span, exchange: Exchange) -> None:
         attributes["everywire.dialect"] = exchange.dialect
     if exchange.model:
         attributes["everywire.model"] = exchange.model
+    if (instance := getattr(exchange, "instance", None)) is not None:
+        attributes["everywire.instance"] = instance
     if status:
         attributes["http.response.status_code"] = status
     if status >= 500 or status == _FAILED_DEPENDENCY or (ending in _FAILURES and status < 400):
@@ -277,6 +273,26 @@ def _tell(span: Span, exchange: Exchange) -> None:
             attributes["error.type"] = str(int(called))
             span.set_status(StatusCode.ERROR)
     span.set_attributes(attributes)
+
+
+@final
+class _Batches:
+    """A model that is called with batches, each in a span. What it has beside its call stays to be seen."""
+
+    def __init__(self, model: Model, span: Callable[[Sequence[Session[Any, Any]]], Span | None]) -> None:
+        """`span` makes that of a batch of these sessions."""
+        self._model, self._span = model, span
+
+    async def __call__(self, session: Session[Any, Any], /) -> None:
+        channel: Any = session.channel
+        span = self._span(channel.joined)
+        if span is None:
+            await self._model(session)
+        else:
+            await _inside(span, self._model, session)
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._model, name)
 
 
 class _FirstItem:

@@ -19,6 +19,8 @@ class Caller(Protocol):
     """The id of the log's line that explains its failure; written by the worker."""
     stopped_by: str
     """`gateway` where that has stopped the model before it had returned; written by the worker."""
+    instance: int
+    """The number of the process of its model that was called; written by the slot, and not set before."""
 
     had_slot: bool
     """Whether it has a slot, or had one; written by the slot, and not set before."""

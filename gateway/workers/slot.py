@@ -180,6 +180,9 @@ class Slot(StepHolder):
         self._watched = True
         self._slots.replaced(self)
 
+    def ran_in(self, instance: int) -> None:
+        self.caller.instance = instance
+
     def stuck_there(self, *, step: bool, stack: str, replaced: bool) -> None:
         self._slots.stuck.stuck_elsewhere(self, step=step, stack=stack, replaced=replaced)
 

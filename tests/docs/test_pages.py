@@ -194,6 +194,7 @@ def test_the_page_of_observability_has_each_field_of_the_access_line(caplog: pyt
     assert {name for row in rows for name in row[0].replace("`", "").split(", ")} == given | {
         "grpc_status",
         "incident",
+        "instance",
         "key",
         "stopped_by",
     }

@@ -19,6 +19,9 @@ from typing import Any
 import numpy as np
 import pytest
 import trio
+from opentelemetry.sdk.trace import TracerProvider
+from opentelemetry.sdk.trace.export import SimpleSpanProcessor
+from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
 from trio.testing import wait_all_tasks_blocked
 
 from gateway.catalog.factories import load_spec
@@ -248,6 +251,26 @@ async def test_each_instance_has_its_number_its_device_its_threads_and_its_envir
         told = {(await conversation.rest()).text for _, conversation in held}
         assert told == {f"{pid} {n} {device} 2 9 so -" for n, (pid, device) in enumerate(zip(instances, "35", strict=True))}
         assert [one.device for one in status(memory).instances] == ["3", "5"]
+
+
+async def test_the_access_line_and_the_span_of_a_call_name_its_process(caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level(logging.INFO, "gateway.exchange")
+    exporter, provider = InMemorySpanExporter(), TracerProvider()
+    provider.add_span_processor(SimpleSpanProcessor(exporter))
+    models = {"m": there("words"), "here": here("words"), "batched": there("batched")}
+    async with memory_gateway((), Config(models=models), tracer_provider=provider) as memory:
+        assert len(status(memory, "batched").instances) == 1
+        await lmi(memory, "one", "m")
+        await lmi(memory, "one", "here")
+        await memory.client().infer({"x": np.ones((1, 1), np.float32)}, "batched")
+    told = [(record.model, vars(record).get("instance")) for record in logged(caplog, "exchange")]
+    assert sorted(told, key=str) == [("batched", 0), ("here", None), ("m", 0)]
+    spans = [
+        span.attributes or {} for span in exporter.get_finished_spans() if "everywire.exchange" in (span.attributes or {})
+    ]
+    assert sorted([(one["everywire.model"], one.get("everywire.instance")) for one in spans], key=str) == sorted(
+        told, key=str
+    )
 
 
 async def test_what_a_model_prints_and_logs_is_in_the_gateways_log(caplog: pytest.LogCaptureFixture) -> None:
