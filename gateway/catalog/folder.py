@@ -413,8 +413,6 @@ def load_error(error: BaseException, name: str, folder: ModelFolder) -> GatewayE
     """What an exception out of a model's own loading is to the one who asked for it."""
     if ran_out(error):
         return no_memory(name, folder)
-    if isinstance(error, RaisedThere) and str(error).startswith(f"{MemoryError.__name__}:"):
-        return no_memory(name, folder)
     if isinstance(error, ModelExit) and error.__cause__ is not None:
         error = error.__cause__
     own = [frame for frame in traceback.extract_tb(error.__traceback__) if _inside(frame.filename, folder.path)]

@@ -420,7 +420,7 @@ class Instances:
                 partial(self._nursery.start_soon, self._warm, instance),
                 partial(self._wear, instance),
             )
-        except (InstanceEnded, RaisedThere, WarmupFailed) as e:
+        except (InstanceEnded, RaisedThere, MemoryError, WarmupFailed) as e:
             return e, process.pid, bool(instance.worn)
         finally:
             self._worn.discard(instance)

@@ -291,7 +291,7 @@ class Child:
             if not is_failure(e):
                 raise
             first = next(leaves(e))
-            self._pipe.post(Failed(told(first), trace_of(e)))
+            self._pipe.post(Failed(told(first), trace_of(e), memory=any(map(is_out_of_memory, leaves(e)))))
 
     def _loaded_by(self, model: Model) -> Loaded:
         said = getattr(model, "parameters", None)

@@ -127,8 +127,8 @@ class Instance:
 
     async def run(self, first: Sequence[Message], ready: Callable[[], None], worn: Callable[[], None]) -> NoReturn:
         """Says what is first, loads the model, calls `ready`, and serves; calls `worn` where it has become that. RaisedThere
-        where the model's own code has ended it, InstanceEnded where the process did, the error of `fail`. Where it is
-        cancelled, the model is to leave its `load()` within some seconds; then it is killed."""
+        or MemoryError where the model's own code has ended it, InstanceEnded where the process did, the error of `fail`.
+        Where it is cancelled, the model is to leave its `load()` within some seconds; then it is killed."""
         stream = trio.SocketStream(trio.socket.from_stdlib_socket(self.process.socket))
         self._pipe, self._on_ready = Pipe(stream, self._frames), ready
         self._on_worn = worn
@@ -195,7 +195,8 @@ class Instance:
         if self._error is not None:
             throw(self._error)
         if self._failed is not None and self._failed.error:
-            throw(_noted(RaisedThere(self._failed.error), self._failed.trace))
+            kind = MemoryError if self._failed.memory else RaisedThere
+            throw(_noted(kind(self._failed.error), self._failed.trace))
         if self._failed is not None:
             raise InstanceEnded("load() ended its context, though nobody had asked it to")
         if self._killed:

@@ -115,6 +115,8 @@ class Failed(_Message, frozen=True, tag=5):
     """The context of `load()` is over, and nothing was raised."""
     configuration: bool = False
     """The text says what is wrong with the factory, for who has configured it."""
+    memory: bool = False
+    """There was none left."""
     refusal: str = ""
     """And of a folder which error of the gateway's it is."""
 

@@ -82,6 +82,7 @@ EVERY: tuple[Message, ...] = (
     Failed("", "", ended=True),
     Failed("no", "", configuration=True),
     Failed("no", "", refusal="BadModel"),
+    Failed("no", "trace", memory=True),
     Ping(1),
     Pong(2**63),
     Ask(1, "chat_template", [{"role": "user", "content": "hi"}]),
