@@ -782,13 +782,14 @@ class ModelConfig:
     step_timeout: SecondsOrOff | None = None
     """How long a blocking step may run before it is stuck: its session ends, and its place is somebody else's until the
     thread returns. Where it is a round of a rolling batch, the model is loaded anew. 0, which is meant where the model does
-    not say: no limit. It is looked at once a second."""
+    not say: no limit. It is looked at once a second; in a process of the model's own, at once."""
     stop_within: SecondsOrOff | None = None
     """How long the model, with its last blocking step, may go on after its session has ended before it is stuck; 0, which is
-    meant where the model does not say: no limit. It is looked at once a second."""
+    meant where the model does not say: no limit. It is looked at once a second; in a process of the model's own, at once,
+    where Python code that still runs in a thread is ended by StepCancelled after half of it."""
     stuck_limit: CountOrOff | None = None
     """Sessions that may be stuck at once, each with a place and a thread in addition to `capacity` and `threads`; one more
-    is a crash of the model; 4 where the model does not say."""
+    is a crash of the model, or the end of the one process of it that has so many; 4 where the model does not say."""
     restart: RestartConfig = field(default_factory=RestartConfig)
     process: ProcessConfig = field(default_factory=ProcessConfig)
 

@@ -64,12 +64,12 @@ class RaisedThere(Exception):
 class _Call:
     """One session that is open in the instance."""
 
-    __slots__ = ("ended", "headed", "holder", "id", "kept", "line", "lost", "stuck")
+    __slots__ = ("ended", "headed", "holder", "id", "kept", "line", "lost", "replaced", "stuck")
 
     def __init__(self, line: SessionLine, id: str) -> None:
         self.line, self.id = line, id
         self.ended: Ended | None = None
-        self.headed = self.lost = self.stuck = False
+        self.headed = self.lost = self.stuck = self.replaced = False
         self.holder = step_holder()
         self.kept = False
         """Whether it keeps its holder's place, because nobody waits for it any more."""
@@ -384,9 +384,12 @@ class Instance:
     # -- what is stuck ----------------------------------------------------------------------------------------------
 
     def _stuck(self, call: _Call, said: Stuck) -> None:
-        if call.stuck:
-            raise ValueError(f"session {said.session} is stuck already")
-        call.stuck = True
+        replaced = sum(one.replaced and one.ended is None for one in self._calls.values())
+        if call.stuck or not (self._load.step_timeout if said.step else self._load.stop_within):
+            raise ValueError(f"session {said.session} cannot be stuck")
+        if said.replaced and replaced >= self._load.stuck_limit:
+            raise ValueError(f"session {said.session} is replaced beside {replaced} others")
+        call.stuck, call.replaced = True, said.replaced
         call.holder.stuck_there(step=said.step, stack=said.stack[-_STACK:], replaced=said.replaced)
         if not said.replaced and self.ready and not self.worn:
             self.worn = f"more than {self._load.stuck_limit} of its sessions are stuck (models.{self.name}.stuck_limit)"

@@ -447,6 +447,7 @@ BROKEN: dict[str, list[Message]] = {
     "a tensor without its bytes": [Tensors(2, [ArrayOf("a", "FP32", (9,), b"a", {}, ())], "", {}, None, True)],
     "a session of its own": [Open(3, Call(), 1.0)],
     "a cancel": [Cancel(2)],
+    "a step that may take any time": [Stuck(2, True, "", False)],
     "the end of its input": [EndOfInput(2)],
     "a load": [Load(1)],
     "a ping": [Ping(1)],
@@ -568,10 +569,29 @@ class Told(Place):
         self.said.append((step, stack, replaced))
 
 
+LIMITS: Any = {"step_timeout": 1.0, "stop_within": 1000.0}
+
+
+@pytest.mark.parametrize(
+    "said",
+    [
+        [Stuck(1, True, "", True), Stuck(1, True, "", False)],
+        [Stuck(1, True, "", True), Stuck(2, False, "", True)],
+        [Ended(1), Stuck(1, True, "", True)],
+    ],
+)
+async def test_it_cannot_have_more_replaced_than_may_be(said: list[Message], autojump_clock: MockClock) -> None:
+    async with instance(**LIMITS, stuck_limit=1) as house:
+        for _ in range(2):
+            await begun(house)
+        await house.side.say(*said)
+        assert "what it said is no message" in str(await house.end())
+
+
 async def test_what_is_stuck_there_is_told_to_its_place(autojump_clock: MockClock) -> None:
     place = Told()
     set_step_holder(place)
-    async with instance(stuck_limit=2) as house:
+    async with instance(**LIMITS, stuck_limit=2) as house:
         await begun(house)
         other, _ = await begun(house)
         other.scope.cancel()
@@ -585,7 +605,7 @@ async def test_what_is_stuck_there_is_told_to_its_place(autojump_clock: MockCloc
 async def test_one_in_which_too_much_is_stuck_is_worn_and_killed_when_the_others_are_over(autojump_clock: MockClock) -> None:
     place = Told()
     set_step_holder(place)
-    async with instance(stuck_limit=1) as house:
+    async with instance(**LIMITS, stuck_limit=1) as house:
         for _ in range(2):
             exchange, number = await begun(house)
             exchange.scope.cancel()
@@ -610,7 +630,7 @@ async def test_one_in_which_too_much_is_stuck_is_worn_and_killed_when_the_others
 
 
 async def test_or_when_their_patience_is_over(autojump_clock: MockClock) -> None:
-    async with instance() as house:
+    async with instance(**LIMITS) as house:
         _, number = await begun(house)
         survivor, _ = await begun(house)
         await house.side.say(Stuck(number, True, "", False))

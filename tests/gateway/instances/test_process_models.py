@@ -647,6 +647,26 @@ async def test_a_step_that_takes_too_long_ends_its_session_as_in_process(
         await until(lambda: status(memory, "there").stuck == 0)
 
 
+async def test_a_batch_that_takes_too_long_ends_all_its_requests_and_the_next_one_runs(gate: Path) -> None:
+    answers = []
+
+    async def ask(memory: MemoryGateway, value: float) -> None:
+        answers.append(await memory.client().infer({"x": np.full((1, 1), value, np.float32)}, "m"))
+
+    async with serving(m=there("HeldRows", options={"gate": str(gate)}, step_timeout=0.3, capacity=9)) as memory:
+        async with trio.open_nursery() as nursery:
+            for _ in range(2):
+                nursery.start_soon(ask, memory, 1)
+        assert [answer.status for answer in answers] == [504, 504]
+        assert all("step_timeout" in answer.error for answer in answers)
+        await ask(memory, 0)
+        assert answers.pop().status == 200
+        assert status(memory).stuck == 1
+        let_go(gate)
+        await until(lambda: status(memory).stuck == 0)
+        assert memory.gateway.counts().slots_in_use == 0
+
+
 async def test_python_code_that_goes_on_after_its_client_is_ended(diary: Diary, caplog: pytest.LogCaptureFixture) -> None:
     config = there("Held", options={"diary": str(diary.path), "gate": ""}, stop_within=0.5, capacity=1)
     async with serving(m=config) as memory:
