@@ -24,7 +24,7 @@ from gateway.workers.stop_times import BOUNDS, StopTimes
 from gateway.workers.stuck import StuckWatch
 from gateway.workers.worker import Worker
 from models.adapt import spec_of
-from models.blocking import CancelToken, Step, StepHolder, cancel_token, run_step
+from models.blocking import CancelToken, Step, StepHolder, cancel_token, run_step, step_holder
 from models.messages import Family, GenerationParameters, InferRequest, InferResponse, Prompt, Tensor
 from models.rolling import RollingBatch, rolling
 from models.session import Session
@@ -344,6 +344,43 @@ async def test_how_long_a_model_takes_to_stop_counts_its_last_step_and_its_deadl
         assert worker.stopping.times.count == 1
         assert worker.stopping.longest >= 20
         assert worker.stopping.breaches == 0  # nothing was promised
+
+
+class Elsewhere:
+    """A model that stands for one in processes: it holds out, and what is stuck is said by the process."""
+
+    def __init__(self) -> None:
+        self.leave, self.holders = trio.Event(), list[StepHolder]()
+        self.__model_instances__ = ("one",)
+
+    async def __call__(self, session: Session[Any, Any]) -> None:
+        self.holders.append(step_holder())
+        with trio.CancelScope(shield=True):
+            await self.leave.wait()
+
+
+async def test_what_is_stuck_in_a_process_is_what_that_says_and_never_a_crash_of_the_model(mock_clock: MockClock) -> None:
+    model = Elsewhere()
+
+    @asynccontextmanager
+    async def load() -> AsyncIterator[Any]:
+        yield model
+
+    spec = ModelSpec(name="m", family=Family.TENSOR, load=load, capacity=2, stop_within=2, stuck_limit=0)
+    async with serving(spec) as house:
+        worker = worker_of(house)
+        lines = [await begin(house, 0) for _ in range(2)]
+        for line in lines:
+            line.peer.close()
+        await passes(mock_clock, 5)
+        assert (worker.stopping.breaches, worker.stuck.now, worker.slots.free) == (2, 0, 0)
+        for holder, replaced in zip(model.holders, (True, False), strict=True):
+            for _ in range(2):  # the second time says nothing new
+                holder.stuck_there(step=False, stack="", replaced=replaced)
+        assert (worker.stuck.now, worker.slots.free, worker.state) == (2, 1, State.READY)
+        model.leave.set()
+        await house.still()
+        assert (worker.stuck.now, worker.slots.free, worker.stuck.total) == (0, 2, 2)
 
 
 # -- batches
