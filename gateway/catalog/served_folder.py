@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import fields, is_dataclass
 from typing import Any
 
 from gateway.catalog.folder import FILES, ModelFolder, find_folder, read_folder
@@ -46,8 +47,20 @@ def folder_settings(config: Config) -> Iterator[tuple[Key, Any, str]]:
         return
     folder, name = read_served_folder(config, path), ("models", config.repository.model_name)
     for key, file in folder.given.items():
-        yield (*name, key), getattr(folder.config, key), str(folder.place.at(file))
-    said = text_options(config.lmi, folder.options)
+        unsaid = config.repository.process if key == "process" else getattr(ModelConfig(factory=""), key)
+        for path_of, said in _leaves((*name, key), getattr(folder.config, key), unsaid):
+            yield path_of, said, str(folder.place.at(file))
+    text = text_options(config.lmi, folder.options)
     for option in in_our_words(folder.options):
         setting = OPTIONS[option][-1]
-        yield (*name, "lmi", setting), getattr(said, setting), str(folder.place.at(PROPERTIES))
+        yield (*name, "lmi", setting), getattr(text, setting), str(folder.place.at(PROPERTIES))
+
+
+def _leaves(key: Key, value: Any, unsaid: Any) -> Iterator[tuple[Key, Any]]:
+    """The value, or each of a section that is not what it would be if nobody had said it."""
+    if not is_dataclass(value):
+        yield key, value
+        return
+    for field in fields(value):
+        if (said := getattr(value, field.name)) != getattr(unsaid, field.name):
+            yield (*key, field.name), said

@@ -15,7 +15,7 @@ import pytest
 import trio
 
 from gateway.catalog.folder import make_spec
-from gateway.catalog.served_folder import read_served_folder
+from gateway.catalog.served_folder import folder_settings, read_served_folder
 from gateway.client import post
 from gateway.config import Config, ModelConfig, ProcessConfig, RepositoryConfig, SageMakerConfig
 from gateway.config.tree import V2Config
@@ -237,3 +237,14 @@ async def test_the_folder_that_is_served_from_the_start_runs_in_a_process_too(ro
     with pytest.raises(LoadFailed, match="SIGSEGV"):
         make_spec(found, "m", "everywire_model")
     assert children() <= before
+
+
+def test_what_a_folder_says_of_its_processes_is_shown_with_its_file(root: Path) -> None:
+    toml = "batching = { max_delay = 1 }\nprocess = { instances = 2, environment = { A = 'b' } }\n"
+    file = folder(root, "m", toml=toml) / "model.toml"
+    config = Config(repository=repository(root, model=str(root / "m"), process=ProcessConfig(cpu_threads=3)))
+    assert [*folder_settings(config)] == [
+        (("models", "model", "batching", "max_delay"), 1.0, str(file)),
+        (("models", "model", "process", "instances"), 2, str(file)),
+        (("models", "model", "process", "environment"), {"A": "b"}, str(file)),
+    ]
