@@ -19,7 +19,14 @@ from gateway.catalog.process_memory import resident_bytes
 from gateway.catalog.repository import Repository
 from gateway.catalog.warmup import answer_check
 from gateway.config import Config, ModelConfig
-from gateway.config.agreement import exposed_plane, has_plane, missing_tls, shared_sockets, unsupported_processes
+from gateway.config.agreement import (
+    exposed_plane,
+    has_plane,
+    missing_tls,
+    several_processes,
+    shared_sockets,
+    unsupported_processes,
+)
 from gateway.config.exposure import wrong_access
 from gateway.config.problem import ConfigError
 from gateway.config.properties import text_options
@@ -38,6 +45,7 @@ from gateway.serving.acceptor import Acceptor
 from gateway.serving.access import ClientAccess
 from gateway.serving.dispatcher import Dispatcher
 from gateway.serving.drain import Drain, DrainReport
+from gateway.serving.ports import Ports
 from gateway.serving.router import Router
 from gateway.serving.timer import CoarseTimer
 from gateway.telemetry.observer import Counts, Observer
@@ -75,11 +83,14 @@ class Gateway:
         config: Config | None = None,
         models: Iterable[Any] = (),
         *,
+        ports: Ports | None = None,
         chance: Callable[[], float] = random.random,
         tracer_provider: TracerProvider | None = None,
         wall_clock: Callable[[], float] = time.time,
     ) -> None:
-        """`chance` gives numbers from 0 to 1, for the jitter of restarts: a seeded one makes them repeatable. `wall_clock`
+        """`ports` are those of a parent, which hands over what it accepts there (`gateway.fronts`). Without them it opens
+        those of `config`; ConfigError then where `listen.processes` is not 1.
+        `chance` gives numbers from 0 to 1, for the jitter of restarts: a seeded one makes them repeatable. `wall_clock`
         gives the seconds since 1970 that the Date of answers is made of.
         `tracer_provider` is OpenTelemetry's: exchanges then have spans. Without one they have them where `tracing.enabled`
         is set, by the provider that the program has made the global one."""
@@ -95,6 +106,7 @@ class Gateway:
             *shared_sockets(config),
             *wrong_access(config, os.environ),
             *unsupported_processes(config),
+            *(several_processes(config) if ports is None else ()),
         ):
             raise ConfigError(problem)
         specs = self._specs(models)
@@ -122,7 +134,7 @@ class Gateway:
             traced = spans.around(work, server.exchange_opened, server.exchange_closed)
             work, server.exchange_opened, server.exchange_closed = traced
         server.run_by(Runner(work, self.dispatcher.blame, self.dispatcher.conclude))
-        self.acceptor = Acceptor(server)
+        self.acceptor = Acceptor(server, ports)
         self.timer = CoarseTimer(server, self.observer, self.supervisor, wall_clock)
         self.timer.looked.append(self.access.tick)
         if self.access.file is not None:
@@ -186,7 +198,7 @@ class Gateway:
         task_status.started()
 
     def _operated(self) -> AbstractAsyncContextManager[None]:
-        if not has_plane(self.config.operator):
+        if not has_plane(self.config.operator) or self.acceptor.handed:
             return nullcontext()
         from gateway.operator.plane import operating  # whoever has none needs nothing of it
 
@@ -242,6 +254,14 @@ class Gateway:
         can only shorten that."""
         self.shutdown.begin(timeout)
 
+    def retire(self) -> None:
+        """Drains where another process has taken this one's place: what is on its way is answered, not refused."""
+        self.shutdown.retire()
+
+    async def drain_begun(self) -> None:
+        """Returns when a drain was asked for, by whomever."""
+        await self.shutdown.wanted()
+
     def hurry(self) -> None:
         """During a drain: the deadline is now."""
         self.shutdown.hurry()
@@ -265,27 +285,27 @@ class Gateway:
     @property
     def port(self) -> int:
         """The port of plain HTTP, once `serve` has started; 0: none. The first, of sockets that systemd has passed."""
-        return self.acceptor.port
+        return self.acceptor.ports.port
 
     @property
     def tls_port(self) -> int:
         """The same, of TLS."""
-        return self.acceptor.tls_port
+        return self.acceptor.ports.tls_port
 
     @property
     def bidi_port(self) -> int:
         """The same, of `listen.bidi_port`."""
-        return self.acceptor.bidi_port
+        return self.acceptor.ports.bidi_port
 
     @property
     def grpc_port(self) -> int:
         """The same, of `listen.grpc_port`."""
-        return self.acceptor.grpc_port
+        return self.acceptor.ports.grpc_port
 
     @property
     def addresses(self) -> tuple[str, ...]:
         """All of where it listens then, such as `http://127.0.0.1:8080`, `https://[::1]:8443` and `unix:/run/served`."""
-        return self.acceptor.addresses
+        return self.acceptor.ports.addresses
 
     @property
     def certificate(self) -> Certificate | None:

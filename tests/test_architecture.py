@@ -143,7 +143,8 @@ ROOMS = {
     "gateway": {*_SERVED, "containers", "operator"},
     "asgi": {"gateway", "wires"},
     "testing": {*_SERVED, "gateway"} - {"hypercorn"},
-    "cli": {*_SERVED, "gateway", "asgi", "testing", "containers", "operator"},
+    "fronts": {*_SERVED, "gateway", "instances", "operator"},
+    "cli": {*_SERVED, "gateway", "asgi", "testing", "containers", "operator", "fronts", "instances"},
     "__main__": {"cli"},
 }  # fmt: skip
 MODULES = {".".join(p.relative_to(ROOT).with_suffix("").parts).removesuffix(".__init__"): p for p in FILES}

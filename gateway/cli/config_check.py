@@ -102,7 +102,8 @@ def _models(config: Config) -> Iterator[Problem]:
             key = dotted(("models", name, "factory"))
             yield dataclasses.replace(_told(name, error), key=key, got=model.factory)
     if not broken:
-        yield from _raised(make_gateway, config)
+        # what several processes may not have was looked for before
+        yield from _raised(make_gateway, dataclasses.replace(config, listen=dataclasses.replace(config.listen, processes=1)))
 
 
 def _told(name: str, error: Exception) -> Problem:

@@ -6,6 +6,7 @@ import io
 import logging
 import sys
 from collections.abc import Callable
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn, TypeVar, final
@@ -22,6 +23,7 @@ from gateway.cli.shadowing import check_directory
 from gateway.config import TLSConfig
 from gateway.config.load import PREFIX
 from gateway.config.problem import ConfigError
+from gateway.config.share import processes_of
 from gateway.config.text import parse_duration
 from gateway.telemetry import logging_setup
 from gateway.version import version
@@ -552,9 +554,13 @@ def _serve(context: click.Context, given: CommandLine) -> NoReturn:
     if chosen.tls.dev:
         logging_setup.configure(chosen.log)
         _announce_certificate(chosen.tls)
+    if (processes := processes_of(chosen)) > 1:
+        from gateway.cli.fronts import run_fronts
+
+        context.exit(run_fronts(chosen, given, processes))
     from gateway.cli.serve import run
 
-    context.exit(run(chosen))
+    context.exit(run(replace(chosen, listen=replace(chosen.listen, processes=1))))
 
 
 def _announce_certificate(tls: TLSConfig) -> None:

@@ -47,6 +47,12 @@ _FLAGS = (
     _Flag(name="--tls-cert", key="tls.cert", metavar="FILE", help="PEM certificate chain: turns TLS on."),
     _Flag(name="--tls-key", key="tls.key", metavar="FILE", help="PEM private key of the certificate."),
     _Flag(name="--tls-dev", key="tls.dev", metavar="", help="TLS with a certificate made for localhost."),
+    _Flag(
+        name="--processes",
+        key="listen.processes",
+        metavar="N",
+        help="Processes that share the ports, each with all models; 0 for one a core.",
+    ),
     _Flag(name="--log-level", key="log.level", metavar="LEVEL", help="Least severity that is logged"),
     _Flag(name="--log-format", key="log.format", metavar="FORMAT", help="Form of the log"),
 )

@@ -6,11 +6,12 @@ import gc
 import logging
 import os
 import signal
-from collections.abc import Callable, Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from contextlib import nullcontext
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 import msgspec
 import trio
@@ -26,6 +27,7 @@ from gateway.errors import GatewayError, ModelGivenUp
 from gateway.gateway import Gateway
 from gateway.net.tls_reload import tell_broken
 from gateway.serving.drain import DrainReport
+from gateway.serving.ports import Ports
 from gateway.telemetry.logging_setup import configure, flush, speaking_for_python
 from gateway.telemetry.span_export import exporting
 from models.errors import contain_interrupts
@@ -34,7 +36,7 @@ from models.spec import ModelSpec
 log = logging.getLogger("gateway")
 
 _CUT = 3  # the exit code; 2 is a command line that cannot be
-_SIGNALS = (signal.SIGTERM, signal.SIGINT)
+SIGNALS = (signal.SIGTERM, signal.SIGINT)
 _TERMINAL = "/dev/tty"
 
 
@@ -52,28 +54,39 @@ def run(config: Config, models: Sequence[Any] = (), *, listening: Callable[[Gate
 
 
 def _run(config: Config, models: Sequence[Any], listening: Callable[[Gateway], None] | None) -> int:
+    prepare_memory(config)
+    with exporting(config.tracing) if config.tracing.enabled else nullcontext():
+        return until_signalled(partial(_serve, config, models, listening))
+
+
+def prepare_memory(config: Config) -> None:
+    """Sets up the allocator for what a configuration serves."""
     return_large_blocks()
     if config.sagemaker.multi_model or any(endpoint.models for endpoint in config.endpoints.values()):
         share_one_arena()  # or not all of an unloaded model's memory goes back to the system
+
+
+def until_signalled(serve: Callable[[Sequence[int], bool], Awaitable[int]]) -> int:
+    """Runs this on Trio, with the signals that came before it had a receiver for them, and whether the process is tied to a
+    terminal. The exit code is its own, and 1 where it could not serve."""
     code, early = 1, list[int]()
-    for number in _SIGNALS:
+    for number in SIGNALS:
         signal.signal(number, lambda number, _: early.append(number))
     ignored = signal.signal(signal.SIGHUP, lambda *_: None) == signal.SIG_IGN
-    tied = not ignored and _has_terminal()
+    tied = not ignored and has_terminal()
     try:
-        with exporting(config.tracing) if config.tracing.enabled else nullcontext():
-            code = trio.run(_serve, config, models, listening, early, tied)
+        code = trio.run(serve, early, tied)
     except* (OSError, ModelGivenUp) as group:
         for error in group.exceptions:
             log.error("cannot serve", extra={"reason": str(error)})
     finally:
         # nothing is left that a signal could hurry: an impatient second one must not make a killed end of a clean one
-        for number in (*_SIGNALS, signal.SIGHUP):
+        for number in (*SIGNALS, signal.SIGHUP):
             signal.signal(number, signal.SIG_IGN)
     return code
 
 
-def _has_terminal() -> bool:
+def has_terminal() -> bool:
     """Whether the process has a terminal that it is controlled by."""
     try:
         os.close(os.open(_TERMINAL, os.O_RDWR | os.O_NOCTTY | os.O_CLOEXEC))
@@ -93,11 +106,11 @@ async def _serve(
     gateway = make_gateway(config, models)
     # signals first: one that comes while models load must not be lost
     with (
-        trio.open_signal_receiver(*_SIGNALS) as signals,
+        trio.open_signal_receiver(*SIGNALS) as signals,
         trio.open_signal_receiver(signal.SIGHUP) as hangups,
     ):
         async with trio.open_nursery() as nursery:
-            nursery.start_soon(_obey, signals, gateway)
+            nursery.start_soon(obey, signals, gateway)
             nursery.start_soon(_reload, hangups, gateway, tied)
             if early:
                 gateway.begin_drain()
@@ -112,10 +125,10 @@ async def _serve(
             nursery.start_soon(give_back_at_rest)
             await gateway.stopped()
             nursery.cancel_scope.cancel()
-    return _tell(gateway.drain_report, config.drain.report)
+    return told(gateway.drain_report, config.drain.report)
 
 
-def _tell(report: DrainReport | None, file: str) -> int:
+def told(report: DrainReport | None, file: str) -> int:
     """Logs what became of every stream, and writes it where the configuration says; the exit code that it means."""
     if report is None:
         return 0
@@ -133,21 +146,28 @@ async def _announce(gateway: Gateway, listening: Callable[[Gateway], None]) -> N
     listening(gateway)
 
 
-def make_gateway(config: Config, models: Sequence[Any] = ()) -> Gateway:
+def make_gateway(config: Config, models: Sequence[Any] = (), ports: Ports | None = None) -> Gateway:
     """A gateway of the configured models and these, the one of a folder too; of the library's where there is none and none
-    is to come."""
+    is to come. `ports` are those of a parent, which has told what there is to know of the configuration."""
+    if ports is None:
+        tell(config, models)
+    if path := served_folder(config, alone=not models):
+        return Gateway(config, [*models, _model_of(config, path)], ports=ports)
+    if config.models or models or config.sagemaker.multi_model:
+        return Gateway(config, models, ports=ports)
+    if not config.bidi.default_model:
+        config = replace(config, bidi=replace(config.bidi, default_model="echo"))
+    return Gateway(config, library_specs(), ports=ports)
+
+
+def tell(config: Config, models: Sequence[Any] = ()) -> None:
+    """Logs what an operator should know of a configuration."""
     if not config.sagemaker.sigv4.credentials and not closes(config):
         log.info("signatures are not looked at: everyone may call", extra={"setting": "sagemaker.sigv4.credentials"})
     for event, fields in warnings(config, os.environ):
         log.warning(event, extra=fields)
-    if path := served_folder(config, alone=not models):
-        return Gateway(config, [*models, _model_of(config, path)])
-    if config.models or models or config.sagemaker.multi_model:
-        return Gateway(config, models)
-    log.info("no model is configured: serving the library models", extra={"hint": "--model NAME=module:attribute"})
-    if not config.bidi.default_model:
-        config = replace(config, bidi=replace(config.bidi, default_model="echo"))
-    return Gateway(config, library_specs())
+    if not (config.models or models or config.sagemaker.multi_model or served_folder(config, alone=not models)):
+        log.info("no model is configured: serving the library models", extra={"hint": "--model NAME=module:attribute"})
 
 
 def _model_of(config: Config, path: str) -> ModelSpec:
@@ -162,7 +182,7 @@ def _model_of(config: Config, path: str) -> ModelSpec:
 async def _reload(hangups: object, gateway: Gateway, tied: bool) -> None:
     """SIGHUP asks for the certificate to be read again; from a terminal that has closed it means the end."""
     async for _ in hangups:  # type: ignore[attr-defined]
-        if tied and not _has_terminal():
+        if tied and not has_terminal():
             log.info("the terminal is gone")
             gateway.begin_drain()
         elif gateway.certificate is None:
@@ -175,12 +195,20 @@ async def _reload(hangups: object, gateway: Gateway, tied: bool) -> None:
                 tell_broken(error)
 
 
-async def _obey(signals: object, gateway: Gateway) -> None:
+class Drainable(Protocol):
+    """What signals end."""
+
+    def begin_drain(self) -> None: ...
+    def hurry(self) -> None: ...
+
+
+async def obey(signals: object, server: Drainable) -> None:
+    """The first signal begins a drain, each further one hurries it."""
     first = True
     async for number in signals:  # type: ignore[attr-defined]
         log.info("signal", extra={"signal": signal.Signals(number).name})
         if first:
             first = False
-            gateway.begin_drain()
+            server.begin_drain()
         else:
-            gateway.hurry()
+            server.hurry()

@@ -51,6 +51,7 @@ def contradictions(config: Config, where: Where) -> Iterator[Problem]:
             yield Problem(key=lower, text=f"{where(lower)} is {low}, more than {where(upper)}, which is {high}")
     yield from _wrong_endpoints(config, where)
     yield from unsupported_processes(config, where)
+    yield from _divided(config, where)
     if config.repository.model and (name := config.repository.model_name) in config.models:
         factory = dotted(("models", name, "factory"))
         yield Problem(
@@ -184,6 +185,44 @@ def unsupported_processes(config: Config, where: Where = str) -> Iterator[Proble
             key = dotted(path)
             text = f"{where(key)}: processes need Linux; leave it out"
             yield Problem(key=key, text=text, expected="Linux", got=sys.platform)
+
+
+def several_processes(config: Config, where: Where = str) -> Iterator[Problem]:
+    """A problem where a program that serves in its own process is to have several: only `everywire serve` starts them."""
+    if (n := config.listen.processes) != 1:
+        text = f"{where('listen.processes')} is {n}, and this program serves in its own process: only `everywire` has more"
+        yield Problem(key="listen.processes", text=text, expected="1", got=str(n))
+
+
+def _divided(config: Config, where: Where) -> Iterator[Problem]:
+    """A problem for each setting that would mean something else in each of several processes."""
+    n, key = config.listen.processes, "listen.processes"
+    if n == 1:
+        return
+    if not _has_processes():
+        text = f"{where(key)} is {n}: several processes need Linux"
+        yield Problem(key=key, text=text, expected="1", got=str(n))
+    each = "each process would have models of its own, and a client's next request may reach another one"
+    apart = [
+        ("sagemaker.multi_model", "true", config.sagemaker.multi_model),
+        ("v2.model_control", "true", config.v2.model_control),
+        *(
+            (dotted(("endpoints", name, "models")), show(endpoint.models), bool(endpoint.models))
+            for name, endpoint in config.endpoints.items()
+        ),
+    ]
+    for other, value, is_set in apart:
+        if is_set:
+            text = f"{where(key)} = {n} and {where(other)} = {value} contradict each other: {each}"
+            yield Problem(key=key, text=text, suggestion=other)
+    for name, model in config.models.items():
+        if model.process.wanted:
+            other = dotted(("models", name, "process"))
+            text = (
+                f"{where(key)} = {n} and {where(other)} contradict each other for now: each process would start "
+                "instances of its own"
+            )
+            yield Problem(key=key, text=text, suggestion=other)
 
 
 def _has_processes() -> bool:

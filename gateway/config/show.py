@@ -9,8 +9,9 @@ from typing import Any
 
 from gateway.config.fields import SETTINGS, template
 from gateway.config.load import Resolved
+from gateway.config.share import DIVIDED, processes_of, share_of
 from gateway.config.text import Key, dotted, plain, toml, without_secrets, written_size
-from gateway.config.tree import TensorConfig, Unit
+from gateway.config.tree import Config, TensorConfig, Unit
 
 DEFAULT = "default"
 """The source of what nobody set."""
@@ -28,6 +29,7 @@ def to_toml(resolved: Resolved, *, changed: bool = False, masked: bool = False) 
         shown = without_secrets(path, value) if masked else value
         if shown != value:
             source = f"{source}, masked: --show-secrets shows it"
+        source = "; ".join(filter(None, (source, _of_each(path, value, resolved.config))))
         note = f"  # {plain(source)}" if source else ""
         if value is None and setting is not None:
             line = f"# {dotted(path[-1:])}: {setting.computed}"
@@ -61,6 +63,8 @@ def to_json(
         if setting is not None and setting.unit is Unit.TENSORS and value is not None:
             value = _tables(value)
         told[dotted(path)] = _entry(path, value, source, masked)
+        if path in DIVIDED and (n := processes_of(resolved.config)) != 1:
+            told[dotted(path)]["each_process"] = share_of(value, n)
     for path, value, source in said:
         told[dotted(path)] = _entry(path, value, source, masked)
     return told
@@ -80,6 +84,13 @@ def _each(section: Any, prefix: Key) -> Iterator[tuple[Key, Any]]:
                 yield from _each(item, key)
             else:
                 yield key, item
+
+
+def _of_each(path: Key, value: Any, config: Config) -> str:
+    """What one of several processes has of a value that is of all together; empty where there is one process."""
+    if path not in DIVIDED or (n := processes_of(config)) == 1:
+        return ""
+    return f"each of {n} processes has {written(SETTINGS[path].unit, share_of(value, n)).strip(chr(34))}"
 
 
 def written(unit: Unit, value: Any) -> str:

@@ -162,6 +162,10 @@ class ListenConfig:
     tcp_keepalive: Annotated[SecondsOrOff, Meta(le=32767)] = 60.0
     """How long nothing may come over a connection until the kernel asks whether its client is still there (TCP keepalive).
     One that answers none of four probes, 15 seconds apart, or has forgotten the connection, is gone. 0: it never asks."""
+    processes: Annotated[CountOrOff, Meta(le=256)] = 1
+    """Processes that serve these ports, each with all the models; one connection is always one process's. More than one
+    have a parent, which accepts and hands the connections over. 0: as many as there are usable cores. `limits.total_bytes`,
+    `limits.connections` and `repository.memory` are divided by them. Linux only."""
 
 
 @final

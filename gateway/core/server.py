@@ -90,6 +90,10 @@ class Server:
         self.date = DateField(beside=NOSNIFF)
         """The Date field of its answers, and what else all of them say."""
         self.draining = False
+        """True once nothing new is answered."""
+        self.leaving = False
+        """True once no connection stays for another request: while it drains, and a while before where another server takes
+        its place."""
         self.exchange_opened, self.exchange_closed = opened, closed
         # letters and digits alone: a head takes them without a look
         self.new_id = map(f"{secrets.token_hex(4)}%d".__mod__, itertools.count(1)).__next__

@@ -63,6 +63,8 @@ class ProcessPlan:
     """And where neither that nor the environment does: the usable cores, shared by the instances."""
     memory_limit: int = 0
     """Bytes, for `limit_memory` in the process; 0: none."""
+    speaks_for_itself: bool = False
+    """True where it writes to our own stdout and stderr, and nobody reads its output here."""
 
 
 @final
@@ -158,10 +160,10 @@ class Process:
         self._turn = trio.Lock()  # of those who wait for its end: one waits for the pidfd, the others for that one
         self._exit: Exit | None = None
         allowance = _Allowance()
-        assert popen.stdout is not None
-        assert popen.stderr is not None
-        self._stdout = _Output("stdout", popen.stdout, allowance)
-        self._stderr = _Output("stderr", popen.stderr, allowance, _TAIL)
+        self._outputs: list[_Output] = []
+        for name, pipe in (("stdout", popen.stdout), ("stderr", popen.stderr)):
+            if pipe is not None:
+                self._outputs.append(_Output(name, pipe, allowance, _TAIL * (name == "stderr")))
 
     @classmethod
     def start(cls, plan: ProcessPlan, argument: str = "") -> Process:
@@ -174,6 +176,7 @@ class Process:
         # -P: a file in the working folder hides no module from it that is not hidden from us
         command = [plan.python or sys.executable, "-P", "-m", plan.module]
         # another interpreter has packages of its own
+        output = None if plan.speaks_for_itself else subprocess.PIPE
         environment = environment_of(plan, os.environ, [] if plan.python else _leading_path())
         ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_STREAM)
         try:
@@ -182,8 +185,8 @@ class Process:
                     [*command, str(theirs.fileno()), str(os.getpid()), *[argument] * bool(argument)],
                     bufsize=0,
                     stdin=subprocess.DEVNULL,
-                    stdout=subprocess.PIPE,
-                    stderr=subprocess.PIPE,
+                    stdout=output,
+                    stderr=output,
                     env=environment,
                     pass_fds=[theirs.fileno()],
                     start_new_session=True,
@@ -203,7 +206,7 @@ class Process:
     @property
     def tail(self) -> str:
         """The end of what it has written to stderr so far, 64 KiB at most; when `ended` has returned, the last of all."""
-        return self._stderr.tail.decode("utf-8", "replace")
+        return self._outputs[-1].tail.decode("utf-8", "replace") if self._outputs else ""
 
     async def ended(self) -> Exit:
         """Waits until it has ended, ends all that is left of its group, and says how it ended. Any number of tasks may wait,
@@ -219,7 +222,7 @@ class Process:
         True where something is there, or the other end is closed."""
         with selectors.DefaultSelector() as selector:
             selector.register(self.socket, selectors.EVENT_READ)
-            outputs = [output for output in (self._stdout, self._stderr) if not output.over]
+            outputs = [output for output in self._outputs if not output.over]
             for output in outputs:
                 selector.register(output.descriptor, selectors.EVENT_READ)
             ready = {key.fileobj for key, _ in selector.select(seconds)}
@@ -249,7 +252,7 @@ class Process:
         """Kills it and gives everything back; a second call does nothing. Whoever reads its output, or waits for its end,
         is done. To know how it ended, wait for `ended` before: what was killed here alone ended by SIGKILL."""
         self.kill()
-        for output in (self._stdout, self._stderr):
+        for output in self._outputs:
             output.close()
         if self.socket.fileno() >= 0:
             _tell_closing(self.socket.fileno())
@@ -264,8 +267,8 @@ class Process:
         return ends one as well, and those beyond 8 KiB come in several parts. `said` is told 200 a second of both at most,
         the others are counted: `31 lines dropped` comes in their place. For one task at a time."""
         async with trio.open_nursery() as nursery:
-            nursery.start_soon(self._stdout.read, said)
-            await self._stderr.read(said)
+            for output in self._outputs:
+                nursery.start_soon(output.read, said)
 
     def _look(self) -> Exit | None:
         """How it ended; None while it runs. Reaps it."""
@@ -282,7 +285,7 @@ class Process:
             code = self._popen.poll() or 0
             end = Exit(code=code) if code >= 0 else Exit(signal=-code)
         self._settle(end)
-        for output in (self._stdout, self._stderr):
+        for output in self._outputs:
             output.drain()
         return end
 

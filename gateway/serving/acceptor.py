@@ -7,6 +7,7 @@ import resource
 import socket
 import ssl
 from collections.abc import Awaitable, Callable
+from functools import partial
 from typing import final
 
 import trio
@@ -14,7 +15,7 @@ import trio
 from gateway.core.connection import Connection, ConnectionWire
 from gateway.core.server import Server
 from gateway.errors import Closing, TransportLost
-from gateway.net.listeners import Listener, Port, Rules, open_listeners
+from gateway.net.listeners import Listener
 from gateway.net.proxies import TrustedProxies
 from gateway.net.readiness import Poller, WaitedTransport, Watchable
 from gateway.net.tls_reload import ServedCertificate
@@ -22,26 +23,27 @@ from gateway.net.tls_transport import TLSTransport
 from gateway.net.transport import SocketTransport, Transport
 from gateway.serving.connection_table import ConnectionTable
 from gateway.serving.lobby import Lobby
+from gateway.serving.ports import Ports, open_ports
 from gateway.wires.asgi import ASGICall, Receive, Scope, Send, refuse_asgi
 from gateway.wires.detect import sniff
 from protocols.proxy import ProxyReceiver
 
 log = logging.getLogger("gateway")
 
-_BESIDE = ("listen.bidi_port", "listen.grpc_port")  # ports beside the first
 _Arrived = tuple[Transport, Callable[[Connection], ConnectionWire], bytes, TrustedProxies | None]
 
 
 @final
 class Acceptor:
-    """Opens the ports, and serves what comes there and what an embedder has accepted itself, until it is told to stop."""
+    """Opens the ports, and serves what comes there and what somebody else has accepted, until it is told to stop."""
 
-    def __init__(self, server: Server) -> None:
+    def __init__(self, server: Server, ports: Ports | None = None) -> None:
+        """`ports` are those of a parent, which accepts there and hands the connections over: then it opens none."""
         self._server, self._limits = server, server.limits
-        self.port = self.tls_port = self.bidi_port = self.grpc_port = 0
-        """Where it listens; 0: nowhere. The first port, of sockets that systemd has passed."""
-        self.addresses: tuple[str, ...] = ()
-        """All of where it listens, as URLs."""
+        self.handed = ports is not None
+        """True where a parent accepts."""
+        self.ports = ports or Ports()
+        """Where it listens."""
         self.certificate: ServedCertificate | None = None
         """What is shown to those who come by TLS; None where TLS is off, and before `listen`."""
         self.poller: Poller | None = None
@@ -62,40 +64,29 @@ class Acceptor:
 
     def listen(self) -> None:
         """Opens the ports. ConfigError, or OSError, where one cannot be."""
-        listen, tls = self._server.config.listen, self._server.config.tls
+        tls = self._server.config.tls
         if tls.cert or tls.dev:
             self.certificate = ServedCertificate(tls)
-        ports = [
-            Port(number=listen.port, setting="listen.port or --port"),
-            Port(number=listen.bidi_port, setting="listen.bidi_port"),
-            Port(number=listen.grpc_port, setting="listen.grpc_port"),
-            Port(
-                number=listen.tls_port if self.certificate is not None else -1,
-                setting="listen.tls_port or --tls-port",
-                tls=True,
-            ),
-        ]
-        rules = Rules(backlog=listen.backlog, keepalive=listen.tcp_keepalive, unix_mode=int(listen.unix_mode, 8))
-        opened = self._listeners = open_listeners(listen.host, [port for port in ports if port.number >= 0], rules)
-        beside = {listener.setting: listener.port for listener in reversed(opened) if listener.setting in _BESIDE}
-        self.bidi_port, self.grpc_port = (beside.get(setting, 0) for setting in _BESIDE)
-        mine = [listener for listener in opened if listener.port and listener.setting not in _BESIDE]
-        self.port = next((listener.port for listener in mine if not listener.tls), 0)
-        self.tls_port = next((listener.port for listener in mine if listener.tls), 0)
-        self.addresses = tuple([listener.url for listener in opened])
+        if not self.handed:
+            self._listeners, self.ports = open_ports(self._server.config)
 
     def begin(self, nursery: trio.Nursery, beside: Callable[[], Awaitable[None]]) -> None:
         """Serves in this nursery from now on, with this task beside its own."""
         self.nursery = nursery
         nursery.start_soon(self._accept_all)
         nursery.start_soon(beside)
-        if self.certificate is not None and any(listener.tls for listener in self._listeners):
+        if self.certificate is not None and (self.handed or any(listener.tls for listener in self._listeners)):
             nursery.start_soon(self.certificate.watch)
         nursery.start_soon(self._turns)
         self._own = frozenset(nursery.child_tasks)
-        if self.poller is None and Poller.available and self._listeners:
+        if self.poller is None and Poller.available and (self._listeners or self.handed):
             self.poller = Poller()
         self._server.runner.begin(nursery, self.poller)
+
+    @property
+    def accepting(self) -> bool:
+        """True while connections are taken."""
+        return self.nursery is not None and not self._accepting.cancel_called
 
     @property
     def working(self) -> list[trio.lowlevel.Task]:
@@ -156,18 +147,21 @@ class Acceptor:
         with self._accepting:
             async with trio.open_nursery() as nursery:
                 for listener in self._listeners:
-                    nursery.start_soon(self._accept, listener, self.certificate if listener.tls else None)
+                    take = partial(self.take, tls=listener.tls)
+                    nursery.start_soon(listener.accept, take, _always, self._server.log_limits)
 
-    async def _accept(self, listener: Listener, certificate: ServedCertificate | None) -> None:
-        def serve(sock: socket.socket) -> None:
-            try:
-                below = SocketTransport(sock, unsent=self._limits.unsent)
-            except OSError:
-                sock.close()
-                return  # reset before it was served
-            self.accepted(below, certificate and certificate.context)
-
-        await listener.accept(serve, _always, self._server.log_limits)
+    def take(self, sock: socket.socket, *, tls: bool, closed: Callable[[], None] | None = None) -> None:
+        """Serves a connection of one of the ports, which it owns from here on: accepted here, or by a parent. `closed` is
+        called once, when it is closed."""
+        try:
+            below = SocketTransport(sock, unsent=self._limits.unsent)
+        except OSError:  # reset before it was served
+            sock.close()
+            if closed is not None:
+                closed()
+            return
+        below.closed = closed
+        self.accepted(below, self.certificate.context if tls and self.certificate is not None else None)
 
     def accepted(self, below: Watchable, tls: ssl.SSLContext | None = None) -> None:
         """Serves what a listener has accepted, in a task; or tells it that there is no place for it."""
@@ -176,7 +170,7 @@ class Acceptor:
             below.close()
         elif (why := table.refusal(below.peer)) is None:
             if (over := table.counted(below.peer)) is not None and isinstance(below, SocketTransport):
-                below.closed = over
+                below.closed = over if below.closed is None else partial(_both, below.closed, over)
             table.starting += 1
             nursery.start_soon(self._serve_accepted, below, tls)
         else:
@@ -293,3 +287,8 @@ class Acceptor:
 
 def _always() -> bool:
     return True
+
+
+def _both(one: Callable[[], None], other: Callable[[], None]) -> None:
+    one()
+    other()

@@ -11,6 +11,7 @@ from typing import final
 import msgspec
 import trio
 
+from gateway.core.connection import Connection
 from gateway.core.exchange import Exchange
 from gateway.core.server import Server
 from gateway.errors import Ending
@@ -22,6 +23,8 @@ log = logging.getLogger("gateway")
 
 # What an interrupted exchange has for its goodbye, and a cancelled model for its clean-up, before the server stops.
 _GRACE = 5.0
+# What a connection that may still send a request has, where another server takes this one's place, before it is closed.
+_LINGER = 3.0
 _CUT = (Ending.DRAINED, Ending.LOST)
 
 
@@ -74,7 +77,7 @@ class Drain:
         self._server, self._acceptor, self._dispatcher, self._observer = server, acceptor, dispatcher, observer
         self._timeout, self._patience = server.config.drain.timeout, trio.CancelScope()
         self._wanted, self._reported = trio.Event(), trio.Event()
-        self._hurrying = False
+        self._hurrying = self._gently = False
         self.report: DrainReport | None = None
         """What became of every exchange, once that is known; None before."""
 
@@ -90,6 +93,16 @@ class Drain:
             self._timeout = min(self._timeout, timeout) if self.begun else timeout
             self._patience.deadline = min(self._patience.deadline, trio.current_time() + timeout)
         self._wanted.set()
+
+    def retire(self) -> None:
+        """Asks for it because another server has taken this one's place: nobody new comes. Requests are answered for a while
+        yet, each as the last of its connection, so that none is refused that was on its way."""
+        self._gently = not self.begun
+        self._wanted.set()
+
+    async def wanted(self) -> None:
+        """Returns when it was asked for."""
+        await self._wanted.wait()
 
     def hurry(self) -> None:
         """The deadline is now."""
@@ -108,6 +121,10 @@ class Drain:
         await self._wanted.wait()
         server, acceptor = self._server, self._acceptor
         began, delay = trio.current_time(), server.config.drain.delay
+        server.leaving = True
+        if self._gently:
+            delay = 0.0
+            await self._let_go()
         server.draining = True
         live = list(self._observer.live)
         log.info("draining", extra={"live": len(live), "delay": delay, "timeout": self._timeout})
@@ -137,6 +154,16 @@ class Drain:
             log.info("drained", extra={**counts, "refused": drained.refused, "seconds": round(drained.seconds, 3)})
 
         return report
+
+    async def _let_go(self) -> None:
+        """Waits until connections have left by themselves, `_LINGER` seconds at most."""
+        for connection in list(self._server.connections):
+            # HTTP/1 says goodbye with its next answer: a request may be on its way
+            if isinstance(connection, Connection) and connection.wire.name == "http/2":
+                connection.drain()
+        with trio.move_on_after(_LINGER):
+            while self._acceptor.busy and not self._hurrying:
+                await self._server.bell.wait()
 
 
 def report_of(

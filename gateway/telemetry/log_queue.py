@@ -16,6 +16,7 @@ import sys
 import threading
 import time
 import traceback
+from collections.abc import Iterator
 from itertools import islice
 from types import TracebackType
 from typing import IO, TypeAlias, final
@@ -53,8 +54,10 @@ class QueuedHandler(logging.Handler):
     meanwhile loses what waits. In a child made by `fork`, which has no such thread, records are written as they come.
     """
 
-    def __init__(self, stream: IO[str]) -> None:
+    def __init__(self, stream: IO[str], *, shared: bool = False) -> None:
+        """`shared`: other processes write to it too, and no line of ours is to begin within one of theirs."""
         super().__init__()
+        self._shared = shared
         self._stream = stream
         self._descriptor = descriptor_of(stream)
         self._encoding = getattr(stream, "encoding", None) or "utf-8"
@@ -152,9 +155,10 @@ class QueuedHandler(logging.Handler):
             while len(items) < _AT_ONCE and not waiting.empty():
                 items.append(waiting.get())
             lines = [line for item, _ in items if (line := self._text(item))]
-            if lines and not self._written("".join(lines)):
-                with self.lock:  # type: ignore[union-attr]
-                    self._lost(len(lines))
+            for together in _atomic(lines) if self._shared else [lines]:
+                if together and not self._written("".join(together)):
+                    with self.lock:  # type: ignore[union-attr]
+                        self._lost(len(together))
             self._taken += len(lines)
             self._taken_bytes += sum(size for _, size in items)
             for item, _ in items:
@@ -209,6 +213,18 @@ class QueuedHandler(logging.Handler):
     def _in_child(self) -> None:
         self._forked = True
         self._queue = queue.SimpleQueue()  # the parent writes what waits
+
+
+def _atomic(lines: list[str]) -> Iterator[list[str]]:
+    """The lines, as many at once as a pipe takes without those of another writer between; a longer one goes alone."""
+    together, size = list[str](), 0
+    for line in lines:
+        size += (more := len(line.encode("utf-8", "backslashreplace")))
+        if size > _ATOMIC and together:
+            yield together
+            together, size = [], more
+        together.append(line)
+    yield together
 
 
 def descriptor_of(stream: IO[str]) -> int | None:

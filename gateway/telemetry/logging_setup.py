@@ -35,16 +35,19 @@ _OURS = ("timestamp", "level", "logger", "event")
 _RESERVED = frozenset({*RESERVED_ATTRS, *_OURS})
 
 
-def configure(config: LogConfig, *, stream: IO[str] | None = None) -> None:
+def configure(config: LogConfig, *, stream: IO[str] | None = None, front: int | None = None) -> None:
     """Sends the log of the whole process to `stream` (standard error) in the configured format.
 
     `level` holds for the loggers under "gateway"; those of models and libraries show warnings and errors unless their
     own level says more. A second call replaces the first. Lines are written by a thread of their own (`log_queue`): whoever
-    logs never waits for whoever reads.
+    logs never waits for whoever reads. `front` is the number of this process where several write to one stream: each line
+    has it, and comes whole.
     """
     stream = stream or sys.stderr or open(os.devnull, "w")  # noqa: SIM115  # a process may have no standard error
     text = config.format == "text" or (config.format == "auto" and stream.isatty())
-    handler = QueuedHandler(stream)
+    handler = QueuedHandler(stream, shared=front is not None)
+    if front is not None:
+        handler.addFilter(_Numbered(front))
     handler.setFormatter(TextFormatter() if text else JSONFormatter())
     root = logging.getLogger()
     for old in [other for other in root.handlers if isinstance(other, QueuedHandler)]:
@@ -96,6 +99,19 @@ def _thread_ended(found: threading.ExceptHookArgs) -> None:
     if found.exc_type is not SystemExit:
         name = "" if found.thread is None else found.thread.name
         log.error("a thread has ended with an exception", extra={"of": name}, exc_info=found.exc_value)
+
+
+@final
+class _Numbered(logging.Filter):
+    """Lets every record through, and says which process it is of."""
+
+    def __init__(self, front: int) -> None:
+        super().__init__()
+        self._front = front
+
+    def filter(self, record: logging.LogRecord) -> bool:
+        record.front = self._front
+        return True
 
 
 @final

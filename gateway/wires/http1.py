@@ -121,7 +121,7 @@ class HTTP1Wire:
                 if inbound is not None and inbound.exchange.request.upgrade != _WEBSOCKET:
                     inbound.feed_end()
             elif type(event) is Request:
-                if connection.requests >= self._last_request or connection.server.draining:
+                if connection.requests >= self._last_request or connection.server.leaving:
                     machine.close_after_response()
                 self._current = exchange = connection.open_exchange(event)
                 self._inbound = inbound = exchange.inbound

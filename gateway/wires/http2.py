@@ -83,7 +83,7 @@ class HTTP2Wire:
         self._ended_at: float | None = None  # by us, for what the peer does
         self._draining_since: float | None = None
         connection.output_ready()
-        if connection.server.draining:
+        if connection.server.leaving:
             self.drain()
 
     # -- receiving -------------------------------------------------------------------------------------------------

@@ -1,0 +1,253 @@
+"""A front: a gateway that is handed its connections by a parent, and does what that asks for."""
+
+from __future__ import annotations
+
+import gc
+import logging
+import os
+import socket
+from contextlib import suppress
+from typing import Any, final
+
+import trio
+
+from gateway.catalog.process_memory import give_back_at_rest
+from gateway.config.agreement import has_plane
+from gateway.config.problem import ConfigError
+from gateway.doorbell import Doorbell
+from gateway.errors import GatewayError, ModelGivenUp
+from gateway.fronts.messages import (
+    AT_ONCE,
+    PACKET,
+    Begin,
+    CannotServe,
+    Command,
+    ControlFrames,
+    FrontHello,
+    FrontListens,
+    GivenUp,
+    Message,
+    Over,
+    Reply,
+    Serving,
+    Taken,
+    frame_of,
+    handed_of,
+    packet_of,
+)
+from gateway.fronts.sums import Family, families_of
+from gateway.gateway import Gateway
+from gateway.net.tls_reload import tell_broken
+from gateway.version import version
+from models.errors import contain_interrupts, leaves
+
+log = logging.getLogger("gateway")
+
+_READ = 64 * 1024
+_REST = 0.02  # seconds in which connections that close are told together
+_EXPECTED = (OSError, ModelGivenUp, ConfigError)
+
+
+def begin_with(control: socket.socket) -> tuple[Begin, socket.socket]:
+    """The parent's first word, and the socket that came with it: where there is no loop yet. EOFError where it is gone."""
+    control.setblocking(True)
+    control.sendall(frame_of(FrontHello(version())))
+    frames, found = ControlFrames(), list[int]()
+    while True:
+        data, descriptors, _, _ = socket.recv_fds(control, _READ, 1, socket.MSG_CMSG_CLOEXEC)
+        found += descriptors
+        if not data:
+            raise EOFError("the parent is gone")
+        for message in frames.feed(data):
+            assert isinstance(message, Begin)
+            (descriptor,) = found
+            return message, socket.socket(fileno=descriptor)
+
+
+def failed(control: socket.socket, text: str, *, configuration: bool) -> None:
+    """Tells the parent that nothing comes of it, where there is no loop."""
+    with suppress(OSError):
+        control.setblocking(True)
+        control.sendall(frame_of(CannotServe(text, configuration)))
+
+
+@final
+class Front:
+    """Serves what the parent hands over, until that has drained it or is gone."""
+
+    def __init__(self, gateway: Gateway, control: socket.socket, handed: socket.socket) -> None:
+        control.setblocking(False)
+        handed.setblocking(False)
+        self._gateway, self._handed = gateway, handed
+        registry = None
+        if has_plane(gateway.config.operator):
+            registry = gateway.registry  # from now on exchanges are counted
+        self._registry = registry
+        self._control = trio.SocketStream(trio.socket.from_stdlib_socket(control))
+        self._out: list[Message] = []
+        self._posted, self._fewer = Doorbell(), Doorbell()
+        self._open = 0
+        self._failure: CannotServe | None = None
+        self._finished, self._written = False, trio.Event()
+
+    async def run(self) -> bool:
+        """Returns when it is over: False where it could not serve, or not go on."""
+        contain_interrupts()
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(self._write)
+            nursery.start_soon(self._obey, nursery)
+            nursery.start_soon(self._tell_listening, nursery)
+            nursery.start_soon(self._tell_drain)
+            await nursery.start(self._serve)
+            if self._failure is None:
+                unready = tuple(self._gateway.unready)
+                self._post(Serving(sorted(self._gateway.supervisor.workers), unready))
+            # what is here now stays: the collector need not look at all of it again and again
+            gc.collect()
+            gc.freeze()
+            nursery.start_soon(give_back_at_rest)
+            await self._gateway.stopped()
+            if self._failure is not None:
+                self._post(self._failure)
+            else:
+                self._post(Over(self._gateway.drain_report, self._metrics()))
+            self._finished = True
+            await self._written.wait()
+            nursery.cancel_scope.cancel()
+        return self._failure is None
+
+    async def _serve(self, *, task_status: trio.TaskStatus[None]) -> None:
+        """The gateway's own, which raises nothing that the parent can be told."""
+        try:
+            await self._gateway.serve(task_status=task_status)
+        except BaseException as e:
+            errors = list(leaves(e))
+            if not all(isinstance(error, _EXPECTED) for error in errors):
+                raise
+            text = "; ".join(str(error) for error in errors)
+            self._failure = CannotServe(text, any(isinstance(error, ConfigError) for error in errors))
+            task_status.started()
+
+    # -- what the parent is told -------------------------------------------------------------------------------------
+
+    def _post(self, message: Message) -> None:
+        self._out.append(message)
+        self._posted.ring()
+
+    async def _write(self) -> None:
+        with suppress(trio.BrokenResourceError):  # who reads notices
+            while True:
+                await self._posted.wait()
+                while self._out:
+                    await self._control.send_all(frame_of(self._out[0]))
+                    del self._out[0]
+                if self._finished:
+                    self._written.set()
+
+    async def _tell_listening(self, nursery: trio.Nursery) -> None:
+        await self._gateway.listening()
+        while self._gateway.acceptor.nursery is None:
+            await trio.lowlevel.checkpoint()
+        self._post(FrontListens())
+        nursery.start_soon(self._take_all)
+        nursery.start_soon(self._tell_fewer)
+
+    async def _tell_drain(self) -> None:
+        await self._gateway.drain_begun()
+        self._post(GivenUp())  # whoever has asked for it knows
+
+    # -- what the parent asks ----------------------------------------------------------------------------------------
+
+    async def _obey(self, nursery: trio.Nursery) -> None:
+        frames = ControlFrames()
+        with suppress(trio.BrokenResourceError):
+            while data := await self._control.receive_some(_READ):
+                for message in frames.feed(data):
+                    assert isinstance(message, Command)
+                    nursery.start_soon(self._answer, message)
+        log.error("the parent is gone")
+        nursery.cancel_scope.cancel()
+
+    async def _answer(self, asked: Command) -> None:
+        try:
+            value = await self._do(asked.what, asked.argument)
+        except GatewayError as e:
+            self._post(Reply(asked.number, None, e.message, e.status, e.code))
+        else:
+            self._post(Reply(asked.number, value))
+
+    async def _do(self, what: str, argument: Any) -> Any:
+        gateway = self._gateway
+        match what:
+            case "drain":
+                gateway.begin_drain(argument)
+            case "retire":
+                gateway.retire()
+            case "hurry":
+                gateway.hurry()
+            case "certificate":
+                if gateway.certificate is not None:
+                    try:
+                        await gateway.reload_certificate()
+                    except Exception as error:  # whatever a file holds, the front goes on
+                        tell_broken(error)
+            case "metrics":
+                return self._metrics()
+            case _:
+                raise AssertionError(what)
+        return None
+
+    def _metrics(self) -> list[Family]:
+        return [] if self._registry is None else families_of(self._registry)
+
+    # -- connections -------------------------------------------------------------------------------------------------
+
+    async def _take_all(self) -> None:
+        while True:
+            await trio.lowlevel.wait_readable(self._handed)
+            for _ in range(AT_ONCE):
+                try:
+                    packet, descriptors, _, _ = socket.recv_fds(self._handed, PACKET, AT_ONCE, socket.MSG_CMSG_CLOEXEC)
+                except BlockingIOError:
+                    break
+                except OSError:
+                    return
+                if not packet:
+                    return
+                await self._acknowledge(self._take(packet, descriptors))
+
+    def _take(self, packet: bytes, descriptors: list[int]) -> Taken:
+        """Serves the connections of a packet. It brings fewer descriptors than it says where we have no room for more: the
+        parent has them still."""
+        acceptor, handed = self._gateway.acceptor, handed_of(packet)
+        if not acceptor.accepting:  # these were on their way
+            for descriptor in descriptors:
+                os.close(descriptor)
+            return Taken([], [one.number for one in handed], self._open)
+        taken, lacking = handed[: len(descriptors)], handed[len(descriptors) :]
+        for one, descriptor in zip(taken, descriptors, strict=True):
+            self._open += 1
+            acceptor.take(socket.socket(fileno=descriptor), tls=one.tls, closed=self._closed)
+        return Taken([one.number for one in taken], [one.number for one in lacking], self._open)
+
+    def _closed(self) -> None:
+        self._open -= 1
+        self._fewer.ring()
+
+    async def _acknowledge(self, said: Taken) -> None:
+        packet = packet_of(said)
+        while True:
+            try:
+                self._handed.send(packet)
+            except BlockingIOError:
+                await trio.lowlevel.wait_writable(self._handed)
+            except OSError:
+                return  # who reads the stream notices
+            else:
+                return
+
+    async def _tell_fewer(self) -> None:
+        while True:
+            await self._fewer.wait()
+            await trio.sleep(_REST)
+            await self._acknowledge(Taken([], [], self._open))

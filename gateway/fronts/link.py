@@ -1,0 +1,283 @@
+"""A parent's side of one front: its process, what it is asked, what it says, and the connections on their way to it."""
+
+from __future__ import annotations
+
+import logging
+import os
+import socket
+from collections import deque
+from collections.abc import Callable
+from contextlib import suppress
+from typing import Any, final
+
+import trio
+
+from gateway.doorbell import Doorbell
+from gateway.errors import GatewayError
+from gateway.fronts.messages import (
+    AT_ONCE,
+    PACKET,
+    Begin,
+    CannotServe,
+    Command,
+    ControlFrames,
+    FrontHello,
+    FrontListens,
+    GivenUp,
+    Handed,
+    Message,
+    Over,
+    Reply,
+    Serving,
+    Taken,
+    frame_of,
+    packet_of,
+    taken_of,
+)
+from gateway.instances.spawn import OURS, Exit, Process, ProcessPlan
+from gateway.version import version
+
+log = logging.getLogger("gateway.fronts")
+
+MODULE = "gateway.cli.front"
+"""What a front runs, as `python -m` does."""
+_READ = 256 * 1024
+_ANSWER = 5.0  # seconds for an answer about what is there now
+_PAUSE = 0.05  # seconds, where the kernel has too many descriptors under way
+_LAST_WORDS = 5.0  # seconds in which a process that has said its last word ends
+
+
+@final
+class FrontError(GatewayError):
+    """What a front has answered instead of a value."""
+
+    def __init__(self, message: str, status: int, code: str) -> None:
+        super().__init__(message)
+        self.status, self.code = status, code
+
+
+@final
+class SilentFront(Exception):
+    """A front is gone, or has not answered in time."""
+
+
+@final
+class FrontLink:
+    """One front, from its start to its end.
+
+    `run` is its life. What it says is there as attributes; `changed` is called when one of these changes, `acknowledged`
+    with what it has taken."""
+
+    def __init__(self, process: Process, handed: socket.socket, id: int) -> None:
+        """For `start`."""
+        self.process, self.id, self.number = process, id, process.plan.number
+        self._handed = handed
+        self._control = trio.SocketStream(trio.socket.from_stdlib_socket(process.socket))
+        self._out = deque[bytes]()
+        self._posted, self._given = Doorbell(), Doorbell()
+        self._on_their_way = deque[tuple[Handed, socket.socket]]()
+        self._answers: dict[int, tuple[trio.Event, list[Reply]]] = {}
+        self._asked = 0
+        self.listening = False
+        """True once it serves what it is given."""
+        self.serving: Serving | None = None
+        """Its models, once the first load of each is decided."""
+        self.failed = ""
+        """Why it could not serve, or not go on."""
+        self.configuration = False
+        """True where that is the configuration's fault."""
+        self.draining = False
+        """True once it lets nobody new in."""
+        self.over: Over | None = None
+        """Its last word, where it has drained."""
+        self.exit: Exit | None = None
+        """How its process has ended."""
+        self.taking = False
+        """True while its parent hands connections to it: that says so."""
+        self.asked_to_end = False
+        """True once it was told to drain or to go."""
+        self.changed: Callable[[FrontLink], None] = lambda link: None
+        self.acknowledged: Callable[[FrontLink, Taken], None] = lambda link, taken: None
+
+    @classmethod
+    def start(cls, begin: Begin, id: int) -> FrontLink:
+        """Starts its process, on the thread of the loop: it dies with that. `id` is used for none other. OSError."""
+        own = {name: value for name, value in os.environ.items() if name.startswith(OURS)}
+        plan = ProcessPlan(
+            name=f"front {begin.number}",
+            number=begin.number,
+            module=MODULE,
+            environment=own,
+            threads_each=max(1, len(os.sched_getaffinity(0)) // begin.processes),
+            speaks_for_itself=True,
+        )
+        ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        try:
+            with theirs:
+                process = Process.start(plan)
+                try:
+                    socket.send_fds(process.socket, [frame_of(begin)], [theirs.fileno()])
+                except BaseException:
+                    process.close()
+                    raise
+        except BaseException:
+            ours.close()
+            raise
+        ours.setblocking(False)
+        return cls(process, ours, id)
+
+    # -- its life ----------------------------------------------------------------------------------------------------
+
+    async def run(self) -> None:
+        """Returns when its process has ended, with everything given back; where it is cancelled the process is killed."""
+        try:
+            async with trio.open_nursery() as nursery:
+                nursery.start_soon(self._write)
+                nursery.start_soon(self._hand_over)
+                nursery.start_soon(self._hear)
+                nursery.start_soon(self._listen_to)
+                self.exit = await self.process.ended()
+                nursery.cancel_scope.cancel()
+        finally:
+            with suppress(ValueError, OSError):
+                while self._hear_one():  # what it took before it died is its own
+                    pass
+            self.process.close()
+            trio.lowlevel.notify_closing(self._handed)
+            self._handed.close()
+            for answered, _ in self._answers.values():
+                answered.set()
+            self._on_their_way.clear()
+
+    async def _listen_to(self) -> None:
+        """Reads what it says; when that has ended, so has the process, soon."""
+        try:
+            await self._read()
+        except ValueError as e:
+            self._broken(e)
+        with trio.move_on_after(_LAST_WORDS):
+            await trio.sleep_forever()
+        log.warning("a front does not end: it is killed", extra={"front": self.number, "pid": self.process.pid})
+        self.process.kill()
+
+    def _broken(self, error: Exception) -> None:
+        reason = f"what it said is no message: {type(error).__name__}: {str(error)[:200]}"
+        log.error("a front is killed", extra={"front": self.number, "pid": self.process.pid, "reason": reason})
+        self.process.kill()
+
+    def kill(self) -> None:
+        """Ends it at once, with all that it serves."""
+        self.process.kill()
+
+    # -- what it says ------------------------------------------------------------------------------------------------
+
+    async def _read(self) -> None:
+        frames = ControlFrames()
+        with suppress(trio.BrokenResourceError):
+            while data := await self._control.receive_some(_READ):
+                for message in frames.feed(data):
+                    self._take(message)
+
+    def _take(self, message: Message) -> None:
+        match message:
+            case FrontHello(theirs):
+                if theirs != version():
+                    self.failed = f"it is everywire {theirs[:50]}, and this is {version()}: restart the server"
+                    self.process.kill()
+                return
+            case FrontListens():
+                self.listening = True
+            case Serving():
+                self.serving = message
+            case CannotServe(text, configuration):
+                self.failed, self.configuration = text[:2000], configuration
+            case GivenUp():
+                self.draining = True
+            case Over():
+                self.over = message
+            case Reply():
+                asked = self._answers.pop(message.number, None)
+                if asked is not None:  # else it is no more waited for
+                    asked[1].append(message)
+                    asked[0].set()
+                return
+            case _:
+                raise ValueError(f"a {type(message).__name__}")
+        self.changed(self)
+
+    async def ask(self, what: str, argument: Any = None, *, within: float = _ANSWER) -> Any:
+        """What it answers. FrontError for what it refuses; SilentFront where it is gone, or says nothing for so long."""
+        self._asked += 1
+        number, answered, answers = self._asked, trio.Event(), list[Reply]()
+        self._answers[number] = answered, answers
+        try:
+            self.tell(what, argument, number)
+            with trio.move_on_after(within):
+                await answered.wait()
+        finally:
+            self._answers.pop(number, None)
+        if not answers:
+            raise SilentFront(f"front {self.number} does not answer")
+        (answer,) = answers
+        if answer.error:
+            raise FrontError(answer.error, answer.status, answer.code)
+        return answer.value
+
+    def tell(self, what: str, argument: Any = None, number: int = 0) -> None:
+        """Asks without waiting for an answer."""
+        self._out.append(frame_of(Command(number, what, argument)))
+        self._posted.ring()
+
+    async def _write(self) -> None:
+        with suppress(trio.BrokenResourceError):  # who reads notices
+            while True:
+                await self._posted.wait()
+                while self._out:
+                    await self._control.send_all(self._out.popleft())
+
+    # -- connections -------------------------------------------------------------------------------------------------
+
+    def hand(self, number: int, sock: socket.socket, *, tls: bool) -> None:
+        """Sends it a connection, which stays the caller's until it is acknowledged."""
+        self._on_their_way.append((Handed(number, tls), sock))
+        self._given.ring()
+
+    async def _hand_over(self) -> None:
+        waiting = self._on_their_way
+        while True:
+            await self._given.wait()
+            while waiting:
+                some = [waiting[n] for n in range(min(len(waiting), AT_ONCE))]
+                try:
+                    packet = packet_of([handed for handed, _ in some])
+                    socket.send_fds(self._handed, [packet], [sock.fileno() for _, sock in some])
+                except BlockingIOError:
+                    await trio.lowlevel.wait_writable(self._handed)
+                except ConnectionError:
+                    return  # who waits for its end notices
+                except OSError as e:  # ETOOMANYREFS, ENOBUFS
+                    log.warning("hand-over paused", extra={"front": self.number, "reason": e.strerror, "seconds": _PAUSE})
+                    await trio.sleep(_PAUSE)
+                else:
+                    for _ in some:
+                        waiting.popleft()
+
+    async def _hear(self) -> None:
+        with suppress(OSError):
+            while True:
+                await trio.lowlevel.wait_readable(self._handed)
+                try:
+                    while self._hear_one():
+                        pass
+                except BlockingIOError:
+                    continue
+                except ValueError as e:
+                    self._broken(e)
+                return
+
+    def _hear_one(self) -> bool:
+        """Takes one acknowledgement; False where it has hung up. BlockingIOError where none is there."""
+        packet = self._handed.recv(PACKET)
+        if packet:
+            self.acknowledged(self, taken_of(packet))
+        return bool(packet)

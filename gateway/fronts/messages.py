@@ -1,0 +1,186 @@
+"""What a parent and its fronts say to each other, and the frames and packets that carry it.
+
+Two sockets: a stream, with frames of a length (u32, big-endian) and a MessagePack array each, and packets, with connections
+one way and acknowledgements the other. Bytes from a front are a peer's: what does not decode ends it.
+"""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Iterator
+from typing import Any, TypeAlias, final
+
+import msgspec
+
+from gateway.fronts.sums import Family
+from gateway.serving.drain import DrainReport
+from gateway.serving.ports import Ports
+
+_LENGTH = struct.Struct(">I")
+LARGEST = 64 * 1024 * 1024
+"""Bytes of a frame, at most."""
+AT_ONCE = 64
+"""Connections in one packet, at most. The kernel's own limit is 253 (SCM_MAX_FD)."""
+PACKET = 4096
+"""Bytes of a packet, at most."""
+
+
+class _Message(msgspec.Struct, frozen=True, array_like=True):
+    """One message, as an array of its tag and its fields."""
+
+
+@final
+class Begin(_Message, frozen=True, tag=0):
+    """The parent's first word. The other socket comes with it."""
+
+    number: int
+    """From 0."""
+    processes: int
+    ports: Ports
+    file: str | None
+    overrides: dict[str, str]
+    flags: dict[str, str]
+    """The command line, as `gateway.config.load.resolve` takes it."""
+
+
+@final
+class Command(_Message, frozen=True, tag=1):
+    """Something is to be told or done."""
+
+    number: int
+    what: str
+    argument: Any = None
+
+
+@final
+class FrontHello(_Message, frozen=True, tag=2):
+    """The front's first word."""
+
+    version: str
+
+
+@final
+class FrontListens(_Message, frozen=True, tag=3):
+    """It serves what it is given, models or not."""
+
+
+@final
+class Serving(_Message, frozen=True, tag=4):
+    """The first load of each model is decided."""
+
+    models: list[str]
+    unready: tuple[str, ...]
+
+
+@final
+class CannotServe(_Message, frozen=True, tag=5):
+    """It cannot serve, and ends."""
+
+    text: str
+    configuration: bool
+
+
+@final
+class GivenUp(_Message, frozen=True, tag=6):
+    """A model was given up without which nothing is to go on: it drains, and so are all others to."""
+
+
+@final
+class Reply(_Message, frozen=True, tag=7):
+    """The answer to an `Command`: a value, or what is wrong with it."""
+
+    number: int
+    value: Any = None
+    error: str = ""
+    status: int = 0
+    code: str = ""
+
+
+@final
+class Over(_Message, frozen=True, tag=8):
+    """It has drained: the last word but the end of its socket."""
+
+    report: DrainReport | None
+    metrics: list[Family]
+
+
+@final
+class EventsTold(_Message, frozen=True, tag=9):
+    """Something that happens, for who reads the event stream of `reader`."""
+
+    reader: int
+    events: bytes
+
+
+Message: TypeAlias = (
+    Begin | Command | FrontHello | FrontListens | Serving | CannotServe | GivenUp | Reply | Over | EventsTold
+)
+_encoder, _decoder = msgspec.msgpack.Encoder(), msgspec.msgpack.Decoder(Message)
+
+
+def frame_of(message: Message) -> bytes:
+    """The message with its length before it. ValueError for one that is too large."""
+    data = _encoder.encode(message)
+    if len(data) > LARGEST:
+        raise ValueError(f"a message of {len(data)} bytes; {LARGEST} are allowed")
+    return _LENGTH.pack(len(data)) + data
+
+
+@final
+class ControlFrames:
+    """ControlFrames, as they arrive."""
+
+    def __init__(self) -> None:
+        self._held = bytearray()
+
+    def feed(self, data: bytes) -> Iterator[Message]:
+        """The messages that are complete. ValueError for what is none."""
+        held = self._held
+        held += data
+        while len(held) >= _LENGTH.size:
+            (size,) = _LENGTH.unpack_from(held)
+            if size > LARGEST:
+                raise ValueError(f"a frame of {size} bytes; {LARGEST} are allowed")
+            if len(held) < (end := _LENGTH.size + size):
+                return
+            message = _decoder.decode(memoryview(held)[_LENGTH.size : end])
+            del held[:end]
+            yield message
+
+
+# -- packets
+
+
+@final
+class Handed(msgspec.Struct, frozen=True, array_like=True):
+    """A connection, whose socket comes with the packet."""
+
+    number: int
+    tls: bool
+
+
+@final
+class Taken(msgspec.Struct, frozen=True, array_like=True):
+    """A front has taken these, had no descriptors for those, and has so many open."""
+
+    numbers: list[int]
+    lacking: list[int]
+    open: int
+
+
+_packets, _acknowledgements = msgspec.msgpack.Decoder(list[Handed]), msgspec.msgpack.Decoder(Taken)
+
+
+def packet_of(said: list[Handed] | Taken) -> bytes:
+    """A packet."""
+    return _encoder.encode(said)
+
+
+def handed_of(packet: bytes) -> list[Handed]:
+    """The connections that a packet of the parent's brings."""
+    return _packets.decode(packet)
+
+
+def taken_of(packet: bytes) -> Taken:
+    """What a front acknowledges. ValueError for what is none."""
+    return _acknowledgements.decode(packet)

@@ -1,0 +1,384 @@
+"""The parent of several fronts: it opens the ports, accepts, hands over, and keeps as many fronts as there are to be."""
+
+from __future__ import annotations
+
+import logging
+import random
+import socket
+from collections.abc import Callable
+from functools import partial
+from typing import TypeAlias, final
+
+import trio
+
+from gateway.config import Config
+from gateway.config.problem import ConfigError
+from gateway.doorbell import Doorbell
+from gateway.errors import ModelGivenUp
+from gateway.fronts.handover import SILENT, Handover
+from gateway.fronts.link import FrontLink
+from gateway.fronts.messages import Begin, Taken
+from gateway.fronts.sums import Sums, sum_of
+from gateway.log_limits import LogLimits
+from gateway.net.listeners import Listener
+from gateway.serving.drain import DrainReport
+from gateway.serving.ports import Ports, open_ports
+from gateway.workers.restart_policy import decide
+from models.spec import RestartPolicy
+
+log = logging.getLogger("gateway.fronts")
+
+CommandLine: TypeAlias = "tuple[str | None, dict[str, str], dict[str, str]]"
+"""The file, the settings that were given, and the option behind each."""
+
+_HELD = 512  # connections that it has at once: more wait in the kernel
+_LOOK = 0.25  # seconds between two looks for connections that wait
+_GRACE = 15.0  # seconds that a front has beyond the deadline of its drain: its own goodbyes take five
+_UNLOAD = 60.0  # seconds that its models have after that
+_POLICY = RestartPolicy()
+
+_Connection: TypeAlias = "tuple[socket.socket, bool]"  # True: to be served with TLS
+
+
+@final
+class FrontFailed(OSError):
+    """A front did not come up: why."""
+
+
+@final
+class Parent:
+    """Serves a configuration with several fronts. No byte of a client is read here."""
+
+    def __init__(self, config: Config, processes: int, command_line: CommandLine) -> None:
+        """Each front reads the configuration anew, by the command line."""
+        self.config, self.processes, self._command_line = config, processes, command_line
+        self.ports = Ports()
+        """Where it listens, once it does."""
+        self.links: list[FrontLink] = []
+        """The fronts that have a process."""
+        self.current: dict[int, FrontLink] = {}
+        """Of these, the one that serves, or comes up to, in each place."""
+        self.sums = Sums()
+        """The metrics of all."""
+        self.report: DrainReport | None = None
+        """What became of every exchange, once all have drained."""
+        self.given_up = ""
+        """Why the server ends though nobody has asked for it."""
+        self._listeners: list[Listener] = []
+        self._handover, self._log_limits = Handover[_Connection](), LogLimits()
+        self._ids = 0
+        self._crashes: dict[int, list[float]] = {}
+        self._replacing: set[int] = set()  # places where a front comes up beside the one that serves
+        self._reports: list[DrainReport] = []
+        self._lost = 0  # fronts that ended without a report
+        self._timeout = config.drain.timeout
+        self._draining, self._hurried, self._reported = trio.Event(), trio.Event(), trio.Event()
+        self._patience = trio.CancelScope()
+        self._changed = trio.lowlevel.ParkingLot()
+        self._replace_wanted = Doorbell()
+        self._nursery: trio.Nursery  # where fronts live
+        self._up: trio.Nursery  # what ends when it drains
+
+    # -- its life ----------------------------------------------------------------------------------------------------
+
+    async def serve(self) -> None:
+        """Opens the ports and serves until it has drained. ConfigError and OSError where it cannot begin; ModelGivenUp at
+        the end of a drain that it has begun by itself."""
+        self._listeners, self.ports = open_ports(self.config)
+        try:
+            async with trio.open_nursery() as self._nursery:
+                async with trio.open_nursery() as self._up:
+                    self._up.start_soon(self._come_up)
+                    await self._draining.wait()
+                    await self._say_goodbye()
+                    self._up.cancel_scope.cancel()
+                await self._drain()
+        finally:
+            self._close_ports()
+            for sock, _ in self._handover.drop():
+                sock.close()
+        if self.given_up:
+            raise ModelGivenUp(self.given_up)
+
+    async def _come_up(self) -> None:
+        for number in range(self.processes):
+            self.current[number] = self._start(number)
+        links = list(self.current.values())
+        await self._until(lambda: any(map(_ended, links)) or all(link.listening for link in links))
+        for link in links:
+            if _ended(link):
+                raise _failure(link)
+        for link in links:
+            self._take(link)
+        for listener in self._listeners:
+            accepted = partial(self._accepted, tls=listener.tls)
+            self._up.start_soon(listener.accept, accepted, self._has_room, self._log_limits)
+        self._up.start_soon(self._look)
+        self._up.start_soon(self._replace)
+        await self._until(lambda: all(link.serving or _ended(link) for link in links))
+        models = sorted({name for link in links if link.serving for name in link.serving.models})
+        logging.getLogger("gateway").info(
+            "serving", extra={"at": self.ports.addresses, "models": models, "fronts": self.processes}
+        )
+
+    def _start(self, number: int) -> FrontLink:
+        """A front for a place, which is not handed anything yet. OSError."""
+        self._ids += 1
+        file, overrides, flags = self._command_line
+        begin = Begin(number, self.processes, self.ports, file, overrides, flags)
+        link = FrontLink.start(begin, self._ids)
+        link.changed, link.acknowledged = self._noticed, self._acknowledged
+        self.links.append(link)
+        self._nursery.start_soon(self._live, link)
+        log.info("front started", extra={"front": number, "pid": link.process.pid})
+        return link
+
+    def _take(self, link: FrontLink) -> None:
+        """It gets connections from now on."""
+        link.taking = True
+        self._handover.add(link.id)
+        self._count()
+        self._hand_over()
+
+    async def _live(self, link: FrontLink) -> None:
+        """A front's whole life here."""
+        await link.run()
+        lost = self._handover.open(link.id)
+        self._handover.remove(link.id)
+        self.links.remove(link)
+        over = link.over
+        self.sums.remove(link.id, over.metrics if over is not None else None)
+        if self._draining.is_set() and link.taking:
+            if over is not None and over.report is not None:
+                self._reports.append(over.report)
+            else:
+                self._lost += 1
+        about = {"front": link.number, "pid": link.process.pid, "how": str(link.exit), "reason": link.failed}
+        if over is not None:
+            log.info("front ended", extra=about)
+        else:
+            log.error("front ended", extra={**about, "connections": lost})
+        taking, link.taking = link.taking, False
+        self._count()
+        self._hand_over()
+        self._changed.unpark_all()
+        if taking and not link.asked_to_end and not self._draining.is_set() and link.number not in self._replacing:
+            self._up.start_soon(self._restart, link.number)
+
+    def _noticed(self, link: FrontLink) -> None:
+        """A front has said something new of itself."""
+        self._changed.unpark_all()
+        if link.draining and not link.asked_to_end:
+            self.given_up = self.given_up or f"front {link.number} does not go on without a model that was given up"
+            self.begin_drain()
+
+    def _count(self) -> None:
+        self.sums.listening(sum(link.taking for link in self.links))
+
+    async def _until(self, holds: Callable[[], bool]) -> None:
+        while not holds():
+            await self._changed.park()
+
+    # -- connections -------------------------------------------------------------------------------------------------
+
+    def _has_room(self) -> bool:
+        return self._handover.held < _HELD
+
+    def _accepted(self, sock: socket.socket, *, tls: bool) -> None:
+        self._handover.put((sock, tls))
+        self._hand_over()
+
+    def _hand_over(self) -> None:
+        links = {link.id: link for link in self.links}
+        for id, number, (sock, tls) in self._handover.assign(trio.current_time()):
+            links[id].hand(number, sock, tls=tls)
+
+    def _acknowledged(self, link: FrontLink, taken: Taken) -> None:
+        now = trio.current_time()
+        for sock, _ in self._handover.heard(link.id, taken.numbers, taken.lacking, taken.open, now):
+            sock.close()
+        self._hand_over()
+        if not self._handover.held:
+            self._changed.unpark_all()
+
+    async def _look(self) -> None:
+        """What waits may have a place by the clock alone: a front had no descriptors, say."""
+        while True:
+            await trio.sleep(_LOOK)
+            self._hand_over()
+
+    # -- fronts that come again --------------------------------------------------------------------------------------
+
+    async def _restart(self, number: int) -> None:
+        """Starts a front again that has ended by itself, by the policy that models have unless they say otherwise."""
+        crashes = self._crashes.setdefault(number, [])
+        while True:
+            now = trio.current_time()
+            crashes.append(now)
+            del crashes[: -_POLICY.intensity - 1]
+            wait = decide(_POLICY, crashes, now, chance=random.random())
+            if wait is None:
+                self.given_up = self.given_up or f"front {number} was given up: it has ended too often"
+                log.critical("a front was given up: draining", extra={"front": number})
+                self.begin_drain()
+                return
+            log.info("front restarts", extra={"front": number, "restart_in": round(wait, 3)})
+            await trio.sleep(wait)
+            try:
+                link = self.current[number] = self._start(number)
+            except OSError as e:
+                log.error("a front cannot be started", extra={"front": number, "reason": str(e)})
+                continue
+            await self._until(lambda link=link: link.serving or _ended(link))  # type: ignore[misc]
+            if not _ended(link):
+                self._take(link)
+                return
+
+    def replace(self) -> None:
+        """Has every front read its certificate again; then each is replaced by a new one, one after the other, which reads
+        code and configuration anew. Where one does not come up, the old ones stay."""
+        for link in self.links:
+            link.tell("certificate")
+        self._replace_wanted.ring()
+
+    async def _replace(self) -> None:
+        while True:
+            await self._replace_wanted.wait()
+            for number in range(self.processes):
+                old = self.current[number]
+                if not old.taking:
+                    continue  # it comes again by itself, and reads all anew
+                if not await self._replace_one(number, old):
+                    break
+            else:
+                log.info("fronts replaced", extra={"fronts": self.processes})
+
+    async def _replace_one(self, number: int, old: FrontLink) -> bool:
+        self._replacing.add(number)
+        try:
+            if not await self._come_up_beside(number, old):
+                return False
+        finally:
+            self._replacing.discard(number)
+            if not old.taking and self.current[number] is old:
+                self._up.start_soon(self._restart, number)  # it has ended meanwhile
+        self._handover.retire(old.id)
+        with trio.move_on_after(2 * SILENT):
+            await self._until(lambda: self._handover.idle(old.id))
+        self._end(old, "retire")
+        with trio.move_on_after(self.config.drain.timeout + _GRACE + _UNLOAD):
+            await self._until(lambda: old not in self.links)
+        old.kill()
+        return True
+
+    async def _come_up_beside(self, number: int, old: FrontLink) -> bool:
+        """Starts a front that takes the place of another once it serves; False where it does not."""
+        new: FrontLink | None = None
+        try:
+            new = self._start(number)
+            await self._until(lambda: bool(new.serving) or _ended(new))
+            assert old.serving is not None
+            reason = ""
+            if new.serving is None:
+                reason = new.failed or f"its process ended ({new.exit})"
+            elif new.serving.unready and not old.serving.unready:
+                reason = "; ".join(new.serving.unready)[:2000]
+        except OSError as e:
+            reason = str(e)
+        if reason or new is None:
+            log.error("a front does not come up: the old ones stay", extra={"front": number, "reason": reason})
+            if new is not None:
+                new.asked_to_end = True
+                new.kill()
+            return False
+        self.current[number] = new
+        self._take(new)
+        return True
+
+    # -- the end -----------------------------------------------------------------------------------------------------
+
+    @property
+    def draining(self) -> bool:
+        """True once a drain has begun."""
+        return self._draining.is_set()
+
+    def begin_drain(self, timeout: float | None = None) -> None:
+        """Closes the ports and has all fronts drain; live exchanges have `timeout` seconds, `drain.timeout` unless given. A
+        later call can only shorten that."""
+        if timeout is not None:
+            self._timeout = min(self._timeout, timeout) if self.draining else timeout
+            self._patience.deadline = min(self._patience.deadline, trio.current_time() + timeout + _GRACE)
+            if self.draining:
+                for link in self.links:
+                    link.tell("drain", timeout)
+        self._draining.set()
+
+    def hurry(self) -> None:
+        """During a drain: the deadline is now."""
+        self._hurried.set()
+        for link in self.links:
+            link.tell("hurry")
+        self._patience.deadline = min(self._patience.deadline, trio.current_time() + _GRACE)
+
+    async def reported(self) -> DrainReport:
+        """Returns what became of every exchange in a drain, once all fronts have said it."""
+        await self._reported.wait()
+        assert self.report is not None
+        return self.report
+
+    async def _say_goodbye(self) -> None:
+        """Tells the fronts, which say it to whoever asks for health; the ports stay open as long as `drain.delay` says."""
+        for link in list(self.links):
+            if not link.listening:
+                self._end(link, "")
+        if delay := self.config.drain.delay:
+            self._tell_drain()
+            with trio.move_on_after(delay):
+                await self._hurried.wait()
+
+    async def _drain(self) -> None:
+        self._close_ports()
+        with trio.move_on_after(2 * SILENT):  # what was accepted is a front's before that stops
+            await self._until(lambda: not self._handover.held)
+        self._tell_drain()
+        self._patience.deadline = min(self._patience.deadline, trio.current_time() + self._timeout + _GRACE)
+        with self._patience:
+            await self._until(lambda: all(link.over or _ended(link) for link in self.links))
+        for link in self.links:
+            if not link.over:
+                log.error("a front does not drain: it is killed", extra={"front": link.number, "pid": link.process.pid})
+                link.kill()
+        with trio.move_on_after(_UNLOAD):
+            await self._until(lambda: not self.links)
+        self.report = sum_of(self._reports, lost=self._lost)
+        self._reported.set()
+        self._nursery.cancel_scope.cancel()
+
+    def _tell_drain(self) -> None:
+        for link in self.links:
+            if not link.asked_to_end:
+                self._end(link, "drain")
+                if self._hurried.is_set():
+                    link.tell("hurry")
+
+    def _end(self, link: FrontLink, how: str) -> None:
+        link.asked_to_end = True
+        if how:
+            link.tell(how, self._timeout if how == "drain" else None)
+        else:
+            link.kill()
+
+    def _close_ports(self) -> None:
+        for listener in self._listeners:
+            listener.close()
+
+
+def _ended(link: FrontLink) -> bool:
+    return link.exit is not None or bool(link.failed)
+
+
+def _failure(link: FrontLink) -> Exception:
+    text = link.failed or f"its process ended ({link.exit})"
+    if link.configuration:
+        return ConfigError(text)
+    return FrontFailed(f"front {link.number} does not come up: {text}")

@@ -1,0 +1,47 @@
+"""The ports of a configuration: opened, and where each of them is."""
+
+from __future__ import annotations
+
+from typing import final
+
+import msgspec
+
+from gateway.config import Config
+from gateway.net.listeners import Listener, Port, Rules, open_listeners
+
+_BESIDE = ("listen.bidi_port", "listen.grpc_port")  # ports beside the first
+
+
+@final
+class Ports(msgspec.Struct, frozen=True, kw_only=True):
+    """Where a server listens; 0: nowhere. The first port, of sockets that systemd has passed."""
+
+    port: int = 0
+    tls_port: int = 0
+    bidi_port: int = 0
+    grpc_port: int = 0
+    addresses: tuple[str, ...] = ()
+    """All of it, as URLs."""
+
+
+def open_ports(config: Config) -> tuple[list[Listener], Ports]:
+    """Opens what `listen` says. CannotListen where one of them cannot be; then none is open."""
+    listen, secure = config.listen, bool(config.tls.cert or config.tls.dev)
+    ports = [
+        Port(number=listen.port, setting="listen.port or --port"),
+        Port(number=listen.bidi_port, setting="listen.bidi_port"),
+        Port(number=listen.grpc_port, setting="listen.grpc_port"),
+        Port(number=listen.tls_port if secure else -1, setting="listen.tls_port or --tls-port", tls=True),
+    ]
+    rules = Rules(backlog=listen.backlog, keepalive=listen.tcp_keepalive, unix_mode=int(listen.unix_mode, 8))
+    opened = open_listeners(listen.host, [port for port in ports if port.number >= 0], rules)
+    beside = {listener.setting: listener.port for listener in reversed(opened) if listener.setting in _BESIDE}
+    bidi_port, grpc_port = (beside.get(setting, 0) for setting in _BESIDE)
+    mine = [listener for listener in opened if listener.port and listener.setting not in _BESIDE]
+    return opened, Ports(
+        port=next((listener.port for listener in mine if not listener.tls), 0),
+        tls_port=next((listener.port for listener in mine if listener.tls), 0),
+        bidi_port=bidi_port,
+        grpc_port=grpc_port,
+        addresses=tuple([listener.url for listener in opened]),
+    )
