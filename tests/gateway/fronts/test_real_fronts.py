@@ -1,0 +1,192 @@
+"""Several fronts as programs: balance, deaths, drains, replacements, and that nothing of a client is lost where it need not be."""
+
+from __future__ import annotations
+
+import os
+import re
+import signal
+from collections import Counter
+from contextlib import AsyncExitStack
+from pathlib import Path
+
+import pytest
+import trio
+import trio.lowlevel
+
+from tests.gateway.fronts.served import APP, Caller, Load, Lost, alive, calling, served, until, who
+
+pytestmark = pytest.mark.programs
+STREAM = b'{"inputs": "100", "stream": true, "parameters": {"max_new_tokens": 100}}'
+
+
+async def test_forty_connections_are_twenty_for_each_of_two(tmp_path: Path) -> None:
+    async with served(tmp_path) as server, AsyncExitStack() as stack:
+        port = await server.port()
+        callers = [await stack.enter_async_context(calling(port)) for _ in range(40)]
+        answered = Counter([(await who(caller))[0] for caller in callers])
+        assert sorted(answered.values()) == [20, 20]
+        assert set(answered) == server.fronts
+        assert len(os.listdir(f"/proc/{server.process.pid}/fd")) < 40  # the parent has no copy of them
+
+
+async def test_a_front_that_is_killed_takes_its_connections_alone_and_comes_again(tmp_path: Path) -> None:
+    async with served(tmp_path) as server, AsyncExitStack() as stack:
+        port = await server.port()
+        callers = [await stack.enter_async_context(calling(port)) for _ in range(10)]
+        of = [(await who(caller))[0] for caller in callers]
+        async with trio.open_nursery() as nursery:
+            load = Load(port, keep=False)
+            nursery.start_soon(load.run)
+            await until(lambda: load.came_of["1"] > 20)
+            os.kill(of[0], signal.SIGKILL)
+            await server.logged("front ended", pid=of[0])
+            for caller, pid in zip(callers, of, strict=True):
+                if pid == of[0]:
+                    with pytest.raises(Lost):
+                        await who(caller)
+                else:
+                    assert (await who(caller))[0] == pid
+            await server.logged("front started", count=3)
+            await until(lambda: len(set(load.pids) & server.fronts) == 2)
+            nursery.cancel_scope.cancel()
+        assert sum(n for came, n in load.came_of.items() if came != "1") <= 1  # what it served as it died
+        ended = await server.logged("front ended")
+        assert ended["how"] == "SIGKILL"
+        assert 5 <= ended["connections"] <= 8
+
+
+async def test_a_front_that_ends_too_often_ends_the_server_with_1(tmp_path: Path) -> None:
+    async with served(tmp_path) as server:
+        await server.port()
+        for n in range(4):
+            await server.logged("front started", count=2 + n)
+            await until(lambda: len(server.fronts) == 2)
+            os.kill(max(server.fronts, key=lambda pid: server_started(server, pid)), signal.SIGKILL)
+            await server.logged("front ended", count=n + 1)
+        assert await server.ended() == 1
+        assert "given up" in server.all("cannot serve")[0]["reason"]
+
+
+def server_started(server: object, pid: int) -> int:
+    records = server.all("front started")  # type: ignore[attr-defined]
+    return next(n for n, record in enumerate(records) if record["pid"] == pid)
+
+
+async def test_sigterm_under_streams_over_both_loses_none_and_reports_the_sum(tmp_path: Path) -> None:
+    async with served(tmp_path, "--set", "drain.report=report.json", "--set", "models.slow.capacity=200") as server:
+        port, answers, callers = await server.port(), list[list[bytes]](), list[Caller]()
+
+        async def stream() -> None:
+            async with calling(port) as caller:
+                callers.append(caller)
+                status, body = await caller.ask("/predictions/slow", STREAM)
+                assert status == 200
+                answers.append(re.findall(rb'"text": ?"(\d+) "', body))
+
+        async with trio.open_nursery() as nursery:
+            for _ in range(200):
+                nursery.start_soon(stream)
+            await until(lambda: sum(caller.answered for caller in callers) == 200)
+            server.process.send_signal(signal.SIGTERM)
+        assert await server.ended() == 0
+        assert len({pid for answer in answers for pid in answer}) == 2
+        assert {len(answer) for answer in answers} == {100}
+        (report,) = server.all("drain report")
+        assert (report["live"], report["finished"], report["clean"], report["cut"]) == (200, 200, True, [])
+        assert report["endings"] == {"complete": 200}
+
+
+async def test_a_stream_that_is_cut_by_the_drain_makes_it_3(tmp_path: Path) -> None:
+    async with served(tmp_path, "--set", "drain.timeout=0") as server:
+        port = await server.port()
+        async with calling(port) as caller:
+            await caller.stream.send_all(
+                b'POST /predictions/slow HTTP/1.1\r\nhost: x\r\ncontent-type: application/json\r\ncontent-length: 18\r\n\r\n{"inputs": "1000"}'
+            )
+            assert (await who_else(port)) in server.fronts
+            assert await server.drained() == 3
+        (report,) = server.all("drain report")
+        assert [row["model"] for row in report["cut"]] == ["slow"]
+        assert report["clean"] is False
+
+
+async def who_else(port: int) -> int:
+    async with calling(port) as caller:
+        return (await who(caller))[0]
+
+
+@pytest.mark.parametrize("keep", [False, True], ids=["a connection a request", "connections that stay"])
+async def test_sighup_replaces_the_fronts_with_new_code_and_loses_nothing(tmp_path: Path, keep: bool) -> None:
+    async with served(tmp_path) as server:
+        load = Load(await server.port(), keep=keep)
+        async with trio.open_nursery() as nursery:
+            for _ in range(4):
+                nursery.start_soon(load.run)
+            await until(lambda: load.came_of["1"] > 50 and len(load.pids) == 2)
+            first = server.fronts
+            (tmp_path / "app.py").write_text(APP.replace('VERSION = "1"', 'VERSION = "2"'))
+            server.process.send_signal(signal.SIGHUP)
+            await server.logged("fronts replaced")
+            seen = load.came_of["2"]
+            await until(lambda: load.came_of["2"] > seen + 50)
+            nursery.cancel_scope.cancel()
+        assert set(load.came_of) == {"1", "2"}
+        assert len(server.fronts) == 2
+        assert not server.fronts & first
+        assert await server.drained() == 0
+
+
+async def test_a_front_that_does_not_come_up_leaves_the_old_ones(tmp_path: Path) -> None:
+    async with served(tmp_path) as server:
+        port, first = await server.port(), server.fronts
+        (tmp_path / "app.py").write_text("raise RuntimeError('half an edit')\n")
+        server.process.send_signal(signal.SIGHUP)
+        refused = await server.logged("a front does not come up: the old ones stay")
+        assert "half an edit" in refused["reason"]
+        await server.logged("front ended")
+        assert server.fronts == first
+        assert await who_else(port) in first
+        assert await server.drained() == 0
+
+
+async def test_a_model_that_cannot_be_imported_ends_the_start(tmp_path: Path) -> None:
+    async with served(tmp_path, app="raise RuntimeError('half an edit')\n") as server:
+        assert await server.ended() == 2
+        await server.logged("the end of the log")
+        assert any("half an edit" in record["event"] for record in server.records)
+        assert not any(map(alive, server.fronts))
+
+
+async def test_a_front_that_is_silent_gets_no_more_until_it_goes_on(tmp_path: Path) -> None:
+    async with served(tmp_path) as server, AsyncExitStack() as stack:
+        port = await server.port()
+        mute, other = sorted(server.fronts)
+        os.kill(mute, signal.SIGSTOP)
+        await stack.enter_async_context(calling(port))  # one of these waits for it
+        await stack.enter_async_context(calling(port))
+        await trio.sleep(1.2)  # that is how long it may be silent
+        assert {await who_else(port) for _ in range(8)} == {other}
+        os.kill(mute, signal.SIGCONT)
+        while await who_else(port) != mute:
+            pass
+
+
+async def test_the_end_of_the_parent_is_the_end_of_all(tmp_path: Path) -> None:
+    async with served(tmp_path) as server:
+        await server.port()
+        fronts = server.fronts
+        server.process.kill()
+        await until(lambda: not any(map(alive, fronts)))
+
+
+async def test_a_second_signal_hurries_all(tmp_path: Path) -> None:
+    async with served(tmp_path) as server:
+        port = await server.port()
+        async with calling(port) as caller:
+            await caller.stream.send_all(
+                b'POST /predictions/slow HTTP/1.1\r\nhost: x\r\ncontent-type: application/json\r\ncontent-length: 20\r\n\r\n{"inputs": "100000"}'
+            )
+            await who_else(port)
+            server.process.send_signal(signal.SIGTERM)
+            await server.logged("draining", count=2)
+            assert await server.drained() == 3
