@@ -6,7 +6,8 @@ import logging
 import os
 import signal
 import socket
-from contextlib import nullcontext
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager, nullcontext
 from functools import partial
 from pathlib import Path
 
@@ -15,6 +16,7 @@ import trio
 from gateway.cli.options import CommandLine
 from gateway.cli.serve import SIGNALS, has_terminal, make_gateway, obey, prepare_memory, tell, told, until_signalled
 from gateway.config import Config
+from gateway.config.agreement import has_plane
 from gateway.config.load import resolve
 from gateway.config.problem import ConfigError
 from gateway.config.share import configuration_of_each
@@ -54,11 +56,27 @@ async def _serve(parent: Parent, early: list[int], tied: bool) -> int:
             if early:
                 parent.begin_drain()
             try:
-                await parent.serve()
+                async with _operated(parent, nursery):
+                    await parent.serve()
             finally:
                 code = told(parent.report, parent.config.drain.report)
             nursery.cancel_scope.cancel()
     return code
+
+
+@asynccontextmanager
+async def _operated(parent: Parent, nursery: trio.Nursery) -> AsyncIterator[None]:
+    """The parent's operator plane, where there is to be one: it is there before the first front is, and goes last."""
+    if not has_plane(parent.config.operator):
+        yield
+        return
+    from gateway.fronts.answers import ParentAnswers  # whoever has none needs nothing of it
+    from gateway.operator.plane import operating_by
+
+    answers = ParentAnswers(parent)
+    nursery.start_soon(answers.watch)
+    async with operating_by(answers):
+        yield
 
 
 async def _replace(hangups: object, parent: Parent, tied: bool) -> None:

@@ -38,6 +38,9 @@ from gateway.fronts.messages import (
 from gateway.fronts.sums import Family, families_of
 from gateway.gateway import Gateway
 from gateway.net.tls_reload import tell_broken
+from gateway.operator.answers import GatewayAnswers
+from gateway.operator.events import StreamWatch
+from gateway.telemetry import logging_setup
 from gateway.version import version
 from models.errors import contain_interrupts, leaves
 
@@ -79,10 +82,10 @@ class Front:
         control.setblocking(False)
         handed.setblocking(False)
         self._gateway, self._handed = gateway, handed
-        registry = None
+        self._answers: GatewayAnswers | None = None
+        self._watches: dict[int, StreamWatch] = {}  # by the number of who reads the events
         if has_plane(gateway.config.operator):
-            registry = gateway.registry  # from now on exchanges are counted
-        self._registry = registry
+            self._answers = GatewayAnswers(gateway)  # from now on exchanges are counted
         self._control = trio.SocketStream(trio.socket.from_stdlib_socket(control))
         self._out: list[Message] = []
         self._posted, self._fewer = Doorbell(), Doorbell()
@@ -193,12 +196,39 @@ class Front:
                         tell_broken(error)
             case "metrics":
                 return self._metrics()
+            case "unready":
+                return gateway.unready
+            case "level":
+                logging_setup.set_level(argument)
+            case _:
+                return await self._tell_operator(what, argument)
+        return None
+
+    async def _tell_operator(self, what: str, argument: Any) -> Any:
+        answers = self._answers
+        assert answers is not None, what
+        match what:
+            case "models":
+                return await answers.models()
+            case "reload":
+                return await answers.reload(*argument)
+            case "streams":
+                return await answers.streams(argument)
+            case "look":
+                watch = self._watches.get(argument)
+                if watch is None:
+                    watch = self._watches[argument] = StreamWatch(self._gateway)
+                    self._gateway.observer.watchers.append(watch.ended)
+                return await watch.look()
+            case "look away":
+                if (watch := self._watches.pop(argument, None)) is not None:
+                    self._gateway.observer.watchers.remove(watch.ended)
             case _:
                 raise AssertionError(what)
         return None
 
     def _metrics(self) -> list[Family]:
-        return [] if self._registry is None else families_of(self._registry)
+        return [] if self._answers is None else families_of(self._gateway.registry)
 
     # -- connections -------------------------------------------------------------------------------------------------
 

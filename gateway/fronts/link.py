@@ -154,13 +154,14 @@ class FrontLink:
         try:
             await self._read()
         except ValueError as e:
-            self._broken(e)
+            self.broken(e)
         with trio.move_on_after(_LAST_WORDS):
             await trio.sleep_forever()
         log.warning("a front does not end: it is killed", extra={"front": self.number, "pid": self.process.pid})
         self.process.kill()
 
-    def _broken(self, error: Exception) -> None:
+    def broken(self, error: Exception) -> None:
+        """What it has said cannot be: it is killed."""
         reason = f"what it said is no message: {type(error).__name__}: {str(error)[:200]}"
         log.error("a front is killed", extra={"front": self.number, "pid": self.process.pid, "reason": reason})
         self.process.kill()
@@ -272,7 +273,7 @@ class FrontLink:
                 except BlockingIOError:
                     continue
                 except ValueError as e:
-                    self._broken(e)
+                    self.broken(e)
                 return
 
     def _hear_one(self) -> bool:

@@ -104,17 +104,7 @@ class Over(_Message, frozen=True, tag=8):
     metrics: list[Family]
 
 
-@final
-class EventsTold(_Message, frozen=True, tag=9):
-    """Something that happens, for who reads the event stream of `reader`."""
-
-    reader: int
-    events: bytes
-
-
-Message: TypeAlias = (
-    Begin | Command | FrontHello | FrontListens | Serving | CannotServe | GivenUp | Reply | Over | EventsTold
-)
+Message: TypeAlias = Begin | Command | FrontHello | FrontListens | Serving | CannotServe | GivenUp | Reply | Over
 _encoder, _decoder = msgspec.msgpack.Encoder(), msgspec.msgpack.Decoder(Message)
 
 

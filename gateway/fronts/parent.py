@@ -23,6 +23,8 @@ from gateway.log_limits import LogLimits
 from gateway.net.listeners import Listener
 from gateway.serving.drain import DrainReport
 from gateway.serving.ports import Ports, open_ports
+from gateway.telemetry import logging_setup
+from gateway.telemetry.logging_setup import Level
 from gateway.workers.restart_policy import decide
 from models.spec import RestartPolicy
 
@@ -76,6 +78,7 @@ class Parent:
         self._patience = trio.CancelScope()
         self._changed = trio.lowlevel.ParkingLot()
         self._replace_wanted = Doorbell()
+        self._level: Level | None = None
         self._nursery: trio.Nursery  # where fronts live
         self._up: trio.Nursery  # what ends when it drains
 
@@ -114,12 +117,11 @@ class Parent:
             accepted = partial(self._accepted, tls=listener.tls)
             self._up.start_soon(listener.accept, accepted, self._has_room, self._log_limits)
         self._up.start_soon(self._look)
-        self._up.start_soon(self._replace)
         await self._until(lambda: all(link.serving or _ended(link) for link in links))
         models = sorted({name for link in links if link.serving for name in link.serving.models})
-        logging.getLogger("gateway").info(
-            "serving", extra={"at": self.ports.addresses, "models": models, "fronts": self.processes}
-        )
+        facts = {"at": self.ports.addresses, "models": models, "fronts": self.processes}
+        logging.getLogger("gateway").info("serving", extra=facts)
+        self._up.start_soon(self._replace)
 
     def _start(self, number: int) -> FrontLink:
         """A front for a place, which is not handed anything yet. OSError."""
@@ -136,6 +138,8 @@ class Parent:
     def _take(self, link: FrontLink) -> None:
         """It gets connections from now on."""
         link.taking = True
+        if self._level is not None:
+            link.tell("level", self._level)
         self._handover.add(link.id)
         self._count()
         self._hand_over()
@@ -277,11 +281,10 @@ class Parent:
         try:
             new = self._start(number)
             await self._until(lambda: bool(new.serving) or _ended(new))
-            assert old.serving is not None
             reason = ""
             if new.serving is None:
                 reason = new.failed or f"its process ended ({new.exit})"
-            elif new.serving.unready and not old.serving.unready:
+            elif new.serving.unready and not (old.serving and old.serving.unready):
                 reason = "; ".join(new.serving.unready)[:2000]
         except OSError as e:
             reason = str(e)
@@ -294,6 +297,13 @@ class Parent:
         self.current[number] = new
         self._take(new)
         return True
+
+    def set_level(self, level: Level) -> None:
+        """The least severity that is logged from now on, by all."""
+        self._level = level
+        logging_setup.set_level(level)
+        for link in self.links:
+            link.tell("level", level)
 
     # -- the end -----------------------------------------------------------------------------------------------------
 

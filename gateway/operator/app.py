@@ -16,9 +16,10 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import Route
 
-from gateway.config.text import show, text_without_secrets
-from gateway.errors import BadRequest, GatewayError, LoadFailed, NotFound, Overloaded, TooLarge
+from gateway.config.text import show
+from gateway.errors import BadRequest, GatewayError, Overloaded, TooLarge
 from gateway.operator.access import Access, Endpoint, address_of
+from gateway.operator.answers import Answers, GatewayAnswers
 from gateway.operator.console import console_response
 from gateway.operator.events import EventStream
 from gateway.operator.operated import Operated
@@ -32,19 +33,12 @@ from gateway.operator.operations import (
     LevelRequest,
     LevelView,
     LiveView,
-    ModelsView,
     Nothing,
     ReloadRequest,
-    StreamsView,
     document,
 )
-from gateway.operator.views import ModelView, models_of, view_of_model, view_of_stream, waits_for
-from gateway.telemetry import logging_setup
-from gateway.telemetry.metrics import exposition
 from gateway.untrusted_text import escape
 from gateway.version import version
-from models.blocking import detached
-from models.errors import ModelExit
 
 log = logging.getLogger("gateway.operator")
 
@@ -53,7 +47,6 @@ _PATIENCE = 10.0  # seconds for it
 _LISTED = 1000  # streams, where a request does not say
 _READERS = 8  # of the event stream, at once
 _SLOWEST, _FASTEST = 60.0, 0.1  # seconds between two looks for it
-_EXCHANGES_AT_ONCE = 256  # streams that are looked at before others have their turn
 # A browser is to run nothing of what comes from here, and to keep none of it.
 _HEADERS = {"x-content-type-options": "nosniff", "cache-control": "no-store"}
 
@@ -66,20 +59,24 @@ def operator_app(gateway: Operated, access: Access | None = None) -> Starlette:
     `access` are its rules, those of `gateway.config.operator` unless given: ConfigError where they cannot be. The gateway's
     own `serve` offers it where `operator.port` is set; an embedder who mounts it chooses who reaches it.
     """
-    access = access or Access(gateway.config.operator)
+    return app_of(GatewayAnswers(gateway), access)
+
+
+def app_of(answers: Answers, access: Access | None = None) -> Starlette:
+    """The same, by whoever has the answers."""
+    access = access or Access(answers.place.config.operator)
     if access.tokens.file is not None:
-        gateway.watch_file(access.tokens.file, access.tokens.reload)
+        answers.place.watch_file(access.tokens.file, access.tokens.reload)
     return Starlette(
-        routes=_Routes(gateway, access).all(),
+        routes=_Routes(answers, access).all(),
         exception_handlers={GatewayError: _refuse, HTTPException: _no_route, Exception: _fail},
     )
 
 
 @final
 class _Routes:
-    def __init__(self, gateway: Operated, access: Access) -> None:
-        self._gateway, self._access = gateway, access
-        self._registry = gateway.registry  # from now on exchanges are counted
+    def __init__(self, answers: Answers, access: Access) -> None:
+        self._answers, self._access = answers, access
         self._readers = trio.Semaphore(_READERS)
 
     def all(self) -> list[Route]:
@@ -123,87 +120,39 @@ class _Routes:
         return _answer(LiveView(live=True))
 
     async def _ready(self, request: Request) -> Response:
-        unready = self._gateway.unready
+        unready = await self._answers.unready()
         # a probe has no token: it is told no more than it needs
         view = HealthView(ready=not unready, reasons=unready if self._access.allows(request) else None)
         return _answer(view, 503 if unready else 200)
 
     async def _metrics(self, request: Request) -> Response:
-        content_type, text = exposition(self._registry, request.headers.get("accept", ""))
+        content_type, text = await self._answers.metrics(request.headers.get("accept", ""))
         return Response(text, headers=_HEADERS | {"content-type": content_type})
 
     # -- models ------------------------------------------------------------------------------------------------------
 
     async def _models(self, request: Request) -> Response:
-        revision = self._gateway.models.revision
-        return _answer(ModelsView(revision=revision, models=await models_of(self._gateway)))
+        return _answer(await self._answers.models())
 
     async def _model(self, request: Request) -> Response:
-        return await self._tell(_name(request))
-
-    async def _tell(self, name: str) -> Response:
-        status = self._gateway.models.get(name)
-        return _answer(await self._absent(name) if status is None else view_of_model(status))
-
-    async def _absent(self, name: str) -> ModelView:
-        """A model that is not in service; NotFound where there is none."""
-        for view in await models_of(self._gateway):
-            if view.name == name:
-                return view
-        raise NotFound(f"no model {show(name[:100])}: GET /models lists those there are")
+        return _answer(await self._answers.model(_name(request)))
 
     async def _load(self, request: Request) -> Response:
         await _body(request, Nothing)
-        name = _noted(request, "load")
-        await self._gateway.control.load(name)
-        return await self._tell(name)
+        return _answer(await self._answers.load(_noted(request, "load")))
 
     async def _unload(self, request: Request) -> Response:
         await _body(request, Nothing)
-        name = _noted(request, "unload")
-        if name not in self._gateway.models:
-            await self._absent(name)
-        await self._gateway.control.unload(name)
-        return await self._tell(name)
+        return _answer(await self._answers.unload(_noted(request, "unload")))
 
     async def _reload(self, request: Request) -> Response:
         patience = _seconds((await _body(request, ReloadRequest)).patience, "patience")
-        name = _noted(request, "reload")
-        failure: GatewayError | None = None
-        try:
-            await self._gateway.reload(name, patience=patience)
-        except GatewayError:
-            raise
-        except (Exception, SystemExit, BaseExceptionGroup) as e:  # of the model's own code
-            if isinstance(e, BaseExceptionGroup) and e.split((Exception, SystemExit))[1] is not None:
-                raise
-            detached(e)  # out of a thread, or a warm-up, it is in a cycle, which would keep the model
-            said = text_without_secrets(str(e) if isinstance(e, ModelExit) else f"{type(e).__name__}: {e}")[:300]
-            failed = self._gateway.models[name].last_error
-            where = f"; incident {failed.incident}" if failed is not None else ""
-            failure = LoadFailed(f"the new version cannot be loaded, and the old one serves on: {said}{where}")
-        if failure is not None:  # outside: what the traceback holds is the failed model's memory
-            try:
-                raise failure
-            finally:
-                failure = None
-        return await self._tell(name)
+        return _answer(await self._answers.reload(_noted(request, "reload"), patience))
 
     # -- streams -----------------------------------------------------------------------------------------------------
 
     async def _streams(self, request: Request) -> Response:
-        limit = _count(request, "limit", _LISTED)
-        gateway = self._gateway
-        live, queued, now = gateway.live, gateway.supervisor.waiting, trio.current_time()
-        views = []
-        for number, exchange in enumerate(live[:limit], 1):
-            views.append(view_of_stream(exchange, now, waits_for(exchange, queued)))
-            if number % _EXCHANGES_AT_ONCE == 0:
-                await trio.lowlevel.checkpoint()
-        counts = gateway.counts()
-        return _answer(
-            StreamsView(live=len(live), connections=counts.connections, endings=counts.endings, streams=views)
-        )  # fmt: skip
+        return _answer(await self._answers.streams(_count(request, "limit", _LISTED)))
 
     async def _events(self, request: Request) -> Response:
         if request.method == "HEAD":
@@ -211,7 +160,7 @@ class _Routes:
         interval = _interval(request)
         if not self._readers.value:
             raise Overloaded(f"{_READERS} read the event stream already; try again later")
-        return EventStream(self._gateway, interval, self._readers, _HEADERS)
+        return EventStream(self._answers, interval, self._readers, _HEADERS)
 
     # -- the end -----------------------------------------------------------------------------------------------------
 
@@ -222,25 +171,25 @@ class _Routes:
         asked = await _body(request, DrainRequest)
         timeout = _seconds(asked.timeout, "timeout")
         _note(request, "drain", timeout=timeout)
-        self._gateway.begin_drain(timeout)
+        self._answers.begin_drain(timeout)
         if asked.wait:
-            await self._gateway.reported()
+            await self._answers.reported()
         return self._drained(begun=True)
 
     def _drained(self, *, begun: bool = False) -> Response:
-        report, draining = self._gateway.drain_report, begun or self._gateway.draining
+        report, draining = self._answers.drain_report, begun or self._answers.draining
         return _answer(DrainView(draining=draining, report=report), 202 if begun and report is None else 200)
 
     # -- the log -----------------------------------------------------------------------------------------------------
 
     async def _level(self, request: Request) -> Response:
-        return _answer(LevelView(level=logging_setup.level()))
+        return _answer(LevelView(level=self._answers.level()))
 
     async def _set_level(self, request: Request) -> Response:
         level = (await _body(request, LevelRequest)).level
         _note(request, "log", to=level)
-        logging_setup.set_level(level)
-        return _answer(LevelView(level=logging_setup.level()))
+        await self._answers.set_level(level)
+        return _answer(LevelView(level=self._answers.level()))
 
 
 # -- requests and answers

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Iterator
-from typing import Any, final
+from collections.abc import Awaitable, Callable, Iterator
+from contextlib import AbstractAsyncContextManager
+from typing import Any, Protocol, final
 
 import msgspec
 import trio
@@ -13,7 +14,8 @@ from starlette.types import Receive, Scope, Send
 
 from gateway.core.exchange import Exchange
 from gateway.operator.operated import Operated
-from gateway.operator.views import StreamView, view_of_model, view_of_stream, waits_for
+from gateway.operator.views import ModelView, StreamView, view_of_model, view_of_stream, waits_for
+from gateway.serving.drain import DrainReport
 from gateway.workers.snapshot import ModelStatus
 from protocols.sse import encode_event
 
@@ -22,6 +24,40 @@ KEPT = 1000
 _PIECE = 32 * 1024  # bytes that are written at once
 _EXCHANGES_AT_ONCE = 256  # exchanges that are looked at before others have their turn
 _QUIET = 15.0  # seconds without news after which a stream says that it is there
+
+
+class Reported(Protocol):
+    """Who has the events, and the report of a drain that ends them."""
+
+    @property
+    def drain_report(self) -> DrainReport | None: ...
+    async def reported(self) -> DrainReport: ...
+    def watching(self) -> AbstractAsyncContextManager[Callable[[], Awaitable[bytearray]]]: ...
+
+
+@final
+class News(msgspec.Struct, frozen=True, kw_only=True):
+    """What one look has found."""
+
+    models: list[ModelView] | None
+    """All of them, where one has changed."""
+    dropped: int
+    """Exchanges that have ended, and are told by their number alone."""
+    streams: bytes
+    """Events of streams."""
+    opened: list[str]
+    closed: list[str]
+    """The streams that are known now and were not, and those that are no more."""
+
+    def events(self) -> bytearray:
+        """All of it, in order."""
+        told = bytearray()
+        if self.models is not None:
+            told += event_of("models", self.models)
+        if self.dropped:
+            told += event_of("dropped", {"closed": self.dropped})
+        told += self.streams
+        return told
 
 
 @final
@@ -46,24 +82,27 @@ class StreamWatch:
         else:
             self._dropped += 1
 
-    async def look(self) -> bytearray:
-        """All events since the last look, in order: nothing of it is told twice, and no exchange is held on to."""
-        events, models = bytearray(), [status for _, status in sorted(self._gateway.models.items())]
-        if models != self._models:
-            self._models = models
-            events += _event("models", [view_of_model(status) for status in models])
+    async def look(self) -> News:
+        """All since the last look: nothing of it is told twice, and no exchange is held on to."""
+        streams, before = bytearray(), set(self._known)
+        models = [status for _, status in sorted(self._gateway.models.items())]
+        changed, self._models = models != self._models, models
         ended, dropped = self._ended, self._dropped
         self._ended, self._dropped = deque(), 0
-        if dropped:
-            events += _event("dropped", {"closed": dropped})
         for view in ended:
             self._known.pop(view.id, None)
-            events += _event("closed", view)
+            streams += event_of("closed", view)
         for number, event in enumerate(self._live(), 1):
-            events += event
+            streams += event
             if number % _EXCHANGES_AT_ONCE == 0:
                 await trio.lowlevel.checkpoint()
-        return events
+        return News(
+            models=[view_of_model(status) for status in models] if changed else None,
+            dropped=dropped,
+            streams=bytes(streams),
+            opened=list(self._known.keys() - before),
+            closed=list(before - self._known.keys()),
+        )
 
     def _live(self) -> Iterator[bytes]:
         """What there is to tell of each exchange, which may be nothing."""
@@ -79,14 +118,15 @@ class StreamWatch:
                 yield b""
             else:
                 self._known[exchange.id] = figures
-                yield _event("opened" if before is None else "changed", view_of_stream(exchange, now, waiting))
+                yield event_of("opened" if before is None else "changed", view_of_stream(exchange, now, waiting))
         # how the others have ended was dropped, or comes with the next look
         for id in gone - {view.id for view in self._ended}:
             del self._known[id]
-            yield _event("closed", {"id": id})
+            yield event_of("closed", {"id": id})
 
 
-def _event(name: str, data: object) -> bytes:
+def event_of(name: str, data: object) -> bytes:
+    """One event."""
     return b"event: %s\n" % name.encode() + encode_event(msgspec.json.encode(data))
 
 
@@ -97,11 +137,11 @@ class EventStream(Response):
 
     media_type = "text/event-stream"
 
-    def __init__(self, gateway: Operated, interval: float, readers: trio.Semaphore, headers: dict[str, str]) -> None:
+    def __init__(self, answers: Reported, interval: float, readers: trio.Semaphore, headers: dict[str, str]) -> None:
         """`readers` has a place for it now."""
         super().__init__(headers={"x-accel-buffering": "no", **headers})  # or a proxy collects what it should pass on
         del self.headers["content-length"]
-        self._gateway, self._interval, self._readers = gateway, interval, readers
+        self._answers, self._interval, self._readers = answers, interval, readers
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         self._readers.acquire_nowait()
@@ -116,21 +156,21 @@ class EventStream(Response):
             self._readers.release()
 
     async def _tell(self, send: Send) -> None:
-        watch, told = StreamWatch(self._gateway), trio.current_time()
-        with self._gateway.watched(watch.ended):
+        told = trio.current_time()
+        async with self._answers.watching() as look:
             report = None
             while report is None:
-                report = self._gateway.drain_report
-                events = await watch.look()
+                report = self._answers.drain_report
+                events = await look()
                 if report is not None:
-                    events += _event("drained", report)
+                    events += event_of("drained", report)
                 elif not events and trio.current_time() - told >= _QUIET:
                     events += b": nothing new\n\n"
                 if events:
                     await _write(send, events)
                     told = trio.current_time()
                 with trio.move_on_after(self._interval):
-                    await self._gateway.reported()
+                    await self._answers.reported()
 
 
 async def _leave_with_reader(receive: Receive, scope: trio.CancelScope) -> None:

@@ -19,15 +19,22 @@ if TYPE_CHECKING:
     from gateway.workers.supervisor import Supervisor
 
 
-class Operated(Protocol):
-    """A gateway as the plane sees it."""
+class Place(Protocol):
+    """Where a plane is, and by what rules."""
 
     config: Config
     limits: LimitsConfig
-    supervisor: Supervisor
-    control: ModelControl
     operator_port: int
     """Where the plane listens; the plane says it."""
+
+    def watch_file(self, file: WatchedFile, reload: Callable[[], Awaitable[None]]) -> None: ...
+
+
+class Operated(Place, Protocol):
+    """A gateway as the plane sees it."""
+
+    supervisor: Supervisor
+    control: ModelControl
 
     @property
     def draining(self) -> bool: ...
@@ -43,7 +50,6 @@ class Operated(Protocol):
     def drain_report(self) -> DrainReport | None: ...
     def counts(self) -> Counts: ...
     def watched(self, ended: Callable[[Exchange], None]) -> AbstractContextManager[None]: ...
-    def watch_file(self, file: WatchedFile, reload: Callable[[], Awaitable[None]]) -> None: ...
     def begin_drain(self, timeout: float | None = None) -> None: ...
     async def reported(self) -> DrainReport: ...
     async def reload(self, name: str, *, patience: float | None = None) -> ModelStatus: ...

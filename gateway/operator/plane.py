@@ -21,7 +21,8 @@ from gateway.doorbell import Doorbell
 from gateway.hypercorn import Connection
 from gateway.net.listeners import Listener, Port, Rules, open_listeners
 from gateway.operator.access import Access
-from gateway.operator.app import operator_app
+from gateway.operator.answers import Answers, GatewayAnswers
+from gateway.operator.app import app_of
 from gateway.operator.operated import Operated
 
 log = logging.getLogger("gateway.operator")
@@ -38,7 +39,14 @@ async def operating(gateway: Operated) -> AsyncIterator[None]:
     """Offers `operator_app` at `operator.host` and `operator.port` for the length of the block, and 2 seconds beyond its end
     where answers are under way. ConfigError at its start for tokens that cannot be; else nothing of it is raised: where it
     cannot listen it tries again, and says so in the log."""
-    plane = _Plane(gateway)
+    async with operating_by(GatewayAnswers(gateway)):
+        yield
+
+
+@asynccontextmanager
+async def operating_by(answers: Answers) -> AsyncIterator[None]:
+    """The same, by whoever has the answers."""
+    plane = _Plane(answers)
     async with trio.open_nursery() as nursery:
         await nursery.start(plane.run)
         yield
@@ -84,15 +92,15 @@ class _Plane:
     again, connections are counted, and a reader that has stopped is left at the end by closing its socket.
     """
 
-    def __init__(self, gateway: Operated) -> None:
-        self._gateway = gateway
+    def __init__(self, answers: Answers) -> None:
+        self._gateway = gateway = answers.place
         access = Access(gateway.config.operator)
         self._demands_token = access.demands_token
         self._server = ServerConfig()
         self._server.errorlog = log
         self._server.include_server_header = False
         # hypercorn and starlette name the types of ASGI each in their own words
-        app: Any = _impatient(operator_app(gateway, access), gateway.limits.write_stall)
+        app: Any = _impatient(app_of(answers, access), gateway.limits.write_stall)
         self._app = wrap_app(app, self._server.wsgi_max_body_size, "asgi")
         self._context = WorkerContext(None)
         self._streams: set[trio.SocketStream] = set()

@@ -1,0 +1,258 @@
+"""What the operator plane of a parent answers: it asks the fronts, and adds."""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable
+from contextlib import asynccontextmanager
+from typing import Any, TypeVar, final
+
+import msgspec
+import trio
+from msgspec import UNSET
+
+from gateway.config import Config, LimitsConfig
+from gateway.config.text import show
+from gateway.config.watched_file import WatchedFile
+from gateway.errors import Conflict, NotFound, Unavailable
+from gateway.fronts.link import FrontLink, SilentFront
+from gateway.fronts.parent import Parent
+from gateway.fronts.sums import Family
+from gateway.operator.events import News, event_of
+from gateway.operator.operated import Place
+from gateway.operator.operations import ModelsView, StreamsView
+from gateway.operator.views import ErrorView, ModelView
+from gateway.serving.drain import DrainReport
+from gateway.telemetry import logging_setup
+from gateway.telemetry.logging_setup import Level
+from gateway.telemetry.metrics import exposition
+
+T = TypeVar("T")
+
+_LOOK = 1.0  # seconds between two looks at a file
+
+
+@final
+class ParentAnswers:
+    """The answers of all fronts together. It is the place of the plane too."""
+
+    def __init__(self, parent: Parent) -> None:
+        self.place: Place = self
+        self._parent = parent
+        self.config: Config = parent.config
+        self.limits: LimitsConfig = parent.config.limits
+        self.operator_port = 0
+        """Where the plane listens; 0 where it does not."""
+        self._watched: list[tuple[WatchedFile, Callable[[], Awaitable[None]]]] = []
+        self._readers = 0
+        self._reloading = trio.Lock()
+        self.begin_drain, self.reported = parent.begin_drain, parent.reported
+
+    def watch_file(self, file: WatchedFile, reload: Callable[[], Awaitable[None]]) -> None:
+        """Looks at a file once a second while `watch` runs."""
+        self._watched.append((file, reload))
+
+    async def watch(self) -> None:
+        """Looks at files until it is cancelled."""
+        while True:
+            await trio.sleep(_LOOK)
+            for file, reload in self._watched:
+                if file.changed:
+                    await reload()
+
+    @property
+    def draining(self) -> bool:
+        """True once a drain has begun."""
+        return self._parent.draining
+
+    @property
+    def drain_report(self) -> DrainReport | None:
+        """What became of every exchange in it, once it is over."""
+        return self._parent.report
+
+    # -- asking ------------------------------------------------------------------------------------------------------
+
+    @property
+    def _fronts(self) -> list[FrontLink]:
+        """Those that serve, those that drain too, by their numbers."""
+        return sorted((link for link in self._parent.links if link.listening), key=lambda link: (link.number, link.id))
+
+    async def _ask_all(self, what: str, kind: Any, argument: Any = None) -> dict[FrontLink, Any]:
+        """The answers of all that give one in time, each of this kind."""
+        answers: dict[FrontLink, Any] = {}
+
+        async def ask(link: FrontLink) -> None:
+            try:
+                answers[link] = msgspec.convert(await link.ask(what, argument), kind)
+            except SilentFront:
+                pass
+            except msgspec.ValidationError as e:
+                link.broken(e)
+
+        fronts = self._fronts
+        async with trio.open_nursery() as nursery:
+            for link in fronts:
+                nursery.start_soon(ask, link)
+        return {link: answers[link] for link in fronts if link in answers}
+
+    async def unready(self) -> tuple[str, ...]:
+        """Why new calls are not taken: the reasons of each front that takes connections, and where none does."""
+        reasons = ["draining"] if self.draining else []
+        told = await self._ask_all("unready", tuple[str, ...])
+        if not any(link.taking for link in told):
+            reasons.append("no front serves yet")
+        for link, unready in told.items():
+            reasons += unready if link.taking else ()
+        return tuple(dict.fromkeys(reasons))
+
+    async def metrics(self, accept: str) -> tuple[str, bytes]:
+        """The content type and the body that answer a scrape: sums."""
+        sums = self._parent.sums
+        for link, families in (await self._ask_all("metrics", list[Family])).items():
+            if link in self._parent.links:  # else its last word was better
+                sums.put(link.id, families)
+        return exposition(sums.registry, accept)
+
+    # -- models ------------------------------------------------------------------------------------------------------
+
+    async def models(self) -> ModelsView:
+        """Every model there is, with the sums of all fronts."""
+        told: dict[FrontLink, ModelsView] = await self._ask_all("models", ModelsView)
+        return ModelsView(
+            revision=sum(view.revision for view in told.values()),
+            models=models_of_all({link.number: view.models for link, view in told.items() if link.taking or self.draining}),
+        )
+
+    async def model(self, name: str) -> ModelView:
+        """One of them. NotFound."""
+        for view in (await self.models()).models:
+            if view.name == name:
+                return view
+        raise NotFound(f"no model {show(name[:100])}: GET /models lists those there are")
+
+    async def load(self, name: str) -> ModelView:
+        """Conflict: each front would have models of its own."""
+        raise self._refusal("loaded")
+
+    async def unload(self, name: str) -> ModelView:
+        """The same."""
+        raise self._refusal("unloaded")
+
+    def _refusal(self, what: str) -> Conflict:
+        n = self._parent.processes
+        return Conflict(
+            f"no model is {what} by itself with listen.processes = {n}: each process would have its own. Change the "
+            "configuration, and send SIGHUP"
+        )
+
+    async def reload(self, name: str, patience: float | None) -> ModelView:
+        """Loads it anew in each front, one after the other; where one cannot, those after it keep the old version."""
+        async with self._reloading:
+            for link in self._fronts:
+                if link.taking:
+                    try:
+                        await link.ask("reload", [name, patience], within=math.inf)
+                    except SilentFront:
+                        raise Unavailable(f"front {link.number} has ended meanwhile; reload again") from None
+        return await self.model(name)
+
+    # -- streams -----------------------------------------------------------------------------------------------------
+
+    async def streams(self, limit: int) -> StreamsView:
+        """What is live in all fronts, the oldest first."""
+        told: list[StreamsView] = list((await self._ask_all("streams", StreamsView, limit)).values())
+        endings = Counter[str]()
+        for view in told:
+            endings.update(view.endings)
+        rows = sorted((row for view in told for row in view.streams), key=lambda row: -row.age)
+        return StreamsView(
+            live=sum(view.live for view in told),
+            connections=sum(view.connections for view in told),
+            endings=dict(endings),
+            streams=rows[:limit],
+        )
+
+    @asynccontextmanager
+    async def watching(self) -> AsyncIterator[Callable[[], Awaitable[bytearray]]]:
+        """Inside the block each call gives the events since the last one, of all fronts."""
+        self._readers += 1
+        reader, watch = self._readers, _Watch()
+
+        async def look() -> bytearray:
+            return watch.events_of(await self._ask_all("look", News, reader))
+
+        try:
+            yield look
+        finally:
+            for link in self._fronts:
+                link.tell("look away", reader)
+
+    # -- the log -----------------------------------------------------------------------------------------------------
+
+    def level(self) -> str:
+        """The level of the log."""
+        return logging_setup.level()
+
+    async def set_level(self, level: Level) -> None:
+        """Changes it in all fronts, in those too that come."""
+        self._parent.set_level(level)
+
+
+@final
+class _Watch:
+    """What one reader of events knows of each front."""
+
+    def __init__(self) -> None:
+        self._models: dict[FrontLink, list[ModelView]] = {}
+        self._streams: dict[FrontLink, set[str]] = {}
+
+    def events_of(self, told: dict[FrontLink, News]) -> bytearray:
+        """The news of all, as one: the streams of a front that is gone are closed."""
+        models, streams, dropped, changed = self._models, bytearray(), 0, False
+        for link in [link for link in self._streams if link.exit is not None]:
+            changed |= models.pop(link, None) is not None
+            for id in self._streams.pop(link):
+                streams += event_of("closed", {"id": id})
+        for link, news in told.items():
+            if news.models is not None:
+                models[link], changed = news.models, True
+            streams += news.streams
+            dropped += news.dropped
+            known = self._streams.setdefault(link, set())
+            known.update(news.opened)
+            known.difference_update(news.closed)
+        listed = models_of_all({link.number: views for link, views in models.items()}) if changed else None
+        merged = News(models=listed, dropped=dropped, streams=bytes(streams), opened=[], closed=[])
+        return merged.events()
+
+
+def models_of_all(told: dict[int, list[ModelView]]) -> list[ModelView]:
+    """The models of all fronts, by name, each once."""
+    by_name: dict[str, dict[int, ModelView]] = {}
+    for number, views in told.items():
+        for view in views:
+            by_name.setdefault(view.name, {})[number] = view
+    return [_one_of(by_name[name]) for name in sorted(by_name)]
+
+
+_SUMS = ("crashes", "restarts", "capacity", "slots_in_use", "queued", "stuck")
+
+
+def _one_of(views: dict[int, ModelView]) -> ModelView:
+    """A model in several fronts: sums, and the state of the first in which it is not well."""
+    number, chosen = next(((n, view) for n, view in views.items() if view.state != "ready"), next(iter(views.items())))
+    reason = f"front {number}: {chosen.reason}" if chosen.reason else ""
+    errors = [view.last_error for view in views.values() if isinstance(view.last_error, ErrorView)]
+    return msgspec.structs.replace(
+        chosen,
+        reason=reason,
+        last_error=min(errors, key=lambda error: error.ago) if errors else chosen.last_error,
+        stopping=UNSET if len(views) > 1 else chosen.stopping,
+        **{name: _sum([getattr(view, name) for view in views.values()]) for name in _SUMS},
+    )
+
+
+def _sum(values: Iterable[Any]) -> Any:
+    known = [value for value in values if value is not UNSET]
+    return sum(known) if known else UNSET

@@ -1,0 +1,175 @@
+"""What the operator plane answers, apart from HTTP: by one gateway, or by whoever asks several."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import AbstractAsyncContextManager, asynccontextmanager
+from typing import Protocol, final
+
+import trio
+
+from gateway.config.text import show, text_without_secrets
+from gateway.errors import GatewayError, LoadFailed, NotFound
+from gateway.operator.events import StreamWatch
+from gateway.operator.operated import Operated, Place
+from gateway.operator.operations import ModelsView, StreamsView
+from gateway.operator.views import ModelView, models_of, view_of_model, view_of_stream, waits_for
+from gateway.serving.drain import DrainReport
+from gateway.telemetry import logging_setup
+from gateway.telemetry.logging_setup import Level
+from gateway.telemetry.metrics import exposition
+from models.blocking import detached
+from models.errors import ModelExit
+
+_EXCHANGES_AT_ONCE = 256  # streams that are looked at before others have their turn
+
+
+class Answers(Protocol):
+    """What the plane's application asks for. GatewayError where something is refused."""
+
+    place: Place
+    """Where the plane is, and by what rules."""
+
+    @property
+    def draining(self) -> bool: ...
+    @property
+    def drain_report(self) -> DrainReport | None: ...
+    async def unready(self) -> tuple[str, ...]:
+        """Why new calls are not taken; empty where they are."""
+        ...
+
+    async def metrics(self, accept: str) -> tuple[str, bytes]:
+        """The content type and the body that answer a scrape."""
+        ...
+
+    async def models(self) -> ModelsView: ...
+    async def model(self, name: str) -> ModelView: ...
+    async def load(self, name: str) -> ModelView: ...
+    async def unload(self, name: str) -> ModelView: ...
+    async def reload(self, name: str, patience: float | None) -> ModelView: ...
+    async def streams(self, limit: int) -> StreamsView: ...
+    def watching(self) -> AbstractAsyncContextManager[Callable[[], Awaitable[bytearray]]]:
+        """Inside the block each call gives the events since the last one."""
+        ...
+
+    def begin_drain(self, timeout: float | None) -> None: ...
+    async def reported(self) -> DrainReport: ...
+    def level(self) -> str: ...
+    async def set_level(self, level: Level) -> None: ...
+
+
+@final
+class GatewayAnswers:
+    """The answers of one gateway."""
+
+    def __init__(self, gateway: Operated) -> None:
+        self._gateway = gateway
+        self.place: Place = gateway
+        self._registry = gateway.registry  # from now on exchanges are counted
+        self.begin_drain, self.reported = gateway.begin_drain, gateway.reported
+
+    @property
+    def draining(self) -> bool:
+        """True once a drain has begun."""
+        return self._gateway.draining
+
+    @property
+    def drain_report(self) -> DrainReport | None:
+        """What became of every exchange in it, once it is over."""
+        return self._gateway.drain_report
+
+    async def unready(self) -> tuple[str, ...]:
+        """Why new calls are not taken; empty where they are."""
+        return self._gateway.unready
+
+    async def metrics(self, accept: str) -> tuple[str, bytes]:
+        """The content type and the body that answer a scrape."""
+        return exposition(self._registry, accept)
+
+    # -- models ------------------------------------------------------------------------------------------------------
+
+    async def models(self) -> ModelsView:
+        """Every model there is."""
+        revision = self._gateway.models.revision
+        return ModelsView(revision=revision, models=await models_of(self._gateway))
+
+    async def model(self, name: str) -> ModelView:
+        """One of them. NotFound."""
+        status = self._gateway.models.get(name)
+        return await self._absent(name) if status is None else view_of_model(status)
+
+    async def _absent(self, name: str) -> ModelView:
+        """A model that is not in service; NotFound where there is none."""
+        for view in await models_of(self._gateway):
+            if view.name == name:
+                return view
+        raise NotFound(f"no model {show(name[:100])}: GET /models lists those there are")
+
+    async def load(self, name: str) -> ModelView:
+        """Loads it; returns when it answers calls."""
+        await self._gateway.control.load(name)
+        return await self.model(name)
+
+    async def unload(self, name: str) -> ModelView:
+        """Takes it out of service; returns when nothing of it is left."""
+        if name not in self._gateway.models:
+            await self._absent(name)
+        await self._gateway.control.unload(name)
+        return await self.model(name)
+
+    async def reload(self, name: str, patience: float | None) -> ModelView:
+        """Loads it anew beside the old version. LoadFailed, where its own code raises."""
+        failure: GatewayError | None = None
+        try:
+            await self._gateway.reload(name, patience=patience)
+        except GatewayError:
+            raise
+        except (Exception, SystemExit, BaseExceptionGroup) as e:  # of the model's own code
+            if isinstance(e, BaseExceptionGroup) and e.split((Exception, SystemExit))[1] is not None:
+                raise
+            detached(e)  # out of a thread, or a warm-up, it is in a cycle, which would keep the model
+            said = text_without_secrets(str(e) if isinstance(e, ModelExit) else f"{type(e).__name__}: {e}")[:300]
+            failed = self._gateway.models[name].last_error
+            where = f"; incident {failed.incident}" if failed is not None else ""
+            failure = LoadFailed(f"the new version cannot be loaded, and the old one serves on: {said}{where}")
+        if failure is not None:  # outside: what the traceback holds is the failed model's memory
+            try:
+                raise failure
+            finally:
+                failure = None
+        return await self.model(name)
+
+    # -- streams -----------------------------------------------------------------------------------------------------
+
+    async def streams(self, limit: int) -> StreamsView:
+        """What is live, so many at most."""
+        gateway = self._gateway
+        live, queued, now = gateway.live, gateway.supervisor.waiting, trio.current_time()
+        views = []
+        for number, exchange in enumerate(live[:limit], 1):
+            views.append(view_of_stream(exchange, now, waits_for(exchange, queued)))
+            if number % _EXCHANGES_AT_ONCE == 0:
+                await trio.lowlevel.checkpoint()
+        counts = gateway.counts()
+        return StreamsView(live=len(live), connections=counts.connections, endings=counts.endings, streams=views)
+
+    @asynccontextmanager
+    async def watching(self) -> AsyncIterator[Callable[[], Awaitable[bytearray]]]:
+        """Inside the block each call gives the events since the last one."""
+        watch = StreamWatch(self._gateway)
+
+        async def look() -> bytearray:
+            return (await watch.look()).events()
+
+        with self._gateway.watched(watch.ended):
+            yield look
+
+    # -- the log -----------------------------------------------------------------------------------------------------
+
+    def level(self) -> str:
+        """The level of the log."""
+        return logging_setup.level()
+
+    async def set_level(self, level: Level) -> None:
+        """Changes it."""
+        logging_setup.set_level(level)
