@@ -102,7 +102,16 @@ async def served(folder: Path, *flags: str, processes: int = 2, app: str = APP) 
     """A server of `app` that ends with the block, which has 120 seconds; none of its processes is left then."""
     (folder / "app.py").write_text(app)
     environment = {k: v for k, v in os.environ.items() if not k.startswith("EVERYWIRE_")} | {"PYTHONPATH": str(ROOT)}
-    command = [sys.executable, "-m", "gateway", "--processes", str(processes), "--port", "0", *MODELS, *flags]
+    command = [
+        sys.executable,
+        "-m",
+        "gateway",
+        "--processes",
+        str(processes),
+        *MODELS,
+        *(() if "--port" in flags else ("--port", "0")),
+        *flags,
+    ]
     process = subprocess.Popen(  # noqa: ASYNC220
         command,
         cwd=folder,
