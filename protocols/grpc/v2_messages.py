@@ -318,6 +318,7 @@ class RequestParts:
             for key in parameters:
                 if key.startswith("triton_"):
                     raise V2Error(f"parameter {show(key)} of the request: names that begin with triton_ are reserved")
+            self._limits.check_sequence(parameters)
         inputs, copied = read_tensors(self.inputs, self.raw, self.view, self._limits, "input")
         request = V2Request(
             id=self.id,

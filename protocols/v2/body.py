@@ -46,7 +46,8 @@ UNSUPPORTED = frozenset(("shared_memory_region", "shared_memory_byte_size", "sha
 class V2Limits:
     """What one body may ask for: `json` bytes of JSON, `text` of one of the generate extension, nested to `depth`, with so
     many `containers`, arrays and objects, and so many `values`; `tensors` inputs, and as many outputs, of `dims` dimensions
-    each; `elements` of BYTES in all inputs together, each of which becomes an object."""
+    each; `elements` of BYTES in all inputs together, each of which becomes an object. `sequences`: whether a request may be
+    one of a sequence."""
 
     json: int = 64 * 1024 * 1024
     text: int = 16 * 1024 * 1024
@@ -56,6 +57,15 @@ class V2Limits:
     tensors: int = 256
     dims: int = MAX_DIMS
     elements: int = 1_000_000
+    sequences: bool = True
+
+    def check_sequence(self, parameters: Mapping[str, Any]) -> None:
+        """V2Error for a request of a sequence where those cannot be kept together."""
+        if not self.sequences and (sequence := parameters.get("sequence_id")):
+            raise V2Error(
+                f"parameter sequence_id of the request is {show(sequence)}, and this server has several processes "
+                "(listen.processes), of which each would see a part of the sequence"
+            )
 
     def check_elements(self, name: str, shape: tuple[int, ...], before: int) -> int:
         """The number of BYTES elements with those of this input, going by its shape, and those `before` it. V2Error if there

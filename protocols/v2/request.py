@@ -163,6 +163,7 @@ def read_request(
     for key in parameters:
         if key.startswith("triton_"):
             raise V2Error(f"parameter {show(key)} of the request: names that begin with triton_ are reserved")
+    limits.check_sequence(parameters)
     binary_default = take_flag(parameters, "binary_data_output", "the request") or False
     inputs = read_inputs(read_entries(head, "inputs", limits))
     check_inputs(inputs, signature)

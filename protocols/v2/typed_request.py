@@ -136,6 +136,8 @@ def read_typed(
         flag = parameters.pop("binary_data_output", False)
         if type(flag) is not bool or any(key.startswith("triton_") for key in parameters):
             return None
+        if not limits.sequences and "sequence_id" in parameters:
+            return None
         binary_default = flag
     return V2Request(
         id=head.id or "",

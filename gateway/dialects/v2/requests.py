@@ -49,6 +49,7 @@ class V2Calls:
             tensors=limits.tensors,
             dims=limits.tensor_dims,
             elements=limits.bytes_elements,
+            sequences=models.config.listen.processes == 1,
         )
 
     def worker(self, exchange: Exchange, name: str, version: str, *, infers: bool = False) -> Worker:

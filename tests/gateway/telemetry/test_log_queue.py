@@ -314,3 +314,30 @@ def test_a_server_that_crashes_ends_though_nobody_reads_its_last_words() -> None
     with serving(code) as (process, port, _):
         ask(port, 100)
         assert process.wait(PATIENCE) == 1
+
+
+def test_lines_of_several_writers_to_one_pipe_are_whole() -> None:
+    reading, writing = os.pipe()
+    with os.fdopen(reading, "rb") as source, os.fdopen(writing, "w", encoding="utf-8") as sink:
+        handlers = [QueuedHandler(sink, shared=True) for _ in range(2)]
+        logs = []
+        for n, handler in enumerate(handlers):
+            handler.setFormatter(JSONFormatter())
+            logs.append(logging.Logger(f"writer {n}"))
+            logs[-1].addHandler(handler)
+        for n in range(300):
+            for log in logs:
+                log.info("x" * (n % 50) * 20)
+        lines = []
+        while len(lines) < 600:
+            lines.append(json.loads(source.readline()))
+        assert {line["logger"] for line in lines} == {"writer 0", "writer 1"}
+        for handler in handlers:
+            handler.close()
+
+
+def test_what_is_written_at_once_is_no_more_than_a_pipe_takes_whole() -> None:
+    lines = ["a" * 1500 + "\n", "b" * 1500 + "\n", "c" * 1500 + "\n", "d" * 9000 + "\n", "e\n"]
+    together = list(log_queue._atomic(lines))
+    assert ["".join(some)[0] + str(len(some)) for some in together] == ["a2", "c1", "d1", "e1"]
+    assert [line for some in together for line in some] == lines

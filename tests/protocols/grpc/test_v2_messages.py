@@ -424,6 +424,12 @@ def test_a_parameter_is_finite(value: float) -> None:
     assert refusal(message(parameters={"k": {"double_param": value}})).startswith("parameter 'k' of the request must be")
 
 
+def test_a_request_of_a_sequence_is_refused_where_those_cannot_be_kept_together() -> None:
+    asked = message(parameters={"sequence_id": {"int64_param": 7}})
+    assert read(asked).request.parameters == {"sequence_id": 7}
+    assert refusal(asked, V2Limits(sequences=False)).startswith("parameter sequence_id of the request is 7")
+
+
 def test_names_of_triton_are_reserved() -> None:
     said = refusal(message(parameters={"triton_x": {"bool_param": True}}))
     assert said == "parameter 'triton_x' of the request: names that begin with triton_ are reserved"

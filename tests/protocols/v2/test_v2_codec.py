@@ -487,3 +487,19 @@ def test_binary_outputs_leave_as_the_models_memory() -> None:
     assert np.shares_memory(np.frombuffer(rendered.buffers[1], np.uint8), array)
     assert [name for name, _ in rendered.form] == [b"content-type", b"inference-header-content-length"]
     assert [name for name, _ in rendered.headers] == [*(name for name, _ in rendered.form), b"content-length"]
+
+
+@pytest.mark.parametrize("data", [[1, 2, 3, 4], [1, 2, 3, "4"]], ids=["typed", "by the rules"])
+def test_a_request_of_a_sequence_is_refused_where_those_cannot_be_kept_together(data: list[Any]) -> None:
+    apart, together = InferCodec(ONE, limits=V2Limits(sequences=False)), InferCodec(ONE)
+
+    def body(sequence: Any, numbers: list[Any]) -> bytes:
+        tensor = {"name": "x", "datatype": "FP32", "shape": [1, 4], "data": numbers}
+        return head(tensor, parameters={"sequence_id": sequence})
+
+    for none in (0, ""):
+        assert apart.parse(body(none, [1, 2, 3, 4]), None).inputs
+    assert together.parse(body(7, [1, 2, 3, 4]), None).parameters == {"sequence_id": 7}
+    with pytest.raises(V2Error, match=r"sequence_id of the request is 7, and this server has several") as caught:
+        apart.parse(body(7, data), None)
+    assert caught.value.status == 400
