@@ -14,7 +14,7 @@ from pathlib import Path
 import trio
 
 from gateway.cli.options import CommandLine
-from gateway.cli.serve import SIGNALS, has_terminal, make_gateway, obey, prepare_memory, tell, told, until_signalled
+from gateway.cli.serve import CUT, SIGNALS, has_terminal, make_gateway, obey, prepare_memory, tell, told, until_signalled
 from gateway.config import Config
 from gateway.config.agreement import has_plane
 from gateway.config.load import resolve
@@ -59,7 +59,7 @@ async def _serve(parent: Parent, early: list[int], tied: bool) -> int:
                 async with _operated(parent, nursery):
                     await parent.serve()
             finally:
-                code = told(parent.report, parent.config.drain.report)
+                code = told(parent.report, parent.config.drain.report) or CUT * bool(parent.lost)
             nursery.cancel_scope.cancel()
     return code
 
@@ -100,7 +100,7 @@ def serve_as_front(control: socket.socket) -> int:
         configure(config.log, front=begin.number)
         prepare_memory(config)
         with speaking_for_python(), exporting(config.tracing) if config.tracing.enabled else nullcontext():
-            front = Front(make_gateway(config, ports=begin.ports), control, handed)
+            front = Front(make_gateway(config, ports=begin.ports), begin.number, control, handed)
             code = 0 if trio.run(front.run) else 1
     except ConfigError as e:
         failed(control, str(e), configuration=True)

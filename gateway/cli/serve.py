@@ -35,7 +35,7 @@ from models.spec import ModelSpec
 
 log = logging.getLogger("gateway")
 
-_CUT = 3  # the exit code; 2 is a command line that cannot be
+CUT = 3  # the exit code; 2 is a command line that cannot be
 SIGNALS = (signal.SIGTERM, signal.SIGINT)
 _TERMINAL = "/dev/tty"
 
@@ -138,7 +138,7 @@ def told(report: DrainReport | None, file: str) -> int:
             Path(file).write_bytes(report.to_json() + b"\n")
         except OSError as e:
             log.error("the drain report cannot be written", extra={"reason": str(e), "setting": "drain.report"})
-    return _CUT if report.cut else 0
+    return CUT if report.cut else 0
 
 
 async def _announce(gateway: Gateway, listening: Callable[[Gateway], None]) -> None:

@@ -16,7 +16,7 @@ from gateway.config import Config, LimitsConfig
 from gateway.config.text import show
 from gateway.config.watched_file import WatchedFile
 from gateway.errors import Conflict, NotFound, Unavailable
-from gateway.fronts.link import FrontLink, SilentFront
+from gateway.fronts.link import ANSWER, FrontLink, SilentFront
 from gateway.fronts.parent import Parent
 from gateway.fronts.sums import Family
 from gateway.operator.events import News, event_of
@@ -31,6 +31,7 @@ from gateway.telemetry.metrics import exposition
 T = TypeVar("T")
 
 _LOOK = 1.0  # seconds between two looks at a file
+_PROBE = 0.5  # seconds for an answer about health: probes have one themselves, and who is silent gets no connections
 
 
 @final
@@ -78,13 +79,13 @@ class ParentAnswers:
         """Those that serve, those that drain too, by their numbers."""
         return sorted((link for link in self._parent.links if link.listening), key=lambda link: (link.number, link.id))
 
-    async def _ask_all(self, what: str, kind: Any, argument: Any = None) -> dict[FrontLink, Any]:
+    async def _ask_all(self, what: str, kind: Any, argument: Any = None, within: float = ANSWER) -> dict[FrontLink, Any]:
         """The answers of all that give one in time, each of this kind."""
         answers: dict[FrontLink, Any] = {}
 
         async def ask(link: FrontLink) -> None:
             try:
-                answers[link] = msgspec.convert(await link.ask(what, argument), kind)
+                answers[link] = msgspec.convert(await link.ask(what, argument, within=within), kind)
             except SilentFront:
                 pass
             except msgspec.ValidationError as e:
@@ -99,7 +100,7 @@ class ParentAnswers:
     async def unready(self) -> tuple[str, ...]:
         """Why new calls are not taken: the reasons of each front that takes connections, and where none does."""
         reasons = ["draining"] if self.draining else []
-        told = await self._ask_all("unready", tuple[str, ...])
+        told = await self._ask_all("unready", tuple[str, ...], within=_PROBE)
         if not any(link.taking for link in told):
             reasons.append("no front serves yet")
         for link, unready in told.items():

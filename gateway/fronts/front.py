@@ -78,10 +78,10 @@ def failed(control: socket.socket, text: str, *, configuration: bool) -> None:
 class Front:
     """Serves what the parent hands over, until that has drained it or is gone."""
 
-    def __init__(self, gateway: Gateway, control: socket.socket, handed: socket.socket) -> None:
+    def __init__(self, gateway: Gateway, number: int, control: socket.socket, handed: socket.socket) -> None:
         control.setblocking(False)
         handed.setblocking(False)
-        self._gateway, self._handed = gateway, handed
+        self._gateway, self._number, self._handed = gateway, number, handed
         self._answers: GatewayAnswers | None = None
         self._watches: dict[int, StreamWatch] = {}  # by the number of who reads the events
         if has_plane(gateway.config.operator):
@@ -176,6 +176,9 @@ class Front:
             value = await self._do(asked.what, asked.argument)
         except GatewayError as e:
             self._post(Reply(asked.number, None, e.message, e.status, e.code))
+        except Exception:  # of ours: it fails alone
+            log.exception("a question of the parent failed", extra={"what": asked.what})
+            self._post(Reply(asked.number, None, f"front {self._number} failed; its log says why", 500, "InternalFailure"))
         else:
             self._post(Reply(asked.number, value))
 

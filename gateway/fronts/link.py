@@ -42,7 +42,8 @@ log = logging.getLogger("gateway.fronts")
 MODULE = "gateway.cli.front"
 """What a front runs, as `python -m` does."""
 _READ = 256 * 1024
-_ANSWER = 5.0  # seconds for an answer about what is there now
+ANSWER = 5.0
+"""Seconds for an answer about what is there now."""
 _PAUSE = 0.05  # seconds, where the kernel has too many descriptors under way
 _LAST_WORDS = 5.0  # seconds in which a process that has said its last word ends
 
@@ -206,7 +207,7 @@ class FrontLink:
                 raise ValueError(f"a {type(message).__name__}")
         self.changed(self)
 
-    async def ask(self, what: str, argument: Any = None, *, within: float = _ANSWER) -> Any:
+    async def ask(self, what: str, argument: Any = None, *, within: float = ANSWER) -> Any:
         """What it answers. FrontError for what it refuses; SilentFront where it is gone, or says nothing for so long."""
         self._asked += 1
         number, answered, answers = self._asked, trio.Event(), list[Reply]()

@@ -72,7 +72,8 @@ class Parent:
         self._crashes: dict[int, list[float]] = {}
         self._replacing: set[int] = set()  # places where a front comes up beside the one that serves
         self._reports: list[DrainReport] = []
-        self._lost = 0  # fronts that ended without a report
+        self.lost = 0
+        """Fronts that ended during the drain, and have said nothing of what they served."""
         self._timeout = config.drain.timeout
         self._draining, self._hurried, self._reported = trio.Event(), trio.Event(), trio.Event()
         self._patience = trio.CancelScope()
@@ -156,7 +157,7 @@ class Parent:
             if over is not None and over.report is not None:
                 self._reports.append(over.report)
             else:
-                self._lost += 1
+                self.lost += 1
         about = {"front": link.number, "pid": link.process.pid, "how": str(link.exit), "reason": link.failed}
         if over is not None:
             log.info("front ended", extra=about)
@@ -202,7 +203,7 @@ class Parent:
         for sock, _ in self._handover.heard(link.id, taken.numbers, taken.lacking, taken.open, now):
             sock.close()
         self._hand_over()
-        if not self._handover.held:
+        if self._handover.idle(link.id):
             self._changed.unpark_all()
 
     async def _look(self) -> None:
@@ -360,7 +361,7 @@ class Parent:
                 link.kill()
         with trio.move_on_after(_UNLOAD):
             await self._until(lambda: not self.links)
-        self.report = sum_of(self._reports, lost=self._lost)
+        self.report = sum_of(self._reports, lost=self.lost)
         self._reported.set()
         self._nursery.cancel_scope.cancel()
 

@@ -46,7 +46,7 @@ def test_the_service_asks_for_the_socket_by_its_name() -> None:
     assert SOCKET.get("Accept", "no") == "no"
 
 
-FLAGS = ("host", "port", "tls_port", "tls_cert", "tls_key", "tls_dev", "log_level", "log_format")
+FLAGS = ("host", "port", "tls_port", "tls_cert", "tls_key", "tls_dev", "processes", "log_level", "log_format")
 
 
 def test_its_times_leave_a_drain_its_own() -> None:

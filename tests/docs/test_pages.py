@@ -16,6 +16,7 @@ from gateway.config.load import resolve
 from gateway.containers.connection import ContainerLimits
 from gateway.dialects.v2.operations import OPERATIONS
 from gateway.errors import BadModel, Ending, GatewayError
+from gateway.fronts.sums import Sums
 from gateway.gateway import Gateway
 from gateway.testing import memory_gateway
 from protocols.aws import invoke, multi_model, sigv4
@@ -170,7 +171,7 @@ def test_the_page_of_observability_has_each_metric_with_its_labels_and_each_reas
             named |= {name: tuple(re.findall(r"`(\w+)`", labels)) for name in re.findall(r"`(\w+)`", names)}
     there = {
         family.name + ("_total" if family.type == "counter" else ""): family._labelnames
-        for family in Gateway(models=[len_of]).registry.collect()
+        for family in (*Gateway(models=[len_of]).registry.collect(), *Sums().collect())
         if family.type != "info"
     }
     assert named == there
@@ -192,6 +193,7 @@ def test_the_page_of_observability_has_each_field_of_the_access_line(caplog: pyt
     given = {name for name in vars(record) if name not in vars(logging.makeLogRecord({}))} - {"message"}
     rows = table("docs/reference/observability.md", "field")
     assert {name for row in rows for name in row[0].replace("`", "").split(", ")} == given | {
+        "front",
         "grpc_status",
         "incident",
         "instance",

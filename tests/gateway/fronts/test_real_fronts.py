@@ -16,6 +16,18 @@ import trio.lowlevel
 from tests.gateway.fronts.served import APP, Caller, Load, Lost, alive, calling, served, until, who
 
 pytestmark = pytest.mark.programs
+NEEDS_WEIGHTS = """
+
+class Weights:
+    def __init__(self) -> None:
+        raise OSError("no weights")
+
+    async def __call__(self, prompt: Prompt) -> str:
+        return ""
+
+
+who = Weights
+"""
 STREAM = b'{"inputs": "100", "stream": true, "parameters": {"max_new_tokens": 100}}'
 
 
@@ -190,3 +202,33 @@ async def test_a_second_signal_hurries_all(tmp_path: Path) -> None:
             server.process.send_signal(signal.SIGTERM)
             await server.logged("draining", count=2)
             assert await server.drained() == 3
+
+
+async def test_a_model_that_nothing_goes_on_without_ends_all_with_1(tmp_path: Path) -> None:
+    flags = [f"models.who.restart.{setting}" for setting in ("intensity=0", "escalate=true")]
+    async with served(tmp_path, "--set", flags[0], "--set", flags[1], app=APP + NEEDS_WEIGHTS) as server:
+        assert await server.ended() == 1
+        assert "without a model that was given up" in (await server.logged("cannot serve"))["reason"]
+
+
+async def test_a_front_that_does_not_end_is_killed_and_that_is_3(tmp_path: Path) -> None:
+    async with served(tmp_path, "--set", "drain.timeout=0") as server:
+        await server.port()
+        os.kill(min(server.fronts), signal.SIGSTOP)
+        assert await server.drained() == 3
+        await server.logged("a front does not drain: it is killed")
+        assert (await server.logged("drain report"))["clean"] is False
+
+
+async def test_what_a_front_counted_as_it_listened_is_whole_under_a_storm_of_connections(tmp_path: Path) -> None:
+    async with served(tmp_path) as server:
+        load = Load(await server.port(), keep=False)
+        async with trio.open_nursery() as nursery:
+            for _ in range(30):
+                nursery.start_soon(load.run)
+            await until(lambda: load.came_of["1"] > 1000)
+            nursery.cancel_scope.cancel()
+        assert set(load.came_of) == {"1"}
+        one, other = load.pids.values()
+        assert abs(one - other) < 200
+        assert len(os.listdir(f"/proc/{server.process.pid}/fd")) < 40
