@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import re
+import resource
 import signal
 from collections import Counter
 from contextlib import AsyncExitStack
@@ -232,3 +233,33 @@ async def test_what_a_front_counted_as_it_listened_is_whole_under_a_storm_of_con
         one, other = load.pids.values()
         assert abs(one - other) < 200
         assert len(os.listdir(f"/proc/{server.process.pid}/fd")) < 40
+
+
+async def test_connections_on_their_way_to_a_front_that_dies_are_served_by_another(tmp_path: Path) -> None:
+    async with served(tmp_path) as server:
+        port = await server.port()
+        mute, other = sorted(server.fronts)
+        answered = list[int]()
+
+        async def ask() -> None:
+            answered.append(await who_else(port))
+
+        os.kill(mute, signal.SIGSTOP)
+        async with trio.open_nursery() as nursery:
+            for _ in range(8):
+                nursery.start_soon(ask)
+            await until(lambda: len(answered) == 4)  # the others wait for the one that is stopped
+            os.kill(mute, signal.SIGKILL)
+        assert answered == [other] * 8
+
+
+async def test_what_a_front_has_no_descriptors_for_is_served_by_another(tmp_path: Path) -> None:
+    async with served(tmp_path) as server, AsyncExitStack() as stack:
+        port = await server.port()
+        short, other = sorted(server.fronts)
+        most = 1 + max(int(number) for number in os.listdir(f"/proc/{short}/fd"))
+        resource.prlimit(short, resource.RLIMIT_NOFILE, (most + 5, most + 5))
+        callers = [await stack.enter_async_context(calling(port)) for _ in range(40)]
+        answered = Counter([(await who(caller))[0] for caller in callers])
+        assert answered.total() == 40
+        assert answered[other] > 30
