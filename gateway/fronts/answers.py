@@ -20,7 +20,7 @@ from gateway.fronts.link import ANSWER, FrontLink, SilentFront
 from gateway.fronts.parent import Parent
 from gateway.fronts.sums import Family
 from gateway.operator.events import News, event_of
-from gateway.operator.operated import Place
+from gateway.operator.operated import PlaneSite
 from gateway.operator.operations import ModelsView, StreamsView
 from gateway.operator.views import ErrorView, ModelView
 from gateway.serving.drain import DrainReport
@@ -39,7 +39,7 @@ class ParentAnswers:
     """The answers of all fronts together. It is the place of the plane too."""
 
     def __init__(self, parent: Parent) -> None:
-        self.place: Place = self
+        self.place: PlaneSite = self
         self._parent = parent
         self.config: Config = parent.config
         self.limits: LimitsConfig = parent.config.limits

@@ -11,7 +11,7 @@ import trio
 from gateway.config.text import show, text_without_secrets
 from gateway.errors import GatewayError, LoadFailed, NotFound
 from gateway.operator.events import StreamWatch
-from gateway.operator.operated import Operated, Place
+from gateway.operator.operated import Operated, PlaneSite
 from gateway.operator.operations import ModelsView, StreamsView
 from gateway.operator.views import ModelView, models_of, view_of_model, view_of_stream, waits_for
 from gateway.serving.drain import DrainReport
@@ -27,7 +27,7 @@ _EXCHANGES_AT_ONCE = 256  # streams that are looked at before others have their 
 class Answers(Protocol):
     """What the plane's application asks for. GatewayError where something is refused."""
 
-    place: Place
+    place: PlaneSite
     """Where the plane is, and by what rules."""
 
     @property
@@ -64,7 +64,7 @@ class GatewayAnswers:
 
     def __init__(self, gateway: Operated) -> None:
         self._gateway = gateway
-        self.place: Place = gateway
+        self.place: PlaneSite = gateway
         self._registry = gateway.registry  # from now on exchanges are counted
         self.begin_drain, self.reported = gateway.begin_drain, gateway.reported
 

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from gateway.workers.supervisor import Supervisor
 
 
-class Place(Protocol):
+class PlaneSite(Protocol):
     """Where a plane is, and by what rules."""
 
     config: Config
@@ -30,7 +30,7 @@ class Place(Protocol):
     def watch_file(self, file: WatchedFile, reload: Callable[[], Awaitable[None]]) -> None: ...
 
 
-class Operated(Place, Protocol):
+class Operated(PlaneSite, Protocol):
     """A gateway as the plane sees it."""
 
     supervisor: Supervisor
