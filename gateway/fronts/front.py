@@ -110,10 +110,10 @@ class Front:
             gc.freeze()
             nursery.start_soon(give_back_at_rest)
             await self._gateway.stopped()
+            if self._gateway.drain_report is not None:
+                self._post(Over(self._gateway.drain_report, self._metrics()))
             if self._failure is not None:
                 self._post(self._failure)
-            else:
-                self._post(Over(self._gateway.drain_report, self._metrics()))
             self._finished = True
             await self._written.wait()
             nursery.cancel_scope.cancel()
@@ -129,6 +129,7 @@ class Front:
                 raise
             text = "; ".join(str(error) for error in errors)
             self._failure = CannotServe(text, any(isinstance(error, ConfigError) for error in errors))
+        with suppress(RuntimeError):  # it has
             task_status.started()
 
     # -- what the parent is told -------------------------------------------------------------------------------------

@@ -100,7 +100,7 @@ class Reply(_Message, frozen=True, tag=7):
 class Over(_Message, frozen=True, tag=8):
     """It has drained: the last word but the end of its socket."""
 
-    report: DrainReport | None
+    report: DrainReport
     metrics: list[Family]
 
 

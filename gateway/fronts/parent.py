@@ -154,12 +154,14 @@ class Parent:
         over = link.over
         self.sums.remove(link.id, over.metrics if over is not None else None)
         if self._draining.is_set() and link.taking:
-            if over is not None and over.report is not None:
+            if over is not None:
                 self._reports.append(over.report)
             else:
                 self.lost += 1
         about = {"front": link.number, "pid": link.process.pid, "how": str(link.exit), "reason": link.failed}
-        if over is not None:
+        if link.draining and link.failed and self.given_up:
+            self.given_up = link.failed
+        if over is not None or not link.taking:
             log.info("front ended", extra=about)
         else:
             log.error("front ended", extra={**about, "connections": lost})

@@ -29,6 +29,33 @@ class Weights:
 
 who = Weights
 """
+ENDS_LATER = """
+from contextlib import asynccontextmanager
+
+from models.messages import Family
+from models.spec import ModelSpec
+
+asked = trio.Event()
+
+
+async def answer(session):
+    asked.set()
+
+
+@asynccontextmanager
+async def load():
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(end)
+        yield answer
+
+
+async def end():
+    await asked.wait()
+    raise OSError("its time has come")
+
+
+who = ModelSpec(name="who", family=Family.TEXT, load=load)
+"""
 STREAM = b'{"inputs": "100", "stream": true, "parameters": {"max_new_tokens": 100}}'
 
 
@@ -44,7 +71,8 @@ async def test_forty_connections_are_twenty_for_each_of_two(tmp_path: Path) -> N
 
 async def test_a_front_that_is_killed_takes_its_connections_alone_and_comes_again(tmp_path: Path) -> None:
     async with served(tmp_path) as server, AsyncExitStack() as stack:
-        port = await server.port()
+        port, folder = await server.port(), f"/proc/{server.process.pid}/fd"
+        descriptors = len(os.listdir(folder))
         callers = [await stack.enter_async_context(calling(port)) for _ in range(10)]
         of = [(await who(caller))[0] for caller in callers]
         async with trio.open_nursery() as nursery:
@@ -62,6 +90,7 @@ async def test_a_front_that_is_killed_takes_its_connections_alone_and_comes_agai
             await server.logged("front started", count=3)
             await until(lambda: len(set(load.pids) & server.fronts) == 2)
             nursery.cancel_scope.cancel()
+        await until(lambda: len(os.listdir(folder)) == descriptors)  # nothing of the dead one is left in the parent
         assert sum(n for came, n in load.came_of.items() if came != "1") <= 1  # what it served as it died
         ended = await server.logged("front ended")
         assert ended["how"] == "SIGKILL"
@@ -209,7 +238,22 @@ async def test_a_model_that_nothing_goes_on_without_ends_all_with_1(tmp_path: Pa
     flags = [f"models.who.restart.{setting}" for setting in ("intensity=0", "escalate=true")]
     async with served(tmp_path, "--set", flags[0], "--set", flags[1], app=APP + NEEDS_WEIGHTS) as server:
         assert await server.ended() == 1
-        assert "without a model that was given up" in (await server.logged("cannot serve"))["reason"]
+        assert "no weights" in (await server.logged("cannot serve"))["reason"]
+        assert (await server.logged("drain report"))["live"] == 0
+
+
+async def test_a_model_that_is_given_up_later_ends_all_with_1(tmp_path: Path) -> None:
+    flags = [f"models.who.restart.{setting}" for setting in ("intensity=0", "escalate=true")]
+    async with served(tmp_path, "--set", flags[0], "--set", flags[1], app=APP + ENDS_LATER) as server:
+        port = await server.port()
+        async with calling(port) as caller:
+            await caller.stream.send_all(
+                b"POST /predictions/who HTTP/1.1\r\nhost: x\r\ncontent-type: application/json\r\ncontent-length: 15\r\n\r\n"
+                b'{"inputs": "x"}'
+            )
+            assert await server.ended() == 1
+        assert "its time has come" in (await server.logged("cannot serve"))["reason"]
+        assert len(server.all("drain report")) == 1
 
 
 async def test_a_front_that_does_not_end_is_killed_and_that_is_3(tmp_path: Path) -> None:
