@@ -30,7 +30,7 @@ from gateway.serving.drain import DrainReport
 from gateway.serving.ports import Ports
 from gateway.telemetry.logging_setup import configure, flush, speaking_for_python
 from gateway.telemetry.span_export import exporting
-from models.errors import contain_interrupts
+from models.errors import contain_interrupts, leaves
 from models.spec import ModelSpec
 
 log = logging.getLogger("gateway")
@@ -77,7 +77,7 @@ def until_signalled(serve: Callable[[Sequence[int], bool], Awaitable[int]]) -> i
     try:
         code = trio.run(serve, early, tied)
     except* (OSError, ModelGivenUp) as group:
-        for error in group.exceptions:
+        for error in leaves(group):
             log.error("cannot serve", extra={"reason": str(error)})
     finally:
         # nothing is left that a signal could hurry: an impatient second one must not make a killed end of a clean one

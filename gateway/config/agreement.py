@@ -178,11 +178,8 @@ def _wrong_endpoints(config: Config, where: Where) -> Iterator[Problem]:
 def unsupported_processes(config: Config, where: Where = str) -> Iterator[Problem]:
     """A problem for each model that is to run in processes of its own on another system than Linux. The gateway does not run
     it in its own process instead: the operator would rely on a separation that is not there."""
-    sections: list[tuple[Key, ProcessConfig]] = [(("repository", "process"), config.repository.process)]
-    sections += [(("models", name, "process"), model.process) for name, model in config.models.items()]
-    for path, process in sections:
-        if process.wanted and not _has_processes():
-            key = dotted(path)
+    for key in _of_models(config):
+        if not _has_processes():
             text = f"{where(key)}: processes need Linux; leave it out"
             yield Problem(key=key, text=text, expected="Linux", got=sys.platform)
 
@@ -215,14 +212,21 @@ def _divided(config: Config, where: Where) -> Iterator[Problem]:
         if is_set:
             text = f"{where(key)} = {n} and {where(other)} = {value} contradict each other: {each}"
             yield Problem(key=key, text=text, suggestion=other)
-    for name, model in config.models.items():
-        if model.process.wanted:
-            other = dotted(("models", name, "process"))
-            text = (
-                f"{where(key)} = {n} and {where(other)} contradict each other for now: each process would start "
-                "instances of its own"
-            )
-            yield Problem(key=key, text=text, suggestion=other)
+    for other in _of_models(config):
+        text = (
+            f"{where(key)} = {n} and {where(other)} contradict each other for now: each process would start "
+            "instances of its own"
+        )
+        yield Problem(key=key, text=text, suggestion=other)
+
+
+def _of_models(config: Config) -> Iterator[str]:
+    """The sections by which models run in processes of their own."""
+    sections: list[tuple[Key, ProcessConfig]] = [(("repository", "process"), config.repository.process)]
+    sections += [(("models", name, "process"), model.process) for name, model in config.models.items()]
+    for path, process in sections:
+        if process.wanted:
+            yield dotted(path)
 
 
 def _has_processes() -> bool:

@@ -76,6 +76,7 @@ def test_what_each_has_is_shown() -> None:
             "endpoints.mme.models (--set endpoints.mme.models) = '/opt/ml/models/a'",
         ),
         ({"models.chat.factory": "app:Chat", "models.chat.process.instances": 2}, "models.chat.process"),
+        ({"repository.process.enabled": True}, "repository.process"),
     ],
 )
 def test_what_would_be_each_ones_own_contradicts_them_and_both_are_named(overrides: dict[str, Any], named: str) -> None:

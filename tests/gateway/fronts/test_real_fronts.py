@@ -307,3 +307,10 @@ async def test_what_a_front_has_no_descriptors_for_is_served_by_another(tmp_path
         answered = Counter([(await who(caller))[0] for caller in callers])
         assert answered.total() == 40
         assert answered[other] > 30
+
+
+async def test_a_front_that_is_killed_before_it_listens_ends_the_start_with_1(tmp_path: Path) -> None:
+    async with served(tmp_path, app="import os\nimport signal\n\nos.kill(os.getpid(), signal.SIGKILL)\n") as server:
+        assert await server.ended() == 1
+        reason = (await server.logged("cannot serve"))["reason"]
+        assert "does not come up: its process ended (SIGKILL)" in reason
