@@ -5,7 +5,6 @@ None of a thread's frames, nor of the objects they held, outlives its call in th
 
 from __future__ import annotations
 
-import contextlib
 import contextvars
 import ctypes
 import inspect
@@ -13,14 +12,15 @@ import logging
 import sys
 import threading
 import traceback
-from collections.abc import AsyncGenerator, Callable, Generator, Iterable
-from contextlib import suppress
+from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Generator, Iterable
+from contextlib import AbstractAsyncContextManager, asynccontextmanager, suppress
 from functools import partial
 from typing import NoReturn, Protocol, TypeVar, final
 
 import trio
 
-from models.errors import ModelError, ModelExit
+from models.continuations import Continuations
+from models.errors import ModelError, ModelExit, cancelled, set_cancelled
 
 T = TypeVar("T")
 E = TypeVar("E", bound=BaseException)
@@ -33,6 +33,114 @@ E = TypeVar("E", bound=BaseException)
 _TEXT = 16 * 1024  # characters of a traceback that are kept, the innermost
 _STACK = 4000  # and of a stack
 _IN_ITS_THREAD = "In its thread:\n"
+
+
+class Loop(Protocol):
+    """What a model's code needs of the event loop that it runs on: Trio's, unless `set_loop` has named another one."""
+
+    @property
+    def cancelled(self) -> type[BaseException]:
+        """Raised where a task waits that is cancelled."""
+
+    def current_time(self) -> float:
+        """Seconds on its clock, from any thread."""
+
+    def call_soon(self, call: Callable[[], object], /) -> None:
+        """Has something called on the loop, from any thread. Nothing where the loop is over."""
+
+    async def checkpoint(self) -> None:
+        """Lets others run."""
+
+    async def sleep(self, seconds: float, /) -> None:
+        """Waits so long."""
+
+    def beside(self, work: Callable[[], Awaitable[NoReturn]], /) -> AbstractAsyncContextManager[None]:
+        """Runs this in a task of its own for the length of a block."""
+
+    async def around(self, text: Continuations, call: Awaitable[None], /) -> None:
+        """Awaits a model's call, until it has returned, has raised, or its text has stopped it."""
+
+    async def in_thread(self, call: Callable[[], T], limiter: trio.CapacityLimiter | None, abandon: bool, /) -> T:
+        """As `trio.to_thread.run_sync`, of which `abandon` is the `abandon_on_cancel`. `call` does not raise."""
+
+    def codec_threads(self) -> trio.CapacityLimiter:
+        """Those of `codec_threads`."""
+
+    def more_places(self, limiter: trio.CapacityLimiter, /) -> None:
+        """Its `total_tokens` are more now."""
+
+
+@final
+class _Trio:
+    """The loop of the run that this is made in."""
+
+    __slots__ = ("_clock", "_token")
+    cancelled = trio.Cancelled
+
+    def __init__(self) -> None:
+        self._token, self._clock = trio.lowlevel.current_trio_token(), trio.lowlevel.current_clock()
+
+    def current_time(self) -> float:
+        return self._clock.current_time()
+
+    def call_soon(self, call: Callable[[], object]) -> None:
+        with suppress(trio.RunFinishedError):
+            self._token.run_sync_soon(call)
+
+    async def checkpoint(self) -> None:
+        await trio.lowlevel.checkpoint()
+
+    async def sleep(self, seconds: float) -> None:
+        await trio.sleep(seconds)
+
+    @asynccontextmanager
+    async def beside(self, work: Callable[[], Awaitable[NoReturn]]) -> AsyncIterator[None]:
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(work)
+            yield
+            nursery.cancel_scope.cancel()
+
+    async def around(self, text: Continuations, call: Awaitable[None]) -> None:
+        await text.around(call)
+
+    async def in_thread(self, call: Callable[[], T], limiter: trio.CapacityLimiter | None, abandon: bool) -> T:
+        return await trio.to_thread.run_sync(call, limiter=limiter, abandon_on_cancel=abandon)
+
+    def codec_threads(self) -> trio.CapacityLimiter:
+        try:
+            return _codecs.get()
+        except LookupError:
+            limiter = trio.CapacityLimiter(CODEC_THREADS)
+            _codecs.set(limiter)
+            return limiter
+
+    def more_places(self, limiter: trio.CapacityLimiter) -> None:
+        """It has seen to that itself."""
+
+
+_loop: contextvars.ContextVar[Loop | None] = contextvars.ContextVar("models_loop", default=None)
+
+
+def set_loop(loop: Loop) -> None:
+    """Says that this context, and the tasks that it starts, run on a loop that is not Trio's."""
+    _loop.set(loop)
+    set_cancelled(loop.cancelled)
+
+
+def running_loop() -> Loop:
+    """The loop that this is called on."""
+    return _loop.get() or _Trio()
+
+
+def check_trio(what: str) -> None:
+    """RuntimeError for what needs Trio where the loop is another one."""
+    if _loop.get() is not None:
+        raise RuntimeError(f'{what} needs Trio: give its model loop = "trio" (models.NAME.process.loop)')
+
+
+def start_thread(call: Callable[[], T], done: Callable[[T], object]) -> None:
+    """Calls `call` in a thread, and `done` there with what it returns. Neither raises. For a `Loop`."""
+    trio.lowlevel.start_thread_soon(call, lambda outcome: done(outcome.unwrap()))
 
 
 async def in_thread(
@@ -48,9 +156,7 @@ async def in_thread(
     `limiter` and `abandon_on_cancel` are `trio.to_thread.run_sync`'s. An exception out of a call that was abandoned is
     dropped.
     """
-    found = await trio.to_thread.run_sync(
-        partial(caught, call, expected), limiter=limiter, abandon_on_cancel=abandon_on_cancel
-    )
+    found = await running_loop().in_thread(partial(caught, call, expected), limiter, abandon_on_cancel)
     if type(found) is not Raised:
         return found
     error = found.error
@@ -61,19 +167,15 @@ async def in_thread(
         del error  # it knows this frame: a cycle would keep the caller's memory
 
 
-_THREADS = 8
+CODEC_THREADS = 8
+"""How many of them there are."""
 _codecs: trio.lowlevel.RunVar[trio.CapacityLimiter] = trio.lowlevel.RunVar("codec threads")
 
 
 def codec_threads() -> trio.CapacityLimiter:
     """The few threads for pure and bounded steps that the loop would feel. None of Trio's usual forty: models may hold all
     of those."""
-    try:
-        return _codecs.get()
-    except LookupError:
-        limiter = trio.CapacityLimiter(_THREADS)
-        _codecs.set(limiter)
-        return limiter
+    return running_loop().codec_threads()
 
 
 _turn: trio.lowlevel.RunVar[trio.Lock] = trio.lowlevel.RunVar("long JSON texts")
@@ -187,7 +289,7 @@ class Step:
         self.thread = 0
         """The ident of the thread that it runs in."""
         self.began = float("inf")
-        """On Trio's clock; infinite until it has its thread."""
+        """On the loop's clock; infinite until it has its thread."""
         self._lock = threading.Lock()
         self._inside = self._interrupted = False
 
@@ -333,9 +435,9 @@ async def run_step(
     A step that is stuck is replaced: its place among the model's threads is somebody else's until it returns. Its place in a
     limiter that is given stays taken, as where that keeps two from being in one library at once, unless `replaced` is true.
 
-    On cancel the caller goes on at once with trio.Cancelled and the token (the step's own, unless one is given) is
-    cancelled; the thread ends at the end of its step (Python cannot stop it), and until then the session's slot stays
-    occupied. What the abandoned step returns or raises is dropped.
+    On cancel the caller goes on at once with trio.Cancelled, or what the loop has for it, and the token (the step's own,
+    unless one is given) is cancelled; the thread ends at the end of its step (Python cannot stop it), and until then the
+    session's slot stays occupied. What the abandoned step returns or raises is dropped.
 
     `ended` is called on the loop when the thread has returned, or when it is certain that none begins.
 
@@ -345,7 +447,7 @@ async def run_step(
     token = token or CancelToken()
     holder = step_holder()
     record = Step(token, limiter if replaced else None) if limiter is not None else Step(token, holder.limiter)
-    loop, clock = trio.lowlevel.current_trio_token(), trio.lowlevel.current_clock()
+    loop = running_loop()
     holder.begin(record)
     # A cancel may come while the step waits for its thread: then either the thread or the loop owns the hold, and the
     # lock decides which, once.
@@ -358,14 +460,13 @@ async def run_step(
                 raise StepCancelled
             begun = True
         _token.set(token)
-        record.thread, record.began = threading.get_ident(), clock.current_time()
+        record.thread, record.began = threading.get_ident(), loop.current_time()
         try:
             return record.call(fn)
         except KeyboardInterrupt as e:  # in a thread it is no Ctrl-C, and in the caller's task it would be taken for one
             raise ModelExit(e) from e
         finally:
-            with contextlib.suppress(trio.RunFinishedError):  # the whole run is over: no slot is left to free
-                loop.run_sync_soon(over)
+            loop.call_soon(over)  # where the whole run is over no slot is left to free
 
     def over() -> None:
         holder.end(record)
@@ -373,7 +474,7 @@ async def run_step(
 
     try:
         return await in_thread(step, abandon_on_cancel=True, limiter=limiter or holder.limiter, expected=_EXPECTED)
-    except trio.Cancelled:
+    except cancelled():
         token.cancel()
         raise
     finally:
@@ -422,12 +523,12 @@ async def iterate_steps(
 def _run_last_step(fn: Callable[[], None], token: CancelToken, ended: Callable[[], None]) -> None:
     """Runs a step that nobody waits for: the clean-up of a session that is over. An exception of it is logged."""
     holder, record = step_holder(), Step(token)
-    loop, clock = trio.lowlevel.current_trio_token(), trio.lowlevel.current_clock()
+    loop = running_loop()
     context = contextvars.copy_context()
     context.run(_token.set, token)
 
     def step() -> None:
-        record.thread, record.began = threading.get_ident(), clock.current_time()
+        record.thread, record.began = threading.get_ident(), loop.current_time()
         fn()
 
     def last() -> None:
@@ -435,17 +536,13 @@ def _run_last_step(fn: Callable[[], None], token: CancelToken, ended: Callable[[
         if raised is not None and not isinstance(raised.error, _EXPECTED):
             log.warning("a generator raised as it was closed", exc_info=raised.error)
 
-    def done(_: object) -> None:
-        with contextlib.suppress(trio.RunFinishedError):
-            loop.run_sync_soon(over)
-
     def over() -> None:
         holder.end(record)
         ended()
 
     holder.begin(record)
     try:
-        trio.lowlevel.start_thread_soon(lambda: context.run(last), done)
+        start_thread(lambda: context.run(last), lambda _: loop.call_soon(over))
     except BaseException:
         over()
         raise

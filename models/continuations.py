@@ -211,8 +211,8 @@ class Continuations:
         """True once nothing that the model sends is in the answer any more."""
         self.stopped = False
         """True once the model's call is to be cancelled, because the text has all that was asked for."""
-        self.scope = trio.CancelScope()
-        """Surrounds the model's call, and nothing else."""
+        self.scope: Any = trio.CancelScope()
+        """Surrounds the model's call, and nothing else. On another loop than Trio's it is whatever has a `cancel`."""
 
     def passes(self, message: object) -> bool:
         """True if the message is for the answer; False if it is dropped. TypeError for what is no message of a text model;

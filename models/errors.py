@@ -67,12 +67,20 @@ def contain_interrupts() -> None:
     _contained.set(True)
 
 
+_cancelled: contextvars.ContextVar[type[BaseException]] = contextvars.ContextVar("models_cancelled", default=trio.Cancelled)
+
+cancelled = _cancelled.get
+"""The exception that is raised where a task waits that is cancelled: Trio's, unless `set_cancelled` has said another one."""
+set_cancelled = _cancelled.set
+"""Says so for this context and the tasks that it starts. For `models.blocking.set_loop`."""
+
+
 def is_failure(error: BaseException) -> bool:
     """True if an exception out of a model's code is that model's failure, alone or, in a group, each of them.
 
     SystemExit and GeneratorExit are: a model may end its sessions, and not the program. KeyboardInterrupt is where it cannot
     be Ctrl-C, which Python raises in the main thread alone: in another thread, and after `contain_interrupts`.
-    trio.Cancelled never is.
+    trio.Cancelled, or what the loop has in its place, never is.
     """
     return all(_is_failure(leaf) for leaf in leaves(error))
 
@@ -80,7 +88,7 @@ def is_failure(error: BaseException) -> bool:
 def _is_failure(error: BaseException) -> bool:
     if isinstance(error, KeyboardInterrupt):
         return _contained.get() or threading.current_thread() is not threading.main_thread()
-    return not isinstance(error, trio.Cancelled)
+    return not isinstance(error, _cancelled.get())
 
 
 def leaves(error: BaseException) -> Iterator[BaseException]:

@@ -10,7 +10,7 @@ from typing import Generic, Protocol, TypeAlias, TypeVar, final
 
 import trio
 
-from models.blocking import StepHolder, detached, run_step, set_step_holder, step_holder, throw
+from models.blocking import StepHolder, check_trio, detached, run_step, set_step_holder, step_holder, throw
 from models.errors import ModelError, contained, is_failure
 from models.messages import Finish, Prompt, Token
 from models.session import Session
@@ -430,8 +430,9 @@ async def rolling(
     An exception of `step` or `close` comes out of the block: the worker ends its sessions and decides when the model is
     loaded again. So does RoundStuck, where a round in its thread runs longer than the model's `step_timeout`: sessions that
     had prompts in the batch end of that, and no sequence is closed, since the round is still inside the model. Otherwise all
-    are closed at the end. ValueError for an option below 1.
+    are closed at the end. ValueError for an option below 1, RuntimeError where the event loop is not Trio's.
     """
+    check_trio("a rolling batch")
     batch = RollingBatch(
         model,
         blocking=blocking,

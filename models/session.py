@@ -81,7 +81,8 @@ class Session(Generic[In, Out]):
     sends; a second receiver or sender gets `trio.BusyResourceError`.
 
     When the client leaves, the deadline passes or the server drains, the model is cancelled where it waits: let
-    `trio.Cancelled` pass.
+    `trio.Cancelled` pass. In a process with `loop = "asyncio"` that is `asyncio.CancelledError`, and all else here is the
+    same, Trio's exceptions too.
     """
 
     __slots__ = ("_call", "_prompt_tokens", "_receiving", "_reply", "_sending", "channel", "deadline")
@@ -100,7 +101,8 @@ class Session(Generic[In, Out]):
         self._reply: dict[str, str] | None = None
         self._call = call
         self.deadline = deadline
-        """On Trio's clock; infinite when there is none."""
+        """On Trio's clock, or in a process with `loop = "asyncio"` on that of `asyncio.get_running_loop().time()`. Infinite
+        when there is none."""
         self._prompt_tokens: int | None = None
 
     @property

@@ -10,6 +10,7 @@ from typing import Any, Protocol, TypeAlias, TypedDict, TypeVar, Unpack, final
 
 import trio
 
+from models.blocking import running_loop
 from models.chat import ChatMessage
 from models.continuations import Continuations
 from models.errors import is_failure, leaves
@@ -425,7 +426,7 @@ async def warm_up(model: Model, spec: ModelSpec, check: Check | None = None) -> 
         call = Call(id=f"warmup-{number}", model=spec.name, version=spec.version, dialect="warmup")
         channel = _OneMessage(message, check)
         try:
-            await channel.text.around(model(Session(channel, call)))
+            await running_loop().around(channel.text, model(Session(channel, call)))
         except BaseException as e:
             if not is_failure(e):
                 raise
@@ -461,14 +462,14 @@ class _OneMessage:
         return self.text.complete
 
     async def receive(self) -> Any:
-        await trio.lowlevel.checkpoint()
+        await running_loop().checkpoint()
         if self.exhausted:
             raise trio.EndOfChannel
         self.exhausted = True
         return self._message
 
     async def send(self, message: Any, /) -> None:
-        await trio.lowlevel.checkpoint()
+        await running_loop().checkpoint()
         self.answered = True
         if self._check is not None:
             try:
