@@ -14,10 +14,11 @@ from gateway.catalog.process_model import described_fields
 from gateway.config import ModelConfig
 from gateway.config.problem import ConfigError
 from gateway.errors import GatewayError
-from gateway.instances.child import Child, told, trace_of
+from gateway.instances.child import told, trace_of
 from gateway.instances.messages import Describe, Described, Failed, Hello, Message
 from gateway.instances.pipe import Pipe
 from gateway.instances.spawn import bind_to_parent, limit_memory
+from gateway.instances.trio_child import TrioChild
 from gateway.version import version
 from models.errors import is_failure
 from models.spec import ModelSpec
@@ -35,7 +36,7 @@ def main() -> None:
 async def _serve(descriptor: int) -> None:
     pipe = Pipe(trio.SocketStream(trio.socket.from_stdlib_socket(socket.socket(fileno=descriptor))))
     pipe.post(Hello(version()))
-    await Child(pipe, _describe).run()
+    await TrioChild(pipe, _describe).run()
 
 
 def _describe(message: Describe) -> tuple[ModelSpec | None, Message]:

@@ -1,19 +1,18 @@
-"""An instance's own side: it takes messages, calls the model for each session, and says what became of it."""
+"""An instance's own side: it takes messages, calls the model for each session, and says what became of it; on any loop."""
 
 from __future__ import annotations
 
 import logging
 import math
 import traceback
+from abc import ABC, abstractmethod
 from collections.abc import Callable
-from contextlib import suppress
 from functools import partial
 from typing import Any, NoReturn, final
 
 import msgspec
 import trio
 
-from gateway.doorbell import Doorbell
 from gateway.instances.messages import (
     ITEMS,
     Ask,
@@ -35,9 +34,9 @@ from gateway.instances.messages import (
     Returned,
     encoded,
 )
-from gateway.instances.pipe import Pipe, SessionLine
+from gateway.instances.pipe import Bell, Post, SessionLine
 from gateway.instances.steps import SessionSteps, StepWatch
-from models.blocking import in_thread, set_step_holder
+from models.blocking import in_thread, running_loop, set_step_holder
 from models.chat import ChatMessage
 from models.errors import ContextLengthExceeded, ModelError, contain_interrupts, is_failure, is_out_of_memory, leaves
 from models.session import Call, Session
@@ -55,7 +54,18 @@ def told(error: BaseException) -> str:
         text = str(error)
     except Exception:
         text = "its text cannot be had"
+    if _lacks_trio(error, text):
+        text = f'{text[:100]}: this code needs Trio: give its model loop = "trio" (models.NAME.process.loop)'
     return f"{type(error).__name__}: {text}"[:_TEXT]
+
+
+def _lacks_trio(error: BaseException, text: str) -> bool:
+    """True for what comes of a call of Trio's functions on another loop."""
+    if trio.lowlevel.in_trio_run() or not isinstance(error, RuntimeError | AttributeError):
+        return False
+    *_, (last, _) = traceback.walk_tb(error.__traceback__) if error.__traceback__ else [(None, 0)]
+    where: str = last.f_globals.get("__name__", "") if last is not None else ""
+    return where.startswith("trio.") or text.startswith("Task got bad yield: ")  # asyncio's word for Trio's traps
 
 
 def trace_of(error: BaseException) -> str:
@@ -97,7 +107,7 @@ class _Channel:
 
     complete = False
 
-    def __init__(self, pipe: Pipe, line: SessionLine) -> None:
+    def __init__(self, pipe: Post, line: SessionLine) -> None:
         self._pipe, self._line = pipe, line
         self.reply: dict[str, str] = {}
         self._headed = False
@@ -153,18 +163,16 @@ class _LogHandler(logging.Handler):
     """Hands records on to the gateway, from any thread: 200 a second. The others are counted, and their number is told in
     their place while `run` runs."""
 
-    def __init__(self, post: Callable[[bytes], None]) -> None:
-        """`post` is called on the loop."""
+    def __init__(self, post: Callable[[bytes], None], drops: Bell) -> None:
+        """`post` is called on the loop. `drops` is its bell, for `run`."""
         super().__init__()
-        self._post, self._token = post, trio.lowlevel.current_trio_token()
-        self._clock = trio.lowlevel.current_clock()
+        self._post, self._drops, self._loop = post, drops, running_loop()
         self._until, self._left, self._dropped = -math.inf, 0, 0
-        self._drops = Doorbell()
 
     async def run(self) -> NoReturn:
         while True:
             await self._drops.wait()
-            await trio.sleep(1)
+            await self._loop.sleep(1)
             self.tell_dropped()
 
     def tell_dropped(self) -> None:
@@ -178,13 +186,13 @@ class _LogHandler(logging.Handler):
 
     def _may_tell(self) -> bool:
         if self._dropped == 0:
-            now = self._clock.current_time()
+            now = self._loop.current_time()
             if now >= self._until:
                 self._until, self._left = now + 1, _RECORDS
             self._left -= 1
             if self._left >= 0:
                 return True
-            self._token.run_sync_soon(self._drops.ring)
+            self._loop.call_soon(self._drops.ring)
         self._dropped += 1
         return False
 
@@ -195,80 +203,74 @@ class _LogHandler(logging.Handler):
             trace = "" if record.exc_info is None else logging.Formatter().formatException(record.exc_info)[-_TRACE:]
             text = record.getMessage()[: 8 * 1024]
             said = encoded(Log(record.name, record.levelno, text, trace))
-            self._token.run_sync_soon(self._post, said)
-        except trio.RunFinishedError:
-            pass  # there is nobody to tell any more
+            self._loop.call_soon(partial(self._post, said))
         except Exception:
             self.handleError(record)
 
 
-@final
-class Child:
-    """The model of one process, and its sessions."""
+class Child(ABC):
+    """The model of one process, and its sessions: all but how tasks are started and cancelled, which is the loop's."""
 
-    def __init__(self, pipe: Pipe, describe: Callable[[Describe], tuple[ModelSpec | None, Message]]) -> None:
+    def __init__(self, pipe: Post, describe: Callable[[Describe], tuple[ModelSpec | None, Message]]) -> None:
         """`describe` makes the spec, and what is said of it; it does not err."""
         self._pipe, self._describe = pipe, describe
         self._spec: ModelSpec
         self._lines: dict[int, SessionLine] = {}
-        self._scopes: dict[int, trio.CancelScope] = {}
         self._steps: dict[int, SessionSteps] = {}
         self._model: Model | None = None
         self._loading: Load | None = None
-        self._stop = trio.Event()
-        self._asked = trio.Event()
-        self._life = trio.CancelScope()
-        self._loaded = self._hung_up = False
-        self._reading, self._telling = trio.CancelScope(), trio.CancelScope()
-        self._nursery: trio.Nursery
+        self._loaded = self._stopping = False
         self._watch: StepWatch
 
     async def run(self) -> None:
         """Loads the model when it is asked to, and serves until the gateway hangs up."""
         contain_interrupts()
-        handler = _LogHandler(self._pipe.post_encoded)
+        handler = _LogHandler(self._pipe.post_encoded, self._bell())
         logging.getLogger().addHandler(handler)
         try:
-            await self._run(handler)
+            async with running_loop().beside(handler.run):
+                await self._run(handler.tell_dropped)
         finally:
             logging.getLogger().removeHandler(handler)
 
-    async def _run(self, handler: _LogHandler) -> None:
-        async with trio.open_nursery() as nursery:
-            nursery.start_soon(self._tell, handler)
-            nursery.start_soon(self._write)
-            nursery.start_soon(self._read)
-            await self._asked.wait()
-            if self._loading is not None:
-                with self._life:
-                    await self._serve(self._loading)
-            self._telling.cancel()
-            handler.tell_dropped()
-            self._reading.cancel()
-            self._pipe.finish()
-            if self._hung_up:  # nobody reads the last words
-                nursery.cancel_scope.cancel()
+    # -- what each loop has of its own -------------------------------------------------------------------------------
 
-    async def _tell(self, handler: _LogHandler) -> None:
-        with self._telling:
-            await handler.run()
+    _bell: type[Bell]
 
-    async def _write(self) -> None:
-        with suppress(trio.BrokenResourceError):
-            await self._pipe.write()
-        self._over()
+    @abstractmethod
+    async def _run(self, last: Callable[[], None]) -> None:
+        """Reads and writes, calls `_serve` once it is to load, then `last`, and writes the last words."""
 
-    async def _read(self) -> None:
-        with self._reading, suppress(trio.BrokenResourceError):
-            await self._pipe.read(self.take)
-        self._hung_up = not self._reading.cancel_called
-        self._over()
+    @abstractmethod
+    def _wake(self) -> None:
+        """It is to load, or to stop."""
+
+    @abstractmethod
+    async def _sessions(self, model: Model, loaded: Loaded) -> None:
+        """Says that the model is loaded, runs its sessions until it is to stop, and cancels those that are left."""
+
+    @abstractmethod
+    def _start_session(self, model: Model, opened: Open) -> None:
+        """Starts a task for a session's `_call`."""
+
+    @abstractmethod
+    async def _within(self, number: int, model: Model, session: Session[Any, Any]) -> bool:
+        """Calls the model for a session. True where `_cancel` has ended it."""
+
+    @abstractmethod
+    def _cancel(self, session: int) -> None:
+        """Cancels a session that is there. Idempotent."""
+
+    @abstractmethod
+    def _start_answer(self, ask: Ask) -> None:
+        """Starts a task for an `_answer`."""
+
+    # -- the model ---------------------------------------------------------------------------------------------------
 
     def _over(self) -> None:
-        self._stop.set()
-        self._asked.set()
-        if not self._loaded:  # nobody waits for it any more
-            self._life.cancel()
+        """The gateway has hung up."""
+        self._stopping = True
+        self._wake()
 
     async def _serve(self, load: Load) -> None:
         try:
@@ -278,14 +280,11 @@ class Child:
                 loaded = self._loaded_by(model)
                 self._loaded = True
                 try:
-                    async with self._watch.watching(), trio.open_nursery() as nursery:
-                        self._nursery, self._model = nursery, model
-                        self._pipe.post(loaded)
-                        await self._stop.wait()
-                        nursery.cancel_scope.cancel()
+                    async with self._watch.watching():
+                        await self._sessions(model, loaded)
                 finally:
                     self._model = None  # what is opened now is lost with the process
-            if not self._stop.is_set():
+            if not self._stopping:
                 self._pipe.post(Failed("", "", ended=True))
         except BaseException as e:
             if not is_failure(e):
@@ -312,26 +311,26 @@ class Child:
                     line.take_credit(message)
             case Open():
                 if self._model is not None:
-                    self._open(message, self._model)
+                    self._start_session(self._model, message)
             case EndOfInput():
                 if (line := self._lines.get(message.session)) is not None:
                     line.end(over=False)
             case Cancel():
-                if (scope := self._scopes.get(message.session)) is not None:
-                    scope.cancel()
+                if (line := self._lines.get(message.session)) is not None:
+                    self._cancel(message.session)
                     self._watch.stop(self._steps[message.session])
-                    self._lines[message.session].end(over=True)  # a model that goes on is told when it sends
+                    line.end(over=True)  # a model that goes on is told when it sends
             case Ping():
                 self._pipe.post(Pong(message.number))
             case Ask():
                 if self._model is not None:
-                    self._nursery.start_soon(self._answer, message)
+                    self._start_answer(message)
             case Describe():
                 self._import(message)
             case Load():
-                if not self._stop.is_set():  # it could be imported
+                if not self._stopping:  # it could be imported
                     self._loading = message
-                    self._asked.set()
+                    self._wake()
             case _:
                 if isinstance(message, ITEMS) and (line := self._lines.get(message.session)) is not None:
                     line.take_item(message)
@@ -344,13 +343,12 @@ class Child:
             self._spec = spec
         self._pipe.post(said)
 
-    def _open(self, opened: Open, model: Model) -> None:
-        number = opened.session
-        self._lines[number] = line = SessionLine(self._pipe, number)
-        self._scopes[number] = trio.CancelScope()
-        self._steps[number] = SessionSteps(self._watch, number)
-        deadline = math.inf if opened.seconds < 0 else trio.current_time() + opened.seconds
-        self._nursery.start_soon(self._call, model, opened.call, line, deadline)
+    # -- its sessions ------------------------------------------------------------------------------------------------
+
+    def _opened(self, opened: Open, line: SessionLine, now: float) -> float:
+        """A session begins, on this line. Its deadline on the loop's clock."""
+        self._lines[opened.session], self._steps[opened.session] = line, SessionSteps(self._watch, opened.session)
+        return math.inf if opened.seconds < 0 else now + opened.seconds
 
     async def _call(self, model: Model, call: Call, line: SessionLine, deadline: float) -> None:
         number = line.number
@@ -360,18 +358,17 @@ class Child:
         session = _Session(channel, call, deadline, partial(self._tell_prompt_tokens, line))
         ended = Ended(number)
         try:
-            with self._scopes[number] as scope:
-                await model(session)
-                channel.returned()
-            if scope.cancelled_caught:
+            if await self._within(number, model, session):
                 ended = Ended(number, "cancelled")
+            else:
+                channel.returned()
         except BaseException as e:
             if not is_failure(e):
                 ended = Ended(number, "cancelled")  # with its instance, perhaps amid its answer
                 raise
             ended = ended_by(number, e)
         finally:
-            del self._lines[number], self._scopes[number], self._steps[number]
+            del self._lines[number], self._steps[number]
             line.end(over=True)
             steps.end_with(ended)
 

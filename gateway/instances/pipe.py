@@ -8,8 +8,8 @@ once where the reader waits for more. A session without credit waits by itself; 
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable
-from typing import Any, final
+from collections.abc import Awaitable, Callable
+from typing import Any, Protocol, final
 
 import trio
 
@@ -34,6 +34,21 @@ _READ = 256 * 1024  # bytes of one look at the socket
 
 class BrokenPipe(Exception):
     """The other side does not speak as it should."""
+
+
+class Post(Protocol):
+    """What takes messages for the other side: `Pipe`, or another loop's."""
+
+    def post(self, message: Message) -> None: ...
+    def post_encoded(self, message: bytes) -> None: ...
+
+
+class Bell(Protocol):
+    """What one task waits for, and others ring: `Doorbell`, or another loop's."""
+
+    def ring(self) -> None: ...
+    def wake(self) -> None: ...
+    async def wait(self) -> None: ...
 
 
 @final
@@ -95,14 +110,22 @@ class SessionLine:
     session is over."""
 
     __slots__ = (
-        "_ahead", "_ahead_bytes", "_arrived", "_bell", "_here", "_here_bytes", "_pipe", "_room", "_taken", "_taken_bytes",
-        "_taking", "number", "over", "said_all",
+        "_ahead", "_ahead_bytes", "_arrived", "_bell", "_check", "_here", "_here_bytes", "_pipe", "_room", "_taken",
+        "_taken_bytes", "_taking", "number", "over", "said_all",
     )  # fmt: skip
 
-    def __init__(self, pipe: Pipe, number: int) -> None:
-        self._pipe, self.number = pipe, number
+    def __init__(
+        self,
+        pipe: Post,
+        number: int,
+        bell: Callable[[], Bell] = Doorbell,
+        check: Callable[[], Awaitable[None]] = trio.lowlevel.checkpoint_if_cancelled,
+    ) -> None:
+        """`bell` and `check` are of the loop that its users run on: how they wait, and how one that sends without waiting
+        notices that it is cancelled."""
+        self._pipe, self.number, self._check = pipe, number, check
         self._arrived: deque[tuple[Any, int]] = deque()  # and the bytes that each costs; below zero: no credit
-        self._bell, self._room = Doorbell(), Doorbell()
+        self._bell, self._room = bell(), bell()
         self._ahead = self._ahead_bytes = 0  # sent, and not taken by the other side yet
         self._here = self._here_bytes = 0  # arrived, and no credit given back yet
         self._taken = self._taken_bytes = 0  # of these, taken
@@ -167,7 +190,8 @@ class SessionLine:
         """The next message; the one before it is taken by that."""
         while (message := self.take_at_once()) is None:
             if self.said_all:
-                await trio.lowlevel.checkpoint()
+                self._bell.ring()  # a checkpoint, and no more
+                await self._bell.wait()
                 raise trio.EndOfChannel
             self._give_back()  # all of it: the other side may need room for a large one
             await self._bell.wait()
@@ -186,7 +210,7 @@ class SessionLine:
 
     async def send(self, message: Any) -> None:
         """Sends a message when there is credit for it. ValueError for one that is too large for any frame."""
-        await trio.lowlevel.checkpoint_if_cancelled()
+        await self._check()
         item, size = item_of(self.number, message)
         while not self._has_room(size):
             if self.over:

@@ -11,7 +11,7 @@ from typing import NoReturn, final
 import trio
 
 from gateway.instances.messages import Ended, Load, Message, Stuck
-from models.blocking import Step, StepHolder, stack_of
+from models.blocking import Step, StepHolder, running_loop, stack_of
 
 log = logging.getLogger("gateway.worker")
 
@@ -28,7 +28,7 @@ class StepWatch:
 
     def __init__(self, load: Load, post: Callable[[Message], None]) -> None:
         """`post` sends a message to the gateway."""
-        self._load, self.post = load, post
+        self._load, self.post, self._loop = load, post, running_loop()
         self.limiter = trio.CapacityLimiter(load.threads)
         """The threads of its steps. More than was said while some of them are stuck."""
         self._running: dict[Step, SessionSteps | _Background] = {}
@@ -52,7 +52,7 @@ class StepWatch:
     def stop(self, steps: SessionSteps) -> None:
         """The session is to stop from now on."""
         if self._load.stop_within:
-            self._stopping.setdefault(steps, trio.current_time())
+            self._stopping.setdefault(steps, self._loop.current_time())
 
     def over(self, holder: SessionSteps | _Background) -> None:
         """Nothing is left of what this one held."""
@@ -64,19 +64,19 @@ class StepWatch:
     @asynccontextmanager
     async def watching(self) -> AsyncIterator[None]:
         """Within the block it looks at what runs."""
-        async with trio.open_nursery() as nursery:
-            if self._load.step_timeout or self._load.stop_within:
-                nursery.start_soon(self._run)
+        if self._load.step_timeout or self._load.stop_within:
+            async with self._loop.beside(self._run):
+                yield
+        else:
             yield
-            nursery.cancel_scope.cancel()
 
     async def _run(self) -> NoReturn:
         timeout, half = self._load.step_timeout or math.inf, (self._load.stop_within or math.inf) / 2
         while True:
-            now = trio.current_time()
+            now = self._loop.current_time()
             # what begins, or is to stop, while this sleeps has no less time than that
             due = [now + min(timeout, half), *self._look_at_steps(now, timeout), *self._look_at_sessions(now, half)]
-            await trio.sleep_until(max(min(due), now + _PRECISION))
+            await self._loop.sleep(max(min(due) - now, _PRECISION))
 
     def _look_at_steps(self, now: float, timeout: float) -> list[float]:
         due = []
@@ -119,6 +119,7 @@ class StepWatch:
                 self._spare.add(one)
                 if one.limiter is not None:
                     one.limiter.total_tokens += 1
+                    self._loop.more_places(one.limiter)
         if isinstance(holder, SessionSteps):
             self.post(Stuck(holder.number, step, stack, replaced))
         else:

@@ -11,7 +11,6 @@ from typing import Any
 
 import trio
 
-from gateway.instances.child import Child
 from gateway.instances.instance import Instance
 from gateway.instances.messages import (
     Describe,
@@ -29,6 +28,7 @@ from gateway.instances.messages import (
 )
 from gateway.instances.pipe import Pipe
 from gateway.instances.spawn import Exit, ProcessPlan
+from gateway.instances.trio_child import TrioChild
 from models.messages import Family
 from models.session import Call, Session
 from models.spec import ModelSpec
@@ -262,7 +262,7 @@ async def child(
         side = Side(ours)
 
         async def run() -> None:
-            await Child(Pipe(theirs), described).run()
+            await TrioChild(Pipe(theirs), described).run()
             theirs.socket.close()  # as its process ends
 
         nursery.start_soon(run)

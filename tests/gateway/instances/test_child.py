@@ -14,7 +14,6 @@ import pytest
 import trio
 from trio.testing import MockClock, wait_all_tasks_blocked
 
-from gateway.instances.child import Child
 from gateway.instances.messages import (
     MESSAGES_AHEAD,
     Ask,
@@ -36,6 +35,7 @@ from gateway.instances.messages import (
     Stuck,
 )
 from gateway.instances.pipe import BrokenPipe, Pipe
+from gateway.instances.trio_child import TrioChild
 from models.blocking import StepCancelled, in_thread, run_step, step_holder
 from models.errors import ContextLengthExceeded, ModelError
 from models.messages import Family, Part, Prompt, Token
@@ -657,7 +657,7 @@ async def test_and_where_it_still_loads_it_is_cancelled(autojump_clock: MockCloc
 async def test_a_factory_that_cannot_be_imported_is_told_once_though_it_is_to_be_loaded() -> None:
     async with streams() as (ours, theirs), trio.open_nursery() as nursery:
         said = Failed("ImportError: no app", "trace")
-        nursery.start_soon(Child(Pipe(theirs), lambda describe: (None, said)).run)
+        nursery.start_soon(TrioChild(Pipe(theirs), lambda describe: (None, said)).run)
         side = Side(ours)
         await side.say(Describe("m", "app:m", {}), Load(4))
         assert await side.hear() == said

@@ -13,11 +13,11 @@ from hypothesis import strategies as st
 from trio.testing import MockClock, wait_all_tasks_blocked
 
 from gateway.errors import WorkerLost
-from gateway.instances.child import Child
 from gateway.instances.instance import Instance, InstanceEnded
 from gateway.instances.messages import Describe, Described, Load
 from gateway.instances.pipe import Pipe
 from gateway.instances.spawn import Exit
+from gateway.instances.trio_child import TrioChild
 from models.blocking import StepHolder, set_step_holder
 from models.errors import ModelError
 from models.messages import Family, Part
@@ -65,7 +65,7 @@ async def story(chance: random.Random, count: int, *, dies: bool) -> None:
 
     async def child() -> None:
         with died:
-            await Child(Pipe(process.side.stream), described).run()
+            await TrioChild(Pipe(process.side.stream), described).run()
         hang_up()
         process.end(Exit(code=0))
 
